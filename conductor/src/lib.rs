@@ -1,0 +1,1 @@
+//! Routes requests to workers; owns their life, and every request's state.

@@ -1,0 +1,224 @@
+//! The seam between models and devices.
+
+use crate::{SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightType {
+    /// 32-bit floats: computed exactly as such.
+    F32,
+    /// IEEE half precision, widened when used.
+    F16,
+    /// bfloat16: stays so in memory; activations are rounded to it at the door of each matrix product.
+    Bf16,
+}
+
+impl WeightType {
+    /// Bytes an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`.
+#[derive(Clone, Copy, Debug)]
+pub struct HostMatrix<'a> {
+    /// Little-endian elements, `rows * columns` of them, at any alignment.
+    pub bytes: &'a [u8],
+    /// Of the elements.
+    pub dtype: WeightType,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub columns: usize,
+}
+
+/// The shape of a paged KV plane, over all its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers that have keys and values.
+    pub layers: usize,
+    /// Heads a layer.
+    pub kv_heads: usize,
+    /// Elements a head.
+    pub head_dim: usize,
+    /// Tokens a page.
+    pub page_tokens: usize,
+    /// Pages, the null page included.
+    pub pages: usize,
+    /// How keys and values are stored.
+    pub dtype: WeightType,
+}
+
+impl KvShape {
+    /// Bytes that one page takes over all layers, keys and values.
+    pub fn page_bytes(&self) -> usize {
+        2 * self.layers * self.kv_heads * self.head_dim * self.page_tokens * self.dtype.bytes()
+    }
+}
+
+/// The heads of one attention layer. A fused `qkv` row is `[q heads | k heads | v heads] × head_dim`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements a head.
+    pub head_dim: usize,
+    /// Multiplies q·k.
+    pub scale: f32,
+    /// Keys a query sees, itself included; `None` sees all before it.
+    pub window: Option<usize>,
+}
+
+/// RMS norms of each head of q and k before rotation (Qwen3).
+pub struct HeadNorms<'a, V> {
+    /// `[head_dim]`, for every query head.
+    pub q: &'a V,
+    /// `[head_dim]`, for every key head.
+    pub k: &'a V,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Rotary frequencies: `angle[i] = position * inverse[i]`; `scale` multiplies cosine and sine (YaRN's attention
+/// factor).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeFrequencies {
+    /// `[head_dim / 2]`.
+    pub inverse: Vec<f32>,
+    /// 1 without YaRN.
+    pub scale: f32,
+}
+
+/// What a device can fail with. After [`DeviceError::Lost`] nothing that the device holds can be trusted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// An allocation does not fit.
+    #[error("out of device memory: {wanted} bytes for {what}")]
+    OutOfMemory {
+        /// What it was for.
+        what: &'static str,
+        /// How much.
+        wanted: usize,
+    },
+    /// A shape that this device cannot run.
+    #[error("unsupported on this device: {0}")]
+    Unsupported(String),
+    /// The device itself failed.
+    #[error("device lost: {0}")]
+    Lost(String),
+}
+
+/// Operations of one device, enqueued in order.
+///
+/// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`; an operation works on the first rows of it,
+/// as many as the step has tokens (or, from [`Device::gather_logit_rows`] on, as many as the tile has rows). Nothing is
+/// allocated inside a step.
+///
+/// Results do not depend on a row's batch-mates: every reduction's order follows from shapes and absolute positions.
+pub trait Device: Send + Sized + 'static {
+    /// A weight matrix in the device's own layout, `y = x · Wᵀ`.
+    type Matrix: Send;
+    /// A weight vector: a norm's weight or a bias.
+    type Vector: Send;
+    /// Activations, `[rows, width]`.
+    type Tensor: Send;
+    /// The pages of a KV plane.
+    type KvPool: Send;
+
+    /// One line for logs: the device, its instruction path, its threads.
+    fn describe(&self) -> String;
+
+    /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused; gate and up
+    /// fused). All parts have the same number of columns and the same type.
+    fn matrix(&mut self, parts: &[HostMatrix<'_>]) -> Result<Self::Matrix, DeviceError>;
+    /// Takes over a vector.
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
+    /// An activation buffer.
+    fn tensor(&mut self, rows: usize, width: usize) -> Result<Self::Tensor, DeviceError>;
+    /// A pool of KV pages; their contents are undefined until written.
+    fn kv_pool(&mut self, shape: KvShape) -> Result<Self::KvPool, DeviceError>;
+
+    /// Copies the step's inputs into the device's fixed buffers. Every later operation is about this step.
+    fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
+
+    /// `out[t] = table[token_ids[t]]`.
+    fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// `out[t] = [cos | sin](positions[t] * inverse) * scale`, `[tokens, head_dim]`: computed once, used by all layers.
+    fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// `out = x / sqrt(mean(x²) + eps) * weight`, over the width.
+    fn rms_norm(
+        &mut self,
+        x: &Self::Tensor,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// `out = x · Wᵀ (+ bias)`.
+    fn linear(
+        &mut self,
+        x: &Self::Tensor,
+        weight: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// `out += x · Wᵀ (+ bias)`: the residual add of attention and MLP outputs.
+    fn linear_add(
+        &mut self,
+        x: &Self::Tensor,
+        weight: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// `out = silu(gate) * up`, where a row of `gate_up` is `[gate | up]`.
+    fn silu_mul(&mut self, gate_up: &Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// Normalises (where asked) and rotates q and k of each token by `angles` (halves convention), leaves q in `qkv`,
+    /// and writes k and v into the request's pages.
+    fn rotate_and_store(
+        &mut self,
+        qkv: &mut Self::Tensor,
+        shape: AttentionShape,
+        norms: Option<HeadNorms<'_, Self::Vector>>,
+        angles: &Self::Tensor,
+        kv: &mut Self::KvPool,
+        layer: usize,
+    ) -> Result<(), DeviceError>;
+    /// Causal attention of each token over its request's pages; a query at position p sees keys at positions
+    /// `max(0, p + 1 - window) ..= p`. `out`: `[tokens, heads * head_dim]`.
+    fn attention(
+        &mut self,
+        qkv: &Self::Tensor,
+        shape: AttentionShape,
+        kv: &Self::KvPool,
+        layer: usize,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[i] = x[logit_rows[tile.start + i]]`; later operations on `out`, and on tensors computed from it, cover
+    /// `tile.len()` rows.
+    fn gather_logit_rows(
+        &mut self,
+        x: &Self::Tensor,
+        tile: std::ops::Range<usize>,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// Samples one token from row `rows[i].0` of `logits` for each i, appending to `out`. Waits for the device.
+    fn sample(
+        &mut self,
+        logits: &Self::Tensor,
+        rows: &[(usize, SampleRow<'_>)],
+        out: &mut Vec<Sampled>,
+    ) -> Result<(), DeviceError>;
+    /// Looks up known tokens: `rows[i].0` is the row of `logits`. Appends to `out`. Waits for the device.
+    fn score(
+        &mut self,
+        logits: &Self::Tensor,
+        rows: &[(usize, ScoreRow)],
+        out: &mut Vec<TokenScore>,
+    ) -> Result<(), DeviceError>;
+}

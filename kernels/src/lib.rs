@@ -1,0 +1,16 @@
+//! Device operations behind one seam; models never see which device runs them.
+//!
+//! [`Device`] is the seam: typed buffers that a device owns, and fused operations over them that are *enqueued*, never
+//! awaited, inside a step. A step's host inputs ([`StepInputs`]) go into fixed buffers first; only sampled ids and
+//! asked-for logprobs come back. [`cpu`] is the first device.
+
+pub mod cpu;
+mod device;
+mod sampling;
+mod step;
+
+pub use device::{
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, RopeFrequencies, WeightType,
+};
+pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, TokenScore};
+pub use step::{PageId, RowInputs, StepInputs};

@@ -1,0 +1,131 @@
+//! Layered configuration: defaults, then a file, then `TUTTI_*` variables, then flags.
+
+use std::path::Path;
+
+use figment::{
+    Figment,
+    providers::{Env, Format, Serialized, Toml, Yaml},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::Error;
+
+/// Prefix of environment variables: `TUTTI_MAX_STEP_TOKENS=512` is `max_step_tokens`; `__` steps into a table.
+pub const ENV_PREFIX: &str = "TUTTI_";
+
+/// Merges the layers into a `C`, whose `Default` is the lowest one. `flags` serialises only what was given.
+///
+/// `C` refuses unknown keys (`#[serde(deny_unknown_fields)]`), so a misspelt key in a file or variable is an error that
+/// names it and its source.
+pub fn layered<C>(file: Option<&Path>, flags: &impl Serialize) -> Result<C, Error>
+where
+    C: Default + Serialize + DeserializeOwned,
+{
+    let mut layers = Figment::from(Serialized::defaults(C::default()));
+    if let Some(path) = file {
+        if !path.is_file() {
+            return Err(Error::invalid("config", format!("no such file: {}", path.display())));
+        }
+        layers = match path.extension().and_then(|e| e.to_str()) {
+            Some("toml") => layers.merge(Toml::file_exact(path)),
+            Some("yaml" | "yml") => layers.merge(Yaml::file_exact(path)),
+            _ => {
+                let message = format!("{} must end in .toml, .yaml or .yml", path.display());
+                return Err(Error::invalid("config", message));
+            }
+        };
+    }
+    layers
+        .merge(Env::prefixed(ENV_PREFIX).split("__"))
+        .merge(Serialized::defaults(flags))
+        .extract()
+        .map_err(|errors| explain(&errors))
+}
+
+/// One line per problem, each with the key and the layer it came from.
+fn explain(errors: &figment::Error) -> Error {
+    let lines: Vec<String> = errors
+        .clone()
+        .into_iter()
+        .map(|error| {
+            let key = error.path.join(".");
+            let source = error.metadata.as_ref().map(|m| match &m.source {
+                Some(source) => format!(" in {} {source}", m.name),
+                None => format!(" in {}", m.name),
+            });
+            let at = if key.is_empty() { String::new() } else { format!("{key}: ") };
+            format!("{at}{}{}", error.kind, source.unwrap_or_default())
+        })
+        .collect();
+    let first_key = errors.path.join(".");
+    let error = Error::invalid("config", lines.join("; "));
+    if first_key.is_empty() { error } else { error.with_field(first_key) }
+}
+
+/// The configuration as TOML-like JSON text for `--print-config`.
+pub fn print(config: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string_pretty(config)
+        .map_err(|e| Error::internal(format!("config does not serialise: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Sample {
+        workers: u32,
+        name: String,
+    }
+
+    impl Default for Sample {
+        fn default() -> Self {
+            Self { workers: 1, name: "thinker".into() }
+        }
+    }
+
+    #[derive(Serialize)]
+    struct Flags {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        workers: Option<u32>,
+    }
+
+    fn file(suffix: &str, text: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::Builder::new().suffix(suffix).tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let file = file(".toml", "workers = 3\nname = \"talker\"\n");
+        let config: Sample = layered(Some(file.path()), &Flags { workers: Some(5) }).unwrap();
+        assert_eq!(config, Sample { workers: 5, name: "talker".into() });
+    }
+
+    #[test]
+    fn yaml_is_read_by_its_ending() {
+        let file = file(".yaml", "workers: 4\n");
+        let config: Sample = layered(Some(file.path()), &Flags { workers: None }).unwrap();
+        assert_eq!(config.workers, 4);
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name() {
+        let file = file(".toml", "wrokers = 3\n");
+        let error = layered::<Sample>(Some(file.path()), &Flags { workers: None }).unwrap_err();
+        assert!(error.to_string().contains("wrokers"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_type_names_the_key() {
+        let file = file(".toml", "workers = \"many\"\n");
+        let error = layered::<Sample>(Some(file.path()), &Flags { workers: None }).unwrap_err();
+        assert_eq!(error.field(), Some("workers"));
+    }
+}

@@ -1,0 +1,31 @@
+//! Exit codes, as in sysexits.h: scripts rely on them.
+
+use std::process::ExitCode;
+
+use crate::{Error, ErrorKind};
+
+/// Bad usage, config or checkpoint: starting again unchanged will fail again.
+pub const USAGE: u8 = 64;
+/// A fault of ours.
+pub const INTERNAL: u8 = 70;
+
+/// What a process that ends with this error exits with.
+pub fn code(error: &Error) -> u8 {
+    match error.kind() {
+        ErrorKind::InvalidArgument | ErrorKind::NotFound | ErrorKind::TooLarge | ErrorKind::Unsupported => {
+            USAGE
+        }
+        _ => INTERNAL,
+    }
+}
+
+/// Runs a process's `main`: an error goes to stderr as one line, and its kind becomes the exit code.
+pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
+    match main() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::from(code(&error))
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! What every process of Tutti does alike: layered config, telemetry, metrics, health, shutdown, the error type.
+
+pub mod config;
+mod error;
+pub mod exit;
+pub mod health;
+pub mod listen;
+pub mod metrics;
+pub mod operations;
+pub mod shutdown;
+pub mod telemetry;
+
+pub use error::{Error, ErrorKind};
+
+/// What a Tutti process says it is: the version every process of one cluster must share.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

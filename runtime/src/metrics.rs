@@ -1,0 +1,42 @@
+//! The process's metrics, in the OpenMetrics text that Prometheus reads.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+pub use prometheus_client::{
+    collector::Collector,
+    encoding, metrics,
+    registry::{Registry, Unit},
+};
+
+/// What `/metrics` answers with.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Metrics of one process; clones share them.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Arc<RwLock<Registry>>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { registry: Arc::new(RwLock::new(Registry::with_prefix("tutti"))) }
+    }
+}
+
+impl Metrics {
+    /// Registers a part's metrics, once, at its start. Names get the prefix `tutti_`.
+    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
+        add(&mut self.registry.write());
+    }
+
+    /// The text of all metrics.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing into a String cannot fail; a collector's own error leaves what was written before it.
+        if prometheus_client::encoding::text::encode(&mut text, &self.registry.read()).is_err() {
+            tracing::error!("a metrics collector failed; /metrics is incomplete");
+        }
+        text
+    }
+}

@@ -1,0 +1,37 @@
+//! The routes that operators and probes use: `/health`, `/ready`, `/metrics`.
+
+use axum::{
+    Json, Router,
+    extract::State as Shared,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde_json::json;
+
+use crate::{
+    health::{Health, State},
+    metrics::{self, Metrics},
+};
+
+/// The routes, to serve alone or merged with others.
+pub fn routes(health: Health, metrics: Metrics) -> Router {
+    Router::new()
+        .route("/health", get(|Shared(health): Shared<Health>| async move { answer(health.live(), "live") }))
+        .route("/ready", get(|Shared(health): Shared<Health>| async move { answer(health.ready(), "ready") }))
+        .with_state(health)
+        .route(
+            "/metrics",
+            get(move || async move { ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode()) }),
+        )
+}
+
+fn answer(state: State, word: &str) -> Response {
+    match state {
+        State::Ok => Json(json!({ "status": word })).into_response(),
+        State::Not(reason) => {
+            let body = Json(json!({ "status": format!("not {word}"), "reason": reason }));
+            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Ending a process: the first SIGINT or SIGTERM drains, the second ends it at once.
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use crate::Error;
+
+/// Exit status after a second signal, as shells count a death by SIGINT.
+const INTERRUPTED: i32 = 130;
+
+/// Tells a process's parts to drain; clones share one state.
+#[derive(Clone, Debug)]
+pub struct Shutdown {
+    draining: watch::Sender<bool>,
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self { draining: watch::Sender::new(false) }
+    }
+}
+
+impl Shutdown {
+    /// Listens for signals from now on. Must run inside a Tokio runtime.
+    pub fn on_signals() -> Result<Self, Error> {
+        let listen =
+            |kind| signal(kind).map_err(|e| Error::internal(format!("cannot listen for signals: {e}")));
+        let (mut interrupt, mut terminate) =
+            (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        let shutdown = Self::default();
+        let trigger = shutdown.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                if trigger.is_draining() {
+                    tracing::warn!("second signal: ending at once");
+                    std::process::exit(INTERRUPTED);
+                }
+                tracing::info!("draining; a second signal ends at once");
+                trigger.begin();
+            }
+        });
+        Ok(shutdown)
+    }
+
+    /// Starts the drain.
+    pub fn begin(&self) {
+        self.draining.send_replace(true);
+    }
+
+    /// Whether the drain has begun.
+    pub fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// Completes once the drain begins.
+    pub async fn begun(&self) {
+        let mut state = self.draining.subscribe();
+        // The sender lives in self, so this cannot fail while self is borrowed.
+        let _ = state.wait_for(|draining| *draining).await;
+    }
+}

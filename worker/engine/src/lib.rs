@@ -1,0 +1,1 @@
+//! Runs a step plan on a model and a device.

@@ -1,0 +1,1 @@
+//! Model families, written once against the device seam.

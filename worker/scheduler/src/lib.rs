@@ -1,0 +1,1 @@
+//! The micro-scheduler: pure, no I/O, no clock of its own, no device.

@@ -1,0 +1,1 @@
+//! The worker process: one per GPU or CPU rank.
