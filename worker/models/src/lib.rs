@@ -1,1 +1,17 @@
 //! Model families, written once against the device seam.
+//!
+//! [`load`] reads an unmodified Hugging Face directory and gives back a [`Model`]; which family it is, and which device
+//! runs it, shows no further. Each family has a folder of its own whose header names the paper and the reference.
+
+mod config;
+mod error;
+mod load;
+mod model;
+mod qwen3;
+mod rope;
+mod weights;
+
+pub use error::LoadError;
+pub use load::{LoadFormat, LoadOptions, load};
+pub use model::{Limits, LogitRequests, LogitResults, Model};
+pub use weights::LoadProgress;

@@ -1,0 +1,155 @@
+//! What is read alike from every family's `config.json` and `generation_config.json`.
+
+use std::{
+    fs::File,
+    io::{self, BufReader},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+use tutti_kernels::WeightType;
+
+use crate::LoadError;
+
+/// A checkpoint's `config.json`: the keys that tell which family it is, and all of it for that family to read.
+#[derive(Debug)]
+pub(crate) struct ConfigFile {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// `architectures`, empty where missing.
+    pub architectures: Vec<String>,
+    /// `model_type`.
+    pub model_type: Option<String>,
+    /// Everything.
+    pub value: Value,
+}
+
+/// The keys that every config has, in both spellings.
+#[derive(Deserialize)]
+struct Head {
+    architectures: Option<Vec<String>>,
+    model_type: Option<String>,
+    quantization_config: Option<Value>,
+}
+
+impl ConfigFile {
+    /// Reads `dir/config.json`; refuses quantised checkpoints, which no family takes.
+    pub fn read(dir: &Path) -> Result<Self, LoadError> {
+        let path = dir.join("config.json");
+        let value: Value = read_json(&path)?;
+        let head: Head = Head::deserialize(&value).map_err(|e| malformed(&path, &e))?;
+        if let Some(quantization) = head.quantization_config {
+            let method = quantization.get("quant_method").unwrap_or(&quantization);
+            let problem = format!(
+                "quantization_config: {method} weights are not supported; \
+                 supported: float32, float16 and bfloat16 weights"
+            );
+            return Err(LoadError::Config { path, problem });
+        }
+        let architectures = head.architectures.unwrap_or_default();
+        Ok(Self { path, architectures, model_type: head.model_type, value })
+    }
+
+    /// Reads the config as a family sees it.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
+        T::deserialize(&self.value).map_err(|e| malformed(&self.path, &e))
+    }
+
+    /// An error about one key of this file.
+    pub fn invalid(&self, problem: impl Into<String>) -> LoadError {
+        LoadError::Config { path: self.path.clone(), problem: problem.into() }
+    }
+}
+
+/// An `eos_token_id`: one id or several.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(untagged)]
+pub(crate) enum TokenIds {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+impl TokenIds {
+    fn into_sorted(self) -> Vec<u32> {
+        let mut ids = match self {
+            Self::One(id) => vec![id],
+            Self::Many(ids) => ids,
+        };
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
+/// The ids that end a sequence, ascending: those of `dir/generation_config.json` where it names any, as transformers'
+/// `generate` has it, else `from_config`.
+pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result<Vec<u32>, LoadError> {
+    #[derive(Deserialize)]
+    struct GenerationConfig {
+        eos_token_id: Option<TokenIds>,
+    }
+
+    let generation = match read_json::<GenerationConfig>(&dir.join("generation_config.json")) {
+        Ok(config) => config.eos_token_id,
+        Err(LoadError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    Ok(generation.or(from_config).map(TokenIds::into_sorted).unwrap_or_default())
+}
+
+/// The type that a config's `dtype` (or, as published ones spell it, `torch_dtype`) names.
+pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
+    match name.strip_prefix("torch.").unwrap_or(name) {
+        "float32" | "float" => Some(WeightType::F32),
+        "float16" | "half" => Some(WeightType::F16),
+        "bfloat16" => Some(WeightType::Bf16),
+        _ => None,
+    }
+}
+
+/// Reads a JSON file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
+    let file = File::open(path).map_err(|source| LoadError::Read { path: path.into(), source })?;
+    serde_json::from_reader(BufReader::new(file)).map_err(|e| malformed(path, &e))
+}
+
+fn malformed(path: &Path, error: &serde_json::Error) -> LoadError {
+    LoadError::Config { path: path.into(), problem: format!("malformed JSON: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(generation: Option<&str>) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        if let Some(text) = generation {
+            std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn generation_config_overrides_the_config_and_may_name_several_ids() {
+        let ids = |generation, config| eos_token_ids(directory(generation).path(), config).unwrap();
+        assert_eq!(ids(Some(r#"{"eos_token_id": [9, 3, 9]}"#), Some(TokenIds::One(1))), [3, 9]);
+        assert_eq!(ids(Some(r#"{"eos_token_id": 4}"#), None), [4]);
+        assert_eq!(ids(Some(r#"{"eos_token_id": null}"#), Some(TokenIds::One(1))), [1]);
+        assert_eq!(ids(Some("{}"), Some(TokenIds::Many(vec![2, 1]))), [1, 2]);
+        assert_eq!(ids(None, None), [0u32; 0]);
+    }
+
+    #[test]
+    fn a_damaged_generation_config_is_an_error_that_names_it() {
+        let error = eos_token_ids(directory(Some(r#"{"eos_token_id": "x"}"#)).path(), None).unwrap_err();
+        assert!(error.to_string().contains("generation_config.json"), "{error}");
+    }
+
+    #[test]
+    fn both_spellings_of_a_dtype_are_known() {
+        assert_eq!(parse_dtype("torch.bfloat16"), Some(WeightType::Bf16));
+        assert_eq!(parse_dtype("float32"), Some(WeightType::F32));
+        assert_eq!(parse_dtype("float8_e4m3fn"), None);
+    }
+}

@@ -1,0 +1,82 @@
+//! From a directory to a model on a device.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use tutti_kernels::Device;
+
+use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LoadFormat {
+    /// The directory's safetensors files.
+    #[default]
+    Auto,
+    /// Seeded random weights in the shapes and the type of `config.json`, which alone is needed.
+    Dummy,
+}
+
+impl fmt::Display for LoadFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Dummy => "dummy",
+        })
+    }
+}
+
+impl FromStr for LoadFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "dummy" => Ok(Self::Dummy),
+            other => Err(format!("{other:?} is none of auto, dummy")),
+        }
+    }
+}
+
+/// What to load, and for steps of what size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The checkpoint's directory.
+    pub dir: PathBuf,
+    /// Where its weights come from.
+    pub load_format: LoadFormat,
+    /// The most tokens a step will have: activation buffers are made for it.
+    pub max_step_tokens: usize,
+    /// Tokens a KV page holds.
+    pub page_tokens: usize,
+    /// Of dummy weights.
+    pub seed: u64,
+}
+
+/// Loads the checkpoint of `options` onto `device`, telling `progress` as tensors are taken over.
+///
+/// Every tensor's presence, type and shape is checked before the first is read. The error names the file, and the key
+/// or tensor at fault.
+pub fn load<D: Device>(
+    options: &LoadOptions,
+    device: D,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Box<dyn Model>, LoadError> {
+    let dir = &options.dir;
+    let file = ConfigFile::read(dir)?;
+    let named = |architecture, model_type| {
+        // `architectures` decides; `model_type` only where it is missing, since several heads share one type.
+        file.architectures.iter().any(|name| name == architecture)
+            || file.architectures.is_empty() && file.model_type.as_deref() == Some(model_type)
+    };
+    if named(qwen3::ARCHITECTURE, qwen3::MODEL_TYPE) {
+        return qwen3::load(&file, dir, options, device, progress);
+    }
+    Err(LoadError::Architecture {
+        path: file.path,
+        architectures: file.architectures,
+        model_type: file.model_type,
+        supported: qwen3::ARCHITECTURE.into(),
+    })
+}

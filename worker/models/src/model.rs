@@ -1,0 +1,64 @@
+//! What the engine sees of a model: its declaration, its limits, and the operations of a step.
+
+use tutti_kernels::{DeviceError, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
+use tutti_proto::walks::ModelDeclaration;
+
+/// The bounds of a model, known before the first step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Ids in the vocabulary; a token id is smaller than this.
+    pub vocab_size: usize,
+    /// The most tokens, prompt and output together, that the model's positions reach.
+    pub max_context_tokens: usize,
+    /// The ids that end a sequence, ascending. Empty where the checkpoint names none.
+    pub eos_token_ids: Vec<u32>,
+    /// The most tokens of one step: what the activation buffers hold.
+    pub max_step_tokens: usize,
+}
+
+/// What is wanted of a step's logit rows. An index counts within the step's `logit_rows`; both lists ascend by it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogitRequests<'a> {
+    /// Rows to sample a token from.
+    pub sample: &'a [(usize, SampleRow<'a>)],
+    /// Rows in which to look up a known token.
+    pub score: &'a [(usize, ScoreRow)],
+}
+
+/// The answers to [`LogitRequests`], in their order.
+#[derive(Clone, Debug, Default)]
+pub struct LogitResults {
+    /// One for each of `sample`.
+    pub sampled: Vec<Sampled>,
+    /// One for each of `score`.
+    pub scores: Vec<TokenScore>,
+}
+
+/// A loaded model on its device. Which device that is stays hidden here.
+pub trait Model: Send {
+    /// Its nodes, walks and planes.
+    fn declaration(&self) -> &ModelDeclaration;
+    /// Its bounds.
+    fn limits(&self) -> &Limits;
+    /// One line for logs: family, size, weights' type, device.
+    fn describe(&self) -> String;
+    /// Bytes of weights that the model holds, as the checkpoint stores them.
+    fn weight_bytes(&self) -> u64;
+    /// Bytes that one KV page takes, over all layers.
+    fn page_bytes(&self) -> usize;
+
+    /// Allocates the KV pool: `pages` pages, the null page included. Called once, before the first step; called
+    /// again it replaces the pool.
+    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError>;
+
+    /// Runs all layers over the step's tokens, writing their keys and values. The hidden states stay on the device
+    /// until the next call.
+    ///
+    /// Fails, having run nothing, when the step is larger than [`Limits::max_step_tokens`] or no pages are allocated.
+    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
+
+    /// Computes logits of the last [`Model::forward`] and answers `wanted`, appending to `out`. The LM head runs over
+    /// one tile of rows at a time, and only over tiles that something is wanted of, so that scratch does not grow with
+    /// the prompt. Waits for the device.
+    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,167 @@
+//! The keys of a Qwen3 `config.json`, checked.
+
+use serde::Deserialize;
+use tutti_kernels::{AttentionShape, WeightType};
+
+use crate::{
+    LoadError,
+    config::{ConfigFile, TokenIds, parse_dtype},
+    rope::{Rope, RopeKeys},
+};
+
+/// The keys as published; any may be null, and those with a default may be missing.
+#[derive(Deserialize)]
+struct Keys {
+    vocab_size: Option<usize>,
+    hidden_size: Option<usize>,
+    intermediate_size: Option<usize>,
+    num_hidden_layers: Option<usize>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    hidden_act: Option<String>,
+    max_position_embeddings: Option<usize>,
+    rms_norm_eps: Option<f32>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    use_sliding_window: Option<bool>,
+    sliding_window: Option<usize>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    eos_token_id: Option<TokenIds>,
+    dtype: Option<String>,
+    torch_dtype: Option<String>,
+    #[serde(flatten)]
+    rope: RopeKeys,
+}
+
+/// A Qwen3 model's shape, in which every number is known to make sense.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Config {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub max_position_embeddings: usize,
+    pub rms_norm_eps: f32,
+    /// The LM head is the embedding.
+    pub tied: bool,
+    /// q, k, v and o have biases.
+    pub attention_bias: bool,
+    /// Of each layer, how many keys a query sees, itself included; `None` sees all.
+    pub windows: Vec<Option<usize>>,
+    pub rope: Rope,
+    pub eos_token_id: Option<TokenIds>,
+    /// The type the weights were saved in; only dummy weights follow it.
+    pub dtype: WeightType,
+}
+
+impl Config {
+    /// Reads and checks the keys. Defaults are those of transformers' `Qwen3Config`.
+    pub fn parse(file: &ConfigFile) -> Result<Self, LoadError> {
+        let keys: Keys = file.parse()?;
+        let needed = |name: &str, value: Option<usize>| match value {
+            Some(0) => Err(file.invalid(format!("{name}: must be at least 1, not 0"))),
+            Some(value) => Ok(value),
+            None => Err(file.invalid(format!("{name}: is missing"))),
+        };
+        let heads = needed("num_attention_heads", keys.num_attention_heads)?;
+        let layers = needed("num_hidden_layers", keys.num_hidden_layers)?;
+        let max_position_embeddings =
+            needed("max_position_embeddings", keys.max_position_embeddings.or(Some(32_768)))?;
+        let config = Self {
+            vocab_size: needed("vocab_size", keys.vocab_size)?,
+            hidden_size: needed("hidden_size", keys.hidden_size)?,
+            intermediate_size: needed("intermediate_size", keys.intermediate_size)?,
+            layers,
+            heads,
+            kv_heads: needed("num_key_value_heads", keys.num_key_value_heads.or(Some(heads)))?,
+            head_dim: needed("head_dim", keys.head_dim.or(Some(128)))?,
+            max_position_embeddings,
+            rms_norm_eps: keys.rms_norm_eps.unwrap_or(1e-6),
+            tied: keys.tie_word_embeddings.unwrap_or(false),
+            attention_bias: keys.attention_bias.unwrap_or(false),
+            windows: keys.windows(layers).map_err(|problem| file.invalid(problem))?,
+            rope: keys.rope.resolve(max_position_embeddings).map_err(|problem| file.invalid(problem))?,
+            dtype: keys.weight_type().map_err(|problem| file.invalid(problem))?,
+            eos_token_id: keys.eos_token_id,
+        };
+        config.check(keys.hidden_act.as_deref()).map_err(|problem| file.invalid(problem))?;
+        Ok(config)
+    }
+
+    fn check(&self, hidden_act: Option<&str>) -> Result<(), String> {
+        let Self { heads, kv_heads, head_dim, .. } = self;
+        if heads % kv_heads != 0 {
+            return Err(format!(
+                "num_attention_heads: {heads} is not a multiple of num_key_value_heads, {kv_heads}"
+            ));
+        }
+        if head_dim % 2 != 0 {
+            return Err(format!("head_dim: {head_dim} is odd, but rotation needs pairs"));
+        }
+        if let Some(other) = hidden_act.filter(|act| *act != "silu") {
+            return Err(format!("hidden_act: {other:?} is not supported, only \"silu\""));
+        }
+        if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0) {
+            return Err(format!("rms_norm_eps: must not be negative, but is {}", self.rms_norm_eps));
+        }
+        Ok(())
+    }
+
+    /// The longest request that positions reach. YaRN stretches a short original context; where the config was not
+    /// lengthened to match, the stretched one counts.
+    pub fn max_context(&self) -> usize {
+        self.max_position_embeddings.max(self.rope.stretched_context().unwrap_or(0))
+    }
+
+    /// The heads of a layer with this window.
+    pub fn attention(&self, window: Option<usize>) -> AttentionShape {
+        AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: (self.head_dim as f32).sqrt().recip(),
+            window,
+        }
+    }
+}
+
+impl Keys {
+    /// Each layer's window, by `layer_types` where given, else by `max_window_layers`.
+    fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, String> {
+        let window = self.sliding_window.or(Some(4096)).filter(|_| self.use_sliding_window == Some(true));
+        if window == Some(0) {
+            return Err("sliding_window: must be at least 1, not 0".into());
+        }
+        let Some(types) = &self.layer_types else {
+            let first = self.max_window_layers.unwrap_or(28);
+            return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
+        };
+        if types.len() != layers {
+            let found = types.len();
+            return Err(format!("layer_types: names {found} layers, but num_hidden_layers is {layers}"));
+        }
+        let of_type = |kind: &String| match (kind.as_str(), window) {
+            ("full_attention", _) => Ok(None),
+            ("sliding_attention", Some(window)) => Ok(Some(window)),
+            ("sliding_attention", None) => {
+                Err("layer_types: asks for sliding_attention, but use_sliding_window is false".into())
+            }
+            (other, _) => Err(format!("layer_types: {other:?} is none of full_attention, sliding_attention")),
+        };
+        types.iter().map(of_type).collect()
+    }
+
+    /// The type named by `dtype` or `torch_dtype`; f32 where neither is given, as in torch.
+    fn weight_type(&self) -> Result<WeightType, String> {
+        let Some(name) = self.dtype.as_deref().or(self.torch_dtype.as_deref()) else {
+            return Ok(WeightType::F32);
+        };
+        parse_dtype(name)
+            .ok_or_else(|| format!("dtype: {name:?} is not supported; supported: float32, float16, bfloat16"))
+    }
+}

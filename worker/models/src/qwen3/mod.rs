@@ -1,0 +1,166 @@
+//! Dense Qwen3: pre-norm decoder, grouped-query attention with an RMS norm on each head of q and k, RoPE, SwiGLU.
+//!
+//! Paper: "Qwen3 Technical Report", arXiv:2505.09388. Reference: transformers `models/qwen3/modeling_qwen3.py`.
+
+mod config;
+mod forward;
+mod weights;
+
+use std::path::Path;
+
+use tutti_kernels::{AttentionShape, Device, DeviceError, KvShape, RopeFrequencies, WeightType};
+use tutti_proto::walks::{ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind};
+
+use self::{
+    config::Config,
+    weights::{Specs, Weights},
+};
+use crate::{
+    LoadError, LoadFormat, LoadOptions, Model,
+    config::{ConfigFile, eos_token_ids},
+    model::Limits,
+    weights::{Dummy, Loader, Progress, SafetensorsDir, Source},
+};
+
+/// The names under which configs know this family.
+pub(crate) const ARCHITECTURE: &str = "Qwen3ForCausalLM";
+/// The same, where `architectures` is missing.
+pub(crate) const MODEL_TYPE: &str = "qwen3";
+
+/// Rows of logits computed at once: bounds logit scratch at this many vocabularies.
+const LOGIT_TILE: usize = 32;
+
+/// A dense Qwen3 on a device.
+struct Qwen3<D: Device> {
+    device: D,
+    config: Config,
+    limits: Limits,
+    declaration: ModelDeclaration,
+    weights: Weights<D>,
+    weight_bytes: u64,
+    weight_type: WeightType,
+    rope: RopeFrequencies,
+    /// Heads of each layer; layers differ in their window.
+    attention: Vec<AttentionShape>,
+    activations: Activations<D>,
+    /// The pool's shape; its `pages` are 0 until it is allocated.
+    kv_shape: KvShape,
+    kv: Option<D::KvPool>,
+    /// How many logit rows the last step left to be read.
+    logit_rows: usize,
+}
+
+/// Buffers for the largest step. `T` rows but for those of the logit tile.
+struct Activations<D: Device> {
+    /// The residual stream, `[T, hidden]`.
+    hidden: D::Tensor,
+    /// Normalised input of a sublayer, `[T, hidden]`.
+    normed: D::Tensor,
+    /// `[T, (heads + 2 * kv_heads) * head_dim]`.
+    qkv: D::Tensor,
+    /// `[T, head_dim]`.
+    angles: D::Tensor,
+    /// `[T, heads * head_dim]`.
+    attended: D::Tensor,
+    /// `[T, 2 * intermediate]`.
+    gate_up: D::Tensor,
+    /// `[T, intermediate]`.
+    activated: D::Tensor,
+    /// Hidden states of a tile's logit rows, `[LOGIT_TILE, hidden]`.
+    tile: D::Tensor,
+    /// The same after the final norm.
+    tile_normed: D::Tensor,
+    /// `[LOGIT_TILE, vocab]`.
+    logits: D::Tensor,
+}
+
+/// Loads the family from a directory whose config is already read.
+pub(crate) fn load<D: Device>(
+    file: &ConfigFile,
+    dir: &Path,
+    options: &LoadOptions,
+    mut device: D,
+    progress: Progress<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let config = Config::parse(file)?;
+    let eos_token_ids = eos_token_ids(dir, config.eos_token_id.clone())?;
+    let source = match options.load_format {
+        LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
+        LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: config.dtype }),
+    };
+
+    let specs = Specs::new(&config);
+    let mut loader = Loader::new(source, specs.all(), &mut device, progress)?;
+    let weight_type = loader.dtype(&specs.embedding)?;
+    let weights = Weights::load(&specs, &mut loader)?;
+    let weight_bytes = loader.finish();
+
+    let activations = Activations::allocate(&config, options.max_step_tokens, &mut device)?;
+    let kv_shape = KvShape {
+        layers: config.layers,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        page_tokens: options.page_tokens,
+        pages: 0,
+        dtype: weight_type,
+    };
+    let attention = config.windows.iter().map(|&window| config.attention(window)).collect();
+    Ok(Box::new(Qwen3 {
+        limits: Limits {
+            vocab_size: config.vocab_size,
+            max_context_tokens: config.max_context(),
+            eos_token_ids,
+            max_step_tokens: options.max_step_tokens,
+        },
+        declaration: declaration(&kv_shape)?,
+        rope: config.rope.frequencies(config.head_dim),
+        device,
+        config,
+        weights,
+        weight_bytes,
+        weight_type,
+        attention,
+        activations,
+        kv_shape,
+        kv: None,
+        logit_rows: 0,
+    }))
+}
+
+impl<D: Device> Activations<D> {
+    fn allocate(config: &Config, tokens: usize, device: &mut D) -> Result<Self, DeviceError> {
+        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        Ok(Self {
+            hidden: device.tensor(tokens, hidden)?,
+            normed: device.tensor(tokens, hidden)?,
+            qkv: device.tensor(tokens, q + 2 * kv)?,
+            angles: device.tensor(tokens, config.head_dim)?,
+            attended: device.tensor(tokens, q)?,
+            gate_up: device.tensor(tokens, 2 * intermediate)?,
+            activated: device.tensor(tokens, intermediate)?,
+            tile: device.tensor(LOGIT_TILE, hidden)?,
+            tile_normed: device.tensor(LOGIT_TILE, hidden)?,
+            logits: device.tensor(LOGIT_TILE, config.vocab_size)?,
+        })
+    }
+}
+
+/// One node; text prefill and decode, batched together.
+fn declaration(kv: &KvShape) -> Result<ModelDeclaration, LoadError> {
+    let batched_by = WalkId(2);
+    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
+    let kind = PlaneKind::PagedKv {
+        page_tokens: kv.page_tokens as u32,
+        bytes_per_token: (kv.page_bytes() / kv.page_tokens.max(1)) as u64,
+    };
+    Ok(ModelDeclaration::new(
+        vec!["thinker".into()],
+        vec![
+            walk("prefill_text", WalkKind::Chunkable { batched_by }),
+            walk("thinker_decode", WalkKind::Decode { batched_by }),
+            walk("thinker_step", WalkKind::Mixed),
+        ],
+        vec![Plane { name: "kv".into(), kind }],
+    )?)
+}

@@ -1,0 +1,155 @@
+//! The tensors of a Qwen3 checkpoint: what they are called, and how they are fused on a device.
+
+use tutti_kernels::{Device, HeadNorms};
+
+use super::config::Config;
+use crate::{
+    LoadError,
+    weights::{Loader, Role, TensorSpec},
+};
+
+/// Every tensor a checkpoint of this config must hold.
+pub(super) struct Specs {
+    pub embedding: TensorSpec,
+    layers: Vec<LayerSpecs>,
+    final_norm: TensorSpec,
+    /// Absent where the embedding serves as LM head.
+    lm_head: Option<TensorSpec>,
+}
+
+struct LayerSpecs {
+    input_norm: TensorSpec,
+    qkv: [TensorSpec; 3],
+    qkv_bias: Option<[TensorSpec; 3]>,
+    q_norm: TensorSpec,
+    k_norm: TensorSpec,
+    o: TensorSpec,
+    o_bias: Option<TensorSpec>,
+    post_norm: TensorSpec,
+    gate_up: [TensorSpec; 2],
+    down: TensorSpec,
+}
+
+impl Specs {
+    pub fn new(config: &Config) -> Self {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        Self {
+            embedding: TensorSpec::matrix("model.embed_tokens.weight", Role::Embedding, vocab, hidden),
+            layers: (0..config.layers).map(|layer| LayerSpecs::new(config, layer)).collect(),
+            final_norm: TensorSpec::vector("model.norm.weight", Role::Norm, hidden),
+            lm_head: (!config.tied)
+                .then(|| TensorSpec::matrix("lm_head.weight", Role::Projection, vocab, hidden)),
+        }
+    }
+
+    /// All of them, in the order in which they are loaded: the largest first, while nothing else takes memory.
+    pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
+        let ends = [Some(&self.embedding), self.lm_head.as_ref(), Some(&self.final_norm)];
+        ends.into_iter().flatten().chain(self.layers.iter().flat_map(LayerSpecs::all))
+    }
+}
+
+impl LayerSpecs {
+    fn new(config: &Config, layer: usize) -> Self {
+        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let linear = |part: &str, outputs, inputs| {
+            TensorSpec::matrix(name(&format!("{part}.weight")), Role::Projection, outputs, inputs)
+        };
+        let norm = |part: &str, width| TensorSpec::vector(name(&format!("{part}.weight")), Role::Norm, width);
+        let bias = |part: &str, width| TensorSpec::vector(name(&format!("{part}.bias")), Role::Bias, width);
+        Self {
+            input_norm: norm("input_layernorm", hidden),
+            qkv: [
+                linear("self_attn.q_proj", q, hidden),
+                linear("self_attn.k_proj", kv, hidden),
+                linear("self_attn.v_proj", kv, hidden),
+            ],
+            qkv_bias: config.attention_bias.then(|| {
+                [bias("self_attn.q_proj", q), bias("self_attn.k_proj", kv), bias("self_attn.v_proj", kv)]
+            }),
+            q_norm: norm("self_attn.q_norm", config.head_dim),
+            k_norm: norm("self_attn.k_norm", config.head_dim),
+            o: linear("self_attn.o_proj", hidden, q),
+            o_bias: config.attention_bias.then(|| bias("self_attn.o_proj", hidden)),
+            post_norm: norm("post_attention_layernorm", hidden),
+            gate_up: [
+                linear("mlp.gate_proj", intermediate, hidden),
+                linear("mlp.up_proj", intermediate, hidden),
+            ],
+            down: linear("mlp.down_proj", hidden, intermediate),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &TensorSpec> {
+        let single =
+            [&self.input_norm, &self.q_norm, &self.k_norm, &self.o, &self.post_norm, &self.down].into_iter();
+        single.chain(&self.qkv).chain(self.qkv_bias.iter().flatten()).chain(&self.o_bias).chain(&self.gate_up)
+    }
+}
+
+/// The weights on a device.
+pub(super) struct Weights<D: Device> {
+    /// `[vocab, hidden]`.
+    pub embedding: D::Matrix,
+    pub layers: Vec<Layer<D>>,
+    pub final_norm: D::Vector,
+    lm_head: Option<D::Matrix>,
+}
+
+/// One decoder layer's weights.
+pub(super) struct Layer<D: Device> {
+    pub input_norm: D::Vector,
+    /// q, k and v fused: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
+    pub qkv: D::Matrix,
+    pub qkv_bias: Option<D::Vector>,
+    q_norm: D::Vector,
+    k_norm: D::Vector,
+    /// `[hidden, heads * head_dim]`.
+    pub o: D::Matrix,
+    pub o_bias: Option<D::Vector>,
+    pub post_norm: D::Vector,
+    /// gate and up fused: `[2 * intermediate, hidden]`.
+    pub gate_up: D::Matrix,
+    /// `[hidden, intermediate]`.
+    pub down: D::Matrix,
+}
+
+impl<D: Device> Weights<D> {
+    pub fn load(specs: &Specs, loader: &mut Loader<'_, D>) -> Result<Self, LoadError> {
+        Ok(Self {
+            embedding: loader.matrix(&[&specs.embedding])?,
+            lm_head: specs.lm_head.as_ref().map(|spec| loader.matrix(&[spec])).transpose()?,
+            final_norm: loader.vector(&[&specs.final_norm])?,
+            layers: specs.layers.iter().map(|layer| Layer::load(layer, loader)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// `[vocab, hidden]`; the embedding itself where they are tied.
+    pub fn lm_head(&self) -> &D::Matrix {
+        self.lm_head.as_ref().unwrap_or(&self.embedding)
+    }
+}
+
+impl<D: Device> Layer<D> {
+    fn load(specs: &LayerSpecs, loader: &mut Loader<'_, D>) -> Result<Self, LoadError> {
+        Ok(Self {
+            input_norm: loader.vector(&[&specs.input_norm])?,
+            qkv: loader.matrix(&specs.qkv.each_ref())?,
+            qkv_bias: specs.qkv_bias.as_ref().map(|parts| loader.vector(&parts.each_ref())).transpose()?,
+            q_norm: loader.vector(&[&specs.q_norm])?,
+            k_norm: loader.vector(&[&specs.k_norm])?,
+            o: loader.matrix(&[&specs.o])?,
+            o_bias: specs.o_bias.as_ref().map(|spec| loader.vector(&[spec])).transpose()?,
+            post_norm: loader.vector(&[&specs.post_norm])?,
+            gate_up: loader.matrix(&specs.gate_up.each_ref())?,
+            down: loader.matrix(&[&specs.down])?,
+        })
+    }
+
+    /// The norms on each head of q and k.
+    pub fn head_norms(&self, eps: f32) -> HeadNorms<'_, D::Vector> {
+        HeadNorms { q: &self.q_norm, k: &self.k_norm, eps }
+    }
+}

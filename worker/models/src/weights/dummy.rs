@@ -1,0 +1,100 @@
+//! Seeded random weights in real shapes, for `--load-format dummy`.
+
+use half::{bf16, f16};
+use tutti_kernels::WeightType;
+
+use super::{Role, TensorSpec};
+
+/// Draws weights from nothing but a seed. Element `i` of a tensor is a function of (seed, name, `i`), so that any
+/// part of it comes out the same wherever and in whatever order it is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dummy {
+    /// The seed.
+    pub seed: u64,
+    /// The type of all weights.
+    pub dtype: WeightType,
+}
+
+impl Dummy {
+    /// A tensor's elements, little endian: norms are one, biases zero, the rest uniform with the variance that keeps
+    /// activations near unit size.
+    pub fn bytes(&self, spec: &TensorSpec) -> Vec<u8> {
+        let deviation = match spec.role {
+            Role::Norm => return self.constant(spec, 1.0),
+            Role::Bias => return self.constant(spec, 0.0),
+            Role::Embedding => 1.0,
+            Role::Projection => (spec.rows_columns().1.max(1) as f32).sqrt().recip(),
+        };
+        let stream = spec.name.bytes().fold(self.seed, |state, byte| mix(state ^ u64::from(byte)));
+        // Sixteen random bits an element, uniform in -√3σ..√3σ: variance σ².
+        let step = 3f32.sqrt() * deviation / 32_768.0;
+        let mut bytes = vec![0; spec.elements() * self.dtype.bytes()];
+        match self.dtype {
+            WeightType::F32 => fill(&mut bytes, stream, |r| (f32::from(r) * step).to_le_bytes()),
+            WeightType::F16 => fill(&mut bytes, stream, |r| f16::from_f32(f32::from(r) * step).to_le_bytes()),
+            // Cut, not rounded: as random, and far quicker.
+            WeightType::Bf16 => {
+                fill(&mut bytes, stream, |r| (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    fn constant(&self, spec: &TensorSpec, value: f32) -> Vec<u8> {
+        match self.dtype {
+            WeightType::F32 => value.to_le_bytes().repeat(spec.elements()),
+            WeightType::F16 => f16::from_f32(value).to_le_bytes().repeat(spec.elements()),
+            WeightType::Bf16 => bf16::from_f32(value).to_le_bytes().repeat(spec.elements()),
+        }
+    }
+}
+
+/// Fills `bytes` with elements of `N` bytes, four from each random word.
+fn fill<const N: usize>(bytes: &mut [u8], stream: u64, element: impl Fn(i16) -> [u8; N]) {
+    for (block, four) in bytes.chunks_mut(4 * N).enumerate() {
+        let word = mix(stream.wrapping_add(block as u64));
+        for (lane, out) in four.chunks_mut(N).enumerate() {
+            out.copy_from_slice(&element((word >> (16 * lane)) as i16));
+        }
+    }
+}
+
+/// SplitMix64's output function (Steele, Lea, Flood, OOPSLA 2014), over a Weyl sequence.
+fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(bytes: &[u8]) -> Vec<f32> {
+        bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
+    }
+
+    #[test]
+    fn weights_have_zero_mean_and_the_variance_of_their_role() {
+        let dummy = Dummy { seed: 3, dtype: WeightType::Bf16 };
+        for (role, variance) in [(Role::Projection, 1f32 / 64.0), (Role::Embedding, 1.0)] {
+            let values = floats(&dummy.bytes(&TensorSpec::matrix("w", role, 256, 64)));
+            let mean = values.iter().sum::<f32>() / values.len() as f32;
+            let found = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;
+            assert!(mean.abs() < 0.02 * variance.sqrt(), "mean {mean}");
+            assert!((found / variance - 1.0).abs() < 0.05, "variance {found}, {variance} wanted");
+        }
+        assert!(floats(&dummy.bytes(&TensorSpec::vector("n", Role::Norm, 5))).iter().all(|v| *v == 1.0));
+    }
+
+    #[test]
+    fn name_and_seed_decide() {
+        let draw = |seed, name| {
+            Dummy { seed, dtype: WeightType::F32 }.bytes(&TensorSpec::matrix(name, Role::Projection, 3, 5))
+        };
+        assert_eq!(draw(1, "a"), draw(1, "a"));
+        assert_ne!(draw(1, "a"), draw(1, "b"));
+        assert_ne!(draw(1, "a"), draw(2, "a"));
+    }
+}

@@ -1,0 +1,197 @@
+//! The header of a safetensors file, read so that every error names its tensor.
+//!
+//! Format: 8 bytes of little-endian header length, the header as a JSON object of name → (dtype, shape, data_offsets),
+//! then the data. See the safetensors crate's README.
+
+use std::{collections::HashMap, fmt};
+
+use safetensors::tensor::TensorInfo;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, MapAccess, Visitor},
+};
+use serde_json::Value;
+
+/// The key that holds free text instead of a tensor.
+const METADATA: &str = "__metadata__";
+
+/// What a file's header says. Every tensor's bytes are known to lie in the file.
+#[derive(Debug)]
+pub(super) struct Header {
+    /// Offset in the file at which the data starts.
+    pub data_start: usize,
+    /// The tensors by name.
+    pub tensors: HashMap<String, TensorInfo>,
+}
+
+/// What is wrong with a header, and with which tensor if it is one's fault.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct HeaderError {
+    pub tensor: Option<String>,
+    pub problem: String,
+}
+
+impl HeaderError {
+    fn file(problem: impl Into<String>) -> Self {
+        Self { tensor: None, problem: problem.into() }
+    }
+}
+
+impl Header {
+    /// Reads the header of `file` and checks every tensor's extent against its shape and the file's length.
+    pub fn parse(file: &[u8]) -> Result<Self, HeaderError> {
+        let Some((length, rest)) = file.split_first_chunk::<8>() else {
+            let found = file.len();
+            return Err(HeaderError::file(format!(
+                "not a safetensors file: {found} bytes, at least 8 expected"
+            )));
+        };
+        let length = u64::from_le_bytes(*length);
+        let Some(json) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
+            let found = rest.len();
+            let problem = format!(
+                "truncated, or not safetensors: a header of {length} bytes is announced, {found} follow"
+            );
+            return Err(HeaderError::file(problem));
+        };
+        let Entries(entries) = serde_json::from_slice(json)
+            .map_err(|e| HeaderError::file(format!("the safetensors header is malformed: {e}")))?;
+
+        let data_bytes = rest.len() - json.len();
+        let mut tensors = HashMap::with_capacity(entries.len());
+        let mut end_of_data = 0;
+        // In order of the header, which is mostly that of the data: a truncated file is told by its first lost tensor.
+        for (name, entry) in entries {
+            if name == METADATA {
+                continue;
+            }
+            let fault = |problem: String| HeaderError { tensor: Some(name.clone()), problem };
+            let info: TensorInfo = serde_json::from_value(entry)
+                .map_err(|e| fault(format!("has a malformed header entry: {e}")))?;
+            check_extent(&info, data_bytes).map_err(fault)?;
+            end_of_data = end_of_data.max(info.data_offsets.1);
+            tensors.insert(name, info);
+        }
+        if end_of_data < data_bytes {
+            let extra = data_bytes - end_of_data;
+            return Err(HeaderError::file(format!(
+                "{extra} bytes follow the last tensor that the header names"
+            )));
+        }
+        Ok(Self { data_start: 8 + json.len(), tensors })
+    }
+}
+
+fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
+    let (start, end) = info.data_offsets;
+    let shape = &info.shape;
+    let bits = shape.iter().try_fold(info.dtype.bitsize(), |bits, &n| bits.checked_mul(n));
+    let Some(bytes) = bits.map(|bits| bits.div_ceil(8)) else {
+        return Err(format!("has a shape too large to be true: {shape:?}"));
+    };
+    if start.checked_add(bytes) != Some(end) {
+        let dtype = info.dtype;
+        return Err(format!(
+            "of shape {shape:?} and type {dtype} takes {bytes} bytes, but its offsets are {start}..{end}"
+        ));
+    }
+    if end > data_bytes {
+        return Err(format!(
+            "of shape {shape:?} ends at byte {end} of the data, but the file holds {data_bytes} bytes of data: it is truncated"
+        ));
+    }
+    Ok(())
+}
+
+/// A JSON object's entries in order. A name that occurs twice is an error, where a map would keep the last silently.
+struct Entries(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntriesVisitor;
+        impl<'de> Visitor<'de> for EntriesVisitor {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                let mut seen = std::collections::HashSet::new();
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    if !seen.insert(name.clone()) {
+                        return Err(A::Error::custom(format_args!("tensor {name:?} occurs twice")));
+                    }
+                    entries.push((name, value));
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(EntriesVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of this header with so many bytes of data.
+    fn file(header: &str, data: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + data, 0);
+        bytes
+    }
+
+    const TWO: &str = r#"{"__metadata__":{"format":"pt"},
+        "a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},
+        "b":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]}}"#;
+
+    #[test]
+    fn a_sound_file_is_read() {
+        let header = Header::parse(&file(TWO, 22)).unwrap();
+        assert_eq!(header.tensors.len(), 2);
+        assert_eq!(header.tensors["b"].data_offsets, (16, 22));
+    }
+
+    #[test]
+    fn a_truncated_file_names_the_tensor_that_is_cut() {
+        let error = Header::parse(&file(TWO, 20)).unwrap_err();
+        assert_eq!(error.tensor.as_deref(), Some("b"));
+        assert!(error.problem.contains("truncated") && error.problem.contains("20 bytes"), "{error:?}");
+    }
+
+    #[test]
+    fn a_file_cut_within_its_header_is_told_apart() {
+        let whole = file(TWO, 22);
+        for cut in [0, 7, 8, 40] {
+            let error = Header::parse(&whole[..cut]).unwrap_err();
+            assert_eq!(error.tensor, None, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_shape_that_does_not_fit_its_bytes_names_both() {
+        let error = Header::parse(&file(&TWO.replace("[2,2]", "[2,3]"), 22)).unwrap_err();
+        assert_eq!(error.tensor.as_deref(), Some("a"));
+        assert!(error.problem.contains("24 bytes") && error.problem.contains("0..16"), "{error:?}");
+    }
+
+    #[test]
+    fn a_name_that_occurs_twice_is_refused() {
+        let error = Header::parse(&file(&TWO.replace("\"b\"", "\"a\""), 22)).unwrap_err();
+        assert!(error.problem.contains("\"a\" occurs twice"), "{error:?}");
+    }
+
+    #[test]
+    fn bytes_beyond_the_last_tensor_are_refused() {
+        assert!(Header::parse(&file(TWO, 30)).unwrap_err().problem.contains("8 bytes follow"));
+    }
+
+    #[test]
+    fn a_shape_whose_size_overflows_is_refused() {
+        let error = Header::parse(&file(&TWO.replace("[2,2]", "[4294967296,4294967296]"), 22)).unwrap_err();
+        assert!(error.problem.contains("too large"), "{error:?}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Hands tensors over to a device one after the other, and says how far it is.
+
+use half::{bf16, f16};
+use tutti_kernels::{Device, HostMatrix, WeightType};
+
+use super::{Dummy, SafetensorsDir, TensorSpec};
+use crate::LoadError;
+
+/// How much of the weights a device has taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes taken over.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// Who is told about progress.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress);
+
+/// Where tensors come from.
+pub(crate) enum Source {
+    /// A checkpoint's files.
+    Files(SafetensorsDir),
+    /// Nothing but a seed.
+    Dummy(Dummy),
+}
+
+impl Source {
+    fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
+        match self {
+            Self::Files(files) => files.check(spec),
+            Self::Dummy(dummy) => Ok(dummy.dtype),
+        }
+    }
+}
+
+/// Hands a family's tensors from a source to a device.
+pub(crate) struct Loader<'a, D: Device> {
+    source: Source,
+    device: &'a mut D,
+    progress: Progress<'a>,
+    state: LoadProgress,
+}
+
+impl<'a, D: Device> Loader<'a, D> {
+    /// Checks that every tensor of `specs` is there and as expected, before any is read: a bad checkpoint fails at once.
+    pub fn new<'s>(
+        source: Source,
+        specs: impl Iterator<Item = &'s TensorSpec>,
+        device: &'a mut D,
+        progress: Progress<'a>,
+    ) -> Result<Self, LoadError> {
+        let mut total = 0;
+        for spec in specs {
+            total += (spec.elements() * source.check(spec)?.bytes()) as u64;
+        }
+        let state = LoadProgress { done: 0, total };
+        progress(state);
+        Ok(Self { source, device, progress, state })
+    }
+
+    /// The type in which a tensor is stored.
+    pub fn dtype(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
+        self.source.check(spec)
+    }
+
+    /// Hands over matrices as one, the parts' rows one after the other.
+    pub fn matrix(&mut self, parts: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
+        let first = self.source.check(parts[0])?;
+        for part in parts {
+            let other = self.source.check(part)?;
+            if let (true, Source::Files(files)) = (other != first, &self.source) {
+                return Err(files.differs(part, parts[0]));
+            }
+        }
+        let matrix = match &mut self.source {
+            Source::Files(files) => {
+                let views = parts.iter().map(|part| files.view(part)).collect::<Result<Vec<_>, _>>()?;
+                let matrix = self.device.matrix(&views)?;
+                parts.iter().for_each(|part| files.release(part));
+                matrix
+            }
+            Source::Dummy(dummy) => {
+                let bytes: Vec<_> = parts.iter().map(|part| dummy.bytes(part)).collect();
+                let view = |(part, bytes): (&&TensorSpec, _)| {
+                    let (rows, columns) = part.rows_columns();
+                    HostMatrix { bytes, dtype: dummy.dtype, rows, columns }
+                };
+                let views: Vec<_> = parts.iter().zip(bytes.iter().map(Vec::as_slice)).map(view).collect();
+                self.device.matrix(&views)?
+            }
+        };
+        self.advance(parts)?;
+        Ok(matrix)
+    }
+
+    /// Hands over vectors as one, end to end, widened to f32.
+    pub fn vector(&mut self, parts: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
+        let mut values = Vec::new();
+        for part in parts {
+            match &mut self.source {
+                Source::Files(files) => {
+                    let view = files.view(part)?;
+                    widen(view.bytes, view.dtype, &mut values);
+                    files.release(part);
+                }
+                Source::Dummy(dummy) => widen(&dummy.bytes(part), dummy.dtype, &mut values),
+            }
+        }
+        let vector = self.device.vector(&values)?;
+        self.advance(parts)?;
+        Ok(vector)
+    }
+
+    /// Logs what the checkpoint holds beyond what was asked for; gives back the bytes taken over.
+    pub fn finish(self) -> u64 {
+        if let Source::Files(files) = &self.source {
+            for tensor in files.unused() {
+                tracing::debug!(tensor, "the checkpoint has a tensor that the model does not use");
+            }
+        }
+        self.state.done
+    }
+
+    fn advance(&mut self, parts: &[&TensorSpec]) -> Result<(), LoadError> {
+        for part in parts {
+            self.state.done += (part.elements() * self.source.check(part)?.bytes()) as u64;
+        }
+        (self.progress)(self.state);
+        Ok(())
+    }
+}
+
+/// Appends little-endian elements as f32.
+fn widen(bytes: &[u8], dtype: WeightType, out: &mut Vec<f32>) {
+    let halves = || bytes.as_chunks::<2>().0.iter();
+    match dtype {
+        WeightType::F32 => out.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
+        WeightType::F16 => out.extend(halves().map(|b| f16::from_le_bytes(*b).to_f32())),
+        WeightType::Bf16 => out.extend(halves().map(|b| bf16::from_le_bytes(*b).to_f32())),
+    }
+}

@@ -1,0 +1,61 @@
+//! Where weights come from, and how they are handed to a device.
+
+mod dummy;
+mod header;
+mod loader;
+mod safetensors;
+
+pub(crate) use dummy::Dummy;
+pub(crate) use loader::{Loader, Progress, Source};
+pub(crate) use safetensors::SafetensorsDir;
+
+pub use loader::LoadProgress;
+
+/// A tensor that a family expects to find.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TensorSpec {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Its shape there: `[outputs, inputs]` of a matrix, `[width]` of a vector.
+    pub shape: Vec<usize>,
+    /// What it is for.
+    pub role: Role,
+}
+
+/// What a tensor is for. Dummy weights are drawn accordingly, so that activations keep a sane size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A row for each vocabulary id.
+    Embedding,
+    /// A linear map.
+    Projection,
+    /// A norm's weight.
+    Norm,
+    /// A linear map's bias.
+    Bias,
+}
+
+impl TensorSpec {
+    /// A matrix `[rows, columns]`.
+    pub fn matrix(name: impl Into<String>, role: Role, rows: usize, columns: usize) -> Self {
+        Self { name: name.into(), shape: vec![rows, columns], role }
+    }
+
+    /// A vector.
+    pub fn vector(name: impl Into<String>, role: Role, width: usize) -> Self {
+        Self { name: name.into(), shape: vec![width], role }
+    }
+
+    /// How many elements it has; saturates where a config is absurd, and then no file matches.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().fold(1, |product, &n| product.saturating_mul(n))
+    }
+
+    /// `[rows, columns]`; a vector is one row.
+    fn rows_columns(&self) -> (usize, usize) {
+        match self.shape[..] {
+            [rows, columns] => (rows, columns),
+            _ => (1, self.elements()),
+        }
+    }
+}
