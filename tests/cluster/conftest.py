@@ -1,0 +1,89 @@
+"""Fixtures: clusters shared by a whole session, clusters of a test's own, and figures printed at the end."""
+
+import sys
+
+import pytest
+from harness import GOLDENS, REPO, Process, Server
+
+sys.path.insert(0, str(REPO / "target/stubs"))
+
+FIGURES = pytest.StashKey[list]()
+
+
+def pytest_configure(config):
+    config.stash[FIGURES] = []
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for line in config.stash[FIGURES]:
+        terminalreporter.write_line(f"figure: {line}")
+
+
+@pytest.fixture
+def figure(pytestconfig):
+    """Call it with a line to be printed under the test results."""
+    return pytestconfig.stash[FIGURES].append
+
+
+def _launcher(log_dir):
+    started = []
+
+    def start(*args, name="conductor", env=None, ready=True):
+        server = Server(name, args, log_dir, env)
+        started.append(server)
+        return server.wait_until_ready() if ready else server
+
+    def finish():
+        problems = []
+        for process in reversed(started):
+            if process.child.returncode is not None:
+                process.destroy()  # the test ended it itself, and checked how
+                continue
+            try:
+                process.stop()
+            except AssertionError as problem:
+                problems.append(str(problem))
+        assert not problems, "\n".join(problems)
+
+    return start, finish
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a conductor (or name="router") with these arguments; Ctrl-C at the end must leave nothing."""
+    start, finish = _launcher(tmp_path)
+    yield start
+    finish()
+
+
+@pytest.fixture
+def spawn(tmp_path):
+    """Starts an executable that serves no address; it is killed at the end."""
+    started = []
+
+    def spawn(name, *args, env=None):
+        started.append(Process(name, args, tmp_path, env))
+        return started[-1]
+
+    yield spawn
+    for process in started:
+        process.destroy()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    start, finish = _launcher(tmp_path_factory.mktemp("shared"))
+    yield start
+    finish()
+
+
+@pytest.fixture(scope="session")
+def tiny(shared):
+    """Two workers serving the shipped model. Tests leave it as they found it."""
+    return shared("--workers", 2)
+
+
+@pytest.fixture(scope="session")
+def bare(shared):
+    """Two workers serving a random model without a tokenizer: token ids in and out."""
+    return shared("--workers", 2, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")

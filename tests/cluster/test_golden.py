@@ -1,0 +1,105 @@
+"""The golden gate: what a running cluster answers over HTTP against what Hugging Face transformers computes.
+
+Every prompt logprob and every sampled one within BOUND of the reference, all greedy tokens equal, and the answers
+bit-identical under every step budget, however the prompts were cut and whoever shared their steps.
+"""
+
+import concurrent.futures
+
+import numpy as np
+import pytest
+from harness import GOLDENS
+from safetensors.numpy import load_file
+
+MODELS = ("qwen3", "qwen3_tied", "qwen3_yarn_swa")
+LENGTHS = (1, 7, 37, 125, 300)
+GENERATED = 16
+BUDGETS = (8, 64, 2048)
+BOUND = 2e-4
+
+
+def serve(start, directory, budget):
+    return start("--workers", 2, "--model", directory, "--skip-tokenizer-init", "--max-step-tokens", budget)
+
+
+def answers(cluster, golden):
+    """{prompt length: choice}, all asked at once so that their rows share steps."""
+
+    def ask(length):
+        answer = cluster.complete(
+            prompt=golden[f"t{length}.input_ids"].tolist(),
+            max_tokens=GENERATED,
+            temperature=0,
+            logprobs=1,
+            prompt_logprobs=0,
+            return_token_ids=True,
+        )
+        assert answer["usage"]["prompt_tokens"] == length
+        assert answer["usage"]["completion_tokens"] == GENERATED
+        return answer["choices"][0]
+
+    with concurrent.futures.ThreadPoolExecutor(len(LENGTHS)) as pool:
+        return dict(zip(LENGTHS, pool.map(ask, LENGTHS)))
+
+
+def prompt_logprobs(choice, ids):
+    """The logprob of each prompt token but the first, from {token id: {logprob, rank, decoded_token}} objects."""
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None and len(rest) == len(ids) - 1
+    return np.array([entry[str(token)]["logprob"] for entry, token in zip(rest, ids[1:].tolist())])
+
+
+def log_softmax(logits):
+    x = logits.astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def pick(logprobs, ids):
+    return np.take_along_axis(logprobs, ids[:, None], -1)[:, 0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("seed", ("seed0", "seed1"))
+def test_f32_weights_match_the_reference_under_every_step_budget(start, figure, seed, model):
+    directory = GOLDENS / seed / model
+    golden = load_file(directory / "goldens.safetensors")
+    first, worst = None, 0.0
+    for budget in BUDGETS:
+        cluster = serve(start, directory, budget)
+        got = answers(cluster, golden)
+        cluster.wait_until_idle()
+        cluster.stop()
+        for length, choice in got.items():
+            ids, greedy = golden[f"t{length}.input_ids"], golden[f"t{length}.greedy"]
+            assert choice["token_ids"] == greedy.tolist(), f"t{length} at a budget of {budget}"
+            prompt = pick(log_softmax(golden[f"t{length}.logits"][:-1]), ids[1:])
+            sampled = pick(log_softmax(golden[f"t{length}.greedy_logits"]), greedy)
+            differences = [
+                np.abs(prompt_logprobs(choice, ids) - prompt),
+                np.abs(np.array(choice["logprobs"]["token_logprobs"]) - sampled),
+            ]
+            worst = max(worst, *(d.max(initial=0.0) for d in differences))
+            assert worst <= BOUND, f"t{length} at a budget of {budget}"
+        # Numbers as JSON spells them, to the last digit.
+        first = first or got
+        assert got == first, f"a budget of {budget} changes bits that {BUDGETS[0]} gives"
+    figure(f"{seed}/{model} f32: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bf16_weights_deviate_no_more_than_bf16_does(start, figure, model):
+    directory = GOLDENS / "bf16" / model
+    golden = load_file(directory / "goldens.safetensors")
+    cluster = serve(start, directory, 64)
+    got = answers(cluster, golden)
+    ours, theirs = [], []
+    for length in LENGTHS[1:]:
+        ids = golden[f"t{length}.input_ids"]
+        exact = pick(log_softmax(golden[f"t{length}.logits"][:-1]), ids[1:])
+        ours.append(np.abs(prompt_logprobs(got[length], ids) - exact))
+        theirs.append(np.abs(pick(log_softmax(golden[f"t{length}.logits_bf16"][:-1]), ids[1:]) - exact))
+    ours, theirs = np.concatenate(ours).mean(), np.concatenate(theirs).mean()
+    figure(f"bf16/{model}: mean |logprob - f32 reference| {ours:.4f}, transformers' own in bf16 {theirs:.4f}")
+    # Twice the noise of the reference's own bf16 run; a wrong operation is off by far more.
+    assert ours <= 2 * theirs

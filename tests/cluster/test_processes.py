@@ -1,0 +1,156 @@
+"""Life and death of the processes: what runs, what Ctrl-C leaves, what dies with the conductor."""
+
+import concurrent.futures
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from harness import GOLDENS, MARK, free_port, wait_for
+
+QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
+# As many tokens as the context holds: still running whenever the test gets to it, unless it is stopped.
+LONG = dict(prompt=[1, 2, 3], max_tokens=4000, ignore_eos=True, temperature=1, seed=1, return_token_ids=True)
+
+
+def open_stream(cluster, **body):
+    """A stream that has given its first token, and the iterator over the rest."""
+    stream = cluster.stream("/v1/completions", **LONG | body)
+    next(stream)
+    return stream
+
+
+def test_ps_shows_the_conductor_and_two_workers(start):
+    cluster = start("--workers", 2, *QWEN3)
+    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    commands = {int(line.split()[0]): line.split()[1] for line in listed.splitlines()}
+    ours = sorted(os.path.basename(commands[pid]) for pid in cluster.processes())
+    assert ours == ["conductor", "worker", "worker"]
+
+
+def test_workers_have_a_process_group_of_their_own(start):
+    cluster = start("--workers", 2, *QWEN3)
+    groups = {os.getpgid(pid) for pid in cluster.workers()}
+    # So that a terminal's Ctrl-C reaches the conductor alone, which then drains them.
+    assert os.getpgid(cluster.pid) not in groups
+
+
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM), ids=("ctrl-c", "sigterm"))
+def test_an_idle_cluster_ends_with_0_and_leaves_nothing(start, number):
+    cluster = start("--workers", 2, *QWEN3)
+    cluster.signal(number)
+    assert cluster.wait() == 0, cluster.explain("exit code")
+    cluster.wait_until_all_gone()
+
+
+def test_the_first_ctrl_c_lets_running_requests_finish(start):
+    cluster = start("--workers", 2, *QWEN3)
+    stream = open_stream(cluster, max_tokens=300)
+    cluster.signal(signal.SIGINT)
+    wait_for("not ready while draining", lambda: cluster.client.get("/ready").status_code == 503)
+    *_, last = (event for event in stream if event["choices"])
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert cluster.wait() == 0, cluster.explain("exit code")
+    cluster.wait_until_all_gone()
+
+
+def test_the_second_ctrl_c_ends_at_once(start):
+    cluster = start("--workers", 2, *QWEN3)
+    streams = [open_stream(cluster, seed=seed) for seed in range(4)]
+    cluster.signal(signal.SIGINT)
+    wait_for("not ready while draining", lambda: cluster.client.get("/ready").status_code == 503)
+    began = time.monotonic()
+    cluster.signal(signal.SIGINT)
+    cluster.wait()
+    cluster.wait_until_all_gone()
+    assert time.monotonic() - began < 3
+    del streams
+
+
+@pytest.mark.parametrize("stopped", (False, True), ids=("", "with a stopped worker"))
+def test_workers_die_with_a_killed_conductor(start, stopped):
+    cluster = start("--workers", 2, *QWEN3)
+    if stopped:
+        os.kill(cluster.workers()[0], signal.SIGSTOP)
+    cluster.signal(signal.SIGKILL)
+    cluster.wait()
+    cluster.wait_until_all_gone(5)
+
+
+def test_a_stopped_worker_does_not_outlive_two_ctrl_cs(start):
+    cluster = start("--workers", 2, *QWEN3)
+    os.kill(cluster.workers()[0], signal.SIGSTOP)
+    cluster.signal(signal.SIGINT)
+    wait_for("not ready or gone", lambda: cluster.child.poll() is not None or not _ready(cluster))
+    if cluster.child.poll() is None:
+        cluster.signal(signal.SIGINT)
+    cluster.wait()
+    cluster.wait_until_all_gone()
+
+
+def _ready(cluster):
+    try:
+        return cluster.client.get("/ready").status_code == 200
+    except OSError:
+        return False
+    except Exception as error:  # httpx's own transport errors: nobody listens any more
+        return "refused" not in str(error)
+
+
+def test_a_killed_worker_ends_its_requests_and_the_other_goes_on(start):
+    cluster = start("--workers", 2, *QWEN3)
+    killed, _ = cluster.workers()
+
+    def ending(seed):
+        """How a stream ended: a finish reason, or the error told inside it."""
+        finishes, errors = [], []
+        try:
+            for event in cluster.stream("/v1/completions", **LONG | dict(seed=seed, max_tokens=1500)):
+                if "error" in event:
+                    errors.append(event["error"]["message"])
+                finishes += [c["finish_reason"] for c in event.get("choices", ()) if c.get("finish_reason")]
+        except AssertionError:
+            assert errors, "the stream broke off without telling why"
+        assert len(finishes) + len(errors) == 1, (finishes, errors)
+        return finishes or ["failed"]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ending, seed) for seed in range(4)]
+        wait_for("all running", lambda: sum(v for k, v in cluster.metrics().items() if k.endswith("requests_running")) == 4)
+        os.kill(killed, signal.SIGKILL)
+        endings = [future.result()[0] for future in asked]
+    assert "length" in endings, "the other worker's requests go on"
+    assert cluster.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3
+    cluster.wait_until_idle()
+
+
+def test_a_router_of_its_own_in_front_of_a_conductor(start):
+    conductor = start("--workers", 2, "--no-router", *QWEN3, ready=False)
+    router = start("--conductor", f"http://{conductor.grpc}", "--skip-tokenizer-init", name="router")
+    ask = dict(prompt=[5, 6, 7], max_tokens=8, temperature=0, return_token_ids=True)
+    alone = router.complete(**ask)["choices"][0]["token_ids"]
+    streamed = [t for e in router.stream("/v1/completions", **ask) for c in e["choices"] for t in c["token_ids"]]
+    assert len(alone) == 8 and streamed == alone
+
+
+def test_a_router_waits_for_its_conductor(start):
+    port = free_port()
+    router = start("--conductor", f"http://127.0.0.1:{port}", "--skip-tokenizer-init", name="router", ready=False)
+    wait_for("live", lambda: _status(router, "/health") == 200)
+    assert _status(router, "/ready") == 503
+    answer = router.client.post("/v1/completions", json={"model": "any", "prompt": [1]})
+    assert answer.status_code == 503 and "error" in answer.json()
+
+
+def _status(server, path):
+    try:
+        return server.client.get(path).status_code
+    except Exception:  # not listening yet
+        return None
+
+
+def test_the_settings_in_force_are_printed(spawn):
+    process = spawn("conductor", "--workers", 3, "--print-config", env={"TUTTI_MAX_STEP_TOKENS": "77", MARK: "print"})
+    assert process.wait() == 0
+    assert '"max_step_tokens": 77' in process.log() and '"workers": 3' in process.log()
