@@ -1,5 +1,6 @@
 //! What every process of Tutti does alike: layered config, telemetry, metrics, health, shutdown, the error type.
 
+pub mod checkpoint;
 pub mod config;
 mod error;
 pub mod exit;
@@ -7,6 +8,7 @@ pub mod health;
 pub mod listen;
 pub mod metrics;
 pub mod operations;
+pub mod progress;
 pub mod shutdown;
 pub mod telemetry;
 

@@ -1,0 +1,392 @@
+//! Checkpoints from a model hub, through hf-hub's cache, which Python's huggingface_hub shares.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use hf_hub::{
+    Cache, Repo, RepoType,
+    api::{
+        RepoInfo,
+        tokio::{Api, ApiBuilder, ApiError, ApiRepo, Progress},
+    },
+};
+use serde::Deserialize;
+
+use super::{CheckpointFile, Wanted, cache_home, model_error};
+use crate::{Error, ErrorKind, progress::LoadDisplay};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// What a name without a revision means on the hub.
+const REVISION: &str = "main";
+/// The hub must begin to answer within this.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A model's name on a hub: `org/name`, or `name` alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubId(String);
+
+impl FromStr for HubId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<&str> = text.split('/').collect();
+        if parts.len() > 2 {
+            return Err("there is no such directory, and an id has at most one \"/\"".into());
+        }
+        for part in parts {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            if part.is_empty() || part.len() > 96 || !part.chars().all(plain) {
+                return Err(format!("{part:?} is not 1 to 96 letters, digits, \"-\", \"_\" and \".\""));
+            }
+            let edge = |c: char| c == '-' || c == '.';
+            let twice = part.contains("--") || part.contains("..");
+            if twice || part.starts_with(edge) || part.ends_with(edge) || part.ends_with(".git") {
+                return Err(format!("there is no such directory, and {part:?} is not how ids are spelt"));
+            }
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for HubId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Which hub, with whose rights, and where its files are kept.
+#[derive(Clone)]
+pub struct HubOptions {
+    /// The hub's address; `None` is hf-hub's own default.
+    pub endpoint: Option<String>,
+    /// Sent as a bearer token.
+    pub token: Option<String>,
+    /// The cache directory, laid out as huggingface_hub lays it out.
+    pub cache: PathBuf,
+    /// Use only what is cached.
+    pub offline: bool,
+}
+
+impl HubOptions {
+    /// As the environment says: `HF_ENDPOINT`, `HF_HOME` or `HF_HUB_CACHE`, `HF_TOKEN` or the token file that a login
+    /// left in `HF_HOME`, `HF_HUB_OFFLINE`.
+    pub fn from_env() -> Self {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let given = |name| variable(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let home = given("HF_HOME").map_or_else(|| cache_home().join("huggingface"), PathBuf::from);
+        let cache = given("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from);
+        // The token file lies beside the cache's usual place, wherever the cache is.
+        let token = given("HF_TOKEN").or_else(|| Cache::new(home.join("hub")).token());
+        let offline = given("HF_HUB_OFFLINE")
+            .is_some_and(|v| ["1", "on", "yes", "true"].contains(&v.to_ascii_lowercase().as_str()));
+        Self { endpoint: given("HF_ENDPOINT"), token, cache, offline }
+    }
+
+    fn api(&self) -> Result<Api, Error> {
+        let mut builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
+            .with_progress(false)
+            .with_token(self.token.clone());
+        if let Some(endpoint) = &self.endpoint {
+            builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
+        }
+        builder.build().map_err(|e| Error::internal(format!("cannot make a hub client: {e}")))
+    }
+}
+
+/// A token is never shown.
+impl fmt::Debug for HubOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HubOptions")
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("cache", &self.cache)
+            .field("offline", &self.offline)
+            .finish()
+    }
+}
+
+/// Downloads what is missing of a model's main revision; gives back the directory that holds it.
+pub(super) async fn download(
+    id: &HubId,
+    wanted: Wanted,
+    options: &HubOptions,
+    display: &LoadDisplay,
+) -> Result<PathBuf, Error> {
+    let cache = Cache::new(options.cache.clone());
+    let main = repo(id, REVISION);
+    if options.offline {
+        return cached(&cache, &main, wanted).ok_or_else(|| {
+            let message = format!(
+                "{id} is not complete in {}, and HF_HUB_OFFLINE is set: unset it to download",
+                options.cache.display()
+            );
+            model_error(ErrorKind::NotFound, message)
+        });
+    }
+
+    let api = options.api()?;
+    let asked = api.repo(main.clone());
+    let info = match tokio::time::timeout(ANSWER, asked.info()).await {
+        Ok(Ok(info)) => info,
+        failed => {
+            let error = match failed {
+                Ok(Err(error)) => explain(id, &asked, options, &error),
+                _ => unreachable_hub(id, &asked, &format!("no answer within {ANSWER:?}")),
+            };
+            // A hub that says no is believed; one that says nothing need not keep a cached model from being served.
+            return match cached(&cache, &main, wanted) {
+                Some(dir) if error.kind() == ErrorKind::Unavailable => {
+                    tracing::warn!(%error, dir = %dir.display(), "serving the cached copy");
+                    Ok(dir)
+                }
+                _ => Err(error),
+            };
+        }
+    };
+    if info.sha.is_empty() || !info.sha.bytes().all(|b| b.is_ascii_alphanumeric()) {
+        return Err(Error::internal(format!("the hub gave {:?} as the revision of {id}", info.sha)));
+    }
+
+    // All files come from one commit, even if the branch moves while they are loading.
+    let download = Download {
+        repo: api.repo(repo(id, &info.sha)),
+        snapshot: cache.repo(main.clone()).pointer_path(&info.sha),
+        id,
+        options,
+        display,
+    };
+    download.text_files(&info).await?;
+    if wanted == Wanted::Everything {
+        download.weights(&info).await?;
+    }
+    cache
+        .repo(main)
+        .create_ref(&info.sha)
+        .map_err(|e| Error::internal(format!("cannot write to {}: {e}", options.cache.display())))?;
+    Ok(download.snapshot)
+}
+
+/// One commit of one model, on its way into the cache.
+struct Download<'a> {
+    repo: ApiRepo,
+    /// Where the commit's files appear.
+    snapshot: PathBuf,
+    id: &'a HubId,
+    options: &'a HubOptions,
+    display: &'a LoadDisplay,
+}
+
+impl Download<'_> {
+    async fn text_files(&self, info: &RepoInfo) -> Result<(), Error> {
+        for file in CheckpointFile::ALL {
+            // Asked for even where it is not listed: nothing works without it, and the error says so.
+            if file == CheckpointFile::Config || lists(info, file.name()) {
+                self.file(file.name()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn weights(&self, info: &RepoInfo) -> Result<(), Error> {
+        if lists(info, SINGLE) {
+            return self.file(SINGLE).await;
+        }
+        if !lists(info, INDEX) {
+            let message = format!("{} has no safetensors weights: neither {SINGLE} nor {INDEX}", self.id);
+            return Err(model_error(ErrorKind::InvalidArgument, message));
+        }
+        self.file(INDEX).await?;
+        let shards = shards(&self.snapshot).map_err(|problem| {
+            model_error(ErrorKind::InvalidArgument, format!("{}: {INDEX}: {problem}", self.id))
+        })?;
+        for shard in shards {
+            self.file(&shard).await?;
+        }
+        Ok(())
+    }
+
+    async fn file(&self, name: &str) -> Result<(), Error> {
+        if self.snapshot.join(name).exists() {
+            return Ok(());
+        }
+        tracing::info!(model = %self.id, file = name, "downloading");
+        let progress = FileProgress { display: self.display.clone(), ..FileProgress::default() };
+        let loaded = self.repo.download_with_progress(name, progress).await;
+        loaded.map(drop).map_err(|error| {
+            self.display.abandon(name);
+            explain(self.id, &self.repo, self.options, &error)
+        })
+    }
+}
+
+fn repo(id: &HubId, revision: &str) -> Repo {
+    Repo::with_revision(id.0.clone(), RepoType::Model, revision.to_owned())
+}
+
+fn lists(info: &RepoInfo, name: &str) -> bool {
+    info.siblings.iter().any(|file| file.rfilename == name)
+}
+
+/// The snapshot that the cache holds of a model's main revision, if nothing wanted is missing from it.
+fn cached(cache: &Cache, main: &Repo, wanted: Wanted) -> Option<PathBuf> {
+    let config = cache.repo(main.clone()).get(CheckpointFile::Config.name())?;
+    let snapshot = config.parent()?.to_owned();
+    let complete = match wanted {
+        Wanted::NoWeights => true,
+        Wanted::Everything => {
+            snapshot.join(SINGLE).exists()
+                || shards(&snapshot).is_ok_and(|shards| shards.iter().all(|s| snapshot.join(s).exists()))
+        }
+    };
+    complete.then_some(snapshot)
+}
+
+/// The files that a directory's index names. They become paths, so each must be a plain file name.
+fn shards(dir: &Path) -> Result<BTreeSet<String>, String> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+
+    let text = fs::read(dir.join(INDEX)).map_err(|e| e.to_string())?;
+    let index: Index = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let files: BTreeSet<String> = index.weight_map.into_values().collect();
+    match files.iter().find(|file| !file.ends_with(".safetensors") || file.contains(['/', '\\'])) {
+        Some(file) => Err(format!("{file:?} is not the name of a safetensors file beside it")),
+        None => Ok(files),
+    }
+}
+
+/// A failed request to the hub as the operator should see it.
+fn explain(id: &HubId, asked: &ApiRepo, options: &HubOptions, error: &ApiError) -> Error {
+    let ApiError::RequestError(request) = error else {
+        return Error::internal(format!("downloading {id} into {}: {error}", options.cache.display()));
+    };
+    let Some(status) = request.status() else {
+        return unreachable_hub(id, asked, &root_cause(request));
+    };
+    let url = request.url().map_or_else(|| asked.url(""), ToString::to_string);
+    match status.as_u16() {
+        401 | 403 => {
+            let token = match options.token {
+                Some(_) => "the token sent may not read it: check HF_TOKEN and the model's terms of access",
+                None => "no such model, or one that needs HF_TOKEN; no token was sent",
+            };
+            model_error(ErrorKind::InvalidArgument, format!("{id}: {url} answered {status}: {token}"))
+        }
+        404 => {
+            let hint = "no such model or file; give a directory, or check the id and HF_ENDPOINT";
+            model_error(ErrorKind::NotFound, format!("{id}: {url} answered {status}: {hint}"))
+        }
+        _ => model_error(ErrorKind::Unavailable, format!("{id}: {url} answered {status}")),
+    }
+}
+
+fn unreachable_hub(id: &HubId, asked: &ApiRepo, why: &str) -> Error {
+    let url = asked.url("");
+    let message = format!(
+        "{id}: cannot reach the hub at {url}: {why}; check HF_ENDPOINT and the network, or give a directory"
+    );
+    model_error(ErrorKind::Unavailable, message)
+}
+
+/// What lies at the bottom of an HTTP client's error: the top only says that sending failed.
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}
+
+/// Shows one file's download. Clones count together: hf-hub makes one for each part of the file.
+#[derive(Clone, Default)]
+struct FileProgress {
+    display: LoadDisplay,
+    name: Arc<str>,
+    done: Arc<AtomicU64>,
+    total: u64,
+}
+
+impl Progress for FileProgress {
+    async fn init(&mut self, size: usize, name: &str) {
+        (self.name, self.total) = (name.into(), size as u64);
+        self.display.update(&self.name, 0, self.total);
+    }
+
+    async fn update(&mut self, size: usize) {
+        let done = self.done.fetch_add(size as u64, Ordering::Relaxed) + size as u64;
+        // hf-hub asks for one byte beyond the end; a server that sent more would not make this less than true.
+        self.display.update(&self.name, done.min(self.total), self.total);
+    }
+
+    async fn finish(&mut self) {
+        self.display.update(&self.name, self.total, self.total);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_decides() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("token"), "from-file\n").unwrap();
+        let options = |extra: &[(&str, &str)]| {
+            HubOptions::from_variables(|name| match extra.iter().find(|(key, _)| *key == name) {
+                Some((_, value)) => Some((*value).to_owned()),
+                None => (name == "HF_HOME").then(|| home.path().to_str().unwrap().to_owned()),
+            })
+        };
+        let plain = options(&[]);
+        assert_eq!((plain.endpoint, plain.offline), (None, false));
+        assert_eq!(plain.cache, home.path().join("hub"));
+        assert_eq!(plain.token.as_deref(), Some("from-file"));
+
+        let set = options(&[
+            ("HF_TOKEN", "from-variable"),
+            ("HF_ENDPOINT", "http://mirror"),
+            ("HF_HUB_OFFLINE", "1"),
+            ("HF_HUB_CACHE", "/elsewhere"),
+        ]);
+        assert_eq!(set.token.as_deref(), Some("from-variable"));
+        assert_eq!(set.endpoint.as_deref(), Some("http://mirror"));
+        assert_eq!((set.offline, set.cache), (true, PathBuf::from("/elsewhere")));
+        assert!(!options(&[("HF_HUB_OFFLINE", "0")]).offline);
+    }
+
+    #[test]
+    fn a_token_is_not_shown() {
+        let options = HubOptions {
+            endpoint: None,
+            token: Some("hf_secret".into()),
+            cache: "/x".into(),
+            offline: false,
+        };
+        assert!(!format!("{options:?}").contains("hf_secret"));
+    }
+
+    #[test]
+    fn an_index_may_not_reach_out_of_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        for bad in ["../model.safetensors", "/etc/passwd", "x.bin"] {
+            let index = serde_json::json!({"weight_map": {"w": bad}});
+            fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
+            assert!(shards(dir.path()).unwrap_err().contains(bad));
+        }
+    }
+}
