@@ -1,0 +1,109 @@
+"""64 requests of every kind at once against two workers: each answers as it does alone, and nothing stays behind."""
+
+import asyncio
+import json
+import random
+
+import httpx
+from harness import ANSWER_S, events
+
+REQUESTS = 64
+WORDS = "tutti plays one two three red green blue stone river count reverse add".split()
+
+
+def requests(model):
+    """[(path, body, events to read before hanging up or None)], the same list every time."""
+    rng, made = random.Random(2), []
+    for i in range(REQUESTS):
+        prompt = " ".join(rng.choices(WORDS, k=rng.choice((1, 3, 12, 40))))
+        body = {"model": model, "max_tokens": rng.randint(1, 40), "seed": rng.randrange(2**32)}
+        body |= rng.choice(({"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 1.3, "top_k": 20}))
+        body |= rng.choice(({}, {"n": 3}, {"stop": ["e", "tu"]}, {"repetition_penalty": 1.3}, {"min_p": 0.05}))
+        leave = None
+        if i % 2:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            if i % 8 == 1:
+                body |= {"max_tokens": 400, "ignore_eos": True}
+                leave = rng.randint(1, 6)
+        if i % 3 == 0:
+            made.append(("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}, leave))
+        else:
+            extra = rng.choice(({}, {"logprobs": 2}, {"echo": True}, {"prompt_logprobs": 1}))
+            made.append(("/v1/completions", body | {"prompt": prompt, "return_token_ids": True} | extra, leave))
+    return made
+
+
+async def answer(client, path, body, leave):
+    """What one request gave: the plain answer, or a stream's deltas by choice, as far as it was read."""
+    if not body.get("stream"):
+        response = await client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        got = response.json()
+        return {"choices": got["choices"], "usage": got["usage"]}
+    lines = []
+    async with client.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            lines.append(line)
+            if leave is not None and sum(l.startswith("data: ") for l in lines) == leave:
+                return merged(json.loads(l.removeprefix("data: ")) for l in lines if l)
+    return merged(events(lines))
+
+
+def merged(chunks):
+    """A stream's content without its cuts, which depend on timing: {choice: {field: everything in order}}."""
+    choices, usage = {}, None
+    for chunk in chunks:
+        assert "error" not in chunk, chunk
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            into = choices.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": [], "finish": None})
+            delta = choice.get("delta", {})
+            into["text"] += choice.get("text") or delta.get("content") or ""
+            into["token_ids"] += choice.get("token_ids") or []
+            into["logprobs"] += (choice.get("logprobs") or {}).get("token_logprobs") or []
+            into["finish"] = choice.get("finish_reason") or into["finish"]
+    return {"choices": choices, "usage": usage}
+
+
+def test_each_answers_as_it_does_alone(tiny):
+    asked = requests(tiny.model)
+
+    async def main():
+        limits = httpx.Limits(max_connections=REQUESTS)
+        async with httpx.AsyncClient(base_url=tiny.url, timeout=ANSWER_S, limits=limits) as client:
+            alone = [await answer(client, *request) for request in asked]
+            together = await asyncio.gather(*(answer(client, *request) for request in asked))
+            return alone, together
+
+    finished = tiny.metrics()["tutti_requests_total"]
+    alone, together = asyncio.run(main())
+    for request, one, other in zip(asked, alone, together):
+        if request[2] is None:
+            assert one == other, request
+        else:  # hung up on after as many events, which can hold more or fewer tokens
+            for index in one["choices"].keys() & other["choices"].keys():
+                a, b = one["choices"][index]["text"], other["choices"][index]["text"]
+                assert a.startswith(b) or b.startswith(a), (request, a, b)
+    tiny.wait_until_idle()
+    choices = sum(body.get("n", 1) for _, body, _ in asked)
+    assert tiny.metrics()["tutti_requests_total"] - finished == 2 * choices, "each choice has exactly one ending"
+
+
+def test_both_workers_take_part(start):
+    cluster = start("--workers", 2)
+    asked = [{"prompt": "count", "max_tokens": 60, "ignore_eos": True, "seed": seed} for seed in range(16)]
+
+    async def main():
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=ANSWER_S) as client:
+            bodies = ({"model": cluster.model} | body for body in asked)
+            await asyncio.gather(*(answer(client, "/v1/completions", body, None) for body in bodies))
+
+    def steps():
+        lines = cluster.client.get("/metrics").text.splitlines()
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("tutti_worker_steps{")}
+
+    asyncio.run(main())
+    cluster.wait_until_idle()
+    after = steps()
+    assert len(after) == 2 and all(taken >= 60 for taken in after.values()), after

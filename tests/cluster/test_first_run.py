@@ -1,0 +1,87 @@
+"""The first run, as README.md tells it: the shipped model answers, and every example in the document works."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from harness import ANSWER_S, REPO
+
+ORACLE = json.loads((REPO / "tests/tutti-tiny/oracle.json").read_text())
+
+
+def label(item):
+    return item.get("prompt") or item["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("item", ORACLE, ids=label)
+def test_the_shipped_model_answers_as_its_reference_does(tiny, item):
+    if "messages" in item:
+        choice = tiny.chat(messages=item["messages"], temperature=0, max_completion_tokens=200)["choices"][0]
+        assert choice["message"]["content"] == item["answer"]
+    else:
+        choice = tiny.complete(prompt=item["prompt"], temperature=0, max_tokens=200)["choices"][0]
+        assert choice["text"] == item["completion"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_defaults_make_sense(tiny):
+    """A first-time user names nothing but the question."""
+    answer = tiny.chat(messages=[{"role": "user", "content": "What is Tutti?"}])
+    assert "tutti" in answer["choices"][0]["message"]["content"].lower()
+
+
+def test_text_survives_tokenising_there_and_back(tiny):
+    text = "Zwölf Boxkämpfer 🎺 jagen\n\tViktor 漢字"
+    ids = tiny.client.post("/tokenize", json={"prompt": text}).json()
+    assert ids["count"] == len(ids["tokens"])
+    assert tiny.client.post("/detokenize", json={"tokens": ids["tokens"]}).json()["prompt"] == text
+
+
+def test_a_streamed_character_is_never_split(tiny):
+    """High temperature makes bytes of unfinished characters likely; no delta may show half of one."""
+    ask = dict(prompt="🎺 漢字", max_tokens=200, temperature=5, seed=3, ignore_eos=True)
+    whole = tiny.complete(**ask)["choices"][0]["text"]
+    deltas = [c["text"] for event in tiny.stream("/v1/completions", **ask) for c in event["choices"]]
+    assert "".join(deltas) == whole
+
+
+def test_the_page_and_the_probes_answer(tiny):
+    page = tiny.client.get("/")
+    assert page.status_code == 200 and "text/html" in page.headers["content-type"]
+    for path in ("/health", "/ready"):
+        assert tiny.client.get(path).status_code == 200
+    metrics = tiny.client.get("/metrics")
+    assert "openmetrics" in metrics.headers["content-type"] and metrics.text.endswith("# EOF\n")
+
+
+def examples():
+    """README's fenced bash and python blocks that talk to a running cluster."""
+    readme = REPO / "README.md"
+    blocks = re.findall(r"^```(bash|sh|python)\n(.*?)^```", readme.read_text(), re.M | re.S)
+    return [(kind, text) for kind, text in blocks if re.search(r":(8000|50051)\b", text)]
+
+
+EXAMPLES = examples()
+
+
+def test_readme_has_an_example_for_each_client():
+    text = "\n".join(text for _, text in EXAMPLES)
+    for word in ("curl", "import openai", "import grpc", '"stream": true'):
+        assert word in text.replace("from openai import", "import openai"), f"README.md has no example with {word}"
+
+
+@pytest.mark.parametrize(("kind", "text"), EXAMPLES, ids=[str(i) for i in range(len(EXAMPLES))])
+def test_the_examples_of_readme_work(tiny, tmp_path, kind, text):
+    text = re.sub(r"(localhost|127\.0\.0\.1):8000", f"127.0.0.1:{tiny.http_port}", text)
+    text = re.sub(r"(localhost|127\.0\.0\.1):50051", tiny.grpc, text)
+    # What a reader is told to install is in this venv, and what to generate, in target/stubs.
+    text = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(\S*pip3? install|uv pip)", line))
+    command = ["bash", "-euo", "pipefail", "-c", text] if kind != "python" else [sys.executable, "-c", text]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(REPO / "target/stubs")}
+    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=ANSWER_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() and '"error"' not in done.stdout, done.stdout
