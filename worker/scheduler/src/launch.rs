@@ -1,0 +1,99 @@
+//! What a request brings to the door, and why it may be turned away there.
+
+use tutti_proto::{GraphKey, walks::WalkId};
+
+use crate::stopping::Stopping;
+
+/// A request's worker graph: prefill segments in order, then a decode loop. Lengths only; the tokens are the engine's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraphLaunch {
+    /// Its name, unique among all that the scheduler holds.
+    pub key: GraphKey,
+    /// The prefill, at least one segment. Output of earlier incarnations belongs to the last one.
+    pub prefill: Vec<Segment>,
+    /// The walk of the passes after the prefill; needed when more than one token may be sampled.
+    pub decode: Option<WalkId>,
+    /// How many of the prefill's last tokens are output of earlier incarnations.
+    pub generated: u32,
+    /// When the output ends.
+    pub stopping: Stopping,
+}
+
+/// Part of a prefill: `tokens` tokens under one walk, whose kind says whether they may be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// A chunkable or an atomic walk.
+    pub walk: WalkId,
+    /// At least 1.
+    pub tokens: usize,
+}
+
+impl GraphLaunch {
+    /// Tokens to compute before the first one is sampled.
+    pub fn prefill_tokens(&self) -> usize {
+        self.prefill.iter().map(|segment| segment.tokens).sum()
+    }
+
+    /// The prompt alone, without output of earlier incarnations.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prefill_tokens().saturating_sub(self.generated as usize)
+    }
+
+    /// The most tokens the request may ever hold.
+    pub fn max_total_tokens(&self) -> usize {
+        self.prompt_tokens() + (self.stopping.max_tokens().max(self.generated)) as usize
+    }
+}
+
+/// Why a launch is refused at the door, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No prompt, or an empty segment of one.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// The key is held already.
+    #[error("graph {0} is already here")]
+    Duplicate(GraphKey),
+    /// The walk is not declared, or is of no kind that can stand there.
+    #[error("walk {walk} cannot be run as {wanted}")]
+    WrongWalk {
+        /// The walk.
+        walk: WalkId,
+        /// What it would have to be.
+        wanted: &'static str,
+    },
+    /// More than one token is asked for, without a walk to compute the later ones.
+    #[error("max_tokens is {max_tokens}, but the graph has no decode walk")]
+    NoDecodeWalk {
+        /// What was asked for.
+        max_tokens: u32,
+    },
+    /// Prompt and output together are longer than the model's context.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, but the context holds {max_context}"
+    )]
+    ContextTooSmall {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// What was asked for.
+        max_tokens: u32,
+        /// What there is.
+        max_context: usize,
+    },
+    /// The pool could not hold the request even if it were alone.
+    #[error("the request needs {needed} KV pages, but the pool has {total}")]
+    PoolTooSmall {
+        /// For prompt and output together.
+        needed: usize,
+        /// What there is.
+        total: usize,
+    },
+    /// As many requests as may be held are held.
+    #[error("{held} requests are held, the limit is {limit}")]
+    QueueFull {
+        /// Running and waiting.
+        held: usize,
+        /// The most that may be.
+        limit: usize,
+    },
+}

@@ -1,0 +1,139 @@
+//! A step as planned, as run, and as committed.
+
+use std::{ops::Range, sync::Arc};
+
+use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
+
+use crate::{pages::PageId, request::Ticket, stopping::Finish};
+
+/// What the scheduler decided: who is no longer there, and what to run.
+#[derive(Debug)]
+#[must_use]
+pub struct Turn {
+    /// Requests that were cancelled, in order of their keys. Their pages are free.
+    pub endings: Vec<Ending>,
+    /// None when nothing can run now.
+    pub step: Option<StepPlan>,
+}
+
+/// One forward over one batch, complete: whoever runs it applies it and chooses nothing.
+///
+/// Goes back to the scheduler exactly once, by [`Scheduler::commit`](crate::Scheduler::commit) or
+/// [`Scheduler::abort`](crate::Scheduler::abort); until then its requests stay where they were.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "its requests wait until the step is committed or aborted"]
+pub struct StepPlan {
+    /// Counted from 0 over the scheduler's life; an aborted step's number is not used again.
+    pub number: StepNumber,
+    /// What the engine runs: the decode walk when every row decodes, the mixed walk otherwise. Completions are never
+    /// routed by it.
+    pub batch_walk: WalkId,
+    /// Decodes first, then prefill.
+    pub rows: Vec<Row>,
+}
+
+impl StepPlan {
+    /// Tokens that the step computes.
+    pub fn tokens(&self) -> usize {
+        self.rows.iter().map(|row| row.positions.len()).sum()
+    }
+}
+
+/// One request's share of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Whose share.
+    pub key: GraphKey,
+    /// The row's own walk, whatever the batch's.
+    pub walk: WalkId,
+    /// Which pass of the worker graph this is.
+    pub epoch: Epoch,
+    /// The positions it computes: those before stand in the planes already.
+    pub positions: Range<usize>,
+    /// Whether its last position is sampled.
+    pub terminality: Terminality,
+    /// The request's pages, covering `positions` and everything before.
+    pub block_table: Arc<[PageId]>,
+    pub(crate) ticket: Ticket,
+}
+
+/// Whether a row's last token is to be sampled. The only such flag there is: LM head, random numbers, emission and
+/// the way back into the queue all follow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Terminality {
+    /// More prompt follows, or no output is wanted: no LM head, no sample.
+    NotTerminal,
+    /// A decode, or the last chunk of a prompt.
+    Terminal {
+        /// Ids that must not be sampled now.
+        forbidden: Arc<[u32]>,
+    },
+}
+
+impl Terminality {
+    /// Whether a token is sampled.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal { .. })
+    }
+}
+
+/// What became of one row when its step ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RowOutcome {
+    /// Its positions stand in the planes; the only success of a row that is not terminal.
+    Computed,
+    /// And this token was sampled; the only success of a terminal row.
+    Sampled(u32),
+    /// The request cannot go on; why.
+    Failed(String),
+}
+
+/// What a commit made of one row.
+#[derive(Debug)]
+#[must_use]
+pub struct RowCommit {
+    /// The row as planned.
+    pub row: Row,
+    /// The token that the output has grown by.
+    pub sampled: Option<OutputToken>,
+    /// Set when this was the request's last row.
+    pub ending: Option<Ending>,
+}
+
+/// A token and its place in its request's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputToken {
+    /// Vocabulary id.
+    pub token: u32,
+    /// Counted from 0, over all incarnations.
+    pub index: u32,
+}
+
+/// The end of a request. There is one for each that was accepted, because making one consumes the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "somebody waits for it"]
+pub struct Ending {
+    /// Whose end.
+    pub key: GraphKey,
+    /// Passes that were committed: the last row's epoch plus one.
+    pub passes: Epoch,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it should.
+    Finished {
+        /// Why its output ended.
+        reason: Finish,
+        /// Tokens of output, over all incarnations.
+        generated: u32,
+    },
+    /// Somebody took it back.
+    Cancelled,
+    /// The engine could not run it; why.
+    Failed(String),
+}

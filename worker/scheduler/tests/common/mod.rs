@@ -1,0 +1,75 @@
+//! A model's walks, and launches under them.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use tutti_proto::{
+    GraphId, GraphKey, Incarnation, RequestId,
+    walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+};
+use tutti_scheduler::{
+    GraphLaunch, Row, RowOutcome, Scheduler, SchedulerConfig, Segment, StepPlan, Stopping,
+};
+
+pub const TEXT: WalkId = WalkId(0);
+pub const AUDIO: WalkId = WalkId(1);
+pub const DECODE: WalkId = WalkId(2);
+pub const MIXED: WalkId = WalkId(3);
+
+pub const EOS: u32 = 1;
+pub const STOP: u32 = 2;
+/// A token that ends nothing.
+pub const WORD: u32 = 3;
+
+pub fn model() -> ModelDeclaration {
+    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
+    let walks = vec![
+        walk("prefill_text", WalkKind::Chunkable { batched_by: MIXED }),
+        walk("prefill_audio", WalkKind::Atomic { batched_by: MIXED }),
+        walk("thinker_decode", WalkKind::Decode { batched_by: MIXED }),
+        walk("thinker_step", WalkKind::Mixed),
+    ];
+    ModelDeclaration::new(vec!["thinker".into()], walks, vec![]).expect("these walks hold together")
+}
+
+pub fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        max_step_tokens: 16,
+        max_prefill_chunk: None,
+        max_running_requests: 8,
+        max_waiting_requests: 64,
+        max_context: 4096,
+        page_tokens: 4,
+        pages: 257,
+    }
+}
+
+pub fn scheduler(config: SchedulerConfig) -> Scheduler {
+    Scheduler::new(config, &model()).expect("something can run")
+}
+
+pub fn key(request: u64) -> GraphKey {
+    GraphKey { request: RequestId(request), incarnation: Incarnation(0), graph: GraphId(0) }
+}
+
+/// A text prompt that ignores ends of sequence.
+pub fn text(request: u64, prompt: usize, max_tokens: u32) -> GraphLaunch {
+    segments(request, &[(TEXT, prompt)], max_tokens)
+}
+
+pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> GraphLaunch {
+    GraphLaunch {
+        key: key(request),
+        prefill: prefill.iter().map(|&(walk, tokens)| Segment { walk, tokens }).collect(),
+        decode: Some(DECODE),
+        generated: 0,
+        stopping: Stopping::new(max_tokens, 0, &[], &[]),
+    }
+}
+
+/// What a sound engine answers, every sampled token being a word.
+pub fn words(step: &StepPlan) -> Vec<RowOutcome> {
+    step.rows.iter().map(word).collect()
+}
+
+pub fn word(row: &Row) -> RowOutcome {
+    if row.terminality.is_terminal() { RowOutcome::Sampled(WORD) } else { RowOutcome::Computed }
+}
