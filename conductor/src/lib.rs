@@ -1,1 +1,14 @@
 //! Routes requests to workers; owns their life, and every request's state.
+//!
+//! [`cluster`] is the heart: requests and workers behind one lock, moved by events. [`request`] holds the pure parts:
+//! the door, the worker graphs, the state machine. [`gate`] is where workers join, [`service`] where routers submit,
+//! [`supervise`] spawns worker processes and starts them again. The executable composes them with a router.
+
+pub mod cluster;
+pub mod gate;
+pub mod mailbox;
+mod metrics;
+pub mod request;
+mod submission;
+
+pub use submission::Submission;

@@ -1,0 +1,368 @@
+//! The conductor's heart: all requests and all workers behind one short lock.
+//!
+//! Every event (a submit, a report, a worker's death) takes the lock once, moves state machines, and hands messages to
+//! bounded queues without waiting; nothing here awaits or does I/O. One step report of a worker is one event, however
+//! many rows it carries.
+
+mod requests;
+mod workers;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tutti_proto::{
+    Rank, RequestId, WorkerId,
+    cluster::v1::{self as pb, conductor_message::Message as ToWorker},
+    walks::ModelDeclaration,
+};
+use tutti_runtime::{
+    Error, ErrorKind,
+    health::{Health, State as HealthState},
+    metrics::Metrics,
+};
+
+use self::workers::Workers;
+pub use self::workers::Link;
+use crate::{
+    metrics::ConductorMetrics,
+    request::{GraphPlan, Request, text_walks, worker_graphs},
+};
+
+/// Ranks are places in a cluster of at most this many workers.
+const MAX_WORKERS: u32 = 1024;
+
+/// The bounds a cluster works under.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Worker processes that the conductor spawns, ranks 0 and on; all must have been ready once before `/ready` is.
+    pub spawned_workers: u32,
+    /// Requests that one worker runs at a time.
+    pub max_running_requests: u32,
+    /// Requests beyond those that may wait at the workers.
+    pub max_queued_requests: u32,
+}
+
+/// What a joining worker shows of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Joining {
+    /// Its place.
+    pub rank: Rank,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// All requests and all workers of one conductor.
+#[derive(Debug)]
+pub struct Cluster {
+    state: Mutex<State>,
+    limits: Limits,
+    metrics: ConductorMetrics,
+    health: Health,
+    /// The name clients use, and whether there is a tokenizer: what the conductor knows of the model before any worker.
+    served: Served,
+    /// Requests that some worker may still hold something of.
+    in_flight: watch::Sender<usize>,
+    /// Set once, where starting again unchanged would fail again.
+    fatal: watch::Sender<Option<Error>>,
+}
+
+/// What the conductor knows of the model before any worker has loaded it.
+#[derive(Clone, Debug, Default)]
+pub struct Served {
+    /// The name clients use.
+    pub name: String,
+    /// Whether the checkpoint has a tokenizer.
+    pub has_tokenizer: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    workers: Workers,
+    requests: BTreeMap<RequestId, Request>,
+    next_request: u64,
+    /// Set by the first worker to be ready; the others must declare the same.
+    model: Option<ServedModel>,
+    /// Why the worker of a rank is not there, for operators.
+    troubles: BTreeMap<Rank, String>,
+    /// Whether all spawned workers have been ready at once.
+    started: bool,
+    draining: bool,
+}
+
+#[derive(Debug)]
+struct ServedModel {
+    description: pb::ModelDescription,
+    /// The worker graphs of a text request.
+    graphs: Vec<GraphPlan>,
+}
+
+impl Cluster {
+    /// A cluster without workers.
+    pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
+        let cluster = Self {
+            state: Mutex::default(),
+            metrics: ConductorMetrics::new(metrics),
+            limits,
+            health,
+            served,
+            in_flight: watch::Sender::new(0),
+            fatal: watch::Sender::new(None),
+        };
+        cluster.refresh_health(&mut cluster.state.lock());
+        cluster
+    }
+
+    /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each request
+    /// that can be in flight, and a few that come once. Room in a link costs nothing until it is used.
+    pub fn link_capacity(&self) -> usize {
+        let Limits { max_running_requests, max_queued_requests, .. } = self.limits;
+        2 * (max_running_requests as usize * MAX_WORKERS as usize + max_queued_requests as usize) + 16
+    }
+
+    /// Takes in a worker. Its `link` must hold [`Cluster::link_capacity`] messages.
+    pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
+        let Joining { rank, pid } = joining;
+        if rank.0 >= MAX_WORKERS {
+            return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", MAX_WORKERS - 1)));
+        }
+        let mut state = self.state.lock();
+        if state.draining {
+            return Err(Error::unavailable("the conductor is draining"));
+        }
+        if let Some((_, worker)) = state.workers.by_rank(rank) {
+            let message = format!("rank {rank} is taken by the worker with pid {}", worker.pid);
+            return Err(Error::unavailable(message).with_field("rank"));
+        }
+        state.troubles.remove(&rank);
+        let id = state.workers.join(rank, pid, link);
+        tracing::debug!(worker = %rank, pid, %id, "joined");
+        Ok(id)
+    }
+
+    /// Takes a worker's loading into account.
+    pub fn on_loading(&self, id: WorkerId) {
+        if let Some(worker) = self.state.lock().workers.get_mut(id) {
+            worker.phase = pb::WorkerPhase::Loading;
+        }
+    }
+
+    /// The worker takes requests from here on, unless it serves another model than the rest.
+    pub fn on_ready(&self, id: WorkerId, ready: pb::Ready) {
+        let mut state = self.state.lock();
+        let outcome = self.take_model(&mut state, ready.model.unwrap_or_default());
+        let Some(worker) = state.workers.get_mut(id) else { return };
+        let rank = worker.rank;
+        match outcome {
+            Ok(model) => {
+                worker.phase = pb::WorkerPhase::Ready;
+                worker.model = Some(model);
+                worker.load.kv_pages_total = ready.kv_pages_total;
+                self.metrics.load(rank, &worker.load);
+                let (weights, kv) = (ready.weight_bytes, ready.kv_bytes);
+                tracing::info!(worker = %rank, weight_bytes = weights, kv_bytes = kv, "ready");
+            }
+            Err(error) => {
+                tracing::error!(worker = %rank, %error, "turned away");
+                worker.link = None;
+                state.troubles.insert(rank, error.to_string());
+            }
+        }
+        self.refresh_health(&mut state);
+    }
+
+    /// The worker cannot load the model. At the cluster's start that ends it where trying again is useless.
+    pub fn on_load_failed(&self, id: WorkerId, fault: pb::Fault) {
+        let error = Error::from(fault);
+        let mut state = self.state.lock();
+        let Some(worker) = state.workers.get_mut(id) else { return };
+        let rank = worker.rank;
+        tracing::debug!(worker = %rank, %error, "could not load");
+        state.troubles.insert(rank, error.to_string());
+        self.on_start_failed(&state, rank, error);
+        self.refresh_health(&mut state);
+    }
+
+    /// A spawned worker ended before it could say why.
+    pub fn on_exit(&self, rank: Rank, status: &str, usage: bool) {
+        let mut state = self.state.lock();
+        if state.draining {
+            return;
+        }
+        state.troubles.entry(rank).or_insert_with(|| format!("its process ended: {status}"));
+        if usage {
+            let message = format!("worker {rank} refused its settings ({status})");
+            self.on_start_failed(&state, rank, Error::new(ErrorKind::InvalidArgument, message));
+        }
+        self.refresh_health(&mut state);
+    }
+
+    fn on_start_failed(&self, state: &State, rank: Rank, error: Error) {
+        let useless = tutti_runtime::exit::code(&error) == tutti_runtime::exit::USAGE;
+        if useless && !state.started && rank.0 < self.limits.spawned_workers {
+            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error).is_none());
+        }
+    }
+
+    /// The worker's stream has ended: all it held is lost, and requests on it fail.
+    pub fn on_lost(&self, id: WorkerId, why: &str) {
+        let mut state = self.state.lock();
+        let Some(worker) = state.workers.remove(id) else { return };
+        let rank = worker.rank;
+        if state.draining {
+            tracing::debug!(worker = %rank, "left");
+        } else {
+            tracing::warn!(worker = %rank, pid = worker.pid, why, "lost");
+            state.troubles.entry(rank).or_insert_with(|| why.to_owned());
+        }
+        self.metrics.gone(rank);
+        self.fail_requests_of(&mut state, id, &format!("worker {rank} was lost while it ran the request"));
+        self.refresh_health(&mut state);
+    }
+
+    /// A worker's own count of what it does.
+    pub fn on_heartbeat(&self, id: WorkerId, load: pb::WorkerLoad) {
+        if let Some(worker) = self.state.lock().workers.get_mut(id) {
+            self.metrics.load(worker.rank, &load);
+            worker.load = load;
+        }
+    }
+
+    /// A worker's process was started again.
+    pub fn on_restart(&self, rank: Rank) {
+        self.metrics.restarted(rank);
+    }
+
+    /// Stops taking requests; those in flight go on.
+    pub fn begin_drain(&self) {
+        let mut state = self.state.lock();
+        state.draining = true;
+        self.refresh_health(&mut state);
+    }
+
+    /// Completes once nothing is in flight.
+    pub async fn idle(&self) {
+        // The sender lives in self, so this cannot fail while self is borrowed.
+        let _ = self.in_flight.subscribe().wait_for(|requests| *requests == 0).await;
+    }
+
+    /// Tells all workers to leave, failing what still runs.
+    pub fn dismiss(&self) {
+        let mut state = self.state.lock();
+        self.fail_all(&mut state, "the cluster is shutting down");
+        let ids: Vec<WorkerId> = state.workers.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            state.workers.send(id, ToWorker::Drain(pb::Drain {}));
+            if let Some(worker) = state.workers.get_mut(id) {
+                worker.phase = pb::WorkerPhase::Draining;
+            }
+        }
+    }
+
+    /// Completes with the error that ends the cluster, if one ever does.
+    pub async fn fatal(&self) -> Error {
+        let mut fatal = self.fatal.subscribe();
+        loop {
+            if let Some(error) = fatal.borrow_and_update().clone() {
+                return error;
+            }
+            if fatal.changed().await.is_err() {
+                // Cannot happen while self, which holds the sender, is borrowed.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// What is served, once a worker has said so, and whether a request sent now would run.
+    pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
+        let state = self.state.lock();
+        let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
+        let mut description = model.description.clone();
+        let pools = state.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
+        description.max_request_tokens = pools.min().unwrap_or(description.max_request_tokens);
+        Ok(pb::DescribeResponse { model: Some(description), ready: self.health.ready() == HealthState::Ok })
+    }
+
+    /// The cluster as it is now.
+    pub fn status(&self) -> pb::GetClusterResponse {
+        let state = self.state.lock();
+        let mut workers: Vec<pb::WorkerStatus> = state
+            .workers
+            .iter()
+            .map(|(_, worker)| pb::WorkerStatus {
+                worker: worker.rank.0,
+                phase: worker.phase.into(),
+                load: Some(worker.load),
+                pid: worker.pid,
+                detail: state.troubles.get(&worker.rank).cloned().unwrap_or_default(),
+            })
+            .collect();
+        let missing = (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
+        workers.extend(missing.map(|rank| {
+            let detail = state.troubles.get(&rank).cloned().unwrap_or_default();
+            let phase = if detail.is_empty() { pb::WorkerPhase::Starting } else { pb::WorkerPhase::Gone };
+            pb::WorkerStatus { worker: rank.0, phase: phase.into(), detail, ..Default::default() }
+        }));
+        workers.sort_by_key(|worker| worker.worker);
+        pb::GetClusterResponse { workers, requests_in_flight: state.requests.len() as u32 }
+    }
+
+    /// Fills in what the conductor knows better, and holds later workers to the first one's declaration.
+    fn take_model(
+        &self,
+        state: &mut State,
+        mut description: pb::ModelDescription,
+    ) -> Result<pb::ModelDescription, Error> {
+        description.served_name.clone_from(&self.served.name);
+        description.has_tokenizer = self.served.has_tokenizer;
+        match &state.model {
+            Some(first) => {
+                let expected = pb::ModelDescription {
+                    max_request_tokens: description.max_request_tokens,
+                    ..first.description.clone()
+                };
+                if expected != description {
+                    return Err(Error::internal("it serves another model than the workers before it"));
+                }
+            }
+            None => {
+                let declaration = description.declaration.clone().unwrap_or_default();
+                let declaration = ModelDeclaration::try_from(declaration)
+                    .map_err(|e| Error::internal(format!("its model's declaration does not hold together: {e}")))?;
+                // Every worker serves every node: one group, one graph.
+                let graphs = worker_graphs(&text_walks(&declaration)?, |_| ());
+                state.model = Some(ServedModel { description: description.clone(), graphs });
+            }
+        }
+        Ok(description)
+    }
+
+    fn refresh_health(&self, state: &mut State) {
+        let ready = state.workers.ready().count();
+        let spawned = state.workers.ready().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
+        state.started |= spawned >= self.limits.spawned_workers as usize;
+        self.metrics.ready(ready);
+        let serving = state.started && ready > 0 && !state.draining;
+        let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
+        self.health.set_ready(ready);
+    }
+
+    fn why_not_ready(&self, state: &State) -> String {
+        if state.draining {
+            return "draining".into();
+        }
+        let troubles: Vec<String> =
+            state.troubles.iter().map(|(rank, why)| format!("worker {rank}: {why}")).collect();
+        let ready = state.workers.ready().count();
+        let summary = format!("{ready} of {} workers are loaded", self.limits.spawned_workers);
+        if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }
+    }
+}
+
+/// How long a client that was turned away for load should stay away.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A new link's two ends.
+pub fn link(capacity: usize) -> (Link, mpsc::Receiver<Result<pb::ConductorMessage, tonic::Status>>) {
+    mpsc::channel(capacity)
+}

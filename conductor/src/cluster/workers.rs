@@ -1,0 +1,186 @@
+//! The workers as the conductor sees them: who is joined, who is ready, who has the least to do.
+
+use std::collections::BTreeMap;
+
+use tokio::sync::mpsc;
+use tonic::Status;
+use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
+
+use crate::request::Placement;
+
+/// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: a request in flight is
+/// launched and cancelled at most once on a worker.
+pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
+
+/// One life of a worker, from its Hello to the end of its stream.
+#[derive(Debug)]
+pub struct Worker {
+    pub rank: Rank,
+    pub pid: u32,
+    pub phase: pb::WorkerPhase,
+    pub load: pb::WorkerLoad,
+    /// Since Ready.
+    pub model: Option<pb::ModelDescription>,
+    /// `None` once the worker is turned away: its stream ends, and with it the worker.
+    pub link: Option<Link>,
+    booked: Booking,
+    launched: u64,
+}
+
+/// What a worker graph takes of a worker while it is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Booking {
+    pub requests: u64,
+    /// Prompt and output.
+    pub tokens: u64,
+}
+
+impl Booking {
+    /// One graph of this request.
+    pub fn of(spec: &pb::RequestSpec) -> Self {
+        let output = spec.stopping.as_ref().map_or(0, |stopping| u64::from(stopping.max_tokens));
+        Self { requests: 1, tokens: spec.prompt.len() as u64 + output }
+    }
+}
+
+/// All joined workers.
+#[derive(Debug, Default)]
+pub struct Workers {
+    by_id: BTreeMap<WorkerId, Worker>,
+    next: u32,
+}
+
+impl Workers {
+    /// Takes in a worker that said Hello and gives it a name that no earlier one had.
+    pub fn join(&mut self, rank: Rank, pid: u32, link: Link) -> WorkerId {
+        let id = WorkerId(self.next);
+        self.next += 1;
+        let worker = Worker {
+            rank,
+            pid,
+            phase: pb::WorkerPhase::Starting,
+            load: pb::WorkerLoad::default(),
+            model: None,
+            link: Some(link),
+            booked: Booking::default(),
+            launched: 0,
+        };
+        self.by_id.insert(id, worker);
+        id
+    }
+
+    pub fn remove(&mut self, id: WorkerId) -> Option<Worker> {
+        self.by_id.remove(&id)
+    }
+
+    pub fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        self.by_id.get_mut(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.by_id.iter().map(|(id, worker)| (*id, worker))
+    }
+
+    pub fn by_rank(&self, rank: Rank) -> Option<(WorkerId, &Worker)> {
+        self.iter().find(|(_, worker)| worker.rank == rank)
+    }
+
+    /// Those that take requests.
+    pub fn ready(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.iter().filter(|(_, w)| w.phase == pb::WorkerPhase::Ready && w.link.is_some())
+    }
+
+    /// Where the next graph goes: to the ready worker with the fewest requests, then the fewest tokens, then the fewest
+    /// launches so far. A worker alone is its whole group.
+    pub fn place(&self) -> Option<Placement> {
+        self.ready()
+            .min_by_key(|(_, worker)| (worker.booked, worker.launched))
+            .map(|(id, worker)| Placement::from([(worker.rank, id)]))
+    }
+
+    /// Counts a graph that was sent there.
+    pub fn book(&mut self, id: WorkerId, booking: Booking) {
+        if let Some(worker) = self.by_id.get_mut(&id) {
+            worker.booked.requests += booking.requests;
+            worker.booked.tokens += booking.tokens;
+            worker.launched += 1;
+        }
+    }
+
+    /// Counts a graph that is over there.
+    pub fn release(&mut self, id: WorkerId, booking: Booking) {
+        if let Some(worker) = self.by_id.get_mut(&id) {
+            worker.booked.requests = worker.booked.requests.saturating_sub(booking.requests);
+            worker.booked.tokens = worker.booked.tokens.saturating_sub(booking.tokens);
+        }
+    }
+
+    /// Sends, without waiting. A worker that cannot be told something is turned away: nothing it says later counts on
+    /// what it was not told.
+    pub fn send(&mut self, id: WorkerId, message: pb::conductor_message::Message) {
+        let Some(worker) = self.by_id.get_mut(&id) else { return };
+        let Some(link) = &worker.link else { return };
+        if let Err(error) = link.try_send(Ok(pb::ConductorMessage { message: Some(message) })) {
+            if matches!(error, mpsc::error::TrySendError::Full(_)) {
+                tracing::error!(worker = %worker.rank, "takes no messages; turning it away");
+            }
+            worker.link = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(workers: &mut Workers, rank: u32) -> WorkerId {
+        let id = workers.join(Rank(rank), 1, mpsc::channel(1).0);
+        workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
+        id
+    }
+
+    fn chosen(workers: &Workers) -> Rank {
+        *workers.place().unwrap().keys().next().unwrap()
+    }
+
+    #[test]
+    fn the_least_loaded_ready_worker_is_chosen_and_ties_go_round() {
+        let mut workers = Workers::default();
+        assert_eq!(workers.place(), None);
+        let (a, b) = (ready(&mut workers, 0), ready(&mut workers, 1));
+        let booking = Booking { requests: 1, tokens: 10 };
+        assert_eq!(chosen(&workers), Rank(0));
+        workers.book(a, booking);
+        assert_eq!(chosen(&workers), Rank(1));
+        workers.book(b, Booking { requests: 1, tokens: 5 });
+        assert_eq!(chosen(&workers), Rank(1));
+        workers.release(a, booking);
+        workers.release(b, Booking { requests: 1, tokens: 5 });
+        workers.book(a, booking);
+        workers.release(a, booking);
+        assert_eq!(chosen(&workers), Rank(1));
+        workers.get_mut(b).unwrap().phase = pb::WorkerPhase::Draining;
+        assert_eq!(chosen(&workers), Rank(0));
+    }
+
+    #[test]
+    fn a_worker_that_takes_no_messages_is_turned_away() {
+        let mut workers = Workers::default();
+        let (link, _inbox) = mpsc::channel(1);
+        let id = workers.join(Rank(0), 1, link);
+        workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
+        let drain = || pb::conductor_message::Message::Drain(pb::Drain {});
+        workers.send(id, drain());
+        assert!(workers.place().is_some());
+        workers.send(id, drain());
+        assert_eq!(workers.place(), None);
+    }
+
+    #[test]
+    fn a_rank_that_comes_back_has_a_new_name() {
+        let mut workers = Workers::default();
+        let first = ready(&mut workers, 0);
+        workers.remove(first);
+        assert_ne!(ready(&mut workers, 0), first);
+    }
+}

@@ -1,0 +1,173 @@
+//! Where workers join: one stream for a worker's whole life, its end the end of the worker.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+use tutti_proto::{
+    Rank, WorkerId,
+    cluster::v1::{
+        self as pb, conductor_message::Message as ToWorker, worker_gate_server::WorkerGate,
+        worker_message::Message as FromWorker,
+    },
+};
+use tutti_runtime::{Error, VERSION};
+
+use crate::cluster::{self, Cluster, Joining};
+
+/// How long a new connection may take to say Hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Who may join.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Workers of ranks below this are spawned, and show the token that their conductor gave them.
+    pub spawned_workers: u32,
+    /// The token of spawned workers, new for each conductor.
+    pub spawn_token: String,
+    /// The token of workers that join by hand. Empty where the listener itself keeps strangers out.
+    pub join_token: Option<String>,
+}
+
+impl Admission {
+    fn check(&self, hello: &pb::Hello) -> Result<(), Error> {
+        if hello.version != VERSION {
+            let message = format!("the worker is of version {}, the conductor of {VERSION}", hello.version);
+            return Err(Error::invalid("version", message));
+        }
+        if hello.rank < self.spawned_workers {
+            if !same(&hello.join_token, &self.spawn_token) {
+                let message = format!(
+                    "ranks below {} belong to workers that the conductor spawns; join with rank {} or above",
+                    self.spawned_workers, self.spawned_workers
+                );
+                return Err(Error::invalid("rank", message));
+            }
+            return Ok(());
+        }
+        match &self.join_token {
+            Some(token) if same(&hello.join_token, token) => Ok(()),
+            Some(_) => Err(Error::invalid("join_token_file", "the join token is not the conductor's")),
+            None => Err(Error::invalid(
+                "join_token_file",
+                "joining over TCP needs a conductor started with --join-token-file",
+            )),
+        }
+    }
+}
+
+/// Compares secrets in a time that does not tell where they differ.
+fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
+}
+
+/// Told of workers' loading, for a display.
+pub trait LoadObserver: Send + Sync + 'static {
+    /// Bytes of the checkpoint that the worker has read, of how many.
+    fn on_progress(&self, rank: Rank, done: u64, total: u64);
+    /// The worker has loaded, failed or gone.
+    fn on_end(&self, rank: Rank);
+}
+
+/// Serves `WorkerGate`.
+pub struct Gate {
+    cluster: Arc<Cluster>,
+    admission: Admission,
+    /// Given to every worker; its schema is the worker's own.
+    settings_json: String,
+    loading: Arc<dyn LoadObserver>,
+}
+
+impl Gate {
+    /// A gate that gives each worker `settings_json`.
+    pub fn new(
+        cluster: Arc<Cluster>,
+        admission: Admission,
+        settings_json: String,
+        loading: Arc<dyn LoadObserver>,
+    ) -> Self {
+        Self { cluster, admission, settings_json, loading }
+    }
+
+    async fn hello(&self, inbound: &mut Streaming<pb::WorkerMessage>) -> Result<pb::Hello, Error> {
+        let first = timeout(HELLO_TIMEOUT, inbound.message())
+            .await
+            .map_err(|_| Error::invalid("hello", format!("did not arrive within {HELLO_TIMEOUT:?}")))?
+            .map_err(Error::from)?;
+        match first.and_then(|m| m.message) {
+            Some(FromWorker::Hello(hello)) => Ok(hello),
+            _ => Err(Error::invalid("hello", "must be a worker's first message")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl WorkerGate for Gate {
+    type JoinStream = Pin<Box<dyn Stream<Item = Result<pb::ConductorMessage, Status>> + Send>>;
+
+    async fn join(
+        &self,
+        request: Request<Streaming<pb::WorkerMessage>>,
+    ) -> Result<Response<Self::JoinStream>, Status> {
+        let mut inbound = request.into_inner();
+        let hello = self.hello(&mut inbound).await?;
+        self.admission.check(&hello)?;
+        let (link, outbound) = cluster::link(self.cluster.link_capacity());
+        let rank = Rank(hello.rank);
+        let worker = self.cluster.join(Joining { rank, pid: hello.pid }, link)?;
+        let welcome = pb::Welcome { worker: worker.0, settings_json: self.settings_json.clone() };
+        let welcome = pb::ConductorMessage { message: Some(ToWorker::Welcome(welcome)) };
+        let reader = Reader { cluster: self.cluster.clone(), loading: self.loading.clone(), worker, rank };
+        tokio::spawn(reader.run(inbound));
+        let outbound = tokio_stream::once(Ok(welcome)).chain(ReceiverStream::new(outbound));
+        Ok(Response::new(Box::pin(outbound)))
+    }
+}
+
+/// Reads one worker's messages until its stream ends.
+struct Reader {
+    cluster: Arc<Cluster>,
+    loading: Arc<dyn LoadObserver>,
+    worker: WorkerId,
+    rank: Rank,
+}
+
+impl Reader {
+    async fn run(self, mut inbound: Streaming<pb::WorkerMessage>) {
+        let why = loop {
+            match inbound.message().await {
+                Ok(Some(pb::WorkerMessage { message: Some(message) })) => self.on_message(message),
+                Ok(Some(pb::WorkerMessage { message: None })) => {
+                    tracing::warn!(worker = %self.rank, "sent a message of an unknown kind");
+                }
+                Ok(None) => break "it left".to_owned(),
+                Err(status) => break format!("its connection broke: {}", status.message()),
+            }
+        };
+        self.loading.on_end(self.rank);
+        self.cluster.on_lost(self.worker, &why);
+    }
+
+    fn on_message(&self, message: FromWorker) {
+        match message {
+            FromWorker::StepReport(report) => self.cluster.on_report(self.worker, report),
+            FromWorker::Heartbeat(beat) => {
+                self.cluster.on_heartbeat(self.worker, beat.load.unwrap_or_default());
+            }
+            FromWorker::LoadProgress(progress) => {
+                self.cluster.on_loading(self.worker);
+                self.loading.on_progress(self.rank, progress.bytes_done, progress.bytes_total);
+            }
+            FromWorker::Ready(ready) => {
+                self.loading.on_end(self.rank);
+                self.cluster.on_ready(self.worker, ready);
+            }
+            FromWorker::LoadFailed(failed) => {
+                self.loading.on_end(self.rank);
+                self.cluster.on_load_failed(self.worker, failed.fault.unwrap_or_default());
+            }
+            FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),
+        }
+    }
+}
