@@ -1,1 +1,289 @@
-//! The CPU device.
+//! The CPU device: packed weights, a few threads, and kernels compiled for several instruction paths of which the best
+//! is chosen at run time.
+
+mod attention;
+mod format;
+mod gemm;
+mod isa;
+mod kv;
+mod logits;
+mod matrix;
+mod memory;
+mod philox;
+mod pool;
+mod rowwise;
+mod sample;
+mod simd;
+mod step;
+mod tensor;
+#[cfg(test)]
+mod testing;
+mod tile;
+mod truncate;
+
+use std::ops::Range;
+
+pub use isa::Isa;
+pub use kv::KvPool;
+pub use matrix::Matrix;
+pub use tensor::{Tensor, Vector};
+
+use self::gemm::{Into, Product, linear};
+use self::isa::Path;
+use self::kv::{Norms, RotateAndStore};
+use self::memory::{Buffer, Shared};
+use self::pool::ThreadPool;
+use self::step::Step;
+use crate::{
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, RopeFrequencies, SampleRow, Sampled,
+    ScoreRow, StepInputs, TokenScore,
+};
+
+/// A CPU as a device. Operations run at once, on the caller's thread and the device's own.
+pub struct CpuDevice {
+    path: Path,
+    pool: ThreadPool,
+    step: Step,
+    /// Where activations are laid out for a product; as large as the largest tensor that has been made, and committed
+    /// as far as it has been used.
+    door: Buffer<f32>,
+    attention: attention::Scratch,
+    /// One for each thread.
+    sampling: Vec<sample::Scratch>,
+}
+
+impl CpuDevice {
+    /// A device with `threads` threads, the caller's own included (0 is taken for 1), on an instruction path that the
+    /// machine must have: [`Isa::detect`] names the best.
+    pub fn new(threads: usize, isa: Isa) -> Result<Self, DeviceError> {
+        let path = Path::new(isa)?;
+        let pool = ThreadPool::new(threads.max(1))?;
+        let sampling = (0..pool.threads()).map(|_| sample::Scratch::default()).collect();
+        Ok(Self {
+            path,
+            pool,
+            step: Step::default(),
+            door: Buffer::zeroed(0, "activations of a product")?,
+            attention: attention::Scratch::default(),
+            sampling,
+        })
+    }
+
+    fn product(
+        &mut self,
+        x: &Tensor,
+        weight: &Matrix,
+        into: Into<'_>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let rows = x.live();
+        let x = x.read(weight.inputs)?;
+        linear(self.path, &mut self.pool, &mut self.door, Product { x, rows, matrix: weight, into, out })
+    }
+
+    /// Runs `f` for each row of logits, in parallel, and appends the results in order.
+    fn each_logit_row<R, T>(
+        &mut self,
+        logits: &Tensor,
+        rows: &[(usize, R)],
+        out: &mut Vec<T>,
+        f: impl Fn(Path, &[f32], &R, &mut sample::Scratch) -> Result<T, DeviceError> + Sync,
+    ) -> Result<(), DeviceError>
+    where
+        R: Sync,
+        T: Send,
+    {
+        let (values, width, path) = (logits.values(), logits.width(), self.path);
+        let mut results: Vec<Option<Result<T, DeviceError>>> = rows.iter().map(|_| None).collect();
+        let (results_, scratch) = (Shared::new(&mut results), Shared::new(&mut self.sampling));
+        self.pool.run(rows.len(), |task, thread| {
+            let (index, row) = &rows[task];
+            // SAFETY: each thread has a scratch of its own and runs one task at a time; each task has its own result.
+            let (result, scratch) =
+                unsafe { (&mut results_.part(task, 1)[0], &mut scratch.part(thread, 1)[0]) };
+            *result = Some(match values.get(index * width..(index + 1) * width) {
+                Some(logits) => f(path, logits, row, scratch),
+                None => Err(DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live()))),
+            });
+        })?;
+        for result in results.into_iter().flatten() {
+            out.push(result?);
+        }
+        Ok(())
+    }
+}
+
+impl Device for CpuDevice {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Tensor = Tensor;
+    type KvPool = KvPool;
+
+    fn describe(&self) -> String {
+        format!("cpu, {}, {} threads", self.path.isa(), self.pool.threads())
+    }
+
+    fn matrix(&mut self, parts: &[HostMatrix<'_>]) -> Result<Matrix, DeviceError> {
+        Matrix::pack(&mut self.pool, parts)
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector, DeviceError> {
+        Vector::copy_of(values)
+    }
+
+    fn tensor(&mut self, rows: usize, width: usize) -> Result<Tensor, DeviceError> {
+        let tensor = Tensor::zeroed(rows, width)?;
+        let padded = rows * width.next_multiple_of(2);
+        if self.door.len() < padded {
+            self.door = Buffer::zeroed(padded, "activations of a product")?;
+        }
+        Ok(tensor)
+    }
+
+    fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {
+        KvPool::zeroed(shape)
+    }
+
+    fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        self.step.begin(inputs)
+    }
+
+    fn embed(&mut self, table: &Matrix, out: &mut Tensor) -> Result<(), DeviceError> {
+        let out = out.written(self.step.tokens(), table.inputs)?;
+        rowwise::embed(&mut self.pool, table, &self.step.token_ids, out)
+    }
+
+    fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
+        let out = out.written(self.step.tokens(), 2 * rope.inverse.len())?;
+        rowwise::rope_angles(&mut self.pool, rope, &self.step.positions, out)
+    }
+
+    fn rms_norm(
+        &mut self,
+        x: &Tensor,
+        weight: &Vector,
+        eps: f32,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let weight = weight.read(x.width())?;
+        let out = out.written(x.live(), x.width())?;
+        rowwise::rms_norm(self.path, &mut self.pool, x.values(), weight, eps, out)
+    }
+
+    fn linear(
+        &mut self,
+        x: &Tensor,
+        weight: &Matrix,
+        bias: Option<&Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let bias = bias.map(|bias| bias.read(weight.outputs)).transpose()?;
+        let out = out.written(x.live(), weight.outputs)?;
+        self.product(x, weight, Into::Set(bias), out)
+    }
+
+    fn linear_add(
+        &mut self,
+        x: &Tensor,
+        weight: &Matrix,
+        bias: Option<&Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let bias = bias.map(|bias| bias.read(weight.outputs)).transpose()?;
+        let out = out.change(x.live(), weight.outputs)?;
+        self.product(x, weight, Into::Add(bias), out)
+    }
+
+    fn silu_mul(&mut self, gate_up: &Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
+        let width = out.width();
+        let gate_up_rows = gate_up.read(2 * width)?;
+        let out = out.written(gate_up.live(), width)?;
+        rowwise::silu_mul(self.path, &mut self.pool, gate_up_rows, width, out)
+    }
+
+    fn rotate_and_store(
+        &mut self,
+        qkv: &mut Tensor,
+        shape: AttentionShape,
+        norms: Option<HeadNorms<'_, Vector>>,
+        angles: &Tensor,
+        kv: &mut KvPool,
+        layer: usize,
+    ) -> Result<(), DeviceError> {
+        kv.check(layer, &shape)?;
+        self.step.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
+        let norms = norms.map(|norms| {
+            let (q, k) = (norms.q.read(shape.head_dim)?, norms.k.read(shape.head_dim)?);
+            Ok(Norms { q, k, eps: norms.eps })
+        });
+        let norms = norms.transpose()?;
+        let tokens = self.step.tokens();
+        let angles = angles.read(shape.head_dim)?;
+        if angles.len() != tokens * shape.head_dim {
+            return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
+        }
+        let qkv = qkv.change(tokens, qkv_width(&shape))?;
+        let operands = RotateAndStore { qkv, shape, norms, angles, kv, layer };
+        kv::rotate_and_store(self.path, &mut self.pool, &self.step, operands)
+    }
+
+    fn attention(
+        &mut self,
+        qkv: &Tensor,
+        shape: AttentionShape,
+        kv: &KvPool,
+        layer: usize,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        kv.check(layer, &shape)?;
+        self.step.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
+        let tokens = self.step.tokens();
+        if qkv.live() != tokens {
+            return Err(DeviceError::Misuse(format!("{} rows of qkv for {tokens} tokens", qkv.live())));
+        }
+        let qkv = qkv.read(qkv_width(&shape))?;
+        let out = out.written(tokens, shape.heads * shape.head_dim)?;
+        let operands = attention::Attention { qkv, shape, kv, layer, out };
+        attention::attention(self.path, &mut self.pool, &self.step, &mut self.attention, operands)
+    }
+
+    fn gather_logit_rows(
+        &mut self,
+        x: &Tensor,
+        tile: Range<usize>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let Some(rows) = self.step.logit_rows.get(tile.clone()) else {
+            let rows = self.step.logit_rows.len();
+            return Err(DeviceError::Misuse(format!("logit rows {tile:?} of {rows}")));
+        };
+        rowwise::gather(x.values(), x.width(), rows, out.written(rows.len(), x.width())?)
+    }
+
+    fn sample(
+        &mut self,
+        logits: &Tensor,
+        rows: &[(usize, SampleRow<'_>)],
+        out: &mut Vec<Sampled>,
+    ) -> Result<(), DeviceError> {
+        self.each_logit_row(logits, rows, out, |path, logits, row, scratch| {
+            sample::sample(path, logits, row, scratch)
+        })
+    }
+
+    fn score(
+        &mut self,
+        logits: &Tensor,
+        rows: &[(usize, ScoreRow)],
+        out: &mut Vec<TokenScore>,
+    ) -> Result<(), DeviceError> {
+        self.each_logit_row(logits, rows, out, |path, logits, row, _| {
+            logits::score(path, logits, row.token, row.top)
+        })
+    }
+}
+
+/// Elements of a fused row of queries, keys and values.
+fn qkv_width(shape: &AttentionShape) -> usize {
+    (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+}

@@ -109,7 +109,11 @@ pub enum DeviceError {
     /// A shape that this device cannot run.
     #[error("unsupported on this device: {0}")]
     Unsupported(String),
-    /// The device itself failed.
+    /// A call that breaks this seam's contract: operands of different shapes, an index out of range, a page that two
+    /// rows write to. The device is as good as before.
+    #[error("misuse of the device: {0}")]
+    Misuse(String),
+    /// The device itself failed, or computed something that is not a number.
     #[error("device lost: {0}")]
     Lost(String),
 }

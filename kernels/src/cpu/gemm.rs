@@ -1,0 +1,246 @@
+//! `y = x · Wᵀ` over packed panels.
+//!
+//! Activations pass a *door* first: they are copied into tiles of a few rows, transposed so that a tile's rows lie
+//! side by side for each input, and rounded to bfloat16 where the weights are. Then every panel of weights meets every
+//! tile while it is in the cache, so that one read of the weights from memory serves all rows.
+
+use super::format::{Bf16, F16, F32, Format, STEP, Stored};
+use super::isa::Path;
+use super::matrix::Matrix;
+use super::memory::{Buffer, Shared};
+use super::pool::ThreadPool;
+use super::simd::{LANES, Op, Simd, from_bf16, to_bf16};
+use super::tile::{Rows, Tiling, dot_product, for_tile, product};
+use crate::DeviceError;
+
+/// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
+const CACHED_WEIGHTS: usize = 192 << 10;
+/// Tiles below which passing the door is not worth waking another thread.
+const INLINE_TILES: usize = 4;
+
+/// What becomes of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Into<'a> {
+    /// `out = x · Wᵀ (+ bias)`.
+    Set(Option<&'a [f32]>),
+    /// `out += x · Wᵀ (+ bias)`.
+    Add(Option<&'a [f32]>),
+}
+
+/// The operands of one product.
+pub(super) struct Product<'a> {
+    /// `[rows, inputs]`.
+    pub(super) x: &'a [f32],
+    pub(super) rows: usize,
+    pub(super) matrix: &'a Matrix,
+    pub(super) into: Into<'a>,
+    /// `[rows, outputs]`.
+    pub(super) out: &'a mut [f32],
+}
+
+/// Computes a product. `door` has room for the rows times the inputs, rounded up to a pair.
+pub(super) fn linear(
+    path: Path,
+    pool: &mut ThreadPool,
+    door: &mut Buffer<f32>,
+    product: Product<'_>,
+) -> Result<(), DeviceError> {
+    let Product { x, rows, matrix, into, out } = product;
+    let (accumulators, dots_bf16) = path.run(TileLimits);
+    let tiling = Tiling::new(rows, accumulators);
+    let door = Shared::new(&mut door[..]);
+    let dots = dots_bf16 && matches!(matrix.data, Stored::Bf16(_));
+    let narrow = matches!(matrix.data, Stored::Bf16(_));
+    let pass = Pass { x, inputs: matrix.inputs, tiling, door: &door, narrow, dots };
+    if tiling.tiles <= INLINE_TILES {
+        (0..tiling.tiles).for_each(|tile| path.run(PassTile { pass: &pass, tile }));
+    } else {
+        pool.run(tiling.tiles, |tile, _| path.run(PassTile { pass: &pass, tile }))?;
+    }
+    let out = Shared::new(out);
+    let work = Work { tiling, door: &door, dots, matrix, into, out: &out };
+    match &matrix.data {
+        Stored::F32(data) => work.run::<F32>(path, pool, data),
+        Stored::F16(data) => work.run::<F16>(path, pool, data),
+        Stored::Bf16(data) => work.run::<Bf16>(path, pool, data),
+    }
+}
+
+/// Rows that a tile can have, and whether bfloat16 pairs are multiplied as such.
+struct TileLimits;
+
+impl Op for TileLimits {
+    type Output = (usize, bool);
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> Self::Output {
+        (S::ACCUMULATORS, S::DOTS_BF16)
+    }
+}
+
+/// The way of all rows through the door.
+struct Pass<'a> {
+    x: &'a [f32],
+    inputs: usize,
+    tiling: Tiling,
+    door: &'a Shared<'a, f32>,
+    /// Round to bfloat16.
+    narrow: bool,
+    /// Keep as pairs of bfloat16.
+    dots: bool,
+}
+
+/// One tile's way through the door.
+struct PassTile<'a> {
+    pass: &'a Pass<'a>,
+    tile: usize,
+}
+
+impl Op for PassTile<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Pass { x, inputs, tiling, door, narrow, dots } = *self.pass;
+        let (first, rows) = tiling.tile(self.tile);
+        let padded = 2 * inputs.div_ceil(2);
+        let x = &x[first * inputs..(first + rows) * inputs];
+        // SAFETY: each tile has a part of its own.
+        let to = unsafe { door.part(first * padded, rows * padded) };
+        for (row, x) in x.chunks_exact(inputs.max(1)).enumerate() {
+            if dots {
+                for (pair, x) in x.chunks(2).enumerate() {
+                    let odd = x.get(1).map_or(0, |&odd| to_bf16(odd));
+                    let bits = u32::from(to_bf16(x[0])) | u32::from(odd) << 16;
+                    to[pair * rows + row] = f32::from_bits(bits);
+                }
+            } else if narrow {
+                x.iter().enumerate().for_each(|(i, &x)| to[i * rows + row] = from_bf16(to_bf16(x)));
+            } else {
+                x.iter().enumerate().for_each(|(i, &x)| to[i * rows + row] = x);
+            }
+            if !dots && padded > inputs {
+                to[inputs * rows + row] = 0.0;
+            }
+        }
+    }
+}
+
+/// What all tasks of one product share.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    tiling: Tiling,
+    door: &'a Shared<'a, f32>,
+    dots: bool,
+    matrix: &'a Matrix,
+    into: Into<'a>,
+    out: &'a Shared<'a, f32>,
+}
+
+impl Work<'_> {
+    fn run<W: Format>(&self, path: Path, pool: &mut ThreadPool, data: &[W::Raw]) -> Result<(), DeviceError> {
+        let panels = self.matrix.panels();
+        // A few tasks for each thread even out their ends; a task has four panels or more, which a single row needs.
+        let share = panels.div_ceil(4 * pool.threads()).next_multiple_of(4);
+        let columns = panels.div_ceil(share);
+        let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles).max(1);
+        let band = self.tiling.tiles.div_ceil(bands);
+        pool.run(columns * bands, |task, _| {
+            let (column, first) = (task / bands, task % bands * band);
+            let block = Block::<W> {
+                work: *self,
+                data,
+                panels: (column * share, panels.min((column + 1) * share)),
+                tiles: (first, self.tiling.tiles.min(first + band)),
+            };
+            path.run(block);
+        })
+    }
+}
+
+/// Some panels by some tiles of rows.
+struct Block<'a, W: Format> {
+    work: Work<'a>,
+    data: &'a [W::Raw],
+    panels: (usize, usize),
+    tiles: (usize, usize),
+}
+
+impl<W: Format> Op for Block<'_, W> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let panel_bytes = self.work.matrix.steps() * STEP * size_of::<W::Raw>();
+        let cached = (CACHED_WEIGHTS / panel_bytes.max(1)).max(4);
+        let (mut first, end) = self.panels;
+        while first < end {
+            let last = end.min(first + cached);
+            for tile in self.tiles.0..self.tiles.1 {
+                let (row, rows) = self.work.tiling.tile(tile);
+                for_tile!(S, rows, self.sweep(s, row, first, last));
+            }
+            first = last;
+        }
+    }
+}
+
+impl<W: Format> Block<'_, W> {
+    /// A tile of `R` rows from `row` on meets panels `first .. last`.
+    #[inline(always)]
+    fn sweep<S: Simd, const R: usize, const P: usize>(&self, s: S, row: usize, first: usize, last: usize) {
+        let mut panel = first;
+        while panel + P <= last {
+            self.tile::<S, R, P>(s, row, panel);
+            panel += P;
+        }
+        while panel < last {
+            self.tile::<S, R, 1>(s, row, panel);
+            panel += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, row: usize, panel: usize) {
+        let steps = self.work.matrix.steps();
+        let data = &self.data[panel * steps * STEP..(panel + P) * steps * STEP];
+        let mut panels = [data.as_ptr(); P];
+        for (p, panel) in panels.iter_mut().enumerate() {
+            *panel = data[p * steps * STEP..].as_ptr();
+        }
+        // SAFETY: the door holds `2 * steps` inputs of every row, tile by tile, and was filled before; nobody writes
+        // to it now. The panels hold `steps` steps by the slice above. With `dots` the elements are u16 and u32 in
+        // place of f32, of which the door then holds half.
+        let sums = unsafe {
+            let x = self.work.door.as_ptr().add(row * 2 * steps).cast_const();
+            if S::DOTS_BF16 && self.work.dots {
+                dot_product::<S, R, P>(s, x.cast(), panels.map(|panel| panel.cast()), steps)
+            } else {
+                product::<S, W, R, P>(s, Rows { start: x, row_stride: 1, input_stride: R }, panels, steps)
+            }
+        };
+        for (r, sums) in sums.iter().enumerate() {
+            for (p, &sum) in sums.iter().enumerate() {
+                self.finish(s, row + r, (panel + p) * LANES, sum);
+            }
+        }
+    }
+
+    /// Adds the bias and what is there already, and stores.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, s: S, row: usize, column: usize, sum: S::F) {
+        let outputs = self.work.matrix.outputs;
+        let width = LANES.min(outputs - column);
+        // SAFETY: each (row, panel) belongs to one task.
+        let out = unsafe { self.work.out.part(row * outputs + column, width) };
+        let (bias, add) = match self.work.into {
+            Into::Set(bias) => (bias, false),
+            Into::Add(bias) => (bias, true),
+        };
+        let mut sum = sum;
+        if let Some(bias) = bias {
+            sum = s.add(sum, s.load_some(&bias[column..column + width], 0.0));
+        }
+        if add {
+            sum = s.add(s.load_some(out, 0.0), sum);
+        }
+        s.store_some(out, sum);
+    }
+}

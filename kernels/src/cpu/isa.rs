@@ -1,0 +1,116 @@
+//! Which instructions the kernels are compiled for, chosen at run time.
+
+use std::fmt;
+
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512, Avx512Bf16};
+use super::simd::{Op, Portable};
+use crate::DeviceError;
+
+/// An instruction path. All paths run the same code over blocks of sixteen lanes and differ in rounding only where
+/// noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// What the compiler makes of plain code. Multiplies and adds are rounded apart where the target has no fused
+    /// instruction, so f32 results differ from the other paths in the last bits.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with bfloat16 dot products, which flush denormals.
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// All paths, the plainest first.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// The best path that this machine has.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether this machine has all that the path needs.
+    pub fn available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            match self {
+                Self::Portable => true,
+                Self::Avx2 => avx2,
+                Self::Avx512 => avx512,
+                Self::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Portable
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
+        })
+    }
+}
+
+/// A path that this machine was found to have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Path(Isa);
+
+impl Path {
+    pub(super) fn new(isa: Isa) -> Result<Self, DeviceError> {
+        if isa.available() {
+            Ok(Self(isa))
+        } else {
+            Err(DeviceError::Unsupported(format!("this machine has no {isa} instructions")))
+        }
+    }
+
+    pub(super) fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Runs `op` as compiled for this path.
+    #[inline]
+    pub(super) fn run<O: Op>(self, op: O) -> O::Output {
+        match self.0 {
+            Isa::Portable => Portable::run(op),
+            // SAFETY (all three): `new` found the instructions.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { Avx2::run(op) },
+            // SAFETY: see above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { Avx512::run(op) },
+            // SAFETY: see above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => unsafe { Avx512Bf16::run(op) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => Portable::run(op),
+        }
+    }
+}
+
+/// The paths that tests can run here; those that they cannot are named on stderr.
+#[cfg(test)]
+pub(super) fn testable(test: &str) -> Vec<Isa> {
+    let (have, lack): (Vec<Isa>, Vec<Isa>) = Isa::ALL.into_iter().partition(|isa| isa.available());
+    for isa in lack {
+        eprintln!("{test}: SKIPPED on {isa}: this machine does not have it");
+    }
+    have
+}

@@ -1,0 +1,134 @@
+//! Weight matrices, repacked into panels once when they are loaded.
+
+use super::format::{Format, STEP, Stored, with_format};
+use super::memory::Shared;
+use super::pool::ThreadPool;
+use super::simd::LANES;
+use crate::{DeviceError, HostMatrix, WeightType};
+
+/// A weight matrix as `[outputs / 16]` panels of `[inputs / 2]` steps (see [`super::format`]); outputs and inputs that
+/// fill up the last panel and step are zeros.
+pub struct Matrix {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) data: Stored,
+}
+
+impl Matrix {
+    /// Steps of a panel.
+    pub(super) fn steps(&self) -> usize {
+        self.inputs.div_ceil(2)
+    }
+
+    /// Panels.
+    pub(super) fn panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+
+    /// Packs `parts`, one below the other. Beside the packed matrix nothing is allocated.
+    pub(super) fn pack(pool: &mut ThreadPool, parts: &[HostMatrix<'_>]) -> Result<Self, DeviceError> {
+        let first = parts.first().ok_or_else(|| DeviceError::Misuse("a matrix of no parts".to_owned()))?;
+        let (inputs, dtype) = (first.columns, first.dtype);
+        for part in parts {
+            check(part, inputs, dtype)?;
+        }
+        let outputs = parts.iter().map(|part| part.rows).sum();
+        let mut matrix =
+            Self { outputs, inputs, data: Stored::F32(super::memory::Buffer::zeroed(0, "a matrix")?) };
+        let (steps, panels) = (matrix.steps(), matrix.panels());
+        let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
+        let len = steps.checked_mul(STEP).and_then(|panel| panel.checked_mul(panels)).ok_or(wanted)?;
+        matrix.data = Stored::zeroed(dtype, len, "a weight matrix")?;
+        with_format!(&mut matrix.data, Fmt, data => {
+            let shared = Shared::new(data);
+            pool.run(panels, |panel, _| {
+                // SAFETY: each task has a panel to itself.
+                let panel_data = unsafe { shared.part(panel * steps * STEP, steps * STEP) };
+                pack_panel::<Fmt>(parts, panel * LANES, inputs, panel_data);
+            })?;
+        });
+        Ok(matrix)
+    }
+}
+
+fn check(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
+    let bytes = part.rows.checked_mul(part.columns).and_then(|elements| elements.checked_mul(dtype.bytes()));
+    if part.columns != inputs || part.dtype != dtype || bytes != Some(part.bytes.len()) {
+        return Err(DeviceError::Misuse(format!(
+            "a part of {} x {} {:?} in {} bytes among parts of {inputs} columns of {dtype:?}",
+            part.rows,
+            part.columns,
+            part.dtype,
+            part.bytes.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Row `index` of the parts taken as one matrix.
+fn row_bytes<'a>(parts: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
+    for part in parts {
+        if index < part.rows {
+            let row = part.columns * part.dtype.bytes();
+            return Some(&part.bytes[index * row..(index + 1) * row]);
+        }
+        index -= part.rows;
+    }
+    None
+}
+
+/// Fills a zeroed panel. Works on a few inputs of all sixteen rows at a time, so that the panel is written in order
+/// while each source row is still read a cache line at once.
+fn pack_panel<W: Format>(parts: &[HostMatrix<'_>], first_output: usize, inputs: usize, panel: &mut [W::Raw]) {
+    const CHUNK: usize = 32;
+    let rows: [Option<&[u8]>; LANES] = std::array::from_fn(|lane| row_bytes(parts, first_output + lane));
+    for start in (0..inputs).step_by(CHUNK) {
+        for (lane, row) in rows.iter().enumerate() {
+            let Some(row) = row else { continue };
+            for input in start..inputs.min(start + CHUNK) {
+                panel[input / 2 * STEP + W::place(input % 2, lane)] = W::read(row, input);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_laid_one_below_the_other_in_panels() {
+        // 21 outputs by 5 inputs in two parts, element (output, input) = 100 * output + input.
+        let values: Vec<f32> = (0..21 * 5).map(|i| (100 * (i / 5) + i % 5) as f32).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let (top, bottom) = bytes.split_at(13 * 5 * 4);
+        let part = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
+        let mut pool = ThreadPool::new(2).unwrap();
+        let matrix = Matrix::pack(&mut pool, &[part(top, 13), part(bottom, 8)]).unwrap();
+        let Stored::F32(data) = &matrix.data else { unreachable!() };
+        assert_eq!((matrix.panels(), matrix.steps(), data.len()), (2, 3, 2 * 3 * STEP));
+        for output in 0..32 {
+            for input in 0..6 {
+                let got = data[output / 16 * 3 * STEP + input / 2 * STEP + input % 2 * 16 + output % 16];
+                let want = if output < 21 && input < 5 { (100 * output + input) as f32 } else { 0.0 };
+                assert_eq!(got, want, "output {output}, input {input}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_together_are_refused() {
+        let mut pool = ThreadPool::new(1).unwrap();
+        let part = |bytes, dtype, rows, columns| HostMatrix { bytes, dtype, rows, columns };
+        let good = part(&[0; 8], WeightType::F16, 2, 2);
+        for bad in [
+            part(&[0; 8], WeightType::Bf16, 2, 2),
+            part(&[0; 8], WeightType::F16, 1, 4),
+            part(&[0; 7], WeightType::F16, 2, 2),
+            part(&[], WeightType::F16, usize::MAX, 2),
+        ] {
+            assert!(matches!(Matrix::pack(&mut pool, &[good, bad]), Err(DeviceError::Misuse(_))));
+        }
+        assert!(Matrix::pack(&mut pool, &[]).is_err());
+    }
+}

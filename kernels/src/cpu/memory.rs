@@ -1,0 +1,133 @@
+//! Zeroed memory of the device, page aligned and committed only where it is touched.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::DeviceError;
+
+/// Types whose every bit pattern is a value, so that fresh zeroed memory already holds valid ones.
+///
+/// # Safety
+///
+/// All-zero bytes are a valid value, and the type needs no drop.
+pub(super) unsafe trait Element: Copy + Send + Sync + 'static {}
+// SAFETY: plain numbers.
+unsafe impl Element for f32 {}
+// SAFETY: plain numbers.
+unsafe impl Element for u16 {}
+
+/// A fixed number of elements in an anonymous mapping of their own.
+pub(super) struct Buffer<T: Element> {
+    start: NonNull<T>,
+    len: usize,
+    bytes: usize,
+    owns: PhantomData<T>,
+}
+
+// SAFETY: the buffer owns its mapping alone; elements are plain numbers.
+unsafe impl<T: Element> Send for Buffer<T> {}
+// SAFETY: shared access only reads.
+unsafe impl<T: Element> Sync for Buffer<T> {}
+
+impl<T: Element> Buffer<T> {
+    /// `len` zeros; `what` names them in the error when they do not fit.
+    pub(super) fn zeroed(len: usize, what: &'static str) -> Result<Self, DeviceError> {
+        let too_much = || DeviceError::OutOfMemory { what, wanted: len.saturating_mul(size_of::<T>()) };
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(too_much)?.max(1);
+        // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing that exists.
+        let mapped = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|_| too_much())?;
+        advise_huge_pages(mapped, bytes);
+        let start = NonNull::new(mapped.cast::<T>()).ok_or_else(too_much)?;
+        Ok(Self { start, len, bytes, owns: PhantomData })
+    }
+}
+
+/// Weights are read from end to end every step: with small pages the address translation alone costs bandwidth.
+#[cfg(target_os = "linux")]
+fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
+    const WORTH_IT: usize = 4 << 20;
+    if bytes >= WORTH_IT {
+        // SAFETY: the range is the mapping just made; the advice changes no contents. A kernel that does not know it
+        // refuses, and the pages stay small.
+        let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge_pages(_: *mut std::ffi::c_void, _: usize) {}
+
+impl<T: Element> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `zeroed`, and nothing borrows from it any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl<T: Element> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping holds `len` elements, zeroed at first and written only through `&mut`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and `&mut self` makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+/// A mutable slice that the tasks of one parallel operation write to, each its own part.
+pub(super) struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrows: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: parts are handed out by the unsafe `part`, whose caller answers for their being disjoint.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+// SAFETY: it stands for the `&mut [T]` that it was made from.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), borrows: PhantomData }
+    }
+
+    /// Elements `first .. first + len`.
+    ///
+    /// # Safety
+    ///
+    /// No two parts that live at the same time overlap.
+    #[allow(clippy::mut_from_ref)] // The point of the type: see its safety contract.
+    #[inline(always)]
+    pub(super) unsafe fn part(&self, first: usize, len: usize) -> &mut [T] {
+        assert!(first <= self.len && len <= self.len - first, "part of a shared slice out of range");
+        // SAFETY: in range by the assertion, and disjoint from every other part by the contract.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
+    }
+
+    /// The first element, for kernels that write strided patterns.
+    #[inline(always)]
+    pub(super) fn as_ptr(&self) -> *mut T {
+        self.start
+    }
+
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}

@@ -1,0 +1,257 @@
+//! Fork and join over threads that stay alive between operations.
+//!
+//! A step runs some two hundred operations back to back, each some tens of microseconds long when decoding, so a
+//! waiting thread spins for a moment before it parks. The caller takes part in the work. A thread that wakes late finds
+//! the operation closed and is not waited for.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::DeviceError;
+
+/// How long an idle thread looks for work before it parks.
+const SPIN: Duration = Duration::from_micros(50);
+/// Set in [`Common::gate`] while no operation may be entered.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+/// What one operation asks of every thread.
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const Task<'static>,
+    tasks: usize,
+}
+
+struct Common {
+    /// Read by threads that are inside the gate, written by the caller while it is closed and empty.
+    job: UnsafeCell<Option<Job>>,
+    /// Threads inside the current operation, and [`CLOSED`].
+    gate: AtomicUsize,
+    /// The next task that nobody has taken.
+    next: AtomicUsize,
+    /// Counts operations; a change is the call to work.
+    epoch: AtomicU64,
+    stopping: AtomicBool,
+    panicked: AtomicBool,
+}
+
+// SAFETY: `job` is the only field that is not already shareable; the gate orders its reads and writes (see its doc).
+unsafe impl Sync for Common {}
+// SAFETY: the pointer in `job` is only followed inside the gate, while the closure that it points to is borrowed.
+unsafe impl Send for Common {}
+
+struct Helper {
+    thread: Thread,
+    asleep: Arc<AtomicBool>,
+    join: Option<JoinHandle<()>>,
+}
+
+/// Persistent threads that run the tasks of one operation at a time.
+pub(super) struct ThreadPool {
+    common: Arc<Common>,
+    helpers: Vec<Helper>,
+}
+
+impl ThreadPool {
+    /// A pool in which `threads` threads work, the caller's own included.
+    pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
+        let common = Arc::new(Common {
+            job: UnsafeCell::new(None),
+            gate: AtomicUsize::new(CLOSED),
+            next: AtomicUsize::new(0),
+            epoch: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+        });
+        let mut pool = Self { common, helpers: Vec::new() };
+        for index in 1..threads {
+            let common = Arc::clone(&pool.common);
+            let asleep = Arc::new(AtomicBool::new(false));
+            let flag = Arc::clone(&asleep);
+            let join = std::thread::Builder::new()
+                .name(format!("kernel-{index}"))
+                .spawn(move || help(&common, &flag, index))
+                .map_err(|error| DeviceError::Lost(format!("cannot start kernel thread {index}: {error}")))?;
+            pool.helpers.push(Helper { thread: join.thread().clone(), asleep, join: Some(join) });
+        }
+        Ok(pool)
+    }
+
+    /// Threads that work, the caller's own included.
+    pub(super) fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Calls `task(i, thread)` for every i below `tasks`, in any order, on any thread; `thread` is below
+    /// [`Self::threads`] and no two calls with the same one overlap. Returns when all are done; a panic in a task is
+    /// a lost device.
+    pub(super) fn run(
+        &mut self,
+        tasks: usize,
+        task: impl Fn(usize, usize) + Sync,
+    ) -> Result<(), DeviceError> {
+        if self.helpers.is_empty() || tasks <= 1 {
+            let inline = AssertUnwindSafe(|| (0..tasks).for_each(|index| task(index, 0)));
+            return catch_unwind(inline).map_err(|panic| lost(panic.as_ref()));
+        }
+        let task: &Task<'_> = &task;
+        // SAFETY: only the lifetime changes. The pointer is followed by threads inside the gate only, and this call
+        // returns after the gate is closed and empty, so the closure outlives every use.
+        let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
+        // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
+        unsafe { *self.common.job.get() = Some(Job { task, tasks }) };
+        self.common.next.store(0, Ordering::Relaxed);
+        self.common.gate.store(0, Ordering::Release);
+        // Sequentially consistent with `asleep`: either the helper sees the new epoch, or we see it asleep.
+        self.common.epoch.fetch_add(1, Ordering::SeqCst);
+        for helper in self.helpers.iter().take(tasks - 1) {
+            if helper.asleep.load(Ordering::SeqCst) {
+                helper.thread.unpark();
+            }
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| take_tasks(&self.common, 0)));
+        self.common.gate.fetch_or(CLOSED, Ordering::AcqRel);
+        let mut turns = 0u32;
+        while self.common.gate.load(Ordering::Acquire) != CLOSED {
+            turns += 1;
+            // A helper may have lost its core to another process: then spinning would only keep it off ours.
+            if turns.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        own.map_err(|panic| lost(panic.as_ref()))?;
+        if self.common.panicked.swap(false, Ordering::AcqRel) {
+            return Err(DeviceError::Lost("a kernel thread panicked".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        self.common.stopping.store(true, Ordering::SeqCst);
+        self.common.epoch.fetch_add(1, Ordering::SeqCst);
+        for helper in &mut self.helpers {
+            helper.thread.unpark();
+            if let Some(join) = helper.join.take() {
+                let _ = join.join();
+            }
+        }
+    }
+}
+
+fn lost(panic: &(dyn Any + Send)) -> DeviceError {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    DeviceError::Lost(format!("a kernel panicked: {text}"))
+}
+
+/// Works on the open operation until no task is left.
+fn take_tasks(common: &Common, thread: usize) {
+    // SAFETY: the caller is inside the gate (or is the one that opened it), so `job` is set and not being written.
+    let Some(job) = (unsafe { *common.job.get() }) else { return };
+    loop {
+        let index = common.next.fetch_add(1, Ordering::Relaxed);
+        if index >= job.tasks {
+            return;
+        }
+        // SAFETY: inside the gate the closure is alive (see `run`).
+        unsafe { (*job.task)(index, thread) };
+    }
+}
+
+/// A helper's life: wait for an epoch, enter, work, leave.
+fn help(common: &Common, asleep: &AtomicBool, thread: usize) {
+    let mut seen = 0;
+    loop {
+        seen = wait_for_change(common, asleep, seen);
+        if common.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let enter = |inside: usize| (inside & CLOSED == 0).then_some(inside + 1);
+        if common.gate.fetch_update(Ordering::AcqRel, Ordering::Relaxed, enter).is_err() {
+            continue;
+        }
+        if catch_unwind(AssertUnwindSafe(|| take_tasks(common, thread))).is_err() {
+            common.panicked.store(true, Ordering::Release);
+        }
+        common.gate.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn wait_for_change(common: &Common, asleep: &AtomicBool, seen: u64) -> u64 {
+    let began = Instant::now();
+    let mut turns = 0u32;
+    loop {
+        let epoch = common.epoch.load(Ordering::Acquire);
+        if epoch != seen {
+            return epoch;
+        }
+        turns += 1;
+        if !turns.is_multiple_of(64) || began.elapsed() < SPIN {
+            std::hint::spin_loop();
+            continue;
+        }
+        asleep.store(true, Ordering::SeqCst);
+        if common.epoch.load(Ordering::SeqCst) == seen {
+            std::thread::park();
+        }
+        asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_exactly_once_however_often_it_is_asked() {
+        for threads in [1, 2, 5] {
+            let mut pool = ThreadPool::new(threads).unwrap();
+            for round in 0..2_000 {
+                let tasks = round % 17;
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, |index, thread| {
+                    assert!(thread < threads);
+                    counts[index].fetch_add(1, Ordering::Relaxed);
+                })
+                .unwrap();
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_parked_helper_is_woken() {
+        let mut pool = ThreadPool::new(2).unwrap();
+        let asleep = Arc::clone(&pool.helpers[0].asleep);
+        for _ in 0..3 {
+            while !asleep.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Both tasks wait for the other: done only if two threads run them.
+            let met = AtomicUsize::new(0);
+            pool.run(2, |_, _| {
+                met.fetch_add(1, Ordering::SeqCst);
+                while met.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+            })
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn a_panicking_task_is_an_error_and_the_pool_goes_on() {
+        for threads in [1, 3] {
+            let mut pool = ThreadPool::new(threads).unwrap();
+            let error = pool.run(8, |index, _| assert_ne!(index, 5, "boom")).unwrap_err();
+            assert!(matches!(error, DeviceError::Lost(_)), "{error}");
+            pool.run(8, |_, _| {}).unwrap();
+        }
+    }
+}

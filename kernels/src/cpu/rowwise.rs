@@ -1,0 +1,163 @@
+//! Operations that treat every token alone: embedding, norms, the gated activation, rotary angles, gathering rows.
+
+use super::format::{Format, STEP, with_format};
+use super::isa::Path;
+use super::matrix::Matrix;
+use super::memory::Shared;
+use super::pool::ThreadPool;
+use super::simd::{LANES, Op, Simd, exp};
+use crate::{DeviceError, RopeFrequencies};
+
+/// Elements that one task takes, at least: below that, handing it to another thread costs more than it saves.
+const TASK_ELEMENTS: usize = 8 << 10;
+
+/// Calls `f` for each row of `out`, which is `width` wide, in parallel.
+fn each_row(
+    pool: &mut ThreadPool,
+    out: &mut [f32],
+    width: usize,
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) -> Result<(), DeviceError> {
+    let rows = out.len() / width.max(1);
+    let share = (TASK_ELEMENTS / width.max(1)).max(1);
+    let out = Shared::new(out);
+    pool.run(rows.div_ceil(share), |task, _| {
+        for row in task * share..rows.min((task + 1) * share) {
+            // SAFETY: each row belongs to one task.
+            f(row, unsafe { out.part(row * width, width) });
+        }
+    })
+}
+
+/// `out[t] = table[ids[t]]`.
+pub(super) fn embed(
+    pool: &mut ThreadPool,
+    table: &Matrix,
+    ids: &[u32],
+    out: &mut [f32],
+) -> Result<(), DeviceError> {
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= table.outputs) {
+        return Err(DeviceError::Misuse(format!("token id {id} of a table of {}", table.outputs)));
+    }
+    let steps = table.steps();
+    with_format!(&table.data, Fmt, data => each_row(pool, out, table.inputs, |row, out| {
+        let id = ids[row] as usize;
+        let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
+        for (input, out) in out.iter_mut().enumerate() {
+            *out = Fmt::widen(panel[input / 2 * STEP + Fmt::place(input % 2, id % LANES)]);
+        }
+    }))
+}
+
+/// `out[t] = [cos | sin](positions[t] * inverse) * scale`.
+pub(super) fn rope_angles(
+    pool: &mut ThreadPool,
+    rope: &RopeFrequencies,
+    positions: &[f32],
+    out: &mut [f32],
+) -> Result<(), DeviceError> {
+    let half = rope.inverse.len();
+    each_row(pool, out, 2 * half, |row, out| {
+        let (cos, sin) = out.split_at_mut(half);
+        for (i, inverse) in rope.inverse.iter().enumerate() {
+            // The angle is rounded to f32 as in the reference; its cosine and sine are then the nearest ones.
+            let (s, c) = f64::from(positions[row] * inverse).sin_cos();
+            cos[i] = c as f32 * rope.scale;
+            sin[i] = s as f32 * rope.scale;
+        }
+    })
+}
+
+/// `out = x / sqrt(mean(x²) + eps) * weight`, row by row.
+pub(super) fn rms_norm(
+    path: Path,
+    pool: &mut ThreadPool,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) -> Result<(), DeviceError> {
+    let width = weight.len();
+    each_row(pool, out, width, |row, out| {
+        let x = &x[row * width..(row + 1) * width];
+        path.run(RmsNorm { x, weight, eps, out });
+    })
+}
+
+/// One row's norm.
+struct RmsNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Op for RmsNorm<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let factor = rms_factor(s, self.x, self.eps);
+        let blocks = self.x.chunks(LANES).zip(self.weight.chunks(LANES)).zip(self.out.chunks_mut(LANES));
+        for ((x, weight), out) in blocks {
+            let normal = s.mul(s.load_some(x, 0.0), s.splat(factor));
+            s.store_some(out, s.mul(normal, s.load_some(weight, 0.0)));
+        }
+    }
+}
+
+/// `1 / sqrt(mean(x²) + eps)`; the sum runs over blocks of sixteen, then over lanes.
+#[inline(always)]
+pub(super) fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    let mut squares = s.splat(0.0);
+    for block in x.chunks(LANES) {
+        let x = s.load_some(block, 0.0);
+        squares = s.fma(x, x, squares);
+    }
+    1.0 / (s.sum(squares) / x.len() as f32 + eps).sqrt()
+}
+
+/// `out = silu(gate) * up`, where a row of `gate_up` is `[gate | up]`.
+pub(super) fn silu_mul(
+    path: Path,
+    pool: &mut ThreadPool,
+    gate_up: &[f32],
+    width: usize,
+    out: &mut [f32],
+) -> Result<(), DeviceError> {
+    each_row(pool, out, width, |row, out| {
+        let (gate, up) = gate_up[2 * row * width..2 * (row + 1) * width].split_at(width);
+        path.run(SiluMul { gate, up, out });
+    })
+}
+
+/// One row's gated activation.
+struct SiluMul<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Op for SiluMul<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let blocks = self.gate.chunks(LANES).zip(self.up.chunks(LANES)).zip(self.out.chunks_mut(LANES));
+        for ((gate, up), out) in blocks {
+            let gate = s.load_some(gate, 0.0);
+            let decay = exp(s, s.sub(s.splat(0.0), gate));
+            let silu = s.div(gate, s.add(s.splat(1.0), decay));
+            s.store_some(out, s.mul(silu, s.load_some(up, 0.0)));
+        }
+    }
+}
+
+/// `out[i] = x[rows[i]]`.
+pub(super) fn gather(x: &[f32], width: usize, rows: &[usize], out: &mut [f32]) -> Result<(), DeviceError> {
+    for (&row, out) in rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
+        let from = x.get(row * width..(row + 1) * width);
+        let from =
+            from.ok_or_else(|| DeviceError::Misuse(format!("row {row} of a tensor that has fewer")))?;
+        out.copy_from_slice(from);
+    }
+    Ok(())
+}

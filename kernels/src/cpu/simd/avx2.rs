@@ -1,0 +1,171 @@
+//! Two 256-bit registers as one block.
+
+use std::arch::x86_64::*;
+
+use super::{LANES, Op, Simd};
+
+/// Proof that the machine has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    ///
+    /// The machine has AVX2, FMA and F16C.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+        op.run(Self(()))
+    }
+}
+
+type F = [__m256; 2];
+
+/// An expression of intrinsics, which `self` proves the machine to have.
+macro_rules! avx2 {
+    ($($body:tt)*) => {{
+        // SAFETY: an `Avx2` exists only where its instructions do; memory access is the caller's contract.
+        unsafe { $($body)* }
+    }};
+}
+
+/// The lanes' `op`, halves onto each other.
+macro_rules! fold {
+    ($a:expr, $op256:ident, $op128:ident) => {
+        avx2! {{
+            let a = $op256($a[0], $a[1]);
+            let a = $op128(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = $op128(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32($op128(a, _mm_movehdup_ps(a)))
+        }}
+    };
+}
+
+impl Simd for Avx2 {
+    type F = F;
+    const ACCUMULATORS: usize = 6;
+    const DOTS_BF16: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F {
+        avx2! { [_mm256_set1_ps(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> F {
+        avx2! { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: F) {
+        avx2! {
+            _mm256_storeu_ps(to, x[0]);
+            _mm256_storeu_ps(to.add(8), x[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> F {
+        avx2! {[
+            _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+            _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast())),
+        ]}
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> F {
+        avx2! {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_even(self, from: *const u16) -> F {
+        avx2! {
+            let low = _mm256_loadu_si256(from.cast());
+            let high = _mm256_loadu_si256(from.add(LANES).cast());
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_odd(self, from: *const u16) -> F {
+        avx2! {
+            let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [
+                _mm256_and_ps(_mm256_loadu_ps(from.cast()), mask),
+                _mm256_and_ps(_mm256_loadu_ps(from.add(LANES).cast()), mask),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
+        let (even, odd) =
+            (self.splat(f32::from_bits(pair << 16)), self.splat(f32::from_bits(pair & 0xffff_0000)));
+        // SAFETY: the caller's contract.
+        let (w_even, w_odd) = unsafe { (self.load_bf16_even(weights), self.load_bf16_odd(weights)) };
+        self.fma(w_even, even, self.fma(w_odd, odd, sum))
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        avx2! { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        avx2! { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        avx2! { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        avx2! { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        avx2! { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        avx2! { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn less(self, a: F, b: F, x: F, y: F) -> F {
+        avx2! {[
+            _mm256_blendv_ps(y[0], x[0], _mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0])),
+            _mm256_blendv_ps(y[1], x[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
+        ]}
+    }
+    #[inline(always)]
+    fn round(self, a: F) -> F {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        avx2! { [_mm256_round_ps::<NEAREST>(a[0]), _mm256_round_ps::<NEAREST>(a[1])] }
+    }
+    #[inline(always)]
+    fn exp2_integer(self, n: F) -> F {
+        avx2! {
+            let bias = _mm256_set1_epi32(127);
+            let low = _mm256_add_epi32(_mm256_cvtps_epi32(n[0]), bias);
+            let high = _mm256_add_epi32(_mm256_cvtps_epi32(n[1]), bias);
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn sum(self, a: F) -> f32 {
+        fold!(a, _mm256_add_ps, _mm_add_ps)
+    }
+    #[inline(always)]
+    fn largest(self, a: F) -> f32 {
+        fold!(a, _mm256_max_ps, _mm_max_ps)
+    }
+    #[inline(always)]
+    fn any_nan(self, a: F) -> bool {
+        avx2! { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(a[0], a[1])) != 0 }
+    }
+}

@@ -1,0 +1,185 @@
+//! One 512-bit register as one block, without and with bfloat16 dot products.
+
+use std::arch::x86_64::*;
+
+use super::{Op, Simd};
+
+type F = __m512;
+
+/// Proof that the machine has AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx512(());
+
+/// Proof that the machine has all of [`Avx512`] and AVX512_BF16.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx512Bf16(());
+
+impl Avx512 {
+    /// # Safety
+    ///
+    /// The machine has AVX2, FMA, F16C and AVX-512 F, BW, DQ and VL.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+        op.run(Self(()))
+    }
+}
+
+impl Avx512Bf16 {
+    /// # Safety
+    ///
+    /// The machine has AVX2, FMA, F16C, AVX-512 F, BW, DQ and VL, and AVX512_BF16.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+        op.run(Self(()))
+    }
+}
+
+/// An expression of intrinsics, which `self` proves the machine to have.
+macro_rules! avx512 {
+    ($($body:tt)*) => {{
+        // SAFETY: the proof types exist only where their instructions do; memory access is the caller's contract.
+        unsafe { $($body)* }
+    }};
+}
+
+/// The lanes' `op`, halves onto each other.
+macro_rules! fold {
+    ($a:expr, $op256:ident, $op128:ident) => {
+        avx512! {{
+            let a = $op256(_mm512_castps512_ps256($a), _mm512_extractf32x8_ps::<1>($a));
+            let a = $op128(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = $op128(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32($op128(a, _mm_movehdup_ps(a)))
+        }}
+    };
+}
+
+/// The even and the odd half of a pair, widened.
+#[inline(always)]
+fn halves(pair: u32) -> (f32, f32) {
+    (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000))
+}
+
+/// All of [`Simd`] that both proofs share; `$dots` is the item that they differ in.
+macro_rules! simd {
+    ($proof:ty, $dots:expr, $dot:item) => {
+        impl Simd for $proof {
+            type F = F;
+            const ACCUMULATORS: usize = 12;
+            const DOTS_BF16: bool = $dots;
+
+            $dot
+
+            #[inline(always)]
+            fn splat(self, x: f32) -> F {
+                avx512! { _mm512_set1_ps(x) }
+            }
+            #[inline(always)]
+            unsafe fn load(self, from: *const f32) -> F {
+                avx512! { _mm512_loadu_ps(from) }
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: *mut f32, x: F) {
+                avx512! { _mm512_storeu_ps(to, x) }
+            }
+            #[inline(always)]
+            unsafe fn load_f16(self, from: *const u16) -> F {
+                avx512! { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+            }
+            #[inline(always)]
+            unsafe fn load_bf16(self, from: *const u16) -> F {
+                avx512! {
+                    let raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw))
+                }
+            }
+            #[inline(always)]
+            unsafe fn load_bf16_even(self, from: *const u16) -> F {
+                avx512! { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(from.cast()))) }
+            }
+            #[inline(always)]
+            unsafe fn load_bf16_odd(self, from: *const u16) -> F {
+                avx512! {
+                    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+                    _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from.cast()), high))
+                }
+            }
+            #[inline(always)]
+            fn add(self, a: F, b: F) -> F {
+                avx512! { _mm512_add_ps(a, b) }
+            }
+            #[inline(always)]
+            fn sub(self, a: F, b: F) -> F {
+                avx512! { _mm512_sub_ps(a, b) }
+            }
+            #[inline(always)]
+            fn mul(self, a: F, b: F) -> F {
+                avx512! { _mm512_mul_ps(a, b) }
+            }
+            #[inline(always)]
+            fn div(self, a: F, b: F) -> F {
+                avx512! { _mm512_div_ps(a, b) }
+            }
+            #[inline(always)]
+            fn fma(self, a: F, b: F, c: F) -> F {
+                avx512! { _mm512_fmadd_ps(a, b, c) }
+            }
+            #[inline(always)]
+            fn max(self, a: F, b: F) -> F {
+                avx512! { _mm512_max_ps(a, b) }
+            }
+            #[inline(always)]
+            fn less(self, a: F, b: F, x: F, y: F) -> F {
+                avx512! { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x) }
+            }
+            #[inline(always)]
+            fn round(self, a: F) -> F {
+                avx512! { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+            }
+            #[inline(always)]
+            fn exp2_integer(self, n: F) -> F {
+                avx512! {
+                    let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+                }
+            }
+            #[inline(always)]
+            fn sum(self, a: F) -> f32 {
+                fold!(a, _mm256_add_ps, _mm_add_ps)
+            }
+            #[inline(always)]
+            fn largest(self, a: F) -> f32 {
+                fold!(a, _mm256_max_ps, _mm_max_ps)
+            }
+            #[inline(always)]
+            fn any_nan(self, a: F) -> bool {
+                avx512! { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a) != 0 }
+            }
+        }
+    };
+}
+
+simd!(
+    Avx512,
+    false,
+    #[inline(always)]
+    unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
+        let (even, odd) = halves(pair);
+        // SAFETY: the caller's contract.
+        let (w_even, w_odd) = unsafe { (self.load_bf16_even(weights), self.load_bf16_odd(weights)) };
+        self.fma(w_even, self.splat(even), self.fma(w_odd, self.splat(odd), sum))
+    }
+);
+
+simd!(
+    Avx512Bf16,
+    true,
+    #[inline(always)]
+    unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
+        avx512! {
+            let weights: __m512bh = std::mem::transmute(_mm512_loadu_si512(weights.cast()));
+            let pair: __m512bh = std::mem::transmute(_mm512_set1_epi32(pair as i32));
+            _mm512_dpbf16_ps(sum, weights, pair)
+        }
+    }
+);

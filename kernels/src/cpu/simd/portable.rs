@@ -1,0 +1,138 @@
+//! Plain code over arrays, for any machine and as the reference of the other paths.
+
+use super::{LANES, Op, Simd, from_bf16};
+
+/// Proof of nothing: every machine has it.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Portable;
+
+impl Portable {
+    pub(in super::super) fn run<O: Op>(op: O) -> O::Output {
+        op.run(Self)
+    }
+}
+
+type F = [f32; LANES];
+
+#[inline(always)]
+fn each(f: impl Fn(usize) -> f32) -> F {
+    std::array::from_fn(f)
+}
+
+/// Halves onto each other until one lane is left.
+#[inline(always)]
+fn fold(mut lanes: F, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = f(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+impl Simd for Portable {
+    type F = F;
+    const ACCUMULATORS: usize = 3;
+    const DOTS_BF16: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F {
+        [x; LANES]
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> F {
+        // SAFETY: the caller's contract; an array of f32 has the alignment of f32.
+        unsafe { from.cast::<F>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: F) {
+        // SAFETY: the caller's contract.
+        unsafe { to.cast::<F>().write_unaligned(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> F {
+        // SAFETY: the caller's contract.
+        each(|i| half::f16::from_bits(unsafe { *from.add(i) }).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> F {
+        // SAFETY: the caller's contract.
+        each(|i| from_bf16(unsafe { *from.add(i) }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_even(self, from: *const u16) -> F {
+        // SAFETY: the caller's contract.
+        each(|i| from_bf16(unsafe { *from.add(2 * i) }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_odd(self, from: *const u16) -> F {
+        // SAFETY: the caller's contract.
+        each(|i| from_bf16(unsafe { *from.add(2 * i + 1) }))
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
+        let (even, odd) = (from_bf16(pair as u16), from_bf16((pair >> 16) as u16));
+        // SAFETY: the caller's contract.
+        let (w_even, w_odd) = unsafe { (self.load_bf16_even(weights), self.load_bf16_odd(weights)) };
+        self.fma(w_even, self.splat(even), self.fma(w_odd, self.splat(odd), sum))
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        each(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        each(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        each(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        // Without the instruction `mul_add` is a call into the maths library for every lane.
+        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+            each(|i| a[i].mul_add(b[i], c[i]))
+        } else {
+            each(|i| a[i] * b[i] + c[i])
+        }
+    }
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn less(self, a: F, b: F, x: F, y: F) -> F {
+        each(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+    #[inline(always)]
+    fn round(self, a: F) -> F {
+        // Adding and taking away 1.5 * 2^23 rounds to nearest even where the rest of the path only uses magnitudes
+        // below 2^22; larger ones are integers already.
+        const MAGIC: f32 = 12_582_912.0;
+        each(|i| if a[i].abs() < 4_194_304.0 { (a[i] + MAGIC) - MAGIC } else { a[i] })
+    }
+    #[inline(always)]
+    fn exp2_integer(self, n: F) -> F {
+        each(|i| f32::from_bits(((n[i] as i32).wrapping_add(127) as u32) << 23))
+    }
+    #[inline(always)]
+    fn sum(self, a: F) -> f32 {
+        fold(a, |x, y| x + y)
+    }
+    #[inline(always)]
+    fn largest(self, a: F) -> f32 {
+        fold(a, |x, y| if x > y { x } else { y })
+    }
+    #[inline(always)]
+    fn any_nan(self, a: F) -> bool {
+        a.iter().any(|x| x.is_nan())
+    }
+}

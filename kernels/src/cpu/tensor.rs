@@ -1,0 +1,99 @@
+//! Activations and weight vectors.
+
+use super::memory::Buffer;
+use crate::DeviceError;
+
+/// Activations, `[rows, width]` in f32, of which the first [`Tensor::live`] rows mean something.
+pub struct Tensor {
+    /// Rows there is room for.
+    capacity: usize,
+    width: usize,
+    /// Rows that the last operation wrote: the step's tokens, or the rows of a logit tile.
+    live: usize,
+    data: Buffer<f32>,
+}
+
+impl Tensor {
+    pub(super) fn zeroed(capacity: usize, width: usize) -> Result<Self, DeviceError> {
+        let what = "an activation buffer";
+        let elements =
+            capacity.checked_mul(width).ok_or(DeviceError::OutOfMemory { what, wanted: usize::MAX })?;
+        Ok(Self { capacity, width, live: 0, data: Buffer::zeroed(elements, what)? })
+    }
+
+    /// Elements of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows that mean something.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// The rows that mean something, end to end.
+    pub fn values(&self) -> &[f32] {
+        &self.data[..self.live * self.width]
+    }
+
+    /// Makes the tensor hold exactly `rows`, as an input from the host: for tests and benchmarks.
+    pub fn fill(&mut self, rows: &[f32]) -> Result<(), DeviceError> {
+        if self.width == 0 || !rows.len().is_multiple_of(self.width) {
+            return Err(DeviceError::Misuse(format!("{} values for rows of {}", rows.len(), self.width)));
+        }
+        self.written(rows.len() / self.width, self.width)?.copy_from_slice(rows);
+        Ok(())
+    }
+
+    /// The rows that mean something, where the operation wants them `width` wide.
+    pub(super) fn read(&self, width: usize) -> Result<&[f32], DeviceError> {
+        self.check_width(width)?;
+        Ok(self.values())
+    }
+
+    /// The same, to be changed in place.
+    pub(super) fn change(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
+        self.check_width(width)?;
+        if self.live != rows {
+            return Err(DeviceError::Misuse(format!("{} rows added to {}", rows, self.live)));
+        }
+        Ok(&mut self.data[..rows * width])
+    }
+
+    /// Makes `rows` rows live, which the caller then writes.
+    pub(super) fn written(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
+        self.check_width(width)?;
+        if rows > self.capacity {
+            let capacity = self.capacity;
+            return Err(DeviceError::Misuse(format!("{rows} rows into a tensor with room for {capacity}")));
+        }
+        self.live = rows;
+        Ok(&mut self.data[..rows * width])
+    }
+
+    fn check_width(&self, width: usize) -> Result<(), DeviceError> {
+        if self.width == width {
+            return Ok(());
+        }
+        Err(DeviceError::Misuse(format!("a tensor {} wide where {width} is wanted", self.width)))
+    }
+}
+
+/// A norm's weight or a bias.
+pub struct Vector(pub(super) Buffer<f32>);
+
+impl Vector {
+    pub(super) fn copy_of(values: &[f32]) -> Result<Self, DeviceError> {
+        let mut data = Buffer::zeroed(values.len(), "a weight vector")?;
+        data.copy_from_slice(values);
+        Ok(Self(data))
+    }
+
+    /// The elements, where the operation wants `len` of them.
+    pub(super) fn read(&self, len: usize) -> Result<&[f32], DeviceError> {
+        if self.0.len() == len {
+            return Ok(&self.0);
+        }
+        Err(DeviceError::Misuse(format!("a vector of {} where {len} are wanted", self.0.len())))
+    }
+}

@@ -1,0 +1,160 @@
+//! Top-k and top-p over unnormalised probabilities, by selection instead of a full sort.
+//!
+//! Candidates are ordered by falling weight, equals by rising id. A histogram over the weights' leading bits finds the
+//! bucket in which the cut falls; only that bucket is sorted.
+
+/// Exponent and three bits of the fraction: an eighth of a power of two.
+const SHIFT: u32 = 20;
+/// Weights lie in 0 ..= 1.
+const BUCKETS: usize = (0x3f80_0000 >> SHIFT) + 1;
+
+/// What truncation keeps from call to call.
+#[derive(Default)]
+pub(super) struct Scratch {
+    counts: Vec<usize>,
+    masses: Vec<f64>,
+    bucket: Vec<(f32, u32)>,
+}
+
+/// The last candidate that is kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Cut {
+    weight: f32,
+    id: u32,
+}
+
+impl Cut {
+    /// Whether a candidate stands before the cut, or is it.
+    #[inline(always)]
+    pub(super) fn keeps(self, weight: f32, id: u32) -> bool {
+        weight > self.weight || (weight == self.weight && id <= self.id)
+    }
+}
+
+fn bucket_of(weight: f32) -> usize {
+    ((weight.to_bits() >> SHIFT) as usize).min(BUCKETS - 1)
+}
+
+/// The cut that keeps the `top_k` likeliest (0: all), and of those the fewest likeliest that together hold `top_p` of
+/// their probability (1: all). `None` keeps everything. Weights of 0 are no candidates.
+pub(super) fn cut(weights: &[f32], top_k: usize, top_p: f32, scratch: &mut Scratch) -> Option<Cut> {
+    scratch.counts.clear();
+    scratch.counts.resize(BUCKETS, 0);
+    scratch.masses.clear();
+    scratch.masses.resize(BUCKETS, 0.0);
+    for &weight in weights {
+        let bucket = bucket_of(weight);
+        scratch.counts[bucket] += 1;
+        scratch.masses[bucket] += f64::from(weight);
+    }
+    let by_count = (top_k > 0).then(|| by_count(weights, top_k, scratch)).flatten();
+    if top_p >= 1.0 {
+        return by_count.map(|(cut, _)| cut);
+    }
+    let kept = by_count.map_or_else(|| scratch.masses.iter().rev().sum(), |(_, mass)| mass);
+    let by_mass = by_mass(weights, kept * f64::from(top_p), scratch);
+    match (by_count, by_mass) {
+        // The sharper cut wins.
+        (Some((count, _)), Some(mass)) => Some(if count.keeps(mass.weight, mass.id) { mass } else { count }),
+        (count, mass) => mass.or(count.map(|(cut, _)| cut)),
+    }
+}
+
+/// The candidate of rank `top_k`, and the mass up to it; `None` if there are no more than that.
+fn by_count(weights: &[f32], top_k: usize, scratch: &mut Scratch) -> Option<(Cut, f64)> {
+    let (mut count, mut mass) = (0, 0.0);
+    for bucket in (0..BUCKETS).rev() {
+        if count + scratch.counts[bucket] < top_k {
+            count += scratch.counts[bucket];
+            mass += scratch.masses[bucket];
+            continue;
+        }
+        sort_bucket(weights, bucket, &mut scratch.bucket);
+        let kept = &scratch.bucket[..top_k - count];
+        mass += kept.iter().map(|&(weight, _)| f64::from(weight)).sum::<f64>();
+        return kept.last().map(|&(weight, id)| (Cut { weight, id }, mass));
+    }
+    None
+}
+
+/// The first candidate up to which there is at least `wanted` mass.
+fn by_mass(weights: &[f32], wanted: f64, scratch: &mut Scratch) -> Option<Cut> {
+    let mut mass = 0.0;
+    for bucket in (0..BUCKETS).rev() {
+        if mass + scratch.masses[bucket] < wanted || scratch.counts[bucket] == 0 {
+            mass += scratch.masses[bucket];
+            continue;
+        }
+        sort_bucket(weights, bucket, &mut scratch.bucket);
+        for &(weight, id) in &scratch.bucket {
+            mass += f64::from(weight);
+            if mass >= wanted {
+                return Some(Cut { weight, id });
+            }
+        }
+        // The bucket's sum in this order rounds a little lower: then its last candidate is the one.
+        return scratch.bucket.last().map(|&(weight, id)| Cut { weight, id });
+    }
+    None
+}
+
+fn sort_bucket(weights: &[f32], bucket: usize, out: &mut Vec<(f32, u32)>) {
+    out.clear();
+    let ids = (0u32..).zip(weights).filter(|&(_, &weight)| bucket_of(weight) == bucket);
+    out.extend(ids.map(|(id, &weight)| (weight, id)));
+    out.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Random;
+    use super::*;
+
+    /// The same by sorting everything.
+    fn kept_by_sorting(weights: &[f32], top_k: usize, top_p: f32) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..weights.len()).filter(|&id| weights[id] > 0.0).collect();
+        order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
+        if top_k > 0 {
+            order.truncate(top_k);
+        }
+        if top_p < 1.0 {
+            let wanted = order.iter().map(|&id| f64::from(weights[id])).sum::<f64>() * f64::from(top_p);
+            let mut mass = 0.0;
+            let fewer = order.iter().take_while(|&&id| {
+                let short = mass < wanted;
+                mass += f64::from(weights[id]);
+                short
+            });
+            let fewer = fewer.count().max(1);
+            order.truncate(fewer);
+        }
+        order.sort_unstable();
+        order
+    }
+
+    #[test]
+    fn selection_agrees_with_sorting() {
+        let mut random = Random::new(3);
+        let mut scratch = Scratch::default();
+        for round in 0..400 {
+            let len = 1 + random.below(600);
+            let spread = [0.0, 0.3, 2.0, 20.0][round % 4];
+            let mut weights: Vec<f32> =
+                random.normals(len, spread).iter().map(|x| (-x.abs()).exp()).collect();
+            // Ties within and across buckets, and candidates that were taken out.
+            weights.iter_mut().for_each(|x| *x = (*x * 64.0).ceil() / 64.0);
+            weights.iter_mut().step_by(7).for_each(|x| *x = 0.0);
+            weights[len / 2] = 1.0;
+            let top_k = [0, 1, 2, 5, 40, 10_000][random.below(6)];
+            // No borders that fall exactly on a candidate: there rounding decides.
+            let top_p = [1.0, 0.901_7, 0.503_1, 0.000_1][random.below(4)];
+            let kept: Vec<usize> = match cut(&weights, top_k, top_p, &mut scratch) {
+                Some(cut) => {
+                    (0..len).filter(|&id| weights[id] > 0.0 && cut.keeps(weights[id], id as u32)).collect()
+                }
+                None => (0..len).filter(|&id| weights[id] > 0.0).collect(),
+            };
+            assert_eq!(kept, kept_by_sorting(&weights, top_k, top_p), "round {round}: {top_k} {top_p}");
+        }
+    }
+}
