@@ -1,0 +1,172 @@
+//! One streamed request, and when each of its tokens came.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// What became of a request. Times count from the moment it was sent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    /// How much later than planned it was sent: the generator's own fault.
+    pub lag: Duration,
+    /// When each event that carried text or tokens came, and how many tokens it carried.
+    pub arrivals: Vec<(Duration, u32)>,
+    /// When the stream ended.
+    pub end: Duration,
+    /// Prompt tokens, as the server counts them.
+    pub prompt_tokens: u32,
+    /// Generated tokens, as the server counts them.
+    pub tokens: u32,
+    /// Why it does not count as served.
+    pub failure: Option<String>,
+}
+
+/// Where requests go.
+#[derive(Clone, Debug)]
+pub struct Target {
+    client: reqwest::Client,
+    url: String,
+    /// The `model` of every request.
+    pub model: String,
+}
+
+impl Target {
+    /// A server by its base URL. Without a model's name the first one it lists is meant.
+    pub async fn new(url: &str, model: Option<String>, timeout: Duration) -> Result<Self, String> {
+        let client = reqwest::Client::builder()
+            .timeout(timeout)
+            .tcp_nodelay(true)
+            .build()
+            .map_err(|e| format!("no HTTP client: {e}"))?;
+        let url = url.trim_end_matches('/').to_owned();
+        let model = match model {
+            Some(model) => model,
+            None => first_model(&client, &url).await?,
+        };
+        Ok(Self { client, url, model })
+    }
+
+    /// Sends one prompt and reads its stream to the end. A request that gives fewer tokens than asked for has failed.
+    pub async fn generate(&self, prompt: &[u32], max_tokens: u32, seed: u64) -> Record {
+        let body = json!({
+            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "ignore_eos": true,
+            "stream": true, "stream_options": { "include_usage": true }, "return_token_ids": true,
+        });
+        let start = Instant::now();
+        let mut record = Record::default();
+        let outcome = self.read(&body, start, &mut record).await;
+        record.end = start.elapsed();
+        record.failure = match outcome {
+            Err(why) => Some(why),
+            Ok(()) if record.tokens == 0 => Some("the stream ended without a token".into()),
+            Ok(()) if record.tokens != max_tokens => {
+                Some(format!("{} tokens came, {max_tokens} were asked for", record.tokens))
+            }
+            Ok(()) => None,
+        };
+        record
+    }
+
+    async fn read(&self, body: &Value, start: Instant, record: &mut Record) -> Result<(), String> {
+        let request = self
+            .client
+            .post(format!("{}/v1/completions", self.url))
+            .header("content-type", "application/json")
+            .body(body.to_string());
+        let mut response = request.send().await.map_err(|e| format!("not sent: {e}"))?;
+        if !response.status().is_success() {
+            let status = response.status().as_u16();
+            let text = response.text().await.unwrap_or_default();
+            return Err(format!("status {status}: {text}"));
+        }
+        let mut lines = Lines::default();
+        while let Some(chunk) = response.chunk().await.map_err(|e| format!("the stream broke: {e}"))? {
+            let now = start.elapsed();
+            for line in lines.push(&chunk) {
+                if line == "data: [DONE]" {
+                    return Ok(());
+                }
+                if let Some(event) = line.strip_prefix("data: ") {
+                    take(event, now, record)?;
+                }
+            }
+        }
+        Err("the stream ended without [DONE]".into())
+    }
+}
+
+async fn first_model(client: &reqwest::Client, url: &str) -> Result<String, String> {
+    let fail = |e| format!("{url}/v1/models: {e}");
+    let response = client.get(format!("{url}/v1/models")).send().await.map_err(|e| fail(e.to_string()))?;
+    let text = response.text().await.map_err(|e| fail(e.to_string()))?;
+    let list: Value = serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
+    let model = list["data"][0]["id"].as_str().ok_or_else(|| fail(format!("lists no model: {text}")))?;
+    Ok(model.to_owned())
+}
+
+fn take(event: &str, now: Duration, record: &mut Record) -> Result<(), String> {
+    let event: Value = serde_json::from_str(event).map_err(|e| format!("an event is no JSON: {e}"))?;
+    if let Some(error) = event.get("error") {
+        return Err(format!("error in the stream: {error}"));
+    }
+    let count = |field: &str| event["usage"][field].as_u64().map(|n| n as u32);
+    record.tokens = count("completion_tokens").unwrap_or(record.tokens);
+    record.prompt_tokens = count("prompt_tokens").unwrap_or(record.prompt_tokens);
+    let choice = &event["choices"][0];
+    let ids = choice["token_ids"].as_array().map_or(0, Vec::len) as u32;
+    let text = choice["text"].as_str().is_some_and(|text| !text.is_empty());
+    // Servers that do not give token ids are taken to send one token an event.
+    match ids.max(u32::from(text)) {
+        0 => {}
+        tokens => record.arrivals.push((now, tokens)),
+    }
+    Ok(())
+}
+
+/// Cuts a byte stream into lines, whatever its chunks are.
+#[derive(Default)]
+struct Lines(Vec<u8>);
+
+impl Lines {
+    fn push(&mut self, chunk: &[u8]) -> Vec<String> {
+        self.0.extend_from_slice(chunk);
+        let Some(end) = self.0.iter().rposition(|b| *b == b'\n') else { return Vec::new() };
+        let rest = self.0.split_off(end + 1);
+        let whole = std::mem::replace(&mut self.0, rest);
+        String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_do_not_depend_on_chunks() {
+        let text = "data: {\"é\": 1}\n\ndata: [DONE]\n";
+        for size in 1..text.len() {
+            let mut lines = Lines::default();
+            let got: Vec<String> = text.as_bytes().chunks(size).flat_map(|chunk| lines.push(chunk)).collect();
+            assert_eq!(got, ["data: {\"é\": 1}", "", "data: [DONE]"], "chunks of {size}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_counted_by_ids_or_else_by_event() {
+        let mut record = Record::default();
+        let now = Duration::from_millis(3);
+        take(r#"{"choices":[{"text":"","token_ids":[1,2]}]}"#, now, &mut record).unwrap();
+        take(r#"{"choices":[{"text":"a"}]}"#, now, &mut record).unwrap();
+        take(r#"{"choices":[{"text":"","finish_reason":"stop"}]}"#, now, &mut record).unwrap();
+        take(r#"{"choices":[],"usage":{"completion_tokens":3,"prompt_tokens":4}}"#, now, &mut record)
+            .unwrap();
+        assert_eq!(record.arrivals, [(now, 2), (now, 1)]);
+        assert_eq!((record.prompt_tokens, record.tokens), (4, 3));
+    }
+
+    #[test]
+    fn an_error_inside_a_stream_is_a_failure() {
+        let failed = take(r#"{"error":{"message":"lost"}}"#, Duration::ZERO, &mut Record::default());
+        assert!(failed.unwrap_err().contains("lost"));
+    }
+}

@@ -1,0 +1,102 @@
+//! `load --url http://127.0.0.1:8000 --rate 8 --requests 200`: figures as JSON, exit code 1 where they mean nothing.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Parser;
+use serde_json::json;
+use tutti_load::{client::Target, machine::Machine, plan::Workload, report::Report, run::run};
+
+/// Sends requests to an OpenAI-compatible server at times drawn in advance, and reports what came back.
+#[derive(Debug, Parser)]
+struct Args {
+    /// The server's base URL.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    url: String,
+    /// The model to ask for; the first one listed where this is not given.
+    #[arg(long)]
+    model: Option<String>,
+    /// Requests a second on average (Poisson); `inf` sends all at once.
+    #[arg(long, default_value_t = 4.0, value_parser = positive)]
+    rate: f64,
+    /// How many requests to send.
+    #[arg(long, default_value_t = 100)]
+    requests: usize,
+    /// Prompt length in tokens, or MIN:MAX.
+    #[arg(long, default_value = "128", value_parser = range)]
+    prompt_tokens: (u32, u32),
+    /// Tokens to generate for each request.
+    #[arg(long, default_value_t = 64)]
+    max_tokens: u32,
+    /// Prompt token ids are drawn below this.
+    #[arg(long, default_value_t = 256)]
+    vocab_size: u32,
+    /// Decides arrivals and prompts.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Requests sent and forgotten before the run.
+    #[arg(long, default_value_t = 1)]
+    warmup: usize,
+    /// Seconds after which a request has failed.
+    #[arg(long, default_value_t = 600)]
+    timeout_s: u64,
+    /// Where to write the report; standard output where this is not given.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 => Ok(rate),
+        _ => Err("must be a number over 0, or inf".into()),
+    }
+}
+
+fn range(text: &str) -> Result<(u32, u32), String> {
+    let (low, high) = text.split_once(':').unwrap_or((text, text));
+    match (low.parse(), high.parse()) {
+        (Ok(low), Ok(high)) if 1 <= low && low <= high => Ok((low, high)),
+        _ => Err("must be a length of at least 1, or MIN:MAX".into()),
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match measure(Args::parse()).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("load: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether the run's figures mean something.
+async fn measure(args: Args) -> Result<bool, String> {
+    let target = Target::new(&args.url, args.model, Duration::from_secs(args.timeout_s)).await?;
+    let workload = Workload {
+        requests: args.requests,
+        rate: args.rate,
+        prompt_tokens: args.prompt_tokens,
+        max_tokens: args.max_tokens,
+        vocab_size: args.vocab_size,
+        seed: args.seed,
+    };
+    let warmup = Workload { requests: args.warmup, rate: f64::INFINITY, ..workload.clone() };
+    run(&target, &warmup).await;
+    let (records, duration) = run(&target, &workload).await;
+    let report = Report::new(workload, &records, duration);
+    let text = json!({ "machine": Machine::this(), "model": target.model, "report": report });
+    let text = serde_json::to_string_pretty(&text).map_err(|e| format!("the report is no JSON: {e}"))? + "\n";
+    match args.out {
+        Some(file) => std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?,
+        None => {
+            use std::io::Write;
+            std::io::stdout().write_all(text.as_bytes()).map_err(|e| format!("standard output: {e}"))?;
+        }
+    }
+    for doubt in &report.invalid {
+        eprintln!("load: not valid: {doubt}");
+    }
+    Ok(report.invalid.is_empty())
+}

@@ -1,0 +1,201 @@
+//! What a run amounts to, and whether its figures mean anything.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::{client::Record, plan::Workload};
+
+/// A generator that is later than this at its 99th percentile measured itself.
+pub const MAX_LAG: Duration = Duration::from_millis(50);
+
+/// A run in figures.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// What was sent.
+    pub workload: Workload,
+    /// From the first request to the last answer, in seconds.
+    pub duration_s: f64,
+    /// Requests that gave all tokens asked for.
+    pub served: usize,
+    /// Each failure's reason, with how often it came.
+    pub failures: Vec<(String, usize)>,
+    /// Served requests a second.
+    pub requests_per_s: f64,
+    /// Generated tokens a second, of served requests.
+    pub output_tokens_per_s: f64,
+    /// Prompt tokens a second, of served requests.
+    pub prompt_tokens_per_s: f64,
+    /// Milliseconds from sending to the first token.
+    pub ttft_ms: Summary,
+    /// Milliseconds between one event with tokens and the next.
+    pub itl_ms: Summary,
+    /// Milliseconds a token after the first, one sample a request.
+    pub tpot_ms: Summary,
+    /// Milliseconds from sending to the end.
+    pub latency_ms: Summary,
+    /// Milliseconds by which requests left late.
+    pub lag_ms: Summary,
+    /// Why the figures must not be used; empty where they may.
+    pub invalid: Vec<String>,
+}
+
+/// A distribution. All zero where there is no sample.
+#[derive(Debug, Default, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Summary {
+    pub samples: usize,
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl Summary {
+    /// Percentiles by nearest rank: always a value that occurred.
+    pub fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let Some(max) = values.last().copied() else { return Self::default() };
+        let rank = |p: f64| values[((p * values.len() as f64).ceil() as usize).clamp(1, values.len()) - 1];
+        Self {
+            samples: values.len(),
+            mean: values.iter().sum::<f64>() / values.len() as f64,
+            p50: rank(0.5),
+            p90: rank(0.9),
+            p99: rank(0.99),
+            max,
+        }
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Report {
+    /// Sums up the records of a run that took this long.
+    pub fn new(workload: Workload, records: &[Record], duration: Duration) -> Self {
+        let served: Vec<&Record> = records.iter().filter(|record| record.failure.is_none()).collect();
+        let seconds = duration.as_secs_f64();
+        let sum = |count: fn(&Record) -> u32| served.iter().map(|r| f64::from(count(r))).sum::<f64>();
+        let each =
+            |time: fn(&Record) -> Option<f64>| Summary::of(served.iter().filter_map(|r| time(r)).collect());
+        let gaps = served.iter().flat_map(|r| r.arrivals.windows(2).map(|w| ms(w[1].0 - w[0].0)));
+        let mut report = Self {
+            duration_s: seconds,
+            served: served.len(),
+            failures: failures(records),
+            requests_per_s: served.len() as f64 / seconds,
+            output_tokens_per_s: sum(|r| r.tokens) / seconds,
+            prompt_tokens_per_s: sum(|r| r.prompt_tokens) / seconds,
+            ttft_ms: each(|r| r.arrivals.first().map(|(at, _)| ms(*at))),
+            itl_ms: Summary::of(gaps.collect()),
+            tpot_ms: each(time_per_token),
+            latency_ms: each(|r| Some(ms(r.end))),
+            lag_ms: Summary::of(records.iter().map(|r| ms(r.lag)).collect()),
+            invalid: Vec::new(),
+            workload,
+        };
+        report.invalid = report.doubts();
+        report
+    }
+
+    fn doubts(&self) -> Vec<String> {
+        let failed: usize = self.failures.iter().map(|(_, times)| times).sum();
+        let mut doubts = Vec::new();
+        if failed > 0 {
+            doubts.push(format!("{failed} of {} requests failed", self.workload.requests));
+        }
+        if self.served == 0 {
+            doubts.push("no request was served".into());
+        }
+        if self.lag_ms.p99 > ms(MAX_LAG) {
+            doubts.push(format!("the generator was {:.0} ms late at its 99th percentile", self.lag_ms.p99));
+        }
+        doubts
+    }
+}
+
+fn time_per_token(record: &Record) -> Option<f64> {
+    let (first, _) = record.arrivals.first()?;
+    let (last, _) = record.arrivals.last()?;
+    let after_first: u32 = record.arrivals[1..].iter().map(|(_, tokens)| tokens).sum();
+    (after_first > 0).then(|| ms(*last - *first) / f64::from(after_first))
+}
+
+fn failures(records: &[Record]) -> Vec<(String, usize)> {
+    let mut counted: Vec<(String, usize)> = Vec::new();
+    for why in records.iter().filter_map(|record| record.failure.as_ref()) {
+        match counted.iter_mut().find(|(seen, _)| seen == why) {
+            Some((_, times)) => *times += 1,
+            None => counted.push((why.clone(), 1)),
+        }
+    }
+    counted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(first: u64, last: u64) -> Record {
+        let arrivals = vec![(Duration::from_millis(first), 1), (Duration::from_millis(last), 2)];
+        Record {
+            arrivals,
+            tokens: 3,
+            prompt_tokens: 10,
+            end: Duration::from_millis(last),
+            ..Record::default()
+        }
+    }
+
+    fn report(records: &[Record]) -> Report {
+        let workload = Workload {
+            requests: records.len(),
+            rate: 1.0,
+            prompt_tokens: (10, 10),
+            max_tokens: 3,
+            vocab_size: 5,
+            seed: 0,
+        };
+        Report::new(workload, records, Duration::from_secs(2))
+    }
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let summary = Summary::of((1..=100).rev().map(f64::from).collect());
+        assert_eq!((summary.p50, summary.p90, summary.p99, summary.max), (50.0, 90.0, 99.0, 100.0));
+        let one = Summary::of(vec![7.0]);
+        assert_eq!((one.p50, one.p99, one.mean), (7.0, 7.0, 7.0));
+        assert_eq!(Summary::of(Vec::new()), Summary::default());
+    }
+
+    #[test]
+    fn figures_follow_from_the_records() {
+        let report = report(&[served(10, 30), served(20, 80)]);
+        assert!(report.invalid.is_empty(), "{:?}", report.invalid);
+        assert_eq!(
+            (report.requests_per_s, report.output_tokens_per_s, report.prompt_tokens_per_s),
+            (1.0, 3.0, 10.0)
+        );
+        assert_eq!((report.ttft_ms.p50, report.ttft_ms.max), (10.0, 20.0));
+        assert_eq!((report.itl_ms.p50, report.itl_ms.max), (20.0, 60.0));
+        assert_eq!((report.tpot_ms.p50, report.tpot_ms.max), (10.0, 30.0));
+    }
+
+    #[test]
+    fn a_failure_spoils_the_run_and_its_times_count_for_nothing() {
+        let failed = Record { failure: Some("empty".into()), ..served(1, 2) };
+        let report = report(&[served(10, 30), failed.clone(), failed]);
+        assert_eq!(report.failures, [("empty".to_owned(), 2)]);
+        assert_eq!((report.ttft_ms.samples, report.ttft_ms.p50), (1, 10.0));
+        assert_eq!(report.invalid, ["2 of 3 requests failed"]);
+    }
+
+    #[test]
+    fn a_late_generator_spoils_the_run() {
+        let late = Record { lag: MAX_LAG * 2, ..served(10, 30) };
+        assert_eq!(report(&[late]).invalid, ["the generator was 100 ms late at its 99th percentile"]);
+    }
+}

@@ -1,0 +1,28 @@
+//! Sends a plan and gathers the records.
+
+use std::time::Duration;
+
+use tokio::{task::JoinSet, time::Instant};
+
+use crate::{
+    client::{Record, Target},
+    plan::Workload,
+};
+
+/// Sends every request of the plan at its time; returns the records and how long it all took.
+pub async fn run(target: &Target, workload: &Workload) -> (Vec<Record>, Duration) {
+    let start = Instant::now();
+    let max_tokens = workload.max_tokens;
+    let mut tasks = JoinSet::new();
+    for planned in workload.plan() {
+        let due = start + planned.at;
+        tokio::time::sleep_until(due).await;
+        let target = target.clone();
+        tasks.spawn(async move {
+            let lag = due.elapsed();
+            Record { lag, ..target.generate(&planned.prompt, max_tokens, planned.seed).await }
+        });
+    }
+    let records = tasks.join_all().await;
+    (records, start.elapsed())
+}
