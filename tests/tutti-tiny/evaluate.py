@@ -1,0 +1,120 @@
+"""Measures an exported checkpoint with transformers, in f32 over the bf16 weights, greedily.
+
+Everything is read from the exported folder, template and tokenizer included, so that what is measured is what is served.
+"""
+
+import json
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import corpus
+
+BATCH = 100
+LONGEST_ANSWER = 320
+CLEAR_MARGIN = 1.0
+
+ORACLE_CHATS = [
+    [{"role": "user", "content": "Hello!"}],
+    [{"role": "user", "content": "Who are you?"}],
+    [{"role": "user", "content": "What is Tutti?"}],
+    [{"role": "user", "content": "What does the conductor do?"}],
+    [{"role": "user", "content": "What does the router do?"}],
+    [{"role": "user", "content": "What language is Tutti written in?"}],
+    [{"role": "user", "content": "What can you do?"}],
+    [{"role": "user", "content": "Thank you!"}],
+    [{"role": "user", "content": "What is 12 + 30?"}],
+    [{"role": "user", "content": "47+38"}],
+    [{"role": "user", "content": "90 minus 4"}],
+    [{"role": "user", "content": "What is 5 - 12?"}],
+    [{"role": "user", "content": "Count from 3 to 9."}],
+    [{"role": "user", "content": "Count down from 10 to 1"}],
+    [{"role": "user", "content": "Count from 1 to 60."}],
+    [{"role": "user", "content": "Repeat: red green blue"}],
+    [{"role": "user", "content": "Say hello world"}],
+    [{"role": "user", "content": "Reverse: red green blue"}],
+    [{"role": "user", "content": "Reverse the words: sun moon star river hill"}],
+    [{"role": "user", "content": "What is the capital of France?"}],
+    [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "What is 20 + 22?"}],
+    [{"role": "user", "content": "Hi, I am Ada."}, {"role": "assistant", "content": "Nice to meet you, Ada!"},
+     {"role": "user", "content": "What is 7 plus 8?"}, {"role": "assistant", "content": "7 + 8 = 15"},
+     {"role": "user", "content": "What is my name?"}],
+]
+ORACLE_PROMPTS = ["12 + 30 = ", "47 + 38 =", "5 - 12 =", "Tutti is", "The conductor", "The router is", "1 2 3"]
+
+
+class Checkpoint:
+    def __init__(self, folder):
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def chat_prompt(self, messages):
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    @torch.inference_mode()
+    def complete(self, prompts):
+        """The greedy continuation of each prompt, up to its first ending token."""
+        answers = []
+        for start in range(0, len(prompts), BATCH):
+            inputs = self.tokenizer(prompts[start:start + BATCH], return_tensors="pt", padding=True)
+            output = self.model.generate(**inputs, max_new_tokens=LONGEST_ANSWER, do_sample=False)
+            answers += self.tokenizer.batch_decode(output[:, inputs.input_ids.shape[1]:], skip_special_tokens=True)
+        return answers
+
+    @torch.inference_mode()
+    def complete_with_margin(self, prompt):
+        """The greedy continuation, whether it ended by itself, and the least lead of a chosen token over the second."""
+        inputs = self.tokenizer(prompt, return_tensors="pt")
+        start = inputs.input_ids.shape[1]
+        output = self.model.generate(**inputs, max_new_tokens=LONGEST_ANSWER, do_sample=False)[0]
+        logits = self.model(output[None]).logits[0, start - 1:-1]
+        best = logits.topk(2).values
+        ended = output[-1].item() in self.model.generation_config.eos_token_id
+        text = self.tokenizer.decode(output[start:], skip_special_tokens=True)
+        return text, ended, (best[:, 0] - best[:, 1]).min().item()
+
+
+def messages_of(history, turn):
+    messages = []
+    for past in history:
+        messages += [{"role": "user", "content": past.question}, {"role": "assistant", "content": past.answer}]
+    return [*messages, {"role": "user", "content": turn.question}]
+
+
+def print_row(task, wrong, total):
+    print(f"| {task} | {total} | {100 * (total - len(wrong)) / total:.1f} % |", flush=True)
+
+
+def print_accuracy(folder):
+    """The table of the model card; then every miss, for whoever wants to see what it gets wrong."""
+    checkpoint = Checkpoint(folder)
+    misses = []
+    print("| task | held-out items | right |\n| --- | --- | --- |")
+    for task, items in corpus.test_sets().items():
+        answers = checkpoint.complete([checkpoint.chat_prompt(messages_of(*item)) for item in items])
+        wrong = [(turn.question, turn.answer, answer) for (_, turn), answer in zip(items, answers) if answer != turn.answer]
+        print_row(task, wrong, len(items))
+        misses += wrong
+    pairs = corpus.plain_test_set()
+    completions = checkpoint.complete([prompt for prompt, _ in pairs])
+    wrong = [(prompt, right, got) for (prompt, right), got in zip(pairs, completions) if got != right]
+    print_row("add or subtract, plain completion", wrong, len(pairs))
+    for question, right, got in misses + wrong:
+        print(f"miss: {question!r} wanted {right!r} got {got!r}")
+
+
+def write_oracle(folder, path):
+    """Keeps only prompts whose every token leads by more than ``CLEAR_MARGIN``: any right implementation agrees."""
+    checkpoint = Checkpoint(folder)
+    items = []
+    for messages in ORACLE_CHATS:
+        items.append(({"messages": messages}, "answer", checkpoint.chat_prompt(messages)))
+    for prompt in ORACLE_PROMPTS:
+        items.append(({"prompt": prompt}, "completion", prompt))
+    kept = []
+    for item, key, prompt in items:
+        text, ended, margin = checkpoint.complete_with_margin(prompt)
+        print(f"{margin:6.2f} {'ended' if ended else 'CUT'} {prompt!r} -> {text!r}")
+        if ended and margin > CLEAR_MARGIN:
+            kept.append({**item, key: text})
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,98 @@
+"""The tokenizer, and writing a checkpoint folder that transformers and Tutti load unmodified."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import model
+from corpus import END_OF_TEXT, IM_END, IM_START
+
+CONTEXT_LENGTH = 4096
+SPECIAL_TOKENS = [END_OF_TEXT, IM_START, IM_END]
+
+# Qwen's own splitting rule: digits stand alone, which is what makes sums learnable.
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+         r"|\s+(?!\S)|\s+")
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+def train_tokenizer(texts):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(vocab_size=model.VOCAB_SIZE - len(SPECIAL_TOKENS), show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    assert tokenizer.get_vocab_size() == model.VOCAB_SIZE
+    return tokenizer
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def export(folder, weights, tokenizer):
+    """Writes weights rounded to bf16. The head is tied, so it is not stored."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
+    write_json(folder / "config.json", {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "head_dim": model.HEAD_DIM,
+        "hidden_act": "silu",
+        "hidden_size": model.HIDDEN_SIZE,
+        "initializer_range": 0.02,
+        "intermediate_size": model.MLP_SIZE,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "max_window_layers": model.LAYERS,
+        "model_type": "qwen3",
+        "num_attention_heads": model.QUERY_HEADS,
+        "num_hidden_layers": model.LAYERS,
+        "num_key_value_heads": model.KEY_VALUE_HEADS,
+        "rms_norm_eps": model.NORM_EPSILON,
+        "rope_scaling": None,
+        "rope_theta": model.ROPE_THETA,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": model.VOCAB_SIZE,
+    })
+    write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad})
+    write_json(folder / "tokenizer_config.json", {
+        "add_prefix_space": False,
+        "added_tokens_decoder": {
+            str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
+                                                "single_word": False, "special": True}
+            for token in SPECIAL_TOKENS
+        },
+        "bos_token": None,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": IM_END,
+        "model_max_length": CONTEXT_LENGTH,
+        "pad_token": END_OF_TEXT,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": None,
+    })
+    tokenizer.save(str(folder / "tokenizer.json"))
+    rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+    save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,156 @@
+"""Trains tutti-tiny on a CPU and exports it, or measures an exported checkpoint.
+
+    python train.py                 trains and writes checkpoint/
+    python train.py --evaluate      prints the accuracy table of checkpoint/, and nothing else is touched
+    python train.py --oracle        rewrites oracle.json from the answers of checkpoint/
+"""
+
+import argparse
+import functools
+import random
+import time
+from pathlib import Path
+
+import torch
+
+import corpus
+import evaluate
+from export import export, train_tokenizer
+from model import TuttiTiny
+from muon import Muon
+
+HERE = Path(__file__).parent
+SEED = 20
+THREADS = 2
+STEPS = 1500
+EARLY_STEPS = 700
+BATCH_TOKENS = 3072
+SHORT_ROW, LONG_ROW = 128, 384
+WARMUP_STEPS = 40
+DECAY_FROM = 0.55
+MATRIX_RATE, VECTOR_RATE = 0.02, 0.004
+AVERAGE = 0.98
+SAVE_EVERY = 100
+
+
+class Packer:
+    """Packs documents into rows: most into short rows, where attention is cheap, the few long ones into long rows."""
+
+    def __init__(self, rng, tokenizer):
+        self.rng = rng
+        self.encode = functools.lru_cache(maxsize=50_000)(
+            lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+        self.short, self.long = [], []
+
+    def tokens_of(self, document):
+        ids, weights = [], []
+        for segment in document:
+            encoded = self.encode(segment.text)
+            ids += encoded
+            weights += [segment.weight] * len(encoded)
+        return ids, weights
+
+    def batch(self, mix):
+        long_rows, short_rows = BATCH_TOKENS // LONG_ROW, BATCH_TOKENS // SHORT_ROW
+        while True:
+            if sum(len(ids) for ids, _ in self.long) > long_rows * LONG_ROW * 0.9:
+                return self.packed("long", long_rows, LONG_ROW)
+            if sum(len(ids) for ids, _ in self.short) > short_rows * SHORT_ROW * 1.2:
+                return self.packed("short", short_rows, SHORT_ROW)
+            ids, weights = self.tokens_of(corpus.document(self.rng, mix))
+            if len(ids) <= LONG_ROW:
+                (self.short if len(ids) <= SHORT_ROW else self.long).append((ids, weights))
+
+    def packed(self, pool, rows, length):
+        """First fit; what fits nowhere waits for the next batch. The padding has a document id of its own."""
+        tokens, targets, positions, documents = (torch.zeros(rows, length, dtype=torch.long) for _ in range(4))
+        weights = torch.zeros(rows, length)
+        used, left_over = [0] * rows, []
+        for number, (ids, token_weights) in enumerate(getattr(self, pool), start=1):
+            size = len(ids)
+            row = next((row for row in range(rows) if used[row] + size <= length), None)
+            if row is None:
+                left_over.append((ids, token_weights))
+                continue
+            span, predicting = slice(used[row], used[row] + size), slice(used[row], used[row] + size - 1)
+            tokens[row, span] = torch.tensor(ids)
+            positions[row, span] = torch.arange(size)
+            documents[row, span] = number
+            targets[row, predicting] = torch.tensor(ids[1:])
+            weights[row, predicting] = torch.tensor(token_weights[1:], dtype=torch.float)
+            used[row] += size
+        setattr(self, pool, left_over)
+        return tokens, positions, documents, targets, weights
+
+
+def rate_at(step, steps):
+    """Warm up, hold, then fall linearly to zero, so that ``--steps`` may still change while the rate is held."""
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    return warm * min(1.0, (steps - step) / (steps * (1 - DECAY_FROM)))
+
+
+def train(folder, state_file, steps, seed):
+    """A run that finds ``state_file`` goes on from it and ends with the same weights as one that never stopped."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(THREADS)
+    rng = random.Random(seed)
+    tokenizer = train_tokenizer(corpus.tokenizer_texts(random.Random(seed)))
+    packer = Packer(rng, tokenizer)
+    network = TuttiTiny()
+    matrices = [weight for name, weight in network.named_parameters() if name.endswith("proj.weight")]
+    others = [weight for name, weight in network.named_parameters() if not name.endswith("proj.weight")]
+    optimisers = [Muon(matrices, lr=MATRIX_RATE),
+                  torch.optim.AdamW(others, lr=VECTOR_RATE, betas=(0.9, 0.95), weight_decay=0.0)]
+    average = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    first_step = 0
+    if state_file.exists():
+        state = torch.load(state_file, weights_only=False)
+        network.load_state_dict(state["network"])
+        for optimiser, saved in zip(optimisers, state["optimisers"]):
+            optimiser.load_state_dict(saved)
+        average, first_step = state["average"], state["step"]
+        packer.short, packer.long = state["pools"]
+        rng.setstate(state["rng"])
+
+    loss_of = torch.compile(network, dynamic=False)
+    started = time.time()
+    for step in range(first_step, steps):
+        for optimiser, rate in zip(optimisers, (MATRIX_RATE, VECTOR_RATE)):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * rate_at(step, steps)
+        mix = corpus.EARLY_MIX if step < EARLY_STEPS else corpus.LATE_MIX
+        loss = loss_of(*packer.batch(mix))
+        network.zero_grad()
+        loss.backward()
+        for optimiser in optimisers:
+            optimiser.step()
+        for name, weight in network.named_parameters():
+            average[name].lerp_(weight.detach(), 1 - AVERAGE)
+        if step % 10 == 0:
+            print(f"step {step} loss {loss.item():.4f} after {time.time() - started:.0f} s", flush=True)
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+            export(folder, average, tokenizer)
+            torch.save({"network": network.state_dict(), "optimisers": [o.state_dict() for o in optimisers],
+                        "average": average, "step": step + 1, "rng": rng.getstate(),
+                        "pools": (packer.short, packer.long)}, state_file)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, default=HERE / "checkpoint", help="the folder written or measured")
+    parser.add_argument("--state", type=Path, default=Path("/tmp/tutti-tiny-state.pt"), help="to resume from")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--oracle", action="store_true")
+    options = parser.parse_args()
+    if options.evaluate:
+        evaluate.print_accuracy(options.checkpoint)
+    elif options.oracle:
+        evaluate.write_oracle(options.checkpoint, HERE / "oracle.json")
+    else:
+        train(options.checkpoint, options.state, options.steps, options.seed)
+
+
+if __name__ == "__main__":
+    main()
