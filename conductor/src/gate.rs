@@ -3,19 +3,32 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, Streaming};
+use tokio_stream::{
+    Stream, StreamExt,
+    wrappers::{ReceiverStream, UnixListenerStream},
+};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Server, server::TcpIncoming},
+};
 use tutti_proto::{
-    Rank, WorkerId,
+    MAX_MESSAGE_BYTES, Rank, WorkerId,
     cluster::v1::{
-        self as pb, conductor_message::Message as ToWorker, worker_gate_server::WorkerGate,
+        self as pb,
+        conductor_message::Message as ToWorker,
+        worker_gate_server::{WorkerGate, WorkerGateServer},
         worker_message::Message as FromWorker,
     },
 };
-use tutti_runtime::{Error, VERSION};
+use tutti_runtime::{Error, VERSION, progress::LoadDisplay};
 
-use crate::cluster::{self, Cluster, Joining};
+use crate::{
+    cluster::{self, Cluster, Joining},
+    listen::WorkerListener,
+};
 
+/// Flow control on a worker's connection: a launch with a long prompt, or a report with many logprobs, in one go.
+const WINDOW_BYTES: u32 = 4 << 20;
 /// How long a new connection may take to say Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -62,21 +75,13 @@ fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
 }
 
-/// Told of workers' loading, for a display.
-pub trait LoadObserver: Send + Sync + 'static {
-    /// Bytes of the checkpoint that the worker has read, of how many.
-    fn on_progress(&self, rank: Rank, done: u64, total: u64);
-    /// The worker has loaded, failed or gone.
-    fn on_end(&self, rank: Rank);
-}
-
 /// Serves `WorkerGate`.
 pub struct Gate {
     cluster: Arc<Cluster>,
     admission: Admission,
     /// Given to every worker; its schema is the worker's own.
     settings_json: String,
-    loading: Arc<dyn LoadObserver>,
+    loading: LoadDisplay,
 }
 
 impl Gate {
@@ -85,9 +90,29 @@ impl Gate {
         cluster: Arc<Cluster>,
         admission: Admission,
         settings_json: String,
-        loading: Arc<dyn LoadObserver>,
+        loading: LoadDisplay,
     ) -> Self {
         Self { cluster, admission, settings_json, loading }
+    }
+
+    /// Serves workers at `listener`, for as long as it is polled.
+    pub async fn serve(self, listener: WorkerListener) -> Result<(), Error> {
+        let service = WorkerGateServer::new(self)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let server = Server::builder()
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .add_service(service);
+        let served = match listener {
+            WorkerListener::Unix { listener, directory: _directory, .. } => {
+                server.serve_with_incoming(UnixListenerStream::new(listener)).await
+            }
+            WorkerListener::Tcp(listener) => {
+                server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))).await
+            }
+        };
+        served.map_err(|e| Error::internal(format!("the workers' gate broke: {e}")))
     }
 
     async fn hello(&self, inbound: &mut Streaming<pb::WorkerMessage>) -> Result<pb::Hello, Error> {
@@ -128,7 +153,7 @@ impl WorkerGate for Gate {
 /// Reads one worker's messages until its stream ends.
 struct Reader {
     cluster: Arc<Cluster>,
-    loading: Arc<dyn LoadObserver>,
+    loading: LoadDisplay,
     worker: WorkerId,
     rank: Rank,
 }
@@ -145,8 +170,13 @@ impl Reader {
                 Err(status) => break format!("its connection broke: {}", status.message()),
             }
         };
-        self.loading.on_end(self.rank);
+        self.loading.abandon(self.name());
         self.cluster.on_lost(self.worker, &why);
+    }
+
+    /// As a display of loads shows it.
+    fn name(&self) -> String {
+        format!("worker {}", self.rank)
     }
 
     fn on_message(&self, message: FromWorker) {
@@ -157,14 +187,14 @@ impl Reader {
             }
             FromWorker::LoadProgress(progress) => {
                 self.cluster.on_loading(self.worker);
-                self.loading.on_progress(self.rank, progress.bytes_done, progress.bytes_total);
+                self.loading.update(self.name(), progress.bytes_done, progress.bytes_total);
             }
             FromWorker::Ready(ready) => {
-                self.loading.on_end(self.rank);
+                self.loading.abandon(self.name());
                 self.cluster.on_ready(self.worker, ready);
             }
             FromWorker::LoadFailed(failed) => {
-                self.loading.on_end(self.rank);
+                self.loading.abandon(self.name());
                 self.cluster.on_load_failed(self.worker, failed.fault.unwrap_or_default());
             }
             FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),

@@ -5,10 +5,15 @@
 //! [`supervise`] spawns worker processes and starts them again. The executable composes them with a router.
 
 pub mod cluster;
+pub mod config;
 pub mod gate;
+pub mod in_process;
+pub mod listen;
 pub mod mailbox;
 mod metrics;
 pub mod request;
+pub mod service;
 mod submission;
+pub mod supervise;
 
 pub use submission::Submission;

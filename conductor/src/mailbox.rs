@@ -87,9 +87,9 @@ impl Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         self.fill(|contents| {
-            contents
-                .ending
-                .get_or_insert_with(|| Ending::Failed(Error::internal("the request was dropped without an ending")));
+            contents.ending.get_or_insert_with(|| {
+                Ending::Failed(Error::internal("the request was dropped without an ending"))
+            });
         });
     }
 }
@@ -158,8 +158,7 @@ impl Contents {
         let rest = self.prompt_logprobs.split_off(pieces);
         let prompt_logprobs = mem::replace(&mut self.prompt_logprobs, rest);
         // Prompt first: a reader sees the whole prompt before the first token of the output.
-        let tokens =
-            if self.prompt_logprobs.is_empty() { mem::take(&mut self.tokens) } else { Vec::new() };
+        let tokens = if self.prompt_logprobs.is_empty() { mem::take(&mut self.tokens) } else { Vec::new() };
         pb::RequestEvent { tokens, prompt_logprobs, finished: None }
     }
 }

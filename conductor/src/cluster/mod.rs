@@ -22,8 +22,8 @@ use tutti_runtime::{
     metrics::Metrics,
 };
 
-use self::workers::Workers;
 pub use self::workers::Link;
+use self::workers::Workers;
 use crate::{
     metrics::ConductorMetrics,
     request::{GraphPlan, Request, text_walks, worker_graphs},
@@ -85,6 +85,8 @@ struct State {
     model: Option<ServedModel>,
     /// Why the worker of a rank is not there, for operators.
     troubles: BTreeMap<Rank, String>,
+    /// The process of each rank whose stream has ended and that has not come back.
+    left: BTreeMap<Rank, u32>,
     /// Whether all spawned workers have been ready at once.
     started: bool,
     draining: bool,
@@ -135,6 +137,7 @@ impl Cluster {
             return Err(Error::unavailable(message).with_field("rank"));
         }
         state.troubles.remove(&rank);
+        state.left.remove(&rank);
         let id = state.workers.join(rank, pid, link);
         tracing::debug!(worker = %rank, pid, %id, "joined");
         Ok(id)
@@ -215,6 +218,7 @@ impl Cluster {
             tracing::warn!(worker = %rank, pid = worker.pid, why, "lost");
             state.troubles.entry(rank).or_insert_with(|| why.to_owned());
         }
+        state.left.insert(rank, worker.pid);
         self.metrics.gone(rank);
         self.fail_requests_of(&mut state, id, &format!("worker {rank} was lost while it ran the request"));
         self.refresh_health(&mut state);
@@ -226,6 +230,11 @@ impl Cluster {
             self.metrics.load(worker.rank, &load);
             worker.load = load;
         }
+    }
+
+    /// Whether this process was a worker here, and its stream has ended.
+    pub fn has_left(&self, rank: Rank, pid: u32) -> bool {
+        self.state.lock().left.get(&rank) == Some(&pid)
     }
 
     /// A worker's process was started again.
@@ -297,7 +306,8 @@ impl Cluster {
                 detail: state.troubles.get(&worker.rank).cloned().unwrap_or_default(),
             })
             .collect();
-        let missing = (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
+        let missing =
+            (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
         workers.extend(missing.map(|rank| {
             let detail = state.troubles.get(&rank).cloned().unwrap_or_default();
             let phase = if detail.is_empty() { pb::WorkerPhase::Starting } else { pb::WorkerPhase::Gone };
@@ -327,8 +337,9 @@ impl Cluster {
             }
             None => {
                 let declaration = description.declaration.clone().unwrap_or_default();
-                let declaration = ModelDeclaration::try_from(declaration)
-                    .map_err(|e| Error::internal(format!("its model's declaration does not hold together: {e}")))?;
+                let declaration = ModelDeclaration::try_from(declaration).map_err(|e| {
+                    Error::internal(format!("its model's declaration does not hold together: {e}"))
+                })?;
                 // Every worker serves every node: one group, one graph.
                 let graphs = worker_graphs(&text_walks(&declaration)?, |_| ());
                 state.model = Some(ServedModel { description: description.clone(), graphs });

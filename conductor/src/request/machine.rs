@@ -132,7 +132,12 @@ impl Run {
 
 impl Request {
     /// A request that has passed the door. `graphs` has at least one.
-    pub fn accept(id: RequestId, spec: pb::RequestSpec, graphs: Vec<GraphPlan>, output: mailbox::Sender) -> Self {
+    pub fn accept(
+        id: RequestId,
+        spec: pb::RequestSpec,
+        graphs: Vec<GraphPlan>,
+        output: mailbox::Sender,
+    ) -> Self {
         Self {
             id,
             spec: Arc::new(spec),
@@ -200,7 +205,9 @@ impl Request {
         let seen = row.tokens.iter().take_while(|token| (token.index as usize) < next).count();
         let mut fresh = row.tokens;
         fresh.drain(..seen);
-        if let Some(gap) = fresh.iter().zip(next..).find(|(token, expected)| token.index as usize != *expected) {
+        if let Some(gap) =
+            fresh.iter().zip(next..).find(|(token, expected)| token.index as usize != *expected)
+        {
             let message = format!("token {} arrived where token {} was due", gap.0.index, gap.1);
             return RowOutcome {
                 dropped: arrived,

@@ -41,7 +41,8 @@ fn key(graph: u32, incarnation: u32) -> Option<pb::GraphKey> {
 
 /// The row of pass `epoch`, which brings these tokens.
 fn row(epoch: u32, indices: &[u32]) -> pb::RowReport {
-    let tokens = indices.iter().map(|index| pb::SampledToken { token_id: 100 + index, index: *index, logprob: None });
+    let tokens =
+        indices.iter().map(|index| pb::SampledToken { token_id: 100 + index, index: *index, logprob: None });
     pb::RowReport { key: key(0, 0), epoch, walk: 1, tokens: tokens.collect(), prompt_logprobs: None }
 }
 
@@ -157,7 +158,11 @@ fn completions_that_match_nothing_pending_are_dropped() {
     assert_eq!(dropped(LEADER, done(0, 0, 0)), Some(Dropped::Duplicate));
     assert!(request.on_completion(FOLLOWER, done(0, 0, 1)).place, "all ranks are done");
     request.launch(alone()).unwrap();
-    assert_eq!(request.on_completion(LEADER, done(0, 0, 0)).dropped, Some(Dropped::Stale), "an earlier graph");
+    assert_eq!(
+        request.on_completion(LEADER, done(0, 0, 0)).dropped,
+        Some(Dropped::Stale),
+        "an earlier graph"
+    );
     assert_eq!(read(&mut receiver), (vec![], None));
 }
 

@@ -18,7 +18,8 @@ pub fn text_walks(model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
     let nodes = model.walk(decode).map(|walk| &walk.nodes);
     let prefill = model
         .find_walk(|walk| {
-            matches!(walk.kind, WalkKind::Chunkable { .. } | WalkKind::Atomic { .. }) && Some(&walk.nodes) == nodes
+            matches!(walk.kind, WalkKind::Chunkable { .. } | WalkKind::Atomic { .. })
+                && Some(&walk.nodes) == nodes
         })
         .ok_or_else(|| Error::internal("the model declares no prefill walk over the decode walk's nodes"))?;
     Ok(vec![prefill, decode])

@@ -1,0 +1,102 @@
+//! Sizes in bytes as people write them: `512MiB`, `2GB`, `1073741824`.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A number of bytes. Written with a unit where one divides it, or as a bare number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteSize(pub u64);
+
+/// Larger ones first: printing takes the first that divides.
+const UNITS: [(&str, u64); 9] = [
+    ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("KiB", 1 << 10),
+    ("KB", 1_000),
+    ("B", 1),
+];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, unit) = text.split_at(digits);
+        let unit = unit.trim();
+        let factor = match unit {
+            "" => Some(1),
+            _ => UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|(_, factor)| *factor),
+        };
+        let number: Option<u64> = number.parse().ok();
+        number
+            .zip(factor)
+            .and_then(|(number, factor)| number.checked_mul(factor))
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a size like 512MiB, 2GB or 1073741824"))
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match UNITS.iter().find(|(_, factor)| self.0 > 0 && self.0.is_multiple_of(*factor)) {
+            Some((unit, factor)) => write!(f, "{}{unit}", self.0 / factor),
+            None => write!(f, "0"),
+        }
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(u64),
+            Text(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(bytes) => Ok(Self(bytes)),
+            Written::Text(text) => text.parse().map_err(de::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_told_apart() {
+        for (text, bytes) in
+            [("512MiB", 512 << 20), ("2GB", 2_000_000_000), ("2 gib", 2 << 30), ("77", 77), ("5B", 5)]
+        {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in ["", "MiB", "1.5GiB", "-1", "12XB", "99999999999TiB"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn writing_and_reading_are_inverse() {
+        for bytes in [0, 1, 1000, 1024, 512 << 20, 1_500_000, (1 << 30) + 1] {
+            let text = serde_json::to_string(&ByteSize(bytes)).unwrap();
+            assert_eq!(serde_json::from_str::<ByteSize>(&text).unwrap(), ByteSize(bytes), "{text}");
+        }
+        assert_eq!(serde_json::from_str::<ByteSize>("4096").unwrap(), ByteSize(4096));
+    }
+}

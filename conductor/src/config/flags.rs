@@ -1,0 +1,148 @@
+//! The command line: every setting as an optional flag, laid over file and environment.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::Parser;
+use serde::Serialize;
+use tutti_runtime::telemetry::LogFormat;
+
+use super::{ByteSize, DeviceChoice, LoadFormat, WorkerAddress};
+
+/// Serves a model with one conductor, its workers, and a router in front.
+///
+/// Every setting can also stand in a file (--config) or in an environment variable (TUTTI_MAX_STEP_TOKENS).
+#[derive(Debug, Default, Parser, Serialize)]
+#[command(name = "conductor", version)]
+pub struct ConductorFlags {
+    /// Settings from this TOML or YAML file; environment variables and flags go over them
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// Print the settings in force as JSON and exit
+    #[arg(long)]
+    #[serde(skip)]
+    pub print_config: bool,
+
+    /// Worker processes to spawn, each with a copy of the model [default: 1]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workers: Option<u32>,
+
+    /// A Hugging Face checkpoint's directory, or a hub id [default: the small model in this binary]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+
+    /// The model's name for clients [default: the hub id or the directory's name]
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    served_model_name: Option<String>,
+
+    /// Serve at most this many tokens, prompt and output together [default: the model's own limit]
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
+
+    /// What the workers run on: auto or cpu [default: auto]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceChoice>,
+
+    /// Where weights come from [default: auto]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_format: Option<LoadFormat>,
+
+    /// Address of the OpenAI API, health and metrics [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<SocketAddr>,
+
+    /// Address of the gRPC API, and of the conductor for routers [default: 127.0.0.1:50051]
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grpc: Option<SocketAddr>,
+
+    /// Where workers dial in: unix:/path or ip:port [default: a Unix socket in a private directory]
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker_listen: Option<WorkerAddress>,
+
+    /// File with the secret that workers show which join by hand; needed for them when workers dial in over TCP
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    join_token_file: Option<PathBuf>,
+
+    /// Serve no text here: routers of their own are in front
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    no_router: bool,
+
+    /// Settings of the embedded router.
+    #[command(flatten)]
+    router: RouterFlags,
+
+    /// The most tokens of one step, over all requests in it [default: 512]
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_step_tokens: Option<u32>,
+
+    /// The most prompt tokens of one request in one step [default: max-step-tokens]
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_prefill_chunk_size: Option<u32>,
+
+    /// Requests that a worker runs at a time [default: 128]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_running_requests: Option<u32>,
+
+    /// Requests that may wait beyond those; more are answered 429 [default: 1024]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_queued_requests: Option<u32>,
+
+    /// Memory of each worker's KV pool: 512MiB, 2GB, or bytes [default: 1GiB, or less where less can be used]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_cache_memory: Option<ByteSize>,
+
+    /// Compute threads of each worker [default: the machine's share]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<u32>,
+
+    /// Seconds that running requests have to finish after the first Ctrl-C or SIGTERM [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drain_timeout: Option<u32>,
+
+    /// How log lines look [default: text]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_format: Option<LogFormat>,
+
+    /// Which log lines there are, as in info or tutti_worker=debug [default: info]
+    #[arg(long, value_name = "FILTER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<String>,
+
+    /// OTLP/gRPC endpoint for spans
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    otlp_endpoint: Option<String>,
+}
+
+/// The embedded router's flags; its other settings stand in the file's `router` table.
+#[derive(Debug, Default, clap::Args, Serialize)]
+struct RouterFlags {
+    /// Serve token ids only: the checkpoint's tokenizer and chat template are not read
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    skip_tokenizer_init: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
+}

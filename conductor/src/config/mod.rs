@@ -1,0 +1,302 @@
+//! What an operator may set, checked as a whole before any port is bound or process spawned.
+
+mod byte_size;
+mod device;
+mod flags;
+mod load_format;
+mod worker_address;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tutti_runtime::{
+    Error, config,
+    telemetry::{LogFormat, Telemetry},
+};
+
+pub use self::{
+    byte_size::ByteSize, device::DeviceChoice, flags::ConductorFlags, load_format::LoadFormat,
+    worker_address::WorkerAddress,
+};
+
+/// The most workers one conductor spawns.
+const MAX_WORKERS: u32 = 256;
+
+/// A conductor's settings. `R` are those of the embedded router, which this crate does not know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ConductorConfig<R: Default> {
+    /// Worker processes to spawn.
+    pub workers: u32,
+    /// A checkpoint's directory or a hub id; the shipped model without it.
+    pub model: Option<String>,
+    /// The model's name for clients; the checkpoint's own without it.
+    pub served_model_name: Option<String>,
+    /// The most tokens of a request where that is fewer than the model's own limit.
+    pub max_model_len: Option<u32>,
+    /// What the workers run on.
+    pub device: DeviceChoice,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
+    /// The OpenAI API, health and metrics.
+    pub http: SocketAddr,
+    /// The gRPC API, and the conductor's own for routers.
+    pub grpc: SocketAddr,
+    /// Where workers dial in; a Unix socket in a private directory without it.
+    pub worker_listen: Option<WorkerAddress>,
+    /// File with the secret of workers that join by hand.
+    pub join_token_file: Option<PathBuf>,
+    /// Serve no text here.
+    pub no_router: bool,
+    /// The embedded router's settings.
+    pub router: R,
+    /// The most tokens of one step.
+    pub max_step_tokens: u32,
+    /// The most prompt tokens of one request in one step; `max_step_tokens` without it.
+    pub max_prefill_chunk_size: Option<u32>,
+    /// Requests that a worker runs at a time.
+    pub max_running_requests: u32,
+    /// Requests that may wait beyond those, over all workers.
+    pub max_queued_requests: u32,
+    /// Memory of each worker's KV pool; the worker's own choice without it.
+    pub kv_cache_memory: Option<ByteSize>,
+    /// Compute threads of each worker; the machine's share without it.
+    pub threads: Option<u32>,
+    /// Seconds that running requests have to finish once a drain begins.
+    pub drain_timeout: u32,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Which log lines there are.
+    pub log: String,
+    /// Where spans go.
+    pub otlp_endpoint: Option<String>,
+}
+
+impl<R: Default> Default for ConductorConfig<R> {
+    fn default() -> Self {
+        let Telemetry { log_format, log, otlp_endpoint } = Telemetry::default();
+        Self {
+            workers: 1,
+            model: None,
+            served_model_name: None,
+            max_model_len: None,
+            device: DeviceChoice::Auto,
+            load_format: LoadFormat::Auto,
+            http: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            grpc: SocketAddr::from(([127, 0, 0, 1], 50051)),
+            worker_listen: None,
+            join_token_file: None,
+            no_router: false,
+            router: R::default(),
+            max_step_tokens: 512,
+            max_prefill_chunk_size: None,
+            max_running_requests: 128,
+            max_queued_requests: 1024,
+            kv_cache_memory: None,
+            threads: None,
+            drain_timeout: 30,
+            log_format,
+            log,
+            otlp_endpoint,
+        }
+    }
+}
+
+impl<R> ConductorConfig<R>
+where
+    R: Default + Serialize + DeserializeOwned,
+{
+    /// All layers merged and checked; an error names the setting at fault.
+    pub fn load(flags: &ConductorFlags) -> Result<Self, Error> {
+        let config: Self = config::layered(flags.config.as_deref(), flags)?;
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+impl<R: Default> ConductorConfig<R> {
+    /// Refuses settings under which nothing could be served. The embedded router's are checked by the router.
+    pub fn validate(&self) -> Result<(), Error> {
+        if self.workers > MAX_WORKERS {
+            return Err(Error::invalid(
+                "workers",
+                format!("is {}, the limit is {MAX_WORKERS}", self.workers),
+            ));
+        }
+        at_least_1("workers", Some(self.workers))?;
+        at_least_1("max_model_len", self.max_model_len)?;
+        at_least_1("max_step_tokens", Some(self.max_step_tokens))?;
+        at_least_1("max_prefill_chunk_size", self.max_prefill_chunk_size)?;
+        at_least_1("max_running_requests", Some(self.max_running_requests))?;
+        at_least_1("threads", self.threads)?;
+        at_most("max_step_tokens", self.max_step_tokens, 1 << 20)?;
+        at_most("max_running_requests", self.max_running_requests, 1 << 16)?;
+        at_most("max_queued_requests", self.max_queued_requests, 1 << 20)?;
+        at_most("threads", self.threads.unwrap_or(1), 1024)?;
+        if self.kv_cache_memory == Some(ByteSize(0)) {
+            return Err(Error::invalid("kv_cache_memory", "is 0, but requests need some"));
+        }
+        if self.served_model_name.as_deref() == Some("") {
+            return Err(Error::invalid("served_model_name", "is empty"));
+        }
+        self.check_addresses()
+    }
+
+    /// Two services cannot share a port; port 0 is a free one each time.
+    fn check_addresses(&self) -> Result<(), Error> {
+        let workers = match self.worker_listen {
+            Some(WorkerAddress::Tcp(address)) => Some(address),
+            _ => None,
+        };
+        let named = [("http", Some(self.http)), ("grpc", Some(self.grpc)), ("worker_listen", workers)];
+        for (place, (field, address)) in named.iter().enumerate() {
+            let taken = named[..place]
+                .iter()
+                .find(|(_, other)| other.zip(*address).is_some_and(|(a, b)| clash(a, b)));
+            if let (Some((other, _)), Some(address)) = (taken, address) {
+                return Err(Error::invalid(*field, format!("{address} is also the address of {other}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What this process and its workers log, and where their spans go.
+    pub fn telemetry(&self) -> Telemetry {
+        let (log_format, log) = (self.log_format, self.log.clone());
+        Telemetry { log_format, log, otlp_endpoint: self.otlp_endpoint.clone() }
+    }
+
+    /// Compute threads of each worker: as told, or its share of the machine.
+    pub fn threads_per_worker(&self) -> u32 {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        self.threads.unwrap_or_else(|| (cores / self.workers.max(1)).max(1))
+    }
+
+    /// How long running requests have once a drain begins.
+    pub fn drain_timeout(&self) -> Duration {
+        Duration::from_secs(self.drain_timeout.into())
+    }
+
+    /// The secret of workers that join by hand, if there is one.
+    pub fn join_token(&self) -> Result<Option<String>, Error> {
+        self.join_token_file.as_deref().map(read_token).transpose()
+    }
+}
+
+fn read_token(path: &Path) -> Result<String, Error> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::invalid("join_token_file", format!("cannot read {}: {e}", path.display())))?;
+    match text.trim() {
+        "" => Err(Error::invalid("join_token_file", format!("{} is empty", path.display()))),
+        token => Ok(token.to_owned()),
+    }
+}
+
+fn clash(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() != 0
+        && a.port() == b.port()
+        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+}
+
+fn at_least_1(field: &str, value: Option<u32>) -> Result<(), Error> {
+    match value {
+        Some(0) => Err(Error::invalid(field, "is 0, but must be at least 1")),
+        _ => Ok(()),
+    }
+}
+
+fn at_most(field: &str, value: u32, limit: u32) -> Result<(), Error> {
+    if value <= limit {
+        return Ok(());
+    }
+    Err(Error::invalid(field, format!("is {value}, the limit is {limit}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Front {
+        skip_tokenizer_init: bool,
+        max_body_bytes: u64,
+    }
+
+    fn load(arguments: &[&str]) -> Result<ConductorConfig<Front>, Error> {
+        let flags = ConductorFlags::try_parse_from([&["conductor"], arguments].concat()).unwrap();
+        ConductorConfig::load(&flags)
+    }
+
+    #[test]
+    fn no_flags_give_the_documented_defaults() {
+        let config = load(&[]).unwrap();
+        assert_eq!(config, ConductorConfig::default());
+        assert_eq!((config.workers, config.http.port(), config.grpc.port()), (1, 8000, 50051));
+    }
+
+    #[test]
+    fn flags_reach_their_settings() {
+        let config = load(&[
+            "--workers=2",
+            "--device=cpu",
+            "--skip-tokenizer-init",
+            "--no-router",
+            "--kv-cache-memory=512MiB",
+            "--worker-listen=unix:/tmp/x",
+            "--load-format=dummy",
+            "--drain-timeout=5",
+        ])
+        .unwrap();
+        assert_eq!((config.workers, config.device), (2, DeviceChoice::Cpu));
+        assert!(config.router.skip_tokenizer_init && config.no_router);
+        assert_eq!(config.kv_cache_memory, Some(ByteSize(512 << 20)));
+        assert_eq!(config.worker_listen, Some(WorkerAddress::Unix("/tmp/x".into())));
+        assert_eq!((config.load_format, config.drain_timeout().as_secs()), (LoadFormat::Dummy, 5));
+    }
+
+    #[test]
+    fn settings_that_cannot_serve_are_refused_by_name() {
+        for (flag, field) in [
+            ("--workers=0", "workers"),
+            ("--workers=257", "workers"),
+            ("--max-step-tokens=0", "max_step_tokens"),
+            ("--max-prefill-chunk-size=0", "max_prefill_chunk_size"),
+            ("--max-running-requests=0", "max_running_requests"),
+            ("--max-model-len=0", "max_model_len"),
+            ("--threads=0", "threads"),
+            ("--kv-cache-memory=0", "kv_cache_memory"),
+            ("--served-model-name=", "served_model_name"),
+            ("--grpc=127.0.0.1:8000", "grpc"),
+            ("--grpc=0.0.0.0:8000", "grpc"),
+            ("--worker-listen=127.0.0.1:50051", "worker_listen"),
+        ] {
+            let error = load(&[flag]).unwrap_err();
+            assert_eq!(error.field(), Some(field), "{flag}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_device_of_a_later_build_is_refused_with_what_there_is() {
+        let error = ConductorFlags::try_parse_from(["conductor", "--device=cuda"]).unwrap_err().to_string();
+        assert!(error.contains("cuda") && error.contains("auto, cpu"), "{error}");
+    }
+
+    #[test]
+    fn two_free_ports_do_not_clash() {
+        assert!(load(&["--http=127.0.0.1:0", "--grpc=127.0.0.1:0"]).is_ok());
+    }
+
+    #[test]
+    fn the_printed_config_is_a_config() {
+        let config = load(&["--workers=3", "--kv-cache-memory=2GB", "--worker-listen=0.0.0.0:7000"]).unwrap();
+        let printed = config::print(&config).unwrap();
+        assert_eq!(serde_json::from_str::<ConductorConfig<Front>>(&printed).unwrap(), config);
+    }
+}

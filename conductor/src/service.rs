@@ -1,0 +1,116 @@
+//! `tutti.cluster.v1.Conductor`: what routers call.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio_stream::{Stream, iter};
+use tonic::{Request, Response, Status};
+use tutti_proto::{
+    MAX_MESSAGE_BYTES,
+    cluster::v1::{self as pb, conductor_server},
+};
+use tutti_runtime::{
+    Error, ErrorKind,
+    checkpoint::{Checkpoint, CheckpointFile},
+};
+
+use crate::{cluster::Cluster, submission::Submission};
+
+/// The largest piece of a checkpoint's file in one message.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Serves routers, embedded or not.
+#[derive(Clone)]
+pub struct ConductorService {
+    cluster: Arc<Cluster>,
+    checkpoint: Arc<Checkpoint>,
+}
+
+impl ConductorService {
+    /// Serves this cluster and this checkpoint's text files.
+    pub fn new(cluster: Arc<Cluster>, checkpoint: Arc<Checkpoint>) -> Self {
+        Self { cluster, checkpoint }
+    }
+
+    /// As a gRPC service that takes and gives messages of the size that this cluster uses.
+    pub fn into_server(self) -> conductor_server::ConductorServer<Self> {
+        conductor_server::ConductorServer::new(self)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
+    }
+}
+
+/// A submission whose errors are gRPC statuses.
+pub struct Events(Submission);
+
+impl Stream for Events {
+    type Item = Result<pb::RequestEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.0).poll_next(context).map(|item| item.map(|event| event.map_err(Status::from)))
+    }
+}
+
+#[tonic::async_trait]
+impl conductor_server::Conductor for ConductorService {
+    type SubmitStream = Events;
+    type ReadCheckpointFileStream = Pin<Box<dyn Stream<Item = Result<pb::FilePiece, Status>> + Send>>;
+
+    async fn submit(
+        &self,
+        request: Request<pb::SubmitRequest>,
+    ) -> Result<Response<Self::SubmitStream>, Status> {
+        let pb::SubmitRequest { spec, timeout_ms } = request.into_inner();
+        if timeout_ms == Some(0) {
+            return Err(Error::new(ErrorKind::DeadlineExceeded, "no time is left for the request").into());
+        }
+        let submission = self.cluster.submit(spec.unwrap_or_default())?;
+        let submission = match timeout_ms {
+            Some(timeout_ms) => submission.with_timeout(timeout_ms),
+            None => submission,
+        };
+        Ok(Response::new(Events(submission)))
+    }
+
+    async fn describe(
+        &self,
+        _: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::DescribeResponse>, Status> {
+        Ok(Response::new(self.cluster.describe()?))
+    }
+
+    async fn read_checkpoint_file(
+        &self,
+        request: Request<pb::ReadCheckpointFileRequest>,
+    ) -> Result<Response<Self::ReadCheckpointFileStream>, Status> {
+        let file = match request.into_inner().file() {
+            pb::CheckpointFile::Tokenizer => CheckpointFile::Tokenizer,
+            pb::CheckpointFile::TokenizerConfig => CheckpointFile::TokenizerConfig,
+            pb::CheckpointFile::ChatTemplate => CheckpointFile::ChatTemplate,
+            pb::CheckpointFile::GenerationConfig => CheckpointFile::GenerationConfig,
+            pb::CheckpointFile::Unspecified => {
+                return Err(Error::invalid("file", "is not a file that a checkpoint may have").into());
+            }
+        };
+        let checkpoint = self.checkpoint.clone();
+        let bytes = tokio::task::spawn_blocking(move || checkpoint.read(file))
+            .await
+            .map_err(|e| Error::internal(format!("reading {}: {e}", file.name())))??
+            .ok_or_else(|| {
+                Error::new(ErrorKind::NotFound, format!("the checkpoint has no {}", file.name()))
+            })?;
+        let pieces: Vec<_> =
+            bytes.chunks(PIECE_BYTES).map(|piece| Ok(pb::FilePiece { data: piece.to_vec() })).collect();
+        Ok(Response::new(Box::pin(iter(pieces))))
+    }
+
+    async fn get_cluster(
+        &self,
+        _: Request<pb::GetClusterRequest>,
+    ) -> Result<Response<pb::GetClusterResponse>, Status> {
+        Ok(Response::new(self.cluster.status()))
+    }
+}

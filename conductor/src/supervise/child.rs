@@ -1,0 +1,66 @@
+//! One spawned worker process.
+
+use std::{
+    io,
+    process::{ExitStatus, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::AsyncWriteExt,
+    process::{ChildStdin, Command},
+};
+use tutti_proto::Rank;
+
+use super::WorkerCommand;
+
+/// A worker's process; dropped, it is killed.
+#[derive(Debug)]
+pub struct Child {
+    process: tokio::process::Child,
+    pid: u32,
+    /// Held open: its end tells the child to go.
+    _lifeline: Option<ChildStdin>,
+}
+
+impl Child {
+    /// Starts a worker in a process group of its own, so that a terminal's Ctrl-C does not reach it. Must be called on
+    /// the supervisor's thread, whose life the child's is tied to.
+    pub async fn spawn(command: &WorkerCommand, rank: Rank) -> io::Result<Self> {
+        let mut process = Command::new(&command.program)
+            .arg0("worker")
+            .args(["--conductor", &command.conductor_url, "--rank", &rank.to_string()])
+            .stdin(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let pid = process.id().unwrap_or_default();
+        let mut lifeline = process.stdin.take();
+        if let Some(lifeline) = &mut lifeline {
+            // A child that is gone already shows when it is waited for.
+            let _ = lifeline.write_all(format!("{}\n", command.lifeline_line).as_bytes()).await;
+        }
+        tracing::debug!(worker = %rank, pid, "spawned");
+        Ok(Self { process, pid, _lifeline: lifeline })
+    }
+
+    /// The process, or where it was.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Completes when the process has ended. May be dropped and called again.
+    pub async fn wait(&mut self) -> io::Result<ExitStatus> {
+        // Not `Child::wait` of an owned stdin: that one would close the lifeline first.
+        self.process.wait().await
+    }
+
+    /// Ends it and all it has started.
+    pub fn kill(&mut self) {
+        let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let killed = group.map(|group| kill_process_group(group, Signal::KILL));
+        if !matches!(killed, Some(Ok(()))) {
+            tracing::debug!(pid = self.pid, "no such process group to kill");
+        }
+    }
+}

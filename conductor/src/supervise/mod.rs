@@ -1,0 +1,143 @@
+//! Life and death of the worker processes that this conductor spawns.
+//!
+//! A child must not outlive its conductor, however that one ends. Three ties see to it: the *lifeline* (a pipe to the
+//! child's stdin, whose end is the child's end), the parent-death signal (which reaches a stopped child too), and the
+//! end of its stream. Linux sends the parent-death signal when the *thread* that spawned the child ends, so children are
+//! spawned and waited for on one thread that lives as long as the process.
+
+mod backoff;
+mod child;
+
+use std::{path::PathBuf, process::ExitStatus, sync::Arc, thread, time::Duration};
+
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tutti_proto::Rank;
+use tutti_runtime::{Error, exit};
+
+use self::{backoff::Backoff, child::Child};
+use crate::cluster::Cluster;
+
+/// How long a worker may take to leave once it was told to, or once its stream has ended.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often a living child is held against what the cluster knows of it.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// How to start a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerCommand {
+    /// The executable, which acts as a worker when its name is `worker`.
+    pub program: PathBuf,
+    /// What the worker dials.
+    pub conductor_url: String,
+    /// Written to the child's stdin first, as one line: what others must not see in its command line.
+    pub lifeline_line: String,
+}
+
+/// Keeps `ranks` worker processes alive until it is stopped.
+#[derive(Debug)]
+pub struct Supervisor {
+    stop: watch::Sender<bool>,
+    stopped: oneshot::Receiver<()>,
+}
+
+impl Supervisor {
+    /// Spawns workers of ranks 0 to `workers` - 1.
+    pub fn start(cluster: Arc<Cluster>, command: WorkerCommand, workers: u32) -> Result<Self, Error> {
+        let failed = |e| Error::internal(format!("cannot start the supervisor: {e}"));
+        let (stop, stopping) = watch::channel(false);
+        let (done, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let supervise = async move {
+            let mut keepers = JoinSet::new();
+            for rank in (0..workers).map(Rank) {
+                let keeper = Keeper { rank, cluster: cluster.clone(), command: command.clone() };
+                keepers.spawn(keeper.keep(stopping.clone()));
+            }
+            keepers.join_all().await;
+            // Nobody waits any more where the process is ending at once.
+            let _ = done.send(());
+        };
+        thread::Builder::new()
+            .name("supervisor".into())
+            .spawn(move || runtime.block_on(supervise))
+            .map_err(failed)?;
+        Ok(Self { stop, stopped })
+    }
+
+    /// Starts no worker again, and completes once all have left; what is still there after a while is killed.
+    pub async fn stop(self) {
+        self.stop.send_replace(true);
+        // An error means that the supervisor's thread is gone, and then its children are.
+        let _ = self.stopped.await;
+    }
+}
+
+/// Keeps one rank's process alive.
+struct Keeper {
+    rank: Rank,
+    cluster: Arc<Cluster>,
+    command: WorkerCommand,
+}
+
+impl Keeper {
+    async fn keep(self, mut stopping: watch::Receiver<bool>) {
+        let mut backoff = Backoff::default();
+        loop {
+            let born = Instant::now();
+            let (ending, usage) = match Child::spawn(&self.command, self.rank).await {
+                Ok(child) => self.watch_over(child, &mut stopping).await,
+                Err(error) => (format!("it cannot be started: {error}"), false),
+            };
+            if *stopping.borrow() {
+                return;
+            }
+            self.cluster.on_exit(self.rank, &ending, usage);
+            let pause = backoff.after(born.elapsed());
+            tracing::warn!(worker = %self.rank, ending, restart_in = ?pause, "worker process ended");
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = told(&mut stopping) => return,
+            }
+            self.cluster.on_restart(self.rank);
+        }
+    }
+
+    /// Waits for the child's end: its status, and whether the child found its settings unusable.
+    async fn watch_over(&self, mut child: Child, stopping: &mut watch::Receiver<bool>) -> (String, bool) {
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status,
+                () = told(stopping) => break self.see_off(&mut child, "the cluster ends").await,
+                () = sleep(CHECK_EVERY) => {
+                    if self.cluster.has_left(self.rank, child.pid()) {
+                        break self.see_off(&mut child, "its stream has ended").await;
+                    }
+                }
+            }
+        };
+        match status {
+            Ok(status) => (status.to_string(), status.code() == Some(exit::USAGE.into())),
+            Err(error) => (format!("it cannot be waited for: {error}"), false),
+        }
+    }
+
+    /// Gives a child that should leave its time, and then ends it.
+    async fn see_off(&self, child: &mut Child, why: &str) -> std::io::Result<ExitStatus> {
+        if let Ok(status) = timeout(GRACE, child.wait()).await {
+            return status;
+        }
+        tracing::warn!(worker = %self.rank, pid = child.pid(), why, "killing a worker that does not leave");
+        child.kill();
+        child.wait().await
+    }
+}
+
+/// Completes once the supervisor is to stop.
+async fn told(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the supervisor was dropped: the process is ending.
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
