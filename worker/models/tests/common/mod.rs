@@ -1,0 +1,218 @@
+//! Runs requests through a model as the engine does: pages, chunks, batches, logits.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use safetensors::tensor::{Dtype, TensorView};
+use tutti_kernels::{
+    PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, StepInputs, TokenScore,
+    cpu::{CpuDevice, Isa},
+};
+use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
+
+pub const PAGE_TOKENS: usize = 16;
+pub const MAX_STEP_TOKENS: usize = 2048;
+const PAGES: usize = 256;
+
+pub fn device() -> CpuDevice {
+    CpuDevice::new(1, Isa::detect()).unwrap()
+}
+
+pub fn try_load(dir: &Path, load_format: LoadFormat) -> Result<Box<dyn Model>, LoadError> {
+    let options = LoadOptions {
+        dir: dir.into(),
+        load_format,
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens: PAGE_TOKENS,
+        seed: 11,
+    };
+    let mut last = None;
+    let model = load(&options, device(), &mut |progress| last = Some(progress))?;
+    let last = last.unwrap();
+    assert_eq!(last.done, last.total, "progress ends at the whole");
+    Ok(model)
+}
+
+pub fn loaded(dir: &Path, load_format: LoadFormat) -> Box<dyn Model> {
+    let mut model = try_load(dir, load_format).unwrap();
+    model.allocate_pages(PAGES).unwrap();
+    model
+}
+
+/// A request on its way: its tokens so far and its pages.
+#[derive(Clone)]
+pub struct Request {
+    pub tokens: Vec<u32>,
+    /// How many of them stand in the pages.
+    pub computed: usize,
+    pages: Vec<PageId>,
+    /// What the model thinks of each prompt token but the first, all of the vocabulary.
+    pub scores: Vec<TokenScore>,
+}
+
+/// Requests with pages of their own, dealt out back to front so that no table is in order.
+pub fn requests(prompts: &[&[u32]]) -> Vec<Request> {
+    let mut free: Vec<PageId> = (1..PAGES as u32).map(PageId).collect();
+    let request = |prompt: &&[u32]| Request {
+        tokens: prompt.to_vec(),
+        computed: 0,
+        pages: (0..(prompt.len() + 64).div_ceil(PAGE_TOKENS)).map(|_| free.pop().unwrap()).collect(),
+        scores: Vec::new(),
+    };
+    prompts.iter().map(request).collect()
+}
+
+fn greedy() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: Vec::new(),
+        seed: 0,
+    }
+}
+
+/// One step over all requests that are not fully computed, at most `chunk` tokens each: scores every prompt token and
+/// appends a greedy token to a request whose last token was computed.
+pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
+    let vocab = model.limits().vocab_size as u32;
+    let (mut ids, mut positions, mut rows, mut logit_rows) = (vec![], vec![], vec![], vec![]);
+    for request in requests.iter() {
+        let tokens = chunk.min(request.tokens.len() - request.computed);
+        let range = request.computed..request.computed + tokens;
+        logit_rows.extend(ids.len()..ids.len() + tokens);
+        rows.push(RowInputs {
+            first_token: ids.len(),
+            tokens,
+            start: range.start,
+            block_table: &request.pages,
+        });
+        positions.extend(range.clone().map(|p| p as f32));
+        ids.extend_from_slice(&request.tokens[range]);
+    }
+    let inputs = StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
+    model.forward(&inputs).unwrap();
+
+    let params = greedy();
+    let (mut sample, mut score) = (vec![], vec![]);
+    for (request, row) in requests.iter().zip(&rows) {
+        for i in 0..row.tokens {
+            let (at, next) = (row.first_token + i, row.start + i + 1);
+            if let Some(&token) = request.tokens.get(next) {
+                score.push((at, ScoreRow { token, top: vocab }));
+            } else {
+                let (position, prompt) = (next as u64, &request.tokens[..]);
+                let params = &params;
+                sample.push((
+                    at,
+                    SampleRow { params, prompt, output: &[], forbidden: &[], position, logprobs: None },
+                ));
+            }
+        }
+    }
+    let mut out = LogitResults::default();
+    model.read_logits(&LogitRequests { sample: &sample, score: &score }, &mut out).unwrap();
+
+    let advances: Vec<usize> = rows.iter().map(|row| row.tokens).collect();
+    let (mut sampled, mut scores) = (out.sampled.into_iter(), out.scores.into_iter());
+    for (request, tokens) in requests.iter_mut().zip(advances) {
+        let scored = tokens.min(request.tokens.len() - 1 - request.computed);
+        request.scores.extend(scores.by_ref().take(scored));
+        request.computed += tokens;
+        if request.computed == request.tokens.len() {
+            request.tokens.push(sampled.next().unwrap().token);
+        }
+    }
+    assert!(sampled.next().is_none() && scores.next().is_none(), "as many answers as questions");
+}
+
+/// Runs each prompt until it has `output` more tokens, all prompts in the same steps; gives back each one's output and
+/// its prompt's scores.
+pub fn generate(
+    model: &mut dyn Model,
+    prompts: &[&[u32]],
+    chunk: usize,
+    output: usize,
+) -> Vec<(Vec<u32>, Vec<TokenScore>)> {
+    let mut active = requests(prompts);
+    let mut finished: Vec<Option<Request>> = vec![None; prompts.len()];
+    let mut places: Vec<usize> = (0..prompts.len()).collect();
+    while !active.is_empty() {
+        step(model, &mut active, chunk);
+        for i in (0..active.len()).rev() {
+            if active[i].tokens.len() == prompts[places[i]].len() + output {
+                finished[places.remove(i)] = Some(active.remove(i));
+            }
+        }
+    }
+    let split = |(request, prompt): (Option<Request>, &&[u32])| {
+        let Request { mut tokens, mut scores, .. } = request.unwrap();
+        scores.truncate(prompt.len() - 1);
+        (tokens.split_off(prompt.len()), scores)
+    };
+    finished.into_iter().zip(prompts).map(split).collect()
+}
+
+/// A small Qwen3 config; `changes` are merged into it.
+pub fn config(changes: &serde_json::Value) -> serde_json::Value {
+    let mut config = serde_json::json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 97, "hidden_size": 48,
+        "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "max_position_embeddings": 1024, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": false, "torch_dtype": "float32",
+    });
+    for (key, change) in changes.as_object().unwrap() {
+        config[key] = change.clone();
+    }
+    config
+}
+
+/// A tensor to be written: type, shape, bytes.
+pub type Tensor = (Dtype, Vec<usize>, Vec<u8>);
+
+/// The f32 tensors that [`config`] asks for, with values that follow from their place.
+pub fn tensors() -> BTreeMap<String, Tensor> {
+    let mut tensors = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| {
+        let elements: usize = shape.iter().product();
+        let value = |i: usize| ((i * 37 + name.len() * 11) % 61) as f32 / 61.0 - 0.5;
+        let bytes = (0..elements).flat_map(|i| value(i).to_le_bytes()).collect();
+        tensors.insert(name, (Dtype::F32, shape.to_vec(), bytes));
+    };
+    add("model.embed_tokens.weight".into(), &[97, 48]);
+    add("lm_head.weight".into(), &[97, 48]);
+    add("model.norm.weight".into(), &[48]);
+    for layer in 0..2 {
+        let mut part =
+            |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}.weight"), shape);
+        part("input_layernorm", &[48]);
+        part("post_attention_layernorm", &[48]);
+        part("self_attn.q_proj", &[64, 48]);
+        part("self_attn.k_proj", &[32, 48]);
+        part("self_attn.v_proj", &[32, 48]);
+        part("self_attn.o_proj", &[48, 64]);
+        part("self_attn.q_norm", &[16]);
+        part("self_attn.k_norm", &[16]);
+        part("mlp.gate_proj", &[80, 48]);
+        part("mlp.up_proj", &[80, 48]);
+        part("mlp.down_proj", &[48, 80]);
+    }
+    tensors
+}
+
+pub fn write_config(dir: &Path, config: &serde_json::Value) {
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+pub fn write_tensors<'a>(file: &Path, tensors: impl IntoIterator<Item = (&'a String, &'a Tensor)>) {
+    let views = tensors.into_iter().map(|(name, (dtype, shape, bytes))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
+}

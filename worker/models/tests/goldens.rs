@@ -1,0 +1,97 @@
+//! Hugging Face's own numbers, in process. `TUTTI_GOLDENS` names a directory that tests/goldens made; without it these
+//! tests say that they are skipped. The same gate runs over HTTP in the root package's tests.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::{fs, path::PathBuf};
+
+use common::{generate, loaded};
+use safetensors::SafeTensors;
+use tutti_models::LoadFormat::Auto;
+
+const LENGTHS: [usize; 5] = [1, 7, 37, 125, 300];
+
+struct Case {
+    prompt: Vec<u32>,
+    greedy: Vec<u32>,
+    /// `[prompt, vocab]`.
+    logits: Vec<f32>,
+}
+
+impl Case {
+    fn read(goldens: &SafeTensors<'_>, length: usize) -> Self {
+        let data = |name: &str| goldens.tensor(&format!("t{length}.{name}")).unwrap().data().to_vec();
+        let ids = |name| {
+            let bytes = data(name);
+            bytes.as_chunks::<8>().0.iter().map(|id| i64::from_le_bytes(*id) as u32).collect()
+        };
+        let logits = data("logits").as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+        Self { prompt: ids("input_ids"), greedy: ids("greedy"), logits }
+    }
+
+    /// The reference's logprob of prompt token `i`, i ≥ 1.
+    fn logprob(&self, i: usize) -> f64 {
+        let vocab = self.logits.len() / self.prompt.len();
+        let row: Vec<f64> = self.logits[(i - 1) * vocab..i * vocab].iter().map(|x| f64::from(*x)).collect();
+        let most = row.iter().copied().fold(f64::MIN, f64::max);
+        row[self.prompt[i] as usize] - most - row.iter().map(|x| (x - most).exp()).sum::<f64>().ln()
+    }
+}
+
+/// Every prompt logprob within 2e-4 and all greedy tokens equal for f32 weights; for bf16 weights the mean deviation
+/// within what Hugging Face's own bfloat16 shows.
+fn agrees(model: &str) {
+    let Some(root) = std::env::var_os("TUTTI_GOLDENS").map(PathBuf::from) else {
+        eprintln!("skipped: TUTTI_GOLDENS is not set");
+        return;
+    };
+    let dir = root.join(model);
+    let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
+    let goldens = SafeTensors::deserialize(&bytes).unwrap();
+    let exact = !fs::read_to_string(dir.join("config.json")).unwrap().contains("bfloat16");
+    let mut model = loaded(&dir, Auto);
+    let (mut worst, mut sum, mut count) = (0.0f64, 0.0, 0);
+    for length in LENGTHS {
+        let case = Case::read(&goldens, length);
+        let whole = generate(&mut *model, &[&case.prompt], usize::MAX, case.greedy.len());
+        for chunk in [1, 7, 64] {
+            let chunked = generate(&mut *model, &[&case.prompt], chunk, case.greedy.len());
+            assert!(chunked == whole, "t{length}: chunks of {chunk} change the result");
+        }
+        let (output, scores) = &whole[0];
+        assert_eq!(scores.len(), length - 1);
+        for (i, score) in scores.iter().enumerate() {
+            let off = (f64::from(score.logprob) - case.logprob(i + 1)).abs();
+            (worst, sum, count) = (worst.max(off), sum + off, count + 1);
+        }
+        assert!(
+            !exact || *output == case.greedy,
+            "t{length}: {output:?}, the reference has {:?}",
+            case.greedy
+        );
+    }
+    let mean = sum / f64::from(count);
+    eprintln!("{}: |Δ logprob| mean {mean:.2e}, greatest {worst:.2e}", dir.display());
+    if exact {
+        assert!(worst < 2e-4, "greatest deviation {worst}");
+    } else {
+        assert!(mean < 0.05, "mean deviation {mean}");
+    }
+}
+
+#[test]
+fn qwen3() {
+    agrees("qwen3");
+}
+
+#[test]
+fn qwen3_tied() {
+    agrees("qwen3_tied");
+}
+
+#[test]
+fn qwen3_yarn_swa() {
+    agrees("qwen3_yarn_swa");
+}

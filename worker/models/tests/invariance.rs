@@ -1,0 +1,58 @@
+//! Promise 8 through a whole model: neither chunks nor batch-mates change a bit.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use common::{config, generate, loaded, write_config};
+use serde_json::json;
+use tutti_kernels::TokenScore;
+use tutti_models::LoadFormat::Dummy;
+
+const OUTPUT: usize = 8;
+
+fn prompt(tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|i| (i * i * 31 + i * 7 + 3) % 97).collect()
+}
+
+/// Bits, since `==` on floats takes 0 for -0.
+fn bits(runs: &[(Vec<u32>, Vec<TokenScore>)]) -> Vec<(Vec<u32>, Vec<Vec<(u32, u32)>>)> {
+    let row = |score: &TokenScore| score.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
+    runs.iter().map(|(tokens, scores)| (tokens.clone(), scores.iter().map(row).collect())).collect()
+}
+
+fn unchanged_by_chunks_and_mates(changes: serde_json::Value) {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config(&changes));
+    let mut model = loaded(dir.path(), Dummy);
+    let prompts: Vec<Vec<u32>> = [1, 9, 64, 150].map(prompt).into();
+    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+
+    let mut alone = Vec::new();
+    for prompt in &prompts {
+        alone.extend(generate(&mut *model, &[prompt], usize::MAX, OUTPUT));
+    }
+    let alone = bits(&alone);
+    assert!(alone[3].1.iter().all(|row| row.len() == 97), "the whole distribution is compared");
+    for chunk in [1, 7, 64, usize::MAX] {
+        assert!(alone == bits(&generate(&mut *model, &prompts, chunk, OUTPUT)), "chunks of {chunk} differ");
+    }
+}
+
+#[test]
+fn f32_weights() {
+    unchanged_by_chunks_and_mates(json!({}));
+}
+
+#[test]
+fn bf16_weights_tied() {
+    unchanged_by_chunks_and_mates(json!({"torch_dtype": "bfloat16", "tie_word_embeddings": true}));
+}
+
+#[test]
+fn windows_yarn_and_biases() {
+    unchanged_by_chunks_and_mates(json!({
+        "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1, "attention_bias": true,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    }));
+}

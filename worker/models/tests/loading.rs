@@ -1,0 +1,173 @@
+//! Checkpoints as they come, whole and damaged.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::{Tensor, config, generate, loaded, tensors, try_load, write_config, write_tensors};
+use safetensors::tensor::Dtype;
+use serde_json::json;
+use tempfile::TempDir;
+use tutti_models::LoadFormat::{Auto, Dummy};
+use tutti_runtime::{Error, ErrorKind};
+
+/// A sound checkpoint in one file, for a test to damage.
+fn checkpoint() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config(&json!({})));
+    write_tensors(&dir.path().join("model.safetensors"), &tensors());
+    dir
+}
+
+/// Loading must fail, blaming the checkpoint in words that hold all of `parts`.
+fn refuses(dir: &Path, parts: &[&str]) {
+    let error = try_load(dir, Auto).err().expect("loads, though it must not");
+    let error = Error::from(error);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    for part in parts {
+        assert!(error.message().contains(part), "{part:?} is not in {:?}", error.message());
+    }
+}
+
+/// Writes the tensors after a change to one of them.
+fn with_tensor(change: impl FnOnce(&mut Tensor)) -> TempDir {
+    let dir = checkpoint();
+    let mut tensors = tensors();
+    change(tensors.get_mut("model.layers.1.self_attn.k_proj.weight").unwrap());
+    write_tensors(&dir.path().join("model.safetensors"), &tensors);
+    dir
+}
+
+#[test]
+fn shards_give_what_one_file_gives() {
+    let single = checkpoint();
+    let sharded = checkpoint();
+    fs::remove_file(sharded.path().join("model.safetensors")).unwrap();
+    let tensors = tensors();
+    let shard_of = |i: usize| format!("model-{}.safetensors", i % 3);
+    for shard in 0..3 {
+        let part = tensors.iter().enumerate().filter(|(i, _)| i % 3 == shard).map(|(_, tensor)| tensor);
+        write_tensors(&sharded.path().join(shard_of(shard)), part);
+    }
+    let map: serde_json::Map<_, _> =
+        tensors.keys().enumerate().map(|(i, name)| (name.clone(), json!(shard_of(i)))).collect();
+    let index = json!({"metadata": {"total_size": 0}, "weight_map": map});
+    fs::write(sharded.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+
+    let prompt: &[u32] = &[5, 90, 17, 3];
+    let run = |dir: &Path| generate(&mut *loaded(dir, Auto), &[prompt], 8, 4);
+    assert_eq!(run(single.path()), run(sharded.path()));
+}
+
+#[test]
+fn tied_weights_need_no_lm_head_and_others_do() {
+    let dir = checkpoint();
+    let mut tensors = tensors();
+    tensors.remove("lm_head.weight");
+    write_tensors(&dir.path().join("model.safetensors"), &tensors);
+    refuses(dir.path(), &["lm_head.weight", "[97, 48]"]);
+    write_config(dir.path(), &config(&json!({"tie_word_embeddings": true})));
+    let model = loaded(dir.path(), Auto);
+    let elements: usize = tensors.values().map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
+    assert_eq!(model.weight_bytes(), 4 * elements as u64);
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let dir = checkpoint();
+    let mut tensors = tensors();
+    tensors.remove("model.layers.1.mlp.up_proj.weight");
+    write_tensors(&dir.path().join("model.safetensors"), &tensors);
+    let path = dir.path().to_str().unwrap();
+    refuses(dir.path(), &["model.layers.1.mlp.up_proj.weight", "[80, 48]", path]);
+    // Biases that the config asks for are tensors like others.
+    write_config(dir.path(), &config(&json!({"attention_bias": true})));
+    refuses(dir.path(), &["model.layers.0.self_attn.q_proj.bias"]);
+}
+
+#[test]
+fn a_shape_that_differs_from_the_config_is_told_with_both() {
+    let dir = with_tensor(|tensor| tensor.1 = vec![16, 96]);
+    refuses(
+        dir.path(),
+        &["model.layers.1.self_attn.k_proj.weight", "model.safetensors", "[16, 96]", "[32, 48]"],
+    );
+}
+
+#[test]
+fn a_type_that_is_not_taken_is_named() {
+    let dir = with_tensor(|tensor| tensor.0 = Dtype::I32);
+    refuses(dir.path(), &["model.layers.1.self_attn.k_proj.weight", "model.safetensors", "I32", "BF16"]);
+    let dir = with_tensor(|tensor| *tensor = (Dtype::BF16, tensor.1.clone(), vec![0; tensor.2.len() / 2]));
+    refuses(dir.path(), &["k_proj.weight", "BF16", "q_proj.weight", "F32"]);
+}
+
+#[test]
+fn truncated_files_are_refused_wherever_they_end() {
+    let dir = checkpoint();
+    let file = dir.path().join("model.safetensors");
+    let whole = fs::read(&file).unwrap();
+    for length in [0, 4, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&file, &whole[..length]).unwrap();
+        refuses(dir.path(), &["model.safetensors"]);
+    }
+    refuses(dir.path(), &["truncated", "tensor \""]);
+}
+
+#[test]
+fn a_tensor_in_two_shards_and_a_missing_shard_are_named() {
+    let dir = checkpoint();
+    let path = |name: &str| dir.path().join(name);
+    fs::rename(path("model.safetensors"), path("a.safetensors")).unwrap();
+    refuses(dir.path(), &["neither model.safetensors nor model.safetensors.index.json"]);
+
+    let index = |map: serde_json::Value| {
+        fs::write(path("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+    };
+    index(json!({"lm_head.weight": "a.safetensors", "model.norm.weight": "b.safetensors"}));
+    refuses(dir.path(), &["b.safetensors", "No such file"]);
+    write_tensors(&path("b.safetensors"), tensors().iter().filter(|(name, _)| *name == "model.norm.weight"));
+    refuses(dir.path(), &["model.norm.weight", "a.safetensors", "b.safetensors"]);
+    index(json!({"lm_head.weight": "../a.safetensors"}));
+    refuses(dir.path(), &["model.safetensors.index.json", "../a.safetensors"]);
+}
+
+#[test]
+fn an_unknown_architecture_is_named_beside_what_is_supported() {
+    let dir = checkpoint();
+    write_config(dir.path(), &config(&json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})));
+    refuses(dir.path(), &["config.json", "LlamaForCausalLM", "\"llama\"", "Qwen3ForCausalLM"]);
+    // Without `architectures` the type decides.
+    write_config(dir.path(), &config(&json!({"architectures": null})));
+    loaded(dir.path(), Auto);
+    write_config(dir.path(), &config(&json!({"quantization_config": {"quant_method": "fp8"}})));
+    refuses(dir.path(), &["quantization_config", "fp8"]);
+}
+
+#[test]
+fn a_config_that_is_missing_or_no_json_is_named() {
+    let dir = checkpoint();
+    fs::write(dir.path().join("config.json"), "{").unwrap();
+    refuses(dir.path(), &["config.json", "malformed JSON"]);
+    fs::remove_file(dir.path().join("config.json")).unwrap();
+    refuses(dir.path(), &["config.json", "No such file"]);
+}
+
+#[test]
+fn dummy_weights_need_the_config_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    for dtype in ["float32", "float16", "bfloat16"] {
+        let tied = json!({"torch_dtype": dtype, "tie_word_embeddings": true, "eos_token_id": [7, 2]});
+        write_config(dir.path(), &config(&tied));
+        let mut model = loaded(dir.path(), Dummy);
+        let elements = 97 * 48 + 48 + 2 * (2 * 48 + 2 * 16 + 2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48);
+        let bytes = if dtype == "float32" { 4 } else { 2 };
+        assert_eq!(model.weight_bytes(), bytes * elements);
+        assert_eq!(model.limits().eos_token_ids, [2, 7]);
+        let run = generate(&mut *model, &[&[1, 2, 3]], 8, 6);
+        assert_eq!(run, generate(&mut *loaded(dir.path(), Dummy), &[&[1, 2, 3]], 8, 6), "{dtype}");
+        assert!(run[0].1.iter().all(|score| score.logprob.is_finite()), "{dtype}");
+    }
+}
