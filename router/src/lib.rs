@@ -1,1 +1,18 @@
-//! The front door: OpenAI HTTP and gRPC text in, token ids to the conductor.
+//! The front door: OpenAI HTTP and gRPC text in, token ids to the conductor. Stateless: it tokenises, applies the chat
+//! template, fans choices out, turns tokens back into text, cuts at stop strings, and renders.
+
+mod config;
+mod front_door;
+mod generation;
+mod grpc;
+mod http;
+mod metrics;
+mod served;
+mod text;
+
+#[cfg(test)]
+mod test_support;
+
+pub use config::RouterConfig;
+pub use front_door::{FrontDoor, tune};
+pub use served::check_checkpoint;

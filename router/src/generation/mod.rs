@@ -1,0 +1,15 @@
+//! The one core under both surfaces: a request in, the deltas of its choices out.
+
+mod choice;
+mod generator;
+mod prompt_logprobs;
+mod prompts;
+pub mod request;
+mod stream;
+pub mod validate;
+
+pub use choice::{Delta, Finish, OutputToken, Reason};
+pub use generator::Generator;
+pub use prompts::{EncodedPrompt, to_tokens};
+pub use request::{GenerationRequest, Output, Prompt, Sampling, Stopping};
+pub use stream::{Generation, Usage};

@@ -1,0 +1,117 @@
+//! From a client's prompts to token ids: chat template, tokenizer, and the checks that need a vocabulary.
+
+use std::sync::Arc;
+
+use tutti_runtime::Error;
+
+use super::{request::Prompt, validate};
+use crate::{
+    served::ServedModel,
+    text::{detokenizer::Detokenizer, tokenizer::Tokenizer},
+};
+
+/// A prompt in tokens, with the text that an echo repeats.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncodedPrompt {
+    /// Its tokens; at least one.
+    pub ids: Arc<[u32]>,
+    /// Only where an echo was asked for; empty under `skip_tokenizer_init`.
+    pub text: Arc<str>,
+    /// How many characters `text` has.
+    pub chars: usize,
+    /// Only where an echo was asked for: how many characters of the text stand before each token.
+    pub offsets: Arc<[usize]>,
+}
+
+/// How an echo shows its prompts.
+#[derive(Clone, Copy, Debug)]
+pub struct Echo {
+    /// Whether special tokens given by id show.
+    pub keep_special_tokens: bool,
+}
+
+/// Encodes all prompts of a request. CPU-bound: to be run in the text pool.
+pub fn encode(
+    prompts: Vec<Prompt>,
+    model: &ServedModel,
+    echo: Option<Echo>,
+) -> Result<Vec<EncodedPrompt>, Error> {
+    let count = prompts.len();
+    let numbered = prompts.into_iter().enumerate();
+    numbered
+        .map(|(i, prompt)| {
+            encode_one(prompt, model, echo).map_err(|error| if count == 1 { error } else { locate(error, i) })
+        })
+        .collect()
+}
+
+/// Says which prompt of a list is at fault.
+fn locate(error: Error, index: usize) -> Error {
+    let message = format!("prompt {index} of the list: {}", error.message());
+    let located = Error::new(error.kind(), message);
+    match error.field() {
+        Some(field) => located.with_field(field),
+        None => located,
+    }
+}
+
+fn encode_one(prompt: Prompt, model: &ServedModel, echo: Option<Echo>) -> Result<EncodedPrompt, Error> {
+    let (ids, given) = to_tokens(prompt, model)?;
+    if ids.is_empty() {
+        return Err(Error::invalid("prompt", "is empty: it has no tokens"));
+    }
+    let (text, offsets) = match (echo, &model.text.tokenizer) {
+        (Some(echo), Some(tokenizer)) => {
+            let (shown, offsets) = show(&ids, tokenizer, echo);
+            (given.unwrap_or(shown), offsets)
+        }
+        (Some(_), None) => (String::new(), vec![0; ids.len()]),
+        (None, _) => (String::new(), Vec::new()),
+    };
+    let chars = text.chars().count();
+    Ok(EncodedPrompt { ids: ids.into(), text: text.into(), chars, offsets: offsets.into() })
+}
+
+/// A prompt's tokens, and its text if it came as text. CPU-bound: to be run in the text pool.
+pub fn to_tokens(prompt: Prompt, model: &ServedModel) -> Result<(Vec<u32>, Option<String>), Error> {
+    let (text, add_special_tokens, tokenizer) = match prompt {
+        Prompt::Tokens(ids) => {
+            for &id in &ids {
+                validate::token_id("prompt", id, model.description.vocab_size)?;
+            }
+            return Ok((ids, None));
+        }
+        Prompt::Text { text, add_special_tokens } => {
+            (text, add_special_tokens, model.tokenizer("prompt", "text")?)
+        }
+        Prompt::Chat { messages, options, add_special_tokens } => {
+            let tokenizer = model.tokenizer("messages", "chat")?;
+            let Some(template) = &model.text.template else {
+                return Err(Error::invalid(
+                    "messages",
+                    "cannot be used: the checkpoint has no chat template",
+                ));
+            };
+            (template.render(&messages, &options)?, add_special_tokens, tokenizer)
+        }
+    };
+    Ok((tokenizer.encode(&text, add_special_tokens)?, Some(text)))
+}
+
+/// A prompt's text, and how many characters of it stand before each token.
+fn show(ids: &[u32], tokenizer: &Arc<Tokenizer>, echo: Echo) -> (String, Vec<usize>) {
+    let mut detokenizer = Detokenizer::new(tokenizer.clone(), !echo.keep_special_tokens);
+    let (mut text, mut chars) = (String::new(), 0);
+    let offsets = ids
+        .iter()
+        .map(|&id| {
+            let before = chars;
+            let piece = detokenizer.push(id);
+            chars += piece.chars().count();
+            text.push_str(&piece);
+            before
+        })
+        .collect();
+    text.push_str(&detokenizer.flush());
+    (text, offsets)
+}

@@ -1,0 +1,277 @@
+//! Checks a request's parameters against their limits, and fills in what it does not say. Every refusal names the
+//! field, its value and the limit.
+
+use std::ops::RangeInclusive;
+
+use tutti_proto::cluster::v1 as pb;
+use tutti_runtime::Error;
+
+use super::request::{GenerationRequest, Output, Sampling, Stopping};
+use crate::served::SamplingDefaults;
+
+/// Choices a prompt.
+pub const MAX_N: u32 = 128;
+/// Alternatives beside a token's logprob.
+pub const MAX_LOGPROBS: u32 = 20;
+/// Stop strings a request, and bytes of each: both bound what is held back from the client.
+pub const MAX_STOPS: usize = 16;
+/// See [`MAX_STOPS`].
+pub const MAX_STOP_BYTES: usize = 1024;
+/// Stop tokens a request.
+pub const MAX_STOP_TOKENS: usize = 128;
+/// Tokens with a bias a request.
+pub const MAX_BIASES: usize = 1024;
+
+const PENALTY: RangeInclusive<f32> = -2.0..=2.0;
+
+/// A number that must lie within a range; NaN lies in none.
+fn within(field: &str, value: f32, range: RangeInclusive<f32>) -> Result<f32, Error> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let message = format!("is {value}, but must be from {} to {}", range.start(), range.end());
+    Err(Error::invalid(field, message))
+}
+
+/// A number that must lie above 0 and up to a limit.
+fn positive(field: &str, value: f32, limit: f32) -> Result<f32, Error> {
+    if value > 0.0 && value <= limit {
+        return Ok(value);
+    }
+    Err(Error::invalid(field, format!("is {value}, but must be above 0 and at most {limit}")))
+}
+
+fn at_most<T: PartialOrd + std::fmt::Display>(field: &str, value: T, limit: T) -> Result<T, Error> {
+    if value <= limit {
+        return Ok(value);
+    }
+    Err(Error::invalid(field, format!("is {value}, but must be at most {limit}")))
+}
+
+fn few(field: &str, what: &str, count: usize, limit: usize) -> Result<(), Error> {
+    if count <= limit {
+        return Ok(());
+    }
+    Err(Error::invalid(field, format!("has {count} {what}, but may have at most {limit}")))
+}
+
+/// A token id that the model has.
+pub fn token_id(field: &str, id: u32, vocab_size: u32) -> Result<u32, Error> {
+    if id < vocab_size {
+        return Ok(id);
+    }
+    let message = format!("token id {id} is out of range: the vocabulary has {vocab_size} tokens");
+    Err(Error::invalid(field, message))
+}
+
+/// Checks everything that needs no tokenised prompt, so that a bad request costs no tokenising.
+pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) -> Result<(), Error> {
+    if request.prompts.is_empty() {
+        return Err(Error::invalid("prompt", "is empty"));
+    }
+    match request.n {
+        Some(0) => return Err(Error::invalid("n", "is 0, but must be at least 1")),
+        n => at_most("n", n.unwrap_or(1), MAX_N)?,
+    };
+    check_stopping(&request.stopping, &request.output, vocab_size, has_tokenizer)?;
+    at_most("logprobs", request.output.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
+    at_most("prompt_logprobs", request.output.prompt_logprobs.unwrap_or(0), MAX_LOGPROBS)?;
+    Ok(())
+}
+
+fn check_stopping(
+    stopping: &Stopping,
+    output: &Output,
+    vocab_size: u32,
+    has_tokenizer: bool,
+) -> Result<(), Error> {
+    few("stop", "strings", stopping.stop.len(), MAX_STOPS)?;
+    for stop in &stopping.stop {
+        if stop.is_empty() {
+            return Err(Error::invalid("stop", "has an empty string, which would end every output at once"));
+        }
+        if stop.len() > MAX_STOP_BYTES {
+            let message =
+                format!("has a string of {} bytes, but may have at most {MAX_STOP_BYTES}", stop.len());
+            return Err(Error::invalid("stop", message));
+        }
+    }
+    if !has_tokenizer && !stopping.stop.is_empty() {
+        let message = "needs a tokenizer, and the server runs with skip_tokenizer_init; use stop_token_ids";
+        return Err(Error::invalid("stop", message));
+    }
+    few("stop_token_ids", "tokens", stopping.stop_token_ids.len(), MAX_STOP_TOKENS)?;
+    for &id in &stopping.stop_token_ids {
+        token_id("stop_token_ids", id, vocab_size)?;
+    }
+    if stopping.max_tokens == Some(0) && !output.echo && output.prompt_logprobs.is_none() {
+        let message = "is 0, which leaves nothing to answer with unless echo or prompt_logprobs is set";
+        return Err(Error::invalid("max_tokens", message));
+    }
+    Ok(())
+}
+
+/// The request's sampling, over the checkpoint's defaults, over OpenAI's.
+pub fn sampling(
+    asked: &Sampling,
+    defaults: &SamplingDefaults,
+    vocab_size: u32,
+) -> Result<pb::Sampling, Error> {
+    let default_temperature = match defaults.do_sample {
+        Some(false) => Some(0.0),
+        _ => defaults.temperature,
+    };
+    let temperature = asked.temperature.or(default_temperature).unwrap_or(1.0);
+    let top_p = asked.top_p.or(defaults.top_p).unwrap_or(1.0);
+    let min_p = asked.min_p.or(defaults.min_p).unwrap_or(0.0);
+    let repetition = asked.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
+    Ok(pb::Sampling {
+        temperature: within("temperature", temperature, 0.0..=2.0)?,
+        top_k: asked.top_k.or(defaults.top_k).unwrap_or(0),
+        top_p: positive("top_p", top_p, 1.0)?,
+        min_p: within("min_p", min_p, 0.0..=1.0)?,
+        repetition_penalty: positive("repetition_penalty", repetition, 100.0)?,
+        presence_penalty: within("presence_penalty", asked.presence_penalty.unwrap_or(0.0), PENALTY)?,
+        frequency_penalty: within("frequency_penalty", asked.frequency_penalty.unwrap_or(0.0), PENALTY)?,
+        logit_bias: logit_bias(&asked.logit_bias, vocab_size)?,
+        seed: asked.seed.unwrap_or_else(|| fastrand::u64(..)),
+    })
+}
+
+fn logit_bias(asked: &[(u32, f32)], vocab_size: u32) -> Result<Vec<pb::LogitBias>, Error> {
+    few("logit_bias", "tokens", asked.len(), MAX_BIASES)?;
+    let mut biases = asked
+        .iter()
+        .map(|&(id, bias)| {
+            let token_id = token_id("logit_bias", id, vocab_size)?;
+            Ok(pb::LogitBias { token_id, bias: within("logit_bias", bias, -100.0..=100.0)? })
+        })
+        .collect::<Result<Vec<_>, Error>>()?;
+    biases.sort_unstable_by_key(|bias| bias.token_id);
+    match biases.windows(2).find(|pair| pair[0].token_id == pair[1].token_id) {
+        Some(pair) => {
+            let message = format!("names token {} twice", pair[0].token_id);
+            Err(Error::invalid("logit_bias", message))
+        }
+        None => Ok(biases),
+    }
+}
+
+/// How many tokens a prompt of this length may be continued by, under the request's own limits.
+pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: u32) -> Result<u32, Error> {
+    let room = u32::try_from(prompt).ok().and_then(|prompt| limit.checked_sub(prompt));
+    let Some(room) = room else {
+        let message = format!("has {prompt} tokens, but a request may have at most {limit}, output included");
+        return Err(Error::invalid("prompt", message));
+    };
+    let max_tokens = match (stopping.max_tokens, stopping.default_max_tokens) {
+        (Some(asked), _) if asked > room => {
+            let message = format!(
+                "is {asked}, and the prompt has {prompt} tokens, but a request may have at most {limit} tokens in all"
+            );
+            return Err(Error::invalid("max_tokens", message));
+        }
+        (Some(asked), _) => asked,
+        (None, Some(default)) => default.min(room),
+        (None, None) => room,
+    };
+    if max_tokens == 0 && stopping.max_tokens.is_none() {
+        let message = format!("has {prompt} tokens, which leaves no room for output: the limit is {limit}");
+        return Err(Error::invalid("prompt", message));
+    }
+    if stopping.min_tokens > max_tokens {
+        let message = format!("is {}, but must be at most max_tokens, {max_tokens}", stopping.min_tokens);
+        return Err(Error::invalid("min_tokens", message));
+    }
+    Ok(max_tokens)
+}
+
+/// The seed of a prompt's choice: choice 0 has the request's own, so that `n` = 1 is the first of any `n`.
+pub fn choice_seed(seed: u64, choice: u32) -> u64 {
+    if choice == 0 {
+        return seed;
+    }
+    // SplitMix64's finaliser (Steele, Lea and Flood, 2014): nearby seeds and choices end far apart.
+    let mut z = seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(asked: Sampling, defaults: SamplingDefaults) -> Result<pb::Sampling, Error> {
+        sampling(&Sampling { seed: Some(1), ..asked }, &defaults, 100)
+    }
+
+    #[test]
+    fn the_request_wins_over_the_checkpoint_and_that_over_openai() {
+        let checkpoint =
+            SamplingDefaults { temperature: Some(0.6), top_p: Some(0.95), ..SamplingDefaults::default() };
+        let asked = Sampling { temperature: Some(0.2), ..Sampling::default() };
+        let got = resolve(asked, checkpoint).unwrap();
+        assert_eq!((got.temperature, got.top_p, got.repetition_penalty), (0.2, 0.95, 1.0));
+        assert_eq!(resolve(Sampling::default(), SamplingDefaults::default()).unwrap().temperature, 1.0);
+    }
+
+    #[test]
+    fn a_checkpoint_that_does_not_sample_is_greedy_unless_asked() {
+        let greedy = SamplingDefaults {
+            do_sample: Some(false),
+            temperature: Some(0.6),
+            ..SamplingDefaults::default()
+        };
+        assert_eq!(resolve(Sampling::default(), greedy.clone()).unwrap().temperature, 0.0);
+        let asked = Sampling { temperature: Some(0.9), ..Sampling::default() };
+        assert_eq!(resolve(asked, greedy).unwrap().temperature, 0.9);
+    }
+
+    #[test]
+    fn nan_is_in_no_range() {
+        for asked in [
+            Sampling { temperature: Some(f32::NAN), ..Sampling::default() },
+            Sampling { top_p: Some(f32::NAN), ..Sampling::default() },
+            Sampling { logit_bias: vec![(1, f32::NAN)], ..Sampling::default() },
+        ] {
+            assert!(resolve(asked, SamplingDefaults::default()).is_err());
+        }
+    }
+
+    #[test]
+    fn biases_are_sorted_and_each_token_has_one() {
+        let asked = Sampling { logit_bias: vec![(7, 1.0), (3, -1.0)], ..Sampling::default() };
+        let got = resolve(asked, SamplingDefaults::default()).unwrap();
+        assert_eq!(got.logit_bias.iter().map(|b| b.token_id).collect::<Vec<_>>(), [3, 7]);
+        let asked = Sampling { logit_bias: vec![(7, 1.0), (7, -1.0)], ..Sampling::default() };
+        let error = resolve(asked, SamplingDefaults::default()).unwrap_err();
+        assert_eq!(error.field(), Some("logit_bias"));
+    }
+
+    #[test]
+    fn room_is_counted_to_the_token() {
+        let asked = |max_tokens| Stopping { max_tokens, ..Stopping::default() };
+        assert_eq!(max_tokens(&asked(Some(6)), 10, 16), Ok(6));
+        assert_eq!(max_tokens(&asked(Some(7)), 10, 16).unwrap_err().field(), Some("max_tokens"));
+        assert_eq!(max_tokens(&asked(None), 10, 16), Ok(6));
+        assert_eq!(max_tokens(&asked(None), 16, 16).unwrap_err().field(), Some("prompt"));
+        assert_eq!(max_tokens(&asked(Some(0)), 16, 16), Ok(0));
+        assert_eq!(max_tokens(&asked(None), 17, 16).unwrap_err().field(), Some("prompt"));
+    }
+
+    #[test]
+    fn a_default_shrinks_to_the_room_there_is() {
+        let stopping = Stopping { default_max_tokens: Some(16), ..Stopping::default() };
+        assert_eq!(max_tokens(&stopping, 10, 16), Ok(6));
+        assert_eq!(max_tokens(&stopping, 10, 100), Ok(16));
+    }
+
+    #[test]
+    fn choices_have_seeds_of_their_own() {
+        assert_eq!(choice_seed(42, 0), 42);
+        let seeds: std::collections::HashSet<u64> = (0..128).map(|i| choice_seed(42, i)).collect();
+        assert_eq!(seeds.len(), 128);
+        assert_ne!(choice_seed(42, 1), choice_seed(43, 1));
+    }
+}

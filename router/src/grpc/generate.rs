@@ -1,0 +1,101 @@
+//! A generation as a stream of `tutti.v1.GenerateResponse`.
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+use tonic::Status;
+use tutti_proto::{cluster::v1 as cluster, v1 as pb};
+
+use super::request::{self, PromptKind};
+use crate::{
+    generation::{Delta, Finish, Generation, Reason},
+    served::ServedModel,
+};
+
+/// The generation's messages; the last carries the usage.
+pub fn respond(
+    generation: Generation,
+    kind: PromptKind,
+) -> BoxStream<'static, Result<pb::GenerateResponse, Status>> {
+    let id = format!("gen-{:032x}", fastrand::u128(..));
+    let choices = generation.choice_count();
+    let start = (generation, Some(choices));
+    stream::unfold(start, move |(mut generation, running)| {
+        let id = id.clone();
+        async move {
+            let running = running?;
+            let delta = match generation.next().await? {
+                Ok(delta) => delta,
+                Err(error) => {
+                    tracing::warn!(%error, "a stream ends with an error");
+                    return Some((Err(request::respell(error, kind).into()), (generation, None)));
+                }
+            };
+            let running = running - usize::from(delta.finish.is_some());
+            let mut message = message(&generation, id, delta);
+            if running == 0 {
+                let usage = generation.usage();
+                message.usage = Some(pb::Usage {
+                    prompt_tokens: usage.prompt_tokens,
+                    completion_tokens: usage.completion_tokens,
+                    cached_tokens: usage.cached_tokens,
+                });
+            }
+            Some((Ok(message), (generation, Some(running))))
+        }
+    })
+    .boxed()
+}
+
+fn message(generation: &Generation, id: String, delta: Delta) -> pb::GenerateResponse {
+    let Generation { model, output, .. } = generation;
+    let prompt = generation.prompt_of(delta.choice);
+    let echoes = output.echo && delta.first;
+    let mut message = pb::GenerateResponse { id, index: delta.choice, ..Default::default() };
+    let prompt_logprobs = || {
+        let logprobs = [None].into_iter().chain(delta.prompt_logprobs.iter().map(Some));
+        prompt.ids.iter().zip(logprobs).map(|(&id, logprob)| token_logprob(model, id, logprob))
+    };
+    if delta.first && output.prompt_logprobs.is_some() {
+        message.prompt_logprobs = prompt_logprobs().collect();
+    }
+    if echoes {
+        message.text.push_str(&prompt.text);
+        message.token_ids.extend(prompt.ids.iter());
+        if output.logprobs.is_some() {
+            message.logprobs.extend(prompt_logprobs());
+        }
+    }
+    message.text.push_str(&delta.text);
+    message.token_ids.extend(delta.tokens.iter().map(|token| token.id));
+    if output.logprobs.is_some() {
+        let logprobs = delta.tokens.iter().map(|t| token_logprob(model, t.id, t.logprob.as_ref()));
+        message.logprobs.extend(logprobs);
+    }
+    message.finish = delta.finish.map(finish);
+    message
+}
+
+fn token_logprob(model: &ServedModel, id: u32, logprob: Option<&cluster::TokenLogprob>) -> pb::TokenLogprob {
+    let top = |top: &cluster::TopLogprob| pb::TopLogprob {
+        token_id: top.token_id,
+        logprob: top.logprob,
+        token: model.token_string(top.token_id),
+    };
+    pb::TokenLogprob {
+        token_id: id,
+        logprob: logprob.map(|l| l.logprob),
+        rank: logprob.map_or(0, |l| l.rank),
+        token: model.token_string(id),
+        top: logprob.map(|l| l.top.iter().map(top).collect()).unwrap_or_default(),
+    }
+}
+
+fn finish(finish: Finish) -> pb::Finish {
+    use pb::finish::{Matched, Reason as Wire};
+    let (reason, matched) = match finish.reason {
+        Reason::EndOfSequence => (Wire::Stop, None),
+        Reason::StopToken(id) => (Wire::Stop, Some(Matched::StopTokenId(id))),
+        Reason::StopString(text) => (Wire::Stop, Some(Matched::Stop(text))),
+        Reason::Length => (Wire::Length, None),
+    };
+    pb::Finish { reason: reason.into(), matched }
+}

@@ -1,0 +1,151 @@
+//! `tutti.v1.GenerateRequest` as the core knows it, and the core's field names as the proto spells them.
+
+use std::time::Duration;
+
+use tonic::metadata::MetadataMap;
+use tutti_proto::v1 as pb;
+use tutti_runtime::Error;
+
+use crate::{
+    generation::{GenerationRequest, Output, Prompt, Sampling, Stopping},
+    text::template::{Message, RenderOptions},
+};
+
+/// As the proto says.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Which prompt a request has, as its errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptKind {
+    Text,
+    TokenIds,
+    Chat,
+}
+
+/// Reads a request; the deadline in gRPC's own metadata counts beside `timeout_ms`.
+pub fn read(
+    request: pb::GenerateRequest,
+    metadata: &MetadataMap,
+) -> Result<(GenerationRequest, PromptKind), Error> {
+    let (prompt, kind) = prompt(request.prompt)?;
+    let asked = request.timeout_ms.map(|ms| Duration::from_millis(ms.into()));
+    let timeout = [asked, deadline(metadata)].into_iter().flatten().min();
+    if timeout == Some(Duration::ZERO) {
+        return Err(Error::invalid("timeout_ms", "is 0, but must be at least 1"));
+    }
+    let stopping = request.stopping.unwrap_or_default();
+    let output = request.output.unwrap_or_default();
+    let generation = GenerationRequest {
+        model: Some(request.model).filter(|name| !name.is_empty()),
+        prompts: vec![prompt],
+        n: request.n,
+        sampling: sampling(request.sampling.unwrap_or_default()),
+        stopping: Stopping {
+            max_tokens: stopping.max_tokens,
+            default_max_tokens: Some(DEFAULT_MAX_TOKENS),
+            min_tokens: stopping.min_tokens,
+            stop: stopping.stop,
+            include_stop: false,
+            stop_token_ids: stopping.stop_token_ids,
+            ignore_eos: stopping.ignore_eos,
+        },
+        output: Output {
+            logprobs: output.logprobs,
+            prompt_logprobs: output.prompt_logprobs,
+            echo: output.echo,
+            keep_special_tokens: output.keep_special_tokens,
+        },
+        timeout,
+    };
+    Ok((generation, kind))
+}
+
+fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, PromptKind), Error> {
+    use pb::generate_request::Prompt as Given;
+    Ok(match prompt {
+        None => return Err(Error::invalid("prompt", "is required: one of text, token_ids or chat")),
+        Some(Given::Text(text)) => (Prompt::Text { text, add_special_tokens: true }, PromptKind::Text),
+        Some(Given::TokenIds(tokens)) => (Prompt::Tokens(tokens.ids), PromptKind::TokenIds),
+        Some(Given::Chat(chat)) => {
+            if chat.messages.is_empty() {
+                return Err(Error::invalid("chat.messages", "is empty"));
+            }
+            let message = |m: pb::ChatMessage| Message { role: m.role, content: m.content, name: None };
+            let messages = chat.messages.into_iter().map(message).collect();
+            let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+            (Prompt::Chat { messages, options, add_special_tokens: false }, PromptKind::Chat)
+        }
+    })
+}
+
+fn sampling(sampling: pb::Sampling) -> Sampling {
+    Sampling {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        logit_bias: sampling.logit_bias.into_iter().collect(),
+        seed: sampling.seed,
+    }
+}
+
+/// The time a client's library gave the call: at most 8 digits and a unit. One that is not so written counts for none,
+/// as gRPC's own servers have it.
+fn deadline(metadata: &MetadataMap) -> Option<Duration> {
+    let value = metadata.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    let amount: u64 = if digits.len() <= 8 { digits.parse().ok()? } else { return None };
+    let duration = match unit {
+        "H" => Duration::from_secs(amount * 3600),
+        "M" => Duration::from_secs(amount * 60),
+        "S" => Duration::from_secs(amount),
+        "m" => Duration::from_millis(amount),
+        "u" => Duration::from_micros(amount),
+        "n" => Duration::from_nanos(amount),
+        _ => return None,
+    };
+    // A deadline that has passed is no mistake in the request: it is left to pass in the conductor's hands.
+    Some(duration.max(Duration::from_millis(1)))
+}
+
+/// A field of the core as the proto spells it.
+pub fn respell(error: Error, kind: PromptKind) -> Error {
+    let Some(field) = error.field() else { return error };
+    let spelt = match field {
+        "prompt" => match kind {
+            PromptKind::Text => "text".to_owned(),
+            PromptKind::TokenIds => "token_ids".to_owned(),
+            PromptKind::Chat => "chat.messages".to_owned(),
+        },
+        "messages" => "chat.messages".to_owned(),
+        "temperature" | "top_k" | "top_p" | "min_p" | "repetition_penalty" | "presence_penalty"
+        | "frequency_penalty" | "logit_bias" | "seed" => format!("sampling.{field}"),
+        "max_tokens" | "min_tokens" | "stop" | "stop_token_ids" | "ignore_eos" => format!("stopping.{field}"),
+        "logprobs" | "prompt_logprobs" | "echo" => format!("output.{field}"),
+        _ => return error,
+    };
+    error.with_field(spelt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(value: &'static str) -> Option<Duration> {
+        let mut metadata = MetadataMap::new();
+        metadata.insert("grpc-timeout", value.parse().unwrap());
+        deadline(&metadata)
+    }
+
+    #[test]
+    fn deadlines_are_read_in_every_unit() {
+        assert_eq!(of("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(of("1500m"), Some(Duration::from_millis(1500)));
+        assert_eq!(of("99999999n"), Some(Duration::from_nanos(99_999_999)));
+        assert_eq!(of("1n"), Some(Duration::from_millis(1)));
+        assert_eq!((of("123456789S"), of("S"), of("1x"), of("-1S")), (None, None, None, None));
+    }
+}

@@ -1,0 +1,69 @@
+//! The service's methods.
+
+use std::sync::Arc;
+
+use futures_util::stream::BoxStream;
+use tonic::{Request, Response, Status};
+use tutti_proto::v1::{
+    GenerateRequest, GenerateResponse, GetModelRequest, GetModelResponse, inference_server::Inference,
+};
+use tutti_runtime::Error;
+
+use super::{generate, request};
+use crate::generation::Generator;
+
+/// `tutti.v1.Inference`.
+pub struct InferenceService {
+    generator: Arc<Generator>,
+}
+
+impl InferenceService {
+    /// On top of the front door's core.
+    pub fn new(generator: Arc<Generator>) -> Self {
+        Self { generator }
+    }
+
+    fn count<T>(&self, route: &str, result: Result<T, Error>) -> Result<T, Status> {
+        let result = result.map_err(Status::from);
+        let code = result.as_ref().map_or_else(Status::code, |_| tonic::Code::Ok);
+        self.generator.metrics().answered(route, &format!("{code:?}"));
+        result
+    }
+
+    async fn start(
+        &self,
+        request: Request<GenerateRequest>,
+    ) -> Result<BoxStream<'static, Result<GenerateResponse, Status>>, Error> {
+        let (metadata, _, message) = request.into_parts();
+        let (wanted, kind) = request::read(message, &metadata)?;
+        let started = self.generator.start(wanted).await;
+        let generation = started.map_err(|error| request::respell(error, kind))?;
+        Ok(generate::respond(generation, kind))
+    }
+}
+
+#[tonic::async_trait]
+impl Inference for InferenceService {
+    type GenerateStream = BoxStream<'static, Result<GenerateResponse, Status>>;
+
+    async fn generate(
+        &self,
+        request: Request<GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let started = self.start(request).await;
+        self.count("tutti.v1.Inference/Generate", started).map(Response::new)
+    }
+
+    async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<GetModelResponse>, Status> {
+        let model = self.count("tutti.v1.Inference/GetModel", self.generator.model())?;
+        let description = &model.description;
+        Ok(Response::new(GetModelResponse {
+            name: description.served_name.clone(),
+            max_context_tokens: description.max_context_tokens,
+            vocab_size: description.vocab_size,
+            eos_token_ids: description.eos_token_ids.clone(),
+            has_tokenizer: model.text.tokenizer.is_some(),
+            has_chat_template: model.text.template.is_some(),
+        }))
+    }
+}

@@ -1,0 +1,276 @@
+//! `/v1/chat/completions`.
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::json;
+use tutti_runtime::Error;
+
+use super::{
+    Api, body,
+    choices::{self, StopReason},
+    error::ApiError,
+    fields::Fields,
+    logprobs::ChatLogprobs,
+    messages,
+    parameters::{self, StreamOptions},
+    response_id,
+    sse::{self, Frame},
+    unix_seconds,
+    usage::Usage,
+};
+use crate::generation::{Delta, Generation, GenerationRequest, Output, Stopping};
+
+/// A request, and how its answer is shown.
+struct Chat {
+    request: GenerationRequest,
+    return_token_ids: bool,
+    stream: Option<StreamOptions>,
+    /// What this client calls the limit on output tokens.
+    max_tokens_name: &'static str,
+}
+
+/// Answers a chat request.
+pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
+    let body = body::read(request, api.max_body_bytes).await?;
+    let Chat { request, return_token_ids, stream, max_tokens_name } = parse(&body)?;
+    drop(body);
+    let started = api.generator.start(request).await;
+    let mut generation = started.map_err(|error| respell(error, max_tokens_name))?;
+    let render = Renderer::new(&generation, return_token_ids, stream);
+    if stream.is_some() {
+        return Ok(sse::respond(generation, render));
+    }
+    let whole = choices::collect(&mut generation).await?;
+    let choices = whole.into_iter().map(|delta| render.choice(&generation, delta)).collect();
+    let prompt_token_ids = render.prompt_token_ids(&generation);
+    let usage = Some(Some(generation.usage().into()));
+    Ok(Json(render.body("chat.completion", choices, usage, prompt_token_ids)).into_response())
+}
+
+/// Fields of a generation by the names they have in a chat.
+fn respell(error: Error, max_tokens_name: &'static str) -> Error {
+    match error.field() {
+        Some("prompt") => error.with_field("messages"),
+        Some("max_tokens") => error.with_field(max_tokens_name),
+        Some("logprobs") => error.with_field("top_logprobs"),
+        _ => error,
+    }
+}
+
+fn parse(body: &[u8]) -> Result<Chat, Error> {
+    let mut fields = Fields::of_body(body)?;
+    let shared = parameters::take(&mut fields)?;
+    let conversation = messages::take(&mut fields)?;
+    let (max_tokens, max_tokens_name) = max_tokens(&mut fields)?;
+    let output = Output {
+        logprobs: logprobs(&mut fields)?,
+        keep_special_tokens: shared.keep_special_tokens,
+        ..Output::default()
+    };
+    refuse(&mut fields)?;
+    fields.finish()?;
+    let request = GenerationRequest {
+        model: shared.model,
+        prompts: vec![conversation.into()],
+        n: shared.n,
+        sampling: shared.sampling,
+        stopping: Stopping { max_tokens, ..shared.stopping },
+        output,
+        timeout: None,
+    };
+    Ok(Chat { request, return_token_ids: shared.return_token_ids, stream: shared.stream, max_tokens_name })
+}
+
+/// `max_completion_tokens`, or `max_tokens` as it was once called.
+fn max_tokens(fields: &mut Fields<'_>) -> Result<(Option<u32>, &'static str), Error> {
+    let (old, new): (Option<u32>, Option<u32>) =
+        (fields.take("max_tokens")?, fields.take("max_completion_tokens")?);
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => {
+            let message = format!("is {old}, but max_completion_tokens, its other name, is {new}");
+            Err(Error::invalid("max_tokens", message))
+        }
+        (Some(old), _) => Ok((Some(old), "max_tokens")),
+        (None, new) => Ok((new, "max_completion_tokens")),
+    }
+}
+
+fn logprobs(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
+    let wanted: bool = fields.take_or_default("logprobs")?;
+    let top: Option<u32> = fields.take("top_logprobs")?;
+    match (wanted, top) {
+        (false, Some(top)) if top > 0 => {
+            Err(Error::invalid("top_logprobs", "may only be given with logprobs = true"))
+        }
+        (false, _) => Ok(None),
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+    }
+}
+
+/// Parameters of OpenAI's that Tutti does not honour, each with why; values that ask for nothing pass.
+fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
+    let no_tools = "tools are not available";
+    fields.refuse("tools", &[json!([])], no_tools)?;
+    fields.refuse("functions", &[json!([])], no_tools)?;
+    fields.refuse("tool_choice", &[json!("none"), json!("auto")], no_tools)?;
+    fields.refuse("function_call", &[json!("none"), json!("auto")], no_tools)?;
+    let text_only = "the output is text";
+    fields.refuse("audio", &[], text_only)?;
+    fields.refuse("modalities", &[json!(["text"])], text_only)?;
+    let free_text = "the output is free text; constrained decoding is not available";
+    fields.refuse("response_format", &[json!({ "type": "text" })], free_text)?;
+    fields.refuse("web_search_options", &[], "the server reaches no other")?;
+    let template = "how a model reasons is set in its chat template, by chat_template_kwargs";
+    fields.refuse("reasoning_effort", &[], template)?;
+    fields.refuse("verbosity", &[json!("medium")], "the model has no such setting")?;
+    fields.refuse("prompt_logprobs", &[], "the prompt is the template's text; use /v1/completions")?;
+    // Hints for speed, and a setting of tools, which are refused above.
+    fields.ignore(&["prediction", "parallel_tool_calls"]);
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Choice>,
+    /// Null in the chunks of a stream whose last chunk has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+struct Choice {
+    index: u32,
+    #[serde(flatten)]
+    said: Said,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// The whole turn, or what is new about it.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Said {
+    Message { role: &'static str, content: String, refusal: Option<()> },
+    Delta(Piece),
+}
+
+#[derive(Serialize)]
+struct Piece {
+    /// In a choice's first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+}
+
+const ROLE: &str = "assistant";
+
+/// Writes one answer.
+struct Renderer {
+    id: String,
+    created: u64,
+    model: String,
+    return_token_ids: bool,
+    streams: bool,
+    include_usage: bool,
+}
+
+impl Renderer {
+    fn new(generation: &Generation, return_token_ids: bool, stream: Option<StreamOptions>) -> Self {
+        Self {
+            id: response_id("chatcmpl"),
+            created: unix_seconds(),
+            model: generation.model.description.served_name.clone(),
+            return_token_ids,
+            streams: stream.is_some(),
+            include_usage: stream.is_some_and(|options| options.include_usage),
+        }
+    }
+
+    fn body(
+        &self,
+        object: &'static str,
+        choices: Vec<Choice>,
+        usage: Option<Option<Usage>>,
+        prompt_token_ids: Option<Vec<u32>>,
+    ) -> Body<'_> {
+        let Self { id, created, model, .. } = self;
+        Body { id, object, created: *created, model, choices, usage, prompt_token_ids }
+    }
+
+    fn chunk(&self, choices: Vec<Choice>, prompt_token_ids: Option<Vec<u32>>) -> Frame {
+        let usage = self.include_usage.then_some(None);
+        Frame::json(&self.body("chat.completion.chunk", choices, usage, prompt_token_ids))
+    }
+
+    /// All choices of a chat have one prompt.
+    fn prompt_token_ids(&self, generation: &Generation) -> Option<Vec<u32>> {
+        self.return_token_ids.then(|| generation.prompt_of(0).ids.to_vec())
+    }
+
+    /// A choice, or what is new about it.
+    fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
+        let asked = generation.output.logprobs.filter(|_| !self.streams || !delta.tokens.is_empty());
+        Choice {
+            index: delta.choice,
+            logprobs: asked.map(|_| ChatLogprobs::new(&generation.model, &delta.tokens)),
+            finish_reason: choices::finish_reason(delta.finish.as_ref()),
+            stop_reason: choices::stop_reason(delta.finish.as_ref()),
+            token_ids: choices::token_ids(self.return_token_ids, &delta.tokens),
+            said: if self.streams {
+                Said::Delta(Piece { role: None, content: (!delta.text.is_empty()).then_some(delta.text) })
+            } else {
+                Said::Message { role: ROLE, content: delta.text, refusal: None }
+            },
+        }
+    }
+}
+
+impl sse::Render for Renderer {
+    /// Every choice begins with a chunk that says whose turn it is.
+    fn opening(&mut self, generation: &Generation) -> Vec<Frame> {
+        let first = |index| {
+            let said = Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) });
+            let choice = Choice {
+                index,
+                said,
+                logprobs: None,
+                finish_reason: None,
+                stop_reason: None,
+                token_ids: None,
+            };
+            let prompt_token_ids = self.prompt_token_ids(generation).filter(|_| index == 0);
+            self.chunk(vec![choice], prompt_token_ids)
+        };
+        (0..generation.choice_count() as u32).map(first).collect()
+    }
+
+    fn delta(&mut self, generation: &Generation, delta: Delta) -> Vec<Frame> {
+        let shows_tokens = self.return_token_ids || generation.output.logprobs.is_some();
+        if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
+            return Vec::new();
+        }
+        vec![self.chunk(vec![self.choice(generation, delta)], None)]
+    }
+
+    fn closing(&mut self, generation: &Generation) -> Vec<Frame> {
+        if !self.include_usage {
+            return Vec::new();
+        }
+        let usage = Some(Some(generation.usage().into()));
+        vec![Frame::json(&self.body("chat.completion.chunk", Vec::new(), usage, None))]
+    }
+}

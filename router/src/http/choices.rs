@@ -1,0 +1,56 @@
+//! What choices have in common on both routes, streamed or not.
+
+use serde::Serialize;
+use tutti_runtime::Error;
+
+use crate::generation::{Delta, Finish, Generation, OutputToken, Reason};
+
+/// What stopped a choice beside an end-of-sequence token: a stop string or a stop token's id, as vLLM reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    /// The string.
+    Text(String),
+    /// The token.
+    Token(u32),
+}
+
+/// OpenAI's word for how a choice ended.
+pub fn finish_reason(finish: Option<&Finish>) -> Option<&'static str> {
+    finish.map(|finish| match finish.reason {
+        Reason::Length => "length",
+        Reason::EndOfSequence | Reason::StopToken(_) | Reason::StopString(_) => "stop",
+    })
+}
+
+/// What exactly stopped a choice.
+pub fn stop_reason(finish: Option<&Finish>) -> Option<StopReason> {
+    match &finish?.reason {
+        Reason::StopString(text) => Some(StopReason::Text(text.clone())),
+        Reason::StopToken(id) => Some(StopReason::Token(*id)),
+        Reason::EndOfSequence | Reason::Length => None,
+    }
+}
+
+/// The ids of tokens, if they were asked for.
+pub fn token_ids(wanted: bool, tokens: &[OutputToken]) -> Option<Vec<u32>> {
+    wanted.then(|| tokens.iter().map(|token| token.id).collect())
+}
+
+/// Runs a generation to its end; gives each choice's deltas as one, in order.
+pub async fn collect(generation: &mut Generation) -> Result<Vec<Delta>, Error> {
+    let mut whole: Vec<Delta> = (0..generation.choice_count() as u32)
+        .map(|choice| Delta { choice, first: true, ..Delta::default() })
+        .collect();
+    while let Some(delta) = generation.next().await {
+        let delta = delta?;
+        let choice = &mut whole[delta.choice as usize];
+        choice.text.push_str(&delta.text);
+        choice.tokens.extend(delta.tokens);
+        choice.finish = delta.finish;
+        if delta.first {
+            choice.prompt_logprobs = delta.prompt_logprobs;
+        }
+    }
+    Ok(whole)
+}

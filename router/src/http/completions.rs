@@ -1,0 +1,208 @@
+//! `/v1/completions`.
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::{json, value::RawValue};
+use tutti_runtime::Error;
+
+use super::{
+    Api, body,
+    choices::{self, StopReason},
+    error::ApiError,
+    fields::{self, Fields},
+    logprobs::{CompletionLogprobs, PromptLogprobs},
+    parameters::{self, StreamOptions},
+    response_id,
+    sse::{self, Frame},
+    unix_seconds,
+    usage::Usage,
+};
+use crate::generation::{Delta, Generation, GenerationRequest, Output, Prompt, Stopping};
+
+/// OpenAI's default.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// A request, and how its answer is shown.
+struct Completion {
+    request: GenerationRequest,
+    return_token_ids: bool,
+    stream: Option<StreamOptions>,
+}
+
+/// Answers a completion request.
+pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
+    let body = body::read(request, api.max_body_bytes).await?;
+    let Completion { request, return_token_ids, stream } = parse(&body)?;
+    drop(body);
+    let mut generation = api.generator.start(request).await?;
+    let render = Renderer::new(&generation, return_token_ids, stream);
+    if stream.is_some() {
+        return Ok(sse::respond(generation, render));
+    }
+    let whole = choices::collect(&mut generation).await?;
+    let choices = whole.into_iter().map(|delta| render.choice(&generation, delta)).collect();
+    let usage = Some(Some(generation.usage().into()));
+    Ok(Json(render.body(choices, usage)).into_response())
+}
+
+fn parse(body: &[u8]) -> Result<Completion, Error> {
+    let mut fields = Fields::of_body(body)?;
+    let shared = parameters::take(&mut fields)?;
+    let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);
+    let Some(prompt) = fields.take_raw("prompt") else {
+        return Err(Error::invalid("prompt", "is required"));
+    };
+    let prompts = prompts(prompt, add_special_tokens)?;
+    let output = Output {
+        logprobs: fields.take("logprobs")?,
+        prompt_logprobs: fields.take("prompt_logprobs")?,
+        echo: fields.take_or_default("echo")?,
+        keep_special_tokens: shared.keep_special_tokens,
+    };
+    let max_tokens = fields.take("max_tokens")?;
+    fields.refuse("suffix", &[json!("")], "the model continues prompts and does not fill gaps")?;
+    if let Some(best_of) = fields.take::<u32>("best_of")?
+        && best_of != shared.n.unwrap_or(1)
+    {
+        let message = format!("is {best_of}, but must equal n: all choices are returned, none is picked");
+        return Err(Error::invalid("best_of", message));
+    }
+    fields.finish()?;
+    let stopping = Stopping { max_tokens, default_max_tokens: Some(DEFAULT_MAX_TOKENS), ..shared.stopping };
+    let request = GenerationRequest {
+        model: shared.model,
+        prompts,
+        n: shared.n,
+        sampling: shared.sampling,
+        stopping,
+        output,
+        timeout: None,
+    };
+    Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
+}
+
+/// A text, a list of token ids, or a list of either.
+fn prompts(value: &RawValue, add_special_tokens: bool) -> Result<Vec<Prompt>, Error> {
+    let text = |text| Prompt::Text { text, add_special_tokens };
+    let json = value.get();
+    if json.starts_with('"') {
+        return Ok(vec![text(fields::parse("prompt", value)?)]);
+    }
+    let Some(inside) = json.strip_prefix('[') else {
+        let message = "must be a text, a list of token ids, or a list of either";
+        return Err(Error::invalid("prompt", message));
+    };
+    match inside.trim_start().as_bytes().first() {
+        Some(b'"') => Ok(fields::parse::<Vec<String>>("prompt", value)?.into_iter().map(text).collect()),
+        Some(b'[') => {
+            let lists: Vec<Vec<u32>> = fields::parse("prompt", value)?;
+            Ok(lists.into_iter().map(Prompt::Tokens).collect())
+        }
+        _ => Ok(vec![Prompt::Tokens(fields::parse("prompt", value)?)]),
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Choice>,
+    /// Null in the chunks of a stream whose last chunk has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+}
+
+#[derive(Serialize)]
+struct Choice {
+    index: u32,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// Writes one answer.
+struct Renderer {
+    id: String,
+    created: u64,
+    model: String,
+    return_token_ids: bool,
+    include_usage: bool,
+}
+
+impl Renderer {
+    fn new(generation: &Generation, return_token_ids: bool, stream: Option<StreamOptions>) -> Self {
+        Self {
+            id: response_id("cmpl"),
+            created: unix_seconds(),
+            model: generation.model.description.served_name.clone(),
+            return_token_ids,
+            include_usage: stream.is_some_and(|options| options.include_usage),
+        }
+    }
+
+    fn body(&self, choices: Vec<Choice>, usage: Option<Option<Usage>>) -> Body<'_> {
+        let Self { id, created, model, .. } = self;
+        Body { id, object: "text_completion", created: *created, model, choices, usage }
+    }
+
+    /// A choice, or what is new about it.
+    fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
+        let Generation { model, output, .. } = generation;
+        let prompt = generation.prompt_of(delta.choice);
+        let echoes = output.echo && delta.first;
+        let logprobs = output.logprobs.map(|_| {
+            let mut logprobs = CompletionLogprobs::default();
+            if echoes {
+                logprobs.push_prompt(model, prompt, &delta.prompt_logprobs);
+            }
+            logprobs.push_output(model, &delta.tokens, prompt.chars);
+            logprobs
+        });
+        let of_prompt = delta.first && output.prompt_logprobs.is_some();
+        Choice {
+            index: delta.choice,
+            logprobs,
+            finish_reason: choices::finish_reason(delta.finish.as_ref()),
+            stop_reason: choices::stop_reason(delta.finish.as_ref()),
+            prompt_logprobs: of_prompt.then(|| PromptLogprobs::new(model, prompt, &delta.prompt_logprobs)),
+            prompt_token_ids: (self.return_token_ids && delta.first).then(|| prompt.ids.to_vec()),
+            token_ids: choices::token_ids(self.return_token_ids, &delta.tokens),
+            text: if echoes { [&*prompt.text, &delta.text].concat() } else { delta.text },
+        }
+    }
+}
+
+impl sse::Render for Renderer {
+    fn opening(&mut self, _: &Generation) -> Vec<Frame> {
+        Vec::new()
+    }
+
+    fn delta(&mut self, generation: &Generation, delta: Delta) -> Vec<Frame> {
+        let usage = self.include_usage.then_some(None);
+        let shows_tokens = self.return_token_ids || generation.output.logprobs.is_some();
+        if delta.text.is_empty() && delta.finish.is_none() && !delta.first && !shows_tokens {
+            return Vec::new();
+        }
+        vec![Frame::json(&self.body(vec![self.choice(generation, delta)], usage))]
+    }
+
+    fn closing(&mut self, generation: &Generation) -> Vec<Frame> {
+        if !self.include_usage {
+            return Vec::new();
+        }
+        vec![Frame::json(&self.body(Vec::new(), Some(Some(generation.usage().into()))))]
+    }
+}

@@ -1,0 +1,164 @@
+//! Logprobs in the three shapes that clients know: OpenAI's for completions, OpenAI's for chat, and vLLM's for prompts.
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
+use tutti_proto::cluster::v1::TokenLogprob;
+
+use crate::{
+    generation::{EncodedPrompt, OutputToken},
+    served::ServedModel,
+};
+
+/// JSON has no infinities; this is what vLLM shows for a token that cannot come.
+const LEAST: f32 = -9999.0;
+
+fn finite(logprob: f32) -> f32 {
+    logprob.max(LEAST)
+}
+
+/// The `logprobs` of a completion: four lists of one length.
+#[derive(Debug, Default, Serialize)]
+pub struct CompletionLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<TopByToken>>,
+    text_offset: Vec<usize>,
+}
+
+/// An object from tokens' strings to logprobs, likeliest first.
+#[derive(Debug)]
+struct TopByToken(Vec<(String, f32)>);
+
+impl Serialize for TopByToken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
+    }
+}
+
+impl TopByToken {
+    /// The likeliest tokens, and the one at hand if it is not among them.
+    fn of(model: &ServedModel, id: u32, logprob: &TokenLogprob) -> Self {
+        let mut top: Vec<(String, f32)> = Vec::with_capacity(logprob.top.len() + 1);
+        let own = (!logprob.top.iter().any(|t| t.token_id == id)).then_some((id, logprob.logprob));
+        for (id, value) in logprob.top.iter().map(|t| (t.token_id, t.logprob)).chain(own) {
+            let token = model.token_string(id);
+            // Two tokens may have one string; an object has room for the likelier.
+            if !top.iter().any(|(seen, _)| *seen == token) {
+                top.push((token, finite(value)));
+            }
+        }
+        Self(top)
+    }
+}
+
+impl CompletionLogprobs {
+    fn push(&mut self, model: &ServedModel, id: u32, logprob: Option<&TokenLogprob>, offset: usize) {
+        self.tokens.push(model.token_string(id));
+        self.token_logprobs.push(logprob.map(|l| finite(l.logprob)));
+        self.top_logprobs.push(logprob.map(|l| TopByToken::of(model, id, l)));
+        self.text_offset.push(offset);
+    }
+
+    /// Adds an echoed prompt's tokens.
+    pub fn push_prompt(&mut self, model: &ServedModel, prompt: &EncodedPrompt, logprobs: &[TokenLogprob]) {
+        for (i, (&id, &offset)) in prompt.ids.iter().zip(prompt.offsets.iter()).enumerate() {
+            let logprob = i.checked_sub(1).and_then(|before| logprobs.get(before));
+            self.push(model, id, logprob, offset);
+        }
+    }
+
+    /// Adds output tokens; `text_before` is how many characters an echo put before the output.
+    pub fn push_output(&mut self, model: &ServedModel, tokens: &[OutputToken], text_before: usize) {
+        for token in tokens {
+            self.push(model, token.id, token.logprob.as_ref(), text_before + token.offset);
+        }
+    }
+}
+
+/// The `logprobs` of a chat choice.
+#[derive(Debug, Serialize)]
+pub struct ChatLogprobs {
+    content: Vec<ChatToken>,
+    refusal: Option<()>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatToken {
+    #[serde(flatten)]
+    own: ChatTop,
+    top_logprobs: Vec<ChatTop>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatTop {
+    token: String,
+    logprob: f32,
+    bytes: Option<Vec<u8>>,
+}
+
+impl ChatTop {
+    fn new(model: &ServedModel, id: u32, logprob: f32) -> Self {
+        let bytes = model.text.tokenizer.as_ref().map(|t| t.token_bytes(id));
+        Self { token: model.token_string(id), logprob: finite(logprob), bytes }
+    }
+}
+
+impl ChatLogprobs {
+    /// Of these tokens.
+    pub fn new(model: &ServedModel, tokens: &[OutputToken]) -> Self {
+        let content = tokens.iter().filter_map(|token| {
+            let logprob = token.logprob.as_ref()?;
+            let top = logprob.top.iter().map(|t| ChatTop::new(model, t.token_id, t.logprob)).collect();
+            Some(ChatToken { own: ChatTop::new(model, token.id, logprob.logprob), top_logprobs: top })
+        });
+        Self { content: content.collect(), refusal: None }
+    }
+}
+
+/// vLLM's `prompt_logprobs`: a null for the first token, then for each an object by token id.
+#[derive(Debug)]
+pub struct PromptLogprobs(Vec<Option<Vec<PromptEntry>>>);
+
+#[derive(Debug, Serialize)]
+struct PromptEntry {
+    #[serde(skip)]
+    id: u32,
+    logprob: f32,
+    rank: u32,
+    decoded_token: String,
+}
+
+impl PromptLogprobs {
+    /// Of this prompt's tokens but the first.
+    pub fn new(model: &ServedModel, prompt: &EncodedPrompt, logprobs: &[TokenLogprob]) -> Self {
+        let entry = |id, logprob, rank| {
+            let decoded_token = model.token_string(id);
+            PromptEntry { id, logprob: finite(logprob), rank, decoded_token }
+        };
+        let of_token = |(&id, logprob): (&u32, &TokenLogprob)| {
+            let others = logprob.top.iter().zip(1u32..).filter(|(top, _)| top.token_id != id);
+            let own = entry(id, logprob.logprob, logprob.rank);
+            let others = others.map(|(top, rank)| entry(top.token_id, top.logprob, rank));
+            Some([own].into_iter().chain(others).collect())
+        };
+        let rest = prompt.ids.iter().skip(1).zip(logprobs).map(of_token);
+        Self([None].into_iter().chain(rest).collect())
+    }
+}
+
+impl Serialize for PromptLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|token| token.as_deref().map(ByTokenId)))
+    }
+}
+
+struct ByTokenId<'a>(&'a [PromptEntry]);
+
+impl Serialize for ByTokenId<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for entry in self.0 {
+            map.serialize_entry(&entry.id, entry)?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,84 @@
+//! The OpenAI surface over HTTP: routes, and what they have in common.
+
+mod body;
+mod chat;
+mod choices;
+mod completions;
+mod error;
+mod fields;
+mod logprobs;
+mod messages;
+mod models;
+mod parameters;
+mod sse;
+mod tokenize;
+mod usage;
+
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Router,
+    extract::{MatchedPath, Request, State},
+    http::{Method, StatusCode, Uri},
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+use tutti_runtime::{Error, ErrorKind};
+
+use crate::generation::Generator;
+
+/// What every route has at hand.
+#[derive(Clone)]
+struct Api {
+    generator: Arc<Generator>,
+    max_body_bytes: usize,
+    /// When this process began to serve, for `/v1/models`.
+    since: u64,
+}
+
+/// The routes of one front door.
+pub fn routes(generator: Arc<Generator>, max_body_bytes: usize) -> Router {
+    let api = Api { generator, max_body_bytes, since: unix_seconds() };
+    Router::new()
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::get))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .method_not_allowed_fallback(wrong_method)
+        .route_layer(middleware::from_fn_with_state(api.clone(), count))
+        .fallback(no_route)
+        .with_state(api)
+}
+
+/// Counts the answers of known routes.
+async fn count(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    api.generator.metrics().answered(path.as_str(), response.status().as_str());
+    response
+}
+
+async fn no_route(method: Method, uri: Uri) -> Response {
+    let message = format!("there is no route {method} {}", uri.path());
+    error::respond(StatusCode::NOT_FOUND, &Error::new(ErrorKind::NotFound, message))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let message = format!("{} does not take {method}", uri.path());
+    error::respond(StatusCode::METHOD_NOT_ALLOWED, &Error::new(ErrorKind::InvalidArgument, message))
+}
+
+/// Now, as OpenAI's `created` counts time.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A response id: a prefix and 128 random bits.
+fn response_id(prefix: &str) -> String {
+    format!("{prefix}-{:032x}", fastrand::u128(..))
+}

@@ -1,0 +1,48 @@
+//! `/v1/models`.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use serde::Serialize;
+
+use super::{Api, error::ApiError};
+use crate::served::ServedModel;
+
+#[derive(Serialize)]
+pub struct ModelList {
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+#[derive(Serialize)]
+pub struct Model {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    /// As vLLM reports the context's length.
+    max_model_len: u32,
+}
+
+fn describe(api: &Api, model: &ServedModel) -> Model {
+    Model {
+        id: model.description.served_name.clone(),
+        object: "model",
+        created: api.since,
+        owned_by: "tutti",
+        max_model_len: model.description.max_context_tokens,
+    }
+}
+
+/// All models: the one that is served.
+pub async fn list(State(api): State<Api>) -> Result<Json<ModelList>, ApiError> {
+    let model = api.generator.model()?;
+    Ok(Json(ModelList { object: "list", data: vec![describe(&api, &model)] }))
+}
+
+/// One model by its name, which may have slashes.
+pub async fn get(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<Model>, ApiError> {
+    let model = api.generator.model_named(Some(&name))?;
+    Ok(Json(describe(&api, &model)))
+}

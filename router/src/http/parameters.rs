@@ -1,0 +1,185 @@
+//! The parameters that completions and chat have in common. docs/request-parameters.md is the table for clients.
+
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, Visitor},
+};
+use serde_json::json;
+use tutti_runtime::Error;
+
+use super::fields::{self, Fields};
+use crate::generation::{Sampling, Stopping};
+
+/// Parameters of either route.
+pub struct Shared {
+    /// The served model's name.
+    pub model: Option<String>,
+    /// Choices a prompt.
+    pub n: Option<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// When a choice ends, but for `max_tokens`, which the routes spell differently.
+    pub stopping: Stopping,
+    /// Special tokens show in the text.
+    pub keep_special_tokens: bool,
+    /// Choices carry their token ids.
+    pub return_token_ids: bool,
+    /// Set if the answer is to be streamed.
+    pub stream: Option<StreamOptions>,
+}
+
+/// `stream_options`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// A last chunk carries the usage.
+    pub include_usage: bool,
+}
+
+/// Takes the shared parameters, and refuses or drops those that neither route honours.
+pub fn take(fields: &mut Fields<'_>) -> Result<Shared, Error> {
+    refuse(fields)?;
+    Ok(Shared {
+        model: fields.take("model")?,
+        n: fields.take("n")?,
+        sampling: sampling(fields)?,
+        stopping: stopping(fields)?,
+        keep_special_tokens: !fields.take("skip_special_tokens")?.unwrap_or(true),
+        return_token_ids: fields.take_or_default("return_token_ids")?,
+        stream: stream(fields)?,
+    })
+}
+
+fn sampling(fields: &mut Fields<'_>) -> Result<Sampling, Error> {
+    Ok(Sampling {
+        temperature: fields.take("temperature")?,
+        top_k: top_k(fields)?,
+        top_p: fields.take("top_p")?,
+        min_p: fields.take("min_p")?,
+        repetition_penalty: fields.take("repetition_penalty")?,
+        presence_penalty: fields.take("presence_penalty")?,
+        frequency_penalty: fields.take("frequency_penalty")?,
+        logit_bias: fields.take_or_default::<LogitBias>("logit_bias")?.0,
+        seed: fields.take::<Seed>("seed")?.map(|seed| seed.0),
+    })
+}
+
+/// -1 is vLLM's way to keep all.
+fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
+    let Some(k) = fields.take::<i64>("top_k")? else { return Ok(None) };
+    match u32::try_from(if k == -1 { 0 } else { k }) {
+        Ok(k) => Ok(Some(k)),
+        Err(_) => {
+            let message = format!("is {k}, but must be -1 or 0 (all tokens), or from 1 to {}", u32::MAX);
+            Err(Error::invalid("top_k", message))
+        }
+    }
+}
+
+fn stopping(fields: &mut Fields<'_>) -> Result<Stopping, Error> {
+    Ok(Stopping {
+        min_tokens: fields.take_or_default("min_tokens")?,
+        stop: stop(fields)?,
+        include_stop: fields.take_or_default("include_stop_str_in_output")?,
+        stop_token_ids: fields.take_or_default("stop_token_ids")?,
+        ignore_eos: fields.take_or_default("ignore_eos")?,
+        ..Stopping::default()
+    })
+}
+
+/// A string, or a list of strings.
+fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, Error> {
+    match fields.take_raw("stop") {
+        None => Ok(Vec::new()),
+        Some(value) if value.get().starts_with('"') => Ok(vec![fields::parse("stop", value)?]),
+        Some(value) => fields::parse("stop", value),
+    }
+}
+
+fn stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, Error> {
+    let streams: bool = fields.take_or_default("stream")?;
+    let options = fields.take_raw("stream_options");
+    if !streams {
+        return match options {
+            Some(_) => Err(Error::invalid("stream_options", "may only be given with stream = true")),
+            None => Ok(None),
+        };
+    }
+    let Some(options) = options else { return Ok(Some(StreamOptions::default())) };
+    let mut options = Fields::of_value("stream_options", options)?;
+    let include_usage = options.take_or_default("include_usage")?;
+    // OpenAI pads chunks against eavesdroppers who measure them; an answer without padding is a right answer too.
+    options.ignore(&["include_obfuscation"]);
+    options.finish()?;
+    Ok(Some(StreamOptions { include_usage }))
+}
+
+fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
+    let text_only = "the output is free text; constrained decoding is not available";
+    for name in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"] {
+        fields.refuse(name, &[], text_only)?;
+    }
+    fields.refuse(
+        "use_beam_search",
+        &[json!(false)],
+        "tokens are sampled one by one; use n for several choices",
+    )?;
+    // Kept by OpenAI for its own accounts; they change nothing about the answer.
+    fields.ignore(&["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]);
+    Ok(())
+}
+
+/// JSON objects have strings for keys: `{"1234": -100}`.
+#[derive(Default)]
+struct LogitBias(Vec<(u32, f32)>);
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Biases;
+        impl<'de> Visitor<'de> for Biases {
+            type Value = LogitBias;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object from token ids to biases")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
+                let mut biases = Vec::new();
+                while let Some((id, bias)) = map.next_entry::<String, f32>()? {
+                    let id = id.parse().map_err(|_| {
+                        de::Error::custom(format!("{id:?} is not a token id, an integer from 0"))
+                    })?;
+                    biases.push((id, bias));
+                }
+                Ok(LogitBias(biases))
+            }
+        }
+        deserializer.deserialize_map(Biases)
+    }
+}
+
+/// Any 64-bit integer, negative ones included: OpenAI's seeds are signed.
+struct Seed(u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Integer;
+        impl Visitor<'_> for Integer {
+            type Value = Seed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a 64-bit integer")
+            }
+
+            fn visit_u64<E>(self, seed: u64) -> Result<Seed, E> {
+                Ok(Seed(seed))
+            }
+
+            fn visit_i64<E>(self, seed: i64) -> Result<Seed, E> {
+                Ok(Seed(seed.cast_unsigned()))
+            }
+        }
+        deserializer.deserialize_any(Integer)
+    }
+}

@@ -1,0 +1,88 @@
+//! `/tokenize` and `/detokenize`, in vLLM's shapes.
+
+use axum::{
+    Json,
+    extract::{Request, State},
+};
+use serde::Serialize;
+use tutti_runtime::Error;
+
+use super::{Api, body, error::ApiError, fields::Fields, messages};
+use crate::{
+    generation::{Prompt, to_tokens, validate},
+    served::ServedModel,
+};
+
+#[derive(Serialize)]
+pub struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+#[derive(Serialize)]
+pub struct Detokenized {
+    prompt: String,
+}
+
+struct TokenizeRequest {
+    model: Option<String>,
+    prompt: Prompt,
+    return_token_strs: bool,
+}
+
+fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
+    let mut fields = Fields::of_body(body)?;
+    let model = fields.take("model")?;
+    let return_token_strs = fields.take_or_default("return_token_strs")?;
+    let prompt = match fields.take::<String>("prompt")? {
+        Some(text) => {
+            Prompt::Text { text, add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(true) }
+        }
+        None => messages::take(&mut fields)
+            .map_err(|error| match error.field() {
+                Some("messages") if error.message() == "is required" => {
+                    Error::invalid("prompt", "is required, or messages in its place")
+                }
+                _ => error,
+            })?
+            .into(),
+    };
+    fields.finish()?;
+    Ok(TokenizeRequest { model, prompt, return_token_strs })
+}
+
+/// Text or a conversation to tokens.
+pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<Tokenized>, ApiError> {
+    let body = body::read(request, api.max_body_bytes).await?;
+    let TokenizeRequest { model, prompt, return_token_strs } = parse_tokenize(&body)?;
+    let model = api.generator.model_named(model.as_deref())?;
+    let work = move || {
+        let (tokens, _) = to_tokens(prompt, &model)?;
+        let tokenizer = model.text.tokenizer.as_ref().filter(|_| return_token_strs);
+        let token_strs = tokenizer.map(|tokenizer| tokenizer.spellings(&tokens));
+        let max_model_len = model.description.max_context_tokens;
+        Ok::<_, Error>(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
+    };
+    Ok(Json(api.generator.on_text(work).await??))
+}
+
+/// Tokens to text, special tokens included.
+pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json<Detokenized>, ApiError> {
+    let body = body::read(request, api.max_body_bytes).await?;
+    let mut fields = Fields::of_body(&body)?;
+    let model: Option<String> = fields.take("model")?;
+    let tokens: Vec<u32> = fields.require("tokens")?;
+    fields.finish()?;
+    let model = api.generator.model_named(model.as_deref())?;
+    let prompt = api.generator.on_text(move || decode(&model, &tokens)).await??;
+    Ok(Json(Detokenized { prompt }))
+}
+
+fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, Error> {
+    for &id in tokens {
+        validate::token_id("tokens", id, model.description.vocab_size)?;
+    }
+    model.tokenizer("tokens", "text")?.decode(tokens, false)
+}

@@ -1,0 +1,117 @@
+//! What the front door measures.
+
+use std::time::Instant;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use tutti_runtime::metrics::{
+    Metrics,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+};
+
+/// Seconds: from a fast engine's token to a long request.
+const BUCKETS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RouteStatus {
+    route: String,
+    status: String,
+}
+
+/// The front door's metrics; clones share them.
+#[derive(Clone)]
+pub struct RouterMetrics {
+    requests: Family<RouteStatus, Counter>,
+    in_flight: Gauge,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    whole: Histogram,
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+}
+
+impl RouterMetrics {
+    /// Registers them.
+    pub fn register(metrics: &Metrics) -> Self {
+        let own = Self {
+            requests: Family::default(),
+            in_flight: Gauge::default(),
+            first_token: Histogram::new(BUCKETS),
+            between_tokens: Histogram::new(BUCKETS),
+            whole: Histogram::new(BUCKETS),
+            prompt_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+        };
+        metrics.register(|registry| {
+            let router = registry.sub_registry_with_prefix("router");
+            let help = "Requests answered, by route and status (HTTP's, or gRPC's code)";
+            router.register("requests", help, own.requests.clone());
+            let help = "Generations under way";
+            router.register("requests_in_flight", help, own.in_flight.clone());
+            let help = "From a request's arrival to its first token";
+            router.register("time_to_first_token_seconds", help, own.first_token.clone());
+            let help = "Between one delivery of a choice's tokens and the next";
+            router.register("inter_token_latency_seconds", help, own.between_tokens.clone());
+            let help = "From a generation's arrival to its end, whatever the end";
+            router.register("request_seconds", help, own.whole.clone());
+            let help = "Prompt tokens of accepted requests";
+            router.register("prompt_tokens", help, own.prompt_tokens.clone());
+            let help = "Tokens received from the conductor";
+            router.register("generated_tokens", help, own.generated_tokens.clone());
+        });
+        own
+    }
+
+    /// Counts an answer. Routes and statuses come from fixed sets, never from a client's text.
+    pub fn answered(&self, route: &str, status: &str) {
+        let labels = RouteStatus { route: route.to_owned(), status: status.to_owned() };
+        self.requests.get_or_create(&labels).inc();
+    }
+}
+
+/// Measures one generation; its end is its drop, so that no way of ending is missed.
+pub struct RequestMeter {
+    metrics: RouterMetrics,
+    arrived: Instant,
+    /// When each choice last had tokens.
+    last: Vec<Option<Instant>>,
+    any: bool,
+}
+
+impl RequestMeter {
+    /// A generation that arrives now.
+    pub fn start(metrics: &RouterMetrics) -> Self {
+        metrics.in_flight.inc();
+        Self { metrics: metrics.clone(), arrived: Instant::now(), last: Vec::new(), any: false }
+    }
+
+    /// The prompts' tokens.
+    pub fn prompt_tokens(&self, count: u32) {
+        self.metrics.prompt_tokens.inc_by(u64::from(count));
+    }
+
+    /// A choice's delta with this many tokens.
+    pub fn delta(&mut self, choice: u32, tokens: usize, now: Instant) {
+        if tokens == 0 {
+            return;
+        }
+        self.metrics.generated_tokens.inc_by(tokens as u64);
+        if !std::mem::replace(&mut self.any, true) {
+            self.metrics.first_token.observe((now - self.arrived).as_secs_f64());
+        }
+        let place = choice as usize;
+        if self.last.len() <= place {
+            self.last.resize(place + 1, None);
+        }
+        if let Some(last) = self.last[place].replace(now) {
+            self.metrics.between_tokens.observe((now - last).as_secs_f64());
+        }
+    }
+}
+
+impl Drop for RequestMeter {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+        self.metrics.whole.observe(self.arrived.elapsed().as_secs_f64());
+    }
+}

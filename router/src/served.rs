@@ -1,0 +1,173 @@
+//! What is served: the conductor's description of the model, and what the checkpoint's text files make of it.
+
+use std::{path::Path, sync::Arc};
+
+use serde::Deserialize;
+use tutti_proto::cluster::v1::{CheckpointFile, ModelDescription};
+use tutti_runtime::{Error, ErrorKind};
+
+use crate::{
+    generation::Generator,
+    text::{template::ChatTemplate, tokenizer::Tokenizer},
+};
+
+/// A model as the front door knows it.
+pub struct ServedModel {
+    /// As the conductor describes it.
+    pub description: ModelDescription,
+    /// How text is made of its tokens.
+    pub text: ServedText,
+}
+
+/// What the checkpoint's text files give.
+pub struct ServedText {
+    /// None under `skip_tokenizer_init`.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// None where the checkpoint has none, or under `skip_tokenizer_init`.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// Sampling defaults of generation_config.json.
+    pub defaults: SamplingDefaults,
+}
+
+/// The sampling fields of generation_config.json: they stand in for what a request does not say.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct SamplingDefaults {
+    /// False means greedy, whatever the temperature.
+    pub do_sample: Option<bool>,
+    /// As in a request.
+    pub temperature: Option<f32>,
+    /// As in a request.
+    pub top_p: Option<f32>,
+    /// As in a request.
+    pub top_k: Option<u32>,
+    /// As in a request.
+    pub min_p: Option<f32>,
+    /// As in a request.
+    pub repetition_penalty: Option<f32>,
+}
+
+/// The bytes of the checkpoint's text files, each where it exists.
+#[derive(Default)]
+pub struct TextFiles {
+    /// `tokenizer.json`.
+    pub tokenizer: Option<Vec<u8>>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<Vec<u8>>,
+    /// `chat_template.jinja`.
+    pub chat_template: Option<Vec<u8>>,
+    /// `generation_config.json`.
+    pub generation_config: Option<Vec<u8>>,
+}
+
+/// Checks a checkpoint directory's text files as the front door will read them, so that a missing or broken one is an
+/// error before anything is spawned. A missing tokenizer is one unless `skip_tokenizer_init`.
+pub fn check_checkpoint(directory: &Path, skip_tokenizer_init: bool) -> Result<(), Error> {
+    ServedText::read(&TextFiles::from_directory(directory)?, skip_tokenizer_init).map(drop)
+}
+
+impl TextFiles {
+    /// Reads those that exist in a checkpoint directory.
+    pub fn from_directory(directory: &Path) -> Result<Self, Error> {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            match std::fs::read(&path) {
+                Ok(bytes) => Ok(Some(bytes)),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                Err(e) => Err(Error::invalid("model", format!("cannot read {}: {e}", path.display()))),
+            }
+        };
+        Ok(Self {
+            tokenizer: read("tokenizer.json")?,
+            tokenizer_config: read("tokenizer_config.json")?,
+            chat_template: read("chat_template.jinja")?,
+            generation_config: read("generation_config.json")?,
+        })
+    }
+
+    async fn fetch(generator: &Generator, skip_tokenizer_init: bool) -> Result<Self, Error> {
+        let mut files = Self {
+            generation_config: fetch(generator, CheckpointFile::GenerationConfig).await?,
+            ..Self::default()
+        };
+        if !skip_tokenizer_init {
+            files.tokenizer = fetch(generator, CheckpointFile::Tokenizer).await?;
+            files.tokenizer_config = fetch(generator, CheckpointFile::TokenizerConfig).await?;
+            files.chat_template = fetch(generator, CheckpointFile::ChatTemplate).await?;
+        }
+        Ok(files)
+    }
+}
+
+/// The file, or none if the checkpoint lacks it.
+async fn fetch(generator: &Generator, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
+    match generator.read_file(file).await {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl ServedText {
+    /// Builds tokenizer, template and defaults out of the files.
+    pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
+        let defaults = match &files.generation_config {
+            Some(bytes) => serde_json::from_slice(bytes)
+                .map_err(|e| Error::invalid("generation_config", format!("generation_config.json: {e}")))?,
+            None => SamplingDefaults::default(),
+        };
+        if skip_tokenizer_init {
+            return Ok(Self { tokenizer: None, template: None, defaults });
+        }
+        let Some(json) = &files.tokenizer else {
+            let message =
+                "the checkpoint has no tokenizer.json; with skip_tokenizer_init it is served by token ids";
+            return Err(Error::invalid("tokenizer", message));
+        };
+        let template = ChatTemplate::read(files.tokenizer_config.as_deref(), files.chat_template.as_deref())?;
+        Ok(Self {
+            tokenizer: Some(Arc::new(Tokenizer::from_bytes(json)?)),
+            template: template.map(Arc::new),
+            defaults,
+        })
+    }
+}
+
+impl ServedModel {
+    /// Fetches the text files of the described model from the conductor and builds what they give.
+    pub async fn fetch(generator: &Generator, description: ModelDescription) -> Result<Self, Error> {
+        let skip = generator.skip_tokenizer_init();
+        let files = TextFiles::fetch(generator, skip).await?;
+        let text = tokio::task::spawn_blocking(move || ServedText::read(&files, skip))
+            .await
+            .map_err(|e| Error::internal(format!("reading the tokenizer failed: {e}")))??;
+        Ok(Self { description, text })
+    }
+
+    /// The tokenizer, or why this kind of input cannot be taken without one.
+    pub fn tokenizer(&self, field: &str, kind: &str) -> Result<&Arc<Tokenizer>, Error> {
+        self.text.tokenizer.as_ref().ok_or_else(|| {
+            let message = format!(
+                "{kind} needs a tokenizer, and the server runs with skip_tokenizer_init; send token ids"
+            );
+            Error::invalid(field, message)
+        })
+    }
+
+    /// One token as logprobs show it; without a tokenizer, by its id.
+    pub fn token_string(&self, id: u32) -> String {
+        match &self.text.tokenizer {
+            Some(tokenizer) => tokenizer.token_string(id),
+            None => format!("token_id:{id}"),
+        }
+    }
+
+    /// The most tokens, prompt and output together, that one request may have.
+    pub fn max_request_tokens(&self) -> u32 {
+        let context = self.description.max_context_tokens;
+        // 0 is what a conductor that does not say sends: then the context alone counts.
+        match self.description.max_request_tokens {
+            0 => context,
+            pool => context.min(pool),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Text to tokens and back: tokenizer, chat template, incremental detokenisation, stop strings.
+
+pub mod detokenizer;
+pub mod pool;
+pub mod stop;
+pub mod template;
+pub mod tokenizer;

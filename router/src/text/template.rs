@@ -1,0 +1,290 @@
+//! The checkpoint's chat template, rendered by minijinja under the conventions of Hugging Face's `apply_chat_template`.
+
+use std::collections::BTreeMap;
+
+use minijinja::{
+    Environment, ErrorKind, Value,
+    value::{Kwargs, Serde},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::ser::{Formatter, PrettyFormatter};
+use tutti_runtime::Error;
+
+const NAME: &str = "chat_template";
+
+/// A compiled chat template and the special tokens it may name.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special_tokens: BTreeMap<String, String>,
+}
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, or what else the template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// Who speaks, for templates that show it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// How the prompt ends, and what else the template is told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RenderOptions {
+    /// End with the opening of an assistant's turn.
+    pub add_generation_prompt: bool,
+    /// End inside the last message, so that the output goes on with it.
+    pub continue_final_message: bool,
+    /// Further variables of the template (`enable_thinking`, …).
+    pub variables: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What tokenizer_config.json holds for templates; the rest of that file is for other readers.
+#[derive(Deserialize)]
+struct TokenizerConfig {
+    chat_template: Option<TemplateField>,
+    #[serde(flatten)]
+    rest: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TemplateField {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+impl ChatTemplate {
+    /// Reads tokenizer_config.json and chat_template.jinja, whose template wins; none if neither has one.
+    pub fn read(config: Option<&[u8]>, jinja: Option<&[u8]>) -> Result<Option<Self>, Error> {
+        let config: Option<TokenizerConfig> = config
+            .map(serde_json::from_slice)
+            .transpose()
+            .map_err(|e| Error::invalid("tokenizer_config", format!("tokenizer_config.json: {e}")))?;
+        let (field, rest) = config.map_or((None, BTreeMap::new()), |c| (c.chat_template, c.rest));
+        let source = match (jinja, field) {
+            (Some(bytes), _) => std::str::from_utf8(bytes)
+                .map_err(|e| Error::invalid(NAME, format!("chat_template.jinja: {e}")))?
+                .to_owned(),
+            (None, Some(TemplateField::One(source))) => source,
+            (None, Some(TemplateField::Named(named))) => match default_of(named) {
+                Some(source) => source,
+                None => return Ok(None),
+            },
+            (None, None) => return Ok(None),
+        };
+        let special_tokens = rest
+            .into_iter()
+            .filter(|(key, _)| key.ends_with("_token"))
+            .filter_map(|(key, value)| Some((key, token_text(&value)?)))
+            .collect();
+        Self::compile(source, special_tokens).map(Some)
+    }
+
+    fn compile(source: String, special_tokens: BTreeMap<String, String>) -> Result<Self, Error> {
+        let mut environment = Environment::new();
+        // transformers sets both, and templates are written against it.
+        let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|e| Error::internal(format!("jinja's syntax: {e}")))?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", to_json);
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|e| Error::invalid(NAME, format!("the chat template does not compile: {e}")))?;
+        Ok(Self { environment, special_tokens })
+    }
+
+    /// The prompt text of a conversation. What the template refuses is an error of the `messages`.
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, Error> {
+        let refused =
+            |e: minijinja::Error| Error::invalid("messages", format!("the chat template refuses them: {e}"));
+        let own = minijinja::context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt => options.add_generation_prompt,
+            tools => Value::from(()),
+            documents => Value::from(()),
+        };
+        let context = minijinja::context! {
+            ..own, ..Value::from(Serde(&options.variables)), ..Value::from(Serde(&self.special_tokens))
+        };
+        let template = self.environment.get_template(NAME).map_err(refused)?;
+        let mut text = template.render(context).map_err(refused)?;
+        if options.continue_final_message {
+            cut_after_last_message(&mut text, messages)?;
+        }
+        Ok(text)
+    }
+}
+
+/// Drops what the template put behind the last message's text.
+fn cut_after_last_message(text: &mut String, messages: &[Message]) -> Result<(), Error> {
+    let last = messages.last().map_or("", |m| m.content.trim());
+    let Some(start) = text.rfind(last) else {
+        let message = "the chat template does not show the last message as it is, so it cannot be continued";
+        return Err(Error::invalid("continue_final_message", message));
+    };
+    text.truncate(start + last.len());
+    Ok(())
+}
+
+/// Checkpoints with several templates (for tools, for retrieval) call the plain one `default`.
+fn default_of(named: Vec<NamedTemplate>) -> Option<String> {
+    named.into_iter().find(|t| t.name == "default").map(|t| t.template)
+}
+
+/// A special token is a string, or an object with its string in `content`.
+fn token_text(value: &serde_json::Value) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// The time now, in UTC, in `strftime`'s format.
+fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
+    let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
+    jiff::fmt::strtime::format(format, &now)
+        .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False)`: minijinja's own filter escapes for HTML, which a prompt must not.
+fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    // Python sorts or escapes only when asked; templates that ask for ensure_ascii=False ask for what is done anyway.
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    let sorted: Option<bool> = options.get("sort_keys")?;
+    options.assert_all_used()?;
+    let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string());
+    let mut tree = serde_json::to_value(&value).map_err(failed)?;
+    if sorted == Some(true) {
+        tree.sort_all_objects();
+    }
+    let mut text = Vec::new();
+    let written = match indent {
+        Some(width) => {
+            let spaces = " ".repeat(width.min(16));
+            let formatter = PrettyFormatter::with_indent(spaces.as_bytes());
+            tree.serialize(&mut serde_json::Serializer::with_formatter(&mut text, formatter))
+        }
+        None => tree.serialize(&mut serde_json::Serializer::with_formatter(&mut text, PythonSeparators)),
+    };
+    written.map_err(failed)?;
+    Ok(Value::from_safe_string(String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// `", "` between members and `": "` behind keys.
+struct PythonSeparators;
+
+impl Formatter for PythonSeparators {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(config: serde_json::Value) -> ChatTemplate {
+        ChatTemplate::read(Some(config.to_string().as_bytes()), None).unwrap().unwrap()
+    }
+
+    fn user(content: &str) -> Vec<Message> {
+        vec![Message { role: "user".into(), content: content.into(), name: None }]
+    }
+
+    fn prompt() -> RenderOptions {
+        RenderOptions { add_generation_prompt: true, ..RenderOptions::default() }
+    }
+
+    #[test]
+    fn blocks_are_trimmed_and_special_tokens_are_variables() {
+        let template = read(json!({
+            "bos_token": {"content": "<s>", "special": true},
+            "eos_token": "</s>",
+            "chat_template": "{{ bos_token }}\n{% for m in messages %}\n    {% if m.role == 'user' %}\n[{{ m.content.strip() }}]{{ eos_token }}\n    {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\n>\n{%- endif %}",
+        }));
+        assert_eq!(template.render(&user(" hi "), &prompt()).unwrap(), "<s>\n[hi]</s>\n>");
+    }
+
+    #[test]
+    fn what_the_template_raises_is_an_error_of_the_messages() {
+        let template = read(json!({ "chat_template": "{{ raise_exception('no ' ~ messages[0].role) }}" }));
+        let error = template.render(&user("hi"), &prompt()).unwrap_err();
+        assert_eq!(error.field(), Some("messages"));
+        assert!(error.message().contains("no user"), "{error}");
+    }
+
+    #[test]
+    fn the_default_of_several_templates_is_taken() {
+        let template = read(json!({ "chat_template": [
+            { "name": "tool_use", "template": "tools" },
+            { "name": "default", "template": "plain {{ thinking }}" },
+        ] }));
+        let mut options = prompt();
+        options.variables.insert("thinking".into(), json!(false));
+        assert_eq!(template.render(&user("hi"), &options).unwrap(), "plain false");
+    }
+
+    #[test]
+    fn the_jinja_file_wins_and_no_template_is_none() {
+        let config = json!({ "chat_template": "config", "eos_token": "</s>" }).to_string();
+        let template = ChatTemplate::read(Some(config.as_bytes()), Some(b"file {{ eos_token }}")).unwrap();
+        assert_eq!(template.unwrap().render(&user("hi"), &prompt()).unwrap(), "file </s>");
+        assert!(ChatTemplate::read(Some(b"{}"), None).unwrap().is_none());
+    }
+
+    #[test]
+    fn json_is_written_as_python_writes_it() {
+        let template = read(json!({ "chat_template": "{{ value | tojson }}" }));
+        let mut options = prompt();
+        options.variables.insert("value".into(), json!({ "a": [1, "<é'>"], "b": null }));
+        let text = template.render(&user("hi"), &options).unwrap();
+        assert_eq!(text, "{\"a\": [1, \"<é'>\"], \"b\": null}");
+    }
+
+    #[test]
+    fn loop_controls_and_namespaces_work() {
+        let source = "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + 1 %}{{ m.content }}{% break %}{% endfor %}{{ ns.n }}{{ strftime_now('%Y') | length }}";
+        let template = read(json!({ "chat_template": source }));
+        let messages = [user("one"), user("two")].concat();
+        assert_eq!(template.render(&messages, &prompt()).unwrap(), "two14");
+    }
+
+    #[test]
+    fn a_final_message_is_continued() {
+        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
+        let template = read(json!({ "chat_template": source }));
+        let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
+        assert_eq!(template.render(&user("The answer is "), &options).unwrap(), "<user>The answer is");
+    }
+}
