@@ -12,8 +12,20 @@ use crate::Error;
 /// What clients call it.
 pub(super) const NAME: &str = "tutti-tiny";
 
-/// Its files. Filled in when the trained model is committed.
-const FILES: [(&str, &[u8]); 0] = [];
+macro_rules! shipped {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_bytes!(concat!("../../../tests/tutti-tiny/checkpoint/", $name)) as &[u8])),*]
+    };
+}
+
+/// Its files, made by tests/tutti-tiny/train.py.
+const FILES: [(&str, &[u8]); 5] = shipped![
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+];
 
 /// Writes the files below `cache`, unless they are there; gives back their directory.
 ///
@@ -60,6 +72,7 @@ fn put(path: &Path, contents: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::{Checkpoint, CheckpointFile};
 
     const SMALL: [(&str, &[u8]); 2] = [("config.json", b"{}"), ("model.safetensors", b"weights")];
 
@@ -75,6 +88,19 @@ mod tests {
         assert_eq!(fs::read(&weights).unwrap(), b"weights");
         assert_eq!(fs::metadata(&config).unwrap().modified().unwrap(), before);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), SMALL.len(), "no temporary file is left");
+    }
+
+    #[test]
+    fn the_shipped_files_are_all_that_a_checkpoint_needs() {
+        let cache = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::open(&unpack(cache.path()).unwrap(), NAME).unwrap();
+        for file in
+            [CheckpointFile::GenerationConfig, CheckpointFile::Tokenizer, CheckpointFile::TokenizerConfig]
+        {
+            let text = checkpoint.read(file).unwrap().expect(file.name());
+            serde_json::from_slice::<serde_json::Value>(&text).unwrap();
+        }
+        assert!(FILES.iter().map(|(_, contents)| contents.len()).sum::<usize>() <= 10_000_000);
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Case {
 }
 
 /// Every prompt logprob within 2e-4 and all greedy tokens equal for f32 weights; for bf16 weights the mean deviation
-/// within what Hugging Face's own bfloat16 shows.
+/// within the 0.025 that Hugging Face's own bfloat16 shows.
 fn agrees(model: &str) {
     let Some(root) = std::env::var_os("TUTTI_GOLDENS").map(PathBuf::from) else {
         eprintln!("skipped: TUTTI_GOLDENS is not set");
@@ -77,7 +77,7 @@ fn agrees(model: &str) {
     if exact {
         assert!(worst < 2e-4, "greatest deviation {worst}");
     } else {
-        assert!(mean < 0.05, "mean deviation {mean}");
+        assert!(mean < 0.025, "mean deviation {mean}");
     }
 }
 
