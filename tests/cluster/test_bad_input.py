@@ -30,7 +30,7 @@ def still_serves(cluster):
 # (fields, the field at fault, words of the message). A good prompt is there unless the fields replace it.
 EITHER = [
     # unknown, or of the wrong type
-    ({"temprature": 1}, "temprature", ["unknown"]),
+    ({"temprature": 1}, "temprature", ["not a parameter"]),
     ({"temperature": "hot"}, "temperature", []),
     ({"max_tokens": "12"}, "max_tokens", []),
     ({"max_tokens": 1.5}, "max_tokens", []),
@@ -42,6 +42,7 @@ EITHER = [
     ({"logit_bias": 3}, "logit_bias", []),
     # negative, or beyond a limit, which the message names
     ({"temperature": -0.1}, "temperature", ["-0.1"]),
+    ({"temperature": 2.1}, "temperature", ["2.1"]),
     ({"top_p": 0}, "top_p", ["0"]),
     ({"top_p": 1.5}, "top_p", ["1.5"]),
     ({"top_k": -2}, "top_k", ["-2"]),
@@ -79,21 +80,21 @@ COMPLETIONS = [
     ({"logprobs": 21}, "logprobs", ["21", "20"]),
     ({"logprobs": -1}, "logprobs", ["-1"]),
     ({"prompt_logprobs": 21}, "prompt_logprobs", ["21", "20"]),
-    ({"messages": []}, "messages", ["unknown"]),
+    ({"messages": []}, "messages", ["not a parameter"]),
 ]
 USER = {"role": "user", "content": "hi"}
 CHAT = [
     ({"messages": []}, "messages", ["empty"]),
     ({"messages": "hi"}, "messages", []),
-    ({"messages": [{"role": "user"}]}, "messages", ["content"]),
-    ({"messages": [USER | {"content": 7}]}, "messages", []),
-    ({"messages": [USER | {"colour": "red"}]}, "messages", ["colour"]),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", []),
+    ({"messages": [USER | {"content": 7}]}, "messages[0].content", []),
+    ({"messages": [USER | {"colour": "red"}]}, "messages[0].colour", []),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", ["21", "20"]),
     ({"top_logprobs": 2}, "top_logprobs", ["logprobs"]),
     ({"max_completion_tokens": HUGE}, "max_completion_tokens", [str(HUGE)]),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", []),
     ({"response_format": {"type": "json_object"}}, "response_format", []),
-    ({"prompt": "hi"}, "prompt", ["unknown"]),
+    ({"prompt": "hi"}, "prompt", ["not a parameter"]),
 ]
 
 
@@ -124,12 +125,10 @@ class TestBodies:
         body = self.good(tiny, path) | {"model": "gpt-0"}
         check(tiny, self.post(tiny, path, json.dumps(body)), 404, "model", "gpt-0")
 
-    @pytest.mark.parametrize("number", ("NaN", "Infinity", "1e999"))
+    @pytest.mark.parametrize("number", ("NaN", "Infinity", "-Infinity", "1e999"))
     def test_a_number_that_is_none(self, tiny, path, number):
         body = json.dumps(self.good(tiny, path) | {"temperature": "X"}).replace('"X"', number)
-        response = self.post(tiny, path, body)
-        assert response.json()["error"]["param"] in (None, "temperature"), "JSON has no such number to name a field by"
-        check(tiny, response, 400, response.json()["error"]["param"])
+        check(tiny, self.post(tiny, path, body), 400, "temperature")
 
     def test_invalid_utf8(self, tiny, path):
         body = json.dumps(self.good(tiny, path)).encode().replace(b"one", b"o\xff\xfe").replace(b'"hi"', b'"\xc3\x28"')
@@ -174,9 +173,9 @@ def test_an_error_before_a_stream_is_a_status(tiny):
 
 
 def test_text_without_a_tokenizer(bare):
-    check(bare, bare.post("/v1/completions", {"prompt": "one"}), 400, "prompt", "--skip-tokenizer-init")
-    check(bare, bare.post("/v1/chat/completions", {"messages": [USER]}), 400, "messages", "--skip-tokenizer-init")
-    check(bare, bare.post("/v1/completions", {"prompt": [1], "stop": ["a"]}), 400, "stop", "--skip-tokenizer-init")
+    check(bare, bare.post("/v1/completions", {"prompt": "one"}), 400, "prompt", "skip_tokenizer_init")
+    check(bare, bare.post("/v1/chat/completions", {"messages": [USER]}), 400, "messages", "skip_tokenizer_init")
+    check(bare, bare.post("/v1/completions", {"prompt": [1], "stop": ["a"]}), 400, "stop", "skip_tokenizer_init")
 
 
 def test_more_than_the_kv_pool_holds(start):
@@ -185,7 +184,7 @@ def test_more_than_the_kv_pool_holds(start):
     cluster = start("--workers", 1, *args)
     check(cluster, cluster.post("/v1/completions", {"prompt": [1] * 2000, "max_tokens": 1}), 400, "prompt", "2000")
     refused = cluster.post("/v1/completions", {"prompt": [1] * 100, "max_tokens": 1000})
-    check(cluster, refused, 400, "max_tokens", "100", "1000", "--kv-cache-memory")
+    check(cluster, refused, 400, "max_tokens", "100", "1000")
     most = cluster.complete(prompt=[1] * 600, max_tokens=300, ignore_eos=True)
     assert most["usage"]["completion_tokens"] == 300
 
@@ -193,28 +192,28 @@ def test_more_than_the_kv_pool_holds(start):
 NAN = float("nan")
 # (section, fields, the field at fault)
 GRPC = [
-    ("sampling", {"temperature": NAN}, "temperature"),
-    ("sampling", {"temperature": -1.0}, "temperature"),
-    ("sampling", {"top_p": NAN}, "top_p"),
-    ("sampling", {"top_p": 0.0}, "top_p"),
-    ("sampling", {"min_p": NAN}, "min_p"),
-    ("sampling", {"repetition_penalty": -1.0}, "repetition_penalty"),
-    ("sampling", {"presence_penalty": NAN}, "presence_penalty"),
-    ("sampling", {"frequency_penalty": float("inf")}, "frequency_penalty"),
-    ("sampling", {"logit_bias": {1: NAN}}, "logit_bias"),
-    ("sampling", {"logit_bias": {HUGE: 1.0}}, "logit_bias"),
-    ("stopping", {"max_tokens": 0}, "max_tokens"),
-    ("stopping", {"max_tokens": HUGE}, "max_tokens"),
-    ("stopping", {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-    ("stopping", {"stop": [""]}, "stop"),
-    ("stopping", {"stop_token_ids": [HUGE]}, "stop_token_ids"),
-    ("output", {"logprobs": 21}, "logprobs"),
-    ("output", {"prompt_logprobs": 21}, "prompt_logprobs"),
-    (None, {"text": ""}, "prompt"),
-    (None, {"token_ids": []}, "prompt"),
-    (None, {"token_ids": [1, HUGE]}, "prompt"),
-    (None, {"token_ids": [1] * 5000}, "prompt"),
-    (None, {"chat": []}, "messages"),
+    ("sampling", {"temperature": NAN}, "sampling.temperature"),
+    ("sampling", {"temperature": -1.0}, "sampling.temperature"),
+    ("sampling", {"top_p": NAN}, "sampling.top_p"),
+    ("sampling", {"top_p": 0.0}, "sampling.top_p"),
+    ("sampling", {"min_p": NAN}, "sampling.min_p"),
+    ("sampling", {"repetition_penalty": -1.0}, "sampling.repetition_penalty"),
+    ("sampling", {"presence_penalty": NAN}, "sampling.presence_penalty"),
+    ("sampling", {"frequency_penalty": float("inf")}, "sampling.frequency_penalty"),
+    ("sampling", {"logit_bias": {1: NAN}}, "sampling.logit_bias"),
+    ("sampling", {"logit_bias": {HUGE: 1.0}}, "sampling.logit_bias"),
+    ("stopping", {"max_tokens": 0}, "stopping.max_tokens"),
+    ("stopping", {"max_tokens": HUGE}, "stopping.max_tokens"),
+    ("stopping", {"min_tokens": 9, "max_tokens": 8}, "stopping.min_tokens"),
+    ("stopping", {"stop": [""]}, "stopping.stop"),
+    ("stopping", {"stop_token_ids": [HUGE]}, "stopping.stop_token_ids"),
+    ("output", {"logprobs": 21}, "output.logprobs"),
+    ("output", {"prompt_logprobs": 21}, "output.prompt_logprobs"),
+    (None, {"text": ""}, "text"),
+    (None, {"token_ids": []}, "token_ids"),
+    (None, {"token_ids": [1, HUGE]}, "token_ids"),
+    (None, {"token_ids": [1] * 5000}, "token_ids"),
+    (None, {"chat": []}, "chat.messages"),
     (None, {"nothing": True}, "prompt"),
     (None, {"n": 0}, "n"),
     (None, {"n": HUGE}, "n"),

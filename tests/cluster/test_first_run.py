@@ -42,15 +42,13 @@ def test_text_survives_tokenising_there_and_back(tiny):
 
 def test_a_streamed_character_is_never_split(tiny):
     """High temperature makes bytes of unfinished characters likely; no delta may show half of one."""
-    ask = dict(prompt="🎺 漢字", max_tokens=200, temperature=5, seed=3, ignore_eos=True)
+    ask = dict(prompt="🎺 漢字", max_tokens=200, temperature=2, seed=3, ignore_eos=True)
     whole = tiny.complete(**ask)["choices"][0]["text"]
     deltas = [c["text"] for event in tiny.stream("/v1/completions", **ask) for c in event["choices"]]
     assert "".join(deltas) == whole
 
 
-def test_the_page_and_the_probes_answer(tiny):
-    page = tiny.client.get("/")
-    assert page.status_code == 200 and "text/html" in page.headers["content-type"]
+def test_probes_and_metrics_answer(tiny):
     for path in ("/health", "/ready"):
         assert tiny.client.get(path).status_code == 200
     metrics = tiny.client.get("/metrics")

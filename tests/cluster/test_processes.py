@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from harness import GOLDENS, MARK, free_port, wait_for
+from harness import GOLDENS, free_port, wait_for
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 # As many tokens as the context holds: still running whenever the test gets to it, unless it is stopped.
@@ -151,6 +151,6 @@ def _status(server, path):
 
 
 def test_the_settings_in_force_are_printed(spawn):
-    process = spawn("conductor", "--workers", 3, "--print-config", env={"TUTTI_MAX_STEP_TOKENS": "77", MARK: "print"})
+    process = spawn("conductor", "--workers", 3, "--print-config", env={"TUTTI_MAX_STEP_TOKENS": "77"})
     assert process.wait() == 0
     assert '"max_step_tokens": 77' in process.log() and '"workers": 3' in process.log()

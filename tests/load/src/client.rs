@@ -46,6 +46,12 @@ impl Target {
         Ok(Self { client, url, model })
     }
 
+    /// Whether `/ready` says so, for servers that have one.
+    pub async fn ready(&self) -> bool {
+        let answer = self.client.get(format!("{}/ready", self.url)).send().await;
+        answer.is_ok_and(|response| response.status().is_success())
+    }
+
     /// Sends one prompt and reads its stream to the end. A request that gives fewer tokens than asked for has failed.
     pub async fn generate(&self, prompt: &[u32], max_tokens: u32, seed: u64) -> Record {
         let body = json!({

@@ -1,0 +1,138 @@
+//! One conductor with one worker, started from the release build and watched from outside.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use tutti_load::client::Target;
+
+const START_LIMIT: Duration = Duration::from_secs(300);
+/// The kernel counts CPU time in hundredths of a second on every Linux there is.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+pub struct Cluster {
+    conductor: Child,
+    spawned: Instant,
+    url: String,
+    pub target: Target,
+}
+
+/// How long a first-time user waits.
+#[derive(Serialize)]
+pub struct Start {
+    /// From the start of the process until it takes requests.
+    ready_s: f64,
+    /// And until the first token of a request sent then.
+    first_token_s: f64,
+}
+
+impl Cluster {
+    /// Starts it and waits until it is ready.
+    pub async fn start(args: &[&str]) -> Result<Self, String> {
+        let (http, grpc) = (free_port()?, free_port()?);
+        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join("first_run.log");
+        let log = fs::File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+        let spawned = Instant::now();
+        let conductor = Command::new(env!("CARGO_BIN_EXE_conductor"))
+            .args(args)
+            .args(["--workers=1", &format!("--http=127.0.0.1:{http}"), &format!("--grpc=127.0.0.1:{grpc}")])
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(|e| format!("the conductor does not start: {e}"))?;
+        let url = format!("http://127.0.0.1:{http}");
+        let target = wait_until_ready(&url, spawned).await?;
+        Ok(Self { conductor, spawned, url, target })
+    }
+
+    /// To be asked right after the start.
+    pub async fn first_token(&self) -> Result<Start, String> {
+        let ready_s = self.spawned.elapsed().as_secs_f64();
+        let record = self.target.generate(&[1; 16], 1, 0).await;
+        match record.failure {
+            Some(why) => Err(format!("{}: {why}", self.url)),
+            None => Ok(Start { ready_s, first_token_s: self.spawned.elapsed().as_secs_f64() }),
+        }
+    }
+
+    /// The conductor's process id.
+    pub fn conductor(&self) -> u32 {
+        self.conductor.id()
+    }
+
+    /// The worker's process id.
+    pub fn worker(&self) -> Result<u32, String> {
+        let processes = fs::read_dir("/proc").map_err(|e| format!("/proc: {e}"))?;
+        processes
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .find(|pid| stat(*pid).is_ok_and(|fields| fields[1] == self.conductor.id().to_string()))
+            .ok_or_else(|| "the conductor has no worker".to_owned())
+    }
+
+    /// Ctrl-C, and waits.
+    pub fn stop(mut self) -> Result<(), String> {
+        let pid = Pid::from_raw(self.conductor.id() as i32).ok_or("no process id")?;
+        kill_process(pid, Signal::INT).map_err(|e| format!("Ctrl-C: {e}"))?;
+        match self.conductor.wait() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("the conductor ended with {status}")),
+            Err(e) => Err(format!("the conductor cannot be waited for: {e}")),
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // After a failure nothing may stay; its workers die with it. One that has ended already is none to kill.
+        let _ = self.conductor.kill();
+        let _ = self.conductor.wait();
+    }
+}
+
+async fn wait_until_ready(url: &str, since: Instant) -> Result<Target, String> {
+    loop {
+        // The list of models needs a worker that has described its model; readiness needs all of them.
+        let target = Target::new(url, None, Duration::from_secs(600)).await;
+        match target {
+            Ok(target) if target.ready().await => return Ok(target),
+            _ if since.elapsed() > START_LIMIT => {
+                return Err(format!("{url} is not ready after {START_LIMIT:?}"));
+            }
+            _ => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(|e| format!("no free port: {e}"))?;
+    listener.local_addr().map(|address| address.port()).map_err(|e| format!("no free port: {e}"))
+}
+
+/// The fields of /proc/PID/stat behind the command, which may itself hold spaces: state, parent, …
+fn stat(pid: u32) -> Result<Vec<String>, String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|e| format!("process {pid}: {e}"))?;
+    let (_, fields) = text.rsplit_once(')').ok_or_else(|| format!("process {pid}: no stat"))?;
+    Ok(fields.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Seconds of CPU time a process has used, in user and kernel mode.
+pub fn cpu_seconds(pid: u32) -> Result<f64, String> {
+    let fields = stat(pid)?;
+    let ticks = |place: usize| fields.get(place).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0);
+    Ok((ticks(11) + ticks(12)) / TICKS_PER_SECOND)
+}
+
+/// The most memory a process has had resident, in bytes.
+pub fn peak_memory(pid: u32) -> Result<u64, String> {
+    let text =
+        fs::read_to_string(format!("/proc/{pid}/status")).map_err(|e| format!("process {pid}: {e}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| format!("process {pid}: no VmHWM"))
+}

@@ -1,0 +1,153 @@
+//! Each figure: what is sent, and how the number comes from what came back.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tutti_load::{client::Record, plan::Workload, run::run};
+
+use crate::cluster::{Cluster, cpu_seconds, peak_memory};
+
+/// Told to the conductor, so that memory can be compared with it.
+pub const KV_POOL_BYTES: u64 = 1 << 30;
+/// The goal for a worker's peak over weights and pool.
+const MEMORY_LIMIT: f64 = 1.25;
+const REPEATS: usize = 5;
+const VOCABULARY: u32 = 150_000;
+
+fn at_once(requests: usize, prompt: u32, max_tokens: u32, vocab_size: u32, seed: u64) -> Workload {
+    let rate = f64::INFINITY;
+    Workload { requests, rate, prompt_tokens: (prompt, prompt), max_tokens, vocab_size, seed }
+}
+
+async fn served(cluster: &Cluster, workload: &Workload) -> Result<Vec<Record>, String> {
+    let (records, _) = run(&cluster.target, workload).await;
+    match records.iter().find_map(|record| record.failure.clone()) {
+        Some(why) => Err(why),
+        None => Ok(records),
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[derive(Serialize)]
+pub struct Prefill {
+    prompt_tokens: u32,
+    samples: usize,
+    /// The median over the samples, each a prompt alone, up to its first token at the client.
+    tokens_per_s: f64,
+}
+
+pub async fn prefill(cluster: &Cluster) -> Result<Prefill, String> {
+    let prompt_tokens = 512;
+    let mut rates = Vec::new();
+    for seed in 0..REPEATS as u64 {
+        let records = served(cluster, &at_once(1, prompt_tokens, 1, VOCABULARY, seed)).await?;
+        let (first, _) = records[0].arrivals[0];
+        rates.push(f64::from(prompt_tokens) / first.as_secs_f64());
+    }
+    Ok(Prefill { prompt_tokens, samples: rates.len(), tokens_per_s: median(rates) })
+}
+
+#[derive(Serialize)]
+pub struct Decode {
+    batch: usize,
+    prompt_tokens: u32,
+    samples: usize,
+    /// Of all streams together, while all of them decode: the median over the samples.
+    tokens_per_s: f64,
+}
+
+pub async fn decode(cluster: &Cluster, batch: usize) -> Result<Decode, String> {
+    let (prompt_tokens, max_tokens) = (128, 64);
+    let mut rates = Vec::new();
+    for seed in 0..REPEATS as u64 {
+        let records = served(cluster, &at_once(batch, prompt_tokens, max_tokens, VOCABULARY, seed)).await?;
+        rates.push(shared_rate(&records)?);
+    }
+    Ok(Decode { batch, prompt_tokens, samples: rates.len(), tokens_per_s: median(rates) })
+}
+
+/// Tokens a second between the last stream's first token and the first stream's last. All were sent at one time, so
+/// their clocks agree.
+fn shared_rate(records: &[Record]) -> Result<f64, String> {
+    let firsts = records.iter().filter_map(|r| r.arrivals.first());
+    let lasts = records.iter().filter_map(|r| r.arrivals.last());
+    let from: Duration = firsts.map(|(at, _)| *at).max().unwrap_or_default();
+    let to: Duration = lasts.map(|(at, _)| *at).min().unwrap_or_default();
+    if to <= from {
+        return Err("the streams did not decode at the same time".into());
+    }
+    let inside = records.iter().flat_map(|r| &r.arrivals).filter(|(at, _)| from < *at && *at <= to);
+    Ok(inside.map(|(_, tokens)| f64::from(*tokens)).sum::<f64>() / (to - from).as_secs_f64())
+}
+
+#[derive(Serialize)]
+pub struct Memory {
+    weight_bytes: u64,
+    kv_pool_bytes: u64,
+    worker_peak_bytes: u64,
+    conductor_peak_bytes: u64,
+    /// The worker's peak over weights and pool.
+    ratio: f64,
+    limit: f64,
+}
+
+pub fn memory(cluster: &Cluster) -> Result<Memory, String> {
+    let (weight_bytes, kv_pool_bytes) = (qwen3_0_6b_bytes(), KV_POOL_BYTES);
+    let worker_peak_bytes = peak_memory(cluster.worker()?)?;
+    let conductor_peak_bytes = peak_memory(cluster.conductor())?;
+    let ratio = worker_peak_bytes as f64 / (weight_bytes + kv_pool_bytes) as f64;
+    Ok(Memory {
+        weight_bytes,
+        kv_pool_bytes,
+        worker_peak_bytes,
+        conductor_peak_bytes,
+        ratio,
+        limit: MEMORY_LIMIT,
+    })
+}
+
+/// Of tests/bench/qwen3-0.6b/config.json in bf16: the head is tied.
+fn qwen3_0_6b_bytes() -> u64 {
+    let (vocabulary, hidden, mlp, layers, q, kv, head) = (151_936, 1024, 3072, 28, 2048, 1024, 128);
+    let attention = hidden * q * 2 + hidden * kv * 2 + 2 * head;
+    let layer = attention + 3 * hidden * mlp + 2 * hidden;
+    2 * (vocabulary * hidden + layers * layer + hidden)
+}
+
+#[derive(Serialize)]
+pub struct ControlPlane {
+    streams: usize,
+    tokens: u64,
+    tokens_per_s: f64,
+    /// CPU time of the conductor with its embedded router: scheduling over processes, detokenising, SSE.
+    conductor_us_per_token: f64,
+    /// CPU time of the worker, which is the engine and the scheduler beside it.
+    worker_us_per_token: f64,
+}
+
+pub async fn control_plane(cluster: &Cluster) -> Result<ControlPlane, String> {
+    let (streams, max_tokens) = (64, 256);
+    let (conductor, worker) = (cluster.conductor(), cluster.worker()?);
+    let before = (cpu_seconds(conductor)?, cpu_seconds(worker)?);
+    let (mut tokens, mut seconds) = (0, 0.0);
+    for seed in 0..REPEATS as u64 {
+        let (records, duration) = run(&cluster.target, &at_once(streams, 16, max_tokens, 256, seed)).await;
+        if let Some(why) = records.iter().find_map(|record| record.failure.clone()) {
+            return Err(why);
+        }
+        tokens += records.iter().map(|record| u64::from(record.tokens)).sum::<u64>();
+        seconds += duration.as_secs_f64();
+    }
+    let spent = |after: f64, before: f64| (after - before) / tokens as f64 * 1e6;
+    Ok(ControlPlane {
+        streams,
+        tokens,
+        tokens_per_s: tokens as f64 / seconds,
+        conductor_us_per_token: spent(cpu_seconds(conductor)?, before.0),
+        worker_us_per_token: spent(cpu_seconds(worker)?, before.1),
+    })
+}
