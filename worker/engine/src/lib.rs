@@ -1,35 +1,31 @@
 //! Runs step plans on a model and a device.
 //!
-//! The worker process is I/O around one [`Engine`]. Everything here is synchronous and belongs on a thread of its own:
+//! The worker process is I/O around one [`Engine`], which is synchronous and belongs on a thread of its own:
 //!
-//! ```ignore
-//! pub struct EngineSettings {               // plain data, worker::config makes it
-//!     pub max_step_tokens: usize,           // <= the model's Limits::max_step_tokens
-//!     pub max_prefill_chunk: Option<usize>, // None: as long as the step's budget
-//!     pub max_running_requests: usize,
-//!     pub max_waiting_requests: usize,      // beyond it a launch is refused as Overloaded
-//!     pub kv_cache_memory: Option<u64>,     // bytes; None: derived, see `kv`
-//! }
-//!
-//! impl Engine {
-//!     /// Sizes and allocates the KV pool. Err: a setting at fault, by field.
-//!     pub fn new(model: Box<dyn Model>, rank: Rank, settings: &EngineSettings) -> Result<Self, tutti_runtime::Error>;
-//!     /// Runs one step of the largest size on the null page. Before `Ready` is sent.
-//!     pub fn warm_up(&mut self) -> Result<(), tutti_runtime::Error>;
-//!
-//!     /// Takes a graph. A refusal is no error here: it is a failed Completion in the next report.
-//!     pub fn launch(&mut self, graph: pb::LaunchGraph);
-//!     /// Idempotent; may come before the launch. Its Completion is in the next report.
-//!     pub fn cancel(&mut self, key: GraphKey);
-//!     /// Plans, runs and commits one step. None: nothing to run and nothing to tell; wait for a message.
-//!     /// Err: the device is lost, the worker must end (exit 70).
-//!     pub fn step(&mut self) -> Result<Option<pb::StepReport>, tutti_runtime::Error>;
-//!
-//!     pub fn load(&self) -> pb::WorkerLoad;
-//!     pub fn is_idle(&self) -> bool;              // no request is held and nothing is left to report
-//!     pub fn kv_pages_total(&self) -> u32;        // without the null page: what requests can have
-//!     pub fn kv_bytes(&self) -> u64;
-//!     pub fn max_request_tokens(&self) -> u32;    // for ModelDescription
-//!     pub fn model(&self) -> &dyn Model;          // declaration, limits, weight_bytes, describe
-//! }
+//! ```text
+//! LaunchGraph ─▶ Engine::launch ┐                 ┌─▶ scheduler.plan()
+//! CancelGraph ─▶ Engine::cancel ┼─▶ Engine::step ─┼─▶ model.forward(), model.read_logits()
+//!                               ┘        │        └─▶ scheduler.commit()
+//! StepReport  ◀──────────────────────────┘
 //! ```
+//!
+//! One report carries what all rows of a step emitted, and the completions of all graphs that ended with it. The
+//! scheduler counts positions and pages and decides; the engine holds the tokens and applies: it fills the step's host
+//! inputs, asks the model for logits of terminal rows and of prompt positions whose logprobs are wanted, and for no
+//! others.
+//!
+//! Errors: what a request asks for wrongly fails that request (`spec`); a step that the device refuses fails the
+//! requests that were in it; a lost device ends the worker, by an error from [`Engine::step`].
+
+mod batch;
+mod engine;
+mod kv;
+mod report;
+mod sequence;
+mod settings;
+mod spec;
+mod warm_up;
+
+pub use engine::Engine;
+pub use kv::DEFAULT_KV_BYTES;
+pub use settings::EngineSettings;

@@ -22,8 +22,8 @@ pub struct SchedulerConfig {
 /// Settings under which nothing could run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A bound is 0.
-    #[error("{0} is 0, but must be at least 1")]
+    /// A bound, named here, is 0.
+    #[error("{0}: is 0, but must be at least 1")]
     Zero(&'static str),
     /// The null page needs another one beside it.
     #[error("the pool has {0} pages, but needs at least 2: the null page and one for requests")]

@@ -25,7 +25,7 @@ fn run(scheduler: &mut Scheduler) -> Vec<Ending> {
 /// Tokens computed in each step until the only request ends.
 fn prefill_lengths(config: SchedulerConfig, prompt: usize) -> Vec<usize> {
     let mut scheduler = scheduler(config);
-    scheduler.add(text(1, prompt, 1)).unwrap();
+    assert_eq!(scheduler.add(text(1, prompt, 1)), Ok(()));
     let mut lengths = Vec::new();
     while !scheduler.is_empty() {
         let step = step(&mut scheduler);

@@ -1,0 +1,73 @@
+//! What the engine did, in the words of the wire.
+
+use tutti_kernels::TokenScore;
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::Error;
+use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit};
+
+use crate::batch::RowResult;
+
+/// What a committed row tells; none for a row that has nothing to tell, such as a chunk inside a prompt.
+pub(crate) fn row(commit: &RowCommit, result: RowResult) -> Option<pb::RowReport> {
+    if commit.sampled.is_none() && result.prompt_scores.is_empty() {
+        return None;
+    }
+    let row = &commit.row;
+    let logprob = result.sampled.and_then(|sampled| sampled.score).map(token_logprob);
+    let sampled = |token: tutti_scheduler::OutputToken| pb::SampledToken {
+        token_id: token.token,
+        index: token.index,
+        logprob,
+    };
+    let prompt_logprobs = (!result.prompt_scores.is_empty()).then(|| pb::PromptLogprobs {
+        // The row's first position scores the token after it.
+        first: row.positions.start as u32 + 1,
+        tokens: result.prompt_scores.into_iter().map(token_logprob).collect(),
+    });
+    Some(pb::RowReport {
+        key: Some(row.key.into()),
+        epoch: row.epoch.0,
+        walk: row.walk.0,
+        tokens: commit.sampled.map(sampled).into_iter().collect(),
+        prompt_logprobs,
+    })
+}
+
+fn token_logprob(score: TokenScore) -> pb::TokenLogprob {
+    let top = score.top.into_iter().map(|(token_id, logprob)| pb::TopLogprob { token_id, logprob }).collect();
+    pb::TokenLogprob { logprob: score.logprob, rank: score.rank, top }
+}
+
+/// The end of a graph, as this rank saw it.
+pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
+    let outcome = match ending.outcome {
+        Outcome::Finished { reason, generated } => {
+            let (reason, stop_token_id) = match reason {
+                Finish::EndOfSequence => (pb::FinishReason::EndOfSequence, None),
+                Finish::StopToken(id) => (pb::FinishReason::StopToken, Some(id)),
+                Finish::Length => (pb::FinishReason::Length, None),
+            };
+            let reason = reason.into();
+            let finished = pb::Finished { reason, stop_token_id, generated, cached_tokens: 0 };
+            pb::completion::Outcome::Finished(finished)
+        }
+        Outcome::Cancelled => pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}),
+        Outcome::Failed(why) => pb::completion::Outcome::Failed(Error::internal(why).into()),
+    };
+    pb::Completion {
+        key: Some(ending.key.into()),
+        epoch: ending.passes.0,
+        rank: rank.0,
+        outcome: Some(outcome),
+    }
+}
+
+pub(crate) fn load(load: Load) -> pb::WorkerLoad {
+    pb::WorkerLoad {
+        running: load.running as u32,
+        waiting: load.waiting as u32,
+        kv_pages_used: load.pages_used as u32,
+        kv_pages_total: load.pages_total as u32,
+        steps: load.steps,
+    }
+}

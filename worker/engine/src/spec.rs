@@ -1,0 +1,212 @@
+//! From a launch message to a checked sequence: the last line of defence before the model.
+//!
+//! The front door checks all of this already. A value that gets past it (another build, a bug, a hand-made message)
+//! must fail its own request and nobody else's.
+
+use tutti_kernels::SamplingParams;
+use tutti_models::Limits;
+use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
+use tutti_runtime::{Error, ErrorKind};
+use tutti_scheduler::{GraphLaunch, Segment, Stopping};
+
+use crate::sequence::Sequence;
+
+/// The most alternatives beside a token.
+const MAX_LOGPROBS: u32 = 20;
+
+/// What the scheduler and the engine each need of a launch.
+pub(crate) fn parse(
+    key: GraphKey,
+    message: pb::LaunchGraph,
+    limits: &Limits,
+) -> Result<(GraphLaunch, Sequence), Error> {
+    let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
+    let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
+    let stopping = spec.stopping.ok_or_else(|| Error::invalid("stopping", "is missing"))?;
+    if spec.prompt.is_empty() {
+        return Err(Error::invalid("prompt", "is empty"));
+    }
+    token_ids("prompt", &spec.prompt, limits)?;
+    token_ids("generated", &message.generated, limits)?;
+    let (prefill, decode) = match *message.walks {
+        [prefill] => (prefill, None),
+        [prefill, decode] => (prefill, Some(WalkId(decode))),
+        _ => {
+            let walks = message.walks.len();
+            let message =
+                format!("a graph of {walks} walks, this engine runs one prefill and one decode walk");
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+    };
+    let tokens = spec.prompt.len() + message.generated.len();
+    let launch = GraphLaunch {
+        key,
+        prefill: vec![Segment { walk: WalkId(prefill), tokens }],
+        decode,
+        generated: message.generated.len() as u32,
+        stopping: self::stopping(&stopping, limits)?,
+    };
+    // A replay that has output has sent all its prompt's logprobs before the first token of it.
+    let prompt_logprobs = spec.prompt_logprobs.filter(|_| message.generated.is_empty());
+    let sequence = Sequence {
+        prompt: spec.prompt,
+        output: message.generated,
+        sampling: self::sampling(sampling, limits)?,
+        logprobs: alternatives("logprobs", spec.logprobs)?,
+        prompt_logprobs: alternatives("prompt_logprobs", prompt_logprobs)?,
+    };
+    Ok((launch, sequence))
+}
+
+fn token_ids(field: &str, ids: &[u32], limits: &Limits) -> Result<(), Error> {
+    let vocab_size = limits.vocab_size;
+    match ids.iter().find(|&&id| id as usize >= vocab_size) {
+        Some(id) => {
+            Err(Error::invalid(field, format!("token id {id} is not below the vocabulary's {vocab_size}")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn alternatives(field: &str, asked: Option<u32>) -> Result<Option<u32>, Error> {
+    match asked {
+        Some(count) if count > MAX_LOGPROBS => {
+            Err(Error::invalid(field, format!("is {count}, the limit is {MAX_LOGPROBS}")))
+        }
+        _ => Ok(asked),
+    }
+}
+
+fn stopping(message: &pb::Stopping, limits: &Limits) -> Result<Stopping, Error> {
+    token_ids("stop_token_ids", &message.stop_token_ids, limits)?;
+    if message.min_tokens > message.max_tokens {
+        let (min, max) = (message.min_tokens, message.max_tokens);
+        return Err(Error::invalid("min_tokens", format!("is {min}, but max_tokens is {max}")));
+    }
+    let eos: &[u32] = if message.ignore_eos { &[] } else { &limits.eos_token_ids };
+    let mut ends: Vec<u32> = eos.iter().chain(&message.stop_token_ids).copied().collect();
+    ends.sort_unstable();
+    ends.dedup();
+    if message.min_tokens > 0 && ends.len() >= limits.vocab_size {
+        return Err(Error::invalid("min_tokens", "every token of the vocabulary is a stop token"));
+    }
+    Ok(Stopping::new(message.max_tokens, message.min_tokens, eos, &message.stop_token_ids))
+}
+
+fn sampling(message: pb::Sampling, limits: &Limits) -> Result<SamplingParams, Error> {
+    let within = |field: &str, value: f32, fits: bool, range: &str| {
+        // NaN fits nowhere.
+        if fits { Ok(value) } else { Err(Error::invalid(field, format!("is {value}, must be {range}"))) }
+    };
+    let penalty =
+        |field: &str, value: f32| within(field, value, (-2.0..=2.0).contains(&value), "between -2 and 2");
+    let (temperature, top_p, min_p) = (message.temperature, message.top_p, message.min_p);
+    let repetition = message.repetition_penalty;
+    let bias: Vec<(u32, f32)> = message.logit_bias.iter().map(|b| (b.token_id, b.bias)).collect();
+    token_ids("logit_bias", &bias.iter().map(|b| b.0).collect::<Vec<_>>(), limits)?;
+    for &(_, value) in &bias {
+        within("logit_bias", value, (-100.0..=100.0).contains(&value), "between -100 and 100")?;
+    }
+    if !bias.is_sorted_by(|a, b| a.0 < b.0) {
+        return Err(Error::invalid("logit_bias", "token ids are not in ascending order"));
+    }
+    Ok(SamplingParams {
+        temperature: within(
+            "temperature",
+            temperature,
+            temperature.is_finite() && temperature >= 0.0,
+            "0 or more",
+        )?,
+        top_k: message.top_k,
+        top_p: within("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?,
+        min_p: within("min_p", min_p, (0.0..=1.0).contains(&min_p), "between 0 and 1")?,
+        repetition_penalty: within(
+            "repetition_penalty",
+            repetition,
+            repetition.is_finite() && repetition > 0.0,
+            "above 0",
+        )?,
+        presence_penalty: penalty("presence_penalty", message.presence_penalty)?,
+        frequency_penalty: penalty("frequency_penalty", message.frequency_penalty)?,
+        logit_bias: bias,
+        seed: message.seed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits { vocab_size: 8, max_context_tokens: 64, eos_token_ids: vec![7], max_step_tokens: 16 }
+    }
+
+    fn key() -> GraphKey {
+        pb::GraphKey::default().into()
+    }
+
+    fn message() -> pb::LaunchGraph {
+        pb::LaunchGraph {
+            key: None,
+            walks: vec![0, 1],
+            spec: Some(pb::RequestSpec {
+                prompt: vec![1, 2, 3],
+                sampling: Some(pb::Sampling {
+                    temperature: 1.0,
+                    top_p: 1.0,
+                    repetition_penalty: 1.0,
+                    ..Default::default()
+                }),
+                stopping: Some(pb::Stopping { max_tokens: 4, ..Default::default() }),
+                logprobs: None,
+                prompt_logprobs: None,
+            }),
+            generated: vec![],
+        }
+    }
+
+    /// The field that is at fault once the message is changed.
+    fn fault(change: impl FnOnce(&mut pb::RequestSpec)) -> String {
+        let mut message = message();
+        change(message.spec.as_mut().unwrap());
+        let error = parse(key(), message, &limits()).unwrap_err();
+        error.field().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_sound_message_passes() {
+        let (launch, sequence) = parse(key(), message(), &limits()).unwrap();
+        assert_eq!(launch.prefill_tokens(), 3);
+        assert_eq!(sequence.prompt, [1, 2, 3]);
+    }
+
+    #[test]
+    fn each_bad_value_names_its_field() {
+        fn sampling(spec: &mut pb::RequestSpec) -> &mut pb::Sampling {
+            spec.sampling.as_mut().unwrap()
+        }
+        assert_eq!(fault(|spec| spec.prompt.clear()), "prompt");
+        assert_eq!(fault(|spec| spec.prompt.push(8)), "prompt");
+        assert_eq!(fault(|spec| spec.sampling = None), "sampling");
+        assert_eq!(fault(|spec| spec.stopping = None), "stopping");
+        assert_eq!(fault(|spec| sampling(spec).temperature = f32::NAN), "temperature");
+        assert_eq!(fault(|spec| sampling(spec).temperature = -0.1), "temperature");
+        assert_eq!(fault(|spec| sampling(spec).top_p = 0.0), "top_p");
+        assert_eq!(fault(|spec| sampling(spec).top_p = f32::NAN), "top_p");
+        assert_eq!(fault(|spec| sampling(spec).min_p = 1.1), "min_p");
+        assert_eq!(fault(|spec| sampling(spec).repetition_penalty = 0.0), "repetition_penalty");
+        assert_eq!(fault(|spec| sampling(spec).presence_penalty = 2.1), "presence_penalty");
+        assert_eq!(fault(|spec| sampling(spec).frequency_penalty = f32::INFINITY), "frequency_penalty");
+        let bias = |token_id, bias| vec![pb::LogitBias { token_id, bias }];
+        assert_eq!(fault(|spec| sampling(spec).logit_bias = bias(8, 0.0)), "logit_bias");
+        assert_eq!(fault(|spec| sampling(spec).logit_bias = bias(1, -101.0)), "logit_bias");
+        assert_eq!(
+            fault(|spec| sampling(spec).logit_bias = [bias(1, 0.0), bias(1, 0.0)].concat()),
+            "logit_bias"
+        );
+        assert_eq!(fault(|spec| spec.logprobs = Some(21)), "logprobs");
+        assert_eq!(fault(|spec| spec.prompt_logprobs = Some(21)), "prompt_logprobs");
+        assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().stop_token_ids = vec![9]), "stop_token_ids");
+        assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().min_tokens = 5), "min_tokens");
+    }
+}

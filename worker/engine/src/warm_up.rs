@@ -1,0 +1,46 @@
+//! One step before the first request, so that weights are in memory and every code path has run once.
+
+use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, StepInputs};
+use tutti_models::{LogitRequests, LogitResults, Model};
+
+/// Enough for the matrix path of a prefill, few enough that a large model on a small CPU is ready in seconds.
+const TOKENS: usize = 32;
+
+/// Runs a small prefill and samples from it. All of it stands on the null page, which nobody reads afterwards.
+pub(crate) fn run(
+    model: &mut dyn Model,
+    max_step_tokens: usize,
+    page_tokens: usize,
+) -> Result<(), DeviceError> {
+    let context = model.limits().max_context_tokens;
+    // One page holds it all, since no two tokens of a request may share a place.
+    let tokens = TOKENS.min(max_step_tokens).min(context).min(page_tokens);
+    let token_ids = vec![0; tokens];
+    let positions: Vec<f32> = (0..tokens).map(|position| position as f32).collect();
+    model.forward(&StepInputs {
+        token_ids: &token_ids,
+        positions: &positions,
+        rows: &[RowInputs { first_token: 0, tokens, start: 0, block_table: &[PageId::NULL] }],
+        logit_rows: &[tokens - 1],
+    })?;
+    let params = SamplingParams {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: vec![],
+        seed: 0,
+    };
+    let row = SampleRow {
+        params: &params,
+        prompt: &token_ids,
+        output: &[],
+        forbidden: &[],
+        position: tokens as u64,
+        logprobs: Some(1),
+    };
+    model.read_logits(&LogitRequests { sample: &[(0, row)], score: &[] }, &mut LogitResults::default())
+}
