@@ -1,6 +1,6 @@
 //! Exit codes, as in sysexits.h: scripts rely on them.
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use crate::{Error, ErrorKind};
 
@@ -28,4 +28,14 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
             ExitCode::from(code(&error))
         }
     }
+}
+
+/// Parses a process's command line. Bad usage is told on stderr and ends the process with [`USAGE`]; asking for help or
+/// the version ends it with 0.
+pub fn flags<P: clap::Parser>(arguments: impl IntoIterator<Item = OsString>) -> P {
+    P::try_parse_from(arguments).unwrap_or_else(|error| {
+        // Nobody is left to tell where stderr is closed.
+        let _ = error.print();
+        std::process::exit(if error.use_stderr() { USAGE.into() } else { 0 })
+    })
 }

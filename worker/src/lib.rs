@@ -1,1 +1,14 @@
 //! The worker process: one per GPU or CPU rank.
+//!
+//! It dials its conductor ([`join`]) and holds one stream for its whole life. Everything that computes runs on one
+//! thread of its own ([`engine_thread`]), so that a long step never delays a heartbeat, and the stream never delays a
+//! step unless the conductor stops reading. A worker that the conductor has spawned is tied to it by its [`lifeline`].
+
+pub mod config;
+mod engine_thread;
+mod join;
+pub mod lifeline;
+mod loading;
+mod process;
+
+pub use process::{by_hand, spawned};

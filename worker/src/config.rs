@@ -1,0 +1,149 @@
+//! What a worker is told: by its conductor once it has joined, and by whoever starts it by hand.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use tutti_engine::EngineSettings;
+use tutti_models::LoadFormat;
+use tutti_runtime::{
+    Error, config,
+    telemetry::{LogFormat, Telemetry},
+};
+
+/// A device of this build.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The CPU.
+    #[default]
+    Cpu,
+}
+
+/// What the conductor tells each worker in its Welcome, as JSON. One build serves both ends, so there are no versions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerSettings {
+    /// The checkpoint's directory.
+    pub model_dir: PathBuf,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
+    /// What to compute on.
+    pub device: DeviceKind,
+    /// Compute threads, at least 1.
+    pub threads: usize,
+    /// The most tokens of one step.
+    pub max_step_tokens: usize,
+    /// The most prompt tokens of one request in one step.
+    pub max_prefill_chunk_size: Option<usize>,
+    /// Requests that hold KV pages at a time.
+    pub max_running_requests: usize,
+    /// Requests that may be held beyond those; the conductor sends no more.
+    pub max_waiting_requests: usize,
+    /// Bytes of the KV pool; the engine's own choice without it.
+    pub kv_cache_memory: Option<u64>,
+}
+
+impl WorkerSettings {
+    /// The engine's share of the settings.
+    pub fn engine(&self) -> EngineSettings {
+        EngineSettings {
+            max_step_tokens: self.max_step_tokens,
+            max_prefill_chunk: self.max_prefill_chunk_size,
+            max_running_requests: self.max_running_requests,
+            max_waiting_requests: self.max_waiting_requests,
+            kv_cache_memory: self.kv_cache_memory,
+        }
+    }
+}
+
+/// Joins a cluster as one more worker. What it computes, the conductor tells it.
+///
+/// Every setting can also stand in a file (--config) or in an environment variable (TUTTI_RANK).
+#[derive(Debug, Parser, Serialize)]
+#[command(name = "worker", version)]
+pub struct WorkerFlags {
+    /// Settings from this TOML or YAML file; environment variables and flags go over them
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// The conductor's gate for workers: unix:/path or http://host:port
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conductor: Option<String>,
+
+    /// Place in the cluster: one that no other worker has, above those that the conductor spawns
+    #[arg(long, value_name = "R")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+
+    /// File with the secret that the conductor was given too
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    join_token_file: Option<PathBuf>,
+
+    /// How log lines look [default: text]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_format: Option<LogFormat>,
+
+    /// Which log lines there are, as in info or tutti_worker=debug [default: info]
+    #[arg(long, value_name = "FILTER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<String>,
+
+    /// OTLP/gRPC endpoint for spans
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    otlp_endpoint: Option<String>,
+}
+
+/// The settings of a worker that joins by hand.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerConfig {
+    /// The conductor's gate for workers.
+    pub conductor: Option<String>,
+    /// Place in the cluster.
+    pub rank: Option<u32>,
+    /// File with the join secret.
+    pub join_token_file: Option<PathBuf>,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Which log lines there are.
+    pub log: String,
+    /// Where spans go.
+    pub otlp_endpoint: Option<String>,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        let Telemetry { log_format, log, otlp_endpoint } = Telemetry::default();
+        Self { conductor: None, rank: None, join_token_file: None, log_format, log, otlp_endpoint }
+    }
+}
+
+impl WorkerConfig {
+    /// All layers merged.
+    pub fn load(flags: &WorkerFlags) -> Result<Self, Error> {
+        config::layered(flags.config.as_deref(), flags)
+    }
+
+    /// What this process logs, and where its spans go.
+    pub fn telemetry(&self) -> Telemetry {
+        let (log_format, log) = (self.log_format, self.log.clone());
+        Telemetry { log_format, log, otlp_endpoint: self.otlp_endpoint.clone() }
+    }
+
+    /// The join secret; empty where none is given.
+    pub fn join_token(&self) -> Result<String, Error> {
+        self.join_token_file.as_deref().map_or(Ok(String::new()), read_token)
+    }
+}
+
+fn read_token(path: &Path) -> Result<String, Error> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::invalid("join_token_file", format!("cannot read {}: {e}", path.display())))?;
+    Ok(text.trim().to_owned())
+}

@@ -1,0 +1,174 @@
+//! The worker's one stream: it dials, says Hello, and from then on passes commands in and reports out.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint},
+};
+use tutti_proto::{
+    MAX_MESSAGE_BYTES, Rank,
+    cluster::v1::{
+        self as pb, conductor_message::Message as FromConductor, worker_gate_client::WorkerGateClient,
+        worker_message::Message as ToConductor,
+    },
+};
+use tutti_runtime::{Error, ErrorKind, VERSION};
+
+use crate::{
+    config::WorkerSettings,
+    engine_thread::{self, Command, Wires},
+};
+
+/// Reports that may be on their way. A conductor that is further behind than this stops the engine.
+const OUTBOX: usize = 64;
+/// Commands that may wait for the engine to finish a step. More wait in the stream.
+const INBOX: usize = 1024;
+/// Flow control: a launch with a long prompt in one go.
+const WINDOW_BYTES: u32 = 4 << 20;
+/// The pause between heartbeats.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Pauses between attempts to join.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// How long the conductor may take to close the stream of a worker that has ended.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Where and as whom to join.
+#[derive(Clone, Debug)]
+pub struct Joining {
+    /// `unix:/path` or `http://host:port`.
+    pub conductor: String,
+    /// Place in the cluster.
+    pub rank: Rank,
+    /// Empty where the conductor asks for none.
+    pub join_token: String,
+}
+
+/// Joins and serves until the conductor lets go of this worker. Tries to join for as long as nobody answers.
+pub async fn run(joining: Joining) -> Result<(), Error> {
+    let endpoint = Endpoint::from_shared(joining.conductor.clone())
+        .map_err(|e| Error::invalid("conductor", format!("{:?} is no address: {e}", joining.conductor)))?
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .tcp_nodelay(true);
+    let mut pause = FIRST_PAUSE;
+    let joined = loop {
+        match join(&endpoint, &joining).await {
+            Ok(joined) => break joined,
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                tracing::info!(conductor = joining.conductor, %error, retry_in = ?pause, "cannot join yet");
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            Err(error) => {
+                tracing::error!(conductor = joining.conductor, %error, "the conductor turns this worker away");
+                return Err(error);
+            }
+        }
+    };
+    serve(joined, joining.rank).await
+}
+
+/// A stream whose two greetings are done.
+struct Joined {
+    inbound: Streaming<pb::ConductorMessage>,
+    outbox: mpsc::Sender<pb::WorkerMessage>,
+    settings: WorkerSettings,
+}
+
+async fn join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Error> {
+    let channel: Channel = endpoint.connect().await.map_err(|e| {
+        let cause = std::error::Error::source(&e).map(ToString::to_string).unwrap_or_default();
+        Error::unavailable(format!("cannot reach {}: {e}: {cause}", joining.conductor))
+    })?;
+    let mut client = WorkerGateClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let (outbox, outbound) = mpsc::channel(OUTBOX);
+    let hello = pb::Hello {
+        rank: joining.rank.0,
+        pid: std::process::id(),
+        version: VERSION.into(),
+        join_token: joining.join_token.clone(),
+    };
+    let hello = pb::WorkerMessage { message: Some(ToConductor::Hello(hello)) };
+    outbox.send(hello).await.map_err(|_| Error::internal("a new channel is closed"))?;
+    let mut inbound = client.join(ReceiverStream::new(outbound)).await?.into_inner();
+    let Some(pb::ConductorMessage { message: Some(FromConductor::Welcome(welcome)) }) =
+        inbound.message().await?
+    else {
+        return Err(Error::internal("the conductor's first message is no Welcome"));
+    };
+    let settings = serde_json::from_str(&welcome.settings_json)
+        .map_err(|e| Error::internal(format!("the conductor's settings are not this build's: {e}")))?;
+    Ok(Joined { inbound, outbox, settings })
+}
+
+async fn serve(joined: Joined, rank: Rank) -> Result<(), Error> {
+    let Joined { mut inbound, outbox, settings } = joined;
+    let (commands, inbox) = mpsc::channel(INBOX);
+    let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
+    let wires = Wires { commands: inbox, outbox: outbox.clone(), load };
+    let ended = engine_thread::start(settings, rank, wires)
+        .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
+    let heartbeat = tokio::spawn(heartbeat(outbox, load_seen));
+    let outcome = pass_commands(&mut inbound, commands, ended).await;
+    // The last sender of the outbox goes: the conductor reads what is left in it, and then closes its side.
+    heartbeat.abort();
+    let farewell = async { while let Ok(Some(_)) = inbound.message().await {} };
+    if timeout(FAREWELL, farewell).await.is_err() {
+        tracing::warn!("the conductor does not close the stream");
+    }
+    outcome
+}
+
+/// Hands the conductor's messages to the engine until one of the two ends.
+async fn pass_commands(
+    inbound: &mut Streaming<pb::ConductorMessage>,
+    commands: mpsc::Sender<Command>,
+    mut ended: oneshot::Receiver<Result<(), Error>>,
+) -> Result<(), Error> {
+    loop {
+        let message = tokio::select! {
+            message = inbound.message() => message?,
+            outcome = &mut ended => {
+                return outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone")));
+            }
+        };
+        let Some(message) = message else {
+            return Err(Error::new(ErrorKind::Unavailable, "the conductor has closed the stream"));
+        };
+        let command = match message.message {
+            Some(FromConductor::Launch(graph)) => Command::Launch(Box::new(graph)),
+            Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
+            Some(FromConductor::Drain(_)) => Command::Drain,
+            Some(FromConductor::Cancel(_) | FromConductor::Welcome(_)) | None => {
+                tracing::warn!("the conductor sent a message without meaning here");
+                continue;
+            }
+        };
+        // Waits while the engine is in a long step; an error means that it has ended, which the next turn sees.
+        let _ = commands.send(command).await;
+    }
+}
+
+/// Tells the load at a fixed pace, whatever the engine does.
+async fn heartbeat(outbox: mpsc::Sender<pb::WorkerMessage>, load: watch::Receiver<pb::WorkerLoad>) {
+    let mut pace = interval(HEARTBEAT);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        pace.tick().await;
+        let beat = pb::Heartbeat { load: Some(*load.borrow()) };
+        let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
+        // An outbox without room holds reports, which say as much.
+        if let Err(mpsc::error::TrySendError::Closed(_)) = outbox.try_send(message) {
+            return;
+        }
+    }
+}

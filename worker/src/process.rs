@@ -1,0 +1,72 @@
+//! The worker as a process: spawned by a conductor, or started by hand.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use tutti_proto::Rank;
+use tutti_runtime::{Error, ErrorKind, exit, telemetry::Telemetry};
+
+use crate::{
+    config::{WorkerConfig, WorkerFlags},
+    join::{self, Joining},
+    lifeline::Lifeline,
+};
+
+const NAME: &str = "worker";
+
+/// `main` of a worker that a conductor has spawned. Its settings come from the conductor alone: by the command line,
+/// the lifeline at stdin, and the Welcome; the environment, which is the conductor's, does not count.
+pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let flags: WorkerFlags = exit::flags(arguments);
+    let outcome = (|| {
+        let lifeline = Lifeline::take()?;
+        let (conductor, rank) = address(flags.conductor, flags.rank)?;
+        serve(&lifeline.telemetry, Joining { conductor, rank, join_token: lifeline.join_token })
+    })();
+    match outcome {
+        // Load failures went up the stream, and the conductor tells the operator, once for all workers.
+        Err(error) if exit::code(&error) == exit::USAGE => ExitCode::from(exit::USAGE),
+        outcome => exit::run(NAME, || outcome),
+    }
+}
+
+/// `main` of a worker that joins by hand.
+pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let flags: WorkerFlags = exit::flags(arguments);
+    exit::run(NAME, || {
+        let config = WorkerConfig::load(&flags)?;
+        let (conductor, rank) = address(config.conductor.clone(), config.rank)?;
+        serve(&config.telemetry(), Joining { conductor, rank, join_token: config.join_token()? })
+    })
+}
+
+fn address(conductor: Option<String>, rank: Option<u32>) -> Result<(String, Rank), Error> {
+    let missing = |field: &str| Error::invalid(field, "is missing");
+    Ok((conductor.ok_or_else(|| missing("conductor"))?, Rank(rank.ok_or_else(|| missing("rank"))?)))
+}
+
+fn serve(telemetry: &Telemetry, joining: Joining) -> Result<(), Error> {
+    name_process();
+    // One thread is enough for one stream; the rest of the cores is the engine's.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
+    let outcome = runtime.block_on(async {
+        let _telemetry = telemetry.install(NAME)?;
+        join::run(joining).await
+    });
+    match outcome {
+        // The stream's end is the worker's end: not a fault, but nothing to stay for either.
+        Err(error) if error.kind() == ErrorKind::Unavailable => {
+            Err(Error::internal(error.message().to_owned()))
+        }
+        outcome => outcome,
+    }
+}
+
+/// What `ps` and `top` show, whatever the executable's own name is.
+fn name_process() {
+    if let Err(error) = rustix::thread::set_name(c"worker") {
+        tracing::debug!(%error, "the process keeps its executable's name");
+    }
+}
