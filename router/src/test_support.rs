@@ -1,1 +1,31 @@
-//! What the tests share.
+//! Tokenizers for the unit tests.
+
+use std::sync::{Arc, LazyLock};
+
+use serde_json::json;
+
+#[path = "../tests/support/tokenizer.rs"]
+mod json_bytes;
+
+pub use json_bytes::VOCAB;
+
+use crate::text::tokenizer::Tokenizer;
+
+/// The byte-level tokenizer of the tests; see [`json_bytes::byte_level`].
+pub fn tokenizer() -> Arc<Tokenizer> {
+    static BUILT: LazyLock<Arc<Tokenizer>> =
+        LazyLock::new(|| Arc::new(Tokenizer::from_bytes(&json_bytes::byte_level()).unwrap()));
+    BUILT.clone()
+}
+
+/// A tokenizer whose decoder puts spaces between words and none before the first, with bytes to fall back on.
+pub fn metaspace_tokenizer() -> Arc<Tokenizer> {
+    let vocab = json!({ "▁a": 0, "▁b": 1, "c": 2, "▁": 3, "é": 4, "▁日": 5, "<unk>": 6 });
+    let json = json!({
+        "version": "1.0",
+        "pre_tokenizer": { "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true },
+        "decoder": { "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>" },
+    });
+    Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
+}

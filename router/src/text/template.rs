@@ -252,7 +252,7 @@ mod tests {
         ] }));
         let mut options = prompt();
         options.variables.insert("thinking".into(), json!(false));
-        assert_eq!(template.render(&user("hi"), &options).unwrap(), "plain false");
+        assert_eq!(template.render(&user("hi"), &options).unwrap(), "plain False");
     }
 
     #[test]

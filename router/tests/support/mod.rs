@@ -1,0 +1,320 @@
+//! A front door before a conductor made of scripts.
+
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
+pub mod tokenizer;
+
+use std::{
+    collections::BTreeMap,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use axum::{
+    body::Body,
+    http::{Request, StatusCode, header},
+};
+use futures_util::{Stream, StreamExt, stream};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tonic::{
+    Response, Status,
+    transport::{Channel, Endpoint, Server},
+};
+use tower::{ServiceExt, service_fn};
+use tutti_proto::cluster::v1::{
+    CheckpointFile, DescribeRequest, DescribeResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
+    GetClusterResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, RequestSpec,
+    SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
+    conductor_server::{Conductor, ConductorServer},
+};
+use tutti_router::{FrontDoor, RouterConfig};
+use tutti_runtime::{
+    health::{Health, State},
+    metrics::Metrics,
+};
+
+pub const MODEL: &str = "tiny";
+pub const CONTEXT: u32 = 64;
+
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('no such role') }}{% endif %}<|role|>{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|role|>assistant:{% endif %}";
+
+/// What a scripted request does.
+pub enum Step {
+    Event(RequestEvent),
+    Fail(Status),
+    /// Nothing more, ever.
+    Hang,
+}
+
+type Script = Arc<dyn Fn(&RequestSpec) -> Vec<Step> + Send + Sync>;
+
+/// A conductor that plays a script for every request, and tells of the requests whose streams are dropped early.
+#[derive(Clone)]
+pub struct FakeConductor {
+    script: Arc<Mutex<Script>>,
+    pub submitted: Arc<Mutex<Vec<SubmitRequest>>>,
+    cancelled: mpsc::UnboundedSender<()>,
+    files: Arc<BTreeMap<CheckpointFile, Vec<u8>>>,
+    has_tokenizer: bool,
+}
+
+impl FakeConductor {
+    /// Plays this for every request from now on.
+    pub fn play(&self, script: impl Fn(&RequestSpec) -> Vec<Step> + Send + Sync + 'static) {
+        *self.script.lock().unwrap() = Arc::new(script);
+    }
+
+    /// The request submitted last.
+    pub fn last(&self) -> SubmitRequest {
+        self.submitted.lock().unwrap().last().cloned().unwrap()
+    }
+
+    pub fn count(&self) -> usize {
+        self.submitted.lock().unwrap().len()
+    }
+}
+
+/// Says when a stream is dropped before it was played to its end.
+struct Playing {
+    steps: std::vec::IntoIter<Step>,
+    cancelled: Option<mpsc::UnboundedSender<()>>,
+}
+
+impl Stream for Playing {
+    type Item = Result<RequestEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = match self.steps.next() {
+            Some(Step::Event(event)) => {
+                if event.finished.is_some() {
+                    self.cancelled = None;
+                }
+                Some(Ok(event))
+            }
+            Some(Step::Fail(status)) => {
+                self.cancelled = None;
+                Some(Err(status))
+            }
+            // The stream's end drops it: there is no waker to keep.
+            Some(Step::Hang) => return Poll::Pending,
+            None => None,
+        };
+        Poll::Ready(item)
+    }
+}
+
+impl Drop for Playing {
+    fn drop(&mut self) {
+        if let Some(cancelled) = self.cancelled.take() {
+            let _ = cancelled.send(());
+        }
+    }
+}
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Conductor for FakeConductor {
+    type SubmitStream = Events<RequestEvent>;
+    type ReadCheckpointFileStream = Events<FilePiece>;
+
+    async fn submit(
+        &self,
+        request: tonic::Request<SubmitRequest>,
+    ) -> Result<Response<Self::SubmitStream>, Status> {
+        let request = request.into_inner();
+        let spec = request.spec.clone().unwrap();
+        self.submitted.lock().unwrap().push(request);
+        let script = self.script.lock().unwrap().clone();
+        let mut steps = script(&spec);
+        if let Some(Step::Fail(_)) = steps.first()
+            && let Step::Fail(status) = steps.remove(0)
+        {
+            return Err(status);
+        }
+        let cancelled = Some(self.cancelled.clone());
+        Ok(Response::new(Box::pin(Playing { steps: steps.into_iter(), cancelled })))
+    }
+
+    async fn describe(
+        &self,
+        _: tonic::Request<DescribeRequest>,
+    ) -> Result<Response<DescribeResponse>, Status> {
+        let model = ModelDescription {
+            served_name: MODEL.into(),
+            vocab_size: tokenizer::VOCAB,
+            max_context_tokens: CONTEXT,
+            eos_token_ids: vec![tokenizer::END],
+            has_tokenizer: self.has_tokenizer,
+            declaration: None,
+            max_request_tokens: CONTEXT,
+        };
+        Ok(Response::new(DescribeResponse { model: Some(model), ready: true }))
+    }
+
+    async fn read_checkpoint_file(
+        &self,
+        request: tonic::Request<ReadCheckpointFileRequest>,
+    ) -> Result<Response<Self::ReadCheckpointFileStream>, Status> {
+        let file = request.into_inner().file();
+        let bytes = self.files.get(&file).ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
+        let pieces: Vec<_> = bytes.chunks(1000).map(|data| Ok(FilePiece { data: data.to_vec() })).collect();
+        Ok(Response::new(stream::iter(pieces).boxed()))
+    }
+
+    async fn get_cluster(
+        &self,
+        _: tonic::Request<GetClusterRequest>,
+    ) -> Result<Response<GetClusterResponse>, Status> {
+        Ok(Response::new(GetClusterResponse::default()))
+    }
+}
+
+/// A front door and what is behind it.
+pub struct Setup {
+    pub conductor: FakeConductor,
+    pub front_door: FrontDoor,
+    pub health: Health,
+    pub metrics: Metrics,
+    pub cancelled: mpsc::UnboundedReceiver<()>,
+}
+
+/// A front door that is ready.
+pub async fn ready() -> Setup {
+    ready_with(RouterConfig::default(), true).await
+}
+
+/// A front door that is ready, before a checkpoint with or without a tokenizer.
+pub async fn ready_with(config: RouterConfig, has_tokenizer: bool) -> Setup {
+    let setup = start(config, has_tokenizer).await;
+    tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
+    let mut state = setup.health.watch_ready();
+    state.wait_for(|state| *state == State::Ok).await.unwrap();
+    setup
+}
+
+/// A front door that has not heard of its conductor yet.
+pub async fn start(config: RouterConfig, has_tokenizer: bool) -> Setup {
+    let (cancel, cancelled) = mpsc::unbounded_channel();
+    let mut files = BTreeMap::new();
+    files.insert(CheckpointFile::GenerationConfig, br#"{"temperature": 0.5, "eos_token_id": 261}"#.to_vec());
+    if has_tokenizer {
+        let config = json!({ "eos_token": "<|end|>", "chat_template": TEMPLATE });
+        files.insert(CheckpointFile::Tokenizer, tokenizer::byte_level());
+        files.insert(CheckpointFile::TokenizerConfig, config.to_string().into_bytes());
+    }
+    let conductor = FakeConductor {
+        script: Arc::new(Mutex::new(Arc::new(|_| says("ok")))),
+        submitted: Arc::default(),
+        cancelled: cancel,
+        files: Arc::new(files),
+        has_tokenizer,
+    };
+    let metrics = Metrics::default();
+    let front_door = FrontDoor::new(connect(conductor.clone()), &config, &metrics).unwrap();
+    Setup { conductor, front_door, health: Health::default(), metrics, cancelled }
+}
+
+/// The way to a service over memory.
+fn connect(conductor: FakeConductor) -> Channel {
+    let service = ConductorServer::new(conductor);
+    let endpoint = tutti_router::tune(Endpoint::from_static("http://in.process"));
+    endpoint.connect_with_connector_lazy(service_fn(move |_| {
+        let service = service.clone();
+        async move {
+            let (ours, theirs) = tokio::io::duplex(64 << 10);
+            let incoming = stream::iter([Ok::<_, std::io::Error>(theirs)]).chain(stream::pending());
+            tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+            Ok::<_, std::io::Error>(TokioIo::new(ours))
+        }
+    }))
+}
+
+/// One output token.
+pub fn token(index: usize, id: u32) -> SampledToken {
+    SampledToken { token_id: id, index: index as u32, logprob: None }
+}
+
+/// An event with tokens alone.
+pub fn tokens(first: usize, ids: &[u32]) -> Step {
+    let tokens = ids.iter().enumerate().map(|(i, &id)| token(first + i, id)).collect();
+    Step::Event(RequestEvent { tokens, ..Default::default() })
+}
+
+/// The last event.
+pub fn end(reason: FinishReason, generated: usize) -> Step {
+    let finished = Finished { reason: reason.into(), generated: generated as u32, ..Default::default() };
+    Step::Event(RequestEvent { finished: Some(finished), ..Default::default() })
+}
+
+/// A token an event for each byte of the text, then the end of the sequence.
+pub fn says(text: &str) -> Vec<Step> {
+    let ids: Vec<u32> = text.bytes().map(u32::from).chain([tokenizer::END]).collect();
+    says_ids(&ids, FinishReason::EndOfSequence)
+}
+
+/// A token an event, then this end.
+pub fn says_ids(ids: &[u32], reason: FinishReason) -> Vec<Step> {
+    let mut steps: Vec<Step> = ids.iter().enumerate().map(|(i, &id)| tokens(i, &[id])).collect();
+    steps.push(end(reason, ids.len()));
+    steps
+}
+
+/// A logprob whose alternatives are these.
+pub fn logprob(logprob: f32, rank: u32, top: &[(u32, f32)]) -> TokenLogprob {
+    let top = top.iter().map(|&(token_id, logprob)| TopLogprob { token_id, logprob }).collect();
+    TokenLogprob { logprob, rank, top }
+}
+
+/// The logprobs of prompt tokens from `first` on.
+pub fn prompt_logprobs(first: u32, tokens: Vec<TokenLogprob>) -> Step {
+    Step::Event(RequestEvent { prompt_logprobs: vec![PromptLogprobs { first, tokens }], ..Default::default() })
+}
+
+/// An answer, read whole.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: axum::http::HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
+    }
+
+    /// The events of a stream; those that are not JSON as strings.
+    pub fn events(&self) -> Vec<Value> {
+        let event = |event: &str| {
+            let data = event.strip_prefix("data: ").unwrap();
+            serde_json::from_str(data).unwrap_or_else(|_| json!(data))
+        };
+        self.text.split_terminator("\n\n").map(event).collect()
+    }
+}
+
+impl Setup {
+    /// Posts a JSON body.
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send(post(path, body.to_string())).await
+    }
+
+    /// Sends a request and reads the answer whole.
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.front_door.http_routes().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        Answer { status: parts.status, headers: parts.headers, text }
+    }
+}
+
+/// A request with a body.
+pub fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).header(header::CONTENT_TYPE, "application/json").body(body.into()).unwrap()
+}

@@ -1,0 +1,53 @@
+//! Small tokenizers, as the bytes of a tokenizer.json.
+
+use serde_json::{Value, json};
+
+/// Ids from here on are in the model's vocabulary and not in the tokenizer's, as in a padded embedding table.
+pub const KNOWN: u32 = 264;
+/// The model's vocabulary.
+pub const VOCAB: u32 = 270;
+/// `<|end|>`, the end-of-sequence token.
+pub const END: u32 = 261;
+
+/// The printable stand-in of a byte in the byte-level alphabet, made as GPT-2 made it.
+fn stand_ins() -> Vec<char> {
+    let printable = |b: u32| (0x21..=0x7e).contains(&b) || (0xa1..=0xac).contains(&b) || (0xae..=0xff).contains(&b);
+    let mut next = 0x100;
+    (0..256u32)
+        .map(|byte| {
+            let code = if printable(byte) {
+                byte
+            } else {
+                next += 1;
+                next - 1
+            };
+            char::from_u32(code).unwrap()
+        })
+        .collect()
+}
+
+/// A byte-level BPE: token `b` is the byte `b`, 256 is `he`, 257 `ll`, 258 `hell`, 259 `hello`; 260 to 262 are special
+/// (`<|begin|>`, `<|end|>`, `<|role|>`) and 263, `<think>`, is added without being special.
+pub fn byte_level() -> Vec<u8> {
+    let mut vocab: serde_json::Map<String, Value> =
+        stand_ins().iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
+    for (id, token) in ["he", "ll", "hell", "hello"].into_iter().enumerate() {
+        vocab.insert(token.into(), json!(256 + id));
+    }
+    let added = |id: u32, content: &str, special: bool| {
+        json!({ "id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false })
+    };
+    json!({
+        "version": "1.0",
+        "added_tokens": [
+            added(260, "<|begin|>", true), added(261, "<|end|>", true), added(262, "<|role|>", true),
+            added(263, "<think>", false),
+        ],
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": ["h e", "l l", "he ll", "hell o"] },
+    })
+    .to_string()
+    .into_bytes()
+}
