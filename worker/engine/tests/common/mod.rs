@@ -2,6 +2,7 @@
 //!
 //! It keeps token ids where a real model keeps keys and values, so a wrong page, position or row shows in every token
 //! after it.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::sync::{Arc, Mutex};
 
