@@ -1,6 +1,6 @@
 //! What the worker process tells its engine.
 
-/// The engine's settings; names are those of the flags.
+/// The engine's settings; bounds as in the flags of the same names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineSettings {
     /// The most tokens of one step; at most what the model was loaded for.

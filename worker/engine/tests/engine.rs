@@ -273,7 +273,7 @@ fn settings_under_which_nothing_could_run_are_refused_by_name() {
     let pool = refused(EngineSettings { kv_cache_memory: Some(127), ..settings() });
     assert!(pool.starts_with("kv_cache_memory: 127 bytes are 1 pages of 64 bytes"), "{pool}");
     let chunk = refused(EngineSettings { max_prefill_chunk: Some(0), ..settings() });
-    assert_eq!(chunk, "max_prefill_chunk: is 0, but must be at least 1");
+    assert_eq!(chunk, "max_prefill_chunk_size: is 0, but must be at least 1");
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl SchedulerConfig {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let at_least_1 = [
             ("max_step_tokens", self.max_step_tokens),
-            ("max_prefill_chunk", self.max_prefill_chunk.unwrap_or(1)),
+            ("max_prefill_chunk_size", self.max_prefill_chunk.unwrap_or(1)),
             ("max_running_requests", self.max_running_requests),
             ("max_context", self.max_context),
             ("page_tokens", self.page_tokens),
