@@ -1,1 +1,248 @@
-fn main() {}
+//! The conductor with its workers, and a router in front unless told otherwise.
+//!
+//! Under the name `worker` the same executable is one of those workers, so that this one file is all a cluster needs.
+
+use std::{
+    ffi::OsStr,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{self, ExitCode},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
+use tonic::{service::Routes, transport::Endpoint};
+use tutti_conductor::{
+    Backend, BackendOptions,
+    cluster::{Limits, Served},
+    config::{self, ConductorFlags, DeviceChoice},
+    in_process,
+    listen::WorkerListener,
+    service::{ConductorServer, ConductorService},
+};
+use tutti_router::{FrontDoor, RouterConfig};
+use tutti_runtime::{
+    Error,
+    checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
+    config::print,
+    exit, grpc_health,
+    health::{Health, State},
+    listen,
+    metrics::Metrics,
+    operations,
+    progress::LoadDisplay,
+    serve,
+    shutdown::Shutdown,
+};
+use tutti_worker::{
+    config::{DeviceKind, LoadFormat, WorkerSettings},
+    lifeline::Lifeline,
+};
+
+type Config = config::ConductorConfig<RouterConfig>;
+
+const NAME: &str = "conductor";
+/// Itself, even where the file has been replaced since: workers must be of the same build.
+const WORKER_PROGRAM: &str = "/proc/self/exe";
+/// How long connections may take to close once no request is left.
+const CLOSING: Duration = Duration::from_secs(3);
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().peekable();
+    let name = arguments.peek().and_then(|name| Path::new(name).file_name());
+    if name == Some(OsStr::new("worker")) {
+        return tutti_worker::spawned(arguments);
+    }
+    exit::run(NAME, || {
+        let flags: ConductorFlags = exit::flags(arguments);
+        let config = Config::load(&flags)?;
+        config.router.validate()?;
+        if flags.print_config {
+            return writeln!(std::io::stdout(), "{}", print(&config)?)
+                .map_err(|e| Error::internal(format!("cannot print: {e}")));
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
+        let outcome = runtime.block_on(run(config));
+        runtime.shutdown_background();
+        outcome
+    })
+}
+
+async fn run(config: Config) -> Result<(), Error> {
+    let _telemetry = config.telemetry().install(NAME)?;
+    let shutdown = Shutdown::on_signals()?;
+    // Ports before anything that takes long, so that one in use is told at once.
+    let http = listen::tcp("http", config.http).await?;
+    let grpc = listen::tcp("grpc", config.grpc).await?;
+    let workers = WorkerListener::bind(config.worker_listen.as_ref()).await?;
+    let display = LoadDisplay::default();
+    let checkpoint = tokio::select! {
+        checkpoint = resolve(&config, &display) => Arc::new(checkpoint?),
+        () = shutdown.begun() => return Ok(()),
+    };
+
+    let metrics = Metrics::default();
+    let cluster_health = Health::default();
+    let options = backend_options(&config, &checkpoint, workers, display)?;
+    let mut backend = Backend::start(options, &metrics, cluster_health.clone())?;
+    let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
+    let front = if config.no_router {
+        Front::bare(conductor, cluster_health, metrics)
+    } else {
+        Front::with_router(conductor, &config.router, &metrics)?
+    };
+    tracing::info!(http = %config.http, grpc = %config.grpc, workers = config.workers, "listening");
+    let closing = Shutdown::default();
+    let mut servers = front.serve(http, grpc, &closing);
+
+    tokio::select! {
+        () = shutdown.begun() => {}
+        error = backend.failed() => return Err(error),
+        Some(ended) = servers.join_next() => {
+            let ended = ended.unwrap_or_else(|e| Err(Error::internal(format!("a server broke: {e}"))));
+            return ended.and(Err(Error::internal("a server has stopped serving")));
+        }
+    }
+    front.not_ready("draining");
+    backend.drain(config.drain_timeout()).await;
+    closing.begin();
+    let closed = async { while servers.join_next().await.is_some() {} };
+    // Whoever still holds a connection open has had the answers to all requests.
+    let (_, ()) = tokio::join!(timeout(CLOSING, closed), backend.stop());
+    tracing::info!("drained");
+    Ok(())
+}
+
+/// Finds the checkpoint, and checks what the router will read of it.
+async fn resolve(config: &Config, display: &LoadDisplay) -> Result<Checkpoint, Error> {
+    let source = ModelSource::parse(config.model.as_deref())?;
+    let wanted = match config.load_format {
+        config::LoadFormat::Auto => Wanted::Everything,
+        config::LoadFormat::Dummy => Wanted::NoWeights,
+    };
+    let checkpoint = checkpoint::resolve(&source, wanted, &HubOptions::from_env(), display).await?;
+    if !config.no_router {
+        tutti_router::check_checkpoint(&checkpoint, config.router.skip_tokenizer_init)?;
+    }
+    Ok(checkpoint)
+}
+
+fn backend_options(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    listener: WorkerListener,
+    display: LoadDisplay,
+) -> Result<BackendOptions, Error> {
+    let telemetry = config.telemetry();
+    let lifeline = move |token: &str| {
+        json(&Lifeline { parent_pid: process::id(), join_token: token.to_owned(), telemetry })
+    };
+    Ok(BackendOptions {
+        limits: Limits {
+            spawned_workers: config.workers,
+            max_running_requests: config.max_running_requests,
+            max_queued_requests: config.max_queued_requests,
+            max_model_len: config.max_model_len,
+        },
+        served: Served {
+            name: config.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone()),
+            has_tokenizer: checkpoint.dir.join(checkpoint::CheckpointFile::Tokenizer.name()).is_file(),
+        },
+        listener,
+        worker_program: PathBuf::from(WORKER_PROGRAM),
+        worker_settings: json(&worker_settings(config, checkpoint))?,
+        lifeline: Box::new(lifeline),
+        join_token: config.join_token()?,
+        display,
+    })
+}
+
+/// The conductor's settings in the words of its workers.
+fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> WorkerSettings {
+    WorkerSettings {
+        model_dir: checkpoint.dir.clone(),
+        load_format: match config.load_format {
+            config::LoadFormat::Auto => LoadFormat::Auto,
+            config::LoadFormat::Dummy => LoadFormat::Dummy,
+        },
+        device: match config.device {
+            DeviceChoice::Auto | DeviceChoice::Cpu => DeviceKind::Cpu,
+        },
+        threads: config.threads_per_worker() as usize,
+        max_step_tokens: config.max_step_tokens as usize,
+        max_prefill_chunk_size: config.max_prefill_chunk_size.map(|tokens| tokens as usize),
+        max_running_requests: config.max_running_requests as usize,
+        // All that the conductor admits may come to one worker when the others are gone.
+        max_waiting_requests: (config.max_queued_requests + config.max_running_requests * config.workers)
+            as usize,
+        kv_cache_memory: config.kv_cache_memory.map(|size| size.0),
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, Error> {
+    serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot be written as JSON: {e}")))
+}
+
+/// What clients and operators reach.
+struct Front {
+    routes: axum::Router,
+    services: Routes,
+    health: Health,
+    /// Writes readiness, where a router does.
+    follower: Option<AbortHandle>,
+}
+
+impl Front {
+    /// The conductor alone, for routers of their own.
+    fn bare(conductor: ConductorServer<ConductorService>, health: Health, metrics: Metrics) -> Self {
+        let services = Routes::new(grpc_health::service::<ConductorServer<ConductorService>>(health.clone()));
+        Self {
+            routes: operations::routes(health.clone(), metrics),
+            services: services.add_service(conductor),
+            health,
+            follower: None,
+        }
+    }
+
+    /// A router before the conductor, which it reaches as it would from another process.
+    fn with_router(
+        conductor: ConductorServer<ConductorService>,
+        config: &RouterConfig,
+        metrics: &Metrics,
+    ) -> Result<Self, Error> {
+        let endpoint = tutti_router::tune(Endpoint::from_static("http://conductor"));
+        let door = FrontDoor::new(in_process::serve(conductor.clone(), endpoint), config, metrics)?;
+        let health = Health::default();
+        let follower = tokio::spawn(door.clone().follow(health.clone()));
+        Ok(Self {
+            routes: operations::routes(health.clone(), metrics.clone()).merge(door.http_routes()),
+            services: door.grpc_routes(&health)?.add_service(conductor),
+            health,
+            follower: Some(follower.abort_handle()),
+        })
+    }
+
+    /// Serves on both ports, each as a task that ends after `closing` begins.
+    fn serve(&self, http: TcpListener, grpc: TcpListener, closing: &Shutdown) -> JoinSet<Result<(), Error>> {
+        let mut servers = JoinSet::new();
+        servers.spawn(serve::http(http, self.routes.clone(), closing.clone()));
+        servers.spawn(serve::grpc(grpc, self.services.clone(), closing.clone()));
+        servers
+    }
+
+    /// Says so to probes from now on, whatever the router finds.
+    fn not_ready(&self, why: &str) {
+        if let Some(follower) = &self.follower {
+            follower.abort();
+        }
+        self.health.set_ready(State::Not(why.into()));
+    }
+}

@@ -4,6 +4,7 @@
 //! the door, the worker graphs, the state machine. [`gate`] is where workers join, [`service`] where routers submit,
 //! [`supervise`] spawns worker processes and starts them again. The executable composes them with a router.
 
+mod backend;
 pub mod cluster;
 pub mod config;
 pub mod gate;
@@ -16,4 +17,5 @@ pub mod service;
 mod submission;
 pub mod supervise;
 
+pub use backend::{Backend, BackendOptions};
 pub use submission::Submission;

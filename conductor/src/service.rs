@@ -10,12 +10,14 @@ use tokio_stream::{Stream, iter};
 use tonic::{Request, Response, Status};
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
-    cluster::v1::{self as pb, conductor_server},
+    cluster::v1::{self as pb, conductor_server::Conductor},
 };
 use tutti_runtime::{
     Error, ErrorKind,
     checkpoint::{Checkpoint, CheckpointFile},
 };
+
+pub use tutti_proto::cluster::v1::conductor_server::ConductorServer;
 
 use crate::{cluster::Cluster, submission::Submission};
 
@@ -36,8 +38,8 @@ impl ConductorService {
     }
 
     /// As a gRPC service that takes and gives messages of the size that this cluster uses.
-    pub fn into_server(self) -> conductor_server::ConductorServer<Self> {
-        conductor_server::ConductorServer::new(self)
+    pub fn into_server(self) -> ConductorServer<Self> {
+        ConductorServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
@@ -55,7 +57,7 @@ impl Stream for Events {
 }
 
 #[tonic::async_trait]
-impl conductor_server::Conductor for ConductorService {
+impl Conductor for ConductorService {
     type SubmitStream = Events;
     type ReadCheckpointFileStream = Pin<Box<dyn Stream<Item = Result<pb::FilePiece, Status>> + Send>>;
 

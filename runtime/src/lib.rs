@@ -4,11 +4,13 @@ pub mod checkpoint;
 pub mod config;
 mod error;
 pub mod exit;
+pub mod grpc_health;
 pub mod health;
 pub mod listen;
 pub mod metrics;
 pub mod operations;
 pub mod progress;
+pub mod serve;
 pub mod shutdown;
 pub mod telemetry;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use tutti_engine::EngineSettings;
-use tutti_models::LoadFormat;
+pub use tutti_models::LoadFormat;
 use tutti_runtime::{
     Error, config,
     telemetry::{LogFormat, Telemetry},

@@ -41,6 +41,8 @@ pub struct Limits {
     pub max_running_requests: u32,
     /// Requests beyond those that may wait at the workers.
     pub max_queued_requests: u32,
+    /// The most tokens of a request, prompt and output together, where that is fewer than the model's own limit.
+    pub max_model_len: Option<u32>,
 }
 
 /// What a joining worker shows of itself.
@@ -169,6 +171,7 @@ impl Cluster {
                 tracing::error!(worker = %rank, %error, "turned away");
                 worker.link = None;
                 state.troubles.insert(rank, error.to_string());
+                self.on_start_failed(&state, rank, error);
             }
         }
         self.refresh_health(&mut state);
@@ -325,6 +328,14 @@ impl Cluster {
     ) -> Result<pb::ModelDescription, Error> {
         description.served_name.clone_from(&self.served.name);
         description.has_tokenizer = self.served.has_tokenizer;
+        if let Some(asked) = self.limits.max_model_len {
+            let most = description.max_context_tokens;
+            if asked > most {
+                let message = format!("is {asked}, but the model's context holds {most} tokens");
+                return Err(Error::invalid("max_model_len", message));
+            }
+            description.max_context_tokens = asked;
+        }
         match &state.model {
             Some(first) => {
                 let expected = pb::ModelDescription {

@@ -103,7 +103,7 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_queued_requests: Option<u32>,
 
-    /// Memory of each worker's KV pool: 512MiB, 2GB, or bytes [default: 1GiB, or less where less can be used]
+    /// Memory of each worker's KV pool: 512MiB, 2GB, or bytes [default: what the requests that run can use, at most 2GiB and an eighth of free memory]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_cache_memory: Option<ByteSize>,

@@ -1,0 +1,102 @@
+//! A running cluster behind its services: the gate, the workers, and how they end.
+
+use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::{task::JoinHandle, time::timeout};
+use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDisplay};
+
+use crate::{
+    cluster::{Cluster, Limits, Served},
+    gate::{Admission, Gate},
+    listen::WorkerListener,
+    supervise::{Supervisor, WorkerCommand},
+};
+
+/// What a backend is made of. The worker's own contracts stay opaque to this crate: they are text here.
+pub struct BackendOptions {
+    /// The bounds to work under.
+    pub limits: Limits,
+    /// What is known of the model before a worker has loaded it.
+    pub served: Served,
+    /// Where workers dial in.
+    pub listener: WorkerListener,
+    /// The executable that acts as a worker when its name is `worker`.
+    pub worker_program: PathBuf,
+    /// Given to each worker in its Welcome.
+    pub worker_settings: String,
+    /// The first line of each spawned worker's stdin, made of the token that it has to show at the gate.
+    pub lifeline: Box<dyn FnOnce(&str) -> Result<String, Error>>,
+    /// The secret of workers that join by hand.
+    pub join_token: Option<String>,
+    /// Where loading shows.
+    pub display: LoadDisplay,
+}
+
+/// A cluster whose workers run, or are being started.
+pub struct Backend {
+    cluster: Arc<Cluster>,
+    supervisor: Supervisor,
+    gate: JoinHandle<Result<(), Error>>,
+}
+
+impl Backend {
+    /// Opens the gate and spawns the workers. Must be called inside a Tokio runtime.
+    pub fn start(options: BackendOptions, metrics: &Metrics, health: Health) -> Result<Self, Error> {
+        let spawned_workers = options.limits.spawned_workers;
+        let spawn_token = random_token()?;
+        let command = WorkerCommand {
+            program: options.worker_program,
+            conductor_url: options.listener.local_url()?,
+            lifeline_line: (options.lifeline)(&spawn_token)?,
+        };
+        // A private socket is token enough.
+        let open = options.listener.is_private().then(String::new);
+        let join_token = options.join_token.or(open);
+        let admission = Admission { spawned_workers, spawn_token, join_token };
+        let cluster = Arc::new(Cluster::new(options.limits, options.served, metrics, health));
+        let gate = Gate::new(cluster.clone(), admission, options.worker_settings, options.display);
+        let gate = tokio::spawn(gate.serve(options.listener));
+        let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers)?;
+        Ok(Self { cluster, supervisor, gate })
+    }
+
+    /// The heart.
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Completes only when the cluster cannot go on, with the reason.
+    pub async fn failed(&mut self) -> Error {
+        tokio::select! {
+            error = self.cluster.fatal() => error,
+            ended = &mut self.gate => match ended {
+                Ok(Err(error)) => error,
+                _ => Error::internal("the workers' gate has closed"),
+            },
+        }
+    }
+
+    /// Takes no more requests and lets those that run finish, for as long as `patience` lasts; then fails the rest.
+    pub async fn drain(&self, patience: Duration) {
+        self.cluster.begin_drain();
+        if timeout(patience, self.cluster.idle()).await.is_err() {
+            let left = self.cluster.status().requests_in_flight;
+            tracing::warn!(requests = left, after = ?patience, "ending requests that have not finished");
+        }
+        self.cluster.dismiss();
+    }
+
+    /// Completes once all workers are gone. To be called after [`Backend::drain`].
+    pub async fn stop(self) {
+        self.supervisor.stop().await;
+        self.gate.abort();
+    }
+}
+
+fn random_token() -> Result<String, Error> {
+    let mut bytes = [0u8; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut bytes))
+        .map_err(|e| Error::internal(format!("cannot read /dev/urandom: {e}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
