@@ -217,7 +217,10 @@ impl<W: Format> TileTask<'_, W> {
         let rows = Tiling::new((end - first) * group, S::ACCUMULATORS);
         for index in 0..rows.tiles {
             let (query, count) = rows.tile(index);
-            for_tile!(S, count, self.scores(s, first * group + query, start, panels));
+            for_tile!(S, count, {
+                let query = first * group + query;
+                s.call(Scores::<W, R, P> { task: self, query, start, panels })
+            });
         }
         let mut token = first;
         while token < end {
@@ -231,29 +234,12 @@ impl<W: Format> TileTask<'_, W> {
             let rows = Tiling::new((after - token) * group, S::ACCUMULATORS);
             for index in 0..rows.tiles {
                 let (query, count) = rows.tile(index);
-                for_tile!(S, count, self.weigh(s, token * group + query, start, visible));
+                for_tile!(S, count, {
+                    let query = token * group + query;
+                    s.call(Weigh::<W, R, P> { task: self, query, start, visible })
+                });
             }
             token = after;
-        }
-    }
-
-    /// Scores of `R` queries from `query` on against the block's panels `first .. end`, before scaling.
-    #[inline(always)]
-    fn scores<S: Simd, const R: usize, const P: usize>(
-        &mut self,
-        s: S,
-        query: usize,
-        start: usize,
-        (first, end): (usize, usize),
-    ) {
-        let mut panel = first;
-        while panel + P <= end {
-            self.score_panels::<S, R, P>(s, query, start, panel);
-            panel += P;
-        }
-        while panel < end {
-            self.score_panels::<S, R, 1>(s, query, start, panel);
-            panel += 1;
         }
     }
 
@@ -321,27 +307,6 @@ impl<W: Format> TileTask<'_, W> {
         self.state.decay[query] = decay;
     }
 
-    /// Adds the block's values, weighted, to the sums of `R` queries that see the same part of it.
-    #[inline(always)]
-    fn weigh<S: Simd, const R: usize, const P: usize>(
-        &mut self,
-        s: S,
-        query: usize,
-        start: usize,
-        visible: Visible,
-    ) {
-        let columns = self.shape.head_dim / LANES;
-        let mut column = 0;
-        while column + P <= columns {
-            self.weigh_columns::<S, R, P>(s, query, start, visible, column);
-            column += P;
-        }
-        while column < columns {
-            self.weigh_columns::<S, R, 1>(s, query, start, visible, column);
-            column += 1;
-        }
-    }
-
     #[inline(always)]
     fn weigh_columns<S: Simd, const R: usize, const P: usize>(
         &mut self,
@@ -395,6 +360,55 @@ impl<W: Format> TileTask<'_, W> {
             for (to, sum) in to.chunks_mut(LANES).zip(sums.chunks(LANES)) {
                 s.store_some(to, s.div(s.load_some(sum, 0.0), total));
             }
+        }
+    }
+}
+
+/// Scores of `R` queries from `query` on against panels of the block at `start`, before the softmax.
+struct Scores<'t, 'a, W: Format, const R: usize, const P: usize> {
+    task: &'t mut TileTask<'a, W>,
+    query: usize,
+    start: usize,
+    panels: (usize, usize),
+}
+
+impl<W: Format, const R: usize, const P: usize> Op for Scores<'_, '_, W, R, P> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (mut panel, end) = self.panels;
+        while panel + P <= end {
+            self.task.score_panels::<S, R, P>(s, self.query, self.start, panel);
+            panel += P;
+        }
+        while panel < end {
+            self.task.score_panels::<S, R, 1>(s, self.query, self.start, panel);
+            panel += 1;
+        }
+    }
+}
+
+/// Adds the values of the block at `start`, weighted, to the sums of `R` queries that see the same part of it.
+struct Weigh<'t, 'a, W: Format, const R: usize, const P: usize> {
+    task: &'t mut TileTask<'a, W>,
+    query: usize,
+    start: usize,
+    visible: Visible,
+}
+
+impl<W: Format, const R: usize, const P: usize> Op for Weigh<'_, '_, W, R, P> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let columns = self.task.shape.head_dim / LANES;
+        let mut column = 0;
+        while column + P <= columns {
+            self.task.weigh_columns::<S, R, P>(s, self.query, self.start, self.visible, column);
+            column += P;
+        }
+        while column < columns {
+            self.task.weigh_columns::<S, R, 1>(s, self.query, self.start, self.visible, column);
+            column += 1;
         }
     }
 }

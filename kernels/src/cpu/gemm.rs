@@ -45,35 +45,45 @@ pub(super) fn linear(
     door: &mut Buffer<f32>,
     product: Product<'_>,
 ) -> Result<(), DeviceError> {
+    linear_with(path, pool, door, product, path.dots_bf16())
+}
+
+/// [`linear`], with bfloat16 kept as pairs or not.
+fn linear_with(
+    path: Path,
+    pool: &mut ThreadPool,
+    door: &mut Buffer<f32>,
+    product: Product<'_>,
+    dots: bool,
+) -> Result<(), DeviceError> {
     let Product { x, rows, matrix, into, out } = product;
-    let (accumulators, dots_bf16) = path.run(TileLimits);
-    let tiling = Tiling::new(rows, accumulators);
+    let tiling = Tiling::new(rows, path.run(LargestTile));
     let door = Shared::new(&mut door[..]);
-    let dots = dots_bf16 && matches!(matrix.data, Stored::Bf16(_));
     let narrow = matches!(matrix.data, Stored::Bf16(_));
-    let pass = Pass { x, inputs: matrix.inputs, tiling, door: &door, narrow, dots };
+    let pass = Pass { x, inputs: matrix.inputs, tiling, door: &door, narrow, dots: dots && narrow };
     if tiling.tiles <= INLINE_TILES {
-        (0..tiling.tiles).for_each(|tile| path.run(PassTile { pass: &pass, tile }));
+        (0..tiling.tiles).for_each(|tile| pass.tile(tile));
     } else {
-        pool.run(tiling.tiles, |tile, _| path.run(PassTile { pass: &pass, tile }))?;
+        pool.run(tiling.tiles, |tile, _| pass.tile(tile))?;
     }
     let out = Shared::new(out);
-    let work = Work { tiling, door: &door, dots, matrix, into, out: &out };
+    let work = Work { tiling, door: &door, matrix, into, out: &out };
     match &matrix.data {
-        Stored::F32(data) => work.run::<F32>(path, pool, data),
-        Stored::F16(data) => work.run::<F16>(path, pool, data),
-        Stored::Bf16(data) => work.run::<Bf16>(path, pool, data),
+        Stored::F32(data) => work.run::<F32, false>(path, pool, data),
+        Stored::F16(data) => work.run::<F16, false>(path, pool, data),
+        Stored::Bf16(data) if dots => work.run::<Bf16, true>(path, pool, data),
+        Stored::Bf16(data) => work.run::<Bf16, false>(path, pool, data),
     }
 }
 
-/// Rows that a tile can have, and whether bfloat16 pairs are multiplied as such.
-struct TileLimits;
+/// Rows that a tile can have.
+struct LargestTile;
 
-impl Op for TileLimits {
-    type Output = (usize, bool);
+impl Op for LargestTile {
+    type Output = usize;
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> Self::Output {
-        (S::ACCUMULATORS, S::DOTS_BF16)
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::ACCUMULATORS
     }
 }
 
@@ -89,18 +99,10 @@ struct Pass<'a> {
     dots: bool,
 }
 
-/// One tile's way through the door.
-struct PassTile<'a> {
-    pass: &'a Pass<'a>,
-    tile: usize,
-}
-
-impl Op for PassTile<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let Pass { x, inputs, tiling, door, narrow, dots } = *self.pass;
-        let (first, rows) = tiling.tile(self.tile);
+impl Pass<'_> {
+    fn tile(&self, index: usize) {
+        let Self { x, inputs, tiling, door, narrow, dots } = *self;
+        let (first, rows) = tiling.tile(index);
         let padded = 2 * inputs.div_ceil(2);
         let x = &x[first * inputs..(first + rows) * inputs];
         // SAFETY: each tile has a part of its own.
@@ -129,14 +131,18 @@ impl Op for PassTile<'_> {
 struct Work<'a> {
     tiling: Tiling,
     door: &'a Shared<'a, f32>,
-    dots: bool,
     matrix: &'a Matrix,
     into: Into<'a>,
     out: &'a Shared<'a, f32>,
 }
 
 impl Work<'_> {
-    fn run<W: Format>(&self, path: Path, pool: &mut ThreadPool, data: &[W::Raw]) -> Result<(), DeviceError> {
+    fn run<W: Format, const DOTS: bool>(
+        &self,
+        path: Path,
+        pool: &mut ThreadPool,
+        data: &[W::Raw],
+    ) -> Result<(), DeviceError> {
         let panels = self.matrix.panels();
         // A few tasks for each thread even out their ends; a task has four panels or more, which a single row needs.
         let share = panels.div_ceil(4 * pool.threads()).next_multiple_of(4);
@@ -145,26 +151,27 @@ impl Work<'_> {
         let band = self.tiling.tiles.div_ceil(bands);
         pool.run(columns * bands, |task, _| {
             let (column, first) = (task / bands, task % bands * band);
-            let block = Block::<W> {
+            let block = Block::<W, DOTS> {
                 work: *self,
                 data,
                 panels: (column * share, panels.min((column + 1) * share)),
                 tiles: (first, self.tiling.tiles.min(first + band)),
             };
-            path.run(block);
+            if DOTS { path.run_dots(block) } else { path.run(block) }
         })
     }
 }
 
-/// Some panels by some tiles of rows.
-struct Block<'a, W: Format> {
+/// Some panels by some tiles of rows; `DOTS` where the door holds bfloat16 pairs.
+#[derive(Clone, Copy)]
+struct Block<'a, W: Format, const DOTS: bool> {
     work: Work<'a>,
     data: &'a [W::Raw],
     panels: (usize, usize),
     tiles: (usize, usize),
 }
 
-impl<W: Format> Op for Block<'_, W> {
+impl<W: Format, const DOTS: bool> Op for Block<'_, W, DOTS> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -175,28 +182,38 @@ impl<W: Format> Op for Block<'_, W> {
             let last = end.min(first + cached);
             for tile in self.tiles.0..self.tiles.1 {
                 let (row, rows) = self.work.tiling.tile(tile);
-                for_tile!(S, rows, self.sweep(s, row, first, last));
+                for_tile!(S, rows, s.call(Sweep::<W, DOTS, R, P> { block: self, row, first, last }));
             }
             first = last;
         }
     }
 }
 
-impl<W: Format> Block<'_, W> {
-    /// A tile of `R` rows from `row` on meets panels `first .. last`.
+/// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once.
+struct Sweep<'a, W: Format, const DOTS: bool, const R: usize, const P: usize> {
+    block: Block<'a, W, DOTS>,
+    row: usize,
+    first: usize,
+    last: usize,
+}
+
+impl<W: Format, const DOTS: bool, const R: usize, const P: usize> Op for Sweep<'_, W, DOTS, R, P> {
+    type Output = ();
     #[inline(always)]
-    fn sweep<S: Simd, const R: usize, const P: usize>(&self, s: S, row: usize, first: usize, last: usize) {
-        let mut panel = first;
-        while panel + P <= last {
-            self.tile::<S, R, P>(s, row, panel);
+    fn run<S: Simd>(self, s: S) {
+        let mut panel = self.first;
+        while panel + P <= self.last {
+            self.block.tile::<S, R, P>(s, self.row, panel);
             panel += P;
         }
-        while panel < last {
-            self.tile::<S, R, 1>(s, row, panel);
+        while panel < self.last {
+            self.block.tile::<S, R, 1>(s, self.row, panel);
             panel += 1;
         }
     }
+}
 
+impl<W: Format, const DOTS: bool> Block<'_, W, DOTS> {
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, row: usize, panel: usize) {
         let steps = self.work.matrix.steps();
@@ -206,12 +223,12 @@ impl<W: Format> Block<'_, W> {
             *panel = data[p * steps * STEP..].as_ptr();
         }
         // SAFETY: the door holds `2 * steps` inputs of every row, tile by tile, and was filled before; nobody writes
-        // to it now. The panels hold `steps` steps by the slice above. With `dots` the elements are u16 and u32 in
+        // to it now. The panels hold `steps` steps by the slice above. With `DOTS` the elements are u16 and u32 in
         // place of f32, of which the door then holds half.
         let sums = unsafe {
             let x = self.work.door.as_ptr().add(row * 2 * steps).cast_const();
-            if S::DOTS_BF16 && self.work.dots {
-                dot_product::<S, R, P>(s, x.cast(), panels.map(|panel| panel.cast()), steps)
+            if DOTS {
+                dot_product::<S, R, P>(s, x.cast(), panels.map(<*const W::Raw>::cast), steps)
             } else {
                 product::<S, W, R, P>(s, Rows { start: x, row_stride: 1, input_stride: R }, panels, steps)
             }

@@ -85,22 +85,36 @@ impl Path {
         self.0
     }
 
-    /// Runs `op` as compiled for this path.
+    /// Whether bfloat16 pairs are multiplied by one instruction, so that activations are best kept as such.
+    pub(super) fn dots_bf16(self) -> bool {
+        self.0 == Isa::Avx512Bf16
+    }
+
+    /// Runs `op` as compiled for this path. Only [`Self::run_dots`] needs the dot-product instructions: everything else
+    /// is compiled once for both paths with AVX-512.
     #[inline]
     pub(super) fn run<O: Op>(self, op: O) -> O::Output {
         match self.0 {
-            Isa::Portable => Portable::run(op),
-            // SAFETY (all three): `new` found the instructions.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the instructions.
             Isa::Avx2 => unsafe { Avx2::run(op) },
-            // SAFETY: see above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { Avx512::run(op) },
-            // SAFETY: see above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => unsafe { Avx512Bf16::run(op) },
-            #[cfg(not(target_arch = "x86_64"))]
+            // SAFETY: `new` found the instructions.
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { Avx512::run(op) },
             _ => Portable::run(op),
+        }
+    }
+
+    /// Runs an `op` that multiplies bfloat16 pairs.
+    #[inline]
+    pub(super) fn run_dots<O: Op>(self, op: O) -> O::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the instructions.
+            Isa::Avx512Bf16 => unsafe { Avx512Bf16::run(op) },
+            // Elsewhere only the tests come here: to check, without the instruction, all that surrounds it.
+            _ if cfg!(test) => self.run(op),
+            _ => unreachable!("bfloat16 pairs on {}", self.0),
         }
     }
 }

@@ -125,12 +125,12 @@ fn draw(
         let least = params.min_p.min(1.0);
         weights.iter_mut().filter(|weight| **weight < least).for_each(|weight| *weight = 0.0);
     }
-    if params.top_k > 0 || params.top_p < 1.0 {
-        if let Some(cut) = cut(weights, params.top_k as usize, params.top_p, scratch) {
-            for (id, weight) in (0u32..).zip(weights.iter_mut()) {
-                if !cut.keeps(*weight, id) {
-                    *weight = 0.0;
-                }
+    let truncates = params.top_k > 0 || params.top_p < 1.0;
+    if let Some(cut) = truncates.then(|| cut(weights, params.top_k as usize, params.top_p, scratch)).flatten()
+    {
+        for (id, weight) in (0u32..).zip(weights.iter_mut()) {
+            if !cut.keeps(*weight, id) {
+                *weight = 0.0;
             }
         }
     }

@@ -34,9 +34,10 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     type F: Copy;
     /// Blocks that a kernel can keep in registers as accumulators, beside what it needs to feed them.
     const ACCUMULATORS: usize;
-    /// Whether [`Self::dot_bf16`] is one instruction, so that activations are best kept as bfloat16 pairs.
-    const DOTS_BF16: bool;
 
+    /// Runs `op` in a function of its own. Kernels call their inner loops this way: inlined into one another, their
+    /// many variants take the compiler minutes.
+    fn call<O: Op>(self, op: O) -> O::Output;
     fn splat(self, x: f32) -> Self::F;
     /// # Safety
     ///

@@ -14,45 +14,75 @@ pub(super) struct Rows {
     pub(super) input_stride: usize,
 }
 
-/// Rows cut into tiles of nearly equal size, so that no tile is left with a row or two and little to overlap.
+/// Row counts that tiles come in. Few, because each is compiled for every format and instruction path.
+const TILE_ROWS: [usize; 7] = [12, 8, 6, 4, 3, 2, 1];
+
+/// Rows cut into tiles: as many of the largest as there are, and an end that is not left with a lonely row.
 #[derive(Clone, Copy)]
 pub(super) struct Tiling {
     rows: usize,
+    largest: usize,
+    /// Tiles of the largest size.
+    full: usize,
     pub(super) tiles: usize,
 }
 
 impl Tiling {
+    /// `largest` is one of [`TILE_ROWS`].
     pub(super) fn new(rows: usize, largest: usize) -> Self {
-        Self { rows, tiles: rows.div_ceil(largest) }
+        let full = if rows < 2 * largest { usize::from(rows == largest) } else { rows / largest - 1 };
+        let mut tiling = Self { rows, largest, full, tiles: full };
+        let mut done = full * largest;
+        while done < rows {
+            done += tiling.end_tile(rows - done);
+            tiling.tiles += 1;
+        }
+        tiling
     }
 
     /// First row and number of rows of a tile.
     pub(super) fn tile(self, index: usize) -> (usize, usize) {
-        let (base, longer) = (self.rows / self.tiles, self.rows % self.tiles);
-        (index * base + index.min(longer), base + usize::from(index < longer))
+        if index < self.full {
+            return (index * self.largest, self.largest);
+        }
+        let mut first = self.full * self.largest;
+        for _ in self.full..index {
+            first += self.end_tile(self.rows - first);
+        }
+        (first, self.end_tile(self.rows - first))
+    }
+
+    /// The next tile where `left` rows, fewer than two of the largest tiles, are left.
+    fn end_tile(self, left: usize) -> usize {
+        if left <= self.largest && TILE_ROWS.contains(&left) {
+            return left;
+        }
+        let half = left.div_ceil(2).min(self.largest);
+        TILE_ROWS.into_iter().rev().find(|&rows| rows >= half).unwrap_or(1).min(self.largest)
     }
 }
 
-/// Calls `$call::<S, R, P>` for `$rows` rows: `P` panels beside each other, so that there are enough independent chains
-/// to hide the latency of a multiply-add, as far as registers allow.
+/// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` for that and `P` for how many panels it covers:
+/// so many that there are enough independent chains to hide the latency of a multiply-add, as far as registers allow.
 macro_rules! for_tile {
-    ($simd:ident, $rows:expr, $object:ident . $call:ident ( $($argument:expr),* )) => {
+    ($simd:ident, $rows:expr, $body:expr) => {
+        for_tile!(@ $simd, $rows, $body, 1 4 2, 2 2 1, 3 2 1, 4 1 1, 6 1 1, 8 1 1, 12 1 1)
+    };
+    (@ $simd:ident, $rows:expr, $body:expr, $($r:literal $p:literal $few:literal),*) => {
         match $rows {
-            1 if $simd::ACCUMULATORS >= 4 => $object.$call::<$simd, 1, 4>($($argument),*),
-            1 => $object.$call::<$simd, 1, 2>($($argument),*),
-            2 if $simd::ACCUMULATORS >= 4 => $object.$call::<$simd, 2, 2>($($argument),*),
-            2 => $object.$call::<$simd, 2, 1>($($argument),*),
-            3 if $simd::ACCUMULATORS >= 6 => $object.$call::<$simd, 3, 2>($($argument),*),
-            3 => $object.$call::<$simd, 3, 1>($($argument),*),
-            4 if $simd::ACCUMULATORS >= 4 => $object.$call::<$simd, 4, 1>($($argument),*),
-            5 if $simd::ACCUMULATORS >= 5 => $object.$call::<$simd, 5, 1>($($argument),*),
-            6 if $simd::ACCUMULATORS >= 6 => $object.$call::<$simd, 6, 1>($($argument),*),
-            7 if $simd::ACCUMULATORS >= 7 => $object.$call::<$simd, 7, 1>($($argument),*),
-            8 if $simd::ACCUMULATORS >= 8 => $object.$call::<$simd, 8, 1>($($argument),*),
-            9 if $simd::ACCUMULATORS >= 9 => $object.$call::<$simd, 9, 1>($($argument),*),
-            10 if $simd::ACCUMULATORS >= 10 => $object.$call::<$simd, 10, 1>($($argument),*),
-            11 if $simd::ACCUMULATORS >= 11 => $object.$call::<$simd, 11, 1>($($argument),*),
-            12 if $simd::ACCUMULATORS >= 12 => $object.$call::<$simd, 12, 1>($($argument),*),
+            $($r => {
+                const R: usize = $r;
+                // `const` blocks, so that what does not fit is not even compiled.
+                if const { $r * $p <= $simd::ACCUMULATORS } {
+                    const P: usize = $p;
+                    $body
+                } else if const { $r * $few <= $simd::ACCUMULATORS } {
+                    const P: usize = $few;
+                    $body
+                } else {
+                    unreachable!("a tile of {R} rows")
+                }
+            })*
             rows => unreachable!("a tile of {rows} rows"),
         }
     };
@@ -163,6 +193,29 @@ pub(super) unsafe fn weighted_sum<S: Simd, W: Format, const R: usize, const P: u
                 // SAFETY: the caller's contract.
                 let x = s.splat(unsafe { *x.add(r * x_stride + j) });
                 sums[p] = s.fma(x, value, sums[p]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_all_rows_in_order() {
+        for largest in [3, 6, 12] {
+            for rows in 0..200 {
+                let tiling = Tiling::new(rows, largest);
+                let mut next = 0;
+                for index in 0..tiling.tiles {
+                    let (first, count) = tiling.tile(index);
+                    assert_eq!(first, next, "{rows} rows, tile {index}");
+                    assert!(TILE_ROWS.contains(&count) && count <= largest, "{rows} rows: tile of {count}");
+                    assert!(count > 1 || rows == 1 || largest == 3 && rows == 4, "{rows} rows: a lonely row");
+                    next += count;
+                }
+                assert_eq!(next, rows);
             }
         }
     }

@@ -12,6 +12,7 @@ impl Avx2 {
     /// # Safety
     ///
     /// The machine has AVX2, FMA and F16C.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
@@ -43,7 +44,11 @@ macro_rules! fold {
 impl Simd for Avx2 {
     type F = F;
     const ACCUMULATORS: usize = 6;
-    const DOTS_BF16: bool = false;
+
+    #[inline(always)]
+    fn call<O: Op>(self, op: O) -> O::Output {
+        avx2! { Self::run(op) }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {

@@ -18,6 +18,7 @@ impl Avx512 {
     /// # Safety
     ///
     /// The machine has AVX2, FMA, F16C and AVX-512 F, BW, DQ and VL.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
     pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
@@ -28,6 +29,7 @@ impl Avx512Bf16 {
     /// # Safety
     ///
     /// The machine has AVX2, FMA, F16C, AVX-512 F, BW, DQ and VL, and AVX512_BF16.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
@@ -60,13 +62,17 @@ fn halves(pair: u32) -> (f32, f32) {
     (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000))
 }
 
-/// All of [`Simd`] that both proofs share; `$dots` is the item that they differ in.
+/// All of [`Simd`] that both proofs share; `$dot` is the item that they differ in.
 macro_rules! simd {
-    ($proof:ty, $dots:expr, $dot:item) => {
+    ($proof:ty, $dot:item) => {
         impl Simd for $proof {
             type F = F;
             const ACCUMULATORS: usize = 12;
-            const DOTS_BF16: bool = $dots;
+
+            #[inline(always)]
+            fn call<O: Op>(self, op: O) -> O::Output {
+                avx512! { Self::run(op) }
+            }
 
             $dot
 
@@ -161,7 +167,6 @@ macro_rules! simd {
 
 simd!(
     Avx512,
-    false,
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         let (even, odd) = halves(pair);
@@ -173,7 +178,6 @@ simd!(
 
 simd!(
     Avx512Bf16,
-    true,
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         avx512! {

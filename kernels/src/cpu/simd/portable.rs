@@ -35,7 +35,11 @@ fn fold(mut lanes: F, f: impl Fn(f32, f32) -> f32) -> f32 {
 impl Simd for Portable {
     type F = F;
     const ACCUMULATORS: usize = 3;
-    const DOTS_BF16: bool = false;
+
+    #[inline(never)]
+    fn call<O: Op>(self, op: O) -> O::Output {
+        op.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {

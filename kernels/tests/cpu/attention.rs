@@ -1,0 +1,290 @@
+//! Rotation, the paged planes and attention over them.
+
+use tutti_kernels::cpu::{CpuDevice, KvPool};
+use tutti_kernels::{AttentionShape, Device, HeadNorms, KvShape, PageId, RopeFrequencies, WeightType};
+
+use crate::support::{Random, Share, assert_near, begin, bits, devices, stored, tensor};
+
+/// A layer and the pages below it.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    shape: AttentionShape,
+    page_tokens: usize,
+    dtype: WeightType,
+    /// Rotation and head norms as in a real layer, or neither.
+    real: bool,
+}
+
+impl Case {
+    fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        let scale = (head_dim as f32).powf(-0.5);
+        let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: None };
+        Self { shape, page_tokens: 16, dtype: WeightType::F32, real: false }
+    }
+
+    fn width(&self) -> usize {
+        (self.shape.heads + 2 * self.shape.kv_heads) * self.shape.head_dim
+    }
+
+    fn rope(&self) -> RopeFrequencies {
+        let half = self.shape.head_dim / 2;
+        let power = |i: usize| if self.real { 1e4_f32.powf(-(i as f32) / half as f32) } else { 0.0 };
+        RopeFrequencies { inverse: (0..half).map(power).collect(), scale: 1.0 }
+    }
+
+    fn norm_weights(&self) -> (Vec<f32>, Vec<f32>) {
+        let mut random = Random::new(77);
+        (random.normals(self.shape.head_dim, 1.0), random.normals(self.shape.head_dim, 1.0))
+    }
+}
+
+/// A request: its tokens' fused rows, and where its planes are.
+struct Request {
+    qkv: Vec<f32>,
+    pages: Vec<PageId>,
+    done: usize,
+    /// `[done, heads * head_dim]`.
+    out: Vec<f32>,
+}
+
+/// A device with one poisoned pool and some requests.
+struct World<'a> {
+    case: Case,
+    device: &'a mut CpuDevice,
+    kv: KvPool,
+    requests: Vec<Request>,
+}
+
+/// Requests of these lengths; the numbers of one depend on its length only.
+fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: u64) -> World<'a> {
+    let pages_of = |length: usize| length.div_ceil(case.page_tokens);
+    let count: usize = lengths.iter().map(|&length| pages_of(length)).sum();
+    let shape = KvShape {
+        layers: 2,
+        kv_heads: case.shape.kv_heads,
+        head_dim: case.shape.head_dim,
+        page_tokens: case.page_tokens,
+        pages: count + 1,
+        dtype: case.dtype,
+    };
+    let kv = device.kv_pool(shape).unwrap();
+    let mut pages: Vec<PageId> = (1..=count as u32).map(PageId).collect();
+    let mut random = Random::new(shuffle);
+    (0..count).for_each(|i| pages.swap(i, random.below(count)));
+    let poison = Request {
+        qkv: vec![f32::NAN; count * case.page_tokens * case.width()],
+        pages: pages.clone(),
+        done: 0,
+        out: Vec::new(),
+    };
+    let mut world = World { case, device, kv, requests: vec![poison] };
+    // Whatever nobody has written yet is not a number, in both layers.
+    world.step(&[(0, count * case.page_tokens)]);
+    world.requests.clear();
+    for &length in lengths {
+        let own = pages.split_off(pages.len() - pages_of(length));
+        let qkv = Random::new(length as u64).normals(length * case.width(), 1.0);
+        world.requests.push(Request { qkv, pages: own, done: 0, out: Vec::new() });
+    }
+    world
+}
+
+impl World<'_> {
+    /// One step: (request, tokens) for each row.
+    fn step(&mut self, rows: &[(usize, usize)]) {
+        let Case { shape, .. } = self.case;
+        let width = self.case.width();
+        let mut shares = Vec::new();
+        let mut values = Vec::new();
+        for &(index, tokens) in rows {
+            let request = &self.requests[index];
+            shares.push(Share { tokens, start: request.done, pages: request.pages.clone() });
+            values.extend_from_slice(&request.qkv[request.done * width..(request.done + tokens) * width]);
+        }
+        begin(self.device, &shares, &[], &[]);
+        let tokens = values.len() / width;
+        let mut angles = self.device.tensor(tokens, shape.head_dim).unwrap();
+        self.device.rope_angles(&self.case.rope(), &mut angles).unwrap();
+        let (q, k) = self.case.norm_weights();
+        let (q, k) = (self.device.vector(&q).unwrap(), self.device.vector(&k).unwrap());
+        let mut out = self.device.tensor(tokens, shape.heads * shape.head_dim).unwrap();
+        for layer in [1, 0] {
+            let mut qkv = tensor(self.device, width, &values);
+            let norms = self.case.real.then_some(HeadNorms { q: &q, k: &k, eps: 1e-6 });
+            self.device.rotate_and_store(&mut qkv, shape, norms, &angles, &mut self.kv, layer).unwrap();
+            self.device.attention(&qkv, shape, &self.kv, layer, &mut out).unwrap();
+        }
+        let mut results = out.values();
+        for &(index, tokens) in rows {
+            let (own, rest) = results.split_at(tokens * shape.heads * shape.head_dim);
+            self.requests[index].out.extend_from_slice(own);
+            self.requests[index].done += tokens;
+            results = rest;
+        }
+    }
+
+    /// All of one request, in chunks of `chunk` tokens.
+    fn finish(&mut self, index: usize, chunk: usize) -> Vec<u32> {
+        let length = self.requests[index].qkv.len() / self.case.width();
+        while self.requests[index].done < length {
+            let tokens = chunk.min(length - self.requests[index].done);
+            self.step(&[(index, tokens)]);
+        }
+        bits(&self.requests[index].out)
+    }
+}
+
+/// One head's vector after norm and rotation.
+fn turned(case: &Case, head: &[f32], weight: &[f32], position: usize) -> Vec<f64> {
+    let mut x: Vec<f64> = head.iter().map(|&x| f64::from(x)).collect();
+    if !case.real {
+        return x;
+    }
+    let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    let factor = 1.0 / (square + 1e-6).sqrt();
+    x.iter_mut().zip(weight).for_each(|(x, &weight)| *x *= factor * f64::from(weight));
+    let half = x.len() / 2;
+    for (i, inverse) in case.rope().inverse.iter().enumerate() {
+        let angle = f64::from(position as f32 * inverse);
+        let (a, b) = (x[i], x[i + half]);
+        x[i] = a * angle.cos() - b * angle.sin();
+        x[i + half] = b * angle.cos() + a * angle.sin();
+    }
+    x
+}
+
+/// Plain attention in double precision.
+fn reference(case: &Case, qkv: &[f32]) -> Vec<f64> {
+    let AttentionShape { heads, kv_heads, head_dim, scale, window } = case.shape;
+    let (width, length) = (case.width(), qkv.len() / case.width());
+    let (q_weight, k_weight) = case.norm_weights();
+    let keep = |x: f64| f64::from(stored(case.dtype, x as f32));
+    let part = |token: usize, head: usize| &qkv[token * width + head * head_dim..][..head_dim];
+    let mut out = Vec::new();
+    for token in 0..length {
+        for head in 0..heads {
+            let kv_head = head / (heads / kv_heads);
+            let q = turned(case, part(token, head), &q_weight, token);
+            let first = window.map_or(0, |window| (token + 1).saturating_sub(window));
+            let scores: Vec<f64> = (first..=token)
+                .map(|key| {
+                    let k = turned(case, part(key, heads + kv_head), &k_weight, key);
+                    q.iter().zip(&k).map(|(q, &k)| q * keep(k)).sum::<f64>() * f64::from(scale)
+                })
+                .collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+            let mut sums = vec![0.0; head_dim];
+            for (key, score) in (first..=token).zip(&scores) {
+                let v = part(key, heads + kv_heads + kv_head);
+                let weight = (score - largest).exp() / total;
+                sums.iter_mut().zip(v).for_each(|(sum, &v)| *sum += weight * keep(f64::from(v)));
+            }
+            out.extend(sums);
+        }
+    }
+    out
+}
+
+#[test]
+fn attention_is_that_of_double_precision() {
+    for (name, mut device) in devices("attention") {
+        for (case, length) in [
+            (Case::new(4, 2, 32), 150),
+            (Case::new(3, 3, 16), 70),
+            (Case::new(8, 1, 64), 90),
+            (Case { page_tokens: 48, real: true, ..Case::new(4, 2, 128) }, 100),
+            (Case { dtype: WeightType::Bf16, ..Case::new(4, 2, 32) }, 140),
+            (Case { dtype: WeightType::F16, page_tokens: 64, ..Case::new(2, 1, 48) }, 80),
+        ] {
+            for window in [None, Some(1), Some(5), Some(64), Some(100)] {
+                let mut case = case;
+                case.shape.window = window;
+                let mut world = world(case, &mut device, &[length], 1);
+                world.finish(0, length);
+                // A key near a rounding border of its storage type may be stored as its neighbour.
+                let tolerance = if case.real || case.dtype == WeightType::F32 { 3e-6 } else { 5e-3 };
+                let want = reference(&case, &world.requests[0].qkv);
+                assert_near(&format!("{name} {case:?}"), &world.requests[0].out, &want, tolerance);
+            }
+        }
+    }
+}
+
+/// Promise 8: any chunking, any pages.
+#[test]
+fn chunking_changes_no_bit() {
+    for (name, mut device) in devices("chunking") {
+        for dtype in [WeightType::F32, WeightType::Bf16] {
+            for window in [None, Some(7), Some(64), Some(130)] {
+                for (heads, kv_heads, head_dim) in [(4, 2, 32), (7, 1, 16), (2, 2, 128)] {
+                    let mut case = Case { dtype, real: true, ..Case::new(heads, kv_heads, head_dim) };
+                    case.shape.window = window;
+                    let whole = world(case, &mut device, &[213], 1).finish(0, 213);
+                    assert!(!whole.iter().any(|&x| f32::from_bits(x).is_nan()), "{name} {case:?}");
+                    for chunk in [1, 3, 16, 64, 100, 212] {
+                        let chunked = world(case, &mut device, &[213], chunk as u64).finish(0, chunk);
+                        assert!(chunked == whole, "{name} {case:?}: chunks of {chunk}");
+                    }
+                    case.page_tokens = 80;
+                    let paged = world(case, &mut device, &[213], 9).finish(0, 50);
+                    assert!(paged == whole, "{name} {case:?}: other pages");
+                }
+            }
+        }
+    }
+}
+
+/// Promise 8: batch-mates. And no request writes into another's pages, or their results would differ later on.
+#[test]
+fn batch_mates_change_no_bit() {
+    const LENGTHS: [usize; 6] = [1, 17, 64, 65, 130, 200];
+    for (name, mut device) in devices("batch-mates") {
+        let case = Case { real: true, ..Case::new(6, 2, 32) };
+        let alone: Vec<Vec<u32>> =
+            LENGTHS.iter().map(|&length| world(case, &mut device, &[length], 1).finish(0, length)).collect();
+        for seed in 0..6 {
+            let mut random = Random::new(seed);
+            let mut world = world(case, &mut device, &LENGTHS, seed);
+            loop {
+                // A random mix of decodes, chunks and requests that sit a step out, in random order.
+                let mut rows = Vec::new();
+                for (index, &length) in LENGTHS.iter().enumerate() {
+                    let left = length - world.requests[index].done;
+                    if left > 0 && random.below(4) > 0 {
+                        let most = [1, 1, 20, 90][random.below(4)];
+                        rows.insert(random.below(rows.len() + 1), (index, left.min(1 + random.below(most))));
+                    }
+                }
+                if !rows.is_empty() {
+                    world.step(&rows);
+                }
+                if LENGTHS.iter().zip(&world.requests).all(|(&length, request)| request.done == length) {
+                    break;
+                }
+            }
+            for (index, request) in world.requests.iter().enumerate() {
+                assert!(bits(&request.out) == alone[index], "{name}: request {index}, seed {seed}");
+            }
+        }
+    }
+}
+
+/// Promise 14: padded rows have only the null page, all of them the same one.
+#[test]
+fn padding_touches_nothing() {
+    for (name, mut device) in devices("padding") {
+        let case = Case::new(4, 2, 32);
+        let alone = world(case, &mut device, &[40], 1).finish(0, 40);
+        let mut world = world(case, &mut device, &[40, 41, 42], 1);
+        for padded in [1, 2] {
+            world.requests[padded].pages.fill(PageId::NULL);
+        }
+        for _ in 0..20 {
+            world.step(&[(1, 1), (0, 2), (2, 2)]);
+        }
+        assert!(bits(&world.requests[0].out) == alone, "{name}");
+        // Nobody's values went into the null page: what padding reads is what the pool was made with.
+        assert!(world.requests[1].out.iter().chain(&world.requests[2].out).all(|&x| x == 0.0), "{name}");
+    }
+}

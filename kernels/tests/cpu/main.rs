@@ -1,0 +1,9 @@
+//! The CPU device against plain arithmetic in double precision, and against itself: alone, batched, chunked, on every
+//! instruction path and number of threads.
+
+mod attention;
+mod linear;
+mod misuse;
+mod rowwise;
+mod sampling;
+mod support;

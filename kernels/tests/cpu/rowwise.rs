@@ -1,0 +1,104 @@
+//! Operations that treat every token alone.
+
+use tutti_kernels::{Device, PageId, RopeFrequencies, WeightType};
+
+use crate::support::{Random, Share, assert_near, begin, devices, matrix, stored, tensor};
+
+fn step(tokens: usize) -> Vec<Share> {
+    vec![Share { tokens, start: 0, pages: vec![PageId(1); tokens.div_ceil(16)] }]
+}
+
+#[test]
+fn embedding_reads_rows_of_the_packed_table() {
+    for (name, mut device) in devices("embed") {
+        for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+            let values = Random::new(5).normals(37 * 19, 1.0);
+            let table = matrix(&mut device, dtype, 37, &values);
+            let ids = [36, 0, 15, 16, 36];
+            begin(&mut device, &step(5), &ids, &[]);
+            let mut out = device.tensor(8, 19).unwrap();
+            device.embed(&table, &mut out).unwrap();
+            let want = ids.iter().flat_map(|&id| &values[id as usize * 19..(id as usize + 1) * 19]);
+            assert_eq!(out.values(), want.map(|&x| stored(dtype, x)).collect::<Vec<_>>(), "{name} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn norms_are_those_of_double_precision() {
+    for (name, mut device) in devices("norm") {
+        for width in [1, 16, 19, 1024] {
+            let mut random = Random::new(6);
+            let (x, weight) = (random.normals(30 * width, 3.0), random.normals(width, 1.0));
+            let input = tensor(&mut device, width, &x);
+            let vector = device.vector(&weight).unwrap();
+            let mut out = device.tensor(30, width).unwrap();
+            device.rms_norm(&input, &vector, 1e-6, &mut out).unwrap();
+            let mut want = Vec::new();
+            for row in x.chunks(width) {
+                let square: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;
+                let factor = 1.0 / (square + 1e-6).sqrt();
+                want.extend(row.iter().zip(&weight).map(|(&x, &w)| f64::from(x) * factor * f64::from(w)));
+            }
+            assert_near(&format!("{name} {width}"), out.values(), &want, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn the_gated_activation_is_that_of_double_precision() {
+    for (name, mut device) in devices("silu") {
+        for width in [5, 16, 96] {
+            let mut x = Random::new(7).normals(11 * 2 * width, 4.0);
+            // Far out on both sides the sigmoid is 0 or 1.
+            (x[0], x[1], x[2]) = (-200.0, 200.0, 0.0);
+            let input = tensor(&mut device, 2 * width, &x);
+            let mut out = device.tensor(11, width).unwrap();
+            device.silu_mul(&input, &mut out).unwrap();
+            let mut want = Vec::new();
+            for row in x.chunks(2 * width) {
+                let (gate, up) = row.split_at(width);
+                let silu = |gate: f32| f64::from(gate) / (1.0 + (-f64::from(gate)).exp());
+                want.extend(gate.iter().zip(up).map(|(&gate, &up)| silu(gate) * f64::from(up)));
+            }
+            assert_near(&format!("{name} {width}"), out.values(), &want, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn angles_are_right_far_beyond_any_table() {
+    let inverse: Vec<f32> = (0..16).map(|i| 1e6_f32.powf(-(i as f32) / 16.0)).collect();
+    let rope = RopeFrequencies { inverse: inverse.clone(), scale: 1.25 };
+    for (name, mut device) in devices("rope") {
+        let start = 131_000;
+        let pages = vec![PageId(1); (start + 40_usize).div_ceil(16)];
+        begin(&mut device, &[Share { tokens: 40, start, pages }], &[], &[]);
+        let mut out = device.tensor(40, 32).unwrap();
+        device.rope_angles(&rope, &mut out).unwrap();
+        for (token, row) in out.values().chunks(32).enumerate() {
+            for (i, inverse) in inverse.iter().enumerate() {
+                let angle = f64::from((start + token) as f32 * inverse);
+                let want = [angle.cos() * 1.25, angle.sin() * 1.25];
+                let got = [row[i], row[16 + i]];
+                assert!((f64::from(got[0]) - want[0]).abs() < 2e-7, "{name} {token} {i}");
+                assert!((f64::from(got[1]) - want[1]).abs() < 2e-7, "{name} {token} {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn logit_rows_are_gathered_tile_by_tile() {
+    for (name, mut device) in devices("gather") {
+        let values: Vec<f32> = (0..30).map(|i| i as f32).collect();
+        let x = tensor(&mut device, 3, &values);
+        begin(&mut device, &step(10), &[], &[1, 4, 9]);
+        let mut out = device.tensor(2, 3).unwrap();
+        device.gather_logit_rows(&x, 0..2, &mut out).unwrap();
+        assert_eq!(out.values(), [3.0, 4.0, 5.0, 12.0, 13.0, 14.0], "{name}");
+        device.gather_logit_rows(&x, 2..3, &mut out).unwrap();
+        assert_eq!(out.values(), [27.0, 28.0, 29.0], "{name}");
+        assert!(device.gather_logit_rows(&x, 2..4, &mut out).is_err());
+    }
+}

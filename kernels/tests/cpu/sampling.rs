@@ -1,0 +1,255 @@
+//! Sampling and scoring through the device.
+
+use tutti_kernels::cpu::CpuDevice;
+use tutti_kernels::{Device, DeviceError, SampleRow, Sampled, SamplingParams, ScoreRow};
+
+use crate::support::{Random, devices, tensor};
+
+const GREEDY: SamplingParams = SamplingParams {
+    temperature: 0.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    repetition_penalty: 1.0,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+    logit_bias: Vec::new(),
+    seed: 0,
+};
+
+fn row(params: &SamplingParams) -> SampleRow<'_> {
+    SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }
+}
+
+fn one(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>) -> Result<Sampled, DeviceError> {
+    let logits = tensor(device, logits.len(), logits);
+    let mut out = Vec::new();
+    device.sample(&logits, &[(0, row)], &mut out)?;
+    Ok(out.remove(0))
+}
+
+fn token(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>) -> u32 {
+    one(device, logits, row).unwrap().token
+}
+
+/// How often each token comes at positions `0 .. draws`.
+fn counts(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>, draws: usize) -> Vec<usize> {
+    let tensor = tensor(device, logits.len(), logits);
+    let rows: Vec<_> =
+        (0..draws).map(|position| (0, SampleRow { position: position as u64, ..row })).collect();
+    let mut out = Vec::new();
+    device.sample(&tensor, &rows, &mut out).unwrap();
+    let mut counts = vec![0; logits.len()];
+    out.iter().for_each(|sampled| counts[sampled.token as usize] += 1);
+    counts
+}
+
+/// Pearson's statistic against probabilities in proportion to `weights`; nothing may come where the weight is 0.
+#[track_caller]
+fn assert_distribution(what: &str, counts: &[usize], weights: &[f64]) {
+    let (draws, total) = (counts.iter().sum::<usize>() as f64, weights.iter().sum::<f64>());
+    let mut statistic = 0.0;
+    let mut cells = 0.0_f64;
+    for (token, (&count, &weight)) in counts.iter().zip(weights).enumerate() {
+        if weight == 0.0 {
+            assert_eq!(count, 0, "{what}: token {token} should never come");
+            continue;
+        }
+        let expected = draws * weight / total;
+        statistic += (count as f64 - expected).powi(2) / expected;
+        cells += 1.0;
+    }
+    // Five standard deviations above the mean of a chi-square distribution.
+    let freedom = (cells - 1.0).max(1.0);
+    assert!(
+        statistic < freedom + 5.0 * (2.0 * freedom).sqrt(),
+        "{what}: {statistic} for {freedom}: {counts:?}"
+    );
+}
+
+fn weights(logits: &[f32], temperature: f64) -> Vec<f64> {
+    logits.iter().map(|&logit| (f64::from(logit) / temperature).exp()).collect()
+}
+
+#[test]
+fn greedy_takes_the_largest_and_the_lowest_id_of_equals() {
+    for (name, mut device) in devices("greedy") {
+        let mut logits = Random::new(8).normals(3000, 1.0);
+        (logits[77], logits[2048], logits[1]) = (9.5, 9.5, 9.4);
+        assert_eq!(token(&mut device, &logits, row(&GREEDY)), 77, "{name}");
+        logits[77] = f32::NEG_INFINITY;
+        assert_eq!(token(&mut device, &logits, row(&GREEDY)), 2048, "{name}");
+    }
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    let logits = [1.0, 0.0, -1.0, 2.0, -20.0, 0.5, 0.5, -3.0];
+    for (name, mut device) in devices("distribution") {
+        for temperature in [1.0_f32, 0.5, 2.0] {
+            let params = SamplingParams { temperature, seed: 42, ..GREEDY };
+            let got = counts(&mut device, &logits, row(&params), 20_000);
+            let mut want = weights(&logits, f64::from(temperature));
+            // Too rare to be counted.
+            want[4] = if got[4] == 0 { 0.0 } else { want[4] };
+            assert_distribution(&format!("{name} at {temperature}"), &got, &want);
+        }
+    }
+}
+
+#[test]
+fn truncation_keeps_what_it_should() {
+    // Probabilities 0.4, 0.3, 0.15, 0.1, 0.05, in another order.
+    let probabilities = [0.15_f64, 0.4, 0.05, 0.3, 0.1];
+    let logits: Vec<f32> = probabilities.iter().map(|p| p.ln() as f32 + 3.0).collect();
+    let sampling = SamplingParams { temperature: 1.0, seed: 7, ..GREEDY };
+    let keep = |kept: &[usize]| -> Vec<f64> {
+        probabilities.iter().enumerate().map(|(id, &p)| if kept.contains(&id) { p } else { 0.0 }).collect()
+    };
+    for (name, mut device) in devices("truncation") {
+        for (params, kept) in [
+            (SamplingParams { top_k: 1, ..sampling.clone() }, &[1][..]),
+            (SamplingParams { top_k: 3, ..sampling.clone() }, &[0, 1, 3]),
+            (SamplingParams { top_k: 9, ..sampling.clone() }, &[0, 1, 2, 3, 4]),
+            (SamplingParams { top_p: 0.69, ..sampling.clone() }, &[1, 3]),
+            (SamplingParams { top_p: 0.71, ..sampling.clone() }, &[0, 1, 3]),
+            (SamplingParams { top_p: 1e-6, ..sampling.clone() }, &[1]),
+            (SamplingParams { min_p: 0.3, ..sampling.clone() }, &[0, 1, 3]),
+            (SamplingParams { min_p: 1.0, ..sampling.clone() }, &[1]),
+            // Of the three likeliest, 0.4 of 0.85 is too little for half, and 0.7 is enough.
+            (SamplingParams { top_k: 3, top_p: 0.5, ..sampling.clone() }, &[1, 3]),
+            (SamplingParams { top_k: 2, min_p: 0.9, ..sampling.clone() }, &[1]),
+        ] {
+            let got = counts(&mut device, &logits, row(&params), 4_000);
+            assert_distribution(&format!("{name} {params:?}"), &got, &keep(kept));
+        }
+    }
+}
+
+#[test]
+fn equals_at_the_border_are_cut_by_lowest_id() {
+    for (name, mut device) in devices("ties") {
+        let params = SamplingParams { temperature: 1.0, top_k: 3, ..GREEDY };
+        let got = counts(&mut device, &[0.0, 1.0, 0.0, 0.0, 0.0], row(&params), 2_000);
+        assert!(got[0] > 0 && got[2] > 0 && got[3] == 0 && got[4] == 0, "{name}: {got:?}");
+    }
+}
+
+#[test]
+fn penalties_bias_and_forbidden_tokens() {
+    let logits = [2.0, 1.5, -1.0, 1.9];
+    for (name, mut device) in devices("penalties") {
+        let check =
+            |device: &mut CpuDevice, params: SamplingParams, prompt: &[u32], output: &[u32], want: u32| {
+                let got = token(device, &logits, SampleRow { prompt, output, ..row(&params) });
+                assert_eq!(got, want, "{name} {params:?}");
+            };
+        let repetition = SamplingParams { repetition_penalty: 1.2, ..GREEDY };
+        check(&mut device, repetition.clone(), &[], &[], 0);
+        // 2 / 1.2 = 1.67; once, however often it was seen, in prompt or output.
+        check(&mut device, repetition.clone(), &[0, 0, 0], &[0], 3);
+        check(&mut device, repetition, &[0], &[3, 3], 0);
+        let presence = SamplingParams { presence_penalty: 0.3, ..GREEDY };
+        check(&mut device, presence.clone(), &[0], &[], 0);
+        check(&mut device, presence.clone(), &[], &[0, 0, 0, 3], 0);
+        check(&mut device, presence, &[], &[0], 3);
+        let frequency = SamplingParams { frequency_penalty: 0.06, ..GREEDY };
+        check(&mut device, frequency.clone(), &[], &[0], 0);
+        check(&mut device, frequency, &[], &[0, 0], 3);
+        // A penalty on a negative logit multiplies: -1 * 3 stays below the others, and 2 / 3 falls below 1.5.
+        let strong = SamplingParams { repetition_penalty: 3.0, ..GREEDY };
+        check(&mut device, strong, &[0, 2, 3], &[], 1);
+        let bias = SamplingParams { logit_bias: vec![(1, -1.0), (2, 3.5)], ..GREEDY };
+        check(&mut device, bias, &[], &[], 2);
+        assert_eq!(
+            token(&mut device, &logits, SampleRow { forbidden: &[0, 3], ..row(&GREEDY) }),
+            1,
+            "{name}"
+        );
+        let sampling = SamplingParams { temperature: 1.0, ..GREEDY };
+        let got = counts(&mut device, &logits, SampleRow { forbidden: &[0, 3], ..row(&sampling) }, 2_000);
+        assert_distribution(&name, &got, &[0.0, 1.5_f64.exp(), 0.0, (-1.0_f64).exp()]);
+        // The scratch that counts tokens is clean again: the same row without penalties is as before.
+        assert_eq!(token(&mut device, &logits, row(&GREEDY)), 0, "{name}");
+    }
+}
+
+/// Promise 9: (seed, position) and the row alone decide.
+#[test]
+fn a_draw_does_not_depend_on_its_batch() {
+    for (name, mut device) in devices("draws") {
+        let vocabulary = 5_000;
+        let logits = Random::new(9).normals(6 * vocabulary, 2.0);
+        let params: Vec<SamplingParams> = (0..6)
+            .map(|seed| SamplingParams {
+                temperature: 0.9,
+                top_k: [0, 50][seed % 2],
+                top_p: [1.0, 0.9, 0.5][seed % 3],
+                seed: seed as u64 / 2,
+                ..GREEDY
+            })
+            .collect();
+        let tensor = tensor(&mut device, vocabulary, &logits);
+        let rows: Vec<_> = (0..6)
+            .map(|i| (i, SampleRow { position: i as u64, logprobs: Some(3), ..row(&params[i]) }))
+            .collect();
+        let mut batch = Vec::new();
+        device.sample(&tensor, &rows, &mut batch).unwrap();
+        for (index, sample) in rows {
+            let alone =
+                one(&mut device, &logits[index * vocabulary..(index + 1) * vocabulary], sample).unwrap();
+            assert_eq!(alone, batch[index], "{name} {index}");
+        }
+        // Other seeds and positions do give other tokens.
+        let flat = vec![0.0; vocabulary];
+        let drawn = |device: &mut CpuDevice, seed, position| {
+            let params = SamplingParams { temperature: 1.0, seed, ..GREEDY };
+            token(device, &flat, SampleRow { position, ..row(&params) })
+        };
+        let first = drawn(&mut device, 1, 1);
+        assert_eq!(first, drawn(&mut device, 1, 1), "{name}");
+        assert!(first != drawn(&mut device, 1, 2) && first != drawn(&mut device, 2, 1), "{name}");
+    }
+}
+
+#[test]
+fn logprobs_are_of_the_raw_logits() {
+    let logits = [2.0_f32, 1.0, 0.0, 2.0];
+    let normaliser = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+    let logprob = |id: usize| (f64::from(logits[id]) - normaliser) as f32;
+    for (name, mut device) in devices("logprobs") {
+        let params = SamplingParams { logit_bias: vec![(2, 50.0)], temperature: 0.1, ..GREEDY };
+        let got = one(&mut device, &logits, SampleRow { logprobs: Some(2), ..row(&params) }).unwrap();
+        let score = got.score.unwrap();
+        assert_eq!((got.token, score.rank), (2, 4), "{name}");
+        assert!((score.logprob - logprob(2)).abs() < 1e-6, "{name}");
+        assert_eq!(score.top.iter().map(|&(id, _)| id).collect::<Vec<_>>(), [0, 3], "{name}");
+        let tensor = tensor(&mut device, 4, &logits);
+        let mut scores = Vec::new();
+        let known = [(0, ScoreRow { token: 1, top: 0 }), (0, ScoreRow { token: 3, top: 1 })];
+        device.score(&tensor, &known, &mut scores).unwrap();
+        assert!((scores[0].logprob - logprob(1)).abs() < 1e-6, "{name}");
+        assert_eq!((scores[0].rank, scores[0].top.len()), (3, 0), "{name}");
+        assert_eq!((scores[1].rank, scores[1].top.len()), (1, 1), "{name}");
+    }
+}
+
+#[test]
+fn garbage_is_never_a_token() {
+    for (name, mut device) in devices("garbage") {
+        let sampling = SamplingParams { temperature: 1.0, top_p: 0.9, ..GREEDY };
+        for params in [&GREEDY, &sampling] {
+            for garbage in [f32::NAN, f32::INFINITY] {
+                let mut logits = vec![0.0; 100];
+                logits[63] = garbage;
+                let result = one(&mut device, &logits, row(params));
+                assert!(matches!(result, Err(DeviceError::Lost(_))), "{name} {garbage}: {result:?}");
+            }
+            let all = SampleRow { forbidden: &[0, 1, 2], ..row(params) };
+            assert!(matches!(one(&mut device, &[0.0; 3], all), Err(DeviceError::Misuse(_))), "{name}");
+            let outside = SampleRow { prompt: &[3], forbidden: &[0], ..row(params) };
+            assert!(matches!(one(&mut device, &[0.0; 3], outside), Err(DeviceError::Misuse(_))), "{name}");
+        }
+        assert_eq!(token(&mut device, &[0.0, 1.0], row(&GREEDY)), 1, "{name}");
+    }
+}

@@ -1,0 +1,115 @@
+//! Devices, numbers and steps for the tests.
+
+use tutti_kernels::cpu::{CpuDevice, Isa, Matrix, Tensor};
+use tutti_kernels::{Device, HostMatrix, PageId, RowInputs, StepInputs, WeightType};
+
+/// Every instruction path that this machine has, with one thread and with two; the others are named on stderr.
+pub fn devices(test: &str) -> Vec<(String, CpuDevice)> {
+    let mut devices = Vec::new();
+    for isa in Isa::ALL {
+        if !isa.available() {
+            eprintln!("{test}: SKIPPED on {isa}: this machine does not have it");
+            continue;
+        }
+        for threads in [1, 2] {
+            devices.push((format!("{isa} with {threads} threads"), CpuDevice::new(threads, isa).unwrap()));
+        }
+    }
+    devices
+}
+
+/// Numbers that look random and are the same in every run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678)
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % end as u64) as usize
+    }
+
+    /// Roughly normal, with the given deviation.
+    pub fn normals(&mut self, count: usize, deviation: f32) -> Vec<f32> {
+        let uniform = |random: &mut Self| random.below(1 << 24) as f32 / (1 << 24) as f32;
+        (0..count).map(|_| ((0..12).map(|_| uniform(self)).sum::<f32>() - 6.0) * deviation).collect()
+    }
+}
+
+/// The value that is left after storing it as `dtype`.
+pub fn stored(dtype: WeightType, x: f32) -> f32 {
+    match dtype {
+        WeightType::F32 => x,
+        WeightType::F16 => half::f16::from_f32(x).to_f32(),
+        WeightType::Bf16 => half::bf16::from_f32(x).to_f32(),
+    }
+}
+
+/// Little-endian bytes of the values as `dtype`.
+pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
+    let element = |&x: &f32| -> Vec<u8> {
+        match dtype {
+            WeightType::F32 => x.to_le_bytes().to_vec(),
+            WeightType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+            WeightType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+        }
+    };
+    values.iter().flat_map(element).collect()
+}
+
+/// A device matrix of `rows` outputs.
+pub fn matrix(device: &mut CpuDevice, dtype: WeightType, rows: usize, values: &[f32]) -> Matrix {
+    let bytes = bytes(dtype, values);
+    device.matrix(&[HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows }]).unwrap()
+}
+
+/// A tensor that holds `values`, in rows of `width`.
+pub fn tensor(device: &mut CpuDevice, width: usize, values: &[f32]) -> Tensor {
+    let mut tensor = device.tensor(values.len() / width, width).unwrap();
+    tensor.fill(values).unwrap();
+    tensor
+}
+
+/// One row of a step: how many tokens, from which position on, in which pages.
+#[derive(Clone, Debug)]
+pub struct Share {
+    pub tokens: usize,
+    pub start: usize,
+    pub pages: Vec<PageId>,
+}
+
+/// Begins a step of these rows.
+pub fn begin(device: &mut CpuDevice, shares: &[Share], ids: &[u32], logit_rows: &[usize]) {
+    let mut rows = Vec::new();
+    let mut positions = Vec::new();
+    for share in shares {
+        let (first_token, tokens, start) = (positions.len(), share.tokens, share.start);
+        rows.push(RowInputs { first_token, tokens, start, block_table: &share.pages });
+        positions.extend((start..start + tokens).map(|position| position as f32));
+    }
+    let zeros = vec![0; positions.len()];
+    let token_ids = if ids.is_empty() { &zeros } else { ids };
+    device.begin_step(&StepInputs { token_ids, positions: &positions, rows: &rows, logit_rows }).unwrap();
+}
+
+/// Bits, so that equality means the same bits.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Asserts that the values are near, relative to the largest wanted.
+#[track_caller]
+pub fn assert_near(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let scale = want.iter().fold(1e-30_f64, |scale, x| scale.max(x.abs()));
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*got) - want).abs() / scale;
+        // Written so that a NaN fails.
+        assert!(error <= tolerance, "{what}: element {index} is {got}, wanted {want}: off by {error:e}");
+    }
+}
