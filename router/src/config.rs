@@ -9,7 +9,7 @@ use tutti_runtime::Error;
 pub struct RouterConfig {
     /// Serve token ids only; the checkpoint's tokenizer and chat template are not read.
     pub skip_tokenizer_init: bool,
-    /// The largest HTTP body, in bytes. A larger one is refused before it is read.
+    /// The largest HTTP body or gRPC message, in bytes. A larger one is refused before it is read.
     pub max_body_bytes: usize,
     /// How many choices (`n` times the prompts of each request) may be under way at once. One request with more
     /// than this is refused for good, one that comes at a busy moment may come back.

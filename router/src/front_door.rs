@@ -53,7 +53,7 @@ impl FrontDoor {
     /// `tutti.v1.Inference`, reflection, and `grpc.health.v1` following `health`'s readiness. Must be called inside
     /// a Tokio runtime; a composer may add services of its own.
     pub fn grpc_routes(&self, health: &Health) -> Result<tonic::service::Routes, Error> {
-        grpc::routes(self.generator.clone(), health)
+        grpc::routes(self.generator.clone(), self.max_body_bytes, health)
     }
 
     /// Follows the conductor for as long as it is polled: fetches what is served once it is there, again when it
