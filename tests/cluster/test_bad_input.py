@@ -221,7 +221,7 @@ GRPC = [
 
 
 class TestGrpc:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def ask(self, tiny):
         from tutti.v1 import inference_pb2 as pb
         from tutti.v1 import inference_pb2_grpc

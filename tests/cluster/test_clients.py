@@ -2,7 +2,10 @@
 
 import asyncio
 import itertools
+import json
 import math
+import socket
+import time
 
 import grpc
 import openai
@@ -209,9 +212,27 @@ class TestGrpc:
         assert [method.name for method in file.service[0].method] == ["Generate", "GetModel"]
 
 
-def test_a_client_that_goes_away_frees_its_pages(tiny):
-    body = {"model": tiny.model, "prompt": "go on", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with tiny.client.stream("POST", "/v1/completions", json=body) as response:
+LONG = {"prompt": "go on", "max_tokens": 4000, "ignore_eos": True}
+
+
+def in_use(cluster):
+    return cluster.metrics()["tutti_kv_pages_used"] > 0
+
+
+def test_a_reader_that_goes_away_frees_its_pages(tiny):
+    with tiny.client.stream("POST", "/v1/completions", json=LONG | {"model": tiny.model, "stream": True}) as response:
         next(response.iter_lines())
-        wait_for("pages in use", lambda: tiny.metrics()["tutti_kv_pages_used"] > 0, every=0.005)
+        wait_for("pages in use", lambda: in_use(tiny), every=0.005)
     tiny.wait_until_idle()
+
+
+def test_a_waiter_that_goes_away_frees_its_pages(tiny):
+    """No stream, so nothing is ever sent at which the server could notice."""
+    body = json.dumps(LONG | {"model": tiny.model}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", tiny.http_port)) as connection:
+        connection.sendall(head + body)
+        wait_for("pages in use", lambda: in_use(tiny), every=0.005)
+    began = time.monotonic()
+    tiny.wait_until_idle()
+    assert time.monotonic() - began < 1, "it was run to its end"
