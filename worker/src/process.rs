@@ -23,7 +23,9 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         serve(&lifeline.telemetry, Joining { conductor, rank, join_token: lifeline.join_token })
     })();
     match outcome {
-        // Load failures went up the stream, and the conductor tells the operator, once for all workers.
+        // Load failures went up the stream, and the conductor tells the operator, once for all workers. A conductor that
+        // has closed the stream knows that too.
+        Err(error) if error.kind() == ErrorKind::Unavailable => ExitCode::from(exit::INTERNAL),
         Err(error) if exit::code(&error) == exit::USAGE => ExitCode::from(exit::USAGE),
         outcome => exit::run(NAME, || outcome),
     }
@@ -51,17 +53,10 @@ fn serve(telemetry: &Telemetry, joining: Joining) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-    let outcome = runtime.block_on(async {
+    runtime.block_on(async {
         let _telemetry = telemetry.install(NAME)?;
         join::run(joining).await
-    });
-    match outcome {
-        // The stream's end is the worker's end: not a fault, but nothing to stay for either.
-        Err(error) if error.kind() == ErrorKind::Unavailable => {
-            Err(Error::internal(error.message().to_owned()))
-        }
-        outcome => outcome,
-    }
+    })
 }
 
 /// What `ps` and `top` show, whatever the executable's own name is.

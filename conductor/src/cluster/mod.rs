@@ -215,11 +215,12 @@ impl Cluster {
         let mut state = self.state.lock();
         let Some(worker) = state.workers.remove(id) else { return };
         let rank = worker.rank;
-        if state.draining {
-            tracing::debug!(worker = %rank, "left");
+        // One that has said why it cannot stay has been heard.
+        if state.draining || state.troubles.contains_key(&rank) {
+            tracing::debug!(worker = %rank, why, "left");
         } else {
             tracing::warn!(worker = %rank, pid = worker.pid, why, "lost");
-            state.troubles.entry(rank).or_insert_with(|| why.to_owned());
+            state.troubles.insert(rank, why.to_owned());
         }
         state.left.insert(rank, worker.pid);
         self.metrics.gone(rank);
