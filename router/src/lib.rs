@@ -7,6 +7,7 @@ mod generation;
 mod grpc;
 mod http;
 mod metrics;
+pub mod process;
 mod served;
 mod text;
 

@@ -1,13 +1,13 @@
 //! What is served: the conductor's description of the model, and what the checkpoint's text files make of it.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use tutti_proto::cluster::v1::{CheckpointFile, ModelDescription};
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
 
 use crate::{
-    generation::Generator,
+    generation::{Generator, Sampling, validate},
     text::{template::ChatTemplate, tokenizer::Tokenizer},
 };
 
@@ -46,6 +46,15 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
+impl SamplingDefaults {
+    /// Reads generation_config.json; values that no request may have are refused here, not with every request.
+    fn read(json: &[u8]) -> Result<Self, Error> {
+        let defaults = serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
+        validate::sampling(&Sampling::default(), &defaults, 0)?;
+        Ok(defaults)
+    }
+}
+
 /// The bytes of the checkpoint's text files, each where it exists.
 #[derive(Default)]
 pub struct TextFiles {
@@ -59,28 +68,21 @@ pub struct TextFiles {
     pub generation_config: Option<Vec<u8>>,
 }
 
-/// Checks a checkpoint directory's text files as the front door will read them, so that a missing or broken one is an
-/// error before anything is spawned. A missing tokenizer is one unless `skip_tokenizer_init`.
-pub fn check_checkpoint(directory: &Path, skip_tokenizer_init: bool) -> Result<(), Error> {
-    ServedText::read(&TextFiles::from_directory(directory)?, skip_tokenizer_init).map(drop)
+/// Checks a checkpoint's text files as the front door will read them, so that a missing or broken one is an error before
+/// anything is spawned. A missing tokenizer is one unless `skip_tokenizer_init`.
+pub fn check_checkpoint(checkpoint: &Checkpoint, skip_tokenizer_init: bool) -> Result<(), Error> {
+    ServedText::read(&TextFiles::of(checkpoint)?, skip_tokenizer_init).map(drop)
 }
 
 impl TextFiles {
-    /// Reads those that exist in a checkpoint directory.
-    pub fn from_directory(directory: &Path) -> Result<Self, Error> {
-        let read = |name: &str| {
-            let path = directory.join(name);
-            match std::fs::read(&path) {
-                Ok(bytes) => Ok(Some(bytes)),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-                Err(e) => Err(Error::invalid("model", format!("cannot read {}: {e}", path.display()))),
-            }
-        };
+    /// Reads those that a checkpoint on this machine has.
+    fn of(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        use tutti_runtime::checkpoint::CheckpointFile as Local;
         Ok(Self {
-            tokenizer: read("tokenizer.json")?,
-            tokenizer_config: read("tokenizer_config.json")?,
-            chat_template: read("chat_template.jinja")?,
-            generation_config: read("generation_config.json")?,
+            tokenizer: checkpoint.read(Local::Tokenizer)?,
+            tokenizer_config: checkpoint.read(Local::TokenizerConfig)?,
+            chat_template: checkpoint.read(Local::ChatTemplate)?,
+            generation_config: checkpoint.read(Local::GenerationConfig)?,
         })
     }
 
@@ -111,7 +113,7 @@ impl ServedText {
     /// Builds tokenizer, template and defaults out of the files.
     pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let defaults = match &files.generation_config {
-            Some(bytes) => serde_json::from_slice(bytes)
+            Some(bytes) => SamplingDefaults::read(bytes)
                 .map_err(|e| Error::invalid("generation_config", format!("generation_config.json: {e}")))?,
             None => SamplingDefaults::default(),
         };
@@ -161,13 +163,57 @@ impl ServedModel {
         }
     }
 
-    /// The most tokens, prompt and output together, that one request may have.
-    pub fn max_request_tokens(&self) -> u32 {
+    /// The most tokens, prompt and output together, that one request may have, and what sets that limit.
+    pub fn token_limit(&self) -> (u32, &'static str) {
         let context = self.description.max_context_tokens;
-        // 0 is what a conductor that does not say sends: then the context alone counts.
         match self.description.max_request_tokens {
-            0 => context,
-            pool => context.min(pool),
+            pool if pool < context => (pool, "what a worker's KV pool can hold"),
+            _ => (context, "the model's context"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support;
+
+    fn files(tokenizer: Option<Vec<u8>>, generation_config: &[u8]) -> TextFiles {
+        TextFiles { tokenizer, generation_config: Some(generation_config.to_vec()), ..TextFiles::default() }
+    }
+
+    fn refused(files: &TextFiles, skip_tokenizer_init: bool) -> String {
+        let error = ServedText::read(files, skip_tokenizer_init).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        error.field().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_missing_tokenizer_is_an_error_unless_text_is_off() {
+        let bare = files(None, b"{}");
+        assert_eq!(refused(&bare, false), "tokenizer");
+        assert!(ServedText::read(&bare, true).is_ok());
+    }
+
+    #[test]
+    fn broken_files_are_named() {
+        let good = test_support::tokenizer_json();
+        assert_eq!(refused(&files(Some(b"{}".to_vec()), b"{}"), false), "tokenizer");
+        assert_eq!(refused(&files(Some(good.clone()), b"["), false), "generation_config");
+        assert_eq!(refused(&files(Some(good.clone()), br#"{"top_p": 7}"#), false), "generation_config");
+        let broken = |config: Option<&[u8]>, template: Option<&[u8]>| TextFiles {
+            tokenizer_config: config.map(<[u8]>::to_vec),
+            chat_template: template.map(<[u8]>::to_vec),
+            ..files(Some(good.clone()), b"{}")
+        };
+        assert_eq!(refused(&broken(Some(b"{"), None), false), "tokenizer_config");
+        assert_eq!(refused(&broken(None, Some(b"{% if %}")), false), "chat_template");
+    }
+
+    #[test]
+    fn sampling_defaults_are_read_beside_the_file_s_other_fields() {
+        let json = br#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}"#;
+        let text = ServedText::read(&files(None, json), true).unwrap();
+        assert_eq!((text.defaults.temperature, text.defaults.top_k), (Some(0.6), Some(20)));
     }
 }

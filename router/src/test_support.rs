@@ -4,17 +4,18 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::json;
 
-#[path = "../tests/support/tokenizer.rs"]
+#[allow(dead_code)]
+#[path = "../tests/front_door/support/tokenizer.rs"]
 mod json_bytes;
 
-pub use json_bytes::VOCAB;
+pub use json_bytes::{VOCAB, byte_level as tokenizer_json};
 
 use crate::text::tokenizer::Tokenizer;
 
-/// The byte-level tokenizer of the tests; see [`json_bytes::byte_level`].
+/// The byte-level tokenizer of the tests; see [`tokenizer_json`].
 pub fn tokenizer() -> Arc<Tokenizer> {
     static BUILT: LazyLock<Arc<Tokenizer>> =
-        LazyLock::new(|| Arc::new(Tokenizer::from_bytes(&json_bytes::byte_level()).unwrap()));
+        LazyLock::new(|| Arc::new(Tokenizer::from_bytes(&tokenizer_json()).unwrap()));
     BUILT.clone()
 }
 

@@ -149,7 +149,7 @@ impl Generator {
             let model = model.clone();
             self.on_text(move || prompts::encode(prompts, &model, echo)).await??
         };
-        let specs = specs(&request, sampling, &prompts, n, model.max_request_tokens())?;
+        let specs = specs(&request, sampling, &prompts, n, model.token_limit())?;
         let settings = settings(&request, &model, &prompts, n);
         let started = specs.into_iter().zip(settings).map(|(spec, settings)| {
             let submit = SubmitRequest { spec: Some(spec), timeout_ms: request.timeout.map(millis) };
@@ -191,7 +191,7 @@ fn specs(
     sampling: pb::Sampling,
     prompts: &[EncodedPrompt],
     n: u32,
-    limit: u32,
+    limit: (u32, &str),
 ) -> Result<Vec<pb::RequestSpec>, Error> {
     let mut specs = Vec::with_capacity(prompts.len() * n as usize);
     for prompt in prompts {

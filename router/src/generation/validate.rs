@@ -158,16 +158,17 @@ fn logit_bias(asked: &[(u32, f32)], vocab_size: u32) -> Result<Vec<pb::LogitBias
 }
 
 /// How many tokens a prompt of this length may be continued by, under the request's own limits.
-pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: u32) -> Result<u32, Error> {
+pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: (u32, &str)) -> Result<u32, Error> {
+    let (limit, what) = limit;
     let room = u32::try_from(prompt).ok().and_then(|prompt| limit.checked_sub(prompt));
     let Some(room) = room else {
-        let message = format!("has {prompt} tokens, but a request may have at most {limit}, output included");
+        let message = format!("has {prompt} tokens, but a request may have at most {limit}, {what}");
         return Err(Error::invalid("prompt", message));
     };
     let max_tokens = match (stopping.max_tokens, stopping.default_max_tokens) {
         (Some(asked), _) if asked > room => {
             let message = format!(
-                "is {asked}, and the prompt has {prompt} tokens, but a request may have at most {limit} tokens in all"
+                "is {asked} and the prompt has {prompt} tokens, but both together may have at most {limit}, {what}"
             );
             return Err(Error::invalid("max_tokens", message));
         }
@@ -176,7 +177,8 @@ pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: u32) -> Result<u32,
         (None, None) => room,
     };
     if max_tokens == 0 && stopping.max_tokens.is_none() {
-        let message = format!("has {prompt} tokens, which leaves no room for output: the limit is {limit}");
+        let message =
+            format!("has {prompt} tokens, which leaves no room for output: the limit is {limit}, {what}");
         return Err(Error::invalid("prompt", message));
     }
     if stopping.min_tokens > max_tokens {
@@ -252,6 +254,7 @@ mod tests {
     #[test]
     fn room_is_counted_to_the_token() {
         let asked = |max_tokens| Stopping { max_tokens, ..Stopping::default() };
+        let max_tokens = |stopping: &Stopping, prompt, limit| max_tokens(stopping, prompt, (limit, "a test"));
         assert_eq!(max_tokens(&asked(Some(6)), 10, 16), Ok(6));
         assert_eq!(max_tokens(&asked(Some(7)), 10, 16).unwrap_err().field(), Some("max_tokens"));
         assert_eq!(max_tokens(&asked(None), 10, 16), Ok(6));
@@ -263,8 +266,8 @@ mod tests {
     #[test]
     fn a_default_shrinks_to_the_room_there_is() {
         let stopping = Stopping { default_max_tokens: Some(16), ..Stopping::default() };
-        assert_eq!(max_tokens(&stopping, 10, 16), Ok(6));
-        assert_eq!(max_tokens(&stopping, 10, 100), Ok(16));
+        assert_eq!(max_tokens(&stopping, 10, (16, "a test")), Ok(6));
+        assert_eq!(max_tokens(&stopping, 10, (100, "a test")), Ok(16));
     }
 
     #[test]

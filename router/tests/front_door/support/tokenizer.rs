@@ -2,16 +2,15 @@
 
 use serde_json::{Value, json};
 
-/// Ids from here on are in the model's vocabulary and not in the tokenizer's, as in a padded embedding table.
-pub const KNOWN: u32 = 264;
-/// The model's vocabulary.
+/// The model's vocabulary. Ids from 264 on are not in the tokenizer's, as in a padded embedding table.
 pub const VOCAB: u32 = 270;
 /// `<|end|>`, the end-of-sequence token.
 pub const END: u32 = 261;
 
 /// The printable stand-in of a byte in the byte-level alphabet, made as GPT-2 made it.
 fn stand_ins() -> Vec<char> {
-    let printable = |b: u32| (0x21..=0x7e).contains(&b) || (0xa1..=0xac).contains(&b) || (0xae..=0xff).contains(&b);
+    let printable =
+        |b: u32| (0x21..=0x7e).contains(&b) || (0xa1..=0xac).contains(&b) || (0xae..=0xff).contains(&b);
     let mut next = 0x100;
     (0..256u32)
         .map(|byte| {

@@ -1,11 +1,12 @@
 //! `/v1/completions`, to the byte where clients look at bytes.
 
-mod support;
-
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use support::{Step, end, logprob, prompt_logprobs, ready, says, says_ids, token, tokenizer, tokens};
 use tutti_proto::cluster::v1::{FinishReason, RequestEvent};
+
+use crate::support::{
+    self, Step, end, logprob, prompt_logprobs, ready, says, says_ids, token, tokenizer, tokens,
+};
 
 /// What differs between any two answers.
 fn steady(mut value: Value) -> Value {
@@ -88,7 +89,12 @@ async fn ends_have_their_reasons() {
             steps
         });
         let mut choice = setup.post("/v1/completions", &request).await.json()["choices"][0].take();
-        [choice["text"].take(), choice["finish_reason"].take(), choice["stop_reason"].take(), choice["token_ids"].take()]
+        [
+            choice["text"].take(),
+            choice["finish_reason"].take(),
+            choice["stop_reason"].take(),
+            choice["token_ids"].take(),
+        ]
     };
     let length = ask(&[97, 98], FinishReason::Length).await;
     assert_eq!(length, [json!("ab"), json!("length"), json!(null), json!([97, 98])]);
@@ -146,7 +152,9 @@ async fn a_held_back_beginning_of_a_stop_string_is_shown_at_the_end() {
 #[tokio::test]
 async fn prompts_times_n_keep_their_order_and_seeds() {
     let setup = ready().await;
-    setup.conductor.play(|spec| says(&format!("{}/{}", spec.prompt[0], spec.sampling.as_ref().unwrap().seed % 97)));
+    setup
+        .conductor
+        .play(|spec| says(&format!("{}/{}", spec.prompt[0], spec.sampling.as_ref().unwrap().seed % 97)));
     let ask = async |body: Value| {
         let body = setup.post("/v1/completions", &body).await.json();
         let choices = body["choices"].as_array().unwrap().clone();
@@ -254,6 +262,9 @@ async fn without_a_tokenizer_only_ids_go_in_and_out() {
         (json!({ "prompt": [tokenizer::VOCAB] }), "prompt"),
     ] {
         let answer = setup.post("/v1/completions", &body).await;
-        assert_eq!((answer.status, &answer.json()["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)));
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["param"]),
+            (StatusCode::BAD_REQUEST, &json!(param))
+        );
     }
 }

@@ -1,8 +1,5 @@
 //! A front door before a conductor made of scripts.
 
-// Each test program uses its own part of this.
-#![allow(dead_code)]
-
 pub mod tokenizer;
 
 use std::{
@@ -22,13 +19,14 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tonic::{
     Response, Status,
+    service::Routes,
     transport::{Channel, Endpoint, Server},
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
     CheckpointFile, DescribeRequest, DescribeResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
-    GetClusterResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, RequestSpec,
-    SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
+    GetClusterResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent,
+    RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{FrontDoor, RouterConfig};
@@ -99,8 +97,11 @@ impl Stream for Playing {
                 self.cancelled = None;
                 Some(Err(status))
             }
-            // The stream's end drops it: there is no waker to keep.
-            Some(Step::Hang) => return Poll::Pending,
+            // Whoever drops the stream ends it: there is no waker to keep.
+            Some(Step::Hang) => {
+                self.steps = vec![Step::Hang].into_iter();
+                return Poll::Pending;
+            }
             None => None,
         };
         Poll::Ready(item)
@@ -161,7 +162,8 @@ impl Conductor for FakeConductor {
         request: tonic::Request<ReadCheckpointFileRequest>,
     ) -> Result<Response<Self::ReadCheckpointFileStream>, Status> {
         let file = request.into_inner().file();
-        let bytes = self.files.get(&file).ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
+        let bytes =
+            self.files.get(&file).ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
         let pieces: Vec<_> = bytes.chunks(1000).map(|data| Ok(FilePiece { data: data.to_vec() })).collect();
         Ok(Response::new(stream::iter(pieces).boxed()))
     }
@@ -215,20 +217,20 @@ pub async fn start(config: RouterConfig, has_tokenizer: bool) -> Setup {
         has_tokenizer,
     };
     let metrics = Metrics::default();
-    let front_door = FrontDoor::new(connect(conductor.clone()), &config, &metrics).unwrap();
+    let channel = connect(Routes::new(ConductorServer::new(conductor.clone())));
+    let front_door = FrontDoor::new(channel, &config, &metrics).unwrap();
     Setup { conductor, front_door, health: Health::default(), metrics, cancelled }
 }
 
-/// The way to a service over memory.
-fn connect(conductor: FakeConductor) -> Channel {
-    let service = ConductorServer::new(conductor);
+/// The way to services over memory.
+pub fn connect(services: Routes) -> Channel {
     let endpoint = tutti_router::tune(Endpoint::from_static("http://in.process"));
     endpoint.connect_with_connector_lazy(service_fn(move |_| {
-        let service = service.clone();
+        let services = services.clone();
         async move {
             let (ours, theirs) = tokio::io::duplex(64 << 10);
             let incoming = stream::iter([Ok::<_, std::io::Error>(theirs)]).chain(stream::pending());
-            tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+            tokio::spawn(Server::builder().add_routes(services).serve_with_incoming(incoming));
             Ok::<_, std::io::Error>(TokioIo::new(ours))
         }
     }))
@@ -272,7 +274,10 @@ pub fn logprob(logprob: f32, rank: u32, top: &[(u32, f32)]) -> TokenLogprob {
 
 /// The logprobs of prompt tokens from `first` on.
 pub fn prompt_logprobs(first: u32, tokens: Vec<TokenLogprob>) -> Step {
-    Step::Event(RequestEvent { prompt_logprobs: vec![PromptLogprobs { first, tokens }], ..Default::default() })
+    Step::Event(RequestEvent {
+        prompt_logprobs: vec![PromptLogprobs { first, tokens }],
+        ..Default::default()
+    })
 }
 
 /// An answer, read whole.

@@ -1,0 +1,245 @@
+//! The router as a process of its own: settings, ports, and an end that lets running streams finish.
+
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
+
+use axum::serve::ListenerExt;
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{service::Routes, transport::Endpoint, transport::Server};
+use tutti_runtime::{
+    Error, config,
+    health::{Health, State},
+    listen,
+    metrics::Metrics,
+    operations,
+    shutdown::Shutdown,
+    telemetry::{LogFormat, Telemetry},
+};
+
+use crate::{FrontDoor, RouterConfig, tune};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A conductor that does not answer a ping within twice this is gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Serves the OpenAI HTTP and gRPC surfaces in front of a conductor that runs elsewhere.
+///
+/// Every setting can also stand in a file (--config) or in an environment variable (TUTTI_CONDUCTOR).
+#[derive(Debug, Parser, Serialize)]
+#[command(name = "router", version)]
+struct Flags {
+    /// Settings from this TOML or YAML file; environment variables and flags go over them
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    config: Option<PathBuf>,
+
+    /// Print the settings in force as JSON and exit
+    #[arg(long)]
+    #[serde(skip)]
+    print_config: bool,
+
+    /// The conductor's gRPC address, such as http://10.0.0.1:50051
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conductor: Option<String>,
+
+    /// Address of the OpenAI API, health and metrics [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<SocketAddr>,
+
+    /// Address of the gRPC API [default: 127.0.0.1:50051]
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grpc: Option<SocketAddr>,
+
+    #[command(flatten)]
+    router: RouterFlags,
+
+    /// Seconds that running requests have to finish after the first Ctrl-C or SIGTERM [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drain_timeout: Option<u32>,
+
+    /// How log lines look [default: text]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_format: Option<LogFormat>,
+
+    /// Which log lines there are, as in info or tutti_router=debug [default: info]
+    #[arg(long, value_name = "FILTER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<String>,
+
+    /// OTLP/gRPC endpoint for spans
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    otlp_endpoint: Option<String>,
+}
+
+/// The front door's flags; its other settings stand in the file's `router` table.
+#[derive(Debug, clap::Args, Serialize)]
+struct RouterFlags {
+    /// Serve token ids only: the checkpoint's tokenizer and chat template are not read
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    skip_tokenizer_init: bool,
+}
+
+/// The process's settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Settings {
+    conductor: Option<String>,
+    http: SocketAddr,
+    grpc: SocketAddr,
+    router: RouterConfig,
+    drain_timeout: u32,
+    log_format: LogFormat,
+    log: String,
+    otlp_endpoint: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let Telemetry { log_format, log, otlp_endpoint } = Telemetry::default();
+        Self {
+            conductor: None,
+            http: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            grpc: SocketAddr::from(([127, 0, 0, 1], 50051)),
+            router: RouterConfig::default(),
+            drain_timeout: 30,
+            log_format,
+            log,
+            otlp_endpoint,
+        }
+    }
+}
+
+/// Runs the process until it is told to end; `arguments` are the command line, the program's name first.
+///
+/// # Errors
+/// Of usage, before any port is bound; or what kept the process from serving.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
+    let flags = match Flags::try_parse_from(arguments) {
+        Ok(flags) => flags,
+        // Help and version are answers, not errors.
+        Err(answer) if !answer.use_stderr() => {
+            return answer.print().map_err(|e| Error::internal(format!("cannot write: {e}")));
+        }
+        Err(error) => return Err(Error::invalid("usage", error.to_string().trim_end().to_owned())),
+    };
+    let settings: Settings = config::layered(flags.config.as_deref(), &flags)?;
+    settings.router.validate()?;
+    if flags.print_config {
+        use std::io::Write;
+        let text = config::print(&settings)?;
+        return writeln!(std::io::stdout(), "{text}")
+            .map_err(|e| Error::internal(format!("cannot write: {e}")));
+    }
+    let endpoint = endpoint(settings.conductor.as_deref())?;
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::internal(format!("cannot start the async runtime: {e}")))?
+        .block_on(serve(settings, endpoint))
+}
+
+/// Where the conductor is. It need not be there yet.
+fn endpoint(conductor: Option<&str>) -> Result<Endpoint, Error> {
+    let Some(url) = conductor else {
+        return Err(Error::invalid("conductor", "is required: the gRPC address of a conductor"));
+    };
+    let invalid =
+        || Error::invalid("conductor", format!("{url:?} is not a URL such as http://10.0.0.1:50051"));
+    if !url.starts_with("http://") {
+        return Err(invalid());
+    }
+    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
+    Ok(tune(endpoint)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true))
+}
+
+async fn serve(settings: Settings, endpoint: Endpoint) -> Result<(), Error> {
+    let Settings { log_format, log, otlp_endpoint, .. } = settings;
+    let _telemetry = Telemetry { log_format, log, otlp_endpoint }.install("router")?;
+    let shutdown = Shutdown::on_signals()?;
+    let http = listen::tcp("http", settings.http).await?;
+    let grpc = listen::tcp("grpc", settings.grpc).await?;
+    tracing::info!(http = %settings.http, grpc = %settings.grpc, "listening");
+
+    let (health, metrics) = (Health::default(), Metrics::default());
+    let front_door = FrontDoor::new(endpoint.connect_lazy(), &settings.router, &metrics)?;
+    let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
+    let services = front_door.grpc_routes(&health)?;
+    let following = tokio::spawn(front_door.follow(health.clone()));
+
+    let serving = async {
+        tokio::try_join!(
+            serve_http(http, routes, shutdown.clone()),
+            serve_grpc(grpc, services, shutdown.clone()),
+        )
+    };
+    let overdue = async {
+        shutdown.begun().await;
+        // Readiness has one writer at a time: from here on it is the drain.
+        following.abort();
+        health.set_ready(State::Not("draining".into()));
+        tokio::time::sleep(Duration::from_secs(settings.drain_timeout.into())).await;
+    };
+    tokio::select! {
+        served = serving => served.map(drop),
+        () = overdue => {
+            tracing::warn!(seconds = settings.drain_timeout, "ending with requests unfinished");
+            Ok(())
+        }
+    }
+}
+
+/// Serves HTTP until the drain begins, then until the running requests have finished.
+async fn serve_http(listener: TcpListener, routes: axum::Router, shutdown: Shutdown) -> Result<(), Error> {
+    // Events are small and each one counts: none should wait for another.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection keeps Nagle's delay");
+        }
+    });
+    axum::serve(listener, routes)
+        .with_graceful_shutdown(async move { shutdown.begun().await })
+        .await
+        .map_err(|e| Error::internal(format!("HTTP: {e}")))
+}
+
+/// As [`serve_http`], for gRPC.
+async fn serve_grpc(listener: TcpListener, services: Routes, shutdown: Shutdown) -> Result<(), Error> {
+    Server::builder()
+        .tcp_nodelay(true)
+        .add_routes(services)
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown.begun())
+        .await
+        .map_err(|e| Error::internal(format!("gRPC: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(arguments: &[&str]) -> Option<String> {
+        let arguments = ["router"].iter().chain(arguments).map(OsString::from);
+        run(arguments).unwrap_err().field().map(str::to_owned)
+    }
+
+    #[test]
+    fn bad_usage_is_named_before_anything_binds() {
+        assert_eq!(refused(&[]).as_deref(), Some("conductor"));
+        assert_eq!(refused(&["--conductor", "10.0.0.1:1"]).as_deref(), Some("conductor"));
+        assert_eq!(refused(&["--conductor", "http://x y"]).as_deref(), Some("conductor"));
+        assert_eq!(refused(&["--bogus"]).as_deref(), Some("usage"));
+        assert_eq!(refused(&["--config", "nowhere.toml"]).as_deref(), Some("config"));
+    }
+}

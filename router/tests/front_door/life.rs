@@ -1,0 +1,149 @@
+//! What happens to requests that do not simply end: clients that leave, errors in the middle, too many at once.
+
+use axum::http::StatusCode;
+use futures_util::{FutureExt, StreamExt};
+use serde_json::json;
+use tonic::Status;
+use tower::ServiceExt;
+use tutti_router::RouterConfig;
+
+use crate::support::{self, Step, post, ready, ready_with, tokens};
+
+const PATH: &str = "/v1/completions";
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_cancels_all_its_choices() {
+    let mut setup = ready().await;
+    setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
+    let body = json!({ "prompt": ["a", "b"], "n": 2, "stream": true }).to_string();
+    let response = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
+    let mut events = response.into_body().into_data_stream();
+    for _ in 0..4 {
+        events.next().await.unwrap().unwrap();
+    }
+    assert!(setup.cancelled.recv().now_or_never().is_none());
+    drop(events);
+    for _ in 0..4 {
+        setup.cancelled.recv().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_whole_answer_cancels_it_too() {
+    let mut setup = ready().await;
+    let (submitted, mut has_submitted) = tokio::sync::mpsc::unbounded_channel();
+    setup.conductor.play(move |_| {
+        submitted.send(()).unwrap();
+        vec![tokens(0, &[97]), Step::Hang]
+    });
+    let mut answer = Box::pin(setup.front_door.http_routes().oneshot(post(PATH, r#"{"prompt": "a"}"#)));
+    tokio::select! {
+        _ = &mut answer => panic!("an answer to a request that hangs"),
+        _ = has_submitted.recv() => {}
+    }
+    drop(answer);
+    setup.cancelled.recv().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_error_in_a_stream_is_an_event_and_no_done_follows() {
+    let mut setup = ready().await;
+    setup.conductor.play(|spec| match spec.prompt[0] {
+        97 => vec![tokens(0, &[104, 105]), Step::Fail(Status::internal("the worker lost its device"))],
+        _ => vec![Step::Hang],
+    });
+    let answer = setup.post(PATH, &json!({ "prompt": ["a", "b"], "stream": true })).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    let events = answer.events();
+    assert_eq!(events[0]["choices"][0]["text"], "hi");
+    assert_eq!(events[1]["error"]["type"], "server_error");
+    assert_eq!(events.len(), 2, "{}", answer.text);
+    // The other choice has nobody left to be for.
+    setup.cancelled.recv().await.unwrap();
+    let whole = setup.post(PATH, &json!({ "prompt": "a" })).await;
+    assert_eq!(whole.status, StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
+async fn a_stream_that_stops_without_an_end_is_an_error() {
+    let setup = ready().await;
+    setup.conductor.play(|_| vec![tokens(0, &[97])]);
+    let answer = setup.post(PATH, &json!({ "prompt": "a", "stream": true })).await;
+    assert!(answer.text.contains("\"error\"") && !answer.text.contains("[DONE]"), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn a_lost_token_is_an_error_and_not_a_shorter_text() {
+    let setup = ready().await;
+    setup.conductor.play(|_| vec![tokens(0, &[97]), tokens(2, &[98])]);
+    let answer = setup.post(PATH, &json!({ "prompt": "a" })).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(answer.text.contains("output token 2 came where 1 was due"), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn choices_under_way_are_bounded_and_places_come_back() {
+    let mut setup = ready_with(RouterConfig { max_concurrent_choices: 3, ..Default::default() }, true).await;
+    setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
+    let body = json!({ "prompt": "a", "n": 2, "stream": true }).to_string();
+    let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
+    let refused = setup.post(PATH, &json!({ "prompt": "a", "n": 2 })).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers["retry-after"], "1");
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    // More than there will ever be is a mistake of the request.
+    let impossible = setup.post(PATH, &json!({ "prompt": "a", "n": 4 })).await;
+    assert_eq!(impossible.status, StatusCode::BAD_REQUEST);
+    drop(running);
+    setup.cancelled.recv().await.unwrap();
+    setup.conductor.play(|_| support::says("ok"));
+    assert_eq!(setup.post(PATH, &json!({ "prompt": "a", "n": 3 })).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn requests_and_tokens_are_counted() {
+    let setup = ready().await;
+    setup.post(PATH, &json!({ "prompt": "hello" })).await;
+    setup.post(PATH, &json!({ "prompt": "" })).await;
+    let text = setup.metrics.encode();
+    for line in [
+        "tutti_router_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
+        "tutti_router_requests_total{route=\"/v1/completions\",status=\"400\"} 1",
+        "tutti_router_requests_in_flight 0",
+        "tutti_router_prompt_tokens_total 1",
+        "tutti_router_generated_tokens_total 3",
+        "tutti_router_time_to_first_token_seconds_count 1",
+        "tutti_router_inter_token_latency_seconds_count 2",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no {line:?} in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn models_and_tokens_are_told() {
+    let setup = ready().await;
+    let get = |path: &str| axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+    let models = setup.send(get("/v1/models")).await.json();
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("tiny"), &json!(64)));
+    assert_eq!(setup.send(get("/v1/models/tiny")).await.json()["object"], "model");
+    let body = json!({ "prompt": "hello é", "return_token_strs": true });
+    let tokens = setup.post("/tokenize", &body).await.json();
+    let expected = json!({ "count": 4, "max_model_len": 64, "tokens": [259, 32, 195, 169],
+        "token_strs": ["hello", "Ġ", "Ã", "©"] });
+    assert_eq!(tokens, expected);
+    let text = setup.post("/detokenize", &json!({ "tokens": [259, 262] })).await.json();
+    assert_eq!(text, json!({ "prompt": "hello<|role|>" }));
+    let chat = json!({ "messages": [{ "role": "user", "content": "hello" }] });
+    assert_eq!(setup.post("/tokenize", &chat).await.json()["tokens"][0], 262);
+    for (path, body, field) in [
+        ("/tokenize", json!({}), "prompt"),
+        ("/detokenize", json!({ "tokens": [270] }), "tokens"),
+        ("/detokenize", json!({ "tokens": "x" }), "tokens"),
+    ] {
+        let answer = setup.post(path, &body).await;
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["param"]),
+            (StatusCode::BAD_REQUEST, &json!(field))
+        );
+    }
+}
