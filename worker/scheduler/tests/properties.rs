@@ -66,6 +66,7 @@ struct Live<'a> {
     generated: u32,
     passes: u32,
     in_step: bool,
+    cancelled: bool,
     /// Steps planned without it since its last one; counted once it has pages.
     passed_over: usize,
 }
@@ -133,6 +134,7 @@ impl<'a> Simulation<'a> {
                 }
                 if arrival.cancel == Some(turn) {
                     self.scheduler.cancel(key(request as u64));
+                    self.live.entry(key(request as u64)).and_modify(|live| live.cancelled = true);
                 }
             }
             self.turn();
@@ -154,7 +156,16 @@ impl<'a> Simulation<'a> {
         assert_eq!(added.is_ok(), possible, "{added:?}");
         if possible {
             let generated = arrival.generated;
-            let live = Live { arrival, computed: 0, generated, passes: 0, in_step: false, passed_over: 0 };
+            let cancelled = arrival.cancel.is_some_and(|turn| turn < arrival.turn);
+            let live = Live {
+                arrival,
+                computed: 0,
+                generated,
+                passes: 0,
+                in_step: false,
+                cancelled,
+                passed_over: 0,
+            };
             self.live.insert(key(request), live);
         }
     }
@@ -166,6 +177,8 @@ impl<'a> Simulation<'a> {
             assert_eq!(ending.outcome, Outcome::Cancelled);
             self.end(ending);
         }
+        let late = self.live.iter().find(|(_, live)| live.cancelled && !live.in_step);
+        assert!(late.is_none(), "{:?} outlived its cancel", late.map(|(key, _)| key));
         let stalled = planned.step.is_none() && self.flying.is_empty() && !told;
         assert!(!stalled || self.live.is_empty(), "requests wait, but nothing runs");
         let idle = planned.step.is_none();
@@ -198,7 +211,8 @@ impl<'a> Simulation<'a> {
             self.check_row(row);
         }
         let here: Vec<GraphKey> = step.rows.iter().map(|row| row.key).collect();
-        let most = (ATOMIC_PATIENCE as usize + 1) * (config.max_running_requests + 1);
+        // Its own patience, and a step alone for each of the others, with as many steps between them.
+        let most = (ATOMIC_PATIENCE as usize + 1) * config.max_running_requests;
         for (key, live) in self.live.iter_mut().filter(|(_, live)| !live.in_step) {
             let admitted = live.computed > 0;
             live.passed_over += usize::from(admitted && !here.contains(key));
@@ -335,7 +349,8 @@ fn ending_of(live: &Live<'_>, outcome: &RowOutcome) -> Option<Outcome> {
 
 fn arrival() -> impl Strategy<Value = Arrival> {
     let prefill = vec((prop_oneof![3 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..40), 1..4);
-    let output = (0_u32..12, 0_u32..4, 0_u32..4, any::<bool>());
+    let max_tokens = prop_oneof![5 => 0_u32..12, 1 => 12_u32..150];
+    let output = (max_tokens, 0_u32..4, 0_u32..4, any::<bool>());
     (0_usize..60, proptest::option::weighted(0.2, 0_usize..90), prefill, output).prop_map(
         |(turn, cancel, prefill, (max_tokens, min_tokens, generated, stops))| {
             let tokens: usize = prefill.iter().map(|segment| segment.1).sum();
@@ -346,8 +361,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 }
 
 fn script() -> impl Strategy<Value = Script> {
-    let config = (1_usize..48, proptest::option::of(1_usize..24), 1_usize..10, 0_usize..24)
-        .prop_flat_map(|bounds| (Just(bounds), 1_usize..9, 2_usize..120, 8_usize..200))
+    // Budgets below the running set's size are as likely as comfortable ones.
+    let budget = prop_oneof![1_usize..8, 1_usize..48];
+    let config = (budget, proptest::option::of(1_usize..24), 1_usize..10, 0_usize..24)
+        .prop_flat_map(|bounds| (Just(bounds), 1_usize..9, 2_usize..120, 8_usize..300))
         .prop_map(|((step, chunk, running, waiting), page_tokens, pages, max_context)| SchedulerConfig {
             max_step_tokens: step,
             max_prefill_chunk: chunk,
