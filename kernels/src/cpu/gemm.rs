@@ -261,3 +261,44 @@ impl<W: Format, const DOTS: bool> Block<'_, W, DOTS> {
         s.store_some(out, sum);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::testable;
+    use super::super::testing::Random;
+    use super::*;
+    use crate::{HostMatrix, WeightType};
+
+    /// No machine of ours has the dot-product instruction, but all that surrounds it can be checked without: pairs
+    /// multiplied by other means come to the same bits as widened elements.
+    #[test]
+    fn pairs_at_the_door_give_the_bits_of_widened_elements() {
+        let mut random = Random::new(11);
+        for isa in testable("bfloat16 pairs") {
+            let path = Path::new(isa).unwrap();
+            for threads in [1, 2] {
+                let mut pool = ThreadPool::new(threads).unwrap();
+                for (rows, inputs, outputs) in [(1, 64, 100), (2, 7, 17), (7, 33, 40), (29, 128, 70)] {
+                    let bytes: Vec<u8> = random
+                        .normals(inputs * outputs, 1.0)
+                        .into_iter()
+                        .flat_map(|x| to_bf16(x).to_le_bytes())
+                        .collect();
+                    let (dtype, columns) = (WeightType::Bf16, inputs);
+                    let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
+                    let matrix = Matrix::pack(&mut pool, &[part]).unwrap();
+                    let x = random.normals(rows * inputs, 1.0);
+                    let mut door = Buffer::zeroed(rows * (inputs + 1), "the door").unwrap();
+                    let mut run = |dots| {
+                        let mut out = vec![0.0; rows * outputs];
+                        let product =
+                            Product { x: &x, rows, matrix: &matrix, into: Into::Set(None), out: &mut out };
+                        linear_with(path, &mut pool, &mut door, product, dots).unwrap();
+                        out
+                    };
+                    assert_eq!(run(true), run(false), "{isa} {threads} {rows}x{inputs}x{outputs}");
+                }
+            }
+        }
+    }
+}

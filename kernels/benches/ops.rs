@@ -1,0 +1,260 @@
+//! How fast the CPU device's operations are, at the shapes of Qwen3-0.6B.
+//!
+//! `cargo bench -p tutti-kernels -- [--threads N] [--isa NAME] [--json]`. Weights of a product are a ring of copies
+//! larger than the caches, so that one row's products read from memory as they do between layers. Each figure is the
+//! median of several rounds.
+#![allow(clippy::print_stdout)] // The figures are the output.
+
+use std::time::{Duration, Instant};
+
+use tutti_kernels::cpu::{CpuDevice, Isa, Matrix};
+use tutti_kernels::{
+    AttentionShape, Device, DeviceError, HostMatrix, KvShape, PageId, RopeFrequencies, RowInputs, SampleRow,
+    SamplingParams, StepInputs, WeightType,
+};
+
+const HIDDEN: usize = 1024;
+const INTERMEDIATE: usize = 3072;
+const VOCABULARY: usize = 151_936;
+const SHAPE: AttentionShape =
+    AttentionShape { heads: 16, kv_heads: 8, head_dim: 128, scale: 0.088_388_35, window: None };
+/// Copies of a matrix together take at least this much.
+const BEYOND_CACHES: usize = 160 << 20;
+
+/// One line of the table.
+struct Figure {
+    what: String,
+    time: Duration,
+    rate: f64,
+    unit: &'static str,
+}
+
+struct Bench {
+    device: CpuDevice,
+    figures: Vec<Figure>,
+}
+
+fn main() -> Result<(), DeviceError> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str| arguments.iter().position(|a| a == name).and_then(|i| arguments.get(i + 1));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = value("--threads").and_then(|threads| threads.parse().ok()).unwrap_or(cores);
+    let named = |name: &String| Isa::ALL.into_iter().find(|isa| isa.to_string() == *name);
+    let isa = value("--isa").and_then(named).unwrap_or_else(Isa::detect);
+    let mut bench = Bench { device: CpuDevice::new(threads, isa)?, figures: Vec::new() };
+    for dtype in [WeightType::Bf16, WeightType::F32] {
+        bench.products(dtype)?;
+    }
+    for dtype in [WeightType::Bf16, WeightType::F32] {
+        for (rows, context) in [(1, 512), (1, 4096), (16, 512)] {
+            bench.decode_attention(dtype, rows, context)?;
+        }
+        bench.prefill_attention(dtype, 512)?;
+    }
+    bench.sampling()?;
+    let describe = bench.device.describe();
+    if arguments.iter().any(|argument| argument == "--json") {
+        let figures: Vec<_> = bench
+            .figures
+            .iter()
+            .map(|f| serde_json::json!({"what": f.what, "microseconds": micros(f.time), "rate": f.rate, "unit": f.unit}))
+            .collect();
+        println!("{}", serde_json::json!({"device": describe, "figures": figures}));
+        return Ok(());
+    }
+    println!("{describe}");
+    for figure in &bench.figures {
+        println!("{:44} {:>12.1} us {:>9.1} {}", figure.what, micros(figure.time), figure.rate, figure.unit);
+    }
+    Ok(())
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// The median time of a call, over rounds that together take about a third of a second.
+fn median(mut call: impl FnMut() -> Result<(), DeviceError>) -> Result<Duration, DeviceError> {
+    call()?;
+    let mut times = Vec::new();
+    let began = Instant::now();
+    while times.len() < 5 || began.elapsed() < Duration::from_millis(300) {
+        let start = Instant::now();
+        call()?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
+
+impl Bench {
+    fn figure(&mut self, what: String, time: Duration, amount: f64, unit: &'static str) {
+        self.figures.push(Figure { what, time, rate: amount / time.as_secs_f64() / 1e9, unit });
+    }
+
+    fn products(&mut self, dtype: WeightType) -> Result<(), DeviceError> {
+        let qkv = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim;
+        for (name, inputs, outputs) in [
+            ("qkv", HIDDEN, qkv),
+            ("o", SHAPE.heads * SHAPE.head_dim, HIDDEN),
+            ("gate_up", HIDDEN, 2 * INTERMEDIATE),
+            ("down", INTERMEDIATE, HIDDEN),
+            ("lm_head", HIDDEN, VOCABULARY),
+        ] {
+            let bytes = inputs * outputs * dtype.bytes();
+            let weights: Vec<u8> = match dtype {
+                WeightType::F32 => (0..inputs * outputs).flat_map(|i| pattern(i).to_le_bytes()).collect(),
+                _ => (0..inputs * outputs)
+                    .flat_map(|i| half::bf16::from_f32(pattern(i)).to_le_bytes())
+                    .collect(),
+            };
+            let part = HostMatrix { bytes: &weights, dtype, rows: outputs, columns: inputs };
+            let copies = BEYOND_CACHES.div_ceil(bytes);
+            let matrices: Vec<Matrix> =
+                (0..copies).map(|_| self.device.matrix(&[part])).collect::<Result<_, _>>()?;
+            drop(weights);
+            for rows in [1, 4, 16, 512] {
+                if rows == 512 && outputs == VOCABULARY {
+                    continue;
+                }
+                let values: Vec<f32> = (0..rows * inputs).map(pattern).collect();
+                let mut x = self.device.tensor(rows, inputs)?;
+                x.fill(&values)?;
+                let mut out = self.device.tensor(rows, outputs)?;
+                let mut turn = 0;
+                let time = median(|| {
+                    turn += 1;
+                    self.device.linear(&x, &matrices[turn % copies], None, &mut out)
+                })?;
+                let what = format!("{dtype:?} {name} {inputs}x{outputs}, {rows} rows");
+                if rows == 512 {
+                    self.figure(what, time, 2.0 * (rows * inputs * outputs) as f64, "GFLOP/s");
+                } else {
+                    self.figure(what, time, bytes as f64, "GB/s");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a pool and leaves a step begun in which each of `rows` requests has `tokens` tokens from `start` on.
+    fn attention(
+        &mut self,
+        dtype: WeightType,
+        rows: usize,
+        start: usize,
+        tokens: usize,
+    ) -> Result<Duration, DeviceError> {
+        const PAGE: usize = 16;
+        let pages = (start + tokens).div_ceil(PAGE);
+        let shape = KvShape {
+            layers: 1,
+            kv_heads: SHAPE.kv_heads,
+            head_dim: SHAPE.head_dim,
+            page_tokens: PAGE,
+            pages: rows * pages + 1,
+            dtype,
+        };
+        let mut kv = self.device.kv_pool(shape)?;
+        let tables: Vec<Vec<PageId>> = (0..rows)
+            .map(|row| (0..pages).map(|page| PageId((1 + page * rows + row) as u32)).collect())
+            .collect();
+        let rope = RopeFrequencies { inverse: vec![0.01; SHAPE.head_dim / 2], scale: 1.0 };
+        let width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim;
+        let mut time = Duration::ZERO;
+        for (start, tokens) in [(0, start), (start, tokens)] {
+            if tokens == 0 {
+                continue;
+            }
+            let total = rows * tokens;
+            let inputs: Vec<RowInputs<'_>> = (0..rows)
+                .map(|row| RowInputs { first_token: row * tokens, tokens, start, block_table: &tables[row] })
+                .collect();
+            self.device.begin_step(&StepInputs {
+                token_ids: &vec![0; total],
+                positions: &vec![0.0; total],
+                rows: &inputs,
+                logit_rows: &[],
+            })?;
+            let mut qkv = self.device.tensor(total, width)?;
+            qkv.fill(&(0..total * width).map(pattern).collect::<Vec<_>>())?;
+            let mut angles = self.device.tensor(total, SHAPE.head_dim)?;
+            self.device.rope_angles(&rope, &mut angles)?;
+            self.device.rotate_and_store(&mut qkv, SHAPE, None, &angles, &mut kv, 0)?;
+            let mut out = self.device.tensor(total, SHAPE.heads * SHAPE.head_dim)?;
+            if start + tokens == pages * PAGE || start > 0 {
+                time = median(|| self.device.attention(&qkv, SHAPE, &kv, 0, &mut out))?;
+            }
+        }
+        Ok(time)
+    }
+
+    fn decode_attention(
+        &mut self,
+        dtype: WeightType,
+        rows: usize,
+        context: usize,
+    ) -> Result<(), DeviceError> {
+        let time = self.attention(dtype, rows, context - 1, 1)?;
+        let read = rows * context * 2 * SHAPE.kv_heads * SHAPE.head_dim * dtype.bytes();
+        self.figure(format!("{dtype:?} attention, {rows} decodes at {context}"), time, read as f64, "GB/s");
+        Ok(())
+    }
+
+    fn prefill_attention(&mut self, dtype: WeightType, tokens: usize) -> Result<(), DeviceError> {
+        let time = self.attention(dtype, 1, 0, tokens)?;
+        let multiplies = tokens * (tokens + 1) / 2 * SHAPE.heads * SHAPE.head_dim * 2;
+        self.figure(
+            format!("{dtype:?} attention, prefill of {tokens}"),
+            time,
+            2.0 * multiplies as f64,
+            "GFLOP/s",
+        );
+        Ok(())
+    }
+
+    fn sampling(&mut self) -> Result<(), DeviceError> {
+        let greedy = SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 1,
+        };
+        let mut logits = self.device.tensor(1, VOCABULARY)?;
+        logits.fill(&(0..VOCABULARY).map(|i| pattern(i) * 100.0).collect::<Vec<_>>())?;
+        let sampled = SamplingParams { temperature: 0.8, ..greedy.clone() };
+        for (name, params, logprobs) in [
+            ("greedy", greedy.clone(), None),
+            ("greedy with 5 logprobs", greedy.clone(), Some(5)),
+            ("temperature", sampled.clone(), None),
+            ("top_k 50, top_p 0.95", SamplingParams { top_k: 50, top_p: 0.95, ..sampled.clone() }, None),
+            ("penalties", SamplingParams { repetition_penalty: 1.1, ..sampled }, None),
+        ] {
+            let row = SampleRow {
+                params: &params,
+                prompt: &[1; 512],
+                output: &[2],
+                forbidden: &[],
+                position: 0,
+                logprobs,
+            };
+            let mut out = Vec::new();
+            let time = median(|| {
+                out.clear();
+                self.device.sample(&logits, &[(0, row)], &mut out)
+            })?;
+            self.figure(format!("sample, {name}"), time, (VOCABULARY * 4) as f64, "GB/s");
+        }
+        Ok(())
+    }
+}
+
+/// Small numbers without much of a pattern.
+fn pattern(index: usize) -> f32 {
+    (index.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65_536.0 - 0.5
+}
