@@ -50,4 +50,15 @@ impl SchedulerConfig {
         }
         Ok(())
     }
+
+    /// How many requests may run. No more than the budget has tokens, so that no decode ever misses a step and whoever
+    /// prefills always finds a token left.
+    pub(crate) fn slots(&self) -> usize {
+        self.max_running_requests.min(self.max_step_tokens)
+    }
+
+    /// How many requests may be held, running and waiting.
+    pub(crate) fn max_held_requests(&self) -> usize {
+        self.max_running_requests.saturating_add(self.max_waiting_requests)
+    }
 }

@@ -33,11 +33,12 @@
 //!
 //! # Where things are
 //!
-//! `scheduler` is the turn above; `packing` the policy of a step; `admission` what a request must hold; `request` the
-//! states of one request; [`pages`] the pool and its block tables; `stopping` when output ends.
+//! `scheduler` is the turn above; `door` what is refused; `admission` what a request must hold; `packing` the policy of
+//! a step; `request` the states of one request; [`pages`] the pool and its block tables; `stopping` when output ends.
 
 mod admission;
 mod config;
+mod door;
 mod launch;
 mod packing;
 pub mod pages;
@@ -45,6 +46,7 @@ mod request;
 mod scheduler;
 mod step;
 mod stopping;
+mod walks;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use launch::{GraphLaunch, Refusal, Segment};

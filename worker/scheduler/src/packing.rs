@@ -34,8 +34,7 @@ pub(crate) struct Share {
 
 /// Fills a step of `budget` tokens with at most `chunk` tokens of each prefill that may be cut.
 ///
-/// The running set is no larger than the budget, so every decode fits, and beside them at least one token for
-/// whoever prefills.
+/// The running set is no larger than the budget (`SchedulerConfig::slots`), so every decode fits.
 pub(crate) fn pack(running: &BTreeMap<Ticket, Running>, budget: usize, chunk: usize) -> Packing {
     let mut shares = Vec::with_capacity(running.len());
     let (mut overdue, mut in_time) = (Vec::new(), Vec::new());

@@ -119,8 +119,8 @@ impl Running {
         Row { key: request.key, walk, epoch: request.epoch, positions, terminality, block_table, ticket }
     }
 
-    /// The step did not happen.
-    pub fn abort(&mut self, step: StepNumber) {
+    /// The step is back; by itself this changes nothing else, as if it had not happened.
+    pub fn leave_step(&mut self, step: StepNumber) {
         assert_eq!(self.in_step.take(), Some(step), "{} was not in step {step}", self.request.key);
     }
 
@@ -132,7 +132,7 @@ impl Running {
         outcome: RowOutcome,
         pool: &mut PagePool,
     ) -> (RowCommit, Option<Self>) {
-        self.abort(step);
+        self.leave_step(step);
         let token = match (&row.terminality, outcome) {
             (Terminality::Terminal { .. }, RowOutcome::Sampled(token)) => Some(token),
             (Terminality::NotTerminal, RowOutcome::Computed) => None,

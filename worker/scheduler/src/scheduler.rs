@@ -2,19 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use tutti_proto::{
-    Epoch, GraphKey, StepNumber,
-    walks::{ModelDeclaration, WalkId, WalkKind},
-};
+use tutti_proto::{GraphKey, StepNumber, walks::ModelDeclaration};
 
 use crate::{
     admission::Needs,
     config::{ConfigError, SchedulerConfig},
+    door,
     launch::{GraphLaunch, Refusal},
     packing::{Packing, pack},
     pages::PagePool,
-    request::{Cut, Request, Running, Span, Ticket},
+    request::{Request, Running, Ticket},
     step::{Ending, Outcome, RowCommit, RowOutcome, StepPlan, Turn},
+    walks::Walks,
 };
 
 /// Cancels that are remembered for launches still on their way; the oldest is forgotten first.
@@ -24,8 +23,7 @@ const REMEMBERED_CANCELS: usize = 1024;
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
-    walks: Vec<WalkKind>,
-    mixed: WalkId,
+    walks: Walks,
     pool: PagePool,
     /// Accepted, holding nothing, in order of arrival.
     waiting: BTreeMap<Ticket, Request>,
@@ -60,16 +58,10 @@ impl Scheduler {
     /// A scheduler for a model of this declaration.
     pub fn new(config: SchedulerConfig, model: &ModelDeclaration) -> Result<Self, ConfigError> {
         config.check()?;
-        let walks: Vec<WalkKind> = model.walks().iter().map(|walk| walk.kind).collect();
-        let mut mixed = (0..).map(WalkId).zip(&walks).filter(|(_, kind)| **kind == WalkKind::Mixed);
-        let (Some((mixed, _)), None) = (mixed.next(), mixed.next()) else {
-            return Err(ConfigError::NotOneMixedWalk);
-        };
         Ok(Self {
+            walks: Walks::new(model)?,
             pool: PagePool::new(config.pages, config.page_tokens),
             config,
-            walks,
-            mixed,
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             tickets: HashMap::new(),
@@ -82,7 +74,14 @@ impl Scheduler {
 
     /// Takes a request, which from then on gets exactly one [`Ending`]; or refuses it, and it gets none.
     pub fn add(&mut self, launch: GraphLaunch) -> Result<(), Refusal> {
-        let request = self.check(launch)?;
+        if self.tickets.contains_key(&launch.key) {
+            return Err(Refusal::Duplicate(launch.key));
+        }
+        let request = door::check(launch, &self.walks, &self.config, &self.pool)?;
+        let (held, limit) = (self.tickets.len(), self.config.max_held_requests());
+        if held >= limit {
+            return Err(Refusal::QueueFull { held, limit });
+        }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         if let Some(place) = self.cancelled_early.iter().position(|early| *early == request.key) {
@@ -144,7 +143,7 @@ impl Scheduler {
     pub fn abort(&mut self, step: StepPlan) {
         for row in step.rows {
             if let Some(request) = self.running.get_mut(&row.ticket) {
-                request.abort(step.number);
+                request.leave_step(step.number);
             }
         }
     }
@@ -163,60 +162,6 @@ impl Scheduler {
     /// Whether no request is held.
     pub fn is_empty(&self) -> bool {
         self.tickets.is_empty()
-    }
-
-    /// Everything that could keep the request from ever ending is refused here.
-    fn check(&self, launch: GraphLaunch) -> Result<Request, Refusal> {
-        let max_tokens = launch.stopping.max_tokens();
-        if launch.prompt_tokens() == 0 || launch.prefill.iter().any(|segment| segment.tokens == 0) {
-            return Err(Refusal::EmptyPrompt);
-        }
-        if self.tickets.contains_key(&launch.key) {
-            return Err(Refusal::Duplicate(launch.key));
-        }
-        let limit = self.config.max_running_requests.saturating_add(self.config.max_waiting_requests);
-        if self.tickets.len() >= limit {
-            return Err(Refusal::QueueFull { held: self.tickets.len(), limit });
-        }
-        let mut prefill = Vec::with_capacity(launch.prefill.len());
-        let mut end = 0;
-        for segment in &launch.prefill {
-            end += segment.tokens;
-            prefill.push(Span { walk: segment.walk, cut: self.cut(segment.walk)?, end });
-        }
-        match launch.decode {
-            Some(walk) if !matches!(self.kind(walk), Some(WalkKind::Decode { .. })) => {
-                return Err(Refusal::WrongWalk { walk, wanted: "a decode" });
-            }
-            None if max_tokens > launch.generated + 1 => return Err(Refusal::NoDecodeWalk { max_tokens }),
-            _ => {}
-        }
-        let tokens = launch.max_total_tokens();
-        if tokens > self.config.max_context {
-            let (prompt_tokens, max_context) = (launch.prompt_tokens(), self.config.max_context);
-            return Err(Refusal::ContextTooSmall { prompt_tokens, max_tokens, max_context });
-        }
-        Ok(Request {
-            key: launch.key,
-            prefill,
-            decode: launch.decode,
-            generated: launch.generated,
-            stopping: launch.stopping,
-            needs: Needs::of_request(tokens, &self.pool)?,
-            epoch: Epoch(0),
-        })
-    }
-
-    fn kind(&self, walk: WalkId) -> Option<WalkKind> {
-        self.walks.get(walk.0 as usize).copied()
-    }
-
-    fn cut(&self, walk: WalkId) -> Result<Cut, Refusal> {
-        match self.kind(walk) {
-            Some(WalkKind::Chunkable { .. }) => Ok(Cut::Anywhere),
-            Some(WalkKind::Atomic { .. }) => Ok(Cut::Nowhere),
-            _ => Err(Refusal::WrongWalk { walk, wanted: "a prefill" }),
-        }
     }
 
     /// Ends what was cancelled, in every state but one: a request inside a step keeps its pages until the step is back.
@@ -239,8 +184,7 @@ impl Scheduler {
     /// Waiting becomes running, strictly in order of arrival. Whoever is first can be held by the empty pool, so it is
     /// only ever waiting for requests that end.
     fn admit(&mut self) {
-        // No more than the budget has tokens, so that no decode ever misses a step for want of budget.
-        let slots = self.config.max_running_requests.min(self.config.max_step_tokens);
+        let slots = self.config.slots();
         while let Some(first) = self.waiting.first_entry() {
             let needs = first.get().needs;
             let free = Needs { slots: slots - self.running.len(), pages: self.pool.free() };
@@ -273,12 +217,10 @@ impl Scheduler {
                 rows.push(request.launch(share.ticket, number, share.walk, share.tokens));
             }
         }
-        Some(StepPlan { number, batch_walk: self.batch_walk(shares.iter().map(|s| s.walk)), rows })
-    }
-
-    /// A decode walk itself when every row is of it, so that captured decode graphs are met; else the mixed walk.
-    fn batch_walk(&self, mut walks: impl Iterator<Item = WalkId>) -> WalkId {
-        let first = walks.next().filter(|&walk| matches!(self.kind(walk), Some(WalkKind::Decode { .. })));
-        first.filter(|&first| walks.all(|walk| walk == first)).unwrap_or(self.mixed)
+        Some(StepPlan {
+            number,
+            batch_walk: self.walks.batch_walk(shares.iter().map(|share| share.walk)),
+            rows,
+        })
     }
 }

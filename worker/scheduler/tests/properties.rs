@@ -319,6 +319,8 @@ impl<'a> Simulation<'a> {
             }
         }
         let load = self.scheduler.load();
+        let config = &self.script.config;
+        assert!(load.running <= config.max_running_requests.min(config.max_step_tokens));
         assert!(owner.len() <= load.pages_used, "a page is free while a step uses it");
         let most: usize = self.live.values().map(|live| self.pages(live)).sum();
         assert!(load.pages_used <= most, "{} pages held, {most} can be", load.pages_used);

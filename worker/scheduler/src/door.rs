@@ -1,0 +1,50 @@
+//! The door: from a launch to a request that is certain to end, or a refusal.
+
+use tutti_proto::Epoch;
+
+use crate::{
+    admission::Needs,
+    config::SchedulerConfig,
+    launch::{GraphLaunch, Refusal},
+    pages::PagePool,
+    request::{Request, Span},
+    walks::Walks,
+};
+
+/// Refuses whatever could keep the request from ever ending, however empty the worker.
+pub(crate) fn check(
+    launch: GraphLaunch,
+    walks: &Walks,
+    config: &SchedulerConfig,
+    pool: &PagePool,
+) -> Result<Request, Refusal> {
+    let (prompt_tokens, max_tokens) = (launch.prompt_tokens(), launch.stopping.max_tokens());
+    if prompt_tokens == 0 || launch.prefill.iter().any(|segment| segment.tokens == 0) {
+        return Err(Refusal::EmptyPrompt);
+    }
+    let mut end = 0;
+    let mut prefill = Vec::with_capacity(launch.prefill.len());
+    for segment in &launch.prefill {
+        end += segment.tokens;
+        prefill.push(Span { walk: segment.walk, cut: walks.cut(segment.walk)?, end });
+    }
+    match launch.decode {
+        Some(walk) if !walks.is_decode(walk) => return Err(Refusal::WrongWalk { walk, wanted: "a decode" }),
+        None if max_tokens > launch.generated + 1 => return Err(Refusal::NoDecodeWalk { max_tokens }),
+        _ => {}
+    }
+    let tokens = launch.max_total_tokens();
+    let max_context = config.max_context;
+    if tokens > max_context {
+        return Err(Refusal::ContextTooSmall { prompt_tokens, max_tokens, max_context });
+    }
+    Ok(Request {
+        key: launch.key,
+        prefill,
+        decode: launch.decode,
+        generated: launch.generated,
+        stopping: launch.stopping,
+        needs: Needs::of_request(tokens, pool)?,
+        epoch: Epoch(0),
+    })
+}
