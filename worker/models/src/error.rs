@@ -66,8 +66,9 @@ pub enum LoadError {
 impl From<LoadError> for Error {
     fn from(error: LoadError) -> Self {
         let kind = match &error {
-            LoadError::Device(DeviceError::OutOfMemory { .. } | DeviceError::Lost(_))
-            | LoadError::Declaration(_) => ErrorKind::Internal,
+            // A shape that the device cannot run is the checkpoint's; everything else a device reports is not.
+            LoadError::Device(DeviceError::Unsupported(_)) => ErrorKind::InvalidArgument,
+            LoadError::Device(_) | LoadError::Declaration(_) => ErrorKind::Internal,
             _ => ErrorKind::InvalidArgument,
         };
         Self::new(kind, error.to_string()).with_field("model")

@@ -51,11 +51,11 @@ impl<D: Device> Model for Qwen3<D> {
         self.logit_rows = 0;
         let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
         if tokens > limit {
-            return Err(DeviceError::Unsupported(format!("a step of {tokens} tokens, the limit is {limit}")));
+            return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
         let Self { device, weights, activations: a, kv, attention, config, .. } = self;
         let Some(kv) = kv else {
-            return Err(DeviceError::Unsupported("a step before any KV page is allocated".into()));
+            return Err(DeviceError::Misuse("a step before any KV page is allocated".into()));
         };
         let eps = config.rms_norm_eps;
 
@@ -123,9 +123,7 @@ fn next_tile(
     match wanted.min() {
         None => Ok(None),
         Some(start) if start < logit_rows => Ok(Some(start..logit_rows.min(start + LOGIT_TILE))),
-        Some(row) => {
-            Err(DeviceError::Unsupported(format!("logit row {row} of a step that has {logit_rows}")))
-        }
+        Some(row) => Err(DeviceError::Misuse(format!("logit row {row} of a step that has {logit_rows}"))),
     }
 }
 
