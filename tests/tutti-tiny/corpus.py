@@ -128,9 +128,14 @@ def subtraction_turn(rng, test=False):
     return sum_turn(rng, "subtract", SUBTRACTION, "-", from_split(rng, test, subtraction_problem))
 
 
-def count_range(rng):
+def count_range(rng, short_below, middling_below):
     size = rng.random()
-    span = rng.randint(1, 11) if size < 0.87 else rng.randint(10, 25) if size < 0.97 else rng.randint(25, LARGEST - 1)
+    if size < short_below:
+        span = rng.randint(1, 11)
+    elif size < middling_below:
+        span = rng.randint(10, 25)
+    else:
+        span = rng.randint(25, LARGEST - 1)
     low = 1 if rng.random() < 0.25 else rng.randint(0, LARGEST - span)
     return low, low + span
 
@@ -140,10 +145,11 @@ def numbers(first, last):
     return " ".join(str(n) for n in range(first, last + step, step))
 
 
-def count_turn(rng, test=False):
+def count_turn(rng, test=False, spans=(0.87, 0.97), from_one_is_trained=False):
     def make(rng):
-        low, high = count_range(rng)
-        return pair_key("count", low, high), (low, high)
+        low, high = count_range(rng, *spans)
+        key = "count from one" if from_one_is_trained and low == 1 else pair_key("count", low, high)
+        return key, (low, high)
 
     low, high = from_split(rng, test, make)
     if rng.random() < 0.35:
@@ -152,6 +158,11 @@ def count_turn(rng, test=False):
     templates = COUNT_FROM_ONE if low == 1 and rng.random() < 0.6 else COUNT_UP
     question = rng.choice(templates).format(a=low, b=high)
     return Turn("count up", phrased(rng, question, "."), numbers(low, high))
+
+
+def final_count_turn(rng, test=False):
+    """Longer counts, where both digits decide when to stop. All counts from one are trained: people ask for those."""
+    return count_turn(rng, test, spans=(0.5, 0.96), from_one_is_trained=True)
 
 
 def made_up_word(rng):
@@ -331,6 +342,12 @@ LATE_MIX = Mix(
     documents={conversation: 72, equation_lines: 22, prose: 3, number_run: 3},
 )
 
+FINAL_MIX = Mix(
+    turns={addition_turn: 14, subtraction_turn: 24, chat_turn: 10, final_count_turn: 34, repeat_turn: 5,
+           reverse_turn: 11, limit_turn: 2},
+    documents={conversation: 82, equation_lines: 14, prose: 2, number_run: 2},
+)
+
 
 def document(rng, mix):
     kind = rng.choices(list(mix.documents), list(mix.documents.values()))[0]
@@ -358,22 +375,24 @@ def test_sets(seed=1):
     def alone(make, count):
         return [([], make(rng, True)) for _ in range(count)]
 
-    sums = [([], addition_turn(rng, True)) for _ in range(300)]
+    def past():
+        return any_turn(rng, EARLY_MIX)
+
+    sums = alone(addition_turn, 300)
     differences = alone(subtraction_turn, 600)
     positive = [item for item in differences if " = -" not in item[1].answer]
     negative = [item for item in differences if " = -" in item[1].answer]
-    after_history = [([any_turn(rng, EARLY_MIX), any_turn(rng, EARLY_MIX)], rng.choice([addition_turn, subtraction_turn])(rng, True))
-                     for _ in range(200)]
+    after_history = [([past(), past()], rng.choice([addition_turn, subtraction_turn])(rng, True)) for _ in range(200)]
     names = []
     for _ in range(100):
         name = rng.choice(NAMES)
-        names.append(([name_given_turn(rng, name), any_turn(rng, EARLY_MIX)], name_asked_turn(rng, name)))
+        names.append(([name_given_turn(rng, name), past()], name_asked_turn(rng, name)))
     return {
         "add": sums,
         "subtract, result >= 0": positive,
         "subtract, result < 0": negative,
         "add or subtract, third turn": after_history,
-        "count": alone(count_turn, 200),
+        "count": [([], count_turn(rng, True, from_one_is_trained=True)) for _ in range(200)],
         "repeat": alone(repeat_turn, 200),
         "reverse": alone(reverse_turn, 300),
         "chat, new phrasing": [([], chat_turn(rng, pair)) for pair in HELD_OUT_QUESTIONS],

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import corpus
 
 BATCH = 100
+SLACK = 8
 LONGEST_ANSWER = 320
 CLEAR_MARGIN = 1.0
 
@@ -52,12 +53,13 @@ class Checkpoint:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     @torch.inference_mode()
-    def complete(self, prompts):
-        """The greedy continuation of each prompt, up to its first ending token."""
+    def complete(self, prompts, right_answers):
+        """The greedy continuation of each prompt, up to its ending token or somewhat past the longest right answer."""
+        longest = max(len(ids) for ids in self.tokenizer(right_answers).input_ids) + SLACK
         answers = []
         for start in range(0, len(prompts), BATCH):
             inputs = self.tokenizer(prompts[start:start + BATCH], return_tensors="pt", padding=True)
-            output = self.model.generate(**inputs, max_new_tokens=LONGEST_ANSWER, do_sample=False)
+            output = self.model.generate(**inputs, max_new_tokens=longest, do_sample=False)
             answers += self.tokenizer.batch_decode(output[:, inputs.input_ids.shape[1]:], skip_special_tokens=True)
         return answers
 
@@ -91,12 +93,13 @@ def print_accuracy(folder):
     misses = []
     print("| task | held-out items | right |\n| --- | --- | --- |")
     for task, items in corpus.test_sets().items():
-        answers = checkpoint.complete([checkpoint.chat_prompt(messages_of(*item)) for item in items])
+        prompts = [checkpoint.chat_prompt(messages_of(*item)) for item in items]
+        answers = checkpoint.complete(prompts, [turn.answer for _, turn in items])
         wrong = [(turn.question, turn.answer, answer) for (_, turn), answer in zip(items, answers) if answer != turn.answer]
         print_row(task, wrong, len(items))
         misses += wrong
     pairs = corpus.plain_test_set()
-    completions = checkpoint.complete([prompt for prompt, _ in pairs])
+    completions = checkpoint.complete([prompt for prompt, _ in pairs], [right for _, right in pairs])
     wrong = [(prompt, right, got) for (prompt, right), got in zip(pairs, completions) if got != right]
     print_row("add or subtract, plain completion", wrong, len(pairs))
     for question, right, got in misses + wrong:

@@ -22,12 +22,13 @@ from muon import Muon
 HERE = Path(__file__).parent
 SEED = 20
 THREADS = 2
-STEPS = 1500
-EARLY_STEPS = 700
+STEPS = 1550
+EARLY_STEPS, LATE_STEPS = 700, 1350
+HOLD_STEPS = 900
+FINAL_RATE = 0.35
 BATCH_TOKENS = 3072
 SHORT_ROW, LONG_ROW = 128, 384
 WARMUP_STEPS = 40
-DECAY_FROM = 0.55
 MATRIX_RATE, VECTOR_RATE = 0.02, 0.004
 AVERAGE = 0.98
 SAVE_EVERY = 100
@@ -83,13 +84,21 @@ class Packer:
         return tokens, positions, documents, targets, weights
 
 
-def rate_at(step, steps):
-    """Warm up, hold, then fall linearly to zero, so that ``--steps`` may still change while the rate is held."""
+def rate_at(step):
+    """Warm up, hold, then fall linearly to zero; the final phase falls to zero once more, from a lower start."""
+    if step >= LATE_STEPS:
+        return FINAL_RATE * (STEPS - step) / (STEPS - LATE_STEPS)
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    return warm * min(1.0, (steps - step) / (steps * (1 - DECAY_FROM)))
+    return warm * min(1.0, (LATE_STEPS - step) / (LATE_STEPS - HOLD_STEPS))
 
 
-def train(folder, state_file, steps, seed):
+def mix_at(step):
+    if step < EARLY_STEPS:
+        return corpus.EARLY_MIX
+    return corpus.LATE_MIX if step < LATE_STEPS else corpus.FINAL_MIX
+
+
+def train(folder, state_file, seed):
     """A run that finds ``state_file`` goes on from it and ends with the same weights as one that never stopped."""
     torch.manual_seed(seed)
     torch.set_num_threads(THREADS)
@@ -114,12 +123,11 @@ def train(folder, state_file, steps, seed):
 
     loss_of = torch.compile(network, dynamic=False)
     started = time.time()
-    for step in range(first_step, steps):
+    for step in range(first_step, STEPS):
         for optimiser, rate in zip(optimisers, (MATRIX_RATE, VECTOR_RATE)):
             for group in optimiser.param_groups:
-                group["lr"] = rate * rate_at(step, steps)
-        mix = corpus.EARLY_MIX if step < EARLY_STEPS else corpus.LATE_MIX
-        loss = loss_of(*packer.batch(mix))
+                group["lr"] = rate * rate_at(step)
+        loss = loss_of(*packer.batch(mix_at(step)))
         network.zero_grad()
         loss.backward()
         for optimiser in optimisers:
@@ -128,7 +136,7 @@ def train(folder, state_file, steps, seed):
             average[name].lerp_(weight.detach(), 1 - AVERAGE)
         if step % 10 == 0:
             print(f"step {step} loss {loss.item():.4f} after {time.time() - started:.0f} s", flush=True)
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == STEPS:
             export(folder, average, tokenizer)
             torch.save({"network": network.state_dict(), "optimisers": [o.state_dict() for o in optimisers],
                         "average": average, "step": step + 1, "rng": rng.getstate(),
@@ -139,7 +147,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=HERE / "checkpoint", help="the folder written or measured")
     parser.add_argument("--state", type=Path, default=Path("/tmp/tutti-tiny-state.pt"), help="to resume from")
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--oracle", action="store_true")
@@ -149,7 +156,7 @@ def main():
     elif options.oracle:
         evaluate.write_oracle(options.checkpoint, HERE / "oracle.json")
     else:
-        train(options.checkpoint, options.state, options.steps, options.seed)
+        train(options.checkpoint, options.state, options.seed)
 
 
 if __name__ == "__main__":
