@@ -9,7 +9,7 @@ use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
 use crate::{
     admission::Needs,
     pages::{BlockTable, PagePool},
-    step::{Ending, Outcome, OutputToken, Row, RowCommit, RowOutcome, Terminality},
+    step::{Ending, Outcome, OutputToken, Row, RowOutcome, Terminality},
     stopping::{Finish, Stopping},
 };
 
@@ -80,7 +80,7 @@ impl Request {
         self.generated < self.stopping.max_tokens()
     }
 
-    fn finish(&self, reason: Finish) -> Outcome {
+    fn finished(&self, reason: Finish) -> Outcome {
         Outcome::Finished { reason, generated: self.generated }
     }
 }
@@ -124,44 +124,34 @@ impl Running {
         assert_eq!(self.in_step.take(), Some(step), "{} was not in step {step}", self.request.key);
     }
 
-    /// The step happened: the one place where a request advances. The request comes back unless this was its end.
+    /// The step happened: the one place where a request advances. Gives the token that its output has grown by, and,
+    /// if this was its end, how to [`end`](Self::end) it.
     pub fn commit(
-        mut self,
+        &mut self,
         step: StepNumber,
-        row: Row,
+        row: &Row,
         outcome: RowOutcome,
-        pool: &mut PagePool,
-    ) -> (RowCommit, Option<Self>) {
+    ) -> (Option<OutputToken>, Option<Outcome>) {
         self.leave_step(step);
         let token = match (&row.terminality, outcome) {
             (Terminality::Terminal { .. }, RowOutcome::Sampled(token)) => Some(token),
             (Terminality::NotTerminal, RowOutcome::Computed) => None,
-            (_, RowOutcome::Failed(why)) => {
-                let ending = Some(self.end(Outcome::Failed(why), pool));
-                return (RowCommit { row, sampled: None, ending }, None);
-            }
+            (_, RowOutcome::Failed(why)) => return (None, Some(Outcome::Failed(why))),
             (terminality, outcome) => unreachable!("{outcome:?} for a row that is {terminality:?}"),
         };
         self.computed = row.positions.end;
-        self.request.epoch = self.request.epoch.next();
+        let prefilled = self.computed >= self.prefill_end();
         let request = &mut self.request;
-        let (sampled, finish) = match token {
-            Some(token) => {
-                let index = request.generated;
-                request.generated += 1;
-                (Some(OutputToken { token, index }), request.stopping.judge(token, index))
-            }
-            None => (None, (!request.wants_output()).then_some(Finish::Length)),
+        request.epoch = request.epoch.next();
+        let Some(token) = token else {
+            // Nothing is sampled inside a prompt, nor at its end where no output is wanted: then that is the end.
+            let done = prefilled && !request.wants_output();
+            return (None, done.then(|| request.finished(Finish::Length)));
         };
-        // A row that is not terminal ends nothing before its prefill does.
-        match finish.filter(|_| self.computed >= self.prefill_end()) {
-            Some(reason) => {
-                let outcome = self.request.finish(reason);
-                let ending = Some(self.end(outcome, pool));
-                (RowCommit { row, sampled, ending }, None)
-            }
-            None => (RowCommit { row, sampled, ending: None }, Some(self)),
-        }
+        let index = request.generated;
+        request.generated += 1;
+        let finish = request.stopping.judge(token, index);
+        (Some(OutputToken { token, index }), finish.map(|reason| request.finished(reason)))
     }
 
     /// Frees everything it holds.

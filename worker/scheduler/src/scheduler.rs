@@ -1,6 +1,6 @@
 //! The scheduler: what waits, what runs, and the passage from one step to the next.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry};
 
 use tutti_proto::{GraphKey, StepNumber, walks::ModelDeclaration};
 
@@ -121,20 +121,15 @@ impl Scheduler {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
-            let ticket = row.ticket;
-            let Some(request) = self.running.remove(&ticket) else {
+            let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
                 unreachable!("{} left the running set inside step {}", row.key, step.number);
             };
-            let (commit, request) = request.commit(step.number, row, outcome, &mut self.pool);
-            match request {
-                Some(request) => {
-                    self.running.insert(ticket, request);
-                }
-                None => {
-                    self.tickets.remove(&commit.row.key);
-                }
-            }
-            commits.push(commit);
+            let (sampled, outcome) = request.get_mut().commit(step.number, &row, outcome);
+            let ending = outcome.map(|outcome| {
+                self.tickets.remove(&row.key);
+                request.remove().end(outcome, &mut self.pool)
+            });
+            commits.push(RowCommit { row, sampled, ending });
         }
         commits
     }
