@@ -23,6 +23,7 @@ use tutti_conductor::{
     config::{self, ConductorFlags, DeviceChoice},
     in_process,
     listen::WorkerListener,
+    random_token,
     service::{ConductorServer, ConductorService},
 };
 use tutti_router::{FrontDoor, RouterConfig};
@@ -141,9 +142,11 @@ fn backend_options(
     listener: WorkerListener,
     display: LoadDisplay,
 ) -> Result<BackendOptions, Error> {
-    let telemetry = config.telemetry();
-    let lifeline = move |token: &str| {
-        json(&Lifeline { parent_pid: process::id(), join_token: token.to_owned(), telemetry })
+    let spawn_token = random_token()?;
+    let lifeline = Lifeline {
+        parent_pid: process::id(),
+        join_token: spawn_token.clone(),
+        telemetry: config.telemetry(),
     };
     Ok(BackendOptions {
         limits: Limits {
@@ -159,7 +162,8 @@ fn backend_options(
         listener,
         worker_program: PathBuf::from(WORKER_PROGRAM),
         worker_settings: json(&worker_settings(config, checkpoint))?,
-        lifeline: Box::new(lifeline),
+        spawn_token,
+        lifeline_line: json(&lifeline)?,
         join_token: config.join_token()?,
         display,
     })

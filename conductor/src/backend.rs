@@ -24,8 +24,10 @@ pub struct BackendOptions {
     pub worker_program: PathBuf,
     /// Given to each worker in its Welcome.
     pub worker_settings: String,
-    /// The first line of each spawned worker's stdin, made of the token that it has to show at the gate.
-    pub lifeline: Box<dyn FnOnce(&str) -> Result<String, Error>>,
+    /// What spawned workers show at the gate; see [`random_token`].
+    pub spawn_token: String,
+    /// The first line of each spawned worker's stdin; the token is in it.
+    pub lifeline_line: String,
     /// The secret of workers that join by hand.
     pub join_token: Option<String>,
     /// Where loading shows.
@@ -43,16 +45,15 @@ impl Backend {
     /// Opens the gate and spawns the workers. Must be called inside a Tokio runtime.
     pub fn start(options: BackendOptions, metrics: &Metrics, health: Health) -> Result<Self, Error> {
         let spawned_workers = options.limits.spawned_workers;
-        let spawn_token = random_token()?;
         let command = WorkerCommand {
             program: options.worker_program,
             conductor_url: options.listener.local_url()?,
-            lifeline_line: (options.lifeline)(&spawn_token)?,
+            lifeline_line: options.lifeline_line,
         };
         // A private socket is token enough.
         let open = options.listener.is_private().then(String::new);
         let join_token = options.join_token.or(open);
-        let admission = Admission { spawned_workers, spawn_token, join_token };
+        let admission = Admission { spawned_workers, spawn_token: options.spawn_token, join_token };
         let cluster = Arc::new(Cluster::new(options.limits, options.served, metrics, health));
         let gate = Gate::new(cluster.clone(), admission, options.worker_settings, options.display);
         let gate = tokio::spawn(gate.serve(options.listener));
@@ -93,7 +94,8 @@ impl Backend {
     }
 }
 
-fn random_token() -> Result<String, Error> {
+/// A secret that nobody can guess: 128 random bits.
+pub fn random_token() -> Result<String, Error> {
     let mut bytes = [0u8; 16];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut bytes))

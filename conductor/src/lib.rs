@@ -17,5 +17,5 @@ pub mod service;
 mod submission;
 pub mod supervise;
 
-pub use backend::{Backend, BackendOptions};
+pub use backend::{Backend, BackendOptions, random_token};
 pub use submission::Submission;

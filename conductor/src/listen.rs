@@ -1,9 +1,10 @@
 //! Where workers dial in: bound before anything is spawned, so that a spawned worker finds it.
 
 use std::{
+    fs::Permissions,
     io,
     net::SocketAddr,
-    os::unix::net::UnixStream as StdUnixStream,
+    os::unix::{fs::PermissionsExt, net::UnixStream as StdUnixStream},
     path::{Path, PathBuf},
 };
 
@@ -41,7 +42,7 @@ impl WorkerListener {
                 Ok(Self::Unix { listener: bind_unix(path)?, path: path.clone(), directory: None })
             }
             None => {
-                let directory = tempfile::Builder::new().prefix("tutti-").tempdir().map_err(|e| {
+                let directory = private_directory().map_err(|e| {
                     Error::internal(format!("cannot make a directory for the workers' socket: {e}"))
                 })?;
                 let path = directory.path().join("workers.sock");
@@ -80,6 +81,11 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
+/// Whoever reaches the socket can join as a worker, so only this user can.
+fn private_directory() -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix("tutti-").permissions(Permissions::from_mode(0o700)).tempdir()
+}
+
 fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
     UnixListener::bind(path)
         .map_err(|e| Error::invalid(FIELD, format!("cannot listen on unix:{}: {e}", path.display())))
@@ -111,7 +117,6 @@ mod tests {
 
     #[tokio::test]
     async fn the_default_socket_is_private_and_goes_away() {
-        use std::os::unix::fs::PermissionsExt;
         let listener = WorkerListener::bind(None).await.unwrap();
         let WorkerListener::Unix { path, .. } = &listener else { panic!("not a Unix socket") };
         let directory = path.parent().unwrap().to_owned();

@@ -1,0 +1,252 @@
+//! A cluster with a real gate on a Unix socket, and workers that say what a test tells them to.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::{Status, Streaming, transport::Endpoint};
+use tutti_conductor::{
+    Submission,
+    cluster::{Cluster, Limits, Served},
+    gate::{Admission, Gate},
+    listen::WorkerListener,
+};
+use tutti_proto::{
+    cluster::v1::{
+        self as pb, conductor_message::Message as FromConductor, worker_gate_client::WorkerGateClient,
+        worker_message::Message as ToConductor,
+    },
+    walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+};
+use tutti_runtime::{
+    Error, VERSION,
+    health::{Health, State},
+    metrics::Metrics,
+    progress::LoadDisplay,
+};
+
+pub const SPAWN_TOKEN: &str = "spawned";
+pub const SETTINGS: &str = r#"{"threads":1}"#;
+
+/// Whatever is awaited comes at once, or a test fails by name.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future).await.unwrap_or_else(|_| panic!("{what} does not happen"))
+}
+
+pub fn limits(spawned_workers: u32) -> Limits {
+    Limits { spawned_workers, max_running_requests: 1, max_queued_requests: 1, max_model_len: None }
+}
+
+pub struct Bench {
+    pub cluster: Arc<Cluster>,
+    pub metrics: Metrics,
+    pub health: Health,
+    url: String,
+}
+
+impl Bench {
+    pub async fn new(limits: Limits) -> Self {
+        Self::with_join_token(limits, Some(String::new())).await
+    }
+
+    pub async fn with_join_token(limits: Limits, join_token: Option<String>) -> Self {
+        let (metrics, health) = (Metrics::default(), Health::default());
+        let spawned_workers = limits.spawned_workers;
+        let served = Served { name: "tiny".into(), has_tokenizer: true };
+        let cluster = Arc::new(Cluster::new(limits, served, &metrics, health.clone()));
+        let admission = Admission { spawned_workers, spawn_token: SPAWN_TOKEN.into(), join_token };
+        let listener = WorkerListener::bind(None).await.unwrap();
+        let url = listener.local_url().unwrap();
+        let gate = Gate::new(cluster.clone(), admission, SETTINGS.into(), LoadDisplay::new(false));
+        tokio::spawn(gate.serve(listener));
+        Self { cluster, metrics, health, url }
+    }
+
+    /// Joins as a spawned worker of this rank.
+    pub async fn join(&self, rank: u32) -> FakeWorker {
+        self.try_join(hello(rank)).await.unwrap()
+    }
+
+    /// Joins, loads, and is ready.
+    pub async fn ready(&self, rank: u32) -> FakeWorker {
+        let worker = self.join(rank).await;
+        worker.say(ToConductor::Ready(ready())).await;
+        // Readiness is told by metrics first, since health also waits for the other workers.
+        soon("a worker is ready", async {
+            while !self
+                .cluster
+                .status()
+                .workers
+                .iter()
+                .any(|w| w.worker == rank && w.phase() == pb::WorkerPhase::Ready)
+            {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        worker
+    }
+
+    pub async fn try_join(&self, hello: pb::Hello) -> Result<FakeWorker, Error> {
+        let channel = Endpoint::from_shared(self.url.clone()).unwrap().connect().await.unwrap();
+        let (to, outbound) = mpsc::channel(16);
+        to.send(pb::WorkerMessage { message: Some(ToConductor::Hello(hello.clone())) }).await.unwrap();
+        let stream = WorkerGateClient::new(channel).join(ReceiverStream::new(outbound)).await?;
+        let mut worker = FakeWorker { rank: hello.rank, to, from: stream.into_inner() };
+        match worker.hear().await {
+            Some(FromConductor::Welcome(welcome)) => assert_eq!(welcome.settings_json, SETTINGS),
+            other => panic!("{other:?} is no Welcome"),
+        }
+        Ok(worker)
+    }
+
+    pub fn submit(&self, max_tokens: u32) -> Result<Submission, Error> {
+        self.cluster.submit(spec(max_tokens))
+    }
+
+    pub async fn idle(&self) {
+        soon("the cluster is idle", self.cluster.idle()).await;
+    }
+
+    pub async fn wait_ready(&self, wanted: impl Fn(&State) -> bool) {
+        let mut ready = self.health.watch_ready();
+        soon("readiness", ready.wait_for(|state| wanted(state))).await.unwrap();
+    }
+
+    /// The value of a metric with these labels, 0 where there is none.
+    pub fn metric(&self, name: &str) -> u64 {
+        let text = self.metrics.encode();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0, |value| value.parse().unwrap())
+    }
+}
+
+pub fn hello(rank: u32) -> pb::Hello {
+    pb::Hello { rank, pid: 1000 + rank, version: VERSION.into(), join_token: SPAWN_TOKEN.into() }
+}
+
+pub fn ready() -> pb::Ready {
+    let batched_by = WalkId(2);
+    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
+    let walks = vec![
+        walk("prefill_text", WalkKind::Chunkable { batched_by }),
+        walk("thinker_decode", WalkKind::Decode { batched_by }),
+        walk("thinker_step", WalkKind::Mixed),
+    ];
+    let declaration = ModelDeclaration::new(vec!["thinker".into()], walks, vec![]).unwrap();
+    let model = pb::ModelDescription {
+        vocab_size: 100,
+        max_context_tokens: 64,
+        max_request_tokens: 64,
+        declaration: Some((&declaration).into()),
+        ..Default::default()
+    };
+    pb::Ready { model: Some(model), kv_pages_total: 8, weight_bytes: 1, kv_bytes: 1 }
+}
+
+pub fn spec(max_tokens: u32) -> pb::RequestSpec {
+    pb::RequestSpec {
+        prompt: vec![1, 2, 3],
+        sampling: Some(pb::Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }),
+        stopping: Some(pb::Stopping { max_tokens, ..Default::default() }),
+        ..Default::default()
+    }
+}
+
+/// The worker's side of the stream.
+pub struct FakeWorker {
+    rank: u32,
+    to: mpsc::Sender<pb::WorkerMessage>,
+    from: Streaming<pb::ConductorMessage>,
+}
+
+impl FakeWorker {
+    pub async fn say(&self, message: ToConductor) {
+        self.to.send(pb::WorkerMessage { message: Some(message) }).await.unwrap();
+    }
+
+    /// The conductor's next message; `None` at the stream's end.
+    pub async fn hear(&mut self) -> Option<FromConductor> {
+        let message: Result<_, Status> = soon("a message to the worker", self.from.message()).await;
+        message.unwrap().and_then(|message| message.message)
+    }
+
+    pub async fn launched(&mut self) -> pb::LaunchGraph {
+        match self.hear().await {
+            Some(FromConductor::Launch(launch)) => launch,
+            other => panic!("{other:?} is no launch"),
+        }
+    }
+
+    pub async fn cancelled(&mut self) -> Option<pb::GraphKey> {
+        match self.hear().await {
+            Some(FromConductor::Cancel(cancel)) => cancel.key,
+            other => panic!("{other:?} is no cancel"),
+        }
+    }
+
+    /// One step: a token for each of these indices, and perhaps the end.
+    pub async fn step(
+        &self,
+        key: Option<pb::GraphKey>,
+        tokens: &[u32],
+        end: Option<pb::completion::Outcome>,
+    ) {
+        let token = |index: &u32| pb::SampledToken { token_id: 10 + index, index: *index, logprob: None };
+        let epoch = tokens.first().copied().unwrap_or_default();
+        let row = pb::RowReport {
+            key,
+            epoch,
+            walk: 1,
+            tokens: tokens.iter().map(token).collect(),
+            prompt_logprobs: None,
+        };
+        let outcome =
+            |outcome| pb::Completion { key, epoch: epoch + 1, rank: self.rank, outcome: Some(outcome) };
+        let used = u32::from(end.is_none());
+        let report = pb::StepReport {
+            rows: vec![row],
+            completions: end.map(outcome).into_iter().collect(),
+            load: Some(pb::WorkerLoad {
+                kv_pages_used: used,
+                kv_pages_total: 8,
+                running: used,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        self.say(ToConductor::StepReport(report)).await;
+    }
+
+    /// Ends a request after this many tokens.
+    pub async fn finish(&self, key: Option<pb::GraphKey>, tokens: &[u32]) {
+        let generated = tokens.last().map_or(0, |last| last + 1);
+        let reason = pb::FinishReason::Length.into();
+        let finished = pb::Finished { reason, generated, ..Default::default() };
+        self.step(key, tokens, Some(pb::completion::Outcome::Finished(finished))).await;
+    }
+
+    /// Lets go of a cancelled request.
+    pub async fn let_go(&self, key: Option<pb::GraphKey>) {
+        self.step(key, &[], Some(pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}))).await;
+    }
+}
+
+/// All that a client is sent: the tokens' indices, and the ending.
+pub async fn read(
+    submission: &mut (impl tokio_stream::Stream<Item = Result<pb::RequestEvent, Error>> + Unpin),
+) -> (Vec<u32>, Result<pb::Finished, Error>) {
+    let mut indices = Vec::new();
+    loop {
+        match soon("an event", submission.next()).await {
+            Some(Ok(event)) => {
+                indices.extend(event.tokens.iter().map(|token| token.index));
+                if let Some(finished) = event.finished {
+                    return (indices, Ok(finished));
+                }
+            }
+            Some(Err(error)) => return (indices, Err(error)),
+            None => panic!("the stream ended without an ending"),
+        }
+    }
+}

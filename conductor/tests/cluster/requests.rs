@@ -1,0 +1,228 @@
+//! Requests through a cluster: launched, cancelled, expired, refused, lost, drained.
+
+use tokio_stream::StreamExt;
+use tonic::transport::Endpoint;
+use tutti_conductor::{in_process, service::ConductorService};
+use tutti_proto::cluster::v1::{self as pb, conductor_client::ConductorClient, conductor_message::Message};
+use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint, health::State};
+
+use crate::bench::{Bench, FakeWorker, limits, read, soon, spec};
+
+/// A cluster of one ready worker.
+async fn one() -> (Bench, FakeWorker) {
+    let bench = Bench::new(limits(1)).await;
+    let worker = bench.ready(0).await;
+    (bench, worker)
+}
+
+#[tokio::test]
+async fn a_request_runs_to_its_end_and_leaves_nothing() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(3).unwrap();
+    let launch = worker.launched().await;
+    assert_eq!((&launch.walks, &launch.spec), (&vec![0, 1], &Some(spec(3))));
+    worker.step(launch.key, &[0], None).await;
+    worker.step(launch.key, &[1], None).await;
+    worker.finish(launch.key, &[2]).await;
+    let (indices, ending) = read(&mut submission).await;
+    assert_eq!((indices, ending.unwrap().generated), (vec![0, 1, 2], 3));
+    bench.idle().await;
+    assert_eq!(bench.metric(r#"tutti_kv_pages_used{worker="0"}"#), 0);
+    assert_eq!(bench.metric(r#"tutti_requests_total{outcome="finished"}"#), 1);
+    assert_eq!(bench.metric("tutti_generated_tokens_total"), 3);
+}
+
+#[tokio::test]
+async fn a_dropped_stream_cancels_once() {
+    let (bench, mut worker) = one().await;
+    let submission = bench.submit(3).unwrap();
+    let key = worker.launched().await.key;
+    drop(submission);
+    assert_eq!(worker.cancelled().await, key);
+    worker.let_go(key).await;
+    bench.idle().await;
+    // The next thing the worker hears is the next request.
+    let _next = bench.submit(3).unwrap();
+    worker.launched().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_was_read_to_its_end_cancels_nothing() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(1).unwrap();
+    let key = worker.launched().await.key;
+    worker.finish(key, &[0]).await;
+    read(&mut submission).await.1.unwrap();
+    drop(submission);
+    let _next = bench.submit(1).unwrap();
+    worker.launched().await;
+}
+
+#[tokio::test]
+async fn a_deadline_passes_whether_or_not_anybody_reads() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(3).unwrap().with_timeout(1);
+    let key = worker.launched().await.key;
+    assert_eq!(worker.cancelled().await, key);
+    let error = read(&mut submission).await.1.unwrap_err();
+    assert_eq!((error.kind(), error.message().contains("1 ms")), (ErrorKind::DeadlineExceeded, true));
+    worker.let_go(key).await;
+    bench.idle().await;
+}
+
+#[tokio::test]
+async fn beyond_the_bound_a_request_is_told_to_come_back() {
+    let (bench, mut worker) = one().await;
+    let running = bench.submit(1).unwrap();
+    let _queued = bench.submit(1).unwrap();
+    let error = bench.submit(1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    assert!(error.retry_after().is_some() && error.message().contains('2'), "{error}");
+    // A cancelled request counts until its worker has let go.
+    let key = worker.launched().await.key;
+    drop(running);
+    assert!(bench.submit(1).is_err());
+    worker.launched().await;
+    worker.cancelled().await;
+    worker.let_go(key).await;
+    soon("room", async {
+        while bench.metric("tutti_requests_in_flight") == 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(bench.submit(1).is_ok());
+}
+
+#[tokio::test]
+async fn two_workers_share_the_load() {
+    let bench = Bench::new(limits(2)).await;
+    let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
+    let _submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
+    first.launched().await;
+    second.launched().await;
+}
+
+#[tokio::test]
+async fn a_lost_workers_requests_fail_and_the_others_go_on() {
+    let bench = Bench::new(limits(2)).await;
+    let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
+    let mut submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
+    first.launched().await;
+    let key = second.launched().await.key;
+    drop(first);
+    let error = read(&mut submissions[0]).await.1.unwrap_err();
+    assert_eq!((error.kind(), error.message().contains("worker 0")), (ErrorKind::Unavailable, true));
+    second.finish(key, &[0]).await;
+    assert!(read(&mut submissions[1]).await.1.is_ok());
+    bench.idle().await;
+}
+
+#[tokio::test]
+async fn a_failed_request_keeps_its_kind_and_field() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(1).unwrap();
+    let key = worker.launched().await.key;
+    let fault = Error::invalid("max_tokens", "is over what is free");
+    worker.step(key, &[], Some(pb::completion::Outcome::Failed(fault.clone().into()))).await;
+    assert_eq!(read(&mut submission).await.1, Err(fault));
+}
+
+#[tokio::test]
+async fn stale_and_unknown_completions_are_counted_and_change_nothing() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(1).unwrap();
+    let key = worker.launched().await.key;
+    let other = |request, incarnation| Some(pb::GraphKey { request, incarnation, ..key.unwrap() });
+    worker.finish(other(99, 0), &[0]).await;
+    worker.finish(other(1, 7), &[0]).await;
+    worker.finish(key, &[0]).await;
+    worker.finish(key, &[0]).await;
+    assert_eq!(read(&mut submission).await, (vec![0], Ok(finished(1))));
+    soon("the last report is in", async {
+        while bench.metric(r#"tutti_completions_dropped_total{reason="stale"}"#) != 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(bench.metric(r#"tutti_completions_dropped_total{reason="unknown"}"#), 2);
+    assert_eq!(bench.metric("tutti_tokens_dropped_total"), 3);
+}
+
+fn finished(generated: u32) -> pb::Finished {
+    pb::Finished { reason: pb::FinishReason::Length.into(), generated, ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_drain_lets_requests_finish_and_then_sends_the_workers_away() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(1).unwrap();
+    let key = worker.launched().await.key;
+    bench.cluster.begin_drain();
+    assert_eq!(bench.health.ready(), State::Not("draining".into()));
+    assert_eq!(bench.submit(1).unwrap_err().kind(), ErrorKind::Unavailable);
+    worker.finish(key, &[0]).await;
+    assert!(read(&mut submission).await.1.is_ok());
+    bench.idle().await;
+    bench.cluster.dismiss();
+    assert!(matches!(worker.hear().await, Some(Message::Drain(_))));
+}
+
+#[tokio::test]
+async fn what_outlasts_the_drain_fails() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(1).unwrap();
+    let key = worker.launched().await.key;
+    bench.cluster.begin_drain();
+    bench.cluster.dismiss();
+    assert_eq!(read(&mut submission).await.1.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(worker.cancelled().await, key);
+}
+
+/// The same, as a router sees it: over gRPC, in memory.
+async fn client(bench: &Bench) -> (ConductorClient<tonic::transport::Channel>, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), "{}").unwrap();
+    std::fs::write(directory.path().join("tokenizer.json"), vec![b'x'; (2 << 20) + 1]).unwrap();
+    let checkpoint = Checkpoint::open(directory.path(), "tiny").unwrap();
+    let service = ConductorService::new(bench.cluster.clone(), checkpoint.into()).into_server();
+    let channel = in_process::serve(service, Endpoint::from_static("http://conductor"));
+    (ConductorClient::new(channel), directory)
+}
+
+#[tokio::test]
+async fn a_router_submits_and_cancels_by_dropping() {
+    let (bench, mut worker) = one().await;
+    let (mut client, _directory) = client(&bench).await;
+    let request = pb::SubmitRequest { spec: Some(spec(3)), timeout_ms: None };
+    let mut events = client.submit(request).await.unwrap().into_inner();
+    let key = worker.launched().await.key;
+    worker.step(key, &[0], None).await;
+    assert_eq!(soon("a token", events.next()).await.unwrap().unwrap().tokens.len(), 1);
+    drop(events);
+    assert_eq!(worker.cancelled().await, key);
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_the_router_with_its_field() {
+    let (bench, _worker) = one().await;
+    let (mut client, _directory) = client(&bench).await;
+    let request = pb::SubmitRequest { spec: Some(spec(1000)), timeout_ms: None };
+    let error = Error::from(client.submit(request).await.unwrap_err());
+    assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("max_tokens")));
+    let request = pb::SubmitRequest { spec: Some(spec(1)), timeout_ms: Some(0) };
+    let error = Error::from(client.submit(request).await.unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+}
+
+#[tokio::test]
+async fn checkpoint_files_come_in_pieces_and_missing_ones_are_not_found() {
+    let bench = Bench::new(limits(1)).await;
+    let (mut client, _directory) = client(&bench).await;
+    let ask = |file: pb::CheckpointFile| pb::ReadCheckpointFileRequest { file: file.into() };
+    let pieces = client.read_checkpoint_file(ask(pb::CheckpointFile::Tokenizer)).await.unwrap().into_inner();
+    let sizes: Vec<usize> = pieces.map(|piece| piece.unwrap().data.len()).collect().await;
+    assert_eq!(sizes, [1 << 20, 1 << 20, 1]);
+    let missing = client.read_checkpoint_file(ask(pb::CheckpointFile::ChatTemplate)).await.unwrap_err();
+    assert_eq!(missing.code(), tonic::Code::NotFound);
+}

@@ -1,0 +1,108 @@
+//! Workers at the gate: who may join, what they are told, and what their end does.
+
+use tutti_proto::cluster::v1::{self as pb, worker_message::Message as ToConductor};
+use tutti_runtime::{Error, ErrorKind, health::State};
+
+use crate::bench::{Bench, hello, limits, ready, soon};
+
+#[tokio::test]
+async fn it_is_ready_only_when_all_spawned_workers_are() {
+    let bench = Bench::new(limits(2)).await;
+    assert_eq!(bench.cluster.describe().unwrap_err().kind(), ErrorKind::Unavailable);
+    let _first = bench.ready(0).await;
+    assert_eq!(bench.health.ready(), State::Not("1 of 2 workers are loaded".into()));
+    let second = bench.ready(1).await;
+    bench.wait_ready(|state| *state == State::Ok).await;
+    let described = bench.cluster.describe().unwrap();
+    let model = described.model.unwrap();
+    assert_eq!((described.ready, model.served_name.as_str(), model.has_tokenizer), (true, "tiny", true));
+    // Once started, one worker is enough.
+    drop(second);
+    soon("the second is gone", async {
+        while bench.metric("tutti_workers_ready") != 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(bench.health.ready(), State::Ok);
+}
+
+#[tokio::test]
+async fn the_last_workers_end_is_the_end_of_readiness() {
+    let bench = Bench::new(limits(1)).await;
+    let worker = bench.ready(0).await;
+    drop(worker);
+    bench.wait_ready(|state| matches!(state, State::Not(why) if why.contains("worker 0"))).await;
+    assert_eq!(bench.submit(1).unwrap_err().kind(), ErrorKind::Unavailable);
+    let _again = bench.ready(0).await;
+    bench.wait_ready(|state| *state == State::Ok).await;
+}
+
+#[tokio::test]
+async fn a_spawned_workers_rank_needs_its_token() {
+    let bench = Bench::new(limits(1)).await;
+    let stranger = pb::Hello { join_token: "guess".into(), ..hello(0) };
+    let error = bench.try_join(stranger).await.err().unwrap();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("rank")));
+}
+
+#[tokio::test]
+async fn another_build_is_turned_away() {
+    let bench = Bench::new(limits(1)).await;
+    let error = bench.try_join(pb::Hello { version: "0.0.0".into(), ..hello(0) }).await.err().unwrap();
+    assert!(error.message().contains("0.0.0"), "{error}");
+}
+
+#[tokio::test]
+async fn a_rank_is_held_by_one_worker_at_a_time() {
+    let bench = Bench::new(limits(1)).await;
+    let _first = bench.join(0).await;
+    let error = bench.try_join(hello(0)).await.err().unwrap();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Unavailable, Some("rank")));
+    assert!(error.message().contains("1000"), "{error}");
+}
+
+#[tokio::test]
+async fn joining_by_hand_takes_the_operators_token() {
+    let by_hand = |token: &str| pb::Hello { join_token: token.into(), ..hello(1) };
+    let private = Bench::new(limits(1)).await;
+    assert!(private.try_join(by_hand("")).await.is_ok());
+    let shared = Bench::with_join_token(limits(1), Some("secret".into())).await;
+    assert!(shared.try_join(by_hand("")).await.is_err());
+    assert!(shared.try_join(by_hand("secret")).await.is_ok());
+    let closed = Bench::with_join_token(limits(1), None).await;
+    assert_eq!(closed.try_join(by_hand("")).await.err().unwrap().field(), Some("join_token_file"));
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_cannot_be_loaded_ends_the_start_with_its_reason() {
+    let bench = Bench::new(limits(2)).await;
+    let worker = bench.join(0).await;
+    let fault = Error::invalid("model", "model.safetensors is truncated");
+    worker.say(ToConductor::LoadFailed(pb::LoadFailed { fault: Some(fault.clone().into()) })).await;
+    assert_eq!(soon("the fatal error", bench.cluster.fatal()).await, fault);
+}
+
+#[tokio::test]
+async fn a_worker_of_another_model_is_turned_away() {
+    let bench = Bench::new(limits(2)).await;
+    let _first = bench.ready(0).await;
+    let mut second = bench.join(1).await;
+    let mut other = ready();
+    other.model.as_mut().unwrap().vocab_size = 101;
+    second.say(ToConductor::Ready(other)).await;
+    assert_eq!(second.hear().await, None, "its stream ends");
+}
+
+#[tokio::test]
+async fn the_smallest_pool_is_everyones_limit() {
+    let bench = Bench::new(limits(2)).await;
+    let _first = bench.ready(0).await;
+    let second = bench.join(1).await;
+    let mut small = ready();
+    small.model.as_mut().unwrap().max_request_tokens = 16;
+    second.say(ToConductor::Ready(small)).await;
+    bench.wait_ready(|state| *state == State::Ok).await;
+    assert_eq!(bench.cluster.describe().unwrap().model.unwrap().max_request_tokens, 16);
+    assert_eq!(bench.submit(14).unwrap_err().field(), Some("max_tokens"));
+}
