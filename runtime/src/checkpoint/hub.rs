@@ -297,8 +297,9 @@ fn explain(id: &HubId, asked: &ApiRepo, options: &HubOptions, error: &ApiError) 
 
 fn unreachable_hub(id: &HubId, asked: &ApiRepo, why: &str) -> Error {
     let url = asked.url("");
+    let hub = url.split_once(&format!("/{id}/")).map_or(&*url, |(hub, _)| hub);
     let message = format!(
-        "{id}: cannot reach the hub at {url}: {why}; check HF_ENDPOINT and the network, or give a directory"
+        "{id}: cannot reach the hub at {hub}: {why}; check HF_ENDPOINT and the network, or give a directory"
     );
     model_error(ErrorKind::Unavailable, message)
 }

@@ -37,6 +37,9 @@ impl ModelSource {
                 format!("{model:?} is a file; a directory or a hub id like \"org/name\" is expected");
             return Err(Error::invalid("model", message));
         }
+        if path.is_absolute() || model.starts_with(['.', '~']) {
+            return Err(Error::invalid("model", format!("there is no directory {model:?}")));
+        }
         HubId::from_str(model).map(Self::Hub).map_err(|reason| {
             let message =
                 format!("{model:?} is neither a directory nor a hub id like \"org/name\": {reason}");
