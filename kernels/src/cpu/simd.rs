@@ -79,6 +79,9 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Thirty-two u16 are readable at `weights`.
     unsafe fn dot_bf16(self, sum: Self::F, weights: *const u16, pair: u32) -> Self::F;
 
+    /// Asks for a cache line that will be read soon; any address will do.
+    fn prefetch(self, line: *const u8);
+
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;

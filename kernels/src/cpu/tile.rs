@@ -66,18 +66,21 @@ impl Tiling {
 /// so many that there are enough independent chains to hide the latency of a multiply-add, as far as registers allow.
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
-        for_tile!(@ $simd, $rows, $body, 1 4 2, 2 2 1, 3 2 1, 4 1 1, 6 1 1, 8 1 1, 12 1 1)
+        for_tile!(@ $simd, $rows, $body, 1, 2, 3, 4, 6, 8, 12)
     };
-    (@ $simd:ident, $rows:expr, $body:expr, $($r:literal $p:literal $few:literal),*) => {
+    (@ $simd:ident, $rows:expr, $body:expr, $($r:literal),*) => {
         match $rows {
             $($r => {
                 const R: usize = $r;
                 // `const` blocks, so that what does not fit is not even compiled.
-                if const { $r * $p <= $simd::ACCUMULATORS } {
-                    const P: usize = $p;
+                if const { R * 4 < $simd::ACCUMULATORS } {
+                    const P: usize = 4;
                     $body
-                } else if const { $r * $few <= $simd::ACCUMULATORS } {
-                    const P: usize = $few;
+                } else if const { R * 2 < $simd::ACCUMULATORS } {
+                    const P: usize = 2;
+                    $body
+                } else if const { R <= $simd::ACCUMULATORS } {
+                    const P: usize = 1;
                     $body
                 } else {
                     unreachable!("a tile of {R} rows")
@@ -104,6 +107,7 @@ pub(super) unsafe fn product<S: Simd, W: Format, const R: usize, const P: usize>
     let mut sums = [[s.splat(0.0); P]; R];
     let mut even = x.start;
     for step in 0..steps {
+        prefetch::<S, W, P>(s, panels, step, steps);
         // SAFETY: the caller's contract; `even` points to input `2 * step` of row 0.
         unsafe {
             let odd = even.add(x.input_stride);
@@ -118,6 +122,24 @@ pub(super) unsafe fn product<S: Simd, W: Format, const R: usize, const P: usize>
         }
     }
     sums
+}
+
+/// Steps that panels are asked for ahead of their use.
+const AHEAD: usize = 24;
+
+/// Asks for what is needed some steps later: of these panels or, at their end, of the `P` panels after them, where the
+/// machine's own prefetching would have to find its streams anew.
+#[inline(always)]
+fn prefetch<S: Simd, W: Format, const P: usize>(s: S, panels: [*const W::Raw; P], step: usize, steps: usize) {
+    let ahead = step + AHEAD;
+    let ahead = if ahead < steps { ahead } else { ahead + (P - 1) * steps };
+    for panel in panels {
+        // Only a hint: it may point beyond the matrix.
+        s.prefetch(panel.wrapping_add(ahead * STEP).cast());
+        if const { size_of::<W::Raw>() == 4 } {
+            s.prefetch(panel.wrapping_add(ahead * STEP + STEP / 2).cast());
+        }
+    }
 }
 
 /// One input's share of [`product`].

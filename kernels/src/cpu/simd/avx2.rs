@@ -1,5 +1,6 @@
 //! Two 256-bit registers as one block.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::{LANES, Op, Simd};
@@ -39,6 +40,16 @@ macro_rules! fold {
             _mm_cvtss_f32($op128(a, _mm_movehdup_ps(a)))
         }}
     };
+}
+
+/// The same address, which the compiler takes for another: it would load the even and the odd half of pairs at once and
+/// keep both, for which a tile of six rows has no registers left.
+#[allow(clippy::pointers_in_nomem_asm_block)] // Nothing is read there.
+#[inline(always)]
+fn apart(mut from: *const u16) -> *const u16 {
+    // SAFETY: no instructions.
+    unsafe { asm!("/* {0} */", inout(reg) from, options(pure, nomem, nostack, preserves_flags)) };
+    from
 }
 
 impl Simd for Avx2 {
@@ -96,6 +107,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16_odd(self, from: *const u16) -> F {
+        let from = apart(from);
         avx2! {
             let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
             [
@@ -111,6 +123,11 @@ impl Simd for Avx2 {
         // SAFETY: the caller's contract.
         let (w_even, w_odd) = unsafe { (self.load_bf16_even(weights), self.load_bf16_odd(weights)) };
         self.fma(w_even, even, self.fma(w_odd, odd, sum))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: *const u8) {
+        avx2! { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
 
     #[inline(always)]

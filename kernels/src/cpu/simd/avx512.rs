@@ -111,6 +111,10 @@ macro_rules! simd {
                 }
             }
             #[inline(always)]
+            fn prefetch(self, line: *const u8) {
+                avx512! { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+            }
+            #[inline(always)]
             fn add(self, a: F, b: F) -> F {
                 avx512! { _mm512_add_ps(a, b) }
             }

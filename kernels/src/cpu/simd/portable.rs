@@ -84,6 +84,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+
+    #[inline(always)]
     fn add(self, a: F, b: F) -> F {
         each(|i| a[i] + b[i])
     }
