@@ -118,14 +118,27 @@ async fn serve(joined: Joined, rank: Rank) -> Result<(), Error> {
     let ended = engine_thread::start(settings, rank, wires)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
     let heartbeat = tokio::spawn(heartbeat(outbox, load_seen));
-    let outcome = pass_commands(&mut inbound, commands, ended).await;
-    // The last sender of the outbox goes: the conductor reads what is left in it, and then closes its side.
+    let end = pass_commands(&mut inbound, commands, ended).await;
     heartbeat.abort();
-    let farewell = async { while let Ok(Some(_)) = inbound.message().await {} };
-    if timeout(FAREWELL, farewell).await.is_err() {
-        tracing::warn!("the conductor does not close the stream");
+    match end {
+        End::Conductor(outcome) => outcome,
+        End::Engine(outcome) => {
+            // The last sender of the outbox is gone: the conductor reads what is left in it, and then closes its side.
+            let farewell = async { while let Ok(Some(_)) = inbound.message().await {} };
+            if timeout(FAREWELL, farewell).await.is_err() {
+                tracing::warn!("the conductor does not close the stream");
+            }
+            outcome
+        }
     }
-    outcome
+}
+
+/// Who ended it.
+enum End {
+    /// The engine has drained, or failed; what it said last may still be on its way.
+    Engine(Result<(), Error>),
+    /// The conductor wants no more of this worker, or is gone. There is nobody to tell anything.
+    Conductor(Result<(), Error>),
 }
 
 /// Hands the conductor's messages to the engine until one of the two ends.
@@ -133,20 +146,33 @@ async fn pass_commands(
     inbound: &mut Streaming<pb::ConductorMessage>,
     commands: mpsc::Sender<Command>,
     mut ended: oneshot::Receiver<Result<(), Error>>,
-) -> Result<(), Error> {
+) -> End {
+    let mut launched = false;
     loop {
         let message = tokio::select! {
-            message = inbound.message() => message?,
+            message = inbound.message() => message,
             outcome = &mut ended => {
-                return outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone")));
+                return End::Engine(outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone"))));
             }
         };
-        let Some(message) = message else {
-            return Err(Error::new(ErrorKind::Unavailable, "the conductor has closed the stream"));
+        let message = match message {
+            Ok(Some(message)) => message,
+            Ok(None) => {
+                return End::Conductor(Err(Error::unavailable("the conductor has closed the stream")));
+            }
+            Err(status) => {
+                let message = format!("the stream to the conductor broke: {}", status.message());
+                return End::Conductor(Err(Error::unavailable(message)));
+            }
         };
         let command = match message.message {
-            Some(FromConductor::Launch(graph)) => Command::Launch(Box::new(graph)),
+            Some(FromConductor::Launch(graph)) => {
+                launched = true;
+                Command::Launch(Box::new(graph))
+            }
             Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
+            // Without waiting for a load to end that nobody needs any more.
+            Some(FromConductor::Drain(_)) if !launched => return End::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
             Some(FromConductor::Cancel(_) | FromConductor::Welcome(_)) | None => {
                 tracing::warn!("the conductor sent a message without meaning here");

@@ -7,7 +7,7 @@
 mod requests;
 mod workers;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -54,6 +54,17 @@ pub struct Joining {
     pub pid: u32,
 }
 
+/// Where a spawned process is in its life as a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It has not joined yet.
+    Awaited,
+    /// It holds its stream.
+    Here,
+    /// Its stream has ended.
+    Left,
+}
+
 /// All requests and all workers of one conductor.
 #[derive(Debug)]
 pub struct Cluster {
@@ -96,7 +107,8 @@ struct State {
 
 #[derive(Debug)]
 struct ServedModel {
-    description: pb::ModelDescription,
+    /// Its `max_request_tokens` is the smallest of the ready workers'.
+    description: Arc<pb::ModelDescription>,
     /// The worker graphs of a text request.
     graphs: Vec<GraphPlan>,
 }
@@ -236,9 +248,14 @@ impl Cluster {
         }
     }
 
-    /// Whether this process was a worker here, and its stream has ended.
-    pub fn has_left(&self, rank: Rank, pid: u32) -> bool {
-        self.state.lock().left.get(&rank) == Some(&pid)
+    /// What is known of the process that was spawned for this rank.
+    pub fn presence(&self, rank: Rank, pid: u32) -> Presence {
+        let state = self.state.lock();
+        match state.workers.by_rank(rank) {
+            Some((_, worker)) if worker.pid == pid => Presence::Here,
+            _ if state.left.get(&rank) == Some(&pid) => Presence::Left,
+            _ => Presence::Awaited,
+        }
     }
 
     /// A worker's process was started again.
@@ -288,12 +305,14 @@ impl Cluster {
 
     /// What is served, once a worker has said so, and whether a request sent now would run.
     pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
+        let model = self.model()?.as_ref().clone();
+        Ok(pb::DescribeResponse { model: Some(model), ready: self.health.ready() == HealthState::Ok })
+    }
+
+    fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
         let state = self.state.lock();
         let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
-        let mut description = model.description.clone();
-        let pools = state.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
-        description.max_request_tokens = pools.min().unwrap_or(description.max_request_tokens);
-        Ok(pb::DescribeResponse { model: Some(description), ready: self.health.ready() == HealthState::Ok })
+        Ok(model.description.clone())
     }
 
     /// The cluster as it is now.
@@ -341,7 +360,7 @@ impl Cluster {
             Some(first) => {
                 let expected = pb::ModelDescription {
                     max_request_tokens: description.max_request_tokens,
-                    ..first.description.clone()
+                    ..first.description.as_ref().clone()
                 };
                 if expected != description {
                     return Err(Error::internal("it serves another model than the workers before it"));
@@ -354,13 +373,20 @@ impl Cluster {
                 })?;
                 // Every worker serves every node: one group, one graph.
                 let graphs = worker_graphs(&text_walks(&declaration)?, |_| ());
-                state.model = Some(ServedModel { description: description.clone(), graphs });
+                state.model = Some(ServedModel { description: Arc::new(description.clone()), graphs });
             }
         }
         Ok(description)
     }
 
+    /// To be called whenever a worker has come or gone.
     fn refresh_health(&self, state: &mut State) {
+        let pools = state.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
+        if let (Some(smallest), Some(model)) = (pools.min(), &mut state.model)
+            && model.description.max_request_tokens != smallest
+        {
+            Arc::make_mut(&mut model.description).max_request_tokens = smallest;
+        }
         let ready = state.workers.ready().count();
         let spawned = state.workers.ready().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
         state.started |= spawned >= self.limits.spawned_workers as usize;

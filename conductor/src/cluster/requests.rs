@@ -30,7 +30,7 @@ impl Cluster {
 
     fn accept(&self, spec: pb::RequestSpec) -> Result<(RequestId, mailbox::Receiver), Error> {
         // Outside the lock: a prompt may be long.
-        door::check(&spec, &self.describe()?.model.unwrap_or_default())?;
+        door::check(&spec, &*self.model()?)?;
         let mut state = self.state.lock();
         self.check_admission(&state)?;
         let graphs = state.model.as_ref().map(|model| model.graphs.clone()).unwrap_or_default();
@@ -148,12 +148,17 @@ impl Cluster {
             return self.apply(state, id, effects);
         };
         let booking = Booking::of(request.spec());
-        let workers: Vec<WorkerId> = placement.values().copied().collect();
+        let mut workers: Vec<WorkerId> = placement.values().copied().collect();
         let Some(launch) = request.launch(placement) else { return };
-        tracing::debug!(request = %id, key = %request.key(), "launched");
+        // The last one takes the message itself: most graphs have one worker, and prompts may be long.
+        let last = workers.pop();
         for worker in workers {
             state.workers.book(worker, booking);
             state.workers.send(worker, ToWorker::Launch(launch.clone()));
+        }
+        if let Some(worker) = last {
+            state.workers.book(worker, booking);
+            state.workers.send(worker, ToWorker::Launch(launch));
         }
     }
 
@@ -171,7 +176,6 @@ impl Cluster {
             self.metrics.dropped(why);
         }
         if let Some(kind) = effects.ended {
-            tracing::debug!(request = %id, ending = ?kind, "ended");
             self.metrics.ended(kind);
         }
         if over {

@@ -25,6 +25,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use tracing::{Span, field};
 use tutti_proto::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 
@@ -95,6 +96,8 @@ pub struct Request {
     /// Output so far: a later graph or a replay starts from prompt and this.
     generated: Vec<u32>,
     phase: Phase,
+    /// From acceptance until no worker holds anything of it.
+    span: Span,
 }
 
 #[derive(Debug)]
@@ -138,8 +141,11 @@ impl Request {
         graphs: Vec<GraphPlan>,
         output: mailbox::Sender,
     ) -> Self {
+        let span =
+            tracing::info_span!("request", %id, prompt_tokens = spec.prompt.len(), ending = field::Empty);
         Self {
             id,
+            span,
             spec: Arc::new(spec),
             graphs,
             incarnation: Incarnation(0),
@@ -180,6 +186,8 @@ impl Request {
         };
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Waiting { output } => {
+                self.span
+                    .in_scope(|| tracing::debug!(key = %self.key(), ranks = ?placement.keys(), "launched"));
                 self.phase = Phase::Running { output, run: Run::new(placement) };
                 Some(message)
             }
@@ -259,6 +267,10 @@ impl Request {
     /// Ends the request for its client now; workers that run it are told to let go. No-op once it has ended.
     pub fn end_early(&mut self, ending: Ending) -> Effects {
         let mut effects = Effects::default();
+        if self.is_live() {
+            self.span.record("ending", field::debug(&ending));
+            self.span.in_scope(|| tracing::debug!(tokens = self.generated.len(), ?ending, "ended"));
+        }
         self.phase = match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Waiting { output } => {
                 effects.ended = Some(conclude(output, ending));

@@ -19,7 +19,7 @@ use tutti_proto::Rank;
 use tutti_runtime::{Error, exit};
 
 use self::{backoff::Backoff, child::Child};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Presence};
 
 /// How long a worker may take to leave once it was told to, or once its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
@@ -111,9 +111,15 @@ impl Keeper {
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status,
-                () = told(stopping) => break self.see_off(&mut child, "the cluster ends").await,
+                () = told(stopping) => {
+                    if self.cluster.presence(self.rank, child.pid()) == Presence::Awaited {
+                        // It could not be told to leave, and holds nothing that could be lost.
+                        child.kill();
+                    }
+                    break self.see_off(&mut child, "the cluster ends").await;
+                }
                 () = sleep(CHECK_EVERY) => {
-                    if self.cluster.has_left(self.rank, child.pid()) {
+                    if self.cluster.presence(self.rank, child.pid()) == Presence::Left {
                         break self.see_off(&mut child, "its stream has ended").await;
                     }
                 }
