@@ -78,6 +78,11 @@ impl FrontDoor {
         }
     }
 
+    /// Completes once no generation is under way.
+    pub async fn idle(&self) {
+        self.generator.idle().await;
+    }
+
     /// Asks the conductor what it serves and fetches the text files when that changed; true when it is ready too.
     async fn refresh(&self) -> Result<bool, Error> {
         let (description, ready) = self.generator.describe().await?;

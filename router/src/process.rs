@@ -1,19 +1,17 @@
 //! The router as a process of its own: settings, ports, and an end that lets running streams finish.
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
-use axum::serve::ListenerExt;
 use clap::Parser;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{service::Routes, transport::Endpoint, transport::Server};
+use tokio::time::timeout;
+use tonic::transport::Endpoint;
 use tutti_runtime::{
-    Error, config,
+    Error, config, exit,
     health::{Health, State},
     listen,
     metrics::Metrics,
-    operations,
+    operations, serve,
     shutdown::Shutdown,
     telemetry::{LogFormat, Telemetry},
 };
@@ -23,6 +21,8 @@ use crate::{FrontDoor, RouterConfig, tune};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A conductor that does not answer a ping within twice this is gone.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// How long connections may take to close once no request is left: a health watch would never.
+const CLOSING: Duration = Duration::from_secs(3);
 
 /// Serves the OpenAI HTTP and gRPC surfaces in front of a conductor that runs elsewhere.
 ///
@@ -123,28 +123,19 @@ impl Default for Settings {
 /// # Errors
 /// Of usage, before any port is bound; or what kept the process from serving.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
-    let flags = match Flags::try_parse_from(arguments) {
-        Ok(flags) => flags,
-        // Help and version are answers, not errors.
-        Err(answer) if !answer.use_stderr() => {
-            return answer.print().map_err(|e| Error::internal(format!("cannot write: {e}")));
-        }
-        Err(error) => return Err(Error::invalid("usage", error.to_string().trim_end().to_owned())),
-    };
+    let flags: Flags = exit::flags(arguments);
     let settings: Settings = config::layered(flags.config.as_deref(), &flags)?;
     settings.router.validate()?;
     if flags.print_config {
-        use std::io::Write;
-        let text = config::print(&settings)?;
-        return writeln!(std::io::stdout(), "{text}")
-            .map_err(|e| Error::internal(format!("cannot write: {e}")));
+        return writeln!(std::io::stdout(), "{}", config::print(&settings)?)
+            .map_err(|e| Error::internal(format!("cannot print: {e}")));
     }
     let endpoint = endpoint(settings.conductor.as_deref())?;
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start the async runtime: {e}")))?
-        .block_on(serve(settings, endpoint))
+        .block_on(run_until_told(settings, endpoint))
 }
 
 /// Where the conductor is. It need not be there yet.
@@ -165,7 +156,7 @@ fn endpoint(conductor: Option<&str>) -> Result<Endpoint, Error> {
         .keep_alive_while_idle(true))
 }
 
-async fn serve(settings: Settings, endpoint: Endpoint) -> Result<(), Error> {
+async fn run_until_told(settings: Settings, endpoint: Endpoint) -> Result<(), Error> {
     let Settings { log_format, log, otlp_endpoint, .. } = settings;
     let _telemetry = Telemetry { log_format, log, otlp_endpoint }.install("router")?;
     let shutdown = Shutdown::on_signals()?;
@@ -177,52 +168,30 @@ async fn serve(settings: Settings, endpoint: Endpoint) -> Result<(), Error> {
     let front_door = FrontDoor::new(endpoint.connect_lazy(), &settings.router, &metrics)?;
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;
-    let following = tokio::spawn(front_door.follow(health.clone()));
+    let following = tokio::spawn(front_door.clone().follow(health.clone()));
 
     let serving = async {
         tokio::try_join!(
-            serve_http(http, routes, shutdown.clone()),
-            serve_grpc(grpc, services, shutdown.clone()),
+            serve::http(http, routes, shutdown.clone()),
+            serve::grpc(grpc, services, shutdown.clone()),
         )
     };
-    let overdue = async {
+    let drained = async {
         shutdown.begun().await;
         // Readiness has one writer at a time: from here on it is the drain.
         following.abort();
         health.set_ready(State::Not("draining".into()));
-        tokio::time::sleep(Duration::from_secs(settings.drain_timeout.into())).await;
+        let patience = Duration::from_secs(settings.drain_timeout.into());
+        if timeout(patience, front_door.idle()).await.is_err() {
+            tracing::warn!(seconds = settings.drain_timeout, "ending with requests unfinished");
+        } else {
+            tokio::time::sleep(CLOSING).await;
+        }
     };
     tokio::select! {
         served = serving => served.map(drop),
-        () = overdue => {
-            tracing::warn!(seconds = settings.drain_timeout, "ending with requests unfinished");
-            Ok(())
-        }
+        () = drained => Ok(()),
     }
-}
-
-/// Serves HTTP until the drain begins, then until the running requests have finished.
-async fn serve_http(listener: TcpListener, routes: axum::Router, shutdown: Shutdown) -> Result<(), Error> {
-    // Events are small and each one counts: none should wait for another.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps Nagle's delay");
-        }
-    });
-    axum::serve(listener, routes)
-        .with_graceful_shutdown(async move { shutdown.begun().await })
-        .await
-        .map_err(|e| Error::internal(format!("HTTP: {e}")))
-}
-
-/// As [`serve_http`], for gRPC.
-async fn serve_grpc(listener: TcpListener, services: Routes, shutdown: Shutdown) -> Result<(), Error> {
-    Server::builder()
-        .tcp_nodelay(true)
-        .add_routes(services)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown.begun())
-        .await
-        .map_err(|e| Error::internal(format!("gRPC: {e}")))
 }
 
 #[cfg(test)]
@@ -239,7 +208,6 @@ mod tests {
         assert_eq!(refused(&[]).as_deref(), Some("conductor"));
         assert_eq!(refused(&["--conductor", "10.0.0.1:1"]).as_deref(), Some("conductor"));
         assert_eq!(refused(&["--conductor", "http://x y"]).as_deref(), Some("conductor"));
-        assert_eq!(refused(&["--bogus"]).as_deref(), Some("usage"));
         assert_eq!(refused(&["--config", "nowhere.toml"]).as_deref(), Some("config"));
     }
 }

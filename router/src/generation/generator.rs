@@ -163,6 +163,12 @@ impl Generator {
         Ok(Generation::new(model, prompts, n, request.output, choices, meter, places))
     }
 
+    /// Completes once no generation is under way.
+    pub async fn idle(&self) {
+        // All places at once are free only then. The semaphore is never closed, which would mean the same.
+        let _ = self.places.acquire_many(self.max_choices).await;
+    }
+
     /// Takes the places of a request's choices, all or none.
     fn admit(&self, prompts: usize, n: u32) -> Result<OwnedSemaphorePermit, Error> {
         let limit = self.max_choices;
