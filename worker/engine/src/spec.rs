@@ -120,11 +120,12 @@ fn sampling(message: pb::Sampling, limits: &Limits) -> Result<SamplingParams, Er
         top_k: message.top_k,
         top_p: within("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?,
         min_p: within("min_p", min_p, (0.0..=1.0).contains(&min_p), "between 0 and 1")?,
+        // Beyond this a logit could overflow, which would fail the whole step.
         repetition_penalty: within(
             "repetition_penalty",
             repetition,
-            repetition.is_finite() && repetition > 0.0,
-            "above 0",
+            (0.01..=100.0).contains(&repetition),
+            "between 0.01 and 100",
         )?,
         presence_penalty: penalty("presence_penalty", message.presence_penalty)?,
         frequency_penalty: penalty("frequency_penalty", message.frequency_penalty)?,
@@ -195,6 +196,7 @@ mod tests {
         assert_eq!(fault(|spec| sampling(spec).top_p = f32::NAN), "top_p");
         assert_eq!(fault(|spec| sampling(spec).min_p = 1.1), "min_p");
         assert_eq!(fault(|spec| sampling(spec).repetition_penalty = 0.0), "repetition_penalty");
+        assert_eq!(fault(|spec| sampling(spec).repetition_penalty = 1e-40), "repetition_penalty");
         assert_eq!(fault(|spec| sampling(spec).presence_penalty = 2.1), "presence_penalty");
         assert_eq!(fault(|spec| sampling(spec).frequency_penalty = f32::INFINITY), "frequency_penalty");
         let bias = |token_id, bias| vec![pb::LogitBias { token_id, bias }];
