@@ -1,0 +1,85 @@
+//! Peak memory of loading. Alone in its file: the peak is the whole process's.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::Path,
+};
+
+use common::{config, device, write_config};
+use serde_json::{Map, json};
+use tutti_models::{LoadFormat, LoadOptions, load};
+
+const LAYERS: usize = 16;
+
+/// The process's greatest resident size so far, mapped files included, in bytes.
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// A checkpoint of zeros: a header, then a hole as long as the weights.
+fn write_hole(file: &Path) {
+    let mut header = Map::new();
+    let mut end = 0;
+    let mut add = |name: &str, shape: &[usize]| {
+        let start = end;
+        end += 4 * shape.iter().product::<usize>();
+        header.insert(name.into(), json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]}));
+    };
+    add("model.embed_tokens.weight", &[4096, 512]);
+    add("model.norm.weight", &[512]);
+    for layer in 0..LAYERS {
+        let mut part =
+            |name: &str, shape: &[usize]| add(&format!("model.layers.{layer}.{name}.weight"), shape);
+        for (name, shape) in [
+            ("input_layernorm", &[512][..]),
+            ("post_attention_layernorm", &[512]),
+            ("self_attn.q_norm", &[64]),
+            ("self_attn.k_norm", &[64]),
+            ("self_attn.q_proj", &[512, 512]),
+            ("self_attn.k_proj", &[512, 512]),
+            ("self_attn.v_proj", &[512, 512]),
+            ("self_attn.o_proj", &[512, 512]),
+            ("mlp.gate_proj", &[1280, 512]),
+            ("mlp.up_proj", &[1280, 512]),
+            ("mlp.down_proj", &[512, 1280]),
+        ] {
+            part(name, shape);
+        }
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = File::create(file).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(&header).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+}
+
+#[test]
+fn loading_takes_little_more_than_the_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(
+        dir.path(),
+        &config(&json!({
+            "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": LAYERS,
+            "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": true,
+            "torch_dtype": "float32",
+        })),
+    );
+    write_hole(&dir.path().join("model.safetensors"));
+    // One baseline for both: each model is dropped before the next, so that either would show as the greater peak.
+    let before = peak();
+    for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
+        let dir = dir.path().to_owned();
+        let options = LoadOptions { dir, load_format, max_step_tokens: 16, page_tokens: 16, seed: 0 };
+        let model = load(&options, device(), &mut |_| {}).unwrap();
+        let (taken, weights) = (peak() - before, model.weight_bytes());
+        assert!(weights > 150_000_000, "{weights} bytes are too few to tell");
+        assert!(taken * 4 < weights * 5, "{load_format}: {taken} bytes for {weights} bytes of weights");
+    }
+}
