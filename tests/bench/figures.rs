@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, cpu_seconds, peak_memory};
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 /// The goal for a worker's peak over weights and pool.
 const MEMORY_LIMIT: f64 = 1.25;
-const REPEATS: usize = 5;
+const REPEATS: usize = 3;
 const VOCABULARY: u32 = 150_000;
 
 fn at_once(requests: usize, prompt: u32, max_tokens: u32, vocab_size: u32, seed: u64) -> Workload {

@@ -22,8 +22,10 @@ def checkpoint(tmp_path):
 
 
 def refused(tmp_path, *args, env=None, name="conductor"):
-    """The last line of the log of an executable that must exit with 64 and leave no process."""
-    code, log = run_to_exit(name, args, tmp_path, env)
+    """The log of an executable that must exit with 64 and leave no process."""
+    given = [str(arg).split("=")[0] for arg in args]
+    free = [f"{flag}=127.0.0.1:0" for flag in ("--http", "--grpc") if flag not in given]
+    code, log = run_to_exit(name, [*args, *free], tmp_path, env)
     assert code == 64, f"exit code {code}:\n{log}"
     assert "panicked" not in log
     return log
