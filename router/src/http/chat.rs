@@ -10,7 +10,7 @@ use serde_json::json;
 use tutti_runtime::Error;
 
 use super::{
-    Api, body,
+    Api,
     choices::{self, StopReason},
     error::ApiError,
     fields::Fields,
@@ -35,9 +35,7 @@ struct Chat {
 
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let body = body::read(request, api.max_body_bytes).await?;
-    let Chat { request, return_token_ids, stream, max_tokens_name } = parse(&body)?;
-    drop(body);
+    let Chat { request, return_token_ids, stream, max_tokens_name } = api.parse(request, parse).await?;
     let started = api.generator.start(request).await;
     let mut generation = started.map_err(|error| respell(error, max_tokens_name))?;
     let render = Renderer::new(&generation, return_token_ids, stream);

@@ -10,7 +10,7 @@ use serde_json::{json, value::RawValue};
 use tutti_runtime::Error;
 
 use super::{
-    Api, body,
+    Api,
     choices::{self, StopReason},
     error::ApiError,
     fields::{self, Fields},
@@ -35,9 +35,7 @@ struct Completion {
 
 /// Answers a completion request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let body = body::read(request, api.max_body_bytes).await?;
-    let Completion { request, return_token_ids, stream } = parse(&body)?;
-    drop(body);
+    let Completion { request, return_token_ids, stream } = api.parse(request, parse).await?;
     let mut generation = api.generator.start(request).await?;
     let render = Renderer::new(&generation, return_token_ids, stream);
     if stream.is_some() {

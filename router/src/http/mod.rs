@@ -29,20 +29,39 @@ use axum::{
 };
 use tutti_runtime::{Error, ErrorKind};
 
+use self::body::BodyReader;
 use crate::generation::Generator;
+
+/// Parsing more than this takes long enough to be kept off the async threads.
+const PARSED_IN_PLACE_BYTES: usize = 64 << 10;
 
 /// What every route has at hand.
 #[derive(Clone)]
 struct Api {
     generator: Arc<Generator>,
-    max_body_bytes: usize,
+    bodies: BodyReader,
     /// When this process began to serve, for `/v1/models`.
     since: u64,
 }
 
+impl Api {
+    /// Reads a request's body and makes of it what `parse` does.
+    async fn parse<T, F>(&self, request: Request, parse: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&[u8]) -> Result<T, Error> + Send + 'static,
+    {
+        let body = self.bodies.read(request).await?;
+        if body.bytes.len() <= PARSED_IN_PLACE_BYTES {
+            return parse(&body.bytes);
+        }
+        self.generator.on_text(move || parse(&body.bytes)).await?
+    }
+}
+
 /// The routes of one front door.
 pub fn routes(generator: Arc<Generator>, max_body_bytes: usize) -> Router {
-    let api = Api { generator, max_body_bytes, since: unix_seconds() };
+    let api = Api { generator, bodies: BodyReader::new(max_body_bytes), since: unix_seconds() };
     Router::new()
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))

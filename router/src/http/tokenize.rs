@@ -7,7 +7,7 @@ use axum::{
 use serde::Serialize;
 use tutti_runtime::Error;
 
-use super::{Api, body, error::ApiError, fields::Fields, messages};
+use super::{Api, error::ApiError, fields::Fields, messages};
 use crate::{
     generation::{Prompt, to_tokens, validate},
     served::ServedModel,
@@ -55,8 +55,7 @@ fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
 
 /// Text or a conversation to tokens.
 pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<Tokenized>, ApiError> {
-    let body = body::read(request, api.max_body_bytes).await?;
-    let TokenizeRequest { model, prompt, return_token_strs } = parse_tokenize(&body)?;
+    let TokenizeRequest { model, prompt, return_token_strs } = api.parse(request, parse_tokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
     let work = move || {
         let (tokens, _) = to_tokens(prompt, &model)?;
@@ -70,14 +69,18 @@ pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<T
 
 /// Tokens to text, special tokens included.
 pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json<Detokenized>, ApiError> {
-    let body = body::read(request, api.max_body_bytes).await?;
-    let mut fields = Fields::of_body(&body)?;
-    let model: Option<String> = fields.take("model")?;
-    let tokens: Vec<u32> = fields.require("tokens")?;
-    fields.finish()?;
+    let (model, tokens) = api.parse(request, parse_detokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
     let prompt = api.generator.on_text(move || decode(&model, &tokens)).await??;
     Ok(Json(Detokenized { prompt }))
+}
+
+/// The model's name and the tokens.
+fn parse_detokenize(body: &[u8]) -> Result<(Option<String>, Vec<u32>), Error> {
+    let mut fields = Fields::of_body(body)?;
+    let parsed = (fields.take("model")?, fields.require("tokens")?);
+    fields.finish()?;
+    Ok(parsed)
 }
 
 fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, Error> {
