@@ -5,6 +5,7 @@
 //! many rows it carries.
 
 mod requests;
+mod status;
 mod workers;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -16,11 +17,7 @@ use tutti_proto::{
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
     walks::ModelDeclaration,
 };
-use tutti_runtime::{
-    Error, ErrorKind,
-    health::{Health, State as HealthState},
-    metrics::Metrics,
-};
+use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
 
 pub use self::workers::Link;
 use self::workers::Workers;
@@ -303,43 +300,6 @@ impl Cluster {
         }
     }
 
-    /// What is served, once a worker has said so, and whether a request sent now would run.
-    pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
-        let model = self.model()?.as_ref().clone();
-        Ok(pb::DescribeResponse { model: Some(model), ready: self.health.ready() == HealthState::Ok })
-    }
-
-    fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
-        let state = self.state.lock();
-        let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
-        Ok(model.description.clone())
-    }
-
-    /// The cluster as it is now.
-    pub fn status(&self) -> pb::GetClusterResponse {
-        let state = self.state.lock();
-        let mut workers: Vec<pb::WorkerStatus> = state
-            .workers
-            .iter()
-            .map(|(_, worker)| pb::WorkerStatus {
-                worker: worker.rank.0,
-                phase: worker.phase.into(),
-                load: Some(worker.load),
-                pid: worker.pid,
-                detail: state.troubles.get(&worker.rank).cloned().unwrap_or_default(),
-            })
-            .collect();
-        let missing =
-            (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
-        workers.extend(missing.map(|rank| {
-            let detail = state.troubles.get(&rank).cloned().unwrap_or_default();
-            let phase = if detail.is_empty() { pb::WorkerPhase::Starting } else { pb::WorkerPhase::Gone };
-            pb::WorkerStatus { worker: rank.0, phase: phase.into(), detail, ..Default::default() }
-        }));
-        workers.sort_by_key(|worker| worker.worker);
-        pb::GetClusterResponse { workers, requests_in_flight: state.requests.len() as u32 }
-    }
-
     /// Fills in what the conductor knows better, and holds later workers to the first one's declaration.
     fn take_model(
         &self,
@@ -377,34 +337,6 @@ impl Cluster {
             }
         }
         Ok(description)
-    }
-
-    /// To be called whenever a worker has come or gone.
-    fn refresh_health(&self, state: &mut State) {
-        let pools = state.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
-        if let (Some(smallest), Some(model)) = (pools.min(), &mut state.model)
-            && model.description.max_request_tokens != smallest
-        {
-            Arc::make_mut(&mut model.description).max_request_tokens = smallest;
-        }
-        let ready = state.workers.ready().count();
-        let spawned = state.workers.ready().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
-        state.started |= spawned >= self.limits.spawned_workers as usize;
-        self.metrics.ready(ready);
-        let serving = state.started && ready > 0 && !state.draining;
-        let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
-        self.health.set_ready(ready);
-    }
-
-    fn why_not_ready(&self, state: &State) -> String {
-        if state.draining {
-            return "draining".into();
-        }
-        let troubles: Vec<String> =
-            state.troubles.iter().map(|(rank, why)| format!("worker {rank}: {why}")).collect();
-        let ready = state.workers.ready().count();
-        let summary = format!("{ready} of {} workers are loaded", self.limits.spawned_workers);
-        if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }
     }
 }
 
