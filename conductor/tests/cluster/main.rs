@@ -1,4 +1,5 @@
 //! The conductor with workers that a test plays: a real gate, real streams, no engine.
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
 mod bench;
 mod requests;
