@@ -6,6 +6,7 @@ use futures_util::future::try_join_all;
 use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::Channel;
+use tracing::Instrument;
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
     cluster::v1::{
@@ -19,12 +20,12 @@ use super::{
     choice::{Choice, ChoiceSettings},
     prompts::{self, Echo, EncodedPrompt},
     request::GenerationRequest,
-    stream::{ChoiceStream, Generation},
+    stream::{Accepted, ChoiceStream, Generation},
     validate,
 };
 use crate::{
     config::RouterConfig,
-    metrics::{RequestMeter, RouterMetrics},
+    metrics::{Outcome, RequestMeter, RouterMetrics},
     served::ServedModel,
     text::{detokenizer::Detokenizer, pool::TextPool},
 };
@@ -77,7 +78,7 @@ impl Generator {
 
     /// What is served, or the error that says it is not known yet.
     pub fn model(&self) -> Result<Arc<ServedModel>, Error> {
-        self.served().ok_or_else(|| Error::unavailable("the model is still loading"))
+        self.served().ok_or_else(|| Error::unavailable("not ready: what is served is not known yet"))
     }
 
     /// As [`Generator::model`], for a request that names one.
@@ -133,8 +134,19 @@ impl Generator {
     }
 
     /// Starts a request: when this returns, the conductor has accepted all of its choices.
-    pub async fn start(&self, mut request: GenerationRequest) -> Result<Generation, Error> {
-        let meter = RequestMeter::start(&self.metrics);
+    pub async fn start(&self, request: GenerationRequest) -> Result<Generation, Error> {
+        let mut meter = RequestMeter::start(&self.metrics);
+        let span = meter.span().clone();
+        match self.accept(request).instrument(span).await {
+            Ok(accepted) => Ok(Generation::new(accepted, meter)),
+            Err(error) => {
+                meter.ends(Outcome::Refused);
+                Err(error)
+            }
+        }
+    }
+
+    async fn accept(&self, mut request: GenerationRequest) -> Result<Accepted, Error> {
         let model = self.model_named(request.model.as_deref())?;
         let vocab_size = model.description.vocab_size;
         validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
@@ -160,7 +172,7 @@ impl Generator {
             }
         });
         let choices = try_join_all(started).await?;
-        Ok(Generation::new(model, prompts, n, request.output, choices, meter, places))
+        Ok(Accepted { model, prompts, n, output: request.output, choices, places })
     }
 
     /// Completes once no generation is under way.

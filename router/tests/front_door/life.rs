@@ -105,12 +105,20 @@ async fn requests_and_tokens_are_counted() {
     let setup = ready().await;
     setup.post(PATH, &json!({ "prompt": "hello" })).await;
     setup.post(PATH, &json!({ "prompt": "" })).await;
+    setup.conductor.play(|_| vec![Step::Fail(Status::internal("no")), tokens(0, &[97])]);
+    setup.post(PATH, &json!({ "prompt": "hello" })).await;
+    setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
+    let body = r#"{"prompt": "hello", "stream": true}"#;
+    drop(setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap());
     let text = setup.metrics.encode();
     for line in [
-        "tutti_router_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
+        "tutti_router_generations_total{outcome=\"finished\"} 1",
+        "tutti_router_generations_total{outcome=\"refused\"} 2",
+        "tutti_router_generations_total{outcome=\"cancelled\"} 1",
+        "tutti_router_requests_total{route=\"/v1/completions\",status=\"200\"} 2",
         "tutti_router_requests_total{route=\"/v1/completions\",status=\"400\"} 1",
         "tutti_router_requests_in_flight 0",
-        "tutti_router_prompt_tokens_total 1",
+        "tutti_router_prompt_tokens_total 2",
         "tutti_router_generated_tokens_total 3",
         "tutti_router_time_to_first_token_seconds_count 1",
         "tutti_router_inter_token_latency_seconds_count 2",
