@@ -31,6 +31,8 @@ const OUTBOX: usize = 64;
 const INBOX: usize = 1024;
 /// Flow control: a launch with a long prompt in one go.
 const WINDOW_BYTES: u32 = 4 << 20;
+/// A conductor that answers no ping for this long, and as long again, is gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The pause between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Pauses between attempts to join.
@@ -56,6 +58,8 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
         .map_err(|e| Error::invalid("conductor", format!("{:?} is no address: {e}", joining.conductor)))?
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
         .tcp_nodelay(true);
     let mut pause = FIRST_PAUSE;
     loop {
