@@ -187,7 +187,7 @@ impl Generator {
         let choices = u32::try_from(prompts).ok().and_then(|prompts| prompts.checked_mul(n));
         let Some(choices) = choices.filter(|&choices| choices <= limit) else {
             let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
-            return Err(Error::invalid("n", message));
+            return Err(Error::invalid(if n > 1 { "n" } else { "prompt" }, message));
         };
         self.places.clone().try_acquire_many_owned(choices).map_err(|_| {
             let busy = limit as usize - self.places.available_permits().min(limit as usize);
