@@ -177,10 +177,11 @@ impl Cluster {
                 tracing::info!(worker = %rank, weight_bytes = weights, kv_bytes = kv, "ready");
             }
             Err(error) => {
-                tracing::error!(worker = %rank, %error, "turned away");
                 worker.link = None;
                 state.troubles.insert(rank, error.to_string());
-                self.on_start_failed(&state, rank, error);
+                if !self.ends_start(&state, rank, &error) {
+                    tracing::error!(worker = %rank, %error, "turned away");
+                }
             }
         }
         self.refresh_health(&mut state);
@@ -192,9 +193,10 @@ impl Cluster {
         let mut state = self.state.lock();
         let Some(worker) = state.workers.get_mut(id) else { return };
         let rank = worker.rank;
-        tracing::debug!(worker = %rank, %error, "could not load");
         state.troubles.insert(rank, error.to_string());
-        self.on_start_failed(&state, rank, error);
+        if !self.ends_start(&state, rank, &error) {
+            tracing::error!(worker = %rank, %error, "could not load");
+        }
         self.refresh_health(&mut state);
     }
 
@@ -207,16 +209,20 @@ impl Cluster {
         state.troubles.entry(rank).or_insert_with(|| format!("its process ended: {status}"));
         if usage {
             let message = format!("worker {rank} refused its settings ({status})");
-            self.on_start_failed(&state, rank, Error::new(ErrorKind::InvalidArgument, message));
+            self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));
         }
         self.refresh_health(&mut state);
     }
 
-    fn on_start_failed(&self, state: &State, rank: Rank, error: Error) {
-        let useless = tutti_runtime::exit::code(&error) == tutti_runtime::exit::USAGE;
-        if useless && !state.started && rank.0 < self.limits.spawned_workers {
-            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error).is_none());
+    /// Whether a spawned worker's error ends the cluster: at its start, where trying again unchanged is useless. The
+    /// first such error is told; others are most likely the same.
+    fn ends_start(&self, state: &State, rank: Rank, error: &Error) -> bool {
+        let useless = tutti_runtime::exit::code(error) == tutti_runtime::exit::USAGE;
+        let ends = useless && !state.started && rank.0 < self.limits.spawned_workers;
+        if ends {
+            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error.clone()).is_none());
         }
+        ends
     }
 
     /// The worker's stream has ended: all it held is lost, and requests on it fail.

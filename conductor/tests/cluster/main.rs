@@ -3,4 +3,5 @@
 
 mod bench;
 mod requests;
+mod supervision;
 mod workers;
