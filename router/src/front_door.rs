@@ -66,11 +66,8 @@ impl FrontDoor {
     pub async fn follow(self, health: Health) {
         loop {
             let (state, pause) = match self.refresh().await {
-                Ok(true) => (State::Ok, POLL_SETTLED),
-                Ok(false) => {
-                    let reason = "the conductor has no worker that can take a request";
-                    (State::Not(reason.into()), POLL_STARTING)
-                }
+                Ok(State::Ok) => (State::Ok, POLL_SETTLED),
+                Ok(not) => (not, POLL_STARTING),
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
                     (State::Not(error.to_string()), POLL_STARTING)
                 }
@@ -93,8 +90,8 @@ impl FrontDoor {
         self.generator.idle().await;
     }
 
-    /// Asks the conductor what it serves and fetches the text files when that changed; true when it is ready too.
-    async fn refresh(&self) -> Result<bool, Error> {
+    /// Asks the conductor what it serves and fetches the text files when that changed; says whether it is ready too.
+    async fn refresh(&self) -> Result<State, Error> {
         let silent = |_| Error::unavailable("the conductor does not answer");
         let (description, ready) = timeout(PATIENCE, self.generator.describe()).await.map_err(silent)??;
         let known = self.generator.served();

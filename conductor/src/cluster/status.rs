@@ -10,8 +10,11 @@ use super::{Cluster, State};
 impl Cluster {
     /// What is served, once a worker has said so, and whether a request sent now would run.
     pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
-        let model = self.model()?.as_ref().clone();
-        Ok(pb::DescribeResponse { model: Some(model), ready: self.health.ready() == HealthState::Ok })
+        let model = Some(self.model()?.as_ref().clone());
+        Ok(match self.health.ready() {
+            HealthState::Ok => pb::DescribeResponse { model, ready: true, reason: String::new() },
+            HealthState::Not(reason) => pb::DescribeResponse { model, ready: false, reason },
+        })
     }
 
     pub(super) fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {

@@ -14,7 +14,7 @@ use tutti_proto::{
         SubmitRequest, conductor_client::ConductorClient,
     },
 };
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, health::State};
 
 use super::{
     choice::{Choice, ChoiceSettings},
@@ -102,11 +102,11 @@ impl Generator {
         *self.served.write() = Some(Arc::new(model));
     }
 
-    /// What the conductor serves, and whether it can take requests.
-    pub async fn describe(&self) -> Result<(ModelDescription, bool), Error> {
+    /// What the conductor serves, and whether it can take requests, or why not.
+    pub async fn describe(&self) -> Result<(ModelDescription, State), Error> {
         let answer = self.client.clone().describe(DescribeRequest {}).await?.into_inner();
         let model = answer.model.ok_or_else(|| Error::internal("the conductor describes no model"))?;
-        Ok((model, answer.ready))
+        Ok((model, if answer.ready { State::Ok } else { State::Not(answer.reason) }))
     }
 
     /// One of the checkpoint's text files.
