@@ -85,7 +85,7 @@ impl FrontDoor {
         }
     }
 
-    /// Completes once no generation is under way.
+    /// Completes once no generation is under way. While this is polled, no new one is admitted: it is for the end.
     pub async fn idle(&self) {
         self.generator.idle().await;
     }

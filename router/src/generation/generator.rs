@@ -1,6 +1,9 @@
 //! Starts generations: admission, checks, tokenising, and one `Submit` a choice.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::future::try_join_all;
 use parking_lot::RwLock;
@@ -147,6 +150,7 @@ impl Generator {
     }
 
     async fn accept(&self, mut request: GenerationRequest) -> Result<Accepted, Error> {
+        let arrived = Instant::now();
         let model = self.model_named(request.model.as_deref())?;
         let vocab_size = model.description.vocab_size;
         validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
@@ -163,8 +167,10 @@ impl Generator {
         };
         let specs = specs(&request, sampling, &prompts, n, model.token_limit())?;
         let settings = settings(&request, &model, &prompts, n);
+        // What tokenising took is gone from the client's time; none left is for the conductor to say.
+        let timeout_ms = request.timeout.map(|timeout| millis(timeout.saturating_sub(arrived.elapsed())));
         let started = specs.into_iter().zip(settings).map(|(spec, settings)| {
-            let submit = SubmitRequest { spec: Some(spec), timeout_ms: request.timeout.map(millis) };
+            let submit = SubmitRequest { spec: Some(spec), timeout_ms };
             let mut client = self.client.clone();
             async move {
                 let events = client.submit(submit).await?.into_inner();
@@ -175,7 +181,7 @@ impl Generator {
         Ok(Accepted { model, prompts, n, output: request.output, choices, places })
     }
 
-    /// Completes once no generation is under way.
+    /// Completes once no generation is under way; until then, no new one is admitted.
     pub async fn idle(&self) {
         // All places at once are free only then. The semaphore is never closed, which would mean the same.
         let _ = self.places.acquire_many(self.max_choices).await;
