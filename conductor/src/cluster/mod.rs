@@ -8,7 +8,7 @@ mod requests;
 mod status;
 mod workers;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -94,12 +94,37 @@ struct State {
     /// Set by the first worker to be ready; the others must declare the same.
     model: Option<ServedModel>,
     /// Why the worker of a rank is not there, for operators.
-    troubles: BTreeMap<Rank, String>,
+    troubles: BTreeMap<Rank, Trouble>,
     /// The process of each rank whose stream has ended and that has not come back.
     left: BTreeMap<Rank, u32>,
     /// Whether all spawned workers have been ready at once.
     started: bool,
     draining: bool,
+}
+
+/// What is wrong with a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// In its own words, or in those that it was turned away with.
+    Told(String),
+    /// As seen from outside: the latest sign of it says most.
+    Seen(String),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Told(why) | Self::Seen(why)) = self;
+        f.write_str(why)
+    }
+}
+
+impl State {
+    /// A sign that the worker is gone. What it said itself says more.
+    fn see_trouble(&mut self, rank: Rank, why: String) {
+        if !matches!(self.troubles.get(&rank), Some(Trouble::Told(_))) {
+            self.troubles.insert(rank, Trouble::Seen(why));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -178,7 +203,7 @@ impl Cluster {
             }
             Err(error) => {
                 worker.link = None;
-                state.troubles.insert(rank, error.to_string());
+                state.troubles.insert(rank, Trouble::Told(error.to_string()));
                 if !self.ends_start(&state, rank, &error) {
                     tracing::error!(worker = %rank, %error, "turned away");
                 }
@@ -193,7 +218,7 @@ impl Cluster {
         let mut state = self.state.lock();
         let Some(worker) = state.workers.get_mut(id) else { return };
         let rank = worker.rank;
-        state.troubles.insert(rank, error.to_string());
+        state.troubles.insert(rank, Trouble::Told(error.to_string()));
         if !self.ends_start(&state, rank, &error) {
             tracing::error!(worker = %rank, %error, "could not load");
         }
@@ -206,7 +231,7 @@ impl Cluster {
         if state.draining {
             return;
         }
-        state.troubles.entry(rank).or_insert_with(|| format!("its process ended: {status}"));
+        state.see_trouble(rank, format!("its process ended: {status}"));
         if usage {
             let message = format!("worker {rank} refused its settings ({status})");
             self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));
@@ -235,7 +260,7 @@ impl Cluster {
             tracing::debug!(worker = %rank, why, "left");
         } else {
             tracing::warn!(worker = %rank, pid = worker.pid, why, "lost");
-            state.troubles.insert(rank, why.to_owned());
+            state.see_trouble(rank, why.to_owned());
         }
         state.left.insert(rank, worker.pid);
         self.metrics.gone(rank);

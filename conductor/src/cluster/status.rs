@@ -34,13 +34,13 @@ impl Cluster {
                 phase: worker.phase.into(),
                 load: Some(worker.load),
                 pid: worker.pid,
-                detail: state.troubles.get(&worker.rank).cloned().unwrap_or_default(),
+                detail: state.troubles.get(&worker.rank).map(ToString::to_string).unwrap_or_default(),
             })
             .collect();
         let missing =
             (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
         workers.extend(missing.map(|rank| {
-            let detail = state.troubles.get(&rank).cloned().unwrap_or_default();
+            let detail = state.troubles.get(&rank).map(ToString::to_string).unwrap_or_default();
             let phase = if detail.is_empty() { pb::WorkerPhase::Starting } else { pb::WorkerPhase::Gone };
             pb::WorkerStatus { worker: rank.0, phase: phase.into(), detail, ..Default::default() }
         }));
