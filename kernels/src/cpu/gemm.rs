@@ -15,6 +15,8 @@ use crate::DeviceError;
 
 /// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
 const CACHED_WEIGHTS: usize = 192 << 10;
+/// Steps that weights are asked for ahead of their use.
+const AHEAD: usize = 24;
 /// Tiles below which passing the door is not worth waking another thread.
 const INLINE_TILES: usize = 4;
 
@@ -222,15 +224,29 @@ impl<W: Format, const DOTS: bool> Block<'_, W, DOTS> {
         for (p, panel) in panels.iter_mut().enumerate() {
             *panel = data[p * steps * STEP..].as_ptr();
         }
+        // What is needed some steps later: of these panels or, at their end, of the `P` after them, where the machine's
+        // own prefetching would have to find its streams anew.
+        let hint = |p: usize, step: usize| {
+            let ahead = step + AHEAD;
+            let ahead = if ahead < steps { ahead } else { ahead + (P - 1) * steps };
+            panels[p].wrapping_add(ahead * STEP)
+        };
         // SAFETY: the door holds `2 * steps` inputs of every row, tile by tile, and was filled before; nobody writes
         // to it now. The panels hold `steps` steps by the slice above. With `DOTS` the elements are u16 and u32 in
         // place of f32, of which the door then holds half.
         let sums = unsafe {
             let x = self.work.door.as_ptr().add(row * 2 * steps).cast_const();
             if DOTS {
-                dot_product::<S, R, P>(s, x.cast(), panels.map(<*const W::Raw>::cast), steps)
+                let hint = |p, step| hint(p, step).cast();
+                dot_product::<S, R, P>(s, x.cast(), panels.map(<*const W::Raw>::cast), steps, hint)
             } else {
-                product::<S, W, R, P>(s, Rows { start: x, row_stride: 1, input_stride: R }, panels, steps)
+                product::<S, W, R, P>(
+                    s,
+                    Rows { start: x, row_stride: 1, input_stride: R },
+                    panels,
+                    steps,
+                    hint,
+                )
             }
         };
         for (r, sums) in sums.iter().enumerate() {
