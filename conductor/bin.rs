@@ -128,9 +128,9 @@ async fn run(config: Config) -> Result<(), Error> {
 /// Finds the checkpoint, and checks what the router will read of it.
 async fn resolve(config: &Config, display: &LoadDisplay) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(config.model.as_deref())?;
-    let wanted = match config.load_format {
-        config::LoadFormat::Auto => Wanted::Everything,
-        config::LoadFormat::Dummy => Wanted::NoWeights,
+    let wanted = match (config.load_format, config.device) {
+        (config::LoadFormat::Dummy, _) | (_, DeviceChoice::Sim) => Wanted::NoWeights,
+        (config::LoadFormat::Auto, _) => Wanted::Everything,
     };
     let checkpoint = checkpoint::resolve(&source, wanted, &HubOptions::from_env(), display).await?;
     if !config.no_router {
@@ -164,7 +164,7 @@ fn backend_options(
         },
         listener,
         worker_program: PathBuf::from(WORKER_PROGRAM),
-        worker_settings: json(&worker_settings(config, checkpoint))?,
+        worker_settings: json(&worker_settings(config, checkpoint)?)?,
         spawn_token,
         lifeline_line: json(&lifeline)?,
         join_token: config.join_token()?,
@@ -173,8 +173,12 @@ fn backend_options(
 }
 
 /// The conductor's settings in the words of its workers.
-fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> WorkerSettings {
-    WorkerSettings {
+fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> Result<WorkerSettings, Error> {
+    // Workers may have another working directory.
+    let trace_steps = config.trace_steps.as_deref().map(std::path::absolute).transpose().map_err(|e| {
+        Error::invalid("trace_steps", format!("is relative to a working directory that is gone: {e}"))
+    })?;
+    Ok(WorkerSettings {
         model_dir: checkpoint.dir.clone(),
         load_format: match config.load_format {
             config::LoadFormat::Auto => LoadFormat::Auto,
@@ -182,7 +186,9 @@ fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> WorkerSettings {
         },
         device: match config.device {
             DeviceChoice::Auto | DeviceChoice::Cpu => DeviceKind::Cpu,
+            DeviceChoice::Sim => DeviceKind::Sim,
         },
+        sim: config.sim.clone(),
         threads: config.threads_per_worker() as usize,
         max_step_tokens: config.max_step_tokens as usize,
         max_prefill_chunk_size: config.max_prefill_chunk_size.map(|tokens| tokens as usize),
@@ -191,7 +197,8 @@ fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> WorkerSettings {
         max_waiting_requests: (config.max_queued_requests + config.max_running_requests * config.workers)
             as usize,
         kv_cache_memory: config.kv_cache_memory.map(|size| size.0),
-    }
+        trace_steps,
+    })
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String, Error> {

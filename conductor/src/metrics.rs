@@ -1,12 +1,19 @@
 //! What the conductor counts. Names get the prefix `tutti_`; a worker's label is its rank, which outlives its process.
 
+use std::sync::atomic::AtomicU64;
+
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{
     ErrorKind,
     metrics::{
         Metrics,
         encoding::EncodeLabelSet,
-        metrics::{counter::Counter, family::Family, gauge::Gauge},
+        metrics::{
+            counter::Counter,
+            family::{Family, MetricConstructor},
+            gauge::Gauge,
+            histogram::Histogram,
+        },
     },
 };
 
@@ -27,10 +34,38 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WalkLabel {
+    worker: u32,
+    walk: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RowLabel {
+    worker: u32,
+    kind: &'static str,
+}
+
 type PerWorker = Family<WorkerLabel, Gauge>;
 
+/// Histograms of the same buckets.
+#[derive(Clone, Copy, Debug)]
+struct Buckets(&'static [f64]);
+
+impl MetricConstructor<Histogram> for Buckets {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(self.0.iter().copied())
+    }
+}
+
+/// Seconds: from a step of a small model to a long prefill on a CPU.
+const STEP_SECONDS: Buckets =
+    Buckets(&[1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
+/// Shares of the budget. Only a lone atomic prefill is over 1.
+const BUDGET_FILL: Buckets = Buckets(&[0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]);
+
 /// The conductor's metrics; all are made at once and shared by reference.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ConductorMetrics {
     requests: Family<OutcomeLabel, Counter>,
     requests_in_flight: Gauge,
@@ -45,12 +80,38 @@ pub struct ConductorMetrics {
     steps: PerWorker,
     workers_ready: Gauge,
     restarts: Family<WorkerLabel, Counter>,
+    refusals: Family<ReasonLabel, Counter>,
+    oldest_waiting: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    trace_steps_lost: PerWorker,
+    step_seconds: Family<WalkLabel, Histogram, Buckets>,
+    budget_fill: Family<WorkerLabel, Histogram, Buckets>,
+    rows: Family<RowLabel, Counter>,
 }
 
 impl ConductorMetrics {
     /// Makes the metrics and adds them to the process's.
     pub fn new(metrics: &Metrics) -> Self {
-        let new = Self::default();
+        let new = Self {
+            requests: Default::default(),
+            requests_in_flight: Default::default(),
+            prompt_tokens: Default::default(),
+            generated_tokens: Default::default(),
+            completions_dropped: Default::default(),
+            tokens_dropped: Default::default(),
+            kv_pages_used: Default::default(),
+            kv_pages_total: Default::default(),
+            requests_running: Default::default(),
+            requests_waiting: Default::default(),
+            steps: Default::default(),
+            workers_ready: Default::default(),
+            restarts: Default::default(),
+            refusals: Default::default(),
+            oldest_waiting: Default::default(),
+            trace_steps_lost: Default::default(),
+            step_seconds: Family::new_with_constructor(STEP_SECONDS),
+            budget_fill: Family::new_with_constructor(BUDGET_FILL),
+            rows: Default::default(),
+        };
         metrics.register(|r| {
             r.register("requests", "Requests that have ended, by outcome", new.requests.clone());
             let help = "Requests accepted and not yet let go of by every worker";
@@ -68,6 +129,19 @@ impl ConductorMetrics {
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
+            let help = "Requests refused at the conductor's door, by reason";
+            r.register("requests_refused", help, new.refusals.clone());
+            let help = "Age of the oldest request that no step has had a row of yet";
+            r.register("queue_age_seconds", help, new.oldest_waiting.clone());
+            let help = "Steps missing in the step trace of a worker's current process";
+            r.register("trace_steps_lost", help, new.trace_steps_lost.clone());
+            let help = "Time of a step, planning and committing included, by what the engine ran";
+            r.register("step_seconds", help, new.step_seconds.clone());
+            let help = "Share of the step's token budget that its rows took";
+            r.register("step_budget_fill", help, new.budget_fill.clone());
+            let help =
+                "Rows of steps: decode, prefill (more of the prompt follows), last_prefill (samples a token)";
+            r.register("step_rows", help, new.rows.clone());
         });
         new
     }
@@ -97,8 +171,33 @@ impl ConductorMetrics {
         self.requests.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    pub(crate) fn refused(&self) {
+    pub(crate) fn refused(&self, why: ErrorKind) {
         self.requests.get_or_create(&OutcomeLabel { outcome: "refused" }).inc();
+        let reason = match why {
+            ErrorKind::InvalidArgument => "invalid",
+            ErrorKind::Overloaded => "overloaded",
+            ErrorKind::Unavailable => "unavailable",
+            _ => "other",
+        };
+        self.refusals.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// One step of a worker; `walk` is the name of what it ran.
+    pub(crate) fn step(&self, worker: Rank, walk: &str, work: &pb::StepWork) {
+        let worker = worker.0;
+        let us = u64::from(work.plan_us) + u64::from(work.run_us) + u64::from(work.commit_us);
+        let label = WalkLabel { worker, walk: walk.to_owned() };
+        self.step_seconds.get_or_create(&label).observe(us as f64 / 1e6);
+        let fill = f64::from(work.tokens) / f64::from(work.budget_tokens.max(1));
+        self.budget_fill.get_or_create(&WorkerLabel { worker }).observe(fill);
+        let rows = [
+            ("decode", work.decode_rows),
+            ("prefill", work.prefill_rows),
+            ("last_prefill", work.last_prefill_rows),
+        ];
+        for (kind, count) in rows {
+            self.rows.get_or_create(&RowLabel { worker, kind }).inc_by(count.into());
+        }
     }
 
     pub(crate) fn dropped(&self, why: Dropped) {
@@ -119,6 +218,9 @@ impl ConductorMetrics {
         set(&self.requests_running, i64::from(load.running));
         set(&self.requests_waiting, i64::from(load.waiting));
         set(&self.steps, load.steps as i64);
+        set(&self.trace_steps_lost, load.trace_steps_lost as i64);
+        let oldest = f64::from(load.oldest_waiting_ms) / 1e3;
+        self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);
     }
 
     pub(crate) fn gone(&self, worker: Rank) {
@@ -129,9 +231,11 @@ impl ConductorMetrics {
             &self.requests_running,
             &self.requests_waiting,
             &self.steps,
+            &self.trace_steps_lost,
         ] {
             gauge.remove(&label);
         }
+        self.oldest_waiting.remove(&label);
     }
 
     pub(crate) fn ready(&self, workers: usize) {

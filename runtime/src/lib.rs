@@ -12,6 +12,7 @@ pub mod operations;
 pub mod progress;
 pub mod serve;
 pub mod shutdown;
+pub mod sim;
 pub mod telemetry;
 
 pub use error::{Error, ErrorKind};

@@ -8,6 +8,7 @@ use tutti_engine::EngineSettings;
 pub use tutti_models::LoadFormat;
 use tutti_runtime::{
     Error, config,
+    sim::SimSettings,
     telemetry::{LogFormat, Telemetry},
 };
 
@@ -18,6 +19,8 @@ pub enum DeviceKind {
     /// The CPU.
     #[default]
     Cpu,
+    /// A cost model in a device's place.
+    Sim,
 }
 
 /// What the conductor tells each worker in its Welcome, as JSON. One build serves both ends, so there are no versions.
@@ -30,6 +33,8 @@ pub struct WorkerSettings {
     pub load_format: LoadFormat,
     /// What to compute on.
     pub device: DeviceKind,
+    /// The simulated device, where it is that.
+    pub sim: SimSettings,
     /// Compute threads, at least 1.
     pub threads: usize,
     /// The most tokens of one step.
@@ -42,6 +47,8 @@ pub struct WorkerSettings {
     pub max_waiting_requests: usize,
     /// Bytes of the KV pool; the engine's own choice without it.
     pub kv_cache_memory: Option<u64>,
+    /// Where to write what each step ran, with the rank added to the name.
+    pub trace_steps: Option<PathBuf>,
 }
 
 impl WorkerSettings {

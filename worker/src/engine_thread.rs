@@ -17,7 +17,7 @@ use tutti_proto::{
 };
 use tutti_runtime::{Error, exit};
 
-use crate::{config::WorkerSettings, loading};
+use crate::{config::WorkerSettings, loading, step_trace::StepTrace};
 
 /// What the engine is told.
 #[derive(Debug)]
@@ -66,8 +66,8 @@ fn run(settings: &WorkerSettings, rank: Rank, mut wires: Wires, runtime: &Handle
         // What comes in between may be lost where there is no room; the end may not.
         let _ = if end { outbox.blocking_send(message).ok() } else { outbox.try_send(message).ok() };
     };
-    let loaded = loading::load_engine(settings, rank, tell);
-    let said = match &loaded {
+    let mut loaded = loading::load_engine(settings, rank, tell);
+    let said = match &mut loaded {
         Ok(engine) => {
             wires.load.send_replace(engine.load());
             ToConductor::Ready(loading::ready(engine))
@@ -76,7 +76,11 @@ fn run(settings: &WorkerSettings, rank: Rank, mut wires: Wires, runtime: &Handle
     };
     // Without an outbox the process is ending, and stepping ends at once.
     let _ = wires.outbox.blocking_send(pb::WorkerMessage { message: Some(said) });
-    step_until_done(&mut loaded?, &mut wires, runtime)
+    let mut engine = loaded?;
+    if let Some(path) = &settings.trace_steps {
+        engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.max_step_tokens)));
+    }
+    step_until_done(&mut engine, &mut wires, runtime)
 }
 
 /// What stepping needs of an engine.

@@ -10,5 +10,6 @@ mod join;
 pub mod lifeline;
 mod loading;
 mod process;
+mod step_trace;
 
 pub use process::{by_hand, spawned};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tutti_engine::Engine;
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadError, LoadOptions, LoadProgress, load};
+use tutti_models::{LoadError, LoadOptions, LoadProgress, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
 
@@ -41,6 +41,9 @@ pub fn load_engine(
         DeviceKind::Cpu => {
             let device = CpuDevice::new(settings.threads, Isa::detect()).map_err(LoadError::from)?;
             load(&options, device, &mut progress)?
+        }
+        DeviceKind::Sim => {
+            load_sim(&settings.model_dir, settings.max_step_tokens, PAGE_TOKENS, rank.0, &settings.sim)?
         }
     };
     let mut engine = Engine::new(model, rank, &settings.engine())?;

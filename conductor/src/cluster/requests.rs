@@ -22,7 +22,7 @@ impl Cluster {
         match accepted {
             Ok((id, output)) => Ok(Submission::new(self.clone(), id, output)),
             Err(error) => {
-                self.metrics.refused();
+                self.metrics.refused(error.kind());
                 Err(error)
             }
         }
@@ -84,6 +84,9 @@ impl Cluster {
         if let (Some(load), Some(worker)) = (report.load, state.workers.get_mut(from)) {
             self.metrics.load(worker.rank, &load);
             worker.load = load;
+            if let Some(work) = &report.work {
+                self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);
+            }
         }
         // Rows before completions: a completion counts the tokens of its own step.
         for row in report.rows {

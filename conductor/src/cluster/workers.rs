@@ -27,6 +27,15 @@ pub struct Worker {
     launched: u64,
 }
 
+impl Worker {
+    /// What the worker's model calls this walk.
+    pub fn walk_name(&self, walk: u32) -> &str {
+        let declaration = self.model.as_ref().and_then(|model| model.declaration.as_ref());
+        let walk = declaration.and_then(|declaration| declaration.walks.get(walk as usize));
+        walk.map_or("undeclared", |walk| &walk.name)
+    }
+}
+
 /// What a worker graph takes of a worker while it is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Booking {

@@ -13,6 +13,8 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
+    /// None: a cost model that takes a device's time and gives tokens of no meaning.
+    Sim,
 }
 
 impl FromStr for DeviceChoice {
@@ -22,7 +24,8 @@ impl FromStr for DeviceChoice {
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
-            other => Err(format!("this build has no device {other:?}; it has auto, cpu")),
+            "sim" => Ok(Self::Sim),
+            other => Err(format!("this build has no device {other:?}; it has auto, cpu, sim")),
         }
     }
 }
@@ -32,6 +35,7 @@ impl fmt::Display for DeviceChoice {
         f.write_str(match self {
             Self::Auto => "auto",
             Self::Cpu => "cpu",
+            Self::Sim => "sim",
         })
     }
 }

@@ -44,7 +44,7 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
 
-    /// What the workers run on: auto or cpu [default: auto]
+    /// What the workers run on: auto, cpu, or sim, which only takes a device's time (table sim of the file) [default: auto]
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<DeviceChoice>,
@@ -112,6 +112,11 @@ pub struct ConductorFlags {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     threads: Option<u32>,
+
+    /// Write a JSON line for each step of each worker to this file, with .rank0 and so on added
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_steps: Option<PathBuf>,
 
     /// Seconds that running requests have to finish after the first Ctrl-C or SIGTERM [default: 30]
     #[arg(long, value_name = "SECONDS")]

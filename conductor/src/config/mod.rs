@@ -15,6 +15,7 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tutti_runtime::{
     Error, config,
+    sim::SimSettings,
     telemetry::{LogFormat, Telemetry},
 };
 
@@ -40,6 +41,8 @@ pub struct ConductorConfig<R: Default> {
     pub max_model_len: Option<u32>,
     /// What the workers run on.
     pub device: DeviceChoice,
+    /// The simulated device, where that is what they run on.
+    pub sim: SimSettings,
     /// Where weights come from.
     pub load_format: LoadFormat,
     /// The OpenAI API, health and metrics.
@@ -66,6 +69,8 @@ pub struct ConductorConfig<R: Default> {
     pub kv_cache_memory: Option<ByteSize>,
     /// Compute threads of each worker; the machine's share without it.
     pub threads: Option<u32>,
+    /// Where workers write what each step ran; each adds its rank to the name.
+    pub trace_steps: Option<PathBuf>,
     /// Seconds that running requests have to finish once a drain begins.
     pub drain_timeout: u32,
     /// How log lines look.
@@ -85,6 +90,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             served_model_name: None,
             max_model_len: None,
             device: DeviceChoice::Auto,
+            sim: SimSettings::default(),
             load_format: LoadFormat::Auto,
             http: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 50051)),
@@ -98,6 +104,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             max_queued_requests: 1024,
             kv_cache_memory: None,
             threads: None,
+            trace_steps: None,
             drain_timeout: 30,
             log_format,
             log,
@@ -143,6 +150,8 @@ impl<R: Default> ConductorConfig<R> {
         if self.served_model_name.as_deref() == Some("") {
             return Err(Error::invalid("served_model_name", "is empty"));
         }
+        self.sim.validate()?;
+        self.trace_steps.as_deref().map_or(Ok(()), check_trace_file)?;
         self.check_addresses()
     }
 
@@ -194,6 +203,19 @@ fn read_token(path: &Path) -> Result<String, Error> {
         "" => Err(Error::invalid("join_token_file", format!("{} is empty", path.display()))),
         token => Ok(token.to_owned()),
     }
+}
+
+/// The directory must be there; what happens to it later costs the trace and nothing else.
+fn check_trace_file(path: &Path) -> Result<(), Error> {
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    if path.file_name().is_none() || !directory.is_dir() {
+        let message = format!("{} is no file in a directory that exists", path.display());
+        return Err(Error::invalid("trace_steps", message));
+    }
+    Ok(())
 }
 
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {
@@ -276,6 +298,7 @@ mod tests {
             ("--grpc=127.0.0.1:8000", "grpc"),
             ("--grpc=0.0.0.0:8000", "grpc"),
             ("--worker-listen=127.0.0.1:50051", "worker_listen"),
+            ("--trace-steps=/no/such/directory/steps", "trace_steps"),
         ] {
             let error = load(&[flag]).unwrap_err();
             assert_eq!(error.field(), Some(field), "{flag}: {error}");
@@ -285,7 +308,7 @@ mod tests {
     #[test]
     fn a_device_of_a_later_build_is_refused_with_what_there_is() {
         let error = ConductorFlags::try_parse_from(["conductor", "--device=cuda"]).unwrap_err().to_string();
-        assert!(error.contains("cuda") && error.contains("auto, cpu"), "{error}");
+        assert!(error.contains("cuda") && error.contains("auto, cpu, sim"), "{error}");
     }
 
     #[test]

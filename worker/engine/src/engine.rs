@@ -1,6 +1,9 @@
 //! The engine: a scheduler, a model, and the requests between them.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
 
 use tutti_kernels::DeviceError;
 use tutti_models::Model;
@@ -11,9 +14,11 @@ use tutti_scheduler::{
 };
 
 use crate::{
-    EngineSettings,
+    EngineSettings, StepObserver, StepRecord, StepTimes,
+    arrivals::Arrivals,
     batch::{Batch, RowResult},
     kv::KvSize,
+    observe::{self, Stopwatch},
     report,
     sequence::Sequence,
     spec, warm_up,
@@ -31,6 +36,8 @@ pub struct Engine {
     batch: Batch,
     /// Launches that were refused since the last report.
     refused: Vec<pb::Completion>,
+    arrivals: Arrivals,
+    observer: Option<Box<dyn StepObserver>>,
 }
 
 impl Engine {
@@ -69,6 +76,8 @@ impl Engine {
             sequences: HashMap::new(),
             batch: Batch::new(settings.max_step_tokens, kv.page_tokens),
             refused: Vec::new(),
+            arrivals: Arrivals::default(),
+            observer: None,
         })
     }
 
@@ -76,6 +85,11 @@ impl Engine {
     pub fn warm_up(&mut self) -> Result<(), Error> {
         warm_up::run(&mut *self.model, self.max_step_tokens, self.kv.page_tokens)
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
+    }
+
+    /// From the next step on, `observer` is told of each.
+    pub fn set_observer(&mut self, observer: Box<dyn StepObserver>) {
+        self.observer = Some(observer);
     }
 
     /// Takes a graph. What cannot be run is told by a failed completion in the next report: each launch has one ending,
@@ -93,6 +107,7 @@ impl Engine {
         let accepted = spec::parse(key, graph, self.model.limits()).and_then(|(launch, sequence)| {
             self.scheduler.add(launch).map_err(refusal)?;
             self.sequences.insert(key, sequence);
+            self.arrivals.add(key);
             Ok(())
         });
         if let Err(error) = accepted {
@@ -117,7 +132,10 @@ impl Engine {
     ///
     /// An error is the end of the worker: the device is lost, and no page of it can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
+        let started = SystemTime::now();
+        let mut watch = Stopwatch::start();
         let Turn { endings, step } = self.scheduler.plan();
+        let mut times = StepTimes { plan: watch.lap(), ..StepTimes::default() };
         let mut completions = std::mem::take(&mut self.refused);
         completions.extend(endings.into_iter().map(|ending| self.end(ending)));
         if step.is_none() && completions.is_empty() {
@@ -126,17 +144,43 @@ impl Engine {
         let number = step.as_ref().map_or(self.scheduler.load().steps, |step| step.number.0);
         let batch_walk = step.as_ref().map_or(0, |step| step.batch_walk.0);
         let mut rows = Vec::new();
+        let mut work = None;
         if let Some(step) = step {
-            for (commit, result) in self.run(step)? {
+            for row in step.rows.iter().filter(|row| row.epoch.0 == 0) {
+                self.arrivals.remove(row.key);
+            }
+            let StepPlan { number, batch_walk, .. } = step;
+            let committed = self.run(step, &mut watch, &mut times)?;
+            let commits = || committed.iter().map(|(commit, _)| commit);
+            work = Some(observe::work(commits(), self.model.declaration(), times, self.max_step_tokens));
+            if let Some(observer) = &mut self.observer {
+                let load = self.scheduler.load();
+                observer.observe(StepRecord {
+                    number,
+                    batch_walk,
+                    rows: commits().map(Into::into).collect(),
+                    started,
+                    times,
+                    kv_pages_used: load.pages_used as u32,
+                    kv_pages_total: load.pages_total as u32,
+                });
+            }
+            for (commit, result) in committed {
                 rows.extend(report::row(&commit, result));
                 completions.extend(commit.ending.map(|ending| self.end(ending)));
             }
         }
-        Ok(Some(pb::StepReport { step: number, batch_walk, rows, completions, load: Some(self.load()) }))
+        let load = Some(self.load());
+        Ok(Some(pb::StepReport { step: number, batch_walk, rows, completions, load, work }))
     }
 
     /// Runs a step and commits what came of it, appending sampled tokens to their sequences.
-    fn run(&mut self, step: StepPlan) -> Result<Vec<(RowCommit, RowResult)>, Error> {
+    fn run(
+        &mut self,
+        step: StepPlan,
+        watch: &mut Stopwatch,
+        times: &mut StepTimes,
+    ) -> Result<Vec<(RowCommit, RowResult)>, Error> {
         let mut rows = Vec::with_capacity(step.rows.len());
         for row in &step.rows {
             let Some(sequence) = self.sequences.get(&row.key) else {
@@ -144,13 +188,16 @@ impl Engine {
             };
             rows.push((row, sequence));
         }
-        let results = match self.batch.run(&mut *self.model, &rows) {
+        let outcome = self.batch.run(&mut *self.model, &rows);
+        times.run = watch.lap();
+        let results = match outcome {
             Ok(results) => results,
             Err(error @ DeviceError::Lost(_)) => return Err(Error::internal(error.to_string())),
             Err(error) => {
                 tracing::error!(step = %step.number, rows = step.rows.len(), %error, "step failed, and its requests with it");
                 let failed = vec![RowOutcome::Failed(error.to_string()); step.rows.len()];
                 let commits = self.scheduler.commit(step, failed).into_iter();
+                times.commit = watch.lap();
                 return Ok(commits.map(|commit| (commit, RowResult::default())).collect());
             }
         };
@@ -167,17 +214,21 @@ impl Engine {
                 sequence.output.push(token.token);
             }
         }
+        times.commit = watch.lap();
         Ok(commits.into_iter().zip(results).collect())
     }
 
     fn end(&mut self, ending: Ending) -> pb::Completion {
         self.sequences.remove(&ending.key);
+        self.arrivals.remove(ending.key);
         report::completion(ending, self.rank)
     }
 
     /// What is held now.
-    pub fn load(&self) -> pb::WorkerLoad {
-        report::load(self.scheduler.load())
+    pub fn load(&mut self) -> pb::WorkerLoad {
+        let oldest = self.arrivals.oldest();
+        let lost = self.observer.as_ref().map_or(0, |observer| observer.lost());
+        report::load(self.scheduler.load(), oldest, lost)
     }
 
     /// Whether no request is held and nothing is left to tell.

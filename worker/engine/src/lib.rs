@@ -17,9 +17,11 @@
 //! Errors: what a request asks for wrongly fails that request (`spec`); a step that the device refuses fails the
 //! requests that were in it; a lost device ends the worker, by an error from [`Engine::step`].
 
+mod arrivals;
 mod batch;
 mod engine;
 mod kv;
+mod observe;
 mod report;
 mod sequence;
 mod settings;
@@ -28,4 +30,5 @@ mod warm_up;
 
 pub use engine::Engine;
 pub use kv::DEFAULT_KV_BYTES;
+pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
 pub use settings::EngineSettings;

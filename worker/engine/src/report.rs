@@ -1,5 +1,7 @@
 //! What the engine did, in the words of the wire.
 
+use std::time::Duration;
+
 use tutti_kernels::TokenScore;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
@@ -62,12 +64,14 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
     }
 }
 
-pub(crate) fn load(load: Load) -> pb::WorkerLoad {
+pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) -> pb::WorkerLoad {
     pb::WorkerLoad {
         running: load.running as u32,
         waiting: load.waiting as u32,
         kv_pages_used: load.pages_used as u32,
         kv_pages_total: load.pages_total as u32,
         steps: load.steps,
+        oldest_waiting_ms: u32::try_from(oldest_waiting.as_millis()).unwrap_or(u32::MAX),
+        trace_steps_lost,
     }
 }

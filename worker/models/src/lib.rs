@@ -9,9 +9,12 @@ mod load;
 mod model;
 mod qwen3;
 mod rope;
+mod sim;
+mod thinker;
 mod weights;
 
 pub use error::LoadError;
 pub use load::{LoadFormat, LoadOptions, load};
 pub use model::{Limits, LogitRequests, LogitResults, Model};
+pub use sim::load as load_sim;
 pub use weights::LoadProgress;

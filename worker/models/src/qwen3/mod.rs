@@ -9,7 +9,7 @@ mod weights;
 use std::path::Path;
 
 use tutti_kernels::{AttentionShape, Device, DeviceError, KvShape, RopeFrequencies, WeightType};
-use tutti_proto::walks::{ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind};
+use tutti_proto::walks::ModelDeclaration;
 
 use self::{
     config::Config,
@@ -19,6 +19,7 @@ use crate::{
     LoadError, LoadFormat, LoadOptions, Model,
     config::{ConfigFile, eos_token_ids},
     model::Limits,
+    thinker,
     weights::{Dummy, Loader, Progress, SafetensorsDir, Source},
 };
 
@@ -96,11 +97,12 @@ pub(crate) fn load<D: Device>(
     let weight_bytes = loader.finish();
 
     let activations = Activations::allocate(&config, options.max_step_tokens, &mut device)?;
+    let page_tokens = options.page_tokens;
     let kv_shape = KvShape {
         layers: config.layers,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
-        page_tokens: options.page_tokens,
+        page_tokens,
         pages: 0,
         dtype: weight_type,
     };
@@ -112,7 +114,7 @@ pub(crate) fn load<D: Device>(
             eos_token_ids,
             max_step_tokens: options.max_step_tokens,
         },
-        declaration: declaration(&kv_shape)?,
+        declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
         rope: config.rope.frequencies(config.head_dim),
         device,
         config,
@@ -144,23 +146,4 @@ impl<D: Device> Activations<D> {
             logits: device.tensor(LOGIT_TILE, config.vocab_size)?,
         })
     }
-}
-
-/// One node; text prefill and decode, batched together.
-fn declaration(kv: &KvShape) -> Result<ModelDeclaration, LoadError> {
-    let batched_by = WalkId(2);
-    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
-    let kind = PlaneKind::PagedKv {
-        page_tokens: kv.page_tokens as u32,
-        bytes_per_token: (kv.page_bytes() / kv.page_tokens.max(1)) as u64,
-    };
-    Ok(ModelDeclaration::new(
-        vec!["thinker".into()],
-        vec![
-            walk("prefill_text", WalkKind::Chunkable { batched_by }),
-            walk("thinker_decode", WalkKind::Decode { batched_by }),
-            walk("thinker_step", WalkKind::Mixed),
-        ],
-        vec![Plane { name: "kv".into(), kind }],
-    )?)
 }

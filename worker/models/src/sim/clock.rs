@@ -1,0 +1,67 @@
+//! What a step costs, and the time it takes.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use tutti_kernels::RowInputs;
+use tutti_runtime::sim::{SimCosts, SimSettings};
+
+use super::digest;
+
+/// Makes the engine's thread wait as a device would.
+pub struct SimClock {
+    costs: SimCosts,
+    jitter_percent: u32,
+    /// State of the jitter's random numbers.
+    random: u64,
+}
+
+impl SimClock {
+    /// A clock of its own for each worker.
+    pub fn new(settings: &SimSettings, rank: u32) -> Self {
+        let random = digest::extend(settings.seed, rank);
+        Self { costs: settings.costs(), jitter_percent: settings.jitter_percent, random }
+    }
+
+    /// Lets the time of a step with these rows pass.
+    pub fn pass(&mut self, rows: &[RowInputs<'_>]) {
+        let end = Instant::now() + self.step_time(rows);
+        // A sleep may end late by the kernel's timer slack, never early.
+        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            thread::sleep(left);
+        }
+    }
+
+    /// How long it takes, jitter included.
+    pub fn step_time(&mut self, rows: &[RowInputs<'_>]) -> Duration {
+        let exact =
+            u64::from(self.costs.fixed_us) * 1000 + rows.iter().map(|row| self.row_ns(row)).sum::<u64>();
+        if self.jitter_percent == 0 {
+            return Duration::from_nanos(exact);
+        }
+        self.random = digest::extend(self.random, 0);
+        // Thousandths of the most that may come on top.
+        let share = self.random % 1001 * u64::from(self.jitter_percent);
+        Duration::from_nanos(exact + (u128::from(exact) * u128::from(share) / 100_000) as u64)
+    }
+
+    /// A row of one token is a decode to the device, whatever it is to its request.
+    fn row_ns(&self, row: &RowInputs<'_>) -> u64 {
+        let (tokens, start) = (row.tokens as u64, row.start as u64);
+        let attended = tokens * start + tokens * (tokens + 1) / 2;
+        let (own, attention) = match tokens {
+            1 => (self.costs.decode_ns_per_row, self.costs.decode_ns_per_attended_token),
+            _ => (self.costs.prefill_ns_per_token, self.costs.prefill_ns_per_attended_token),
+        };
+        tokens * u64::from(own) + attended * u64::from(attention)
+    }
+}
+
+/// Does not come back, as a device that hangs.
+pub fn hang() -> ! {
+    loop {
+        thread::park();
+    }
+}
