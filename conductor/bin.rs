@@ -41,7 +41,7 @@ use tutti_runtime::{
     shutdown::Shutdown,
 };
 use tutti_worker::{
-    config::{DeviceKind, LoadFormat, WorkerSettings},
+    config::{Admission, Chunking, DeviceKind, LoadFormat, PrefillSharing, WorkerSettings},
     lifeline::Lifeline,
 };
 
@@ -191,7 +191,23 @@ fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> Result<WorkerSet
         sim: config.sim.clone(),
         threads: config.threads_per_worker() as usize,
         max_step_tokens: config.max_step_tokens as usize,
+        chunking: match config.chunking {
+            config::Chunking::Scheduler => Chunking::Scheduler,
+            config::Chunking::Engine => Chunking::Engine,
+            config::Chunking::Off => Chunking::Off,
+        },
         max_prefill_chunk_size: config.max_prefill_chunk_size.map(|tokens| tokens as usize),
+        long_prefill_token_threshold: config.long_prefill_token_threshold.map(|tokens| tokens as usize),
+        prefill_sharing: match config.prefill_sharing {
+            config::PrefillSharing::Fair => PrefillSharing::Fair,
+            config::PrefillSharing::FirstCome => PrefillSharing::FirstCome,
+        },
+        target_itl_ms: config.target_itl_ms,
+        admission: match config.admission {
+            config::Admission::WholeLife => Admission::WholeLife,
+            config::Admission::Optimistic => Admission::Optimistic,
+        },
+        prefix_cache: !config.no_prefix_cache,
         max_running_requests: config.max_running_requests as usize,
         // All that the conductor admits may come to one worker when the others are gone.
         max_waiting_requests: (config.max_queued_requests + config.max_running_requests * config.workers)

@@ -1,10 +1,14 @@
 //! What a worker is told: by its conductor once it has joined, and by whoever starts it by hand.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use tutti_engine::EngineSettings;
+pub use tutti_engine::{Admission, Chunking, PrefillSharing};
 pub use tutti_models::LoadFormat;
 use tutti_runtime::{
     Error, config,
@@ -39,8 +43,20 @@ pub struct WorkerSettings {
     pub threads: usize,
     /// The most tokens of one step.
     pub max_step_tokens: usize,
-    /// The most prompt tokens of one request in one step.
+    /// Who cuts long prefills.
+    pub chunking: Chunking,
+    /// The most prompt tokens of one request in one forward.
     pub max_prefill_chunk_size: Option<usize>,
+    /// The same, in steps that others take part in.
+    pub long_prefill_token_threshold: Option<usize>,
+    /// How prefills share a step.
+    pub prefill_sharing: PrefillSharing,
+    /// How long a step that decodes should take at most.
+    pub target_itl_ms: Option<u32>,
+    /// What a request must hold before it runs.
+    pub admission: Admission,
+    /// Whether pages are kept for prompts that start alike.
+    pub prefix_cache: bool,
     /// Requests that hold KV pages at a time.
     pub max_running_requests: usize,
     /// Requests that may be held beyond those; the conductor sends no more.
@@ -56,7 +72,13 @@ impl WorkerSettings {
     pub fn engine(&self) -> EngineSettings {
         EngineSettings {
             max_step_tokens: self.max_step_tokens,
+            chunking: self.chunking,
             max_prefill_chunk: self.max_prefill_chunk_size,
+            long_prefill_tokens: self.long_prefill_token_threshold,
+            prefill_sharing: self.prefill_sharing,
+            target_itl: self.target_itl_ms.map(|ms| Duration::from_millis(ms.into())),
+            admission: self.admission,
+            prefix_cache: self.prefix_cache,
             max_running_requests: self.max_running_requests,
             max_waiting_requests: self.max_waiting_requests,
             kv_cache_memory: self.kv_cache_memory,

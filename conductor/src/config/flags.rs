@@ -6,7 +6,7 @@ use clap::Parser;
 use serde::Serialize;
 use tutti_runtime::telemetry::LogFormat;
 
-use super::{ByteSize, DeviceChoice, LoadFormat, WorkerAddress};
+use super::{Admission, ByteSize, Chunking, DeviceChoice, LoadFormat, PrefillSharing, WorkerAddress};
 
 /// Serves a model with one conductor, its workers, and a router in front.
 ///
@@ -88,10 +88,40 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_step_tokens: Option<u32>,
 
-    /// The most prompt tokens of one request in one step [default: max-step-tokens]
+    /// Who cuts long prompts into chunks; the answers are the same [default: scheduler]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunking: Option<Chunking>,
+
+    /// The most prompt tokens of one request in one forward [default: max-step-tokens]
     #[arg(long, value_name = "TOKENS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_prefill_chunk_size: Option<u32>,
+
+    /// The same, in steps that other requests take part in, where the scheduler cuts [default: max-prefill-chunk-size]
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    long_prefill_token_threshold: Option<u32>,
+
+    /// How the prompts in a step share what decodes leave of it [default: fair]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill_sharing: Option<PrefillSharing>,
+
+    /// Milliseconds between two tokens to keep to: prompts get what decodes leave of that [default: whole steps]
+    #[arg(long, value_name = "MS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_itl_ms: Option<u32>,
+
+    /// What a request must hold before it runs [default: whole-life]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    admission: Option<Admission>,
+
+    /// Compute every prompt from its start, whatever others have computed
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    no_prefix_cache: bool,
 
     /// Requests that a worker runs at a time [default: 128]
     #[arg(long, value_name = "N")]

@@ -4,6 +4,7 @@ mod byte_size;
 mod device;
 mod flags;
 mod load_format;
+mod scheduling;
 mod worker_address;
 
 use std::{
@@ -20,7 +21,11 @@ use tutti_runtime::{
 };
 
 pub use self::{
-    byte_size::ByteSize, device::DeviceChoice, flags::ConductorFlags, load_format::LoadFormat,
+    byte_size::ByteSize,
+    device::DeviceChoice,
+    flags::ConductorFlags,
+    load_format::LoadFormat,
+    scheduling::{Admission, Chunking, PrefillSharing},
     worker_address::WorkerAddress,
 };
 
@@ -59,8 +64,20 @@ pub struct ConductorConfig<R: Default> {
     pub router: R,
     /// The most tokens of one step.
     pub max_step_tokens: u32,
-    /// The most prompt tokens of one request in one step; `max_step_tokens` without it.
+    /// Who cuts long prefills.
+    pub chunking: Chunking,
+    /// The most prompt tokens of one request in one forward; `max_step_tokens` without it.
     pub max_prefill_chunk_size: Option<u32>,
+    /// The same, in steps that others take part in.
+    pub long_prefill_token_threshold: Option<u32>,
+    /// How prefills share a step.
+    pub prefill_sharing: PrefillSharing,
+    /// How long a step that decodes should take at most; as long as it takes without it.
+    pub target_itl_ms: Option<u32>,
+    /// What a request must hold before it runs.
+    pub admission: Admission,
+    /// Compute every prompt from its start.
+    pub no_prefix_cache: bool,
     /// Requests that a worker runs at a time.
     pub max_running_requests: u32,
     /// Requests that may wait beyond those, over all workers.
@@ -99,7 +116,13 @@ impl<R: Default> Default for ConductorConfig<R> {
             no_router: false,
             router: R::default(),
             max_step_tokens: 512,
+            chunking: Chunking::default(),
             max_prefill_chunk_size: None,
+            long_prefill_token_threshold: None,
+            prefill_sharing: PrefillSharing::default(),
+            target_itl_ms: None,
+            admission: Admission::default(),
+            no_prefix_cache: false,
             max_running_requests: 128,
             max_queued_requests: 1024,
             kv_cache_memory: None,
@@ -138,6 +161,8 @@ impl<R: Default> ConductorConfig<R> {
         at_least_1("max_model_len", self.max_model_len)?;
         at_least_1("max_step_tokens", Some(self.max_step_tokens))?;
         at_least_1("max_prefill_chunk_size", self.max_prefill_chunk_size)?;
+        at_least_1("long_prefill_token_threshold", self.long_prefill_token_threshold)?;
+        at_least_1("target_itl_ms", self.target_itl_ms)?;
         at_least_1("max_running_requests", Some(self.max_running_requests))?;
         at_least_1("threads", self.threads)?;
         at_most("max_step_tokens", self.max_step_tokens, 1 << 20)?;
@@ -290,6 +315,8 @@ mod tests {
             ("--workers=257", "workers"),
             ("--max-step-tokens=0", "max_step_tokens"),
             ("--max-prefill-chunk-size=0", "max_prefill_chunk_size"),
+            ("--long-prefill-token-threshold=0", "long_prefill_token_threshold"),
+            ("--target-itl-ms=0", "target_itl_ms"),
             ("--max-running-requests=0", "max_running_requests"),
             ("--max-model-len=0", "max_model_len"),
             ("--threads=0", "threads"),

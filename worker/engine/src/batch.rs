@@ -1,14 +1,18 @@
 //! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model, sorts out the answers.
 
+use std::ops::Range;
+
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
 use tutti_models::{LogitRequests, LogitResults, Model};
 use tutti_scheduler::{Row, Terminality};
 
 use crate::sequence::Sequence;
 
-/// Buffers of the largest step, filled anew for each one.
+/// Buffers of the largest forward, filled anew for each one.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
+    max_tokens: usize,
+    row_tokens: usize,
     page_tokens: usize,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
@@ -23,29 +27,83 @@ pub(crate) struct Batch {
 pub(crate) struct RowResult {
     /// Of a terminal row.
     pub sampled: Option<Sampled>,
+    /// The prompt token that the first score is of.
+    pub first_scored: usize,
     /// Of the prompt tokens after the row's positions, as far as asked for.
     pub prompt_scores: Vec<TokenScore>,
 }
 
+/// What one forward computes of a row.
+#[derive(Clone, Debug)]
+struct Part<'a> {
+    /// The row's place in its step.
+    place: usize,
+    row: &'a Row,
+    sequence: &'a Sequence,
+    positions: Range<usize>,
+}
+
+impl Part<'_> {
+    /// What is to be sampled at its end, where its row ends too.
+    fn forbidden(&self) -> Option<&[u32]> {
+        match &self.row.terminality {
+            Terminality::Terminal { forbidden } if self.positions.end == self.row.positions.end => {
+                Some(forbidden)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Batch {
-    pub fn new(max_step_tokens: usize, page_tokens: usize) -> Self {
+    /// For forwards of up to `max_tokens` tokens, `row_tokens` of them of one row.
+    pub fn new(max_tokens: usize, row_tokens: usize, page_tokens: usize) -> Self {
         Self {
+            max_tokens,
+            row_tokens,
             page_tokens,
-            token_ids: Vec::with_capacity(max_step_tokens),
-            positions: Vec::with_capacity(max_step_tokens),
-            logit_rows: Vec::with_capacity(max_step_tokens),
+            token_ids: Vec::with_capacity(max_tokens),
+            positions: Vec::with_capacity(max_tokens),
+            logit_rows: Vec::with_capacity(max_tokens),
             ..Self::default()
         }
     }
 
-    /// Runs the rows on the model; one result for each, in their order.
+    /// Runs the rows on the model; one result for each, in their order. One forward is enough unless rows are longer than
+    /// one may be: then what is left of them follows, back to back.
     pub fn run(
         &mut self,
         model: &mut dyn Model,
         rows: &[(&Row, &Sequence)],
     ) -> Result<Vec<RowResult>, DeviceError> {
-        let (sample, score) = self.fill(rows);
-        let inputs = self.row_inputs(rows);
+        let mut results: Vec<RowResult> = rows.iter().map(|_| RowResult::default()).collect();
+        let mut next: Vec<usize> = rows.iter().map(|(row, _)| row.positions.start).collect();
+        loop {
+            let mut room = self.max_tokens;
+            let mut parts = Vec::with_capacity(rows.len());
+            for (place, (&(row, sequence), next)) in rows.iter().zip(&mut next).enumerate() {
+                let tokens = (row.positions.end - *next).min(self.row_tokens).min(room);
+                if tokens > 0 {
+                    parts.push(Part { place, row, sequence, positions: *next..*next + tokens });
+                    *next += tokens;
+                    room -= tokens;
+                }
+            }
+            if parts.is_empty() {
+                return Ok(results);
+            }
+            self.forward(model, &parts, &mut results)?;
+        }
+    }
+
+    fn forward(
+        &mut self,
+        model: &mut dyn Model,
+        parts: &[Part<'_>],
+        results: &mut [RowResult],
+    ) -> Result<(), DeviceError> {
+        let (sample, score) = self.fill(parts);
+        let inputs = self.row_inputs(parts);
         model.forward(&StepInputs {
             token_ids: &self.token_ids,
             positions: &self.positions,
@@ -63,67 +121,72 @@ impl Batch {
             return Err(DeviceError::Lost(format!("{tokens} tokens and {scores} scores for {wanted:?}")));
         }
         let (mut sampled, mut scores) = (self.results.sampled.drain(..), self.results.scores.drain(..));
-        let result = |(row, sequence): &(&Row, &Sequence)| RowResult {
-            sampled: if row.terminality.is_terminal() { sampled.next() } else { None },
-            prompt_scores: sequence
-                .scored(&row.positions)
-                .map_or_else(Vec::new, |(positions, _)| scores.by_ref().take(positions.len()).collect()),
-        };
-        Ok(rows.iter().map(result).collect())
+        for part in parts {
+            let result = &mut results[part.place];
+            if part.forbidden().is_some() {
+                result.sampled = sampled.next();
+            }
+            if let Some((positions, _)) = part.sequence.scored(&part.positions) {
+                if result.prompt_scores.is_empty() {
+                    // A position scores the token after it.
+                    result.first_scored = positions.start + 1;
+                }
+                result.prompt_scores.extend(scores.by_ref().take(positions.len()));
+            }
+        }
+        Ok(())
     }
 
-    /// Lays the rows end to end, and lists what is wanted of which logit row.
+    /// Lays the parts end to end, and lists what is wanted of which logit row.
     #[expect(clippy::type_complexity, reason = "the two lists of LogitRequests")]
-    fn fill<'a>(
-        &mut self,
-        rows: &[(&'a Row, &'a Sequence)],
-    ) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
+    fn fill<'a>(&mut self, parts: &'a [Part<'a>]) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
         self.token_ids.clear();
         self.positions.clear();
         self.pages.clear();
         self.logit_rows.clear();
-        let (mut sample, mut score) = (Vec::with_capacity(rows.len()), Vec::new());
-        for &(row, sequence) in rows {
+        let (mut sample, mut score) = (Vec::with_capacity(parts.len()), Vec::new());
+        for part in parts {
+            let Part { sequence, positions, .. } = part;
             let first_token = self.token_ids.len();
-            self.token_ids.extend(row.positions.clone().map(|position| sequence.token(position)));
-            self.positions.extend(row.positions.clone().map(|position| position as f32));
-            let pages = row.block_table[..self.pages_of(row)].iter();
+            self.token_ids.extend(positions.clone().map(|position| sequence.token(position)));
+            self.positions.extend(positions.clone().map(|position| position as f32));
+            let pages = part.row.block_table[..self.pages_of(part)].iter();
             self.pages.extend(pages.map(|page| PageId(page.0)));
-            if let Some((scored, top)) = sequence.scored(&row.positions) {
+            if let Some((scored, top)) = sequence.scored(positions) {
                 for position in scored {
                     let token = sequence.token(position + 1);
                     score.push((self.logit_rows.len(), ScoreRow { token, top }));
-                    self.logit_rows.push(first_token + position - row.positions.start);
+                    self.logit_rows.push(first_token + position - positions.start);
                 }
             }
-            if let Terminality::Terminal { forbidden } = &row.terminality {
-                sample.push((self.logit_rows.len(), sequence.sample_row(row.positions.end, forbidden)));
+            if let Some(forbidden) = part.forbidden() {
+                sample.push((self.logit_rows.len(), sequence.sample_row(positions.end, forbidden)));
                 self.logit_rows.push(self.token_ids.len() - 1);
             }
         }
         (sample, score)
     }
 
-    fn row_inputs(&self, rows: &[(&Row, &Sequence)]) -> Vec<RowInputs<'_>> {
+    fn row_inputs(&self, parts: &[Part<'_>]) -> Vec<RowInputs<'_>> {
         let (mut first_token, mut first_page) = (0, 0);
-        let inputs = |&(row, _): &(&Row, &Sequence)| {
-            let tokens = row.positions.len();
-            let pages = self.pages_of(row);
+        let inputs = |part: &Part<'_>| {
+            let tokens = part.positions.len();
+            let pages = self.pages_of(part);
             let inputs = RowInputs {
                 first_token,
                 tokens,
-                start: row.positions.start,
+                start: part.positions.start,
                 block_table: &self.pages[first_page..first_page + pages],
             };
             first_token += tokens;
             first_page += pages;
             inputs
         };
-        rows.iter().map(inputs).collect()
+        parts.iter().map(inputs).collect()
     }
 
-    /// How many pages of its table the row reads or writes.
-    fn pages_of(&self, row: &Row) -> usize {
-        row.positions.end.div_ceil(self.page_tokens)
+    /// How many pages of its table the part reads or writes.
+    fn pages_of(&self, part: &Part<'_>) -> usize {
+        part.positions.end.div_ceil(self.page_tokens)
     }
 }

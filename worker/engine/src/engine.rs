@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use tutti_kernels::DeviceError;
@@ -10,11 +10,12 @@ use tutti_models::Model;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
 use tutti_scheduler::{
-    ConfigError, Ending, Refusal, RowCommit, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Turn,
+    self as scheduler, ConfigError, Ending, Refusal, Row, RowCommit, RowOutcome, Scheduler, SchedulerConfig,
+    StepPlan, Turn,
 };
 
 use crate::{
-    EngineSettings, StepObserver, StepRecord, StepTimes,
+    Chunking, EngineSettings, StepObserver, StepRecord, StepTimes,
     arrivals::Arrivals,
     batch::{Batch, RowResult},
     kv::KvSize,
@@ -31,6 +32,8 @@ pub struct Engine {
     kv: KvSize,
     max_step_tokens: usize,
     scheduler: Scheduler,
+    /// Deadlines are counted from here.
+    began: Instant,
     /// Of every request that the scheduler holds.
     sequences: HashMap<GraphKey, Sequence>,
     batch: Batch,
@@ -52,7 +55,16 @@ impl Engine {
         let kv = KvSize::choose(&*model, settings)?;
         let config = SchedulerConfig {
             max_step_tokens: settings.max_step_tokens,
+            chunking: match settings.chunking {
+                Chunking::Scheduler => scheduler::Chunking::Cut,
+                Chunking::Engine | Chunking::Off => scheduler::Chunking::Whole,
+            },
             max_prefill_chunk: settings.max_prefill_chunk,
+            long_prefill_tokens: settings.long_prefill_tokens,
+            prefill_sharing: settings.prefill_sharing,
+            target_itl: settings.target_itl,
+            admission: settings.admission,
+            prefix_cache: settings.prefix_cache,
             max_running_requests: settings.max_running_requests,
             max_waiting_requests: settings.max_waiting_requests,
             max_context: limits.max_context_tokens,
@@ -73,8 +85,9 @@ impl Engine {
             kv,
             max_step_tokens: settings.max_step_tokens,
             scheduler,
+            began: Instant::now(),
             sequences: HashMap::new(),
-            batch: Batch::new(settings.max_step_tokens, kv.page_tokens),
+            batch: Batch::new(settings.max_step_tokens, settings.forward_tokens(), kv.page_tokens),
             refused: Vec::new(),
             arrivals: Arrivals::default(),
             observer: None,
@@ -134,8 +147,11 @@ impl Engine {
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
         let started = SystemTime::now();
         let mut watch = Stopwatch::start();
-        let Turn { endings, step } = self.scheduler.plan();
+        let Turn { endings, preempted, step } = self.scheduler.plan(self.began.elapsed());
         let mut times = StepTimes { plan: watch.lap(), ..StepTimes::default() };
+        for key in preempted {
+            tracing::debug!(%key, "preempted: it computes everything again once there are pages");
+        }
         let mut completions = std::mem::take(&mut self.refused);
         completions.extend(endings.into_iter().map(|ending| self.end(ending)));
         if step.is_none() && completions.is_empty() {
@@ -188,34 +204,30 @@ impl Engine {
             };
             rows.push((row, sequence));
         }
-        let outcome = self.batch.run(&mut *self.model, &rows);
-        times.run = watch.lap();
-        let results = match outcome {
-            Ok(results) => results,
+        let results = match self.batch.run(&mut *self.model, &rows) {
+            Ok(results) => results.into_iter().map(Ok).collect(),
             Err(error @ DeviceError::Lost(_)) => return Err(Error::internal(error.to_string())),
             Err(error) => {
-                tracing::error!(step = %step.number, rows = step.rows.len(), %error, "step failed, and its requests with it");
-                let failed = vec![RowOutcome::Failed(error.to_string()); step.rows.len()];
-                let commits = self.scheduler.commit(step, failed).into_iter();
-                times.commit = watch.lap();
-                return Ok(commits.map(|commit| (commit, RowResult::default())).collect());
+                tracing::warn!(step = %step.number, rows = rows.len(), %error, "step failed: its rows run apart");
+                run_apart(&mut self.batch, &mut *self.model, &rows)?
             }
         };
-        let outcome = |result: &RowResult| match &result.sampled {
-            Some(sampled) => RowOutcome::Sampled(sampled.token),
-            None => RowOutcome::Computed,
+        times.run = watch.lap();
+        let outcome = |result: &Result<RowResult, DeviceError>| match result {
+            Ok(RowResult { sampled: Some(sampled), .. }) => RowOutcome::Sampled(sampled.token),
+            Ok(_) => RowOutcome::Computed,
+            Err(error) => RowOutcome::Failed(error.to_string()),
         };
         let outcomes = results.iter().map(outcome).collect();
-        let commits = self.scheduler.commit(step, outcomes);
+        let commits = self.scheduler.commit(step, outcomes, times.run);
         for commit in &commits {
-            if let Some(token) = commit.sampled
-                && let Some(sequence) = self.sequences.get_mut(&commit.row.key)
-            {
-                sequence.output.push(token.token);
+            if let Some(sequence) = self.sequences.get_mut(&commit.row.key) {
+                sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
+                sequence.told = sequence.told.max(commit.row.positions.end);
             }
         }
         times.commit = watch.lap();
-        Ok(commits.into_iter().zip(results).collect())
+        Ok(commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect())
     }
 
     fn end(&mut self, ending: Ending) -> pb::Completion {
@@ -257,6 +269,27 @@ impl Engine {
     }
 }
 
+/// Runs the rows of a step that failed one by one, so that only those fail that fail alone. Running a row twice writes the
+/// same keys and values to the same places.
+fn run_apart(
+    batch: &mut Batch,
+    model: &mut dyn Model,
+    rows: &[(&Row, &Sequence)],
+) -> Result<Vec<Result<RowResult, DeviceError>>, Error> {
+    let mut results = Vec::with_capacity(rows.len());
+    for row in rows {
+        results.push(match batch.run(model, std::slice::from_ref(row)) {
+            Ok(mut alone) => Ok(alone.pop().unwrap_or_default()),
+            Err(error @ DeviceError::Lost(_)) => return Err(Error::internal(error.to_string())),
+            Err(error) => {
+                tracing::error!(key = %row.0.key, %error, "the request fails alone");
+                Err(error)
+            }
+        });
+    }
+    Ok(results)
+}
+
 /// A refusal as the client sees it: with the field that it could change.
 fn refusal(refusal: Refusal) -> Error {
     let message = refusal.to_string();
@@ -270,8 +303,9 @@ fn refusal(refusal: Refusal) -> Error {
         }
         Refusal::QueueFull { .. } => Error::overloaded(message, Duration::from_secs(1)),
         // The conductor's doing, not the client's.
-        Refusal::Duplicate(_) | Refusal::WrongWalk { .. } | Refusal::NoDecodeWalk { .. } => {
-            Error::internal(message)
-        }
+        Refusal::Duplicate(_)
+        | Refusal::WrongWalk { .. }
+        | Refusal::WrongContent { .. }
+        | Refusal::NoDecodeWalk { .. } => Error::internal(message),
     }
 }

@@ -14,8 +14,8 @@
 //! inputs, asks the model for logits of terminal rows and of prompt positions whose logprobs are wanted, and for no
 //! others.
 //!
-//! Errors: what a request asks for wrongly fails that request (`spec`); a step that the device refuses fails the
-//! requests that were in it; a lost device ends the worker, by an error from [`Engine::step`].
+//! Errors: what a request asks for wrongly fails that request (`spec`); the rows of a step that the device refuses run
+//! again one by one, and requests whose rows fail alone fail; a lost device ends the worker, by an error from [`Engine::step`].
 
 mod arrivals;
 mod batch;
@@ -31,4 +31,5 @@ mod warm_up;
 pub use engine::Engine;
 pub use kv::DEFAULT_KV_BYTES;
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
-pub use settings::EngineSettings;
+pub use settings::{Chunking, EngineSettings};
+pub use tutti_scheduler::{Admission, PrefillSharing};

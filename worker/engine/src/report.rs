@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tutti_kernels::TokenScore;
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit};
 
 use crate::batch::RowResult;
@@ -22,8 +22,7 @@ pub(crate) fn row(commit: &RowCommit, result: RowResult) -> Option<pb::RowReport
         logprob,
     };
     let prompt_logprobs = (!result.prompt_scores.is_empty()).then(|| pb::PromptLogprobs {
-        // The row's first position scores the token after it.
-        first: row.positions.start as u32 + 1,
+        first: result.first_scored as u32,
         tokens: result.prompt_scores.into_iter().map(token_logprob).collect(),
     });
     Some(pb::RowReport {
@@ -50,10 +49,15 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
                 Finish::Length => (pb::FinishReason::Length, None),
             };
             let reason = reason.into();
-            let finished = pb::Finished { reason, stop_token_id, generated, cached_tokens: 0 };
+            let finished =
+                pb::Finished { reason, stop_token_id, generated, cached_tokens: ending.cached_tokens };
             pb::completion::Outcome::Finished(finished)
         }
         Outcome::Cancelled => pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}),
+        Outcome::DeadlineExceeded => {
+            let error = Error::new(ErrorKind::DeadlineExceeded, "the request's time is up");
+            pb::completion::Outcome::Failed(error.into())
+        }
         Outcome::Failed(why) => pb::completion::Outcome::Failed(Error::internal(why).into()),
     };
     pb::Completion {

@@ -15,6 +15,8 @@ pub(crate) struct Sequence {
     pub logprobs: Option<u32>,
     /// The same for the prompt's tokens.
     pub prompt_logprobs: Option<u32>,
+    /// Positions whose prompt logprobs have been told. They are not again when a preempted request computes them anew.
+    pub told: usize,
 }
 
 impl Sequence {
@@ -30,8 +32,8 @@ impl Sequence {
     /// last position scores the first token of the next chunk.
     pub fn scored(&self, positions: &Range<usize>) -> Option<(Range<usize>, u32)> {
         let top = self.prompt_logprobs?;
-        let end = positions.end.min(self.prompt.len() - 1);
-        (positions.start < end).then_some((positions.start..end, top))
+        let (start, end) = (positions.start.max(self.told), positions.end.min(self.prompt.len() - 1));
+        (start < end).then_some((start..end, top))
     }
 
     /// How to sample the token at `position`, the first one that is not there yet.

@@ -1,12 +1,29 @@
 //! What the worker process tells its engine.
 
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tutti_scheduler::{Admission, PrefillSharing};
+
 /// The engine's settings; bounds as in the flags of the same names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineSettings {
     /// The most tokens of one step; at most what the model was loaded for.
     pub max_step_tokens: usize,
-    /// The most tokens of one prefill in one step; the step's budget when not given.
+    /// Who cuts long prefills.
+    pub chunking: Chunking,
+    /// The most tokens of one prefill in one forward; the step's budget when not given.
     pub max_prefill_chunk: Option<usize>,
+    /// The most tokens of one prefill in a step that others take part in, where the scheduler cuts.
+    pub long_prefill_tokens: Option<usize>,
+    /// How prefills share a step.
+    pub prefill_sharing: PrefillSharing,
+    /// How long a step that decodes should take at most.
+    pub target_itl: Option<Duration>,
+    /// What a request must hold before it runs.
+    pub admission: Admission,
+    /// Whether pages are kept for prompts that start alike.
+    pub prefix_cache: bool,
     /// The most requests that hold KV pages at a time.
     pub max_running_requests: usize,
     /// How many requests may be held beyond those; a launch beyond that is refused as overload.
@@ -14,4 +31,29 @@ pub struct EngineSettings {
     /// Bytes of the KV pool. When not given: room for `max_running_requests` of full context, but at most
     /// [`DEFAULT_KV_BYTES`](crate::DEFAULT_KV_BYTES) and an eighth of the memory that is available.
     pub kv_cache_memory: Option<u64>,
+}
+
+/// Who cuts long prefills. The tokens are the same whoever does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Chunking {
+    /// The scheduler: each step mixes decodes and chunks under its budget.
+    #[default]
+    Scheduler,
+    /// The engine: a prefill is one row of one step, and runs as forwards of `max_prefill_chunk` back to back.
+    Engine,
+    /// Nobody: as with the engine, in forwards as large as the model was loaded for.
+    Off,
+}
+
+impl EngineSettings {
+    /// The most tokens of a row in one forward.
+    pub(crate) fn forward_tokens(&self) -> usize {
+        match self.chunking {
+            Chunking::Scheduler | Chunking::Off => self.max_step_tokens,
+            Chunking::Engine => {
+                self.max_prefill_chunk.unwrap_or(self.max_step_tokens).min(self.max_step_tokens)
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
 use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{GraphLaunch, Segment, Stopping};
+use tutti_scheduler::{Content, GraphLaunch, Segment, Stopping};
 
 use crate::sequence::Sequence;
 
@@ -38,22 +38,27 @@ pub(crate) fn parse(
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
     };
-    let tokens = spec.prompt.len() + message.generated.len();
+    let tokens = [&*spec.prompt, &message.generated].concat();
+    // A replay that has output has sent all its prompt's logprobs before the first token of it.
+    let prompt_logprobs = spec.prompt_logprobs.filter(|_| message.generated.is_empty());
     let launch = GraphLaunch {
         key,
-        prefill: vec![Segment { walk: WalkId(prefill), tokens }],
+        prefill: vec![Segment { walk: WalkId(prefill), tokens: tokens.len() }],
         decode,
         generated: message.generated.len() as u32,
         stopping: self::stopping(&stopping, limits)?,
+        // Logprobs need the hidden states of every position, not only its keys and values.
+        content: Some(Content { tokens, salt: 0, may_reuse: prompt_logprobs.is_none() }),
+        priority: 0,
+        deadline: None,
     };
-    // A replay that has output has sent all its prompt's logprobs before the first token of it.
-    let prompt_logprobs = spec.prompt_logprobs.filter(|_| message.generated.is_empty());
     let sequence = Sequence {
         prompt: spec.prompt,
         output: message.generated,
         sampling: self::sampling(sampling, limits)?,
         logprobs: alternatives("logprobs", spec.logprobs)?,
         prompt_logprobs: alternatives("prompt_logprobs", prompt_logprobs)?,
+        told: 0,
     };
     Ok((launch, sequence))
 }

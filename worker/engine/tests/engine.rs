@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{CONTEXT, DECODE, MIXED, VOCAB, engine, expected, launch, model, settings};
-use tutti_engine::{Engine, EngineSettings};
+use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
 use tutti_kernels::DeviceError;
 use tutti_proto::{Rank, cluster::v1 as pb};
 
@@ -79,27 +79,95 @@ fn with_logprobs(mut launch: pb::LaunchGraph) -> pb::LaunchGraph {
     launch
 }
 
+fn check(story: &Story, launch: &pb::LaunchGraph) {
+    let expected = expected(launch);
+    assert_eq!(story.output(), expected.output);
+    let logprobs: Vec<_> = story.tokens.iter().filter_map(|t| t.logprob.clone()).collect();
+    assert_eq!(logprobs, if logprobs.is_empty() { vec![] } else { expected.logprobs });
+    let prompt_logprobs = &story.prompt_logprobs;
+    assert_eq!(*prompt_logprobs, if prompt_logprobs.is_empty() { vec![] } else { expected.prompt_logprobs });
+    assert_eq!(Some(story.passes), story.last_epoch.map(|epoch| epoch + 1));
+}
+
 #[test]
 fn every_chunking_gives_each_request_what_it_gets_alone() {
-    for max_step_tokens in [1, 2, 7, 16, 64] {
-        for max_prefill_chunk in [None, Some(1), Some(3), Some(5)] {
-            let (mut engine, _) =
-                engine(&EngineSettings { max_step_tokens, max_prefill_chunk, ..settings() });
-            let launches: Vec<_> =
-                (0..10).map(|request| with_logprobs(launch(request, 1 + request as usize * 5, 9))).collect();
-            for launch in &launches {
-                engine.launch(launch.clone());
+    for chunking in [Chunking::Scheduler, Chunking::Engine, Chunking::Off] {
+        for prefill_sharing in [PrefillSharing::Fair, PrefillSharing::FirstCome] {
+            for max_step_tokens in [1, 2, 7, 16, 64] {
+                for max_prefill_chunk in [None, Some(1), Some(3), Some(5)] {
+                    let settings = EngineSettings {
+                        max_step_tokens,
+                        max_prefill_chunk,
+                        chunking,
+                        prefill_sharing,
+                        long_prefill_tokens: max_prefill_chunk.map(|chunk| chunk * 2),
+                        ..settings()
+                    };
+                    let (mut engine, _) = engine(&settings);
+                    let launches: Vec<_> = (0..10)
+                        .map(|request| with_logprobs(launch(request, 1 + request as usize * 5, 9)))
+                        .collect();
+                    launches.iter().for_each(|launch| engine.launch(launch.clone()));
+                    let stories = play(&mut engine);
+                    for (request, launch) in launches.iter().enumerate() {
+                        let story = &stories[&(request as u64)];
+                        check(story, launch);
+                        assert_eq!((story.tokens.len(), story.prompt_logprobs.len()), (9, request * 5));
+                        assert_eq!((story.finished().generated, story.finished().cached_tokens), (9, 0));
+                    }
+                }
             }
-            let stories = play(&mut engine);
-            for (request, launch) in launches.iter().enumerate() {
-                let (story, expected) = (&stories[&(request as u64)], expected(launch));
-                assert_eq!(story.output(), expected.output, "request {request}, steps of {max_step_tokens}");
-                let logprobs: Vec<_> = story.tokens.iter().filter_map(|t| t.logprob.clone()).collect();
-                assert_eq!(logprobs, expected.logprobs);
-                assert_eq!(story.prompt_logprobs, expected.prompt_logprobs);
-                assert_eq!((story.finished().generated, story.finished().cached_tokens), (9, 0));
-                assert_eq!(Some(story.passes), story.last_epoch.map(|epoch| epoch + 1));
-            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_prefix_gives_what_a_cold_one_gives() {
+    for chunking in [Chunking::Scheduler, Chunking::Engine, Chunking::Off] {
+        let (mut engine, probe) = engine(&EngineSettings { chunking, ..settings() });
+        let first = launch(1, 30, 9);
+        engine.launch(first.clone());
+        check(&play(&mut engine)[&1], &first);
+        let mut again = launch(1, 30, 9);
+        again.key.as_mut().unwrap().request = 2;
+        let cold = std::mem::take(&mut probe.lock().unwrap().tokens);
+        engine.launch(again.clone());
+        let story = play(&mut engine).remove(&2).unwrap();
+        check(&story, &again);
+        assert_eq!(story.finished().cached_tokens, 28, "seven pages of four");
+        assert_eq!(probe.lock().unwrap().tokens, cold - 28);
+
+        again.key.as_mut().unwrap().request = 3;
+        again = with_logprobs(again);
+        engine.launch(again.clone());
+        let story = play(&mut engine).remove(&3).unwrap();
+        check(&story, &again);
+        assert_eq!((story.prompt_logprobs.len(), story.finished().cached_tokens), (29, 0));
+    }
+}
+
+#[test]
+fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
+    // Sixteen pages of four tokens, for requests that come to hold nine or more each.
+    let bounds =
+        EngineSettings { kv_cache_memory: Some(17 * 64), admission: Admission::Optimistic, ..settings() };
+    for prefix_cache in [true, false] {
+        let (mut engine, _) = engine(&EngineSettings { prefix_cache, ..bounds.clone() });
+        let launches: Vec<_> = (0..5).map(|request| with_logprobs(launch(request, 10, 26))).collect();
+        launches.iter().for_each(|launch| engine.launch(launch.clone()));
+        let mut stories = BTreeMap::new();
+        let mut preempted = false;
+        let mut running = 0;
+        while let Some(report) = engine.step().unwrap() {
+            let load = report.load.unwrap();
+            preempted |= load.running < running && report.completions.is_empty();
+            running = load.running;
+            collect(report, &mut stories);
+        }
+        assert!(preempted, "the pool is large enough for all");
+        for (request, launch) in launches.iter().enumerate() {
+            check(&stories[&(request as u64)], launch);
+            assert_eq!(stories[&(request as u64)].prompt_logprobs.len(), 9);
         }
     }
 }
@@ -243,15 +311,31 @@ fn a_cancelled_request_ends_within_a_step_and_frees_its_pages() {
 }
 
 #[test]
-fn a_step_that_the_device_refuses_fails_its_requests_and_no_others() {
-    let (mut engine, probe) = engine(&EngineSettings { max_running_requests: 1, ..settings() });
+fn of_a_step_that_the_device_refuses_only_what_fails_alone_fails() {
+    let (mut engine, probe) = engine(&settings());
+    probe.lock().unwrap().poison = Some(VOCAB - 1);
+    for request in 1..=3 {
+        let mut launch = launch(request, 8, 4);
+        if request == 2 {
+            launch.spec.as_mut().unwrap().prompt[3] = VOCAB - 1;
+        }
+        engine.launch(launch);
+    }
+    let stories = play(&mut engine);
+    assert_eq!(stories[&2].fault().message, "out of device memory: 9 bytes for logits");
+    for request in [1, 3] {
+        check(&stories[&request], &launch(request, 8, 4));
+    }
+}
+
+#[test]
+fn a_step_that_fails_once_fails_nobody() {
+    let (mut engine, probe) = engine(&settings());
     engine.launch(launch(1, 8, 4));
     engine.launch(launch(2, 8, 4));
-    let _ = engine.step().unwrap();
     probe.lock().unwrap().fail_next = Some(DeviceError::OutOfMemory { what: "logits", wanted: 9 });
     let stories = play(&mut engine);
-    assert_eq!(stories[&1].fault().message, "out of device memory: 9 bytes for logits");
-    assert_eq!(stories[&2].output(), expected(&launch(2, 8, 4)).output);
+    assert_eq!([stories[&1].tokens.len(), stories[&2].tokens.len()], [4, 4]);
 }
 
 #[test]

@@ -39,9 +39,9 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
         max_step_tokens,
         max_prefill_chunk,
         max_running_requests: 4,
-        max_waiting_requests: 64,
         // Fewer pages than the requests have together, so that each is used by several.
         kv_cache_memory: Some(24 * page_bytes),
+        ..common::settings()
     };
     let mut engine = Engine::new(model, Rank(0), &settings).expect("sound settings");
     engine.warm_up().expect("the device is there");

@@ -1,22 +1,23 @@
 //! What a request holds from admission to its end, as a vector: it is admitted when every component is there.
 //!
-//! Pages are reserved for the whole life, prompt and `max_tokens`, so that nothing that runs ever waits for memory and
-//! no pool fills up with half-prefilled requests.
+//! Pages for the whole prefill are reserved at once in every mode, so that no pool fills up with half-prefilled requests
+//! of which none can go on. What activations and logits need is bounded by the step's budget and reserved at startup.
 
-use crate::{launch::Refusal, pages::PagePool};
+use crate::{config::Admission, launch::Refusal, pages::PagePool};
 
 /// One amount for each thing that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Places in the running set.
     pub slots: usize,
-    /// KV pages.
+    /// KV pages, shared ones included.
     pub pages: usize,
 }
 
 impl Needs {
-    /// For a request that may come to hold `tokens` tokens; refused if the pool could not hold it even alone.
-    pub fn of_request(tokens: usize, pool: &PagePool) -> Result<Self, Refusal> {
+    /// Of a request that may come to hold `tokens` tokens, over its whole life; refused if the pool could not hold it
+    /// even alone.
+    pub fn of_whole_life(tokens: usize, pool: &PagePool) -> Result<Self, Refusal> {
         let (needed, total) = (pool.pages_for(tokens), pool.total());
         if needed > total {
             return Err(Refusal::PoolTooSmall { needed, total });
@@ -24,8 +25,14 @@ impl Needs {
         Ok(Self { slots: 1, pages: needed })
     }
 
-    /// Whether all of it is there.
-    pub fn fit_in(self, free: Self) -> bool {
-        self.slots <= free.slots && self.pages <= free.pages
+    /// What of its life's needs a request with this prefill must hold before it runs.
+    pub fn to_run(self, admission: Admission, prefill_tokens: usize, pool: &PagePool) -> Self {
+        match admission {
+            Admission::WholeLife => self,
+            // The first token's page too, or the request could be admitted only to be preempted.
+            Admission::Optimistic => {
+                Self { pages: pool.pages_for(prefill_tokens + 1).min(self.pages), ..self }
+            }
+        }
     }
 }

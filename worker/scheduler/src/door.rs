@@ -1,6 +1,6 @@
 //! The door: from a launch to a request that is certain to end, or a refusal.
 
-use tutti_proto::Epoch;
+use tutti_proto::{Epoch, walks::WalkId};
 
 use crate::{
     admission::Needs,
@@ -38,13 +38,23 @@ pub(crate) fn check(
     if tokens > max_context {
         return Err(Refusal::ContextTooSmall { prompt_tokens, max_tokens, max_context });
     }
+    if let Some(content) = launch.content.as_ref().filter(|content| content.tokens.len() != end) {
+        return Err(Refusal::WrongContent { tokens: content.tokens.len(), prefill: end });
+    }
+    let last = launch.prefill.last().map_or(WalkId(0), |segment| segment.walk);
+    let recompute = walks.recompute(last);
     Ok(Request {
         key: launch.key,
         prefill,
+        recompute: (recompute, walks.cut(recompute)?),
+        prompt_tokens,
         decode: launch.decode,
         generated: launch.generated,
         stopping: launch.stopping,
-        needs: Needs::of_request(tokens, pool)?,
+        life: Needs::of_whole_life(tokens, pool)?,
         epoch: Epoch(0),
+        content: launch.content.filter(|_| config.prefix_cache),
+        cached_tokens: None,
+        deadline: launch.deadline,
     })
 }

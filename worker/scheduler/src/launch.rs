@@ -1,5 +1,7 @@
 //! What a request brings to the door, and why it may be turned away there.
 
+use std::time::Duration;
+
 use tutti_proto::{GraphKey, walks::WalkId};
 
 use crate::stopping::Stopping;
@@ -17,6 +19,30 @@ pub struct GraphLaunch {
     pub generated: u32,
     /// When the output ends.
     pub stopping: Stopping,
+    /// What is computed; without it, no page is shared with other requests.
+    pub content: Option<Content>,
+    /// Classes before (below 0) or behind (above 0) the ordinary one; see [`MAX_PRIORITY`].
+    pub priority: i32,
+    /// When the request ends unless it has by itself, by the clock of [`Scheduler::plan`](crate::Scheduler::plan).
+    pub deadline: Option<Duration>,
+}
+
+/// The lowest priority is this, the highest its negation. A class is a head start: a request is served as if it had
+/// come [`HEAD_START`] steps earlier than one of the next class, so the lowest waits longer, but never for ever.
+pub const MAX_PRIORITY: i32 = 8;
+
+/// In steps, of each priority class before the next.
+pub const HEAD_START: i64 = 256;
+
+/// The prefill's tokens. Pages are shared between requests whose content starts alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// One for each position of the prefill.
+    pub tokens: Vec<u32>,
+    /// Whatever else the planes depend on; 0 where tokens tell everything, a hash of the media where they do not.
+    pub salt: u64,
+    /// Whether pages of others may stand for computing: not where something is wanted of every position.
+    pub may_reuse: bool,
 }
 
 /// Part of a prefill: `tokens` tokens under one walk, whose kind says whether they may be cut.
@@ -51,6 +77,14 @@ pub enum Refusal {
     /// No prompt, or an empty segment of one.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// The content does not describe the prefill.
+    #[error("the content has {tokens} tokens, but the prefill {prefill}")]
+    WrongContent {
+        /// Tokens of the content.
+        tokens: usize,
+        /// Tokens of the prefill.
+        prefill: usize,
+    },
     /// The key is held already.
     #[error("graph {0} is already here")]
     Duplicate(GraphKey),

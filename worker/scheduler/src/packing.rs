@@ -1,27 +1,37 @@
 //! Which requests share the next step, and how many tokens each computes.
 //!
-//! Every decode gets its token first; what is left of the budget goes to prefills in order of arrival. A segment that
-//! must not be cut goes in when it fits. When it does not it is left out, but not for ever: once [`ATOMIC_PATIENCE`]
-//! steps have run without it, it comes before all other prefills, and if even then it does not fit beside the decodes,
-//! it gets the step alone, over budget if need be.
+//! Every decode gets its token first; prefills share what is left of the budget. A prefill that may be cut gets a chunk
+//! that ends with a page where it can, so that no crumbs of a budget become slivers of a prompt. One that must not be cut
+//! goes in when it fits. When it does not it is left out, but not for ever: once [`PATIENCE`] steps have run without
+//! it, it comes before all other prefills, the longest left out first, and if even then it does not fit beside the
+//! decodes, it gets the step alone, over budget if need be.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use tutti_proto::walks::WalkId;
 
-use crate::request::{Cut, Phase, Running, Ticket};
+use crate::{
+    config::{PrefillSharing, SchedulerConfig},
+    pace::Pace,
+    request::{Cut, Phase, Running, Ticket},
+    walks::Walks,
+};
 
-/// How many steps may leave an atomic segment out before it comes first; also how many steps the decodes have between
-/// two that atomic segments took alone.
-pub const ATOMIC_PATIENCE: u32 = 4;
+/// How many steps may leave a prefill out before it comes first; also how many steps the decodes have between two that
+/// somebody took alone.
+pub const PATIENCE: u32 = 4;
 
 /// What the next step is made of.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Packing {
-    /// Shares within the budget, decodes first; empty if nothing can run.
-    Within(Vec<Share>),
-    /// One atomic segment that would not fit otherwise.
-    Alone(Share),
+pub(crate) struct Packing {
+    /// The mixed walk that batches all of it.
+    pub mixed: WalkId,
+    /// Decodes first. Within the budget, unless one prefill has it alone.
+    pub shares: Vec<Share>,
+    /// Prefills that had to let somebody else go first.
+    pub passed_over: Vec<Ticket>,
+    /// Decodes wait for a prefill that does not fit beside them.
+    pub alone: bool,
 }
 
 /// One request's share of a step.
@@ -32,45 +42,194 @@ pub(crate) struct Share {
     pub tokens: usize,
 }
 
-/// Fills a step of `budget` tokens with at most `chunk` tokens of each prefill that may be cut.
-///
-/// The running set is no larger than the budget (`SchedulerConfig::slots`), so every decode fits.
-pub(crate) fn pack(running: &BTreeMap<Ticket, Running>, budget: usize, chunk: usize) -> Packing {
+/// What came before the step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    /// What the last step was batched by.
+    pub mixed: Option<WalkId>,
+    /// Steps since one that a prefill had alone.
+    pub since_alone: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Prefill {
+    ticket: Ticket,
+    walk: WalkId,
+    cut: Cut,
+    /// The next position to compute.
+    start: usize,
+    /// Tokens left of the segment.
+    left: usize,
+    age: u32,
+    /// What it gets of this step.
+    tokens: usize,
+}
+
+/// Fills a step; none if nothing can run. The running set is no larger than the budget (`SchedulerConfig::slots`), so
+/// every decode fits.
+pub(crate) fn pack(
+    running: &BTreeMap<Ticket, Running>,
+    config: &SchedulerConfig,
+    walks: &Walks,
+    pace: &Pace,
+    before: Before,
+) -> Option<Packing> {
+    let ready = || {
+        let ready = running.iter().filter(|(_, request)| request.is_ready(config.page_tokens));
+        ready.filter_map(|(&ticket, request)| {
+            let phase = request.phase()?;
+            Some((ticket, request, phase, walks.batched_by(phase.walk())?))
+        })
+    };
+    let mixed = next_in_turn(ready().map(|(_, _, _, mixed)| mixed), before.mixed)?;
     let mut shares = Vec::with_capacity(running.len());
-    let (mut overdue, mut in_time) = (Vec::new(), Vec::new());
-    for (&ticket, request) in running.iter().filter(|(_, request)| !request.is_in_step()) {
-        match request.phase() {
-            Some(Phase::Decoding { walk }) => shares.push(Share { ticket, walk, tokens: 1 }),
-            Some(Phase::Prefilling { walk, cut, left }) => {
-                let share = Share { ticket, walk, tokens: left };
-                if cut == Cut::Nowhere && request.passed_over >= ATOMIC_PATIENCE {
-                    overdue.push((share, cut));
-                } else {
-                    in_time.push((share, cut));
-                }
+    let mut prefills = Vec::new();
+    for (ticket, request, phase, _) in ready().filter(|ready| ready.3 == mixed) {
+        match phase {
+            Phase::Decoding { walk } => shares.push(Share { ticket, walk, tokens: 1 }),
+            Phase::Prefilling { walk, cut, left } => {
+                let (start, age) = (request.computed(), request.passed_over);
+                prefills.push(Prefill { ticket, walk, cut, start, left, age, tokens: 0 });
             }
-            None => {}
+        }
+    }
+    let alone = share_out(&mut prefills, shares.len(), config, pace, before.since_alone);
+    if alone {
+        shares.clear();
+    }
+    let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
+    shares.extend(served.map(|&Prefill { ticket, walk, tokens, .. }| Share { ticket, walk, tokens }));
+    Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.prefill_sharing), alone })
+}
+
+/// Mixed walks that have something to run take turns.
+fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Option<WalkId> {
+    ready.min_by_key(|&walk| (last.is_some_and(|last| walk <= last), walk))
+}
+
+/// Gives each prefill its tokens. True if the first of them has the step alone.
+fn share_out(
+    prefills: &mut [Prefill],
+    decodes: usize,
+    config: &SchedulerConfig,
+    pace: &Pace,
+    since_alone: u32,
+) -> bool {
+    let fair = config.prefill_sharing == PrefillSharing::Fair;
+    let order = |prefill: &Prefill| if fair || prefill.is_overdue() { prefill.age } else { 0 };
+    prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.ticket));
+    let budget = config.max_step_tokens.saturating_sub(decodes);
+    let may_be_alone = |first: &Prefill| decodes == 0 || first.is_overdue() && since_alone >= PATIENCE;
+    if let Some(first) = prefills.first_mut()
+        && (first.is_whole() && first.left > budget && may_be_alone(first))
+    {
+        first.tokens = first.left;
+        return true;
+    }
+    let mut step = Room::new(config, budget, decodes + prefills.len());
+    if decodes > 0 {
+        step.paced = pace.prefill_tokens(step.grid);
+    }
+    let overdue = prefills.iter().take_while(|prefill| prefill.is_overdue()).count();
+    let (overdue, in_time) = prefills.split_at_mut(overdue);
+    overdue.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
+    if fair {
+        step.share_equally(in_time);
+    }
+    in_time.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
+    false
+}
+
+/// Those that get nothing and should have: whoever may never be cut, whoever has an equal right, and whoever came
+/// before somebody who is served.
+fn passed_over(prefills: &[Prefill], sharing: PrefillSharing) -> Vec<Ticket> {
+    let last_served =
+        prefills.iter().filter(|prefill| prefill.tokens > 0).map(|prefill| prefill.ticket).max();
+    let left_out = prefills.iter().filter(|prefill| prefill.tokens == 0);
+    let passed =
+        |p: &&Prefill| p.is_whole() || sharing == PrefillSharing::Fair || Some(p.ticket) < last_served;
+    left_out.filter(passed).map(|prefill| prefill.ticket).collect()
+}
+
+impl Prefill {
+    fn is_whole(&self) -> bool {
+        self.cut != Cut::Anywhere
+    }
+
+    fn is_overdue(&self) -> bool {
+        self.age >= PATIENCE
+    }
+}
+
+/// What a step has left for prefills.
+#[derive(Debug)]
+struct Room {
+    /// Tokens of the budget.
+    budget: usize,
+    /// Tokens that the decodes' pace allows.
+    paced: usize,
+    /// The most for one prefill that may be cut.
+    cap: usize,
+    /// Chunks end at multiples of this.
+    grid: usize,
+    /// Whether somebody has been served.
+    begun: bool,
+}
+
+impl Room {
+    fn new(config: &SchedulerConfig, budget: usize, rows: usize) -> Self {
+        let threshold = config.long_prefill_tokens.filter(|_| rows > 1);
+        let caps = [config.max_prefill_chunk, threshold, Some(config.max_step_tokens)];
+        let cap = caps.into_iter().flatten().min().unwrap_or(budget);
+        let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
+        Self { budget, paced: usize::MAX, cap, grid, begun: false }
+    }
+
+    /// Whoever cannot be cut and is overdue has waited long enough for the decodes' pace not to matter.
+    fn room_for(&self, prefill: &Prefill) -> usize {
+        let unpaced = prefill.is_whole() && prefill.is_overdue();
+        if unpaced { self.budget } else { self.budget.min(self.paced) }
+    }
+
+    /// Gives a prefill as much as it can get, up to `share`, beyond what it has.
+    fn serve(&mut self, prefill: &mut Prefill, share: usize) {
+        let room = self.room_for(prefill).min(share);
+        let left = prefill.left - prefill.tokens;
+        let tokens = match prefill.is_whole() {
+            true if left <= room => left,
+            true => 0,
+            false => self.chunk(prefill, left, room),
+        };
+        prefill.tokens += tokens;
+        self.budget -= tokens;
+        self.paced = self.paced.saturating_sub(tokens);
+        self.begun |= tokens > 0;
+    }
+
+    /// A chunk ends with its segment or on the grid; only the step's first prefill may end elsewhere, so that it moves
+    /// on however little room there is.
+    fn chunk(&self, prefill: &Prefill, left: usize, room: usize) -> usize {
+        let most = left.min(self.cap.saturating_sub(prefill.tokens)).min(room);
+        let from = prefill.start + prefill.tokens;
+        let on_grid = ((from + most) / self.grid * self.grid).saturating_sub(from);
+        match on_grid {
+            _ if most == left => left,
+            0 if !self.begun => most,
+            _ => on_grid,
         }
     }
 
-    let decodes = shares.len();
-    let aged = overdue.len();
-    let mut left = budget.saturating_sub(decodes);
-    for (place, (mut share, cut)) in overdue.into_iter().chain(in_time).enumerate() {
-        if left == 0 {
-            break;
+    /// Max-min fair: equal shares, and what the smallest leave of theirs is shared by the others. Where there is less
+    /// than a chunk for each, the first ones get a chunk and the others come first in a later step.
+    fn share_equally(&mut self, prefills: &mut [Prefill]) {
+        let mut room = self.budget.min(self.paced);
+        let served = prefills.len().min((room / self.grid).max(1));
+        let mut by_need: Vec<&mut Prefill> = prefills[..served].iter_mut().collect();
+        by_need.sort_by_key(|prefill| prefill.left);
+        for (place, prefill) in by_need.into_iter().enumerate() {
+            let share = room / (served - place);
+            self.serve(prefill, share);
+            room = self.budget.min(self.paced);
         }
-        if cut == Cut::Anywhere {
-            share.tokens = share.tokens.min(chunk).min(left);
-        } else if share.tokens > left {
-            let first_prefill = shares.len() == decodes;
-            if first_prefill && (place < aged || decodes == 0) {
-                return Packing::Alone(share);
-            }
-            continue;
-        }
-        left -= share.tokens;
-        shares.push(share);
     }
-    Packing::Within(shares)
 }

@@ -2,25 +2,39 @@
 //!
 //! Each state is a type and each passage consumes the one before, so a request is in one place and ends once. Where a
 //! running request stands is `computed` alone; which segment that is, whether it prefills or decodes, and whether a row
-//! is terminal all follow from it.
+//! is terminal all follow from it. A running request that is preempted waits again, and all that it had computed and
+//! sampled is then its prefill.
+
+use std::time::Duration;
 
 use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
 
 use crate::{
     admission::Needs,
+    config::Admission,
+    launch::Content,
     pages::{BlockTable, PagePool},
+    prefix::Chain,
     step::{Ending, Outcome, OutputToken, Row, RowOutcome, Terminality},
     stopping::{Finish, Stopping},
 };
 
-/// A request's place in the order of arrival. Everything that is fair or first-come goes by it.
+/// A request's place in the one order that everything goes by: who is admitted and served first, and, from the other
+/// end, who is preempted. It never changes, so whoever is first is so until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(pub u64);
+pub(crate) struct Ticket {
+    /// The step at which it came, less the head start of its priority.
+    pub came: i64,
+    /// Tells those apart that came together.
+    pub number: u64,
+}
 
 /// Where a prefill may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     Anywhere,
+    /// It runs to its end from wherever it begins, which may be behind a cached prefix.
+    BeforeOnly,
     Nowhere,
 }
 
@@ -36,13 +50,22 @@ pub(crate) struct Span {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub key: GraphKey,
-    /// Ascending by `end`, without gaps from position 0; at least one.
+    /// Ascending by `end`, without gaps from position 0; at least one. Fixed while the request runs.
     pub prefill: Vec<Span>,
+    /// How sampled tokens are computed again.
+    pub recompute: (WalkId, Cut),
+    pub prompt_tokens: usize,
     pub decode: Option<WalkId>,
     pub generated: u32,
     pub stopping: Stopping,
-    pub needs: Needs,
+    /// Of its whole life.
+    pub life: Needs,
     pub epoch: Epoch,
+    /// Tokens at all positions so far; none where no pages are shared.
+    pub content: Option<Content>,
+    /// Set when it first runs.
+    pub cached_tokens: Option<usize>,
+    pub deadline: Option<Duration>,
 }
 
 /// A request that holds what it needs.
@@ -54,8 +77,12 @@ pub(crate) struct Running {
     computed: usize,
     /// The step that computes it now: until that step is back, its pages and its progress are the step's.
     in_step: Option<StepNumber>,
-    /// Steps that left its atomic segment out.
+    /// Steps that passed it over since its last one.
     pub passed_over: u32,
+    /// What the blocks end that are recorded in the pool; none when no more can be.
+    chain: Option<Chain>,
+    /// How many blocks those are.
+    recorded: usize,
 }
 
 /// What a running request needs computed next.
@@ -65,15 +92,80 @@ pub(crate) enum Phase {
     Decoding { walk: WalkId },
 }
 
+impl Phase {
+    pub fn walk(self) -> WalkId {
+        match self {
+            Self::Prefilling { walk, .. } | Self::Decoding { walk } => walk,
+        }
+    }
+}
+
+/// What a request starts to run with.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    table: BlockTable,
+    /// How many of its pages hold what they should.
+    shared: usize,
+    /// What those end; none where pages are not shared.
+    chain: Option<Chain>,
+}
+
 impl Request {
     /// Waiting requests hold nothing, so they end without a pool.
     pub fn end(self, outcome: Outcome) -> Ending {
-        Ending { key: self.key, passes: self.epoch, outcome }
+        let cached_tokens = self.cached_tokens.unwrap_or(0) as u32;
+        Ending { key: self.key, passes: self.epoch, cached_tokens, outcome }
+    }
+
+    /// What must be there before it runs.
+    pub fn needs(&self, admission: Admission, pool: &PagePool) -> Needs {
+        self.life.to_run(admission, self.prefill_end(), pool)
+    }
+
+    /// Takes `pages` pages, as many as possible of them with what it would compute; none if there are too few.
+    pub fn take_pages(&self, pages: usize, pool: &mut PagePool) -> Option<Pages> {
+        let Some(content) = &self.content else {
+            return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: None });
+        };
+        let start = Chain::Start { salt: content.salt };
+        // At least one position is always computed: something must be sampled from.
+        let most = if content.may_reuse { self.prefill_end() - 1 } else { 0 };
+        let mut known = pool.find(start, &content.tokens[..most]);
+        known.truncate(self.blocks_to_resume_behind(known.len(), pool.page_tokens()));
+        let chain = known.last().map_or(start, |&(_, chain)| chain);
+        Some(Pages { table: pool.allocate_behind(&known, pages)?, shared: known.len(), chain: Some(chain) })
+    }
+
+    /// The most of `blocks` blocks that end where its prefill may begin.
+    fn blocks_to_resume_behind(&self, blocks: usize, page_tokens: usize) -> usize {
+        let mut resume = blocks * page_tokens;
+        for place in (0..self.prefill.len()).rev().filter(|&place| self.prefill[place].cut == Cut::Nowhere) {
+            let start = place.checked_sub(1).map_or(0, |before| self.prefill[before].end);
+            if (start + 1..self.prefill[place].end).contains(&resume) {
+                resume = start / page_tokens * page_tokens;
+            }
+        }
+        resume / page_tokens
     }
 
     /// Waiting becomes running.
-    pub fn admit(self, block_table: BlockTable) -> Running {
-        Running { request: self, block_table, computed: 0, in_step: None, passed_over: 0 }
+    pub fn admit(mut self, pages: Pages, pool: &PagePool) -> Running {
+        let Pages { table: block_table, shared, chain } = pages;
+        let computed = shared * pool.page_tokens();
+        self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
+        Running {
+            request: self,
+            block_table,
+            computed,
+            in_step: None,
+            passed_over: 0,
+            chain,
+            recorded: shared,
+        }
+    }
+
+    pub fn prefill_end(&self) -> usize {
+        self.prefill.last().map_or(0, |span| span.end)
     }
 
     fn wants_output(&self) -> bool {
@@ -100,8 +192,43 @@ impl Running {
         }
     }
 
-    fn prefill_end(&self) -> usize {
-        self.request.prefill.last().map_or(0, |span| span.end)
+    pub fn deadline(&self) -> Option<Duration> {
+        self.request.deadline
+    }
+
+    /// Positions that stand in the planes.
+    pub fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// Whether it holds the page of its next position.
+    pub fn has_room(&self, page_tokens: usize) -> bool {
+        self.computed < self.block_table.len() * page_tokens
+    }
+
+    /// Whether it can be part of the next step.
+    pub fn is_ready(&self, page_tokens: usize) -> bool {
+        !self.is_in_step() && self.has_room(page_tokens)
+    }
+
+    /// Adds a page for its next positions; false if there is none.
+    pub fn grow(&mut self, pool: &mut PagePool) -> bool {
+        let page = pool.allocate(1);
+        page.map(|page| self.block_table.extend(page)).is_some()
+    }
+
+    /// Gives up its pages. What it has sampled becomes prefill, all of which is computed before it samples again.
+    pub fn preempt(self, pool: &mut PagePool) -> Request {
+        let mut request = self.request;
+        pool.release(self.block_table);
+        let end = request.prompt_tokens + request.generated as usize;
+        let (walk, cut) = request.recompute;
+        match request.prefill.last_mut() {
+            Some(last) if last.end >= end => {}
+            Some(last) if last.walk == walk => last.end = end,
+            _ => request.prefill.push(Span { walk, cut, end }),
+        }
+        request
     }
 
     /// Hands the next `tokens` positions to a step. Nothing else changes until the step is back.
@@ -110,7 +237,7 @@ impl Running {
         let positions = self.computed..self.computed + tokens;
         let request = &self.request;
         // Past the frozen end of the prefill, not of the prompt: replayed output is prefill too.
-        let terminality = if positions.end >= self.prefill_end() && request.wants_output() {
+        let terminality = if positions.end >= request.prefill_end() && request.wants_output() {
             Terminality::Terminal { forbidden: request.stopping.forbidden(request.generated) }
         } else {
             Terminality::NotTerminal
@@ -131,6 +258,7 @@ impl Running {
         step: StepNumber,
         row: &Row,
         outcome: RowOutcome,
+        pool: &mut PagePool,
     ) -> (Option<OutputToken>, Option<Outcome>) {
         self.leave_step(step);
         let token = match (&row.terminality, outcome) {
@@ -140,7 +268,8 @@ impl Running {
             (terminality, outcome) => unreachable!("{outcome:?} for a row that is {terminality:?}"),
         };
         self.computed = row.positions.end;
-        let prefilled = self.computed >= self.prefill_end();
+        self.record(pool);
+        let prefilled = self.computed >= self.request.prefill_end();
         let request = &mut self.request;
         request.epoch = request.epoch.next();
         let Some(token) = token else {
@@ -150,8 +279,22 @@ impl Running {
         };
         let index = request.generated;
         request.generated += 1;
+        request.content.iter_mut().for_each(|content| content.tokens.push(token));
         let finish = request.stopping.judge(token, index);
         (Some(OutputToken { token, index }), finish.map(|reason| request.finished(reason)))
+    }
+
+    /// Lets others find the blocks that are whole by now.
+    fn record(&mut self, pool: &mut PagePool) {
+        let page_tokens = pool.page_tokens();
+        let Some(content) = &self.request.content else { return };
+        while let Some(chain) = self.chain
+            && (self.recorded + 1) * page_tokens <= self.computed
+        {
+            let block = &content.tokens[self.recorded * page_tokens..][..page_tokens];
+            self.chain = pool.record(&self.block_table, self.recorded, chain, block);
+            self.recorded += 1;
+        }
     }
 
     /// Frees everything it holds.

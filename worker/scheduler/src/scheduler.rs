@@ -1,15 +1,19 @@
 //! The scheduler: what waits, what runs, and the passage from one step to the next.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
+    ops::Bound,
+    time::Duration,
+};
 
 use tutti_proto::{GraphKey, StepNumber, walks::ModelDeclaration};
 
 use crate::{
-    admission::Needs,
-    config::{ConfigError, SchedulerConfig},
+    config::{Admission, ConfigError, SchedulerConfig},
     door,
-    launch::{GraphLaunch, Refusal},
-    packing::{Packing, pack},
+    launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
+    pace::Pace,
+    packing::{Before, pack},
     pages::PagePool,
     request::{Request, Running, Ticket},
     step::{Ending, Outcome, RowCommit, RowOutcome, StepPlan, Turn},
@@ -25,9 +29,10 @@ pub struct Scheduler {
     config: SchedulerConfig,
     walks: Walks,
     pool: PagePool,
-    /// Accepted, holding nothing, in order of arrival.
+    pace: Pace,
+    /// Accepted, holding nothing, in order.
     waiting: BTreeMap<Ticket, Request>,
-    /// Holding all they will ever need, in order of arrival.
+    /// Holding pages, in order.
     running: BTreeMap<Ticket, Running>,
     /// Every request in `waiting` or `running`.
     tickets: HashMap<GraphKey, Ticket>,
@@ -35,8 +40,23 @@ pub struct Scheduler {
     cancelled: BTreeSet<GraphKey>,
     /// Keys that were cancelled before they came.
     cancelled_early: VecDeque<GraphKey>,
+    /// Of held requests, the earliest first.
+    deadlines: BTreeSet<(Duration, GraphKey)>,
     next_ticket: u64,
     next_step: StepNumber,
+    before: Before,
+    tally: Tally,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Times that a request had to give up its pages.
+    pub preemptions: u64,
+    /// Prefill tokens of requests that were admitted, each admission counted.
+    pub prefill_tokens: u64,
+    /// Those of them that were not computed, because their pages were known.
+    pub cached_tokens: u64,
 }
 
 /// What a worker holds and has done.
@@ -46,12 +66,16 @@ pub struct Load {
     pub running: usize,
     /// Requests that wait for them.
     pub waiting: usize,
-    /// Pages held.
+    /// Pages held by requests.
     pub pages_used: usize,
+    /// Pages that nobody holds, kept for prompts that start with what they hold.
+    pub pages_cached: usize,
     /// Pages that can be held.
     pub pages_total: usize,
     /// Steps planned so far.
     pub steps: u64,
+    /// What has happened so far.
+    pub tally: Tally,
 }
 
 impl Scheduler {
@@ -59,7 +83,8 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, model: &ModelDeclaration) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
-            walks: Walks::new(model)?,
+            walks: Walks::new(model, config.chunking)?,
+            pace: Pace::new(config.target_itl),
             pool: PagePool::new(config.pages, config.page_tokens),
             config,
             waiting: BTreeMap::new(),
@@ -67,8 +92,11 @@ impl Scheduler {
             tickets: HashMap::new(),
             cancelled: BTreeSet::new(),
             cancelled_early: VecDeque::new(),
+            deadlines: BTreeSet::new(),
             next_ticket: 0,
             next_step: StepNumber(0),
+            before: Before { mixed: None, since_alone: u32::MAX },
+            tally: Tally::default(),
         })
     }
 
@@ -77,13 +105,16 @@ impl Scheduler {
         if self.tickets.contains_key(&launch.key) {
             return Err(Refusal::Duplicate(launch.key));
         }
+        let classes = i64::from(launch.priority.clamp(-MAX_PRIORITY, MAX_PRIORITY));
         let request = door::check(launch, &self.walks, &self.config, &self.pool)?;
         let (held, limit) = (self.tickets.len(), self.config.max_held_requests());
         if held >= limit {
             return Err(Refusal::QueueFull { held, limit });
         }
-        let ticket = Ticket(self.next_ticket);
+        let came = (self.next_step.0 as i64).saturating_add(classes * HEAD_START);
+        let ticket = Ticket { came, number: self.next_ticket };
         self.next_ticket += 1;
+        self.deadlines.extend(request.deadline.map(|deadline| (deadline, request.key)));
         if let Some(place) = self.cancelled_early.iter().position(|early| *early == request.key) {
             self.cancelled_early.remove(place);
             self.cancelled.insert(request.key);
@@ -106,28 +137,33 @@ impl Scheduler {
         }
     }
 
-    /// Sweeps what was cancelled, admits what fits, and packs the next step.
+    /// Ends what was cancelled and what is late, admits what fits, and packs the next step. `now` is any clock that does
+    /// not go back; it is compared with deadlines and nothing else.
     ///
     /// Requests that another step still computes are left to it, so the next step may be planned while one runs.
-    pub fn plan(&mut self) -> Turn {
-        let endings = self.sweep();
+    pub fn plan(&mut self, now: Duration) -> Turn {
+        let endings = self.sweep(now);
+        let preempted = if self.config.admission == Admission::Optimistic { self.grow() } else { vec![] };
         self.admit();
-        Turn { endings, step: self.pack() }
+        Turn { endings, preempted, step: self.pack() }
     }
 
-    /// Takes a step back that has run, with one outcome for each of its rows, in their order. Only here does a request
-    /// advance, and only by what its own row did.
-    pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>) -> Vec<RowCommit> {
+    /// Takes a step back that has run, with one outcome for each of its rows, in their order, and how long it took. Only
+    /// here does a request advance, and only by what its own row did.
+    pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
+        let decodes = step.rows.iter().filter(|row| self.walks.is_decode(row.walk)).count();
+        self.pace.observe(decodes, step.tokens() - decodes, took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
                 unreachable!("{} left the running set inside step {}", row.key, step.number);
             };
-            let (sampled, outcome) = request.get_mut().commit(step.number, &row, outcome);
+            let (sampled, outcome) = request.get_mut().commit(step.number, &row, outcome, &mut self.pool);
             let ending = outcome.map(|outcome| {
-                self.tickets.remove(&row.key);
-                request.remove().end(outcome, &mut self.pool)
+                let request = request.remove();
+                forget(&mut self.tickets, &mut self.deadlines, row.key, request.deadline());
+                request.end(outcome, &mut self.pool)
             });
             commits.push(RowCommit { row, sampled, ending });
         }
@@ -149,8 +185,10 @@ impl Scheduler {
             running: self.running.len(),
             waiting: self.waiting.len(),
             pages_used: self.pool.used(),
+            pages_cached: self.pool.idle(),
             pages_total: self.pool.total(),
             steps: self.next_step.0,
+            tally: self.tally,
         }
     }
 
@@ -159,63 +197,127 @@ impl Scheduler {
         self.tickets.is_empty()
     }
 
-    /// Ends what was cancelled, in every state but one: a request inside a step keeps its pages until the step is back.
-    fn sweep(&mut self) -> Vec<Ending> {
+    /// Ends what was cancelled or is late, in every state but one: a request inside a step keeps its pages until the step
+    /// is back.
+    fn sweep(&mut self, now: Duration) -> Vec<Ending> {
         let mut endings = Vec::new();
         for key in std::mem::take(&mut self.cancelled) {
-            let Some(&ticket) = self.tickets.get(&key) else { continue };
-            if self.running.get(&ticket).is_some_and(Running::is_in_step) {
+            if !self.end(key, Outcome::Cancelled, &mut endings) {
                 self.cancelled.insert(key);
-                continue;
             }
-            let running = self.running.remove(&ticket).map(|r| r.end(Outcome::Cancelled, &mut self.pool));
-            endings.extend(running);
-            endings.extend(self.waiting.remove(&ticket).map(|r| r.end(Outcome::Cancelled)));
-            self.tickets.remove(&key);
+        }
+        let late: Vec<GraphKey> =
+            self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now).map(|(_, key)| *key).collect();
+        for key in late {
+            self.end(key, Outcome::DeadlineExceeded, &mut endings);
         }
         endings
     }
 
-    /// Waiting becomes running, strictly in order of arrival. Whoever is first can be held by the empty pool, so it is
-    /// only ever waiting for requests that end.
+    /// Ends a request unless it is inside a step. False if it is.
+    fn end(&mut self, key: GraphKey, outcome: Outcome, endings: &mut Vec<Ending>) -> bool {
+        let Some(&ticket) = self.tickets.get(&key) else { return true };
+        let (deadline, ending) = if let Some(request) = self.waiting.remove(&ticket) {
+            (request.deadline, request.end(outcome))
+        } else if let Entry::Occupied(request) = self.running.entry(ticket)
+            && !request.get().is_in_step()
+        {
+            let request = request.remove();
+            (request.deadline(), request.end(outcome, &mut self.pool))
+        } else {
+            return false;
+        };
+        forget(&mut self.tickets, &mut self.deadlines, key, deadline);
+        endings.push(ending);
+        true
+    }
+
+    /// Gives whoever needs a page its next one, in order, and takes it from the last in order where there is none. Whoever
+    /// is first never gives anything up, so that it ends, and then the next one is first.
+    fn grow(&mut self) -> Vec<GraphKey> {
+        let page_tokens = self.config.page_tokens;
+        let short = |(ticket, request): (&Ticket, &Running)| {
+            (!request.is_in_step() && !request.has_room(page_tokens)).then_some(*ticket)
+        };
+        let short: Vec<Ticket> = self.running.iter().filter_map(short).collect();
+        let mut preempted = Vec::new();
+        for ticket in short {
+            while let Some(request) = self.running.get_mut(&ticket)
+                && !request.grow(&mut self.pool)
+            {
+                let Some(victim) = self.victim(ticket) else { break };
+                if let Some(request) = self.running.remove(&victim) {
+                    let request = request.preempt(&mut self.pool);
+                    preempted.push(request.key);
+                    self.waiting.insert(victim, request);
+                }
+            }
+        }
+        self.tally.preemptions += preempted.len() as u64;
+        preempted
+    }
+
+    /// Who gives up its pages for `ticket`: the last in order that no step computes. None while all behind it are inside
+    /// steps, since those may end.
+    fn victim(&self, ticket: Ticket) -> Option<Ticket> {
+        let (&last, _) = self.running.last_key_value()?;
+        if last == ticket {
+            return Some(ticket);
+        }
+        let mut behind = self.running.range((Bound::Excluded(ticket), Bound::Unbounded));
+        behind.rfind(|(_, request)| !request.is_in_step()).map(|(&victim, _)| victim)
+    }
+
+    /// Waiting becomes running, strictly in order. Whoever is first can be held by the empty pool, so it is only ever
+    /// waiting for requests that end.
     fn admit(&mut self) {
         let slots = self.config.slots();
         while let Some(first) = self.waiting.first_entry() {
-            let needs = first.get().needs;
-            let free = Needs { slots: slots - self.running.len(), pages: self.pool.free() };
-            if !needs.fit_in(free) {
+            let needs = first.get().needs(self.config.admission, &self.pool);
+            if needs.slots > slots - self.running.len() {
                 break;
             }
-            let Some(block_table) = self.pool.allocate(needs.pages) else { break };
+            let Some(pages) = first.get().take_pages(needs.pages, &mut self.pool) else { break };
             let (ticket, request) = first.remove_entry();
-            self.running.insert(ticket, request.admit(block_table));
+            self.tally.prefill_tokens += request.prefill_end() as u64;
+            let running = request.admit(pages, &self.pool);
+            self.tally.cached_tokens += running.computed() as u64;
+            self.running.insert(ticket, running);
         }
     }
 
     fn pack(&mut self) -> Option<StepPlan> {
-        let budget = self.config.max_step_tokens;
-        let chunk = self.config.max_prefill_chunk.unwrap_or(budget);
-        let (shares, alone) = match pack(&self.running, budget, chunk) {
-            Packing::Within(shares) if shares.is_empty() => return None,
-            Packing::Within(shares) => (shares, false),
-            Packing::Alone(share) => (vec![share], true),
-        };
-        for request in self.running.values_mut() {
-            request.passed_over = if alone { 0 } else { request.passed_over.saturating_add(1) };
+        let packing = pack(&self.running, &self.config, &self.walks, &self.pace, self.before)?;
+        let since_alone = if packing.alone { 0 } else { self.before.since_alone.saturating_add(1) };
+        self.before = Before { mixed: Some(packing.mixed), since_alone };
+        for ticket in &packing.passed_over {
+            if let Some(request) = self.running.get_mut(ticket) {
+                request.passed_over = request.passed_over.saturating_add(1);
+            }
         }
         let number = self.next_step;
         self.next_step.0 += 1;
-        let mut rows = Vec::with_capacity(shares.len());
-        for share in &shares {
+        let mut rows = Vec::with_capacity(packing.shares.len());
+        for share in &packing.shares {
             if let Some(request) = self.running.get_mut(&share.ticket) {
                 request.passed_over = 0;
                 rows.push(request.launch(share.ticket, number, share.walk, share.tokens));
             }
         }
-        Some(StepPlan {
-            number,
-            batch_walk: self.walks.batch_walk(shares.iter().map(|share| share.walk)),
-            rows,
-        })
+        let walks = packing.shares.iter().map(|share| share.walk);
+        Some(StepPlan { number, batch_walk: self.walks.batch_walk(packing.mixed, walks), rows })
+    }
+}
+
+/// A request that has ended is known no more.
+fn forget(
+    tickets: &mut HashMap<GraphKey, Ticket>,
+    deadlines: &mut BTreeSet<(Duration, GraphKey)>,
+    key: GraphKey,
+    deadline: Option<Duration>,
+) {
+    tickets.remove(&key);
+    if let Some(deadline) = deadline {
+        deadlines.remove(&(deadline, key));
     }
 }

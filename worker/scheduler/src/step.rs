@@ -10,8 +10,10 @@ use crate::{pages::PageId, request::Ticket, stopping::Finish};
 #[derive(Debug)]
 #[must_use]
 pub struct Turn {
-    /// Requests that were cancelled, in order of their keys. Their pages are free.
+    /// Requests that were cancelled or whose time is up. Their pages are free.
     pub endings: Vec<Ending>,
+    /// Requests that gave up their pages and wait for new ones, to compute everything again.
+    pub preempted: Vec<GraphKey>,
     /// None when nothing can run now.
     pub step: Option<StepPlan>,
 }
@@ -118,6 +120,8 @@ pub struct Ending {
     pub key: GraphKey,
     /// Passes that were committed: the last row's epoch plus one.
     pub passes: Epoch,
+    /// Prompt tokens that were not computed, since another request had.
+    pub cached_tokens: u32,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -134,6 +138,8 @@ pub enum Outcome {
     },
     /// Somebody took it back.
     Cancelled,
+    /// Its deadline came first.
+    DeadlineExceeded,
     /// The engine could not run it; why.
     Failed(String),
 }

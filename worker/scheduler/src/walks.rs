@@ -2,43 +2,70 @@
 
 use tutti_proto::walks::{ModelDeclaration, WalkId, WalkKind};
 
-use crate::{config::ConfigError, launch::Refusal, request::Cut};
+use crate::{
+    config::{Chunking, ConfigError},
+    launch::Refusal,
+    request::Cut,
+};
 
 #[derive(Debug)]
 pub(crate) struct Walks {
     kinds: Vec<WalkKind>,
-    mixed: WalkId,
+    chunking: Chunking,
 }
 
 impl Walks {
-    pub fn new(model: &ModelDeclaration) -> Result<Self, ConfigError> {
+    pub fn new(model: &ModelDeclaration, chunking: Chunking) -> Result<Self, ConfigError> {
         let kinds: Vec<WalkKind> = model.walks().iter().map(|walk| walk.kind).collect();
-        let mut mixed = (0..).map(WalkId).zip(&kinds).filter(|(_, kind)| **kind == WalkKind::Mixed);
-        match (mixed.next(), mixed.next()) {
-            (Some((mixed, _)), None) => Ok(Self { kinds, mixed }),
-            _ => Err(ConfigError::NotOneMixedWalk),
+        if !kinds.contains(&WalkKind::Mixed) {
+            return Err(ConfigError::NoMixedWalk);
         }
+        Ok(Self { kinds, chunking })
+    }
+
+    fn kind(&self, walk: WalkId) -> Option<WalkKind> {
+        self.kinds.get(walk.0 as usize).copied()
     }
 
     /// Where a prefill under this walk may be cut.
     pub fn cut(&self, walk: WalkId) -> Result<Cut, Refusal> {
-        match self.kinds.get(walk.0 as usize) {
-            Some(WalkKind::Chunkable { .. }) => Ok(Cut::Anywhere),
-            Some(WalkKind::Atomic { .. }) => Ok(Cut::Nowhere),
+        match (self.kind(walk), self.chunking) {
+            (Some(WalkKind::Chunkable { .. }), Chunking::Cut) => Ok(Cut::Anywhere),
+            (Some(WalkKind::Chunkable { .. }), Chunking::Whole) => Ok(Cut::BeforeOnly),
+            (Some(WalkKind::Atomic { .. }), _) => Ok(Cut::Nowhere),
             _ => Err(Refusal::WrongWalk { walk, wanted: "a prefill" }),
         }
     }
 
     pub fn is_decode(&self, walk: WalkId) -> bool {
-        matches!(self.kinds.get(walk.0 as usize), Some(WalkKind::Decode { .. }))
+        matches!(self.kind(walk), Some(WalkKind::Decode { .. }))
+    }
+
+    /// The walk that computes sampled tokens again, after a prefill that ended under `last`: that one if it is
+    /// chunkable, else one that is batched with it.
+    pub fn recompute(&self, last: WalkId) -> WalkId {
+        let of = |walk: WalkId| self.kind(walk).filter(|kind| matches!(kind, WalkKind::Chunkable { .. }));
+        if of(last).is_some() {
+            return last;
+        }
+        let mixed = self.batched_by(last);
+        (0..self.kinds.len() as u32)
+            .map(WalkId)
+            .find(|&walk| of(walk).is_some_and(|kind| kind.batched_by() == mixed))
+            .unwrap_or(last)
+    }
+
+    /// The mixed walk that batches this one: rows share a step only under the same one.
+    pub fn batched_by(&self, walk: WalkId) -> Option<WalkId> {
+        self.kind(walk).and_then(WalkKind::batched_by)
     }
 
     /// What a step of rows of these walks is run as: a decode walk itself when every row is of it, so that captured
-    /// decode graphs are met; else the mixed walk.
-    pub fn batch_walk(&self, mut rows: impl Iterator<Item = WalkId>) -> WalkId {
+    /// decode graphs are met; else the mixed walk that batches them.
+    pub fn batch_walk(&self, mixed: WalkId, mut rows: impl Iterator<Item = WalkId>) -> WalkId {
         match rows.next() {
             Some(first) if self.is_decode(first) && rows.all(|walk| walk == first) => first,
-            _ => self.mixed,
+            _ => mixed,
         }
     }
 }

@@ -2,24 +2,25 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{
-    AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, config, key, scheduler, segments, text, word, words,
+    AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, commit, config, key, scheduler, segments, text, word,
 };
 use tutti_scheduler::{
-    ATOMIC_PATIENCE, Ending, Finish, Outcome, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan,
+    Chunking, Ending, Finish, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan,
     Stopping,
 };
 
 fn step(scheduler: &mut Scheduler) -> StepPlan {
-    let turn = scheduler.plan();
+    let turn = scheduler.plan(Duration::ZERO);
     assert_eq!(turn.endings, []);
     turn.step.expect("something can run")
 }
 
 fn run(scheduler: &mut Scheduler) -> Vec<Ending> {
     let step = step(scheduler);
-    let outcomes = words(&step);
-    scheduler.commit(step, outcomes).into_iter().filter_map(|commit| commit.ending).collect()
+    commit(scheduler, step).into_iter().filter_map(|commit| commit.ending).collect()
 }
 
 /// Tokens computed in each step until the only request ends.
@@ -30,8 +31,7 @@ fn prefill_lengths(config: SchedulerConfig, prompt: usize) -> Vec<usize> {
     while !scheduler.is_empty() {
         let step = step(&mut scheduler);
         lengths.push(step.tokens());
-        let outcomes = words(&step);
-        let _ = scheduler.commit(step, outcomes);
+        let _ = commit(&mut scheduler, step);
     }
     lengths
 }
@@ -43,9 +43,12 @@ fn a_prompt_around_the_budget_ends_in_as_many_steps_as_it_takes() {
     assert_eq!(prefill_lengths(config(), 17), [16, 1]);
     let chunk = |max| SchedulerConfig { max_prefill_chunk: Some(max), ..config() };
     assert_eq!(prefill_lengths(chunk(1), 3), [1, 1, 1]);
-    assert_eq!(prefill_lengths(chunk(7), 17), [7, 7, 3]);
+    assert_eq!(prefill_lengths(chunk(7), 17), [4, 4, 4, 5], "chunks end with pages of 4");
+    assert_eq!(prefill_lengths(chunk(3), 8), [3, 3, 2], "unless they are smaller than one");
     assert_eq!(prefill_lengths(chunk(64), 17), [16, 1], "a chunk is never larger than the step");
     assert_eq!(prefill_lengths(SchedulerConfig { max_step_tokens: 1, ..config() }, 3), [1, 1, 1]);
+    let whole = SchedulerConfig { chunking: Chunking::Whole, ..config() };
+    assert_eq!([15, 16, 17].map(|prompt| prefill_lengths(whole.clone(), prompt)), [[15], [16], [17]]);
 }
 
 #[test]
@@ -89,14 +92,13 @@ fn later_segments_are_charged_in_full() {
         rows.extend(
             step.rows.iter().map(|row| (row.walk, row.positions.clone(), row.terminality.is_terminal())),
         );
-        let outcomes = words(&step);
-        let _ = scheduler.commit(step, outcomes);
+        let _ = commit(&mut scheduler, step);
     }
     let expected = [
         (TEXT, 0..5, false),
         (AUDIO, 5..17, false),
-        (TEXT, 17..33, false),
-        (TEXT, 33..37, true),
+        (TEXT, 17..32, false),
+        (TEXT, 32..37, true),
         (DECODE, 37..38, true),
     ];
     assert_eq!(rows, expected);
@@ -111,7 +113,7 @@ fn an_atomic_behind_chunkables_that_fill_every_step_waits_a_bounded_time() {
     while !step_has(&mut scheduler, 1) {
         waited += 1;
     }
-    assert_eq!(waited, ATOMIC_PATIENCE);
+    assert_eq!(waited, PATIENCE);
 }
 
 #[test]
@@ -122,13 +124,12 @@ fn an_atomic_larger_than_the_budget_runs_alone_and_then_decodes_go_on() {
     scheduler.add(segments(1, &[(AUDIO, 30)], 1)).unwrap();
     scheduler.add(segments(2, &[(AUDIO, 30)], 1)).unwrap();
     let mut who = Vec::new();
-    for _ in 0..2 * ATOMIC_PATIENCE + 2 {
+    for _ in 0..2 * PATIENCE + 2 {
         let step = step(&mut scheduler);
         who.push(step.rows.iter().map(|row| row.key.request.0).collect::<Vec<_>>());
-        let outcomes = words(&step);
-        let _ = scheduler.commit(step, outcomes);
+        let _ = commit(&mut scheduler, step);
     }
-    let pause = vec![vec![0]; ATOMIC_PATIENCE as usize];
+    let pause = vec![vec![0]; PATIENCE as usize];
     assert_eq!(who, [pause.clone(), vec![vec![1]], pause, vec![vec![2]]].concat());
 }
 
@@ -136,8 +137,7 @@ fn an_atomic_larger_than_the_budget_runs_alone_and_then_decodes_go_on() {
 fn step_has(scheduler: &mut Scheduler, request: u64) -> bool {
     let step = step(scheduler);
     let has = step.rows.iter().any(|row| row.key == key(request));
-    let outcomes = words(&step);
-    let _ = scheduler.commit(step, outcomes);
+    let _ = commit(scheduler, step);
     has
 }
 
@@ -148,13 +148,11 @@ fn a_step_of_decodes_alone_takes_the_decode_walk() {
     scheduler.add(text(2, 20, 9)).unwrap();
     let first = step(&mut scheduler);
     assert_eq!(first.batch_walk, MIXED);
-    let outcomes = words(&first);
-    let _ = scheduler.commit(first, outcomes);
+    let _ = commit(&mut scheduler, first);
     let mixed = step(&mut scheduler);
     assert_eq!(mixed.batch_walk, MIXED);
     assert_eq!([mixed.rows[0].walk, mixed.rows[1].walk], [DECODE, TEXT], "rows keep their own walks");
-    let outcomes = words(&mixed);
-    let _ = scheduler.commit(mixed, outcomes);
+    let _ = commit(&mut scheduler, mixed);
     let decodes = step(&mut scheduler);
     assert_eq!((decodes.batch_walk, decodes.rows.len()), (DECODE, 2));
     scheduler.abort(decodes);
@@ -172,10 +170,9 @@ fn replayed_output_is_prefill_and_only_its_end_is_terminal() {
     while !scheduler.is_empty() {
         let step = step(&mut scheduler);
         terminal.extend(step.rows.iter().map(|row| (row.positions.clone(), row.terminality.is_terminal())));
-        let outcomes = words(&step);
-        last = scheduler.commit(step, outcomes);
+        last = commit(&mut scheduler, step);
     }
-    assert_eq!(terminal, [(0..6, false), (6..12, false), (12..14, true)]);
+    assert_eq!(terminal, [(0..4, false), (4..8, false), (8..14, true)]);
     assert_eq!(last[0].sampled.map(|token| token.index), Some(10), "indices go on where they were");
 }
 
@@ -186,7 +183,7 @@ fn no_output_wanted_means_nothing_is_sampled() {
     assert_eq!(run(&mut scheduler), []);
     let step = step(&mut scheduler);
     assert!(!step.rows[0].terminality.is_terminal());
-    let commits = scheduler.commit(step, vec![RowOutcome::Computed]);
+    let commits = scheduler.commit(step, vec![RowOutcome::Computed], Duration::ZERO);
     let ending = commits[0].ending.as_ref().unwrap();
     assert_eq!(ending.outcome, Outcome::Finished { reason: Finish::Length, generated: 0 });
     assert_eq!(ending.passes.0, 2);
@@ -201,9 +198,9 @@ fn an_end_of_sequence_ends_after_min_tokens_only() {
     let first = step(&mut scheduler);
     let rows = format!("{:?}", first.rows[0].terminality);
     assert_eq!(rows, "Terminal { forbidden: [1, 2] }");
-    let _ = scheduler.commit(first, vec![RowOutcome::Sampled(WORD)]);
+    let _ = scheduler.commit(first, vec![RowOutcome::Sampled(WORD)], Duration::ZERO);
     let second = step(&mut scheduler);
-    let commits = scheduler.commit(second, vec![RowOutcome::Sampled(EOS)]);
+    let commits = scheduler.commit(second, vec![RowOutcome::Sampled(EOS)], Duration::ZERO);
     let ending = commits[0].ending.as_ref().unwrap();
     assert_eq!(ending.outcome, Outcome::Finished { reason: Finish::EndOfSequence, generated: 2 });
 }
@@ -230,7 +227,11 @@ fn a_failed_row_ends_its_own_request_alone() {
     scheduler.add(text(1, 3, 9)).unwrap();
     scheduler.add(text(2, 3, 9)).unwrap();
     let both = step(&mut scheduler);
-    let commits = scheduler.commit(both, vec![RowOutcome::Failed("NaN".into()), RowOutcome::Sampled(WORD)]);
+    let commits = scheduler.commit(
+        both,
+        vec![RowOutcome::Failed("NaN".into()), RowOutcome::Sampled(WORD)],
+        Duration::ZERO,
+    );
     let outcome = commits[0].ending.as_ref().map(|ending| &ending.outcome);
     assert_eq!(outcome, Some(&Outcome::Failed("NaN".into())));
     assert!(commits[1].ending.is_none());
@@ -250,7 +251,7 @@ fn a_cancel_frees_in_every_state() {
     for request in [1, 2, 3, 3] {
         scheduler.cancel(key(request));
     }
-    let turn = scheduler.plan();
+    let turn = scheduler.plan(Duration::ZERO);
     let ended: Vec<_> = turn.endings.iter().map(|ending| (ending.key, ending.outcome.clone())).collect();
     assert_eq!(ended, [1, 2, 3].map(|request| (key(request), Outcome::Cancelled)));
     assert!(turn.step.is_none());
@@ -262,7 +263,7 @@ fn a_cancel_before_the_launch_sticks() {
     let mut scheduler = scheduler(config());
     scheduler.cancel(key(1));
     scheduler.add(text(1, 3, 9)).unwrap();
-    let turn = scheduler.plan();
+    let turn = scheduler.plan(Duration::ZERO);
     assert_eq!(turn.endings.len(), 1);
     assert!(turn.step.is_none() && scheduler.is_empty());
     scheduler.add(text(1, 3, 1)).unwrap();
@@ -275,13 +276,13 @@ fn a_request_cancelled_inside_a_step_keeps_its_pages_until_the_step_is_back() {
     scheduler.add(text(1, 3, 9)).unwrap();
     let flying = step(&mut scheduler);
     scheduler.cancel(key(1));
-    let turn = scheduler.plan();
+    let turn = scheduler.plan(Duration::ZERO);
     assert!(turn.endings.is_empty() && turn.step.is_none());
     assert_eq!(scheduler.load().pages_used, 3);
     let outcome = word(&flying.rows[0]);
-    let commits = scheduler.commit(flying, vec![outcome]);
+    let commits = scheduler.commit(flying, vec![outcome], Duration::ZERO);
     assert!(commits[0].ending.is_none());
-    assert_eq!(scheduler.plan().endings.len(), 1);
+    assert_eq!(scheduler.plan(Duration::ZERO).endings.len(), 1);
     assert_eq!(scheduler.load().pages_used, 0);
 }
 

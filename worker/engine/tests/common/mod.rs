@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tutti_engine::{Engine, EngineSettings};
+use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
 use tutti_kernels::{DeviceError, Sampled, StepInputs, TokenScore};
 use tutti_models::{Limits, LogitRequests, LogitResults, Model};
 use tutti_proto::{
@@ -31,6 +31,8 @@ pub struct Probe {
     pub logit_rows: usize,
     pub tokens: usize,
     pub fail_next: Option<DeviceError>,
+    /// Whatever computes this token fails.
+    pub poison: Option<u32>,
 }
 
 struct Hashing {
@@ -97,6 +99,9 @@ impl Model for Hashing {
         if let Some(error) = probe.fail_next.take() {
             return Err(error);
         }
+        if probe.poison.is_some_and(|token| inputs.token_ids.contains(&token)) {
+            return Err(DeviceError::OutOfMemory { what: "logits", wanted: 9 });
+        }
         assert!(inputs.token_ids.len() <= self.limits.max_step_tokens);
         assert!(inputs.logit_rows.is_sorted_by(|a, b| a < b));
         probe.logit_rows += inputs.logit_rows.len();
@@ -142,7 +147,13 @@ impl Model for Hashing {
 pub fn settings() -> EngineSettings {
     EngineSettings {
         max_step_tokens: 16,
+        chunking: Chunking::Scheduler,
         max_prefill_chunk: None,
+        long_prefill_tokens: None,
+        prefill_sharing: PrefillSharing::Fair,
+        target_itl: None,
+        admission: Admission::WholeLife,
+        prefix_cache: true,
         max_running_requests: 8,
         max_waiting_requests: 64,
         kv_cache_memory: Some(129 * PAGE_BYTES as u64),

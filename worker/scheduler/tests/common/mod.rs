@@ -1,18 +1,25 @@
 //! A model's walks, and launches under them.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use std::time::Duration;
+
 use tutti_proto::{
     GraphId, GraphKey, Incarnation, RequestId,
     walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_scheduler::{
-    GraphLaunch, Row, RowOutcome, Scheduler, SchedulerConfig, Segment, StepPlan, Stopping,
+    Admission, Chunking, Content, GraphLaunch, PrefillSharing, Row, RowCommit, RowOutcome, Scheduler,
+    SchedulerConfig, Segment, StepPlan, Stopping,
 };
 
 pub const TEXT: WalkId = WalkId(0);
 pub const AUDIO: WalkId = WalkId(1);
 pub const DECODE: WalkId = WalkId(2);
 pub const MIXED: WalkId = WalkId(3);
+/// A second partition: its rows share no step with those of the first.
+pub const SPEECH: WalkId = WalkId(4);
+pub const SPEECH_DECODE: WalkId = WalkId(5);
+pub const SPEECH_MIXED: WalkId = WalkId(6);
 
 pub const EOS: u32 = 1;
 pub const STOP: u32 = 2;
@@ -26,6 +33,9 @@ pub fn model() -> ModelDeclaration {
         walk("prefill_audio", WalkKind::Atomic { batched_by: MIXED }),
         walk("thinker_decode", WalkKind::Decode { batched_by: MIXED }),
         walk("thinker_step", WalkKind::Mixed),
+        walk("prefill_speech", WalkKind::Chunkable { batched_by: SPEECH_MIXED }),
+        walk("talker_decode", WalkKind::Decode { batched_by: SPEECH_MIXED }),
+        walk("talker_step", WalkKind::Mixed),
     ];
     ModelDeclaration::new(vec!["thinker".into()], walks, vec![]).expect("these walks hold together")
 }
@@ -33,7 +43,13 @@ pub fn model() -> ModelDeclaration {
 pub fn config() -> SchedulerConfig {
     SchedulerConfig {
         max_step_tokens: 16,
+        chunking: Chunking::Cut,
         max_prefill_chunk: None,
+        long_prefill_tokens: None,
+        prefill_sharing: PrefillSharing::FirstCome,
+        target_itl: None,
+        admission: Admission::WholeLife,
+        prefix_cache: true,
         max_running_requests: 8,
         max_waiting_requests: 64,
         max_context: 4096,
@@ -62,7 +78,22 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
         decode: Some(DECODE),
         generated: 0,
         stopping: Stopping::new(max_tokens, 0, &[], &[]),
+        content: None,
+        priority: 0,
+        deadline: None,
     }
+}
+
+/// The same, with its tokens: pages of one are found for another.
+pub fn tokens(request: u64, prompt: &[u32], max_tokens: u32) -> GraphLaunch {
+    let content = Content { tokens: prompt.to_vec(), salt: 0, may_reuse: true };
+    GraphLaunch { content: Some(content), ..text(request, prompt.len(), max_tokens) }
+}
+
+/// At a time at which nothing is late.
+pub fn commit(scheduler: &mut Scheduler, step: StepPlan) -> Vec<RowCommit> {
+    let outcomes = words(&step);
+    scheduler.commit(step, outcomes, Duration::ZERO)
 }
 
 /// What a sound engine answers, every sampled token being a word.

@@ -1,0 +1,44 @@
+//! What the pages of a device hold, so that a page that is shared, moved or freed wrongly shows where it is read.
+
+use tutti_scheduler::{PageId, Row};
+
+/// Stands for keys and values: of each position, a hash of all tokens up to it.
+pub type History = Vec<u64>;
+
+/// The history of a longer sequence.
+pub fn remember(history: &mut History, token: u32) {
+    let before = history.last().copied().unwrap_or(7);
+    let mixed = (before ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    history.push(mixed ^ (mixed >> 29));
+}
+
+pub struct Memory {
+    page_tokens: usize,
+    slots: Vec<u64>,
+}
+
+impl Memory {
+    pub fn new(pages: usize, page_tokens: usize) -> Self {
+        Self { page_tokens, slots: vec![0; pages * page_tokens] }
+    }
+
+    fn slot(&self, table: &[PageId], position: usize) -> usize {
+        table[position / self.page_tokens].0 as usize * self.page_tokens + position % self.page_tokens
+    }
+
+    /// All that the row attends to stands where its block table says.
+    pub fn check(&self, row: &Row, history: &History) {
+        for (position, expected) in history[..row.positions.start].iter().enumerate() {
+            let found = self.slots[self.slot(&row.block_table, position)];
+            assert_eq!(found, *expected, "{} finds something else at position {position}", row.key);
+        }
+    }
+
+    /// The row has run; `sound` or not.
+    pub fn write(&mut self, row: &Row, history: &History, sound: bool) {
+        for position in row.positions.clone() {
+            let slot = self.slot(&row.block_table, position);
+            self.slots[slot] = if sound { history[position] } else { 0xBAD };
+        }
+    }
+}

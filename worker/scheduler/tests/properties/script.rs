@@ -1,0 +1,197 @@
+//! What happens in one simulation, chosen before anything does.
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*};
+use tutti_proto::walks::WalkId;
+use tutti_scheduler::{
+    Admission, Chunking, Content, GraphLaunch, PrefillSharing, SchedulerConfig, Segment, Stopping,
+};
+
+use crate::common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key};
+
+/// A number of the script's own generator decides each fate.
+#[derive(Clone, Debug)]
+pub struct Script {
+    pub config: SchedulerConfig,
+    /// Steps planned ahead of the oldest one still running.
+    pub depth: usize,
+    pub requests: Vec<Arrival>,
+    pub fate_seed: u64,
+    /// Of 100 steps, how many the engine aborts.
+    pub aborts: u64,
+    /// Of 100 rows, how many the engine fails.
+    pub failures: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    pub turn: usize,
+    /// May lie before the arrival.
+    pub cancel: Option<usize>,
+    pub deadline: Option<usize>,
+    pub priority: i32,
+    pub prefill: Vec<(WalkId, usize)>,
+    pub generated: u32,
+    pub max_tokens: u32,
+    pub min_tokens: u32,
+    pub stops: bool,
+    /// Prompts of one family start alike, each for `alike` tokens.
+    pub family: u32,
+    pub alike: usize,
+    pub shares: bool,
+    pub may_reuse: bool,
+}
+
+impl Arrival {
+    pub fn launch(&self, request: u64) -> GraphLaunch {
+        let ends: (&[u32], &[u32]) = if self.stops { (&[EOS], &[STOP]) } else { (&[], &[]) };
+        let content = Content { tokens: self.tokens(request), salt: 0, may_reuse: self.may_reuse };
+        GraphLaunch {
+            key: key(request),
+            prefill: self.prefill.iter().map(|&(walk, tokens)| Segment { walk, tokens }).collect(),
+            decode: Some(self.decode()),
+            generated: self.generated,
+            stopping: Stopping::new(self.max_tokens, self.min_tokens, ends.0, ends.1),
+            content: self.shares.then_some(content),
+            priority: self.priority,
+            deadline: self.deadline.map(|turn| Duration::from_millis(turn as u64)),
+        }
+    }
+
+    pub fn tokens(&self, request: u64) -> Vec<u32> {
+        let own = |place| 1_000_000 + request as u32 * 100_000 + place;
+        let token = |place: usize| {
+            if place < self.alike { self.family * 100_000 + place as u32 } else { own(place as u32) }
+        };
+        (0..self.prefill_tokens()).map(token).collect()
+    }
+
+    /// Its decode walk: that of the partition of its prefill.
+    pub fn decode(&self) -> WalkId {
+        if self.prefill[0].0 == SPEECH { SPEECH_DECODE } else { DECODE }
+    }
+
+    pub fn prefill_tokens(&self) -> usize {
+        self.prefill.iter().map(|segment| segment.1).sum()
+    }
+
+    pub fn prompt_tokens(&self) -> usize {
+        self.prefill_tokens() - self.generated as usize
+    }
+
+    pub fn max_total(&self) -> usize {
+        self.prompt_tokens() + self.max_tokens.max(self.generated) as usize
+    }
+}
+
+fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
+    let thinker = vec((prop_oneof![3 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..longest), 1..4);
+    let talker = vec((Just(SPEECH), 1_usize..longest), 1..3);
+    let prefill = prop_oneof![5 => thinker, 1 => talker];
+    let max_tokens = prop_oneof![5 => 0_u32..12, 1 => 12_u32..150];
+    let output = (max_tokens, 0_u32..4, 0_u32..4, any::<bool>());
+    let weighted = proptest::option::weighted;
+    let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
+    let content = (0_u32..3, 0_usize..longest * 2, any::<bool>(), proptest::bool::weighted(0.8));
+    (when, prefill, output, content).prop_map(
+        |((turn, cancel, deadline, priority), prefill, output, (family, alike, shares, may_reuse))| {
+            let (max_tokens, min_tokens, generated, stops) = output;
+            let tokens: usize = prefill.iter().map(|segment| segment.1).sum();
+            let generated = generated.min(tokens as u32 - 1).min(max_tokens);
+            Arrival {
+                turn,
+                cancel,
+                deadline,
+                priority,
+                prefill,
+                generated,
+                max_tokens,
+                min_tokens,
+                stops,
+                family,
+                alike,
+                shares,
+                may_reuse,
+            }
+        },
+    )
+}
+
+fn policies() -> impl Strategy<Value = SchedulerConfig> {
+    let chunking = prop_oneof![4 => Just(Chunking::Cut), 1 => Just(Chunking::Whole)];
+    let sharing = prop_oneof![Just(PrefillSharing::Fair), Just(PrefillSharing::FirstCome)];
+    let admission = prop_oneof![Just(Admission::WholeLife), Just(Admission::Optimistic)];
+    let target = proptest::option::of((1_u64..5).prop_map(Duration::from_millis));
+    let caps = (proptest::option::of(1_usize..24), proptest::option::of(1_usize..24));
+    (chunking, sharing, admission, target, caps, any::<bool>()).prop_map(
+        |(chunking, prefill_sharing, admission, target_itl, (max_prefill_chunk, long), prefix_cache)| {
+            SchedulerConfig {
+                chunking,
+                prefill_sharing,
+                admission,
+                target_itl,
+                max_prefill_chunk,
+                long_prefill_tokens: long,
+                prefix_cache,
+                ..crate::common::config()
+            }
+        },
+    )
+}
+
+/// Short prompts in tight pools: most of what can go wrong does so there.
+fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
+    // Budgets below the running set's size are as likely as comfortable ones.
+    let budget = prop_oneof![1_usize..8, 1_usize..48];
+    let bounds = (budget, 1_usize..10, 0_usize..24, 1_usize..9, 2_usize..120, 8_usize..300);
+    (policies(), bounds).prop_map(|(policies, (step, running, waiting, page_tokens, pages, context))| {
+        let config = SchedulerConfig {
+            max_step_tokens: step,
+            max_running_requests: running,
+            max_waiting_requests: waiting,
+            max_context: context,
+            page_tokens,
+            pages,
+            ..policies
+        };
+        (config, 40)
+    })
+}
+
+/// Prompts of up to 32k tokens, as they are in life.
+fn roomy() -> impl Strategy<Value = (SchedulerConfig, usize)> {
+    (policies(), 512_usize..8192, 1000_usize..6000).prop_map(|(policies, max_step_tokens, pages)| {
+        let caps = [policies.max_prefill_chunk, policies.long_prefill_tokens];
+        let [max_prefill_chunk, long_prefill_tokens] = caps.map(|cap| cap.map(|cap| cap * 100));
+        let config = SchedulerConfig {
+            max_step_tokens,
+            max_prefill_chunk,
+            long_prefill_tokens,
+            max_context: 33_000,
+            page_tokens: 16,
+            pages,
+            ..policies
+        };
+        (config, 11_000)
+    })
+}
+
+pub fn script() -> impl Strategy<Value = Script> {
+    let config = prop_oneof![60 => tight(), 1 => roomy()];
+    let faults = (prop_oneof![Just(0_u64), 1_u64..30], prop_oneof![Just(0_u64), 1_u64..10]);
+    let requests = config.prop_flat_map(|(config, longest)| {
+        let most = if longest > 40 { 10 } else { 24 };
+        (Just(config), vec(arrival(longest), 1..most))
+    });
+    (requests, 0_usize..3, any::<u64>(), faults).prop_map(
+        |((config, requests), depth, fate_seed, (aborts, failures))| Script {
+            config,
+            depth,
+            requests,
+            fate_seed,
+            aborts,
+            failures,
+        },
+    )
+}
