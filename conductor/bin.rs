@@ -14,7 +14,7 @@ use std::{
 use tokio::{
     net::TcpListener,
     task::{AbortHandle, JoinSet},
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 use tonic::{service::Routes, transport::Endpoint};
 use tutti_conductor::{
@@ -113,7 +113,10 @@ async fn run(config: Config) -> Result<(), Error> {
         }
     }
     front.not_ready("draining");
+    let deadline = Instant::now() + config.drain_timeout();
     backend.drain(config.drain_timeout()).await;
+    // Clients may still be reading what their requests have brought.
+    let _ = timeout_at(deadline, front.idle()).await;
     closing.begin();
     let closed = async { while servers.join_next().await.is_some() {} };
     // Whoever still holds a connection open has had the answers to all requests.
@@ -216,8 +219,8 @@ struct Front {
     routes: axum::Router,
     services: Routes,
     health: Health,
-    /// Writes readiness, where a router does.
-    follower: Option<AbortHandle>,
+    /// Where there is one, with the task that writes readiness.
+    router: Option<(FrontDoor, AbortHandle)>,
 }
 
 impl Front {
@@ -228,7 +231,7 @@ impl Front {
             routes: operations::routes(health.clone(), metrics),
             services: services.add_service(conductor),
             health,
-            follower: None,
+            router: None,
         }
     }
 
@@ -246,7 +249,7 @@ impl Front {
             routes: operations::routes(health.clone(), metrics.clone()).merge(door.http_routes()),
             services: door.grpc_routes(&health)?.add_service(conductor),
             health,
-            follower: Some(follower.abort_handle()),
+            router: Some((door, follower.abort_handle())),
         })
     }
 
@@ -260,9 +263,16 @@ impl Front {
 
     /// Says so to probes from now on, whatever the router finds.
     fn not_ready(&self, why: &str) {
-        if let Some(follower) = &self.follower {
+        if let Some((_, follower)) = &self.router {
             follower.abort();
         }
         self.health.set_ready(State::Not(why.into()));
+    }
+
+    /// Completes once no answer is under way to a client.
+    async fn idle(&self) {
+        if let Some((door, _)) = &self.router {
+            door.idle().await;
+        }
     }
 }

@@ -74,6 +74,7 @@ impl Backend {
                 Ok(Err(error)) => error,
                 _ => Error::internal("the workers' gate has closed"),
             },
+            () = self.supervisor.ended() => Error::internal("the supervisor of workers has ended"),
         }
     }
 

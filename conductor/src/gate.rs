@@ -29,6 +29,8 @@ use crate::{
 
 /// Flow control on a worker's connection: a launch with a long prompt, or a report with many logprobs, in one go.
 const WINDOW_BYTES: u32 = 4 << 20;
+/// A worker that answers no ping for this long, and as long again, is gone: its machine is off, or it is stopped.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long a new connection may take to say Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -103,6 +105,8 @@ impl Gate {
         let server = Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
+            .http2_keepalive_interval(Some(KEEP_ALIVE))
+            .http2_keepalive_timeout(Some(KEEP_ALIVE))
             .add_service(service);
         let served = match listener {
             WorkerListener::Unix { listener, directory: _directory, .. } => {

@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 use tutti_runtime::{
-    Error,
+    Error, ErrorKind,
     health::{Health, State},
     metrics::Metrics,
 };
@@ -13,9 +14,12 @@ use crate::{
     config::RouterConfig, generation::Generator, grpc, http, metrics::RouterMetrics, served::ServedModel,
 };
 
-/// How often the conductor is asked whether it is ready, before and after it first is.
-const POLL_UNREADY: Duration = Duration::from_millis(100);
-const POLL_READY: Duration = Duration::from_secs(1);
+/// How often the conductor is asked whether it is ready: while that is soon to change, and while it is not.
+const POLL_STARTING: Duration = Duration::from_millis(100);
+const POLL_SETTLED: Duration = Duration::from_secs(1);
+
+/// A conductor that has not answered within this is taken to be unable to.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Flow control towards the conductor: what one slow client leaves unread stays within its own stream's window, and
 /// the connection's window holds a thousand such streams, so that nobody else stalls.
@@ -61,12 +65,15 @@ impl FrontDoor {
     /// writer where a router runs.
     pub async fn follow(self, health: Health) {
         loop {
-            let state = match self.refresh().await {
-                Ok(true) => State::Ok,
-                Ok(false) => State::Not("the conductor has no worker that can take a request".into()),
-                Err(error) => State::Not(error.to_string()),
+            let (state, pause) = match self.refresh().await {
+                Ok(State::Ok) => (State::Ok, POLL_SETTLED),
+                Ok(not) => (not, POLL_STARTING),
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    (State::Not(error.to_string()), POLL_STARTING)
+                }
+                // A file that cannot be read, say: looking again soon would cost much and help little.
+                Err(error) => (State::Not(error.to_string()), POLL_SETTLED),
             };
-            let pause = if state == State::Ok { POLL_READY } else { POLL_UNREADY };
             if health.ready() != state {
                 match &state {
                     State::Ok => tracing::info!("the front door is ready"),
@@ -78,14 +85,15 @@ impl FrontDoor {
         }
     }
 
-    /// Completes once no generation is under way.
+    /// Completes once no generation is under way. While this is polled, no new one is admitted: it is for the end.
     pub async fn idle(&self) {
         self.generator.idle().await;
     }
 
-    /// Asks the conductor what it serves and fetches the text files when that changed; true when it is ready too.
-    async fn refresh(&self) -> Result<bool, Error> {
-        let (description, ready) = self.generator.describe().await?;
+    /// Asks the conductor what it serves and fetches the text files when that changed; says whether it is ready too.
+    async fn refresh(&self) -> Result<State, Error> {
+        let silent = |_| Error::unavailable("the conductor does not answer");
+        let (description, ready) = timeout(PATIENCE, self.generator.describe()).await.map_err(silent)??;
         let known = self.generator.served();
         if known.is_none_or(|served| served.description != description) {
             let model = ServedModel::fetch(&self.generator, description).await?;

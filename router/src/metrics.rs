@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use prometheus_client::encoding::EncodeLabelSet;
+use tracing::{Span, field::Empty};
 use tutti_runtime::metrics::{
     Metrics,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -18,11 +19,41 @@ struct RouteStatus {
     status: String,
 }
 
+/// How a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All choices ran to their end.
+    Finished,
+    /// It was not accepted.
+    Refused,
+    /// It was accepted, and broke.
+    Failed,
+    /// Its client left.
+    Cancelled,
+}
+
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
 /// The front door's metrics; clones share them.
 #[derive(Clone)]
 pub struct RouterMetrics {
     requests: Family<RouteStatus, Counter>,
     in_flight: Gauge,
+    outcomes: Family<OutcomeLabel, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
     whole: Histogram,
@@ -36,6 +67,7 @@ impl RouterMetrics {
         let own = Self {
             requests: Family::default(),
             in_flight: Gauge::default(),
+            outcomes: Family::default(),
             first_token: Histogram::new(BUCKETS),
             between_tokens: Histogram::new(BUCKETS),
             whole: Histogram::new(BUCKETS),
@@ -48,6 +80,7 @@ impl RouterMetrics {
             router.register("requests", help, own.requests.clone());
             let help = "Generations under way";
             router.register("requests_in_flight", help, own.in_flight.clone());
+            router.register("generations", "Generations by how they ended", own.outcomes.clone());
             let help = "From a request's arrival to its first token";
             router.register("time_to_first_token_seconds", help, own.first_token.clone());
             let help = "Between one delivery of a choice's tokens and the next";
@@ -72,22 +105,45 @@ impl RouterMetrics {
 /// Measures one generation; its end is its drop, so that no way of ending is missed.
 pub struct RequestMeter {
     metrics: RouterMetrics,
+    span: Span,
     arrived: Instant,
     /// When each choice last had tokens.
     last: Vec<Option<Instant>>,
     any: bool,
+    outcome: Outcome,
 }
 
 impl RequestMeter {
     /// A generation that arrives now.
     pub fn start(metrics: &RouterMetrics) -> Self {
         metrics.in_flight.inc();
-        Self { metrics: metrics.clone(), arrived: Instant::now(), last: Vec::new(), any: false }
+        let span = tracing::info_span!("generation", prompt_tokens = Empty, outcome = Empty);
+        // One that is dropped before anything else was said of it was left by its client.
+        let outcome = Outcome::Cancelled;
+        Self {
+            metrics: metrics.clone(),
+            span,
+            arrived: Instant::now(),
+            last: Vec::new(),
+            any: false,
+            outcome,
+        }
     }
 
-    /// The prompts' tokens.
-    pub fn prompt_tokens(&self, count: u32) {
-        self.metrics.prompt_tokens.inc_by(u64::from(count));
+    /// Its span, from arrival to end.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
+
+    /// It was accepted, with this many tokens in its prompts.
+    pub fn accepted(&self, prompt_tokens: u32) {
+        self.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        self.span.record("prompt_tokens", prompt_tokens);
+    }
+
+    /// It ends so.
+    pub fn ends(&mut self, outcome: Outcome) {
+        self.outcome = outcome;
     }
 
     /// A choice's delta with this many tokens.
@@ -113,5 +169,7 @@ impl Drop for RequestMeter {
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
         self.metrics.whole.observe(self.arrived.elapsed().as_secs_f64());
+        self.metrics.outcomes.get_or_create(&OutcomeLabel { outcome: self.outcome.name() }).inc();
+        self.span.record("outcome", self.outcome.name());
     }
 }

@@ -30,3 +30,26 @@ pub fn metaspace_tokenizer() -> Arc<Tokenizer> {
     });
     Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
 }
+
+/// A tokenizer as Llama 2's is: words begin with `▁`, and what has no token is spelt in bytes.
+pub fn byte_fallback_tokenizer() -> Arc<Tokenizer> {
+    let bytes = (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte)));
+    let words =
+        ["▁", "a", "b", "▁a", "<unk>"].into_iter().zip(256..).map(|(word, id)| (word.into(), json!(id)));
+    let vocab: serde_json::Map<_, _> = bytes.chain(words).collect();
+    let json = json!({
+        "version": "1.0",
+        "normalizer": { "type": "Sequence", "normalizers": [
+            { "type": "Prepend", "prepend": "▁" },
+            { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
+        ] },
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" },
+            { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ] },
+        "model": { "type": "BPE", "vocab": vocab, "merges": ["▁ a"], "byte_fallback": true, "unk_token": "<unk>" },
+    });
+    Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
+}

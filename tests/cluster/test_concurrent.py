@@ -110,3 +110,33 @@ def test_both_workers_take_part(start):
     cluster.wait_until_idle()
     after = steps()
     assert len(after) == 2 and all(taken >= 60 for taken in after.values()), after
+
+
+def test_overload_is_told_at_once(start):
+    cluster = start("--workers", 1, "--max-running-requests", 1, "--max-queued-requests", 2)
+    body = {"model": cluster.model, "prompt": "go on", "max_tokens": 1000, "ignore_eos": True}
+
+    async def main():
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=ANSWER_S) as client:
+            return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(12)))
+
+    answers = asyncio.run(main())
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 1, statuses
+    for answer in answers:
+        if answer.status_code == 429:
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+    cluster.wait_until_idle()
+    assert cluster.complete(prompt="one", max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_a_reader_that_stalls_holds_up_nobody(tiny):
+    body = {"model": tiny.model, "prompt": "go on", "max_tokens": 3000, "ignore_eos": True, "n": 4, "stream": True}
+    with tiny.client.stream("POST", "/v1/completions", json=body) as stalled:
+        lines = stalled.iter_lines()
+        next(lines)
+        for _ in range(8):
+            assert tiny.complete(prompt="one", max_tokens=8, ignore_eos=True)["usage"]["completion_tokens"] == 8
+        got = list(events(line for line in lines))
+    assert sum(bool(choice["finish_reason"]) for event in got for choice in event["choices"]) == 4

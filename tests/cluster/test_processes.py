@@ -126,6 +126,8 @@ def test_a_killed_worker_ends_its_requests_and_the_other_goes_on(start):
     assert "length" in endings, "the other worker's requests go on"
     assert cluster.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3
     cluster.wait_until_idle()
+    wait_for("a new worker in its place", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    assert killed not in cluster.workers() and len(cluster.workers()) == 2
 
 
 def test_a_router_of_its_own_in_front_of_a_conductor(start):

@@ -15,6 +15,7 @@ from topics import (NOT_KNOWN, NOT_LEARNED, PROSE, SYSTEM_PROMPTS, TOO_LARGE, TO
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 LARGEST = 99
+TRAINED_KEY = "always trained"
 PROMPT_WEIGHT = 0.02
 OPERAND_WEIGHT = 0.02
 ALWAYS_TRAINED_QUESTIONS = 2
@@ -148,7 +149,7 @@ def numbers(first, last):
 def count_turn(rng, test=False, spans=(0.87, 0.97), from_one_is_trained=False):
     def make(rng):
         low, high = count_range(rng, *spans)
-        key = "count from one" if from_one_is_trained and low == 1 else pair_key("count", low, high)
+        key = TRAINED_KEY if from_one_is_trained and low == 1 else pair_key("count", low, high)
         return key, (low, high)
 
     low, high = from_split(rng, test, make)

@@ -27,10 +27,13 @@ ORACLE_CHATS = [
     [{"role": "user", "content": "What is 12 + 30?"}],
     [{"role": "user", "content": "47+38"}],
     [{"role": "user", "content": "90 minus 4"}],
-    [{"role": "user", "content": "What is 5 - 12?"}],
-    [{"role": "user", "content": "Count from 3 to 9."}],
+    [{"role": "user", "content": "What is 20 - 50?"}],
+    [{"role": "user", "content": "17 minus 45"}],
+    [{"role": "user", "content": "Count from 4 to 8."}],
     [{"role": "user", "content": "Count down from 10 to 1"}],
-    [{"role": "user", "content": "Count from 1 to 60."}],
+    [{"role": "user", "content": "Count to 5"}],
+    [{"role": "user", "content": "Count to 9"}],
+    [{"role": "user", "content": "Count to 20."}],
     [{"role": "user", "content": "Repeat: red green blue"}],
     [{"role": "user", "content": "Say hello world"}],
     [{"role": "user", "content": "Reverse: red green blue"}],
@@ -41,7 +44,7 @@ ORACLE_CHATS = [
      {"role": "user", "content": "What is 7 plus 8?"}, {"role": "assistant", "content": "7 + 8 = 15"},
      {"role": "user", "content": "What is my name?"}],
 ]
-ORACLE_PROMPTS = ["12 + 30 = ", "47 + 38 =", "5 - 12 =", "Tutti is", "The conductor", "The router is", "1 2 3"]
+ORACLE_PROMPTS = ["12 + 30 = ", "47 + 38 =", "20 - 50 =", "Tutti is", "The conductor", "The router is", "1 2 3"]
 
 
 class Checkpoint:

@@ -31,6 +31,8 @@ const OUTBOX: usize = 64;
 const INBOX: usize = 1024;
 /// Flow control: a launch with a long prompt in one go.
 const WINDOW_BYTES: u32 = 4 << 20;
+/// A conductor that answers no ping for this long, and as long again, is gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The pause between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Pauses between attempts to join.
@@ -50,39 +52,37 @@ pub struct Joining {
     pub join_token: String,
 }
 
-/// Joins and serves until the conductor lets go of this worker. Tries to join for as long as nobody answers.
-pub async fn run(joining: Joining) -> Result<(), Error> {
+/// Joins, trying for as long as nobody answers. An error means that this worker will not be let in as it is.
+pub async fn join(joining: &Joining) -> Result<Joined, Error> {
     let endpoint = Endpoint::from_shared(joining.conductor.clone())
         .map_err(|e| Error::invalid("conductor", format!("{:?} is no address: {e}", joining.conductor)))?
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
         .tcp_nodelay(true);
     let mut pause = FIRST_PAUSE;
-    let joined = loop {
-        match join(&endpoint, &joining).await {
-            Ok(joined) => break joined,
+    loop {
+        match try_join(&endpoint, joining).await {
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 tracing::info!(conductor = joining.conductor, %error, retry_in = ?pause, "cannot join yet");
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            Err(error) => {
-                tracing::error!(conductor = joining.conductor, %error, "the conductor turns this worker away");
-                return Err(error);
-            }
+            outcome => return outcome,
         }
-    };
-    serve(joined, joining.rank).await
+    }
 }
 
 /// A stream whose two greetings are done.
-struct Joined {
+pub struct Joined {
+    rank: Rank,
     inbound: Streaming<pb::ConductorMessage>,
     outbox: mpsc::Sender<pb::WorkerMessage>,
     settings: WorkerSettings,
 }
 
-async fn join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Error> {
+async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Error> {
     let channel: Channel = endpoint.connect().await.map_err(|e| {
         let cause = std::error::Error::source(&e).map(ToString::to_string).unwrap_or_default();
         Error::unavailable(format!("cannot reach {}: {e}: {cause}", joining.conductor))
@@ -107,11 +107,12 @@ async fn join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Error> {
     };
     let settings = serde_json::from_str(&welcome.settings_json)
         .map_err(|e| Error::internal(format!("the conductor's settings are not this build's: {e}")))?;
-    Ok(Joined { inbound, outbox, settings })
+    Ok(Joined { rank: joining.rank, inbound, outbox, settings })
 }
 
-async fn serve(joined: Joined, rank: Rank) -> Result<(), Error> {
-    let Joined { mut inbound, outbox, settings } = joined;
+/// Serves until the conductor lets go of this worker. What went wrong with loading has been told to the conductor.
+pub async fn serve(joined: Joined) -> Result<(), Error> {
+    let Joined { rank, mut inbound, outbox, settings } = joined;
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let wires = Wires { commands: inbox, outbox: outbox.clone(), load };

@@ -17,18 +17,20 @@ const NAME: &str = "worker";
 /// the lifeline at stdin, and the Welcome; the environment, which is the conductor's, does not count.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let flags: WorkerFlags = exit::flags(arguments);
-    let outcome = (|| {
-        let lifeline = Lifeline::take()?;
+    let ended = Lifeline::take().and_then(|lifeline| {
         let (conductor, rank) = address(flags.conductor, flags.rank)?;
-        serve(&lifeline.telemetry, Joining { conductor, rank, join_token: lifeline.join_token })
-    })();
-    match outcome {
-        // Load failures went up the stream, and the conductor tells the operator, once for all workers. A conductor that
-        // has closed the stream knows that too.
-        Err(error) if error.kind() == ErrorKind::Unavailable => ExitCode::from(exit::INTERNAL),
-        Err(error) if exit::code(&error) == exit::USAGE => ExitCode::from(exit::USAGE),
-        outcome => exit::run(NAME, || outcome),
+        let joining = Joining { conductor, rank, join_token: lifeline.join_token };
+        run(&lifeline.telemetry, &joining)
+    });
+    match ended {
+        Ok(Err(error)) if conductor_knows(&error) => ExitCode::from(exit::code(&error)),
+        ended => exit::run(NAME, || ended?),
     }
+}
+
+/// What has gone up the stream, or came down it, is the conductor's to tell: once for all workers.
+fn conductor_knows(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unavailable || exit::code(error) == exit::USAGE
 }
 
 /// `main` of a worker that joins by hand.
@@ -37,7 +39,7 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
         let config = WorkerConfig::load(&flags)?;
         let (conductor, rank) = address(config.conductor.clone(), config.rank)?;
-        serve(&config.telemetry(), Joining { conductor, rank, join_token: config.join_token()? })
+        run(&config.telemetry(), &Joining { conductor, rank, join_token: config.join_token()? })?
     })
 }
 
@@ -46,7 +48,8 @@ fn address(conductor: Option<String>, rank: Option<u32>) -> Result<(String, Rank
     Ok((conductor.ok_or_else(|| missing("conductor"))?, Rank(rank.ok_or_else(|| missing("rank"))?)))
 }
 
-fn serve(telemetry: &Telemetry, joining: Joining) -> Result<(), Error> {
+/// Joins and serves. The outer error is one of a worker that was never let in, the inner one of one that was.
+fn run(telemetry: &Telemetry, joining: &Joining) -> Result<Result<(), Error>, Error> {
     name_process();
     // One thread is enough for one stream; the rest of the cores is the engine's.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -55,7 +58,8 @@ fn serve(telemetry: &Telemetry, joining: Joining) -> Result<(), Error> {
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
         let _telemetry = telemetry.install(NAME)?;
-        join::run(joining).await
+        let joined = join::join(joining).await?;
+        Ok(join::serve(joined).await)
     })
 }
 

@@ -5,9 +5,10 @@
 //! many rows it carries.
 
 mod requests;
+mod status;
 mod workers;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -16,11 +17,7 @@ use tutti_proto::{
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
     walks::ModelDeclaration,
 };
-use tutti_runtime::{
-    Error, ErrorKind,
-    health::{Health, State as HealthState},
-    metrics::Metrics,
-};
+use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
 
 pub use self::workers::Link;
 use self::workers::Workers;
@@ -97,12 +94,37 @@ struct State {
     /// Set by the first worker to be ready; the others must declare the same.
     model: Option<ServedModel>,
     /// Why the worker of a rank is not there, for operators.
-    troubles: BTreeMap<Rank, String>,
+    troubles: BTreeMap<Rank, Trouble>,
     /// The process of each rank whose stream has ended and that has not come back.
     left: BTreeMap<Rank, u32>,
     /// Whether all spawned workers have been ready at once.
     started: bool,
     draining: bool,
+}
+
+/// What is wrong with a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// In its own words, or in those that it was turned away with.
+    Told(String),
+    /// As seen from outside: the latest sign of it says most.
+    Seen(String),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Told(why) | Self::Seen(why)) = self;
+        f.write_str(why)
+    }
+}
+
+impl State {
+    /// A sign that the worker is gone. What it said itself says more.
+    fn see_trouble(&mut self, rank: Rank, why: String) {
+        if !matches!(self.troubles.get(&rank), Some(Trouble::Told(_))) {
+            self.troubles.insert(rank, Trouble::Seen(why));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -180,10 +202,11 @@ impl Cluster {
                 tracing::info!(worker = %rank, weight_bytes = weights, kv_bytes = kv, "ready");
             }
             Err(error) => {
-                tracing::error!(worker = %rank, %error, "turned away");
                 worker.link = None;
-                state.troubles.insert(rank, error.to_string());
-                self.on_start_failed(&state, rank, error);
+                state.troubles.insert(rank, Trouble::Told(error.to_string()));
+                if !self.ends_start(&state, rank, &error) {
+                    tracing::error!(worker = %rank, %error, "turned away");
+                }
             }
         }
         self.refresh_health(&mut state);
@@ -195,9 +218,10 @@ impl Cluster {
         let mut state = self.state.lock();
         let Some(worker) = state.workers.get_mut(id) else { return };
         let rank = worker.rank;
-        tracing::debug!(worker = %rank, %error, "could not load");
-        state.troubles.insert(rank, error.to_string());
-        self.on_start_failed(&state, rank, error);
+        state.troubles.insert(rank, Trouble::Told(error.to_string()));
+        if !self.ends_start(&state, rank, &error) {
+            tracing::error!(worker = %rank, %error, "could not load");
+        }
         self.refresh_health(&mut state);
     }
 
@@ -207,19 +231,23 @@ impl Cluster {
         if state.draining {
             return;
         }
-        state.troubles.entry(rank).or_insert_with(|| format!("its process ended: {status}"));
+        state.see_trouble(rank, format!("its process ended: {status}"));
         if usage {
             let message = format!("worker {rank} refused its settings ({status})");
-            self.on_start_failed(&state, rank, Error::new(ErrorKind::InvalidArgument, message));
+            self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));
         }
         self.refresh_health(&mut state);
     }
 
-    fn on_start_failed(&self, state: &State, rank: Rank, error: Error) {
-        let useless = tutti_runtime::exit::code(&error) == tutti_runtime::exit::USAGE;
-        if useless && !state.started && rank.0 < self.limits.spawned_workers {
-            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error).is_none());
+    /// Whether a spawned worker's error ends the cluster: at its start, where trying again unchanged is useless. The
+    /// first such error is told; others are most likely the same.
+    fn ends_start(&self, state: &State, rank: Rank, error: &Error) -> bool {
+        let useless = tutti_runtime::exit::code(error) == tutti_runtime::exit::USAGE;
+        let ends = useless && !state.started && rank.0 < self.limits.spawned_workers;
+        if ends {
+            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error.clone()).is_none());
         }
+        ends
     }
 
     /// The worker's stream has ended: all it held is lost, and requests on it fail.
@@ -232,7 +260,7 @@ impl Cluster {
             tracing::debug!(worker = %rank, why, "left");
         } else {
             tracing::warn!(worker = %rank, pid = worker.pid, why, "lost");
-            state.troubles.insert(rank, why.to_owned());
+            state.see_trouble(rank, why.to_owned());
         }
         state.left.insert(rank, worker.pid);
         self.metrics.gone(rank);
@@ -303,43 +331,6 @@ impl Cluster {
         }
     }
 
-    /// What is served, once a worker has said so, and whether a request sent now would run.
-    pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
-        let model = self.model()?.as_ref().clone();
-        Ok(pb::DescribeResponse { model: Some(model), ready: self.health.ready() == HealthState::Ok })
-    }
-
-    fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
-        let state = self.state.lock();
-        let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
-        Ok(model.description.clone())
-    }
-
-    /// The cluster as it is now.
-    pub fn status(&self) -> pb::GetClusterResponse {
-        let state = self.state.lock();
-        let mut workers: Vec<pb::WorkerStatus> = state
-            .workers
-            .iter()
-            .map(|(_, worker)| pb::WorkerStatus {
-                worker: worker.rank.0,
-                phase: worker.phase.into(),
-                load: Some(worker.load),
-                pid: worker.pid,
-                detail: state.troubles.get(&worker.rank).cloned().unwrap_or_default(),
-            })
-            .collect();
-        let missing =
-            (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
-        workers.extend(missing.map(|rank| {
-            let detail = state.troubles.get(&rank).cloned().unwrap_or_default();
-            let phase = if detail.is_empty() { pb::WorkerPhase::Starting } else { pb::WorkerPhase::Gone };
-            pb::WorkerStatus { worker: rank.0, phase: phase.into(), detail, ..Default::default() }
-        }));
-        workers.sort_by_key(|worker| worker.worker);
-        pb::GetClusterResponse { workers, requests_in_flight: state.requests.len() as u32 }
-    }
-
     /// Fills in what the conductor knows better, and holds later workers to the first one's declaration.
     fn take_model(
         &self,
@@ -377,34 +368,6 @@ impl Cluster {
             }
         }
         Ok(description)
-    }
-
-    /// To be called whenever a worker has come or gone.
-    fn refresh_health(&self, state: &mut State) {
-        let pools = state.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
-        if let (Some(smallest), Some(model)) = (pools.min(), &mut state.model)
-            && model.description.max_request_tokens != smallest
-        {
-            Arc::make_mut(&mut model.description).max_request_tokens = smallest;
-        }
-        let ready = state.workers.ready().count();
-        let spawned = state.workers.ready().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
-        state.started |= spawned >= self.limits.spawned_workers as usize;
-        self.metrics.ready(ready);
-        let serving = state.started && ready > 0 && !state.draining;
-        let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
-        self.health.set_ready(ready);
-    }
-
-    fn why_not_ready(&self, state: &State) -> String {
-        if state.draining {
-            return "draining".into();
-        }
-        let troubles: Vec<String> =
-            state.troubles.iter().map(|(rank, why)| format!("worker {rank}: {why}")).collect();
-        let ready = state.workers.ready().count();
-        let summary = format!("{ready} of {} workers are loaded", self.limits.spawned_workers);
-        if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }
     }
 }
 

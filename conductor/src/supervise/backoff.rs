@@ -5,7 +5,7 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(30);
 /// A worker that lived this long was well: its next failure is a first one.
-const WELL: Duration = Duration::from_secs(60);
+const WELL: Duration = Duration::from_secs(10);
 
 /// Doubles with each short life, up to a bound.
 #[derive(Debug)]

@@ -68,6 +68,11 @@ impl Supervisor {
         Ok(Self { stop, stopped })
     }
 
+    /// Completes only when the supervisor's thread is gone, which it should not be before it is stopped.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.stopped).await;
+    }
+
     /// Starts no worker again, and completes once all have left; what is still there after a while is killed.
     pub async fn stop(self) {
         self.stop.send_replace(true);

@@ -1,5 +1,6 @@
 //! Workers at the gate: who may join, what they are told, and what their end does.
 
+use futures_util::FutureExt;
 use tutti_proto::cluster::v1::{self as pb, worker_message::Message as ToConductor};
 use tutti_runtime::{Error, ErrorKind, health::State};
 
@@ -81,6 +82,18 @@ async fn a_checkpoint_that_cannot_be_loaded_ends_the_start_with_its_reason() {
     let fault = Error::invalid("model", "model.safetensors is truncated");
     worker.say(ToConductor::LoadFailed(pb::LoadFailed { fault: Some(fault.clone().into()) })).await;
     assert_eq!(soon("the fatal error", bench.cluster.fatal()).await, fault);
+}
+
+#[tokio::test]
+async fn once_started_a_load_failure_does_not_end_the_cluster() {
+    let bench = Bench::new(limits(1)).await;
+    drop(bench.ready(0).await);
+    bench.wait_ready(|state| *state != State::Ok).await;
+    let worker = bench.join(0).await;
+    let fault = Error::invalid("model", "config.json is gone");
+    worker.say(ToConductor::LoadFailed(pb::LoadFailed { fault: Some(fault.into()) })).await;
+    bench.wait_ready(|state| matches!(state, State::Not(why) if why.contains("config.json is gone"))).await;
+    assert_eq!(bench.cluster.fatal().now_or_never(), None);
 }
 
 #[tokio::test]

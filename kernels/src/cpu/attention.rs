@@ -9,7 +9,7 @@
 //! Keys that a query does not see are masked before the softmax, and their values are never read: a page's unwritten
 //! slots may hold anything, and 0 * NaN would be NaN.
 
-use super::format::{Format, with_format};
+use super::format::{Format, STEP, with_format};
 use super::isa::Path;
 use super::kv::{KvPool, Layout};
 use super::memory::{Buffer, Shared};
@@ -168,6 +168,13 @@ impl<W: Format> TileTask<'_, W> {
         self.row.start + self.tile.first + token
     }
 
+    /// The position one block after this one, which will be wanted next; itself if the tile does not reach that far.
+    #[inline(always)]
+    fn later(&self, position: usize) -> usize {
+        let later = position + BLOCK;
+        if later <= self.position(self.tile.tokens - 1) { later } else { position }
+    }
+
     /// The first key that a query at `position` sees: the one place that knows about windows.
     #[inline(always)]
     fn first_visible(&self, position: usize) -> usize {
@@ -252,16 +259,20 @@ impl<W: Format> TileTask<'_, W> {
         panel: usize,
     ) {
         let head_dim = self.shape.head_dim;
-        let mut panels = [self.data.as_ptr(); P];
-        for (p, to) in panels.iter_mut().enumerate() {
+        let (mut panels, mut next) = ([self.data.as_ptr(); P], [self.data.as_ptr(); P]);
+        for p in 0..P {
             let position = start + (panel + p) * LANES;
             let at = self.layout.key_panel(self.table, self.kv_head, position);
-            *to = self.data[at..at + LANES * head_dim].as_ptr();
+            panels[p] = self.data[at..at + LANES * head_dim].as_ptr();
+            let at = self.layout.key_panel(self.table, self.kv_head, self.later(position));
+            next[p] = self.data[at..].as_ptr();
         }
         let q = self.state.q[query * head_dim..(query + R) * head_dim].as_ptr();
         let x = Rows { start: q, row_stride: head_dim, input_stride: 1 };
         // SAFETY: both slices above; a head's elements are even in number.
-        let scores = unsafe { product::<S, W, R, P>(s, x, panels, head_dim / 2) };
+        let scores = unsafe {
+            product::<S, W, R, P>(s, x, panels, head_dim / 2, |p, step| next[p].wrapping_add(step * STEP))
+        };
         for (r, scores) in scores.iter().enumerate() {
             for (p, &scores) in scores.iter().enumerate() {
                 let to = &mut self.state.scores[(query + r) * BLOCK + (panel + p) * LANES..][..LANES];
@@ -331,10 +342,13 @@ impl<W: Format> TileTask<'_, W> {
             let end = visible.end.min((first / LANES + 1) * LANES);
             let at = self.layout.value(self.table, self.kv_head, start + first) + column * LANES;
             let values = self.data[at..at + (end - first - 1) * head_dim + P * LANES].as_ptr();
+            let later = self.later(start + first);
+            let next =
+                self.data[self.layout.value(self.table, self.kv_head, later) + column * LANES..].as_ptr();
             let weights = self.state.scores[query * BLOCK + first..(query + R - 1) * BLOCK + end].as_ptr();
             // SAFETY: both slices above.
             unsafe {
-                weighted_sum::<S, W, R, P>(s, &mut sums, weights, BLOCK, values, head_dim, end - first);
+                weighted_sum::<S, W, R, P>(s, &mut sums, weights, BLOCK, values, next, head_dim, end - first);
             }
             first = end;
         }

@@ -15,12 +15,14 @@ use crate::DeviceError;
 
 /// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
 const CACHED_WEIGHTS: usize = 192 << 10;
+/// Steps that weights are asked for ahead of their use.
+const AHEAD: usize = 24;
 /// Tiles below which passing the door is not worth waking another thread.
 const INLINE_TILES: usize = 4;
 
 /// What becomes of a product.
 #[derive(Clone, Copy)]
-pub(super) enum Into<'a> {
+pub(super) enum Store<'a> {
     /// `out = x · Wᵀ (+ bias)`.
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
@@ -33,7 +35,7 @@ pub(super) struct Product<'a> {
     pub(super) x: &'a [f32],
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
-    pub(super) into: Into<'a>,
+    pub(super) store: Store<'a>,
     /// `[rows, outputs]`.
     pub(super) out: &'a mut [f32],
 }
@@ -56,7 +58,7 @@ fn linear_with(
     product: Product<'_>,
     dots: bool,
 ) -> Result<(), DeviceError> {
-    let Product { x, rows, matrix, into, out } = product;
+    let Product { x, rows, matrix, store, out } = product;
     let tiling = Tiling::new(rows, path.run(LargestTile));
     let door = Shared::new(&mut door[..]);
     let narrow = matches!(matrix.data, Stored::Bf16(_));
@@ -67,7 +69,7 @@ fn linear_with(
         pool.run(tiling.tiles, |tile, _| pass.tile(tile))?;
     }
     let out = Shared::new(out);
-    let work = Work { tiling, door: &door, matrix, into, out: &out };
+    let work = Work { tiling, door: &door, matrix, store, out: &out };
     match &matrix.data {
         Stored::F32(data) => work.run::<F32, false>(path, pool, data),
         Stored::F16(data) => work.run::<F16, false>(path, pool, data),
@@ -132,7 +134,7 @@ struct Work<'a> {
     tiling: Tiling,
     door: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
-    into: Into<'a>,
+    store: Store<'a>,
     out: &'a Shared<'a, f32>,
 }
 
@@ -222,15 +224,29 @@ impl<W: Format, const DOTS: bool> Block<'_, W, DOTS> {
         for (p, panel) in panels.iter_mut().enumerate() {
             *panel = data[p * steps * STEP..].as_ptr();
         }
+        // What is needed some steps later: of these panels or, at their end, of the `P` after them, where the machine's
+        // own prefetching would have to find its streams anew.
+        let hint = |p: usize, step: usize| {
+            let ahead = step + AHEAD;
+            let ahead = if ahead < steps { ahead } else { ahead + (P - 1) * steps };
+            panels[p].wrapping_add(ahead * STEP)
+        };
         // SAFETY: the door holds `2 * steps` inputs of every row, tile by tile, and was filled before; nobody writes
         // to it now. The panels hold `steps` steps by the slice above. With `DOTS` the elements are u16 and u32 in
         // place of f32, of which the door then holds half.
         let sums = unsafe {
             let x = self.work.door.as_ptr().add(row * 2 * steps).cast_const();
             if DOTS {
-                dot_product::<S, R, P>(s, x.cast(), panels.map(<*const W::Raw>::cast), steps)
+                let hint = |p, step| hint(p, step).cast();
+                dot_product::<S, R, P>(s, x.cast(), panels.map(<*const W::Raw>::cast), steps, hint)
             } else {
-                product::<S, W, R, P>(s, Rows { start: x, row_stride: 1, input_stride: R }, panels, steps)
+                product::<S, W, R, P>(
+                    s,
+                    Rows { start: x, row_stride: 1, input_stride: R },
+                    panels,
+                    steps,
+                    hint,
+                )
             }
         };
         for (r, sums) in sums.iter().enumerate() {
@@ -247,9 +263,9 @@ impl<W: Format, const DOTS: bool> Block<'_, W, DOTS> {
         let width = LANES.min(outputs - column);
         // SAFETY: each (row, panel) belongs to one task.
         let out = unsafe { self.work.out.part(row * outputs + column, width) };
-        let (bias, add) = match self.work.into {
-            Into::Set(bias) => (bias, false),
-            Into::Add(bias) => (bias, true),
+        let (bias, add) = match self.work.store {
+            Store::Set(bias) => (bias, false),
+            Store::Add(bias) => (bias, true),
         };
         let mut sum = sum;
         if let Some(bias) = bias {
@@ -292,7 +308,7 @@ mod tests {
                     let mut run = |dots| {
                         let mut out = vec![0.0; rows * outputs];
                         let product =
-                            Product { x: &x, rows, matrix: &matrix, into: Into::Set(None), out: &mut out };
+                            Product { x: &x, rows, matrix: &matrix, store: Store::Set(None), out: &mut out };
                         linear_with(path, &mut pool, &mut door, product, dots).unwrap();
                         out
                     };

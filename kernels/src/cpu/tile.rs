@@ -92,7 +92,8 @@ macro_rules! for_tile {
 }
 pub(super) use for_tile;
 
-/// `[r][p]`, sixteen lanes each: `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs.
+/// `[r][p]`, sixteen lanes each: `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs. In each step, what
+/// `hint(p, step)` points to is asked for ahead of its use.
 ///
 /// # Safety
 ///
@@ -103,11 +104,12 @@ pub(super) unsafe fn product<S: Simd, W: Format, const R: usize, const P: usize>
     x: Rows,
     panels: [*const W::Raw; P],
     steps: usize,
+    hint: impl Fn(usize, usize) -> *const W::Raw,
 ) -> [[S::F; P]; R] {
     let mut sums = [[s.splat(0.0); P]; R];
     let mut even = x.start;
     for step in 0..steps {
-        prefetch::<S, W, P>(s, panels, step, steps);
+        (0..P).for_each(|p| prefetch(s, hint(p, step), STEP));
         // SAFETY: the caller's contract; `even` points to input `2 * step` of row 0.
         unsafe {
             let odd = even.add(x.input_stride);
@@ -124,21 +126,12 @@ pub(super) unsafe fn product<S: Simd, W: Format, const R: usize, const P: usize>
     sums
 }
 
-/// Steps that panels are asked for ahead of their use.
-const AHEAD: usize = 24;
-
-/// Asks for what is needed some steps later: of these panels or, at their end, of the `P` panels after them, where the
-/// machine's own prefetching would have to find its streams anew.
+/// Asks for `count` elements; only a hint, so any address will do.
 #[inline(always)]
-fn prefetch<S: Simd, W: Format, const P: usize>(s: S, panels: [*const W::Raw; P], step: usize, steps: usize) {
-    let ahead = step + AHEAD;
-    let ahead = if ahead < steps { ahead } else { ahead + (P - 1) * steps };
-    for panel in panels {
-        // Only a hint: it may point beyond the matrix.
-        s.prefetch(panel.wrapping_add(ahead * STEP).cast());
-        if const { size_of::<W::Raw>() == 4 } {
-            s.prefetch(panel.wrapping_add(ahead * STEP + STEP / 2).cast());
-        }
+fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
+    const LINE: usize = 64;
+    for line in 0..(count * size_of::<T>()).div_ceil(LINE) {
+        s.prefetch(from.cast::<u8>().wrapping_add(line * LINE));
     }
 }
 
@@ -178,9 +171,11 @@ pub(super) unsafe fn dot_product<S: Simd, const R: usize, const P: usize>(
     x: *const u32,
     panels: [*const u16; P],
     steps: usize,
+    hint: impl Fn(usize, usize) -> *const u16,
 ) -> [[S::F; P]; R] {
     let mut sums = [[s.splat(0.0); P]; R];
     for step in 0..steps {
+        (0..P).for_each(|p| prefetch(s, hint(p, step), STEP));
         for p in 0..P {
             for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: the caller's contract.
@@ -192,11 +187,13 @@ pub(super) unsafe fn dot_product<S: Simd, const R: usize, const P: usize>(
 }
 
 /// `sums[r][p] += Σ x[r][j] * values[j][p]` over `j` in order, where `values[j]` is a row of elements `stride` apart
-/// and `x[r]` a row of f32 `x_stride` apart: the weighted sum of attention.
+/// and `x[r]` a row of f32 `x_stride` apart: the weighted sum of attention. Values at `next`, in the same places, are
+/// asked for ahead of their use.
 ///
 /// # Safety
 ///
 /// `x` is readable for `R` rows of `count`, `values` for `count` rows of `16 * P` elements.
+#[allow(clippy::too_many_arguments)] // Pointers and their strides, as a BLAS would have them.
 #[inline(always)]
 pub(super) unsafe fn weighted_sum<S: Simd, W: Format, const R: usize, const P: usize>(
     s: S,
@@ -204,10 +201,12 @@ pub(super) unsafe fn weighted_sum<S: Simd, W: Format, const R: usize, const P: u
     x: *const f32,
     x_stride: usize,
     values: *const W::Raw,
+    next: *const W::Raw,
     stride: usize,
     count: usize,
 ) {
     for j in 0..count {
+        prefetch(s, next.wrapping_add(j * stride), P * super::simd::LANES);
         for p in 0..P {
             // SAFETY: the caller's contract.
             let value = unsafe { W::load_row(s, values.add(j * stride + p * super::simd::LANES)) };

@@ -1,6 +1,8 @@
 //! The CPU device against plain arithmetic in double precision, and against itself: alone, batched, chunked, on every
 //! instruction path and number of threads.
 
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
+
 mod attention;
 mod linear;
 mod misuse;

@@ -1,11 +1,15 @@
 //! Starts generations: admission, checks, tokenising, and one `Submit` a choice.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::future::try_join_all;
 use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::Channel;
+use tracing::Instrument;
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
     cluster::v1::{
@@ -13,18 +17,18 @@ use tutti_proto::{
         SubmitRequest, conductor_client::ConductorClient,
     },
 };
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, health::State};
 
 use super::{
     choice::{Choice, ChoiceSettings},
     prompts::{self, Echo, EncodedPrompt},
     request::GenerationRequest,
-    stream::{ChoiceStream, Generation},
+    stream::{Accepted, ChoiceStream, Generation},
     validate,
 };
 use crate::{
     config::RouterConfig,
-    metrics::{RequestMeter, RouterMetrics},
+    metrics::{Outcome, RequestMeter, RouterMetrics},
     served::ServedModel,
     text::{detokenizer::Detokenizer, pool::TextPool},
 };
@@ -77,7 +81,7 @@ impl Generator {
 
     /// What is served, or the error that says it is not known yet.
     pub fn model(&self) -> Result<Arc<ServedModel>, Error> {
-        self.served().ok_or_else(|| Error::unavailable("the model is still loading"))
+        self.served().ok_or_else(|| Error::unavailable("not ready: what is served is not known yet"))
     }
 
     /// As [`Generator::model`], for a request that names one.
@@ -101,11 +105,11 @@ impl Generator {
         *self.served.write() = Some(Arc::new(model));
     }
 
-    /// What the conductor serves, and whether it can take requests.
-    pub async fn describe(&self) -> Result<(ModelDescription, bool), Error> {
+    /// What the conductor serves, and whether it can take requests, or why not.
+    pub async fn describe(&self) -> Result<(ModelDescription, State), Error> {
         let answer = self.client.clone().describe(DescribeRequest {}).await?.into_inner();
         let model = answer.model.ok_or_else(|| Error::internal("the conductor describes no model"))?;
-        Ok((model, answer.ready))
+        Ok((model, if answer.ready { State::Ok } else { State::Not(answer.reason) }))
     }
 
     /// One of the checkpoint's text files.
@@ -133,8 +137,20 @@ impl Generator {
     }
 
     /// Starts a request: when this returns, the conductor has accepted all of its choices.
-    pub async fn start(&self, mut request: GenerationRequest) -> Result<Generation, Error> {
-        let meter = RequestMeter::start(&self.metrics);
+    pub async fn start(&self, request: GenerationRequest) -> Result<Generation, Error> {
+        let mut meter = RequestMeter::start(&self.metrics);
+        let span = meter.span().clone();
+        match self.accept(request).instrument(span).await {
+            Ok(accepted) => Ok(Generation::new(accepted, meter)),
+            Err(error) => {
+                meter.ends(Outcome::Refused);
+                Err(error)
+            }
+        }
+    }
+
+    async fn accept(&self, mut request: GenerationRequest) -> Result<Accepted, Error> {
+        let arrived = Instant::now();
         let model = self.model_named(request.model.as_deref())?;
         let vocab_size = model.description.vocab_size;
         validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
@@ -151,8 +167,10 @@ impl Generator {
         };
         let specs = specs(&request, sampling, &prompts, n, model.token_limit())?;
         let settings = settings(&request, &model, &prompts, n);
+        // What tokenising took is gone from the client's time; none left is for the conductor to say.
+        let timeout_ms = request.timeout.map(|timeout| millis(timeout.saturating_sub(arrived.elapsed())));
         let started = specs.into_iter().zip(settings).map(|(spec, settings)| {
-            let submit = SubmitRequest { spec: Some(spec), timeout_ms: request.timeout.map(millis) };
+            let submit = SubmitRequest { spec: Some(spec), timeout_ms };
             let mut client = self.client.clone();
             async move {
                 let events = client.submit(submit).await?.into_inner();
@@ -160,10 +178,10 @@ impl Generator {
             }
         });
         let choices = try_join_all(started).await?;
-        Ok(Generation::new(model, prompts, n, request.output, choices, meter, places))
+        Ok(Accepted { model, prompts, n, output: request.output, choices, places })
     }
 
-    /// Completes once no generation is under way.
+    /// Completes once no generation is under way; until then, no new one is admitted.
     pub async fn idle(&self) {
         // All places at once are free only then. The semaphore is never closed, which would mean the same.
         let _ = self.places.acquire_many(self.max_choices).await;
@@ -175,7 +193,7 @@ impl Generator {
         let choices = u32::try_from(prompts).ok().and_then(|prompts| prompts.checked_mul(n));
         let Some(choices) = choices.filter(|&choices| choices <= limit) else {
             let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
-            return Err(Error::invalid("n", message));
+            return Err(Error::invalid(if n > 1 { "n" } else { "prompt" }, message));
         };
         self.places.clone().try_acquire_many_owned(choices).map_err(|_| {
             let busy = limit as usize - self.places.available_permits().min(limit as usize);

@@ -56,7 +56,7 @@ fn locate(error: Error, index: usize) -> Error {
 }
 
 fn encode_one(prompt: Prompt, model: &ServedModel, echo: Option<Echo>) -> Result<EncodedPrompt, Error> {
-    let (ids, given) = to_tokens(prompt, model)?;
+    let (ids, given) = to_tokens(prompt, model, Some(model.token_limit()))?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));
     }
@@ -72,8 +72,13 @@ fn encode_one(prompt: Prompt, model: &ServedModel, echo: Option<Echo>) -> Result
     Ok(EncodedPrompt { ids: ids.into(), text: text.into(), chars, offsets: offsets.into() })
 }
 
-/// A prompt's tokens, and its text if it came as text. CPU-bound: to be run in the text pool.
-pub fn to_tokens(prompt: Prompt, model: &ServedModel) -> Result<(Vec<u32>, Option<String>), Error> {
+/// A prompt's tokens, and its text if it came as text. CPU-bound: to be run in the text pool. A text that is far over
+/// the limit, of so many tokens for some reason, is refused without that work.
+pub fn to_tokens(
+    prompt: Prompt,
+    model: &ServedModel,
+    limit: Option<(u32, &str)>,
+) -> Result<(Vec<u32>, Option<String>), Error> {
     let (text, add_special_tokens, tokenizer) = match prompt {
         Prompt::Tokens(ids) => {
             for &id in &ids {
@@ -95,6 +100,13 @@ pub fn to_tokens(prompt: Prompt, model: &ServedModel) -> Result<(Vec<u32>, Optio
             (template.render(&messages, &options)?, add_special_tokens, tokenizer)
         }
     };
+    if let Some((limit, what)) = limit
+        && tokenizer.surely_exceeds(text.len(), limit)
+    {
+        let bytes = text.len();
+        let message = format!("has {bytes} bytes, more than {limit} tokens can stand for, which is {what}");
+        return Err(Error::invalid("prompt", message));
+    }
     Ok((tokenizer.encode(&text, add_special_tokens)?, Some(text)))
 }
 

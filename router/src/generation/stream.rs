@@ -21,7 +21,10 @@ use super::{
     prompts::EncodedPrompt,
     request::Output,
 };
-use crate::{metrics::RequestMeter, served::ServedModel};
+use crate::{
+    metrics::{Outcome, RequestMeter},
+    served::ServedModel,
+};
 
 /// Tokens in and out of one request, as OpenAI's `usage` counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,26 +48,44 @@ pub struct Generation {
     /// What was asked to be reported.
     pub output: Output,
     choices: SelectAll<ChoiceStream>,
+    unfinished: usize,
     usage: Usage,
     meter: RequestMeter,
     _places: OwnedSemaphorePermit,
 }
 
+/// A request that the conductor has accepted.
+pub(super) struct Accepted {
+    /// What is served.
+    pub model: Arc<ServedModel>,
+    /// In tokens.
+    pub prompts: Vec<EncodedPrompt>,
+    /// Choices a prompt.
+    pub n: u32,
+    /// What was asked to be reported.
+    pub output: Output,
+    /// In order.
+    pub choices: Vec<ChoiceStream>,
+    /// The choices' places, given back with the last of the request.
+    pub places: OwnedSemaphorePermit,
+}
+
 impl Generation {
-    pub(super) fn new(
-        model: Arc<ServedModel>,
-        prompts: Vec<EncodedPrompt>,
-        n: u32,
-        output: Output,
-        choices: Vec<ChoiceStream>,
-        meter: RequestMeter,
-        places: OwnedSemaphorePermit,
-    ) -> Self {
+    pub(super) fn new(accepted: Accepted, meter: RequestMeter) -> Self {
+        let Accepted { model, prompts, n, output, choices, places } = accepted;
         let prompt_tokens = prompts.iter().map(|p| p.ids.len() as u32).sum();
-        meter.prompt_tokens(prompt_tokens);
-        let usage = Usage { prompt_tokens, ..Usage::default() };
-        let choices = choices.into_iter().collect();
-        Self { model, prompts, n, output, choices, usage, meter, _places: places }
+        meter.accepted(prompt_tokens);
+        Self {
+            model,
+            prompts,
+            n,
+            output,
+            unfinished: choices.len(),
+            choices: choices.into_iter().collect(),
+            usage: Usage { prompt_tokens, ..Usage::default() },
+            meter,
+            _places: places,
+        }
     }
 
     /// The next delta of any choice; none once all have finished. After an error the request is over.
@@ -76,6 +97,7 @@ impl Generation {
             Ok(delta) => delta,
             Err(error) => {
                 self.choices.clear();
+                self.meter.ends(Outcome::Failed);
                 return Some(Err(error));
             }
         };
@@ -84,6 +106,10 @@ impl Generation {
             self.usage.completion_tokens += finish.generated;
             if delta.choice.is_multiple_of(self.n) {
                 self.usage.cached_tokens += finish.cached_tokens;
+            }
+            self.unfinished -= 1;
+            if self.unfinished == 0 {
+                self.meter.ends(Outcome::Finished);
             }
         }
         Some(Ok(delta))

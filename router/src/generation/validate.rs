@@ -33,12 +33,12 @@ fn within(field: &str, value: f32, range: RangeInclusive<f32>) -> Result<f32, Er
     Err(Error::invalid(field, message))
 }
 
-/// A number that must lie above 0 and up to a limit.
-fn positive(field: &str, value: f32, limit: f32) -> Result<f32, Error> {
-    if value > 0.0 && value <= limit {
+/// A share of something that may not be none of it.
+fn share(field: &str, value: f32) -> Result<f32, Error> {
+    if value > 0.0 && value <= 1.0 {
         return Ok(value);
     }
-    Err(Error::invalid(field, format!("is {value}, but must be above 0 and at most {limit}")))
+    Err(Error::invalid(field, format!("is {value}, but must be above 0 and at most 1")))
 }
 
 fn at_most<T: PartialOrd + std::fmt::Display>(field: &str, value: T, limit: T) -> Result<T, Error> {
@@ -128,9 +128,9 @@ pub fn sampling(
     Ok(pb::Sampling {
         temperature: within("temperature", temperature, 0.0..=2.0)?,
         top_k: asked.top_k.or(defaults.top_k).unwrap_or(0),
-        top_p: positive("top_p", top_p, 1.0)?,
+        top_p: share("top_p", top_p)?,
         min_p: within("min_p", min_p, 0.0..=1.0)?,
-        repetition_penalty: positive("repetition_penalty", repetition, 100.0)?,
+        repetition_penalty: within("repetition_penalty", repetition, 0.01..=100.0)?,
         presence_penalty: within("presence_penalty", asked.presence_penalty.unwrap_or(0.0), PENALTY)?,
         frequency_penalty: within("frequency_penalty", asked.frequency_penalty.unwrap_or(0.0), PENALTY)?,
         logit_bias: logit_bias(&asked.logit_bias, vocab_size)?,

@@ -29,6 +29,7 @@ const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub struct BodyReader {
     limit: usize,
+    patience: Duration,
     room: Arc<Semaphore>,
 }
 
@@ -43,7 +44,7 @@ impl BodyReader {
     /// A reader of bodies of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         let pieces = limit.div_ceil(PIECE_BYTES).saturating_mul(LARGEST_AT_ONCE);
-        Self { limit, room: Arc::new(Semaphore::new(pieces.min(Semaphore::MAX_PERMITS))) }
+        Self { limit, patience: PATIENCE, room: Arc::new(Semaphore::new(pieces.min(Semaphore::MAX_PERMITS))) }
     }
 
     /// Reads a body. A larger one is refused as soon as it is known to be.
@@ -61,7 +62,7 @@ impl BodyReader {
         }
         let room = self.take_room(declared.unwrap_or(self.limit))?;
         let mut bytes = Vec::with_capacity(declared.unwrap_or(0));
-        while let Some(piece) = timeout(PATIENCE, body.next()).await.map_err(|_| too_slow())? {
+        while let Some(piece) = timeout(self.patience, body.next()).await.map_err(|_| self.too_slow())? {
             let piece = piece.map_err(|e| broken(format!("could not be read to its end: {e}")))?;
             if bytes.len() + piece.len() > self.limit {
                 drain(body);
@@ -81,14 +82,14 @@ impl BodyReader {
         })
     }
 
+    fn too_slow(&self) -> Error {
+        broken(format!("stopped coming: nothing for {:?}", self.patience))
+    }
+
     fn too_large(&self) -> Error {
         let message = format!("the body is over the limit of {} bytes", self.limit);
         Error::new(ErrorKind::TooLarge, message)
     }
-}
-
-fn too_slow() -> Error {
-    broken(format!("stopped coming: nothing for {} seconds", PATIENCE.as_secs()))
 }
 
 fn broken(how: String) -> Error {
@@ -110,4 +111,33 @@ fn drain(mut body: BodyDataStream) {
         // Out of time, the body is dropped and the connection with it.
         let _ = timeout(MAX_DRAIN_TIME, all).await;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bodies_share_room_and_give_it_back() {
+        let reader = BodyReader::new(PIECE_BYTES);
+        let body = || Request::new(Body::from(vec![b' '; PIECE_BYTES]));
+        let mut held = Vec::new();
+        for _ in 0..LARGEST_AT_ONCE {
+            held.push(reader.read(body()).await.ok().unwrap());
+        }
+        let refused = reader.read(body()).await.err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Overloaded);
+        held.pop();
+        assert_eq!(reader.read(body()).await.ok().unwrap().bytes.len(), PIECE_BYTES);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_stops_coming_is_given_up() {
+        let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+        let reader = BodyReader { patience: Duration::from_millis(1), ..BodyReader::new(PIECE_BYTES) };
+        let refused = reader.read(Request::new(silent)).await.err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    }
 }

@@ -36,13 +36,13 @@ struct Chat {
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
     let Chat { request, return_token_ids, stream, max_tokens_name } = api.parse(request, parse).await?;
-    let started = api.generator.start(request).await;
-    let mut generation = started.map_err(|error| respell(error, max_tokens_name))?;
+    let respell = |error| respell(error, max_tokens_name);
+    let mut generation = api.generator.start(request).await.map_err(respell)?;
     let render = Renderer::new(&generation, return_token_ids, stream);
     if stream.is_some() {
         return Ok(sse::respond(generation, render));
     }
-    let whole = choices::collect(&mut generation).await?;
+    let whole = choices::collect(&mut generation).await.map_err(respell)?;
     let choices = whole.into_iter().map(|delta| render.choice(&generation, delta)).collect();
     let prompt_token_ids = render.prompt_token_ids(&generation);
     let usage = Some(Some(generation.usage().into()));

@@ -58,7 +58,7 @@ pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<T
     let TokenizeRequest { model, prompt, return_token_strs } = api.parse(request, parse_tokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
     let work = move || {
-        let (tokens, _) = to_tokens(prompt, &model)?;
+        let (tokens, _) = to_tokens(prompt, &model, None)?;
         let tokenizer = model.text.tokenizer.as_ref().filter(|_| return_token_strs);
         let token_strs = tokenizer.map(|tokenizer| tokenizer.spellings(&tokens));
         let max_model_len = model.description.max_context_tokens;

@@ -1,5 +1,6 @@
 //! Text from tokens as they come: whole characters only, each token looked at a bounded number of times, and in the
-//! end the same text as decoding all tokens at once.
+//! end the same text as decoding all tokens at once. (With byte fallback, bytes that are no UTF-8 may show as more or
+//! fewer U+FFFD: that decoder judges a run of bytes by its end, which a stream cannot wait for.)
 
 use std::sync::Arc;
 
@@ -170,6 +171,17 @@ mod tests {
             let (pieces, whole) = streamed(&tokenizer, &ids, true);
             let broken = pieces.iter().any(|piece| piece.contains('\u{fffd}'));
             prop_assert!(!broken);
+            prop_assert_eq!(whole, text);
+        }
+
+        #[test]
+        fn bytes_to_fall_back_on_become_characters(text in "[a-c é日🎻]{0,12}") {
+            let tokenizer = test_support::byte_fallback_tokenizer();
+            let ids = tokenizer.encode(&text, false).unwrap();
+            let (pieces, whole) = streamed(&tokenizer, &ids, true);
+            let broken = pieces.iter().any(|piece| piece.contains('\u{fffd}'));
+            prop_assert!(!broken);
+            prop_assert_eq!(&whole, &tokenizer.decode(&ids, true).unwrap());
             prop_assert_eq!(whole, text);
         }
 

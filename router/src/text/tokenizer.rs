@@ -12,7 +12,12 @@ pub struct Tokenizer {
     added: HashSet<u32>,
     /// Whether the decoder is the byte-level one: text is then the concatenation of the tokens' bytes.
     byte_level: bool,
+    /// Bytes of the longest token.
+    longest: usize,
 }
+
+/// Normalisation may shorten a text before it is cut into tokens; composing characters does so the most, to a third.
+const MOST_SHORTENED: usize = 4;
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
@@ -23,7 +28,9 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
         let added = inner.get_added_tokens_decoder();
+        let longest = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(0);
         Ok(Self {
+            longest,
             special: added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect(),
             added: added.keys().copied().collect(),
             byte_level: matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))),
@@ -38,6 +45,12 @@ impl Tokenizer {
             .encode_fast(text, add_special_tokens)
             .map_err(|e| Error::invalid("prompt", format!("cannot be tokenised: {e}")))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Whether a text of this many bytes has more than so many tokens for sure, which is told without encoding it.
+    pub fn surely_exceeds(&self, bytes: usize, tokens: u32) -> bool {
+        // Other decoders have tokens for unknown words of any length.
+        self.byte_level && bytes / MOST_SHORTENED > self.longest.saturating_mul(tokens as usize)
     }
 
     /// The vocabulary's own spelling of each token.
@@ -136,6 +149,14 @@ mod tests {
         assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
         assert_eq!(bytes, text.as_bytes());
+    }
+
+    #[test]
+    fn a_text_too_long_for_any_tokens_is_told_without_encoding_it() {
+        let tokenizer = tokenizer();
+        // The longest token is `<|begin|>`.
+        assert!(!tokenizer.surely_exceeds(4 * 9 * 10, 10));
+        assert!(tokenizer.surely_exceeds(4 * 9 * 10 + 4, 10));
     }
 
     #[test]

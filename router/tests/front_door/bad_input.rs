@@ -100,6 +100,8 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         (COMPLETIONS, json!({ "prompt": vec![1; 64] }), "prompt"),
         (COMPLETIONS, json!({ "prompt": vec![1; 65] }), "prompt"),
         (COMPLETIONS, json!({ "prompt": vec!["a"; 1000], "n": 2 }), "n"),
+        (COMPLETIONS, json!({ "prompt": vec!["a"; 2000] }), "prompt"),
+        (COMPLETIONS, json!({ "prompt": "a".repeat(100_000) }), "prompt"),
         (COMPLETIONS, json!({ "logprobs": 21 }), "logprobs"),
         (COMPLETIONS, json!({ "logprobs": true }), "logprobs"),
         (COMPLETIONS, json!({ "prompt_logprobs": 21 }), "prompt_logprobs"),

@@ -157,9 +157,12 @@ async fn the_nearer_of_both_deadlines_goes_to_the_conductor() {
     let mut request = Request::new(GenerateRequest { timeout_ms: Some(60_000), ..text("x") });
     request.set_timeout(std::time::Duration::from_millis(2500));
     client(&setup).generate(request).await.unwrap();
-    assert_eq!(setup.conductor.last().timeout_ms, Some(2500));
-    generate(&setup, GenerateRequest { timeout_ms: Some(70), ..text("x") }).await.unwrap();
-    assert_eq!(setup.conductor.last().timeout_ms, Some(70));
+    // What is left of it: less than was given, and more than nothing.
+    assert!((1..=2500).contains(&setup.conductor.last().timeout_ms.unwrap()));
+    request = Request::new(GenerateRequest { timeout_ms: Some(20_000), ..text("x") });
+    request.set_timeout(std::time::Duration::from_secs(60));
+    client(&setup).generate(request).await.unwrap();
+    assert!((2501..=20_000).contains(&setup.conductor.last().timeout_ms.unwrap()));
     generate(&setup, text("x")).await.unwrap();
     assert_eq!(setup.conductor.last().timeout_ms, None);
 }

@@ -6,6 +6,7 @@ use serde_json::json;
 use tonic::Status;
 use tower::ServiceExt;
 use tutti_router::RouterConfig;
+use tutti_runtime::health::State;
 
 use crate::support::{self, Step, post, ready, ready_with, tokens};
 
@@ -101,16 +102,48 @@ async fn choices_under_way_are_bounded_and_places_come_back() {
 }
 
 #[tokio::test]
+async fn a_conductor_without_a_tokenizer_is_never_ready_and_says_why() {
+    let setup = support::start(RouterConfig::default(), false).await;
+    tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
+    let mut state = setup.health.watch_ready();
+    let told = |state: &State| matches!(state, State::Not(why) if why.contains("tokenizer.json"));
+    state.wait_for(told).await.unwrap();
+    let answer = setup.post(PATH, &json!({ "prompt": [1] })).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn idle_is_when_no_generation_is_under_way() {
+    let setup = ready().await;
+    setup.front_door.idle().await;
+    setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
+    let body = r#"{"prompt": "a", "stream": true}"#;
+    let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
+    let mut idle = Box::pin(setup.front_door.idle());
+    assert!(futures_util::poll!(idle.as_mut()).is_pending());
+    drop(running);
+    idle.await;
+}
+
+#[tokio::test]
 async fn requests_and_tokens_are_counted() {
     let setup = ready().await;
     setup.post(PATH, &json!({ "prompt": "hello" })).await;
     setup.post(PATH, &json!({ "prompt": "" })).await;
+    setup.conductor.play(|_| vec![Step::Fail(Status::internal("no")), tokens(0, &[97])]);
+    setup.post(PATH, &json!({ "prompt": "hello" })).await;
+    setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
+    let body = r#"{"prompt": "hello", "stream": true}"#;
+    drop(setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap());
     let text = setup.metrics.encode();
     for line in [
-        "tutti_router_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
+        "tutti_router_generations_total{outcome=\"finished\"} 1",
+        "tutti_router_generations_total{outcome=\"refused\"} 2",
+        "tutti_router_generations_total{outcome=\"cancelled\"} 1",
+        "tutti_router_requests_total{route=\"/v1/completions\",status=\"200\"} 2",
         "tutti_router_requests_total{route=\"/v1/completions\",status=\"400\"} 1",
         "tutti_router_requests_in_flight 0",
-        "tutti_router_prompt_tokens_total 1",
+        "tutti_router_prompt_tokens_total 2",
         "tutti_router_generated_tokens_total 3",
         "tutti_router_time_to_first_token_seconds_count 1",
         "tutti_router_inter_token_latency_seconds_count 2",

@@ -154,7 +154,7 @@ impl Conductor for FakeConductor {
             declaration: None,
             max_request_tokens: CONTEXT,
         };
-        Ok(Response::new(DescribeResponse { model: Some(model), ready: true }))
+        Ok(Response::new(DescribeResponse { model: Some(model), ready: true, reason: String::new() }))
     }
 
     async fn read_checkpoint_file(

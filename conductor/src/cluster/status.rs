@@ -1,0 +1,78 @@
+//! What the cluster says of itself: what it serves, whether it is ready, who its workers are.
+
+use std::sync::Arc;
+
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::{Error, health::State as HealthState};
+
+use super::{Cluster, State};
+
+impl Cluster {
+    /// What is served, once a worker has said so, and whether a request sent now would run.
+    pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
+        let model = Some(self.model()?.as_ref().clone());
+        Ok(match self.health.ready() {
+            HealthState::Ok => pb::DescribeResponse { model, ready: true, reason: String::new() },
+            HealthState::Not(reason) => pb::DescribeResponse { model, ready: false, reason },
+        })
+    }
+
+    pub(super) fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
+        let state = self.state.lock();
+        let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
+        Ok(model.description.clone())
+    }
+
+    /// The cluster as it is now.
+    pub fn status(&self) -> pb::GetClusterResponse {
+        let state = self.state.lock();
+        let mut workers: Vec<pb::WorkerStatus> = state
+            .workers
+            .iter()
+            .map(|(_, worker)| pb::WorkerStatus {
+                worker: worker.rank.0,
+                phase: worker.phase.into(),
+                load: Some(worker.load),
+                pid: worker.pid,
+                detail: state.troubles.get(&worker.rank).map(ToString::to_string).unwrap_or_default(),
+            })
+            .collect();
+        let missing =
+            (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
+        workers.extend(missing.map(|rank| {
+            let detail = state.troubles.get(&rank).map(ToString::to_string).unwrap_or_default();
+            let phase = if detail.is_empty() { pb::WorkerPhase::Starting } else { pb::WorkerPhase::Gone };
+            pb::WorkerStatus { worker: rank.0, phase: phase.into(), detail, ..Default::default() }
+        }));
+        workers.sort_by_key(|worker| worker.worker);
+        pb::GetClusterResponse { workers, requests_in_flight: state.requests.len() as u32 }
+    }
+
+    /// To be called whenever a worker has come or gone.
+    pub(super) fn refresh_health(&self, state: &mut State) {
+        let pools = state.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
+        if let (Some(smallest), Some(model)) = (pools.min(), &mut state.model)
+            && model.description.max_request_tokens != smallest
+        {
+            Arc::make_mut(&mut model.description).max_request_tokens = smallest;
+        }
+        let ready = state.workers.ready().count();
+        let spawned = state.workers.ready().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
+        state.started |= spawned >= self.limits.spawned_workers as usize;
+        self.metrics.ready(ready);
+        let serving = state.started && ready > 0 && !state.draining;
+        let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
+        self.health.set_ready(ready);
+    }
+
+    pub(super) fn why_not_ready(&self, state: &State) -> String {
+        if state.draining {
+            return "draining".into();
+        }
+        let troubles: Vec<String> =
+            state.troubles.iter().map(|(rank, why)| format!("worker {rank}: {why}")).collect();
+        let ready = state.workers.ready().count();
+        let summary = format!("{ready} of {} workers are loaded", self.limits.spawned_workers);
+        if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }
+    }
+}
