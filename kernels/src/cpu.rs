@@ -28,7 +28,7 @@ pub use kv::KvPool;
 pub use matrix::Matrix;
 pub use tensor::{Tensor, Vector};
 
-use self::gemm::{Into, Product, linear};
+use self::gemm::{Product, Store, linear};
 use self::isa::Path;
 use self::kv::{Norms, RotateAndStore};
 use self::memory::{Buffer, Shared};
@@ -73,12 +73,12 @@ impl CpuDevice {
         &mut self,
         x: &Tensor,
         weight: &Matrix,
-        into: Into<'_>,
+        store: Store<'_>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
         let rows = x.live();
         let x = x.read(weight.inputs)?;
-        linear(self.path, &mut self.pool, &mut self.door, Product { x, rows, matrix: weight, into, out })
+        linear(self.path, &mut self.pool, &mut self.door, Product { x, rows, matrix: weight, store, out })
     }
 
     /// Runs `f` for each row of logits, in parallel, and appends the results in order.
@@ -179,7 +179,7 @@ impl Device for CpuDevice {
     ) -> Result<(), DeviceError> {
         let bias = bias.map(|bias| bias.read(weight.outputs)).transpose()?;
         let out = out.written(x.live(), weight.outputs)?;
-        self.product(x, weight, Into::Set(bias), out)
+        self.product(x, weight, Store::Set(bias), out)
     }
 
     fn linear_add(
@@ -191,7 +191,7 @@ impl Device for CpuDevice {
     ) -> Result<(), DeviceError> {
         let bias = bias.map(|bias| bias.read(weight.outputs)).transpose()?;
         let out = out.change(x.live(), weight.outputs)?;
-        self.product(x, weight, Into::Add(bias), out)
+        self.product(x, weight, Store::Add(bias), out)
     }
 
     fn silu_mul(&mut self, gate_up: &Tensor, out: &mut Tensor) -> Result<(), DeviceError> {

@@ -22,7 +22,7 @@ const INLINE_TILES: usize = 4;
 
 /// What becomes of a product.
 #[derive(Clone, Copy)]
-pub(super) enum Into<'a> {
+pub(super) enum Store<'a> {
     /// `out = x · Wᵀ (+ bias)`.
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
@@ -35,7 +35,7 @@ pub(super) struct Product<'a> {
     pub(super) x: &'a [f32],
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
-    pub(super) into: Into<'a>,
+    pub(super) store: Store<'a>,
     /// `[rows, outputs]`.
     pub(super) out: &'a mut [f32],
 }
@@ -58,7 +58,7 @@ fn linear_with(
     product: Product<'_>,
     dots: bool,
 ) -> Result<(), DeviceError> {
-    let Product { x, rows, matrix, into, out } = product;
+    let Product { x, rows, matrix, store, out } = product;
     let tiling = Tiling::new(rows, path.run(LargestTile));
     let door = Shared::new(&mut door[..]);
     let narrow = matches!(matrix.data, Stored::Bf16(_));
@@ -69,7 +69,7 @@ fn linear_with(
         pool.run(tiling.tiles, |tile, _| pass.tile(tile))?;
     }
     let out = Shared::new(out);
-    let work = Work { tiling, door: &door, matrix, into, out: &out };
+    let work = Work { tiling, door: &door, matrix, store, out: &out };
     match &matrix.data {
         Stored::F32(data) => work.run::<F32, false>(path, pool, data),
         Stored::F16(data) => work.run::<F16, false>(path, pool, data),
@@ -134,7 +134,7 @@ struct Work<'a> {
     tiling: Tiling,
     door: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
-    into: Into<'a>,
+    store: Store<'a>,
     out: &'a Shared<'a, f32>,
 }
 
@@ -263,9 +263,9 @@ impl<W: Format, const DOTS: bool> Block<'_, W, DOTS> {
         let width = LANES.min(outputs - column);
         // SAFETY: each (row, panel) belongs to one task.
         let out = unsafe { self.work.out.part(row * outputs + column, width) };
-        let (bias, add) = match self.work.into {
-            Into::Set(bias) => (bias, false),
-            Into::Add(bias) => (bias, true),
+        let (bias, add) = match self.work.store {
+            Store::Set(bias) => (bias, false),
+            Store::Add(bias) => (bias, true),
         };
         let mut sum = sum;
         if let Some(bias) = bias {
@@ -308,7 +308,7 @@ mod tests {
                     let mut run = |dots| {
                         let mut out = vec![0.0; rows * outputs];
                         let product =
-                            Product { x: &x, rows, matrix: &matrix, into: Into::Set(None), out: &mut out };
+                            Product { x: &x, rows, matrix: &matrix, store: Store::Set(None), out: &mut out };
                         linear_with(path, &mut pool, &mut door, product, dots).unwrap();
                         out
                     };

@@ -53,7 +53,10 @@ impl ConfigFile {
 
     /// Reads the config as a family sees it.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
-        T::deserialize(&self.value).map_err(|e| malformed(&self.path, &e))
+        serde_path_to_error::deserialize(&self.value).map_err(|error| {
+            let (key, problem) = (error.path().to_string(), error.into_inner());
+            self.invalid(if key == "." { problem.to_string() } else { format!("{key}: {problem}") })
+        })
     }
 
     /// An error about one key of this file.

@@ -217,6 +217,14 @@ mod tests {
     }
 
     #[test]
+    fn a_value_of_the_wrong_type_is_told_by_its_key() {
+        for value in [json!("many"), json!(-1), json!(1.5)] {
+            let error = parse(&json!({"num_hidden_layers": value})).unwrap_err().to_string();
+            assert!(error.contains("num_hidden_layers"), "{error}");
+        }
+    }
+
+    #[test]
     fn windows_need_to_be_switched_on() {
         let windows = |changes: Value| parse(&changes).unwrap().windows;
         assert_eq!(windows(json!({"sliding_window": 16, "max_window_layers": 0})), [None; 3]);
@@ -244,7 +252,7 @@ mod tests {
             (json!({"head_dim": 31}), "head_dim", "31"),
             (json!({"hidden_act": "gelu"}), "hidden_act", "gelu"),
             (json!({"rms_norm_eps": -1e-6}), "rms_norm_eps", "-"),
-            (json!({"hidden_size": -64}), "malformed", "-64"),
+            (json!({"hidden_size": -64}), "hidden_size", "-64"),
             (json!({"torch_dtype": "float8_e4m3fn"}), "dtype", "float8_e4m3fn"),
             (json!({"layer_types": ["full_attention"]}), "layer_types", "1 layers"),
             (json!({"layer_types": ["full_attention", "x", "y"]}), "layer_types", "\"x\""),
