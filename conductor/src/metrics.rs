@@ -83,6 +83,10 @@ pub struct ConductorMetrics {
     refusals: Family<ReasonLabel, Counter>,
     oldest_waiting: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
     trace_steps_lost: PerWorker,
+    kv_pages_cached: PerWorker,
+    preemptions: PerWorker,
+    prefill_tokens: PerWorker,
+    cached_tokens: PerWorker,
     step_seconds: Family<WalkLabel, Histogram, Buckets>,
     budget_fill: Family<WorkerLabel, Histogram, Buckets>,
     rows: Family<RowLabel, Counter>,
@@ -108,6 +112,10 @@ impl ConductorMetrics {
             refusals: Default::default(),
             oldest_waiting: Default::default(),
             trace_steps_lost: Default::default(),
+            kv_pages_cached: Default::default(),
+            preemptions: Default::default(),
+            prefill_tokens: Default::default(),
+            cached_tokens: Default::default(),
             step_seconds: Family::new_with_constructor(STEP_SECONDS),
             budget_fill: Family::new_with_constructor(BUDGET_FILL),
             rows: Default::default(),
@@ -135,6 +143,14 @@ impl ConductorMetrics {
             r.register("queue_age_seconds", help, new.oldest_waiting.clone());
             let help = "Steps missing in the step trace of a worker's current process";
             r.register("trace_steps_lost", help, new.trace_steps_lost.clone());
+            let help = "KV pages that no request holds, kept for prompts that start with what they hold";
+            r.register("kv_pages_cached", help, new.kv_pages_cached.clone());
+            let help = "Times that a request gave up its pages, since the worker's process began";
+            r.register("worker_preemptions", help, new.preemptions.clone());
+            let help = "Prompt tokens of admitted requests, since the worker's process began";
+            r.register("worker_prefill_tokens", help, new.prefill_tokens.clone());
+            let help = "Those of them that the prefix cache had, since the worker's process began";
+            r.register("worker_cached_tokens", help, new.cached_tokens.clone());
             let help = "Time of a step, planning and committing included, by what the engine ran";
             r.register("step_seconds", help, new.step_seconds.clone());
             let help = "Share of the step's token budget that its rows took";
@@ -219,6 +235,10 @@ impl ConductorMetrics {
         set(&self.requests_waiting, i64::from(load.waiting));
         set(&self.steps, load.steps as i64);
         set(&self.trace_steps_lost, load.trace_steps_lost as i64);
+        set(&self.kv_pages_cached, i64::from(load.kv_pages_cached));
+        set(&self.preemptions, load.preemptions as i64);
+        set(&self.prefill_tokens, load.prefill_tokens as i64);
+        set(&self.cached_tokens, load.cached_tokens as i64);
         let oldest = f64::from(load.oldest_waiting_ms) / 1e3;
         self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);
     }
@@ -232,6 +252,10 @@ impl ConductorMetrics {
             &self.requests_waiting,
             &self.steps,
             &self.trace_steps_lost,
+            &self.kv_pages_cached,
+            &self.preemptions,
+            &self.prefill_tokens,
+            &self.cached_tokens,
         ] {
             gauge.remove(&label);
         }

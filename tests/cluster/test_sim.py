@@ -105,6 +105,7 @@ def test_every_stream_of_eight_workers_ends_once_and_right(start, tmp_path):
     assert sorted(computed.values()) == sorted(len(b["prompt"]) + len(w[0]) - 1 for b, w in zip(bodies, expected))
     assert seen["tutti_step_rows_total"] == rows and seen["tutti_step_seconds_count"] == len(steps)
     assert seen["tutti_step_budget_fill_count"] == len(steps)
+    assert seen["tutti_worker_prefill_tokens"] == sum(len(body["prompt"]) for body in bodies)
 
 
 def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure):

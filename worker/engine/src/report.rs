@@ -77,5 +77,9 @@ pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) 
         steps: load.steps,
         oldest_waiting_ms: u32::try_from(oldest_waiting.as_millis()).unwrap_or(u32::MAX),
         trace_steps_lost,
+        kv_pages_cached: load.pages_cached as u32,
+        preemptions: load.tally.preemptions,
+        prefill_tokens: load.tally.prefill_tokens,
+        cached_tokens: load.tally.cached_tokens,
     }
 }
