@@ -1,0 +1,84 @@
+//! What a turn costs: plan and commit of a step with 256 requests that decode and 64 that prefill.
+//!
+//! `cargo bench -p tutti-scheduler`. Every turn is timed by itself; requests that end are replaced between two turns.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{config, scheduler, words};
+use tutti_scheduler::{Content, GraphLaunch, PrefillSharing, Scheduler, SchedulerConfig};
+
+const DECODING: usize = 256;
+const PREFILLING: usize = 64;
+const TURNS: usize = 20_000;
+
+fn main() {
+    for prefill_sharing in [PrefillSharing::Fair, PrefillSharing::FirstCome] {
+        for prefix_cache in [true, false] {
+            let times = measure(SchedulerConfig {
+                max_step_tokens: 2048,
+                max_running_requests: DECODING + PREFILLING,
+                max_waiting_requests: 1024,
+                max_context: 40_960,
+                page_tokens: 16,
+                pages: 1 << 18,
+                target_itl: Some(Duration::from_millis(20)),
+                prefill_sharing,
+                prefix_cache,
+                ..config()
+            });
+            let of = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
+            println!(
+                "{prefill_sharing:?}, prefix cache {prefix_cache}: p50 {:.1} us, p99 {:.1} us, max {:.1} us",
+                of(0.5),
+                of(0.99),
+                of(1.0),
+            );
+        }
+    }
+}
+
+/// The time of each turn, ascending.
+fn measure(config: SchedulerConfig) -> Vec<Duration> {
+    let mut scheduler = scheduler(config);
+    let mut next = 0;
+    (0..DECODING).for_each(|_| add(&mut scheduler, &mut next, 64, 30_000));
+    while scheduler.load().steps < 40 {
+        turn(&mut scheduler);
+    }
+    let mut times = Vec::with_capacity(TURNS);
+    while times.len() < TURNS {
+        // Long prompts that ask for one token each: there are always as many that prefill.
+        while scheduler.load().running + scheduler.load().waiting < DECODING + PREFILLING {
+            add(&mut scheduler, &mut next, 8192, 1);
+        }
+        times.push(turn(&mut scheduler));
+    }
+    times.sort_unstable();
+    times
+}
+
+fn turn(scheduler: &mut Scheduler) -> Duration {
+    let began = Instant::now();
+    let step = scheduler.plan(Duration::ZERO).step;
+    let planned = began.elapsed();
+    let Some(step) = step else { return planned };
+    let outcomes = words(&step);
+    let began = Instant::now();
+    let commits = scheduler.commit(step, outcomes, Duration::from_millis(10));
+    let committed = began.elapsed();
+    drop(commits);
+    planned + committed
+}
+
+fn add(scheduler: &mut Scheduler, next: &mut u64, prompt: usize, max_tokens: u32) {
+    *next += 1;
+    let tokens = (0..prompt as u32).map(|place| place ^ (*next as u32) << 12).collect();
+    let content = Some(Content { tokens, salt: 0, may_reuse: true });
+    let launch = GraphLaunch { content, ..common::text(*next, prompt, max_tokens) };
+    if let Err(refusal) = scheduler.add(launch) {
+        panic!("{refusal}");
+    }
+}
