@@ -115,6 +115,8 @@ def draw(steps, budget, lanes_wanted, title):
         decodes = sum(is_decode(row) for row in step["rows"])
         words = f'step {step["step"]}, {step["batch_walk"]}: {step["tokens"]} of {step["budget_tokens"]} tokens, {decodes} decodes, {len(step["rows"]) - decodes} prefills, plan {step["plan_us"]} us, run {step["run_us"]} us, commit {step["commit_us"]} us'
         out.rect(x(begin), y + FILL_HEIGHT - fill, length * scale - 0.3, max(fill, 1.5), mixture(step), words)
+        if step["tokens"] > step["budget_tokens"] and length * scale > 60:
+            out.text(x(begin) + 5, y + 14, f'{step["tokens"]} tokens', 10, fill=PAPER, weight="bold")
     y += FILL_HEIGHT + 14
 
     total = max(steps[-1]["kv_pages"][1], 1)
