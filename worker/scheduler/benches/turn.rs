@@ -29,7 +29,8 @@ fn main() {
                 prefix_cache,
                 ..config()
             });
-            let of = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
+            let of =
+                |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
             println!(
                 "{prefill_sharing:?}, prefix cache {prefix_cache}: p50 {:.1} us, p99 {:.1} us, max {:.1} us",
                 of(0.5),

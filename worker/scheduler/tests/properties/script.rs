@@ -88,8 +88,8 @@ impl Arrival {
 fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let thinker = vec((prop_oneof![3 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..longest), 1..4);
     let talker = vec((Just(SPEECH), 1_usize..longest), 1..3);
-    let prefill = prop_oneof![5 => thinker, 1 => talker];
-    let max_tokens = prop_oneof![5 => 0_u32..12, 1 => 12_u32..150];
+    let prefill = prop_oneof![3 => thinker, 2 => talker];
+    let max_tokens = prop_oneof![2 => 0_u32..12, 1 => 12_u32..150];
     let output = (max_tokens, 0_u32..4, 0_u32..4, any::<bool>());
     let weighted = proptest::option::weighted;
     let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
@@ -144,7 +144,8 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
 fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
     // Budgets below the running set's size are as likely as comfortable ones.
     let budget = prop_oneof![1_usize..8, 1_usize..48];
-    let bounds = (budget, 1_usize..10, 0_usize..24, 1_usize..9, 2_usize..120, 8_usize..300);
+    let bounds =
+        (budget, 1_usize..10, 0_usize..24, 1_usize..9, prop_oneof![2_usize..40, 2_usize..120], 8_usize..300);
     (policies(), bounds).prop_map(|(policies, (step, running, waiting, page_tokens, pages, context))| {
         let config = SchedulerConfig {
             max_step_tokens: step,
