@@ -31,7 +31,7 @@ fn main() {
             });
             let of =
                 |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
-            println!(
+            eprintln!(
                 "{prefill_sharing:?}, prefix cache {prefix_cache}: p50 {:.1} us, p99 {:.1} us, max {:.1} us",
                 of(0.5),
                 of(0.99),
