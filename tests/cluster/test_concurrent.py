@@ -83,6 +83,8 @@ def test_each_answers_as_it_does_alone(tiny):
     alone, together = asyncio.run(main())
     for request, one, other in zip(asked, alone, together):
         if request[2] is None:
+            for usage in (one["usage"], other["usage"]):
+                usage.pop("prompt_tokens_details")  # what others have computed before is the one thing that differs
             assert one == other, request
         else:  # hung up on after as many events, which can hold more or fewer tokens
             for index in one["choices"].keys() & other["choices"].keys():
