@@ -1,4 +1,4 @@
-//! The parameters that completions and chat have in common. docs/request-parameters.md is the table for clients.
+//! The parameters that completions and chat have in common. README.md has the table for clients.
 
 use std::fmt;
 
