@@ -37,6 +37,7 @@ async fn main() -> ExitCode {
 }
 
 async fn measure(args: Args) -> Result<(), String> {
+    let machine = Machine::this();
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bench/qwen3-0.6b");
     let pool = figures::KV_POOL_BYTES.to_string();
     let large = Cluster::start(&[
@@ -64,7 +65,7 @@ async fn measure(args: Args) -> Result<(), String> {
     small.stop()?;
 
     let figures = json!({
-        "machine": Machine::this(),
+        "machine": machine,
         "qwen3_0_6b_bf16": { "start": start, "prefill": prefill, "decode": decode, "memory": memory },
         "control_plane": control,
     });

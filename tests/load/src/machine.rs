@@ -12,6 +12,8 @@ pub struct Machine {
     pub threads: usize,
     pub memory_gib: f64,
     pub kernel: String,
+    /// Processes that wanted a CPU over the last minute: well above 0 at the start of a run, others were at work.
+    pub load_1m: f64,
 }
 
 impl Machine {
@@ -24,7 +26,9 @@ impl Machine {
         };
         let memory = field("/proc/meminfo", "MemTotal");
         let kib: f64 = memory.trim_end_matches(" kB").parse().unwrap_or(0.0);
+        let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         Self {
+            load_1m: load.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0),
             cpu: field("/proc/cpuinfo", "model name"),
             threads: std::thread::available_parallelism().map_or(0, usize::from),
             memory_gib: (kib / 1024.0 / 1024.0 * 10.0).round() / 10.0,

@@ -82,11 +82,12 @@ async fn measure(args: Args) -> Result<bool, String> {
         vocab_size: args.vocab_size,
         seed: args.seed,
     };
+    let machine = Machine::this();
     let warmup = Workload { requests: args.warmup, rate: f64::INFINITY, ..workload.clone() };
     run(&target, &warmup).await;
     let (records, duration) = run(&target, &workload).await;
     let report = Report::new(workload, &records, duration);
-    let text = json!({ "machine": Machine::this(), "model": target.model, "report": report });
+    let text = json!({ "machine": machine, "model": target.model, "report": report });
     let text = serde_json::to_string_pretty(&text).map_err(|e| format!("the report is no JSON: {e}"))? + "\n";
     match args.out {
         Some(file) => std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?,
