@@ -55,7 +55,7 @@ type Script = Arc<dyn Fn(&RequestSpec) -> Vec<Step> + Send + Sync>;
 pub struct FakeConductor {
     script: Arc<Mutex<Script>>,
     pub submitted: Arc<Mutex<Vec<SubmitRequest>>>,
-    cancelled: mpsc::UnboundedSender<()>,
+    cancelled: mpsc::Sender<()>,
     files: Arc<BTreeMap<CheckpointFile, Vec<u8>>>,
     has_tokenizer: bool,
 }
@@ -79,7 +79,7 @@ impl FakeConductor {
 /// Says when a stream is dropped before it was played to its end.
 struct Playing {
     steps: std::vec::IntoIter<Step>,
-    cancelled: Option<mpsc::UnboundedSender<()>>,
+    cancelled: Option<mpsc::Sender<()>>,
 }
 
 impl Stream for Playing {
@@ -111,7 +111,7 @@ impl Stream for Playing {
 impl Drop for Playing {
     fn drop(&mut self) {
         if let Some(cancelled) = self.cancelled.take() {
-            let _ = cancelled.send(());
+            let _ = cancelled.try_send(());
         }
     }
 }
@@ -182,7 +182,7 @@ pub struct Setup {
     pub front_door: FrontDoor,
     pub health: Health,
     pub metrics: Metrics,
-    pub cancelled: mpsc::UnboundedReceiver<()>,
+    pub cancelled: mpsc::Receiver<()>,
 }
 
 /// A front door that is ready.
@@ -201,7 +201,7 @@ pub async fn ready_with(config: RouterConfig, has_tokenizer: bool) -> Setup {
 
 /// A front door that has not heard of its conductor yet.
 pub async fn start(config: RouterConfig, has_tokenizer: bool) -> Setup {
-    let (cancel, cancelled) = mpsc::unbounded_channel();
+    let (cancel, cancelled) = mpsc::channel(64);
     let mut files = BTreeMap::new();
     files.insert(CheckpointFile::GenerationConfig, br#"{"temperature": 0.5, "eos_token_id": 261}"#.to_vec());
     if has_tokenizer {
