@@ -44,6 +44,7 @@ where
 
 /// One line per problem, each with the key and the layer it came from.
 fn explain(errors: &figment::Error) -> Error {
+    let first_key = errors.path.join(".");
     let lines: Vec<String> = errors
         .clone()
         .into_iter()
@@ -53,11 +54,11 @@ fn explain(errors: &figment::Error) -> Error {
                 Some(source) => format!(" in {} {source}", m.name),
                 None => format!(" in {}", m.name),
             });
-            let at = if key.is_empty() { String::new() } else { format!("{key}: ") };
+            // The first one's key is the error's field, which is shown before the message.
+            let at = if key.is_empty() || key == first_key { String::new() } else { format!("{key}: ") };
             format!("{at}{}{}", error.kind, source.unwrap_or_default())
         })
         .collect();
-    let first_key = errors.path.join(".");
     let error = Error::invalid("config", lines.join("; "));
     if first_key.is_empty() { error } else { error.with_field(first_key) }
 }
