@@ -157,6 +157,7 @@ fn backend_options(
             max_running_requests: config.max_running_requests,
             max_queued_requests: config.max_queued_requests,
             max_model_len: config.max_model_len,
+            max_replays: config.max_replays,
         },
         served: Served {
             name: config.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone()),

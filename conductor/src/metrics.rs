@@ -73,6 +73,7 @@ pub struct ConductorMetrics {
     generated_tokens: Counter,
     completions_dropped: Family<ReasonLabel, Counter>,
     tokens_dropped: Counter,
+    replays: Counter,
     kv_pages_used: PerWorker,
     kv_pages_total: PerWorker,
     requests_running: PerWorker,
@@ -102,6 +103,7 @@ impl ConductorMetrics {
             generated_tokens: Default::default(),
             completions_dropped: Default::default(),
             tokens_dropped: Default::default(),
+            replays: Default::default(),
             kv_pages_used: Default::default(),
             kv_pages_total: Default::default(),
             requests_running: Default::default(),
@@ -130,6 +132,8 @@ impl ConductorMetrics {
             r.register("completions_dropped", help, new.completions_dropped.clone());
             let help = "Tokens of earlier tries, seen before, or late after an ending";
             r.register("tokens_dropped", help, new.tokens_dropped.clone());
+            let help = "Tries of requests that were lost with their worker and made again";
+            r.register("request_replays", help, new.replays.clone());
             r.register("kv_pages_used", "KV pages that requests hold", new.kv_pages_used.clone());
             r.register("kv_pages_total", "KV pages of the pool", new.kv_pages_total.clone());
             r.register("requests_running", "Requests in a worker's steps", new.requests_running.clone());
@@ -174,6 +178,10 @@ impl ConductorMetrics {
     pub(crate) fn tokens(&self, taken: usize, dropped: usize) {
         self.generated_tokens.inc_by(taken as u64);
         self.tokens_dropped.inc_by(dropped as u64);
+    }
+
+    pub(crate) fn replayed(&self) {
+        self.replays.inc();
     }
 
     pub(crate) fn ended(&self, kind: EndingKind) {

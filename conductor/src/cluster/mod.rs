@@ -8,7 +8,12 @@ mod requests;
 mod status;
 mod workers;
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -40,6 +45,8 @@ pub struct Limits {
     pub max_queued_requests: u32,
     /// The most tokens of a request, prompt and output together, where that is fewer than the model's own limit.
     pub max_model_len: Option<u32>,
+    /// How often a request whose worker died is tried again.
+    pub max_replays: u32,
 }
 
 /// What a joining worker shows of itself.
@@ -90,6 +97,8 @@ pub struct Served {
 struct State {
     workers: Workers,
     requests: BTreeMap<RequestId, Request>,
+    /// Those that no worker could take when they needed one.
+    waiting: BTreeSet<RequestId>,
     next_request: u64,
     /// Set by the first worker to be ready; the others must declare the same.
     model: Option<ServedModel>,
@@ -151,11 +160,13 @@ impl Cluster {
         cluster
     }
 
-    /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each request
-    /// that can be in flight, and a few that come once. Room in a link costs nothing until it is used.
+    /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each try of each
+    /// request that can be in flight, and a few that come once. Room in a link costs nothing until it is used.
     pub fn link_capacity(&self) -> usize {
-        let Limits { max_running_requests, max_queued_requests, .. } = self.limits;
-        2 * (max_running_requests as usize * MAX_WORKERS as usize + max_queued_requests as usize) + 16
+        let Limits { max_running_requests, max_queued_requests, max_replays, .. } = self.limits;
+        2 * (1 + max_replays as usize)
+            * (max_running_requests as usize * MAX_WORKERS as usize + max_queued_requests as usize)
+            + 16
     }
 
     /// Takes in a worker. Its `link` must hold [`Cluster::link_capacity`] messages.
@@ -200,6 +211,7 @@ impl Cluster {
                 self.metrics.load(rank, &worker.load);
                 let (weights, kv) = (ready.weight_bytes, ready.kv_bytes);
                 tracing::info!(worker = %rank, weight_bytes = weights, kv_bytes = kv, "ready");
+                self.place_waiting(&mut state);
             }
             Err(error) => {
                 worker.link = None;
@@ -250,7 +262,7 @@ impl Cluster {
         ends
     }
 
-    /// The worker's stream has ended: all it held is lost, and requests on it fail.
+    /// The worker's stream has ended: all it held is lost, and requests on it start over elsewhere.
     pub fn on_lost(&self, id: WorkerId, why: &str) {
         let mut state = self.state.lock();
         let Some(worker) = state.workers.remove(id) else { return };
@@ -264,7 +276,7 @@ impl Cluster {
         }
         state.left.insert(rank, worker.pid);
         self.metrics.gone(rank);
-        self.fail_requests_of(&mut state, id, &format!("worker {rank} was lost while it ran the request"));
+        self.replay_requests_of(&mut state, id, &worker, &format!("worker {rank}: {why}"));
         self.refresh_health(&mut state);
     }
 

@@ -133,6 +133,11 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_queued_requests: Option<u32>,
 
+    /// How often a request is tried again whose worker died [default: 2]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_replays: Option<u32>,
+
     /// Memory of each worker's KV pool: 512MiB, 2GB, or bytes [default: what the requests that run can use, at most 2GiB and an eighth of free memory]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]

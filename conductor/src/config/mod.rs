@@ -82,6 +82,8 @@ pub struct ConductorConfig<R: Default> {
     pub max_running_requests: u32,
     /// Requests that may wait beyond those, over all workers.
     pub max_queued_requests: u32,
+    /// How often a request is tried again whose worker died.
+    pub max_replays: u32,
     /// Memory of each worker's KV pool; the worker's own choice without it.
     pub kv_cache_memory: Option<ByteSize>,
     /// Compute threads of each worker; the machine's share without it.
@@ -125,6 +127,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             no_prefix_cache: false,
             max_running_requests: 128,
             max_queued_requests: 1024,
+            max_replays: 2,
             kv_cache_memory: None,
             threads: None,
             trace_steps: None,
@@ -168,6 +171,7 @@ impl<R: Default> ConductorConfig<R> {
         at_most("max_step_tokens", self.max_step_tokens, 1 << 20)?;
         at_most("max_running_requests", self.max_running_requests, 1 << 16)?;
         at_most("max_queued_requests", self.max_queued_requests, 1 << 20)?;
+        at_most("max_replays", self.max_replays, 100)?;
         at_most("threads", self.threads.unwrap_or(1), 1024)?;
         if self.kv_cache_memory == Some(ByteSize(0)) {
             return Err(Error::invalid("kv_cache_memory", "is 0, but requests need some"));
@@ -319,6 +323,7 @@ mod tests {
             ("--target-itl-ms=0", "target_itl_ms"),
             ("--max-running-requests=0", "max_running_requests"),
             ("--max-model-len=0", "max_model_len"),
+            ("--max-replays=101", "max_replays"),
             ("--threads=0", "threads"),
             ("--kv-cache-memory=0", "kv_cache_memory"),
             ("--served-model-name=", "served_model_name"),

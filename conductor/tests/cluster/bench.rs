@@ -34,7 +34,13 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 pub fn limits(spawned_workers: u32) -> Limits {
-    Limits { spawned_workers, max_running_requests: 1, max_queued_requests: 1, max_model_len: None }
+    Limits {
+        spawned_workers,
+        max_running_requests: 1,
+        max_queued_requests: 1,
+        max_model_len: None,
+        max_replays: 2,
+    }
 }
 
 pub struct Bench {
@@ -199,7 +205,7 @@ impl FakeWorker {
             epoch,
             walk: 1,
             tokens: tokens.iter().map(token).collect(),
-            prompt_logprobs: None,
+            ..Default::default()
         };
         let outcome =
             |outcome| pb::Completion { key, epoch: epoch + 1, rank: self.rank, outcome: Some(outcome) };
