@@ -1,0 +1,146 @@
+"""Workers die, stop, or hang under running streams, and no client can tell: each stream is its undisturbed self."""
+
+import concurrent.futures
+import os
+import random
+import signal
+
+import httpx
+from harness import GOLDENS, events, wait_for
+from test_sim import VOCAB, sampled
+
+QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
+# A step takes long enough for a death to fall inside the output, not before or after it.
+SIM = ("--device", "sim")
+
+
+class Streams:
+    """Streams that are read at once, each on a thread of its own."""
+
+    def __init__(self, cluster, path, bodies):
+        self.cluster, self.path = cluster, path
+        self.seen = [0] * len(bodies)
+        self.pool = concurrent.futures.ThreadPoolExecutor(len(bodies))
+        self.answers = [self.pool.submit(self._read, place, body) for place, body in enumerate(bodies)]
+
+    def _read(self, place, body):
+        answer = {}
+        with httpx.Client(base_url=self.cluster.url, timeout=120) as client:
+            body = {"model": self.cluster.model, "stream": True, "stream_options": {"include_usage": True}} | body
+            with client.stream("POST", self.path, json=body) as response:
+                assert response.status_code == 200, response.read()
+                for event in events(response.iter_lines()):
+                    assert "error" not in event, event
+                    merge(answer, event)
+                    self.seen[place] = max((len(c["token_ids"]) for c in answer["choices"].values()), default=0)
+        return answer
+
+    def wait_for_tokens(self, count):
+        """Until each stream has brought so many, or has ended."""
+        wait_for(f"{count} tokens", lambda: all(s >= count or a.done() for s, a in zip(self.seen, self.answers)), every=0.002)
+
+    def results(self):
+        return [answer.result() for answer in self.answers]
+
+
+def merge(answer, event):
+    """Adds an event to all that a stream has said so far, in what does not depend on how it was cut into events."""
+    choices = answer.setdefault("choices", {})
+    if event.get("usage"):
+        answer["usage"] = {k: v for k, v in event["usage"].items() if isinstance(v, int)}
+    for choice in event.get("choices", ()):
+        merged = choices.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": [], "prompt": [], "ends": []})
+        merged["text"] += choice.get("text") or ""
+        merged["token_ids"] += choice.get("token_ids") or []
+        if choice.get("finish_reason"):
+            merged["ends"].append((choice["finish_reason"], choice.get("stop_reason")))
+        merged["prompt"] += choice.get("prompt_logprobs") or []
+        if logprobs := choice.get("logprobs"):
+            columns = [logprobs[k] for k in ("tokens", "token_logprobs", "top_logprobs", "text_offset") if logprobs.get(k)]
+            merged["logprobs"] += [list(row) for row in zip(*columns)]
+
+
+def kill(pid, number=signal.SIGKILL):
+    os.kill(pid, number)
+
+
+def test_every_stream_survives_the_death_of_each_worker(start):
+    cluster = start("--workers", 2, *SIM)
+    rng, bodies, expected = random.Random(5), [], []
+    for _ in range(24):
+        prompt, seed = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 16, 700)))], rng.randrange(2**63)
+        tokens = sampled(prompt, seed, 1, 250)
+        bodies.append(dict(prompt=prompt, seed=seed, temperature=1, max_tokens=250, ignore_eos=True, return_token_ids=True))
+        expected.append(tokens)
+    first, second = cluster.workers()
+    streams = Streams(cluster, "/v1/completions", bodies)
+    streams.wait_for_tokens(20)
+    kill(first)
+    streams.wait_for_tokens(80)
+    wait_for("a worker in its place", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    kill(second)
+    answers = streams.results()
+    assert [answer["choices"][0]["token_ids"] for answer in answers] == expected
+    assert all(answer["choices"][0]["ends"] == [("length", None)] for answer in answers)
+    assert all(answer["usage"]["completion_tokens"] == 250 for answer in answers)
+    cluster.wait_until_idle()
+    seen = cluster.metrics()
+    assert seen["tutti_request_replays_total"] >= 24 and seen["tutti_generated_tokens_total"] == 24 * 250
+
+
+def sampling_zoo():
+    """Requests whose answers depend on everything that a replay must take along."""
+    long = dict(prompt=[5, 6, 7, 8] * 9, max_tokens=1500, ignore_eos=True, return_token_ids=True)
+    yield long | dict(temperature=0, logprobs=3)
+    yield long | dict(temperature=1, seed=11, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.3)
+    yield long | dict(temperature=0.8, seed=12, top_p=0.9, top_k=20, min_p=0.01, logprobs=2)
+    yield long | dict(temperature=1.2, seed=13, logit_bias={"9": 5, "10": -100}, n=3)
+    # Stop tokens that would end it early are put off past where the deaths are.
+    yield long | dict(temperature=1, seed=14, min_tokens=1300, stop_token_ids=list(range(100, 160)))
+    yield long | dict(temperature=1, seed=15, prompt_logprobs=2, echo=True, logprobs=1)
+
+
+def test_answers_are_bit_identical_whatever_they_depend_on(start):
+    cluster = start("--workers", 2, *QWEN3)
+    bodies = list(sampling_zoo())
+    undisturbed = Streams(cluster, "/v1/completions", bodies).results()
+    first, second = cluster.workers()
+    streams = Streams(cluster, "/v1/completions", bodies)
+    streams.wait_for_tokens(15)
+    kill(first)
+    streams.wait_for_tokens(60)
+    wait_for("a worker in its place", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    kill(second)
+    disturbed = streams.results()
+    assert cluster.metrics()["tutti_request_replays_total"] >= 2, "the deaths came too late to tell anything"
+    for body, expected, got in zip(bodies, undisturbed, disturbed):
+        # The prefix cache of a new process is empty.
+        assert expected == got, body
+    cluster.wait_until_idle()
+
+
+def test_chat_text_goes_on_where_it_was(start):
+    cluster = start("--workers", 1)
+    body = dict(messages=[{"role": "user", "content": "Count from 1 to 300"}], max_tokens=400, seed=3, temperature=1)
+    body |= dict(stream_options={"include_usage": True}, min_tokens=200)
+
+    def content(events):
+        return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+
+    expected = content(cluster.stream("/v1/chat/completions", **body))
+    stream = cluster.stream("/v1/chat/completions", **body)
+    begun = [next(stream) for _ in range(10)]
+    kill(cluster.workers()[0])
+    assert content([*begun, *stream]) == expected
+    assert cluster.metrics()["tutti_request_replays_total"] == 1
+
+
+def test_what_brings_every_worker_down_is_given_up_and_says_so(start):
+    # Each process's device is lost after 40 steps: shorter requests run, this one never ends.
+    cluster = start("--workers", 2, *SIM, env={"TUTTI_SIM__LOSE_AFTER": "40", "TUTTI_SIM__PROFILE": "instant"})
+    ask = dict(prompt=[1, 2], ignore_eos=True, temperature=0, return_token_ids=True)
+    answer = cluster.post("/v1/completions", ask | {"max_tokens": 500})
+    assert answer.status_code == 503 and "3 times" in answer.json()["error"]["message"], answer.text
+    short = wait_for("a worker", lambda: (r := cluster.post("/v1/completions", ask | {"max_tokens": 10})).status_code == 200 and r)
+    assert short.json()["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 10)
+    cluster.wait_until_idle()
