@@ -17,6 +17,7 @@ use crate::{
     pages::PagePool,
     request::{Request, Running, Ticket},
     step::{Ending, Outcome, RowCommit, RowOutcome, StepPlan, Turn},
+    step_time::Work,
     walks::Walks,
 };
 
@@ -152,8 +153,7 @@ impl Scheduler {
     /// here does a request advance, and only by what its own row did.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
-        let decodes = step.rows.iter().filter(|row| self.walks.is_decode(row.walk)).count();
-        self.pace.observe(decodes, step.tokens() - decodes, took);
+        self.pace.observe(&self.work(&step), took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
@@ -284,6 +284,18 @@ impl Scheduler {
             self.tally.cached_tokens += running.computed() as u64;
             self.running.insert(ticket, running);
         }
+    }
+
+    /// What a step has to do.
+    fn work(&self, step: &StepPlan) -> Work {
+        let mut work = Work::default();
+        for row in &step.rows {
+            match self.walks.is_decode(row.walk) {
+                true => work.add_decode(row.positions.start),
+                false => work.add_prefill(row.positions.clone()),
+            }
+        }
+        work
     }
 
     fn pack(&mut self) -> Option<StepPlan> {
