@@ -44,10 +44,11 @@
 //! # Where things are
 //!
 //! `scheduler` is the turn above; `door` what is refused; `admission` what a request must hold; `packing` the policy of
-//! a step, `pace` how much prefill it has time for and `step_time` what is known of that; `request` the states of one request; [`pages`] the pool and its block tables,
+//! a step and `pace` what it knows of time; `request` the states of one request; [`pages`] the pool and its block tables,
 //! `prefix` what they hold; `stopping` when output ends.
 
 mod admission;
+mod ahead;
 mod config;
 mod door;
 mod launch;
@@ -58,7 +59,6 @@ mod prefix;
 mod request;
 mod scheduler;
 mod step;
-mod step_time;
 mod stopping;
 mod walks;
 

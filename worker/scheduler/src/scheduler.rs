@@ -9,15 +9,15 @@ use std::{
 use tutti_proto::{GraphKey, StepNumber, walks::ModelDeclaration};
 
 use crate::{
+    ahead::Ahead,
     config::{Admission, ConfigError, SchedulerConfig},
     door,
     launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
     pace::Pace,
-    packing::{Before, pack},
+    packing::{Before, Candidate, pack},
     pages::PagePool,
     request::{Request, Running, Ticket},
     step::{Ending, Outcome, RowCommit, RowOutcome, StepPlan, Turn},
-    step_time::Work,
     walks::Walks,
 };
 
@@ -46,6 +46,8 @@ pub struct Scheduler {
     next_ticket: u64,
     next_step: StepNumber,
     before: Before,
+    /// Made ready for the next plan.
+    ahead: Ahead,
     tally: Tally,
 }
 
@@ -58,6 +60,8 @@ pub struct Tally {
     pub prefill_tokens: u64,
     /// Those of them that were not computed, because their pages were known.
     pub cached_tokens: u64,
+    /// Rows that were [ready](Scheduler::plan_ahead) when their step was planned.
+    pub rows_ahead: u64,
 }
 
 /// What a worker holds and has done.
@@ -97,6 +101,7 @@ impl Scheduler {
             next_ticket: 0,
             next_step: StepNumber(0),
             before: Before { mixed: None, since_alone: u32::MAX },
+            ahead: Ahead::default(),
             tally: Tally::default(),
         })
     }
@@ -149,11 +154,19 @@ impl Scheduler {
         Turn { endings, preempted, step: self.pack() }
     }
 
+    /// Makes the decodes of the next plan ready while a step runs, supposing that each row of that step goes well and ends
+    /// nobody. Changes nothing but how long [`plan`](Self::plan) takes: what is planned is the same without it. May be
+    /// called at any time, and as often as one likes.
+    pub fn plan_ahead(&mut self) {
+        self.ahead = Ahead::new(&self.running, self.config.page_tokens);
+    }
+
     /// Takes a step back that has run, with one outcome for each of its rows, in their order, and how long it took. Only
     /// here does a request advance, and only by what its own row did.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
-        self.pace.observe(&self.work(&step), took);
+        let decodes = step.rows.iter().filter(|row| self.walks.is_decode(row.walk)).count();
+        self.pace.observe(decodes, step.tokens() - decodes, took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
@@ -286,38 +299,30 @@ impl Scheduler {
         }
     }
 
-    /// What a step has to do.
-    fn work(&self, step: &StepPlan) -> Work {
-        let mut work = Work::default();
-        for row in &step.rows {
-            match self.walks.is_decode(row.walk) {
-                true => work.add_decode(row.positions.start),
-                false => work.add_prefill(row.positions.clone()),
-            }
-        }
-        work
-    }
-
     fn pack(&mut self) -> Option<StepPlan> {
-        let packing = pack(&self.running, &self.config, &self.walks, &self.pace, self.before)?;
+        let mut ahead = std::mem::take(&mut self.ahead);
+        let Self { running, config, walks, .. } = self;
+        let candidate = |(ticket, request): (&Ticket, _)| Candidate::new(*ticket, request, config, walks);
+        let mut candidates: Vec<Candidate<'_>> = running.iter_mut().filter_map(candidate).collect();
+        let packing = pack(&candidates, config, &self.pace, self.before)?;
         let since_alone = if packing.alone { 0 } else { self.before.since_alone.saturating_add(1) };
         self.before = Before { mixed: Some(packing.mixed), since_alone };
-        for ticket in &packing.passed_over {
-            if let Some(request) = self.running.get_mut(ticket) {
-                request.passed_over = request.passed_over.saturating_add(1);
-            }
+        for &place in &packing.passed_over {
+            let request = &mut candidates[place].request;
+            request.passed_over = request.passed_over.saturating_add(1);
         }
         let number = self.next_step;
         self.next_step.0 += 1;
         let mut rows = Vec::with_capacity(packing.shares.len());
         for share in &packing.shares {
-            if let Some(request) = self.running.get_mut(&share.ticket) {
-                request.passed_over = 0;
-                rows.push(request.launch(share.ticket, number, share.walk, share.tokens));
-            }
+            let Candidate { ticket, request, .. } = &mut candidates[share.place];
+            request.passed_over = 0;
+            let prepared = ahead.settle(*ticket, |row| request.launch_prepared(number, row));
+            self.tally.rows_ahead += u64::from(prepared.is_some());
+            rows.push(prepared.unwrap_or_else(|| request.launch(*ticket, number, share.walk, share.tokens)));
         }
-        let walks = packing.shares.iter().map(|share| share.walk);
-        Some(StepPlan { number, batch_walk: self.walks.batch_walk(packing.mixed, walks), rows })
+        let own = packing.shares.iter().map(|share| share.walk);
+        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), rows })
     }
 }
 
