@@ -12,8 +12,9 @@ use tutti_proto::walks::WalkId;
 
 use crate::{
     config::{PrefillSharing, SchedulerConfig},
-    pace::Pace,
+    pace::{Allowance, Pace},
     request::{Cut, Phase, Running, Ticket},
+    step_time::Work,
     walks::Walks,
 };
 
@@ -104,17 +105,21 @@ pub(crate) fn pack(
 ) -> Option<Packing> {
     let mixed = next_in_turn(candidates.iter().map(|candidate| candidate.mixed), before.mixed)?;
     let mut shares = Vec::with_capacity(candidates.len());
+    let mut decodes = Work::default();
     let mut prefills = Vec::new();
     for (place, candidate) in candidates.iter().enumerate().filter(|(_, other)| other.mixed == mixed) {
         match candidate.phase {
-            Phase::Decoding { walk } => shares.push(Share { place, walk, tokens: 1 }),
+            Phase::Decoding { walk } => {
+                decodes.add_decode(candidate.request.computed());
+                shares.push(Share { place, walk, tokens: 1 });
+            }
             Phase::Prefilling { walk, cut, left } => {
                 let (start, age) = (candidate.request.computed(), candidate.request.passed_over);
                 prefills.push(Prefill { place, walk, cut, start, left, age, tokens: 0 });
             }
         }
     }
-    let alone = share_out(&mut prefills, shares.len(), config, pace, before.since_alone);
+    let alone = share_out(&mut prefills, &decodes, config, pace, before.since_alone);
     if alone {
         shares.clear();
     }
@@ -131,11 +136,12 @@ fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Op
 /// Gives each prefill its tokens. True if the first of them has the step alone.
 fn share_out(
     prefills: &mut [Prefill],
-    decodes: usize,
+    beside: &Work,
     config: &SchedulerConfig,
     pace: &Pace,
     since_alone: u32,
 ) -> bool {
+    let decodes = beside.decodes();
     let fair = config.prefill_sharing == PrefillSharing::Fair;
     let order = |prefill: &Prefill| if fair || prefill.is_overdue() { prefill.age } else { 0 };
     prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.place));
@@ -148,9 +154,7 @@ fn share_out(
         return true;
     }
     let mut step = Room::new(config, budget, decodes + prefills.len());
-    if decodes > 0 {
-        step.paced = pace.prefill_tokens(step.grid);
-    }
+    step.paced = pace.beside(beside, step.grid);
     let overdue = prefills.iter().take_while(|prefill| prefill.is_overdue()).count();
     let (overdue, in_time) = prefills.split_at_mut(overdue);
     overdue.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
@@ -186,8 +190,8 @@ impl Prefill {
 struct Room {
     /// Tokens of the budget.
     budget: usize,
-    /// Tokens that the decodes' pace allows.
-    paced: usize,
+    /// What the decodes' pace allows.
+    paced: Allowance,
     /// The most for one prefill that may be cut.
     cap: usize,
     /// Chunks end at multiples of this.
@@ -202,13 +206,14 @@ impl Room {
         let caps = [config.max_prefill_chunk, threshold, Some(config.max_step_tokens)];
         let cap = caps.into_iter().flatten().min().unwrap_or(budget);
         let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
-        Self { budget, paced: usize::MAX, cap, grid, begun: false }
+        Self { budget, paced: Allowance::ALL, cap, grid, begun: false }
     }
 
     /// Whoever cannot be cut and is overdue has waited long enough for the decodes' pace not to matter.
     fn room_for(&self, prefill: &Prefill) -> usize {
         let unpaced = prefill.is_whole() && prefill.is_overdue();
-        if unpaced { self.budget } else { self.budget.min(self.paced) }
+        let from = prefill.start + prefill.tokens;
+        if unpaced { self.budget } else { self.budget.min(self.paced.tokens(from)) }
     }
 
     /// Gives a prefill as much as it can get, up to `share`, beyond what it has.
@@ -220,9 +225,9 @@ impl Room {
             true => 0,
             false => self.chunk(prefill, left, room),
         };
+        self.paced.spend(prefill.start + prefill.tokens, tokens);
         prefill.tokens += tokens;
         self.budget -= tokens;
-        self.paced = self.paced.saturating_sub(tokens);
         self.begun |= tokens > 0;
     }
 
@@ -242,14 +247,16 @@ impl Room {
     /// Max-min fair: equal shares, and what the smallest leave of theirs is shared by the others. Where there is less
     /// than a chunk for each, the first ones get a chunk and the others come first in a later step.
     fn share_equally(&mut self, prefills: &mut [Prefill]) {
-        let mut room = self.budget.min(self.paced);
+        // As if all were where the farthest is: what this leaves of the pace goes to whoever is first.
+        let farthest = prefills.iter().map(|prefill| prefill.start).max().unwrap_or(0);
+        let mut room = self.budget.min(self.paced.tokens(farthest));
         let served = prefills.len().min((room / self.grid).max(1));
         let mut by_need: Vec<&mut Prefill> = prefills[..served].iter_mut().collect();
         by_need.sort_by_key(|prefill| prefill.left);
         for (place, prefill) in by_need.into_iter().enumerate() {
             let share = room / (served - place);
             self.serve(prefill, share);
-            room = self.budget.min(self.paced);
+            room = self.budget.min(self.paced.tokens(farthest));
         }
     }
 }

@@ -13,11 +13,13 @@ use crate::{
     config::{Admission, ConfigError, SchedulerConfig},
     door,
     launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
+    least_time::LeastTime,
     pace::Pace,
     packing::{Before, Candidate, pack},
     pages::PagePool,
     request::{Request, Running, Ticket},
     step::{Ending, Outcome, RowCommit, RowOutcome, StepPlan, Turn},
+    step_time::Work,
     walks::Walks,
 };
 
@@ -31,6 +33,7 @@ pub struct Scheduler {
     walks: Walks,
     pool: PagePool,
     pace: Pace,
+    least_time: LeastTime,
     /// Accepted, holding nothing, in order.
     waiting: BTreeMap<Ticket, Request>,
     /// Holding pages, in order.
@@ -90,6 +93,7 @@ impl Scheduler {
         Ok(Self {
             walks: Walks::new(model, config.chunking)?,
             pace: Pace::new(config.target_itl),
+            least_time: LeastTime::default(),
             pool: PagePool::new(config.pages, config.page_tokens),
             config,
             waiting: BTreeMap::new(),
@@ -143,8 +147,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends what was cancelled and what is late, admits what fits, and packs the next step. `now` is any clock that does
-    /// not go back; it is compared with deadlines and nothing else.
+    /// Ends what was cancelled, what is late and what is certain to be, admits what fits, and packs the next step. `now` is
+    /// any clock that does not go back; it is compared with deadlines and nothing else.
     ///
     /// Requests that another step still computes are left to it, so the next step may be planned while one runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
@@ -165,8 +169,10 @@ impl Scheduler {
     /// here does a request advance, and only by what its own row did.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
-        let decodes = step.rows.iter().filter(|row| self.walks.is_decode(row.walk)).count();
-        self.pace.observe(decodes, step.tokens() - decodes, took);
+        self.pace.observe(&self.work(&step), took);
+        let prefills = || step.rows.iter().filter(|row| !self.walks.is_decode(row.walk));
+        let bare = prefills().filter(|row| row.positions.start == 0).count() == step.rows.len();
+        self.least_time.observe(prefills().map(|row| row.positions.len()).sum(), bare, took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
@@ -210,8 +216,8 @@ impl Scheduler {
         self.tickets.is_empty()
     }
 
-    /// Ends what was cancelled or is late, in every state but one: a request inside a step keeps its pages until the step
-    /// is back.
+    /// Ends what was cancelled, is late or is certain to be, in every state but one: a request inside a step keeps its
+    /// pages until the step is back.
     fn sweep(&mut self, now: Duration) -> Vec<Ending> {
         let mut endings = Vec::new();
         for key in std::mem::take(&mut self.cancelled) {
@@ -219,12 +225,44 @@ impl Scheduler {
                 self.cancelled.insert(key);
             }
         }
-        let late: Vec<GraphKey> =
-            self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now).map(|(_, key)| *key).collect();
-        for key in late {
-            self.end(key, Outcome::DeadlineExceeded, &mut endings);
+        // Whoever has more time than the longest prefill needs at the least is in no danger.
+        let near = now + self.least_time.of(self.config.max_context, self.config.max_chunk());
+        let near: Vec<_> =
+            self.deadlines.iter().take_while(|(deadline, _)| *deadline <= near).copied().collect();
+        for (deadline, key) in near {
+            let left = deadline.saturating_sub(now);
+            let needed = self.needed_at_least(key, left);
+            if left.is_zero() {
+                self.end(key, Outcome::DeadlineExceeded, &mut endings);
+            } else if needed > left {
+                self.end(key, Outcome::DeadlineUnreachable { needed, left }, &mut endings);
+            }
         }
         endings
+    }
+
+    /// The least time that a request would be away from its next token if it were alone from here on; exact enough to be
+    /// compared with `left`.
+    fn needed_at_least(&mut self, key: GraphKey, left: Duration) -> Duration {
+        let Some(ticket) = self.tickets.get(&key) else { return Duration::ZERO };
+        let chunk = self.config.max_chunk();
+        if let Some(request) = self.running.get(ticket) {
+            let (tokens, most) = request.prefill_left(chunk);
+            return self.least_time.of(tokens, most);
+        }
+        let Some(request) = self.waiting.get_mut(ticket) else { return Duration::ZERO };
+        let most = request.most_in_a_step(chunk);
+        let needed = self.least_time.of(request.prefill_end().saturating_sub(request.known_tokens), most);
+        // What others have computed of it is looked up only where that decides, since it takes time to do.
+        if needed <= left || !request.look_up(&self.pool) {
+            return needed;
+        }
+        let prefills = |other: &Running| other.is_in_step() && other.prefill_left(chunk).0 > 0;
+        if self.running.values().any(prefills) {
+            // Somebody may be computing it right now.
+            return Duration::ZERO;
+        }
+        self.least_time.of(request.prefill_end().saturating_sub(request.known_tokens), most)
     }
 
     /// Ends a request unless it is inside a step. False if it is.
@@ -297,6 +335,18 @@ impl Scheduler {
             self.tally.cached_tokens += running.computed() as u64;
             self.running.insert(ticket, running);
         }
+    }
+
+    /// What a step has to do.
+    fn work(&self, step: &StepPlan) -> Work {
+        let mut work = Work::default();
+        for row in &step.rows {
+            match self.walks.is_decode(row.walk) {
+                true => work.add_decode(row.positions.start),
+                false => work.add_prefill(row.positions.clone()),
+            }
+        }
+        work
     }
 
     fn pack(&mut self) -> Option<StepPlan> {
