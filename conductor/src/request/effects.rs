@@ -34,6 +34,8 @@ pub enum EndingKind {
     Cancelled,
     /// Failed, and how.
     Failed(ErrorKind),
+    /// Turned away at a worker's door, and why.
+    Refused(ErrorKind),
 }
 
 /// What the caller has to do after an event.

@@ -11,7 +11,7 @@
 //! | Running | finished by the last rank, with a reason                 | Ended      | finished                              |
 //! | Running | finished by the last rank, no reason, graphs to go       | Waiting    | the caller finds the next place       |
 //! | Running | finished, but ranks or token counts disagree             | Ended      | failed: internal; `CancelGraph`       |
-//! | Running | failed by a rank                                         | Ended      | failed; `CancelGraph` to the others   |
+//! | Running | failed or refused by a rank                              | Ended      | failed; `CancelGraph` to the others   |
 //! | Running | a worker of the group is lost, replays are left          | Waiting    | replay: the next incarnation, from its first graph; `CancelGraph` to the others |
 //! | Running | a worker of the group is lost, no replay is left         | Ended      | failed: unavailable; `CancelGraph` to the others |
 //! | Running | a worker of the group is lost, a rank finished, and all tokens are here | Ended | finished; `CancelGraph` to the others |
@@ -27,13 +27,13 @@
 //! first token is the one after them, and random numbers, penalties and counts go by positions and by the whole output,
 //! so the client's stream goes on as if nothing had happened.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use tracing::{Span, field};
 use tutti_proto::{Epoch, GraphId, GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
-use super::{Dropped, Effects, EndingKind, GraphPlan, Placement, RowOutcome, run::Run};
+use super::{Deadline, Dropped, Effects, EndingKind, GraphPlan, Placement, RowOutcome, run::Run};
 use crate::mailbox::{self, Ending};
 
 /// One request, from acceptance until no worker holds anything of it.
@@ -41,6 +41,7 @@ use crate::mailbox::{self, Ending};
 pub struct Request {
     id: RequestId,
     spec: Arc<pb::RequestSpec>,
+    deadline: Option<Deadline>,
     graphs: Vec<GraphPlan>,
     /// Which try this is. Replay makes a new one.
     incarnation: Incarnation,
@@ -75,6 +76,7 @@ impl Request {
     pub fn accept(
         id: RequestId,
         spec: pb::RequestSpec,
+        deadline: Option<Deadline>,
         graphs: Vec<GraphPlan>,
         max_replays: u32,
         output: mailbox::Sender,
@@ -85,6 +87,7 @@ impl Request {
             id,
             span,
             spec: Arc::new(spec),
+            deadline,
             graphs,
             incarnation: Incarnation(0),
             max_replays,
@@ -129,8 +132,9 @@ impl Request {
         self.in_vain && self.incarnation.0 == self.max_replays
     }
 
-    /// Starts the next graph there. `None`, and no change, unless the request waits for a place.
-    pub fn launch(&mut self, placement: Placement) -> Option<pb::LaunchGraph> {
+    /// Starts the next graph there, with the time that is left of its deadline. `None`, and no change, unless the request
+    /// waits for a place.
+    pub fn launch(&mut self, placement: Placement, now: Instant) -> Option<pb::LaunchGraph> {
         let graph = self.graphs.get(self.graph)?;
         let key = self.key();
         let message = || pb::LaunchGraph {
@@ -138,6 +142,7 @@ impl Request {
             walks: graph.walks.iter().map(|walk| walk.0).collect(),
             spec: Some(self.spec.as_ref().clone()),
             generated: self.generated.clone(),
+            timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
         };
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Waiting { output } => {
@@ -305,6 +310,7 @@ impl Request {
         let finished = match outcome {
             Some(Outcome::Finished(finished)) => finished,
             Some(Outcome::Failed(fault)) => return self.end_early(Ending::Failed(fault.into())),
+            Some(Outcome::Refused(fault)) => return self.end_early(Ending::Refused(fault.into())),
             Some(Outcome::Cancelled(_)) => return self.break_off("a worker cancelled it unasked".into()),
             None => return self.break_off("a completion came without an outcome".into()),
         };
@@ -368,6 +374,7 @@ fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {
         Ending::Finished(_) => EndingKind::Finished,
         Ending::Cancelled => EndingKind::Cancelled,
         Ending::Failed(error) => EndingKind::Failed(error.kind()),
+        Ending::Refused(error) => EndingKind::Refused(error.kind()),
     };
     output.end(ending);
     kind

@@ -1,12 +1,14 @@
 //! What the conductor knows of a request: the checks at the door, its worker graphs, and its state machine.
 //! Pure: no I/O, no clock, no device.
 
+mod deadline;
 pub mod door;
 mod effects;
 mod machine;
 mod plan;
 mod run;
 
+pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
 pub use machine::Request;
 pub use plan::{GraphPlan, text_walks, worker_graphs};
