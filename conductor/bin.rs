@@ -158,6 +158,8 @@ fn backend_options(
             max_queued_requests: config.max_queued_requests,
             max_model_len: config.max_model_len,
             max_replays: config.max_replays,
+            heartbeat_timeout: Duration::from_secs(config.heartbeat_timeout.into()),
+            hang_timeout: Duration::from_secs(config.hang_timeout.into()),
         },
         served: Served {
             name: config.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone()),

@@ -39,6 +39,7 @@ pub struct Backend {
     cluster: Arc<Cluster>,
     supervisor: Supervisor,
     gate: JoinHandle<Result<(), Error>>,
+    watchdog: JoinHandle<()>,
 }
 
 impl Backend {
@@ -57,8 +58,10 @@ impl Backend {
         let cluster = Arc::new(Cluster::new(options.limits, options.served, metrics, health));
         let gate = Gate::new(cluster.clone(), admission, options.worker_settings, options.display);
         let gate = tokio::spawn(gate.serve(options.listener));
+        let watched = cluster.clone();
+        let watchdog = tokio::spawn(async move { watched.watch().await });
         let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers)?;
-        Ok(Self { cluster, supervisor, gate })
+        Ok(Self { cluster, supervisor, gate, watchdog })
     }
 
     /// The heart.
@@ -74,6 +77,7 @@ impl Backend {
                 Ok(Err(error)) => error,
                 _ => Error::internal("the workers' gate has closed"),
             },
+            _ = &mut self.watchdog => Error::internal("the watchdog over workers has ended"),
             () = self.supervisor.ended() => Error::internal("the supervisor of workers has ended"),
         }
     }
@@ -91,6 +95,7 @@ impl Backend {
     /// Completes once all workers are gone. To be called after [`Backend::drain`].
     pub async fn stop(self) {
         self.supervisor.stop().await;
+        self.watchdog.abort();
         self.gate.abort();
     }
 }

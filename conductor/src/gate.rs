@@ -201,6 +201,7 @@ impl Reader {
                 self.loading.abandon(self.name());
                 self.cluster.on_load_failed(self.worker, failed.fault.unwrap_or_default());
             }
+            FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
             FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),
         }
     }

@@ -81,6 +81,7 @@ pub struct ConductorMetrics {
     steps: PerWorker,
     workers_ready: Gauge,
     restarts: Family<WorkerLabel, Counter>,
+    fenced: Family<ReasonLabel, Counter>,
     refusals: Family<ReasonLabel, Counter>,
     oldest_waiting: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
     trace_steps_lost: PerWorker,
@@ -111,6 +112,7 @@ impl ConductorMetrics {
             steps: Default::default(),
             workers_ready: Default::default(),
             restarts: Default::default(),
+            fenced: Default::default(),
             refusals: Default::default(),
             oldest_waiting: Default::default(),
             trace_steps_lost: Default::default(),
@@ -141,6 +143,8 @@ impl ConductorMetrics {
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
+            let help = "Workers taken for dead while they held their streams, by what they did";
+            r.register("workers_fenced", help, new.fenced.clone());
             let help = "Requests refused at the conductor's or a worker's door, by reason";
             r.register("requests_refused", help, new.refusals.clone());
             let help = "Age of the oldest request that no step has had a row of yet";
@@ -274,6 +278,10 @@ impl ConductorMetrics {
 
     pub(crate) fn ready(&self, workers: usize) {
         self.workers_ready.set(workers as i64);
+    }
+
+    pub(crate) fn fenced(&self, reason: &'static str) {
+        self.fenced.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     pub(crate) fn restarted(&self, worker: Rank) {

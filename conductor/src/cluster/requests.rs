@@ -1,6 +1,9 @@
 //! The cluster's requests: admission, launches, reports, endings.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tutti_proto::{
     RequestId, WorkerId,
@@ -95,10 +98,11 @@ impl Cluster {
     /// Takes all that one step of a worker brought.
     pub fn on_report(&self, from: WorkerId, report: pb::StepReport) {
         let mut state = self.state.lock();
-        let Some(worker) = state.workers.get_mut(from) else { return self.drop_late(report) };
+        let Some(worker) = state.workers.hear(from) else { return self.drop_late(report) };
+        worker.stuck = Duration::ZERO;
         if let Some(load) = report.load {
+            worker.take_load(load);
             self.metrics.load(worker.rank, &load);
-            worker.load = load;
             if let Some(work) = &report.work {
                 self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);
             }

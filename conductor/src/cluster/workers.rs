@@ -1,10 +1,14 @@
 //! The workers as the conductor sees them: who is joined, who is ready, who has the least to do.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use tokio::sync::mpsc;
 use tonic::Status;
 use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
+use tutti_runtime::Error;
 
 use crate::request::{Placement, Request};
 
@@ -23,6 +27,10 @@ pub struct Worker {
     pub model: Option<pb::ModelDescription>,
     /// `None` once the worker is turned away: its stream ends, and with it the worker.
     pub link: Option<Link>,
+    /// How long nothing has come from it.
+    pub silent: Duration,
+    /// How long it has had work and nothing has come of it.
+    pub stuck: Duration,
     /// What is there, by graph.
     graphs: HashMap<GraphKey, Booking>,
     /// Their sum.
@@ -34,6 +42,27 @@ impl Worker {
     /// The requests that it has something of.
     pub fn requests(&self) -> BTreeSet<RequestId> {
         self.graphs.keys().map(|key| key.request).collect()
+    }
+
+    /// Whether something was sent there that is not over.
+    pub fn has_work(&self) -> bool {
+        !self.graphs.is_empty()
+    }
+
+    /// Its own count, in which progress shows.
+    pub fn take_load(&mut self, load: pb::WorkerLoad) {
+        if (load.steps, load.forwards) != (self.load.steps, self.load.forwards) {
+            self.stuck = Duration::ZERO;
+        }
+        self.load = load;
+    }
+
+    /// Ends its stream and says why. What it says from here on counts for nothing that it is not told of.
+    pub fn turn_away(&mut self, why: Error) {
+        if let Some(link) = self.link.take() {
+            // A link without room is one that nobody reads.
+            let _ = link.try_send(Err(why.into()));
+        }
     }
 
     /// What the worker's model calls this walk.
@@ -96,6 +125,8 @@ impl Workers {
             load: pb::WorkerLoad::default(),
             model: None,
             link: Some(link),
+            silent: Duration::ZERO,
+            stuck: Duration::ZERO,
             graphs: HashMap::new(),
             booked: Booking::default(),
             launched: 0,
@@ -110,6 +141,17 @@ impl Workers {
 
     pub fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
         self.by_id.get_mut(&id)
+    }
+
+    /// The one that has just said something.
+    pub fn hear(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        let worker = self.by_id.get_mut(&id)?;
+        worker.silent = Duration::ZERO;
+        Some(worker)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (WorkerId, &mut Worker)> {
+        self.by_id.iter_mut().map(|(id, worker)| (*id, worker))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
@@ -140,6 +182,9 @@ impl Workers {
             && let Entry::Vacant(place) = worker.graphs.entry(key)
         {
             place.insert(booking);
+            if worker.booked.requests == 0 {
+                worker.stuck = Duration::ZERO;
+            }
             worker.booked.add(booking);
             worker.launched += 1;
         }

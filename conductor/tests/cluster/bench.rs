@@ -40,6 +40,8 @@ pub fn limits(spawned_workers: u32) -> Limits {
         max_queued_requests: 1,
         max_model_len: None,
         max_replays: 2,
+        heartbeat_timeout: Duration::from_secs(3),
+        hang_timeout: Duration::from_secs(10),
     }
 }
 
@@ -175,6 +177,11 @@ impl FakeWorker {
     pub async fn hear(&mut self) -> Option<FromConductor> {
         let message: Result<_, Status> = soon("a message to the worker", self.from.message()).await;
         message.unwrap().and_then(|message| message.message)
+    }
+
+    /// Why the conductor ends the stream.
+    pub async fn turned_away(&mut self) -> Error {
+        soon("the end of the stream", self.from.message()).await.unwrap_err().into()
     }
 
     pub async fn launched(&mut self) -> pb::LaunchGraph {

@@ -168,6 +168,13 @@ impl Conductor for FakeConductor {
         Ok(Response::new(stream::iter(pieces).boxed()))
     }
 
+    async fn drain_worker(
+        &self,
+        _: Request<pb::DrainWorkerRequest>,
+    ) -> Result<Response<pb::DrainWorkerResponse>, Status> {
+        Err(Status::unimplemented("a fake has no workers"))
+    }
+
     async fn get_cluster(
         &self,
         _: tonic::Request<GetClusterRequest>,
