@@ -4,7 +4,11 @@
 //! does, so that a conductor that stops reading for a while stops the work and nothing else. A panic here ends the
 //! process at once, since nothing could be trusted behind a heartbeat that goes on.
 
-use std::{io, process, thread};
+use std::{
+    io, process,
+    sync::{Arc, atomic::AtomicU64},
+    thread,
+};
 
 use tokio::{
     runtime::Handle,
@@ -39,6 +43,8 @@ pub struct Wires {
     pub outbox: mpsc::Sender<pb::WorkerMessage>,
     /// The load as of the last step, for heartbeats.
     pub load: watch::Sender<pb::WorkerLoad>,
+    /// Forwards that have come back, for heartbeats during a step.
+    pub forwards: Arc<AtomicU64>,
 }
 
 /// Starts the thread: it loads, says Ready or LoadFailed, and then steps until it has drained or `commands` ends. The
@@ -69,6 +75,7 @@ fn run(settings: &WorkerSettings, rank: Rank, mut wires: Wires, runtime: &Handle
     let mut loaded = loading::load_engine(settings, rank, tell);
     let said = match &mut loaded {
         Ok(engine) => {
+            engine.count_forwards(wires.forwards.clone());
             wires.load.send_replace(engine.load());
             ToConductor::Ready(loading::ready(engine))
         }
@@ -117,7 +124,7 @@ enum Until {
 }
 
 fn step_until_done(engine: &mut impl Steps, wires: &mut Wires, runtime: &Handle) -> Result<(), Error> {
-    let Wires { commands, outbox, load } = wires;
+    let Wires { commands, outbox, load, .. } = wires;
     let mut until = Until::Told;
     loop {
         while let Ok(command) = commands.try_recv() {
@@ -229,7 +236,7 @@ mod tests {
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(2);
         let (load, _) = watch::channel(pb::WorkerLoad::default());
-        let mut wires = Wires { commands: inbox, outbox, load };
+        let mut wires = Wires { commands: inbox, outbox, load, forwards: Arc::default() };
         let runtime = Handle::current();
         let ended = thread::spawn(move || {
             let mut engine = Fake { steps_left, ..Fake::default() };

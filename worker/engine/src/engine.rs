@@ -2,6 +2,10 @@
 
 use std::{
     collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -103,6 +107,12 @@ impl Engine {
     /// From the next step on, `observer` is told of each.
     pub fn set_observer(&mut self, observer: Box<dyn StepObserver>) {
         self.observer = Some(observer);
+    }
+
+    /// From now on, the forwards that have come back are counted there, for whoever watches from another thread. The count
+    /// moves inside a step too, where one of its prefills is run as many.
+    pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
+        self.batch.forwards = forwards;
     }
 
     /// Takes a graph. What cannot be run is told by a refused completion in the next report: each launch has one ending,
@@ -241,7 +251,8 @@ impl Engine {
     pub fn load(&mut self) -> pb::WorkerLoad {
         let oldest = self.arrivals.oldest();
         let lost = self.observer.as_ref().map_or(0, |observer| observer.lost());
-        report::load(self.scheduler.load(), oldest, lost)
+        let forwards = self.batch.forwards.load(Ordering::Relaxed);
+        report::load(self.scheduler.load(), oldest, lost, forwards)
     }
 
     /// Whether no request is held and nothing is left to tell.

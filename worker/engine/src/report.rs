@@ -69,7 +69,12 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
     }
 }
 
-pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) -> pb::WorkerLoad {
+pub(crate) fn load(
+    load: Load,
+    oldest_waiting: Duration,
+    trace_steps_lost: u64,
+    forwards: u64,
+) -> pb::WorkerLoad {
     pb::WorkerLoad {
         running: load.running as u32,
         waiting: load.waiting as u32,
@@ -82,5 +87,6 @@ pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) 
         preemptions: load.tally.preemptions,
         prefill_tokens: load.tally.prefill_tokens,
         cached_tokens: load.tally.cached_tokens,
+        forwards,
     }
 }
