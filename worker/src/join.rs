@@ -233,9 +233,8 @@ impl Voice {
                     }
                 }
             }
-            let load =
-                pb::WorkerLoad { forwards: self.forwards.load(Ordering::Relaxed), ..*self.load.borrow() };
-            let beat = pb::Heartbeat { load: Some(load) };
+            let forwards = self.forwards.load(Ordering::Relaxed);
+            let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
             // An outbox without room holds reports, which say as much.
             if let Err(mpsc::error::TrySendError::Closed(_)) = self.outbox.try_send(message) {

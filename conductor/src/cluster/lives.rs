@@ -215,10 +215,10 @@ impl Cluster {
     }
 
     /// A worker's own count of what it does.
-    pub fn on_heartbeat(&self, id: WorkerId, load: pb::WorkerLoad) {
+    pub fn on_heartbeat(&self, id: WorkerId, beat: &pb::Heartbeat) {
         if let Some(worker) = self.state.lock().workers.hear(id) {
-            worker.take_load(load);
-            self.metrics.load(worker.rank, &load);
+            worker.take_heartbeat(beat);
+            self.metrics.load(worker.rank, &worker.load);
         }
     }
 

@@ -101,7 +101,7 @@ impl Cluster {
         let Some(worker) = state.workers.hear(from) else { return self.drop_late(report) };
         worker.stuck = Duration::ZERO;
         if let Some(load) = report.load {
-            worker.take_load(load);
+            worker.load = load;
             self.metrics.load(worker.rank, &load);
             if let Some(work) = &report.work {
                 self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);

@@ -27,6 +27,8 @@ pub struct Worker {
     pub model: Option<pb::ModelDescription>,
     /// `None` once the worker is turned away: its stream ends, and with it the worker.
     pub link: Option<Link>,
+    /// As of its last heartbeat.
+    forwards: u64,
     /// How long nothing has come from it.
     pub silent: Duration,
     /// How long it has had work and nothing has come of it.
@@ -50,11 +52,12 @@ impl Worker {
     }
 
     /// Its own count, in which progress shows.
-    pub fn take_load(&mut self, load: pb::WorkerLoad) {
-        if (load.steps, load.forwards) != (self.load.steps, self.load.forwards) {
+    pub fn take_heartbeat(&mut self, beat: &pb::Heartbeat) {
+        let load = beat.load.unwrap_or_default();
+        if (load.steps, beat.forwards) != (self.load.steps, self.forwards) {
             self.stuck = Duration::ZERO;
         }
-        self.load = load;
+        (self.load, self.forwards) = (load, beat.forwards);
     }
 
     /// Ends its stream and says why. What it says from here on counts for nothing that it is not told of.
@@ -125,6 +128,7 @@ impl Workers {
             load: pb::WorkerLoad::default(),
             model: None,
             link: Some(link),
+            forwards: 0,
             silent: Duration::ZERO,
             stuck: Duration::ZERO,
             graphs: HashMap::new(),

@@ -104,8 +104,8 @@ async fn what_brings_every_worker_down_fails_and_takes_no_other_with_it() {
 
 /// Heartbeats with this count, until it has been taken.
 async fn beat(bench: &Bench, worker: &FakeWorker, rank: u32, forwards: u64) {
-    let load = pb::WorkerLoad { steps: 1, forwards, trace_steps_lost: forwards, ..Default::default() };
-    worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load) })).await;
+    let load = pb::WorkerLoad { steps: 1, trace_steps_lost: forwards, ..Default::default() };
+    worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards })).await;
     // Any gauge of the load will do to see that it has come.
     metric(bench, &format!(r#"tutti_trace_steps_lost{{worker="{rank}"}}"#), forwards).await;
 }
@@ -147,7 +147,7 @@ async fn a_worker_whose_step_hangs_is_fenced_and_one_with_a_long_step_or_no_work
         // The gauge by which the beat is seen is not what counts as progress.
         let load = pb::WorkerLoad { steps: 1, trace_steps_lost: tick, ..Default::default() };
         for (worker, rank) in [(&first, 0), (&idle, 2)] {
-            worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load) })).await;
+            worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 1 })).await;
             metric(&bench, &format!(r#"tutti_trace_steps_lost{{worker="{rank}"}}"#), tick).await;
         }
         beat(&bench, &second, 1, tick).await;

@@ -59,6 +59,12 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
             let error = Error::new(ErrorKind::DeadlineExceeded, "the request's time is up");
             pb::completion::Outcome::Failed(error.into())
         }
+        Outcome::DeadlineUnreachable { needed, left } => {
+            let (needed, left) = (needed.as_millis(), left.as_millis());
+            let message = format!("the prompt takes {needed} ms more at the least, and {left} ms are left");
+            let error = Error::new(ErrorKind::DeadlineExceeded, message);
+            pb::completion::Outcome::Failed(error.into())
+        }
         Outcome::Failed(why) => pb::completion::Outcome::Failed(Error::internal(why).into()),
     };
     pb::Completion {
@@ -69,12 +75,7 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
     }
 }
 
-pub(crate) fn load(
-    load: Load,
-    oldest_waiting: Duration,
-    trace_steps_lost: u64,
-    forwards: u64,
-) -> pb::WorkerLoad {
+pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) -> pb::WorkerLoad {
     pb::WorkerLoad {
         running: load.running as u32,
         waiting: load.waiting as u32,
@@ -87,6 +88,5 @@ pub(crate) fn load(
         preemptions: load.tally.preemptions,
         prefill_tokens: load.tally.prefill_tokens,
         cached_tokens: load.tally.cached_tokens,
-        forwards,
     }
 }
