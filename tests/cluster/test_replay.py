@@ -144,3 +144,37 @@ def test_what_brings_every_worker_down_is_given_up_and_says_so(start):
     short = wait_for("a worker", lambda: (r := cluster.post("/v1/completions", ask | {"max_tokens": 10})).status_code == 200 and r)
     assert short.json()["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 10)
     cluster.wait_until_idle()
+
+
+def test_a_stopped_worker_is_found_and_killed_and_its_streams_go_on(start):
+    cluster = start("--workers", 2, "--heartbeat-timeout", 2, *SIM)
+    ask = dict(max_tokens=250, ignore_eos=True, temperature=1, return_token_ids=True)
+    bodies = [ask | dict(prompt=[seed], seed=seed) for seed in range(8)]
+    stopped = cluster.workers()[0]
+    streams = Streams(cluster, "/v1/completions", bodies)
+    streams.wait_for_tokens(10)
+    kill(stopped, signal.SIGSTOP)
+    answers = streams.results()
+    assert [a["choices"][0]["token_ids"] for a in answers] == [sampled([s], s, 1, 250) for s in range(8)]
+    wait_for("another in its place", lambda: stopped not in cluster.workers() and len(cluster.workers()) == 2)
+    wait_for("ready", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    assert cluster.metrics()["tutti_workers_fenced_total"] == 1
+    cluster.wait_until_idle()
+
+
+def test_a_worker_whose_step_hangs_is_replaced(start):
+    # Heartbeats go on: it is the counters that stand still.
+    cluster = start("--workers", 1, "--hang-timeout", 1, *SIM, env={"TUTTI_SIM__HANG_AFTER": "40"})
+    answer = cluster.complete(prompt=[3, 4], max_tokens=60, ignore_eos=True, temperature=0, return_token_ids=True)
+    assert answer["choices"][0]["token_ids"] == sampled([3, 4], 0, 0, 60)
+    assert cluster.metrics()["tutti_workers_fenced_total"] == 1
+
+
+def test_a_crash_loop_ends_readiness_and_says_why(start):
+    cluster = start("--workers", 1, *SIM, env={"TUTTI_SIM__LOSE_AFTER": "0"})
+    answer = cluster.post("/v1/completions", dict(prompt=[1, 2], max_tokens=5, ignore_eos=True))
+    assert answer.status_code == 503 and "3 times" in answer.json()["error"]["message"], answer.text
+    # Not only while there is no process.
+    wait_for("a worker", lambda: cluster.metrics()["tutti_workers_ready"] == 1)
+    ready = wait_for("not ready", lambda: (r := cluster.client.get("/ready")).status_code == 503 and r)
+    assert "crash loop" in ready.text and "exit status: 70" in ready.text, ready.text
