@@ -150,7 +150,8 @@ mod tests {
     #[tokio::test]
     async fn only_what_a_dead_conductor_left_is_swept() {
         let temp = tempfile::tempdir().unwrap();
-        let dirs = ["tutti-dead", "tutti-alive", "tutti-new", "other-dead"].map(|name| temp.path().join(name));
+        let dirs =
+            ["tutti-dead", "tutti-alive", "tutti-new", "other-dead"].map(|name| temp.path().join(name));
         dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
         let [dead, alive, new, other] = &dirs;
         let _alive = bind_unix(&alive.join(SOCKET)).unwrap();

@@ -11,6 +11,9 @@ mod status;
 mod watchdog;
 mod workers;
 
+#[cfg(test)]
+mod properties;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -37,7 +40,7 @@ use crate::{
 };
 
 /// Ranks are places in a cluster of at most this many workers.
-const MAX_WORKERS: u32 = 1024;
+pub const MAX_WORKERS: u32 = 1024;
 
 /// The bounds a cluster works under.
 #[derive(Clone, Debug)]

@@ -212,9 +212,9 @@ impl Cluster {
         for (worker, key) in effects.cancel {
             state.workers.send(worker, ToWorker::Cancel(pb::CancelGraph { key: Some(key.into()) }));
         }
-        let room = !effects.released.is_empty();
+        let mut room = false;
         for (worker, key) in effects.released {
-            state.workers.release(worker, key);
+            room |= state.workers.release(worker, key);
         }
         if let Some(why) = effects.dropped {
             self.metrics.dropped(why);

@@ -194,13 +194,12 @@ impl Workers {
         }
     }
 
-    /// Counts a graph that is over there.
-    pub fn release(&mut self, id: WorkerId, key: GraphKey) {
-        if let Some(worker) = self.by_id.get_mut(&id)
-            && let Some(booking) = worker.graphs.remove(&key)
-        {
-            worker.booked.take(booking);
-        }
+    /// Counts a graph that is over there. Whether that makes room: a worker that is gone has none.
+    pub fn release(&mut self, id: WorkerId, key: GraphKey) -> bool {
+        let Some(worker) = self.by_id.get_mut(&id) else { return false };
+        let Some(booking) = worker.graphs.remove(&key) else { return false };
+        worker.booked.take(booking);
+        true
     }
 
     /// Sends, without waiting. A worker that cannot be told something is turned away: nothing it says later counts on
