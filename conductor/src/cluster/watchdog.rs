@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use tokio::time::{MissedTickBehavior, interval};
-use tutti_proto::{WorkerId, cluster::v1 as pb};
+use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
 
 use super::{Cluster, State, workers::Worker};
 
@@ -29,7 +29,7 @@ impl Cluster {
         }
     }
 
-    /// So much time has passed, in which every message that had come by then has been taken.
+    /// So much time has passed since the last look.
     pub fn tick(&self, time: Duration) {
         let mut state = self.state.lock();
         let dead: Vec<(WorkerId, Silence)> = state
@@ -60,7 +60,7 @@ impl Cluster {
     fn is_hopeless(&self, state: &State) -> bool {
         let here =
             state.workers.iter().any(|(_, w)| w.link.is_some() && w.phase != pb::WorkerPhase::Draining);
-        let spawned = || (0..self.limits.spawned_workers).map(tutti_proto::Rank);
+        let spawned = || (0..self.limits.spawned_workers).map(Rank);
         !here && spawned().all(|rank| state.ranks.get(rank).is_some_and(|record| record.is_hopeless()))
     }
 }

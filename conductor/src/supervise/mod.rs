@@ -26,6 +26,8 @@ use crate::cluster::{Cluster, Exit, Presence};
 
 /// How long a worker may take to leave once it was told to, or once its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long a child may take to join, which it does before it loads anything.
+const JOINING: Duration = Duration::from_secs(60);
 /// How often a living child is held against what the cluster knows of it.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
@@ -144,6 +146,11 @@ impl Keeper {
                         break child.wait().await;
                     }
                     Presence::Left => break self.see_off(&mut child, "its stream has ended").await,
+                    Presence::Awaited if born.elapsed() >= JOINING => {
+                        tracing::warn!(worker = %self.rank, pid = child.pid(), "killing a worker that does not join");
+                        child.kill();
+                        break child.wait().await;
+                    }
                     Presence::Here if !well && born.elapsed() >= WELL => {
                         well = true;
                         self.cluster.on_well(self.rank);
