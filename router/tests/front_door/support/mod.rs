@@ -24,9 +24,10 @@ use tonic::{
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
-    GetClusterResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent,
-    RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, ModelDescription, PromptLogprobs,
+    ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob,
+    TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{FrontDoor, RouterConfig};
@@ -170,8 +171,8 @@ impl Conductor for FakeConductor {
 
     async fn drain_worker(
         &self,
-        _: Request<pb::DrainWorkerRequest>,
-    ) -> Result<Response<pb::DrainWorkerResponse>, Status> {
+        _: tonic::Request<DrainWorkerRequest>,
+    ) -> Result<Response<DrainWorkerResponse>, Status> {
         Err(Status::unimplemented("a fake has no workers"))
     }
 
