@@ -38,7 +38,8 @@ def test_every_stream_survives_the_death_of_each_worker(start):
     assert all(answer["usage"]["completion_tokens"] == 250 for answer in answers)
     cluster.wait_until_idle()
     seen = cluster.metrics()
-    assert seen["tutti_request_replays_total"] >= 24 and seen["tutti_generated_tokens_total"] == 24 * 250
+    # At least those that the first one had.
+    assert seen["tutti_request_replays_total"] >= 12 and seen["tutti_generated_tokens_total"] == 24 * 250
 
 
 def sampling_zoo():
@@ -73,9 +74,10 @@ def test_answers_are_bit_identical_whatever_they_depend_on(start):
 
 
 def test_chat_text_goes_on_where_it_was(start):
-    cluster = start("--workers", 1)
+    # Whatever tokens: also those whose characters are not whole yet when the worker dies.
+    cluster = start("--workers", 1, *SIM)
     body = dict(messages=[{"role": "user", "content": "Count from 1 to 300"}], max_tokens=400, seed=3, temperature=1)
-    body |= dict(stream_options={"include_usage": True}, min_tokens=200)
+    body |= dict(stream_options={"include_usage": True}, ignore_eos=True)
 
     def content(events):
         return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
