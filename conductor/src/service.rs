@@ -65,11 +65,11 @@ impl Conductor for ConductorService {
         &self,
         request: Request<pb::SubmitRequest>,
     ) -> Result<Response<Self::SubmitStream>, Status> {
-        let pb::SubmitRequest { spec, timeout_ms } = request.into_inner();
+        let pb::SubmitRequest { spec, timeout_ms, generated } = request.into_inner();
         if timeout_ms == Some(0) {
             return Err(Error::new(ErrorKind::DeadlineExceeded, "no time is left for the request").into());
         }
-        let submission = self.cluster.submit(spec.unwrap_or_default())?;
+        let submission = self.cluster.resume(spec.unwrap_or_default(), generated)?;
         let submission = match timeout_ms {
             Some(timeout_ms) => submission.with_timeout(timeout_ms),
             None => submission,

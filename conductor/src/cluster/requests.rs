@@ -18,7 +18,12 @@ use crate::{
 impl Cluster {
     /// Accepts a request and launches it, or says why not. Dropping the submission cancels it.
     pub fn submit(self: &Arc<Self>, spec: pb::RequestSpec) -> Result<Submission, Error> {
-        let accepted = self.accept(spec);
+        self.resume(spec, Vec::new())
+    }
+
+    /// As [`Cluster::submit`], for a request that has had this output elsewhere: it goes on behind it.
+    pub fn resume(self: &Arc<Self>, spec: pb::RequestSpec, generated: Vec<u32>) -> Result<Submission, Error> {
+        let accepted = self.accept(spec, generated);
         match accepted {
             Ok((id, output)) => Ok(Submission::new(self.clone(), id, output)),
             Err(error) => {
@@ -28,9 +33,15 @@ impl Cluster {
         }
     }
 
-    fn accept(&self, spec: pb::RequestSpec) -> Result<(RequestId, mailbox::Receiver), Error> {
+    fn accept(
+        &self,
+        spec: pb::RequestSpec,
+        generated: Vec<u32>,
+    ) -> Result<(RequestId, mailbox::Receiver), Error> {
         // Outside the lock: a prompt may be long.
-        door::check(&spec, &*self.model()?)?;
+        let model = self.model()?;
+        door::check(&spec, &model)?;
+        door::check_generated(&generated, &spec, &model)?;
         let mut state = self.state.lock();
         self.check_admission(&state)?;
         let graphs = state.model.as_ref().map(|model| model.graphs.clone()).unwrap_or_default();
@@ -38,7 +49,8 @@ impl Cluster {
         let id = RequestId(state.next_request);
         let (output, receiver) = mailbox::channel();
         let prompt_tokens = spec.prompt.len();
-        state.requests.insert(id, Request::accept(id, spec, graphs, output));
+        let request = Request::accept(id, spec, graphs, output).behind(generated);
+        state.requests.insert(id, request);
         self.metrics.accepted(prompt_tokens, state.requests.len());
         self.in_flight.send_replace(state.requests.len());
         self.launch(&mut state, id);

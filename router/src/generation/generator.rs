@@ -170,7 +170,7 @@ impl Generator {
         // What tokenising took is gone from the client's time; none left is for the conductor to say.
         let timeout_ms = request.timeout.map(|timeout| millis(timeout.saturating_sub(arrived.elapsed())));
         let started = specs.into_iter().zip(settings).map(|(spec, settings)| {
-            let submit = SubmitRequest { spec: Some(spec), timeout_ms };
+            let submit = SubmitRequest { spec: Some(spec), timeout_ms, generated: Vec::new() };
             let mut client = self.client.clone();
             async move {
                 let events = client.submit(submit).await?.into_inner();
