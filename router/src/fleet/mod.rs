@@ -1,0 +1,260 @@
+//! The conductors behind a router: who they are, how they are, and which of them a request goes to.
+
+mod address;
+mod breaker;
+mod choice;
+mod failure;
+mod follow;
+mod identity;
+mod lease;
+mod load;
+mod member;
+mod metrics;
+mod prefix_index;
+mod recency;
+mod roster;
+mod settings;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+use tonic::transport::Channel;
+use tutti_proto::cluster::v1::plane;
+use tutti_runtime::metrics::Metrics;
+
+pub use self::{
+    address::{Conductors, check as check_conductors},
+    failure::Failure,
+    lease::Lease,
+    member::Member,
+    prefix_index::PromptBlocks,
+    settings::FleetSettings,
+};
+use self::{
+    choice::Candidate,
+    identity::Identity,
+    load::Booking,
+    member::{Contact, Timeouts},
+    metrics::FleetMetrics,
+    prefix_index::{Holder, PrefixIndex},
+    roster::Roster,
+};
+use crate::served::ServedModel;
+
+/// Blocks of a model that declares no paged plane.
+const BLOCK_TOKENS: usize = 16;
+
+/// All conductors of one router.
+pub struct Fleet {
+    settings: FleetSettings,
+    skip_tokenizer_init: bool,
+    discover: Option<String>,
+    roster: RwLock<Roster>,
+    /// Why the name given by `discover` leads nowhere at the moment.
+    lookup_trouble: Mutex<Option<String>>,
+    index: Mutex<PrefixIndex>,
+    agreed: RwLock<Option<Agreed>>,
+    /// Held by whoever decides what is served, so that two never do at once.
+    deciding: tokio::sync::Mutex<()>,
+    picks: AtomicU64,
+    holders: AtomicU64,
+    /// Raised whenever anything about a member may have changed.
+    changed: watch::Sender<u64>,
+    metrics: FleetMetrics,
+}
+
+/// What the fleet serves.
+#[derive(Clone)]
+struct Agreed {
+    identity: Identity,
+    served: Arc<ServedModel>,
+}
+
+/// A conductor that failed a choice: it is passed over until it says, in answer to a later question, that it is ready.
+pub struct Avoided {
+    member: Arc<Member>,
+    since: Instant,
+}
+
+impl Avoided {
+    /// Who.
+    pub fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// It failed now.
+    pub fn now(member: Arc<Member>) -> Self {
+        Self { member, since: Instant::now() }
+    }
+}
+
+/// How much is known of a conductor before it is sent a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// One that is ready, or was when it was asked last.
+    Ready,
+    /// Any that serves the model: its own answer is better than none.
+    Any,
+}
+
+impl Fleet {
+    /// A fleet of these conductors; nothing is known of any yet.
+    pub fn new(
+        conductors: Conductors,
+        settings: FleetSettings,
+        skip_tokenizer_init: bool,
+        metrics: &Metrics,
+    ) -> Arc<Self> {
+        let index = PrefixIndex::new(settings.prefix_index_bytes, settings.prefix_index_age());
+        let fleet = Self {
+            settings,
+            skip_tokenizer_init,
+            discover: conductors.discover,
+            roster: RwLock::default(),
+            lookup_trouble: Mutex::default(),
+            index: Mutex::new(index),
+            agreed: RwLock::new(None),
+            deciding: tokio::sync::Mutex::new(()),
+            picks: AtomicU64::new(0),
+            holders: AtomicU64::new(0),
+            changed: watch::Sender::new(0),
+            metrics: FleetMetrics::register(metrics),
+        };
+        let fixed = conductors.fixed.into_iter();
+        let members = fixed.map(|(name, channel)| Arc::new(fleet.member(name, channel))).collect();
+        *fleet.roster.write() = Roster::fixed(members);
+        Arc::new(fleet)
+    }
+
+    /// How it was set up.
+    pub fn settings(&self) -> &FleetSettings {
+        &self.settings
+    }
+
+    /// What is served, once it is known.
+    pub fn served(&self) -> Option<Arc<ServedModel>> {
+        self.agreed.read().as_ref().map(|agreed| agreed.served.clone())
+    }
+
+    /// To wait for a conductor to come back.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// A prompt as its choices are placed by it.
+    pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>) -> PromptBlocks {
+        let block_tokens = block_tokens(model);
+        // Nothing is chosen between, and hashing a long prompt takes a while.
+        match self.roster.read().members().len() {
+            0 | 1 => PromptBlocks::unhashed(prompt, block_tokens),
+            _ => PromptBlocks::new(prompt, block_tokens),
+        }
+    }
+
+    /// Where a choice of this prompt, which has `generated` tokens already, goes best. None if there is nowhere, or if
+    /// what is served is no longer `model`.
+    pub fn pick(
+        &self,
+        model: &ServedModel,
+        prompt: &PromptBlocks,
+        generated: usize,
+        avoided: &[Avoided],
+        need: Need,
+    ) -> Option<Lease> {
+        let now = Instant::now();
+        let same = |agreed: &Agreed| Arc::ptr_eq(&agreed.served.text, &model.text);
+        if !self.agreed.read().as_ref().is_some_and(same) {
+            return None;
+        }
+        let block_tokens = block_tokens(model);
+        let needed = prompt.needed() + generated.div_ceil(block_tokens);
+        let roster = self.roster.read();
+        let mut index = self.index.lock();
+        let held = index.held(prompt, now);
+        let mut best = None;
+        let (mut candidates, mut members) = (Vec::new(), Vec::new());
+        for member in roster.members() {
+            let standing = member.standing.lock();
+            let mut past = avoided.iter().filter(|avoided| Arc::ptr_eq(&avoided.member, member));
+            let tier = match &standing.contact {
+                _ if standing.misfit.is_some() || standing.identity.is_none() => continue,
+                Contact::Ready(asked) if past.any(|avoided| *asked <= avoided.since) => continue,
+                Contact::Ready(_) if standing.breaker.permits(now) => Tier::Good,
+                Contact::Ready(_) => Tier::Failing,
+                _ if need == Need::Any && past.next().is_none() => Tier::Unready,
+                _ => continue,
+            };
+            if best.is_some_and(|best| best < tier) {
+                continue;
+            }
+            if best != Some(tier) {
+                best = Some(tier);
+                candidates.clear();
+                members.clear();
+            }
+            let cached_blocks =
+                held.iter().find(|(h, _)| *h == standing.holder).map_or(0, |(_, blocks)| *blocks);
+            let load = standing.reported.load(&member.own, needed);
+            candidates.push(Candidate { load, cached_blocks, last_pick: standing.last_pick });
+            members.push(member);
+        }
+        let place = match best? {
+            Tier::Good => choice::choose(&candidates, needed)?,
+            // Each in turn: whoever is well again is found soonest.
+            _ => (0..candidates.len()).min_by_key(|place| candidates[*place].last_pick)?,
+        };
+        let (member, cached) = (members[place].clone(), candidates[place].cached_blocks);
+        let (holder, ticket) = {
+            let mut standing = member.standing.lock();
+            standing.last_pick = self.picks.fetch_add(1, Relaxed) + 1;
+            (standing.holder, standing.breaker.pass(now))
+        };
+        if prompt.len() > 0 {
+            index.insert(prompt, holder, now);
+            self.metrics.index(index.entries(), index.bytes());
+        }
+        self.metrics.picked(&member, prompt.len(), cached);
+        let booking = Booking::new(member.own.clone(), needed - cached);
+        Some(Lease::new(member, booking, ticket, block_tokens, self.metrics.clone()))
+    }
+
+    /// Counts a choice that leaves a conductor, before its first token or `behind` it.
+    pub fn count_leaving(&self, member: &Member, behind: bool) {
+        self.metrics.left(member, behind);
+    }
+
+    fn member(&self, name: String, channel: Channel) -> Member {
+        let timeouts =
+            Timeouts { answer: self.settings.answer_timeout(), accept: self.settings.accept_timeout() };
+        Member::new(name, channel, timeouts, self.new_holder())
+    }
+
+    fn new_holder(&self) -> Holder {
+        Holder(self.holders.fetch_add(1, Relaxed))
+    }
+}
+
+/// How good a place for a request a conductor is; only the best that there are come into question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Tier {
+    /// Ready, and requests succeed there.
+    Good,
+    /// Ready, as it says, but requests have failed there.
+    Failing,
+    /// Not ready when it was asked last.
+    Unready,
+}
+
+fn block_tokens(model: &ServedModel) -> usize {
+    let planes = model.description.declaration.as_ref().map_or(&[][..], |declaration| &declaration.planes);
+    let paged = planes.iter().find_map(|plane| plane.kind);
+    let paged = paged.map(|plane::Kind::PagedKv(paged)| paged.page_tokens as usize);
+    paged.filter(|tokens| *tokens > 0).unwrap_or(BLOCK_TOKENS)
+}
