@@ -180,7 +180,7 @@ async fn run_until_told(settings: Settings) -> Result<(), Error> {
     tracing::info!(http = %settings.http, grpc = %settings.grpc, "listening");
 
     let (health, metrics) = (Health::default(), Metrics::default());
-    let conductors = Conductors::new(&settings.conductor, settings.discover.as_deref())?;
+    let conductors = Conductors::new(&settings.conductor, settings.discover.as_deref(), &settings.fleet)?;
     let front_door = FrontDoor::before(conductors, settings.fleet, &settings.router, &metrics)?;
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;

@@ -5,11 +5,10 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 use tonic::transport::{Channel, Endpoint};
 use tutti_runtime::Error;
 
+use super::FleetSettings;
 use crate::tune;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A conductor that does not answer a ping within twice this is gone, and its streams with it.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// The conductors of a router.
 #[derive(Debug, Default)]
@@ -26,9 +25,10 @@ impl Conductors {
     ///
     /// # Errors
     /// That name the setting, `conductor` or `discover`.
-    pub fn new(urls: &[String], discover: Option<&str>) -> Result<Self, Error> {
+    pub fn new(urls: &[String], discover: Option<&str>, settings: &FleetSettings) -> Result<Self, Error> {
         check(urls, discover)?;
-        let fixed = urls.iter().map(|url| Ok((url.clone(), channel(url)?))).collect::<Result<_, Error>>()?;
+        let named = |url: &String| Ok((url.clone(), channel(url, settings)?));
+        let fixed = urls.iter().map(named).collect::<Result<_, Error>>()?;
         Ok(Self { fixed, discover: discover.map(str::to_owned) })
     }
 }
@@ -59,8 +59,13 @@ pub fn url(address: SocketAddr) -> String {
 }
 
 /// A way there that connects when it is first used, and again whenever it breaks.
-pub fn channel(url: &str) -> Result<Channel, Error> {
-    Ok(endpoint(url)?.connect_lazy())
+pub fn channel(url: &str, settings: &FleetSettings) -> Result<Channel, Error> {
+    let endpoint = tune(endpoint(url)?)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(settings.keep_alive())
+        .keep_alive_timeout(settings.keep_alive())
+        .keep_alive_while_idle(true);
+    Ok(endpoint.connect_lazy())
 }
 
 fn endpoint(url: &str) -> Result<Endpoint, Error> {
@@ -69,12 +74,7 @@ fn endpoint(url: &str) -> Result<Endpoint, Error> {
     if !url.starts_with("http://") {
         return Err(invalid());
     }
-    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
-    Ok(tune(endpoint)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true))
+    Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())
 }
 
 #[cfg(test)]

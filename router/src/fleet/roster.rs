@@ -66,10 +66,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::fleet::{address, member::Timeouts, prefix_index::Holder};
+    use crate::fleet::{FleetSettings, address, member::Timeouts, prefix_index::Holder};
 
     fn member(name: &str) -> Option<Member> {
-        let channel = address::channel(name).ok()?;
+        let channel = address::channel(name, &FleetSettings::default()).ok()?;
         let timeouts = Timeouts { answer: Duration::from_secs(1), accept: Duration::from_secs(1) };
         Some(Member::new(name.to_owned(), channel, timeouts, Holder(0)))
     }

@@ -19,6 +19,9 @@ pub struct FleetSettings {
     pub answer_timeout_ms: u32,
     /// One that has neither accepted nor refused a request within this, in milliseconds, is taken to be lost.
     pub accept_timeout_ms: u32,
+    /// How often a connection is tried, in milliseconds. One that does not answer within as long again is broken, and
+    /// the streams on it go on elsewhere.
+    pub keep_alive_ms: u32,
     /// How often a conductor that is ready is asked for its load, in milliseconds.
     pub poll_ms: u32,
     /// How often the name given by `discover` is looked up, in milliseconds.
@@ -37,6 +40,7 @@ impl Default for FleetSettings {
             recovery_ms: 10_000,
             answer_timeout_ms: 5_000,
             accept_timeout_ms: 15_000,
+            keep_alive_ms: 5_000,
             poll_ms: 1_000,
             discover_ms: 5_000,
             prefix_index_bytes: 64 << 20,
@@ -57,6 +61,7 @@ impl FleetSettings {
         let times = [
             ("fleet.answer_timeout_ms", self.answer_timeout_ms),
             ("fleet.accept_timeout_ms", self.accept_timeout_ms),
+            ("fleet.keep_alive_ms", self.keep_alive_ms),
             ("fleet.poll_ms", self.poll_ms),
             ("fleet.discover_ms", self.discover_ms),
         ];
@@ -72,6 +77,10 @@ impl FleetSettings {
 
     pub(super) fn accept_timeout(&self) -> Duration {
         Duration::from_millis(self.accept_timeout_ms.into())
+    }
+
+    pub(super) fn keep_alive(&self) -> Duration {
+        Duration::from_millis(self.keep_alive_ms.into())
     }
 
     pub(super) fn poll(&self) -> Duration {
