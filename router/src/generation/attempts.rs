@@ -15,6 +15,7 @@ use tonic::Streaming;
 use tutti_proto::cluster::v1::{self as pb, FinishReason, Finished, RequestEvent, SubmitRequest};
 use tutti_runtime::{Error, ErrorKind};
 
+use super::generator::millis;
 use crate::{
     fleet::{Avoided, Failure, Fleet, Lease, Need, PromptBlocks},
     served::ServedModel,
@@ -264,9 +265,4 @@ fn gave_up(failure: &Failure, tries: u32, behind: bool) -> Error {
         _ if error.kind() == ErrorKind::Unavailable => Error::unavailable(message),
         _ => Error::new(error.kind(), message),
     }
-}
-
-/// Milliseconds, rounded up so that a short time is not none.
-fn millis(time: Duration) -> u32 {
-    u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
 }
