@@ -15,6 +15,7 @@ use tutti_runtime::{
 
 use super::{
     Agreed, Fleet, address,
+    breaker::Breaker,
     identity::Identity,
     load::Reported,
     member::{Contact, Member, Standing},
@@ -205,6 +206,7 @@ impl Fleet {
         self.note(member, |standing| {
             if matches!(standing.contact, Contact::Unknown | Contact::Lost(_)) {
                 standing.holder = self.new_holder();
+                standing.breaker = Breaker::default();
             }
             standing.contact = contact;
             standing.max_request_tokens = answer.description.max_request_tokens;

@@ -8,13 +8,23 @@ use super::{
     load::Booking,
     member::Member,
     metrics::FleetMetrics,
+    prefix_index::Holder,
 };
+
+/// One life of a conductor, and the way through its breaker.
+pub struct Hold {
+    /// The conductor.
+    pub member: Arc<Member>,
+    /// Its life.
+    pub holder: Holder,
+    /// What its breaker gave the choice.
+    pub ticket: Ticket,
+}
 
 /// Dropped, it is no load any more.
 pub struct Lease {
-    member: Arc<Member>,
+    hold: Hold,
     booking: Booking,
-    ticket: Ticket,
     block_tokens: usize,
     metrics: FleetMetrics,
     /// Whether the conductor has shown that it works, or that it does not.
@@ -22,19 +32,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(
-        member: Arc<Member>,
-        booking: Booking,
-        ticket: Ticket,
-        block_tokens: usize,
-        metrics: FleetMetrics,
-    ) -> Self {
-        Self { member, booking, ticket, block_tokens, metrics, judged: false }
+    pub(super) fn new(hold: Hold, booking: Booking, block_tokens: usize, metrics: FleetMetrics) -> Self {
+        Self { hold, booking, block_tokens, metrics, judged: false }
     }
 
     /// Where it is.
     pub fn member(&self) -> &Arc<Member> {
-        &self.member
+        &self.hold.member
     }
 
     /// The choice has so many tokens there, prompt and output together.
@@ -52,14 +56,19 @@ impl Lease {
 
     fn judge(&mut self, verdict: Verdict) {
         self.judged = true;
-        let mut standing = self.member.standing.lock();
+        let Hold { member, holder, ticket } = &self.hold;
+        let mut standing = member.standing.lock();
+        // What an earlier life of it did says nothing of this one.
+        if standing.holder != *holder {
+            return;
+        }
         let before = standing.breaker.position();
-        standing.breaker.judge(self.ticket, verdict, Instant::now());
+        standing.breaker.judge(*ticket, verdict, Instant::now());
         let after = standing.breaker.position();
         if before != after {
-            tracing::info!(conductor = %self.member.name, from = ?before, to = ?after, "its breaker turned");
-            if !self.member.is_removed() {
-                self.metrics.standing(&self.member, &standing);
+            tracing::info!(conductor = %member.name, from = ?before, to = ?after, "its breaker turned");
+            if !member.is_removed() {
+                self.metrics.standing(member, &standing);
             }
         }
     }

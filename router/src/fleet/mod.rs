@@ -40,6 +40,7 @@ pub use self::{
 use self::{
     choice::Candidate,
     identity::Identity,
+    lease::Hold,
     load::Booking,
     member::{Contact, Timeouts},
     metrics::FleetMetrics,
@@ -85,7 +86,7 @@ pub struct Avoided {
 
 impl Avoided {
     /// Who.
-    pub fn member(&self) -> &Member {
+    pub fn member(&self) -> &Arc<Member> {
         &self.member
     }
 
@@ -222,7 +223,8 @@ impl Fleet {
         }
         self.metrics.picked(&member, prompt.len(), cached);
         let booking = Booking::new(member.own.clone(), needed - cached);
-        Some(Lease::new(member, booking, ticket, block_tokens, self.metrics.clone()))
+        let hold = Hold { member, holder, ticket };
+        Some(Lease::new(hold, booking, block_tokens, self.metrics.clone()))
     }
 
     /// Counts a choice that leaves a conductor, before its first token or `behind` it.

@@ -37,7 +37,7 @@ impl Default for FleetSettings {
         Self {
             max_retries: 2,
             max_replays: 2,
-            recovery_ms: 10_000,
+            recovery_ms: 30_000,
             answer_timeout_ms: 5_000,
             accept_timeout_ms: 15_000,
             keep_alive_ms: 5_000,

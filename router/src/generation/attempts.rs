@@ -17,7 +17,7 @@ use tutti_runtime::{Error, ErrorKind};
 
 use super::generator::millis;
 use crate::{
-    fleet::{Avoided, Failure, Fleet, Lease, Need, PromptBlocks},
+    fleet::{Avoided, Failure, Fleet, Lease, Member, Need, PromptBlocks},
     served::ServedModel,
 };
 
@@ -144,7 +144,7 @@ impl Attempts {
             return Err(gave_up(&failure, *used, behind));
         }
         *used += 1;
-        self.avoided.push(Avoided::now(lost.clone()));
+        self.avoid(lost.clone());
         self.fleet.count_leaving(&lost, behind);
         let tokens = self.generated.len();
         tracing::info!(conductor = %lost.name, tokens, error = %failure.error(), "a choice goes on elsewhere");
@@ -210,11 +210,17 @@ impl Attempts {
                 Ok(())
             }
             Err(failure) => {
-                self.avoided.push(Avoided::now(lease.member().clone()));
+                self.avoid(lease.member().clone());
                 lease.fails(&failure);
                 Err(failure)
             }
         }
+    }
+
+    /// Passes a conductor over until it has said anew that it is ready.
+    fn avoid(&mut self, member: Arc<Member>) {
+        self.avoided.retain(|avoided| !Arc::ptr_eq(avoided.member(), &member));
+        self.avoided.push(Avoided::now(member));
     }
 
     /// Counts a try that was not accepted; an error if it was the last, or no other would do better.

@@ -158,3 +158,17 @@ async fn nobody_to_go_on_with_is_a_failure_in_time() {
     let (tokens, errors) = stream.rest(1).await;
     assert_eq!((tokens, errors.len()), (vec![vec![]], 1), "{errors:?}");
 }
+
+#[tokio::test]
+async fn a_deadline_holds_while_a_choice_waits_for_a_conductor() {
+    let mut a = Fake::with_tokens(3);
+    let router = Router::before(&[&a], settings()).await;
+    let mut body = ask(&PROMPT, 10);
+    body["timeout_ms"] = json!(1000);
+    let mut stream = router.stream(&body).await;
+    assert_eq!(stream.tokens(3).await, expected(&PROMPT, 3));
+    a.kill();
+    let (tokens, errors) = stream.rest(1).await;
+    assert_eq!((tokens, errors.len()), (vec![vec![]], 1));
+    assert!(errors[0]["message"].as_str().unwrap().contains("deadline"), "{errors:?}");
+}
