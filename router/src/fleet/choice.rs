@@ -18,9 +18,22 @@ pub struct Load {
     pub workers: u32,
 }
 
+/// How good a place for a request a conductor is; only the best that there are come into question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    /// Ready, and requests succeed there.
+    Good,
+    /// Ready, as it says, but requests have failed there.
+    Failing,
+    /// Not ready when it was asked last.
+    Unready,
+}
+
 /// A conductor that could take the request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
+    /// Whether it is well.
+    pub tier: Tier,
     /// What it has to do.
     pub load: Load,
     /// The request's prompt blocks that it holds.
@@ -37,10 +50,18 @@ impl Candidate {
         uncached + waiting / f64::from(self.load.workers.max(1))
     }
 
-    /// Cheaper, then with fewer requests, then picked longer ago.
+    /// Of a better tier; then cheaper, with fewer requests, picked longer ago. Those that are not well are taken in turn,
+    /// whatever they cost: so it is found soonest who is well again.
     fn compare(&self, other: &Self, prompt_blocks: usize) -> Ordering {
-        let by_cost = self.cost(prompt_blocks).total_cmp(&other.cost(prompt_blocks));
-        by_cost.then(self.load.requests.cmp(&other.load.requests)).then(self.last_pick.cmp(&other.last_pick))
+        let by_turn = self.last_pick.cmp(&other.last_pick);
+        match self.tier.cmp(&other.tier) {
+            Ordering::Equal if self.tier != Tier::Good => by_turn,
+            Ordering::Equal => {
+                let by_cost = self.cost(prompt_blocks).total_cmp(&other.cost(prompt_blocks));
+                by_cost.then(self.load.requests.cmp(&other.load.requests)).then(by_turn)
+            }
+            by_tier => by_tier,
+        }
     }
 }
 
@@ -58,7 +79,7 @@ mod tests {
 
     fn candidate(cached_blocks: usize, active_blocks: u64, queued_blocks: u64) -> Candidate {
         let load = Load { requests: 0, active_blocks, queued_blocks, workers: 1 };
-        Candidate { load, cached_blocks, last_pick: 0 }
+        Candidate { tier: Tier::Good, load, cached_blocks, last_pick: 0 }
     }
 
     #[test]
@@ -77,6 +98,16 @@ mod tests {
         assert_eq!(big.cost(5), 5.0 + 4.0);
         big.load.workers = 0;
         assert_eq!(big.cost(5), 5.0 + 16.0);
+    }
+
+    #[test]
+    fn the_well_come_first_whatever_they_cost_and_the_others_take_turns() {
+        let of = |tier, active, last_pick| Candidate { tier, last_pick, ..candidate(0, active, 0) };
+        let (good, failing, unready) =
+            (of(Tier::Good, 99, 9), of(Tier::Failing, 0, 5), of(Tier::Unready, 0, 0));
+        assert_eq!(choose(&[unready, failing, good], 1), Some(2));
+        assert_eq!(choose(&[unready, failing], 1), Some(1));
+        assert_eq!(choose(&[failing, of(Tier::Failing, 99, 4)], 1), Some(1));
     }
 
     #[test]

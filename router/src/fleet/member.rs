@@ -21,7 +21,9 @@ use tutti_proto::{
 use tutti_runtime::{Error, health::State};
 
 use super::{
+    Need,
     breaker::{Breaker, Position},
+    choice::Tier,
     failure::Failure,
     identity::Identity,
     load::{OwnLoad, Reported},
@@ -178,6 +180,20 @@ impl Standing {
     /// Whether a request sent now would be served, as far as is known; its breaker aside.
     pub fn is_ready(&self) -> bool {
         matches!(self.contact, Contact::Ready(_)) && self.misfit.is_none()
+    }
+
+    /// Whether it may be sent a request, and how good a place for it that is. `failed` is when it failed this request
+    /// before, if it did; of one that is not ready nothing better than its answer can be hoped for.
+    pub fn tier(&self, failed: Option<Instant>, need: Need, now: Instant) -> Option<Tier> {
+        if self.misfit.is_some() || self.identity.is_none() {
+            return None;
+        }
+        match self.contact {
+            Contact::Ready(asked) if failed.is_some_and(|failed| asked <= failed) => None,
+            Contact::Ready(_) if self.breaker.permits(now) => Some(Tier::Good),
+            Contact::Ready(_) => Some(Tier::Failing),
+            _ => (need == Need::Any && failed.is_none()).then_some(Tier::Unready),
+        }
     }
 
     /// Why it gets no requests, or only probes; none if it gets them.

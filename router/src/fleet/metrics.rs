@@ -73,6 +73,9 @@ impl FleetMetrics {
 
     /// A choice leaves for another conductor before its first token, or `behind` it.
     pub fn left(&self, member: &Member, behind: bool) {
+        if member.is_removed() {
+            return;
+        }
         let family = if behind { &self.replays } else { &self.retries };
         family.get_or_create(&label(member)).inc();
     }

@@ -42,7 +42,7 @@ use self::{
     identity::Identity,
     lease::Hold,
     load::Booking,
-    member::{Contact, Timeouts},
+    member::Timeouts,
     metrics::FleetMetrics,
     prefix_index::{Holder, PrefixIndex},
     roster::Roster,
@@ -179,39 +179,18 @@ impl Fleet {
         let roster = self.roster.read();
         let mut index = self.index.lock();
         let held = index.held(prompt, now);
-        let mut best = None;
-        let (mut candidates, mut members) = (Vec::new(), Vec::new());
-        for member in roster.members() {
+        let offer = |member: &Arc<Member>| {
+            let failed = avoided.iter().find(|avoided| Arc::ptr_eq(&avoided.member, member)).map(|a| a.since);
             let standing = member.standing.lock();
-            let mut past = avoided.iter().filter(|avoided| Arc::ptr_eq(&avoided.member, member));
-            let tier = match &standing.contact {
-                _ if standing.misfit.is_some() || standing.identity.is_none() => continue,
-                Contact::Ready(asked) if past.any(|avoided| *asked <= avoided.since) => continue,
-                Contact::Ready(_) if standing.breaker.permits(now) => Tier::Good,
-                Contact::Ready(_) => Tier::Failing,
-                _ if need == Need::Any && past.next().is_none() => Tier::Unready,
-                _ => continue,
-            };
-            if best.is_some_and(|best| best < tier) {
-                continue;
-            }
-            if best != Some(tier) {
-                best = Some(tier);
-                candidates.clear();
-                members.clear();
-            }
-            let cached_blocks =
-                held.iter().find(|(h, _)| *h == standing.holder).map_or(0, |(_, blocks)| *blocks);
+            let tier = standing.tier(failed, need, now)?;
             let load = standing.reported.load(&member.own, needed);
-            candidates.push(Candidate { load, cached_blocks, last_pick: standing.last_pick });
-            members.push(member);
-        }
-        let place = match best? {
-            Tier::Good => choice::choose(&candidates, needed)?,
-            // Each in turn: whoever is well again is found soonest.
-            _ => (0..candidates.len()).min_by_key(|place| candidates[*place].last_pick)?,
+            let held = held.iter().find(|(holder, _)| *holder == standing.holder);
+            let cached_blocks = held.map_or(0, |(_, blocks)| *blocks);
+            Some((member.clone(), Candidate { tier, load, cached_blocks, last_pick: standing.last_pick }))
         };
-        let (member, cached) = (members[place].clone(), candidates[place].cached_blocks);
+        let (mut members, candidates): (Vec<_>, Vec<_>) = roster.members().iter().filter_map(offer).unzip();
+        let place = choice::choose(&candidates, needed)?;
+        let (member, cached) = (members.swap_remove(place), candidates[place].cached_blocks);
         let (holder, ticket) = {
             let mut standing = member.standing.lock();
             standing.last_pick = self.picks.fetch_add(1, Relaxed) + 1;
@@ -241,17 +220,6 @@ impl Fleet {
     fn new_holder(&self) -> Holder {
         Holder(self.holders.fetch_add(1, Relaxed))
     }
-}
-
-/// How good a place for a request a conductor is; only the best that there are come into question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Tier {
-    /// Ready, and requests succeed there.
-    Good,
-    /// Ready, as it says, but requests have failed there.
-    Failing,
-    /// Not ready when it was asked last.
-    Unready,
 }
 
 fn block_tokens(model: &ServedModel) -> usize {

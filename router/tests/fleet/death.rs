@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use serde_json::json;
 use tutti_router::FleetSettings;
 
-use crate::support::{Fake, Router, ask, expected, settings};
+use crate::support::{Fake, Router, ask, expected, impatient, settings};
 
 const PROMPT: [u32; 3] = [5, 6, 7];
 
@@ -44,6 +44,14 @@ async fn a_stream_goes_on_behind_its_tokens_when_its_conductor_dies() {
     assert_eq!(got, wanted);
     assert_eq!(router.metric_of("tutti_router_conductor_replays_total", &a), 1);
     assert_eq!(router.metric_of("tutti_router_conductor_retries_total", &a), 0);
+}
+
+#[tokio::test]
+async fn tokens_that_come_twice_are_told_once() {
+    let (_router, mut a, b, stream) = running(&ask(&PROMPT, 10), settings()).await;
+    *b.behaviour.starts_over.lock().unwrap() = true;
+    a.kill();
+    assert_eq!(stream.rest(1).await, (vec![expected(&PROMPT, 10)[3..].to_vec()], vec![]));
 }
 
 #[tokio::test]
@@ -118,7 +126,7 @@ async fn the_only_conductor_goes_on_with_its_streams_when_it_is_back() {
 
 #[tokio::test]
 async fn a_conductor_that_falls_silent_is_as_good_as_dead() {
-    let (_router, a, b, stream) = running(&ask(&PROMPT, 10), settings()).await;
+    let (_router, a, b, stream) = running(&ask(&PROMPT, 10), impatient()).await;
     a.freeze(Duration::from_secs(5));
     let (tokens, errors) = stream.rest(1).await;
     assert_eq!((tokens, errors), (vec![expected(&PROMPT, 10)[3..].to_vec()], vec![]));

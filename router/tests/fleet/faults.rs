@@ -5,9 +5,10 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use tokio::net::TcpListener;
 use tonic::Status;
+use tutti_router::FleetSettings;
 use tutti_runtime::{Error, health::State};
 
-use crate::support::{Fake, Router, ask, expected, settings, token_ids};
+use crate::support::{Fake, Router, ask, expected, impatient, settings, token_ids};
 
 fn broken() -> Status {
     Error::internal("the device is lost").into()
@@ -60,7 +61,7 @@ async fn a_conductor_that_fails_requests_is_left_alone_and_then_tried_again() {
     assert_eq!(router.metric_of("tutti_router_conductor_up", &a), 0);
     a.refuse(None);
     // After its pause a request goes there as a probe, and closes it.
-    while a.count() == 3 {
+    while a.count() == failed {
         assert_eq!(router.complete(&ask(&[9], 1)).await.0, StatusCode::OK);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -91,7 +92,7 @@ async fn an_address_that_takes_connections_and_says_nothing_holds_nobody_up() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let a = Fake::start();
-    let router = Router::to(&[url.clone(), a.url.clone()], settings()).await;
+    let router = Router::to(&[url.clone(), a.url.clone()], impatient()).await;
     router.until("a is in", || router.health.ready() == State::Ok).await;
     let silence = format!("{url}: the conductor does not answer");
     router.until("the other is told of", || router.health.remarks().first() == Some(&silence)).await;
@@ -112,4 +113,18 @@ async fn a_dead_fleet_refuses_at_once() {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     }
     router.until("it says so", || router.health.ready() != State::Ok).await;
+}
+
+#[tokio::test]
+async fn a_conductor_that_does_not_answer_requests_costs_each_a_while_until_its_breaker_opens() {
+    let (a, b) = (Fake::start(), Fake::start());
+    let router = Router::before(&[&a, &b], FleetSettings { accept_timeout_ms: 1_000, ..settings() }).await;
+    *a.behaviour.ignores.lock().unwrap() = true;
+    for kind in 0..10 {
+        assert_eq!(router.complete(&ask(&[kind; 20], 2)).await.0, StatusCode::OK);
+    }
+    // A slow machine may take longer over the rest than the breaker's pause, and probe again.
+    assert!((3..6).contains(&a.count()) && b.count() == 10, "{}", a.count());
+    // It still says that it is well, which its breaker knows better.
+    assert_eq!(router.metric_of("tutti_router_conductor_breaker", &a), 2);
 }

@@ -36,8 +36,12 @@ pub struct Behaviour {
     pub unready: Mutex<Option<String>>,
     /// What it answers requests with instead of tokens.
     pub refuses: Mutex<Option<Status>>,
+    /// Whether it leaves requests without an answer.
+    pub ignores: Mutex<bool>,
     /// How many tokens it may still send.
     pub tokens: Semaphore,
+    /// Whether it sends all tokens again that a request has had elsewhere, as one of an older build would.
+    pub starts_over: Mutex<bool>,
     /// Whether the last token of a request comes without the ending, which never comes.
     pub swallows_endings: Mutex<bool>,
     /// What it was sent.
@@ -64,7 +68,9 @@ impl Fake {
             model: Mutex::new(("tiny".into(), false)),
             unready: Mutex::default(),
             refuses: Mutex::default(),
+            ignores: Mutex::default(),
             tokens: Semaphore::new(count),
+            starts_over: Mutex::default(),
             swallows_endings: Mutex::default(),
             submitted: Mutex::default(),
         });
@@ -155,10 +161,14 @@ impl Conductor for Service {
         if let Some(status) = self.0.refuses.lock().unwrap().clone() {
             return Err(status);
         }
+        let ignores = *self.0.ignores.lock().unwrap();
+        if ignores {
+            std::future::pending::<()>().await;
+        }
         let spec = request.spec.unwrap();
         let max_tokens = spec.stopping.as_ref().unwrap().max_tokens as usize;
         let behaviour = self.0.clone();
-        let first = request.generated.len();
+        let first = if *behaviour.starts_over.lock().unwrap() { 0 } else { request.generated.len() };
         let events = stream::unfold(first, move |index| {
             let (behaviour, spec) = (behaviour.clone(), spec.clone());
             async move {

@@ -32,9 +32,19 @@ pub struct Router {
     pub metrics: Metrics,
 }
 
-/// Quick to notice and to give up, so that tests are quick.
+/// Quick to notice who comes and goes, and patient with a machine that is busy with other tests.
 pub fn settings() -> FleetSettings {
-    FleetSettings { poll_ms: 20, answer_timeout_ms: 500, keep_alive_ms: 300, ..FleetSettings::default() }
+    FleetSettings {
+        poll_ms: 20,
+        answer_timeout_ms: 20_000,
+        keep_alive_ms: 20_000,
+        ..FleetSettings::default()
+    }
+}
+
+/// Quick to give up, where somebody falls silent.
+pub fn impatient() -> FleetSettings {
+    FleetSettings { answer_timeout_ms: 500, keep_alive_ms: 300, ..settings() }
 }
 
 impl Router {
