@@ -29,6 +29,11 @@ impl Failure {
         self.error
     }
 
+    /// Whether the way to the conductor broke.
+    pub fn is_transport(&self) -> bool {
+        self.transport
+    }
+
     /// Whether another conductor may do better. A request that a conductor answered with an error of its own would most
     /// likely bring down the next one too.
     pub fn may_go_elsewhere(&self) -> bool {

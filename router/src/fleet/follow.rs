@@ -104,7 +104,7 @@ impl Fleet {
             };
             self.share_room();
             self.changed.send_modify(|count| *count += 1);
-            sleep(pause).await;
+            member.doubted(pause).await;
         }
     }
 

@@ -52,6 +52,9 @@ impl Lease {
     /// The try came to nothing.
     pub fn fails(mut self, failure: &Failure) {
         self.judge(failure.verdict());
+        if failure.is_transport() {
+            self.hold.member.doubt();
+        }
     }
 
     fn judge(&mut self, verdict: Verdict) {

@@ -9,7 +9,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::time::{error::Elapsed, timeout};
+use tokio::{
+    sync::Notify,
+    time::{error::Elapsed, timeout},
+};
 use tonic::{Response, Status, Streaming, transport::Channel};
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
@@ -48,6 +51,8 @@ pub struct Member {
     client: ConductorClient<Channel>,
     timeouts: Timeouts,
     removed: AtomicBool,
+    /// Raised where a request finds it lost, so that it is asked now and not in a while.
+    doubted: Notify,
 }
 
 /// How long a conductor has to answer.
@@ -116,6 +121,7 @@ impl Member {
             client,
             timeouts,
             removed: AtomicBool::new(false),
+            doubted: Notify::new(),
         }
     }
 
@@ -127,6 +133,16 @@ impl Member {
     /// See [`Member::remove`].
     pub fn is_removed(&self) -> bool {
         self.removed.load(Relaxed)
+    }
+
+    /// A request found it lost.
+    pub fn doubt(&self) {
+        self.doubted.notify_one();
+    }
+
+    /// Completes once it is doubted, or after so long.
+    pub async fn doubted(&self, at_most: Duration) {
+        let _ = timeout(at_most, self.doubted.notified()).await;
     }
 
     /// Sends a request, and waits for its acceptance.

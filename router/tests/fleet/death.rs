@@ -112,6 +112,20 @@ async fn a_conductor_that_comes_back_is_used_again() {
 }
 
 #[tokio::test]
+async fn a_request_that_finds_a_conductor_lost_has_it_asked_at_once() {
+    let (mut a, b) = (Fake::with_tokens(0), Fake::with_tokens(0));
+    let router = Router::before(&[&a, &b], FleetSettings { poll_ms: 3_600_000, ..settings() }).await;
+    let streams = [router.stream(&ask(&PROMPT, 4)).await, router.stream(&ask(&PROMPT, 4)).await];
+    let rest = streams.map(|stream| tokio::spawn(stream.rest(1)));
+    a.kill();
+    router.until("a is out", || router.health.remarks().len() == 1).await;
+    b.allow(100);
+    for rest in rest {
+        assert_eq!(rest.await.unwrap(), (vec![expected(&PROMPT, 4)], vec![]));
+    }
+}
+
+#[tokio::test]
 async fn the_only_conductor_goes_on_with_its_streams_when_it_is_back() {
     let mut a = Fake::with_tokens(3);
     let router = Router::before(&[&a], settings()).await;
