@@ -257,7 +257,7 @@ async def disturb(clusters, log, options):
 
 def run(options, say=print):
     """Whether nothing was lost, wrong or left behind; says what happened."""
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))
+    directory = options.log.parent if options.log else pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))
     log = Log(options.log or directory / "log.jsonl", options.seed)
     clusters = {}
     left, replays = [], 0
