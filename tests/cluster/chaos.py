@@ -88,7 +88,7 @@ class Client:
                     self.log.counts["refused"] += 1
                     await asyncio.sleep(0.3)
                     continue
-                except (Failure, AssertionError, OSError, TimeoutError) as problem:
+                except (Failure, AssertionError, OSError, TimeoutError, ValueError) as problem:
                     self.log.bad("lost", body=body, how=how, why=repr(problem))
                 else:
                     self.judge(body, how, expected, answer)
@@ -142,7 +142,7 @@ class Client:
             # "tried": it was accepted, and then given up.
             raise (Refused if status in (429, 503) and "tried" not in text else Failure)(f"{status}: {text}")
         answer = {}
-        for event in [json.loads(text)] if how == "whole" else events(text.splitlines()):
+        for event in [json.loads(text)] if how == "whole" else events(text.split("\n")):
             if "error" in event:
                 raise Failure(event["error"]["message"])
             merge(answer, event)
@@ -257,7 +257,7 @@ async def disturb(clusters, log, options):
 
 def run(options, say=print):
     """Whether nothing was lost, wrong or left behind; says what happened."""
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))
+    directory = options.log.parent if options.log else pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))
     log = Log(options.log or directory / "log.jsonl", options.seed)
     clusters = {}
     left, replays = [], 0

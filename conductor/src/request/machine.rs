@@ -393,3 +393,7 @@ mod tests;
 #[cfg(test)]
 #[path = "replay_tests.rs"]
 mod replay_tests;
+
+#[cfg(test)]
+#[path = "death_properties.rs"]
+mod death_properties;
