@@ -17,7 +17,10 @@ use crate::{
 /// The routes, to serve alone or merged with others.
 pub fn routes(health: Health, metrics: Metrics) -> Router {
     Router::new()
-        .route("/health", get(|Shared(health): Shared<Health>| async move { answer(health.live(), "live", &[]) }))
+        .route(
+            "/health",
+            get(|Shared(health): Shared<Health>| async move { answer(health.live(), "live", &[]) }),
+        )
         .route("/ready", get(ready))
         .with_state(health)
         .route(

@@ -12,9 +12,10 @@ use tokio::{net::TcpListener, runtime::Runtime, sync::Semaphore};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
-    GetClusterResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent,
-    SampledToken, SubmitRequest, TokenLogprob, WorkerPhase, WorkerStatus,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, ModelDescription, PromptLogprobs,
+    ReadCheckpointFileRequest, RequestEvent, SampledToken, SubmitRequest, TokenLogprob, WorkerPhase,
+    WorkerStatus,
     conductor_server::{Conductor, ConductorServer},
 };
 
@@ -230,6 +231,13 @@ impl Conductor for Service {
             data.push(b' ');
         }
         Ok(Response::new(stream::iter([Ok(FilePiece { data })]).boxed()))
+    }
+
+    async fn drain_worker(
+        &self,
+        _: Request<DrainWorkerRequest>,
+    ) -> Result<Response<DrainWorkerResponse>, Status> {
+        Err(Status::unimplemented("a fake has no workers"))
     }
 
     async fn get_cluster(
