@@ -76,7 +76,7 @@ fn run(settings: &WorkerSettings, rank: Rank, wires: Wires, runtime: &Handle) ->
     let said = match &mut loaded {
         Ok(engine) => {
             wires.load.send_replace(engine.load());
-            ToConductor::Ready(loading::ready(engine))
+            ToConductor::Ready(loading::ready(engine, settings))
         }
         Err(error) => ToConductor::LoadFailed(pb::LoadFailed { fault: Some(error.clone().into()) }),
     };
