@@ -50,6 +50,9 @@ pub struct CpuDevice {
     attention: attention::Scratch,
     /// One for each thread.
     sampling: Vec<sample::Scratch>,
+    /// Bytes of all tensors that have been made, and the width of the widest: where logits are, the vocabulary.
+    tensor_bytes: u64,
+    widest: usize,
 }
 
 impl CpuDevice {
@@ -66,6 +69,8 @@ impl CpuDevice {
             door: Buffer::zeroed(0, "activations of a product")?,
             attention: attention::Scratch::default(),
             sampling,
+            tensor_bytes: 0,
+            widest: 0,
         })
     }
 
@@ -133,11 +138,19 @@ impl Device for CpuDevice {
 
     fn tensor(&mut self, rows: usize, width: usize) -> Result<Tensor, DeviceError> {
         let tensor = Tensor::zeroed(rows, width)?;
+        self.tensor_bytes += (rows * width * size_of::<f32>()) as u64;
+        self.widest = self.widest.max(width);
         let padded = rows * width.next_multiple_of(2);
         if self.door.len() < padded {
             self.door = Buffer::zeroed(padded, "activations of a product")?;
         }
         Ok(tensor)
+    }
+
+    fn step_bytes(&self) -> u64 {
+        let door = self.door.len() * size_of::<f32>();
+        let sampling = self.sampling.len() * sample::Scratch::bytes(self.widest);
+        self.tensor_bytes + (door + self.attention.bytes() + sampling) as u64
     }
 
     fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use tutti_engine::Engine;
+use tutti_engine::{Engine, StepMemory};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadError, LoadOptions, LoadProgress, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
 
-use crate::config::{DeviceKind, WorkerSettings};
+use crate::{
+    config::{DeviceKind, WorkerSettings},
+    join::OUTBOX,
+};
 
 /// Tokens a KV page: small enough that little is lost at a sequence's end, large enough that block tables stay short.
 const PAGE_TOKENS: usize = 16;
@@ -48,18 +51,26 @@ pub fn load_engine(
     };
     let mut engine = Engine::new(model, rank, &settings.engine())?;
     engine.warm_up()?;
+    let StepMemory { device, host } = step_memory(&engine, settings);
     tracing::info!(
         worker = %rank,
         model = engine.model().describe(),
         threads = settings.threads,
         kv_pages = engine.kv_pages_total(),
+        step_device_bytes = device,
+        step_host_bytes = host,
         "loaded and warm"
     );
     Ok(engine)
 }
 
+/// What the largest step takes of this process.
+fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
+    StepMemory::of(engine.model(), &settings.engine(), engine.max_request_tokens() as usize, OUTBOX)
+}
+
 /// What the engine says of itself once it takes requests. Names and files are the conductor's to add.
-pub fn ready(engine: &Engine) -> pb::Ready {
+pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
     let model = engine.model();
     let limits = model.limits();
     pb::Ready {
@@ -75,5 +86,6 @@ pub fn ready(engine: &Engine) -> pb::Ready {
         kv_pages_total: engine.kv_pages_total(),
         weight_bytes: model.weight_bytes(),
         kv_bytes: engine.kv_bytes(),
+        step_bytes: step_memory(engine, settings).total(),
     }
 }
