@@ -214,7 +214,7 @@ impl Device for CpuDevice {
         self.step.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
         let norms = norms.map(|norms| {
             let (q, k) = (norms.q.read(shape.head_dim)?, norms.k.read(shape.head_dim)?);
-            Ok(Norms { q, k, eps: norms.eps })
+            Ok::<_, DeviceError>(Norms { q, k, eps: norms.eps })
         });
         let norms = norms.transpose()?;
         let tokens = self.step.tokens();
