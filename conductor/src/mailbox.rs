@@ -31,6 +31,8 @@ pub enum Ending {
     Cancelled,
     /// It could not be finished, and why.
     Failed(Error),
+    /// It was not begun, and why.
+    Refused(Error),
 }
 
 /// A new mailbox's two ends.
@@ -131,7 +133,7 @@ impl Stream for Receiver {
                 Ok(event)
             }
             Some(Ending::Cancelled) => Err(Error::new(ErrorKind::Cancelled, "the request was cancelled")),
-            Some(Ending::Failed(error)) => Err(error),
+            Some(Ending::Failed(error) | Ending::Refused(error)) => Err(error),
             None => {
                 contents.reader = Some(context.waker().clone());
                 return Poll::Pending;

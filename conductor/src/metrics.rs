@@ -137,7 +137,7 @@ impl ConductorMetrics {
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
-            let help = "Requests refused at the conductor's door, by reason";
+            let help = "Requests refused at the conductor's or a worker's door, by reason";
             r.register("requests_refused", help, new.refusals.clone());
             let help = "Age of the oldest request that no step has had a row of yet";
             r.register("queue_age_seconds", help, new.oldest_waiting.clone());
@@ -178,6 +178,7 @@ impl ConductorMetrics {
 
     pub(crate) fn ended(&self, kind: EndingKind) {
         let outcome = match kind {
+            EndingKind::Refused(why) => return self.refused(why),
             EndingKind::Finished => "finished",
             EndingKind::Cancelled => "cancelled",
             EndingKind::Failed(ErrorKind::DeadlineExceeded) => "deadline_exceeded",
@@ -193,6 +194,7 @@ impl ConductorMetrics {
             ErrorKind::InvalidArgument => "invalid",
             ErrorKind::Overloaded => "overloaded",
             ErrorKind::Unavailable => "unavailable",
+            ErrorKind::DeadlineExceeded => "deadline",
             _ => "other",
         };
         self.refusals.get_or_create(&ReasonLabel { reason }).inc();

@@ -66,14 +66,7 @@ impl Conductor for ConductorService {
         request: Request<pb::SubmitRequest>,
     ) -> Result<Response<Self::SubmitStream>, Status> {
         let pb::SubmitRequest { spec, timeout_ms } = request.into_inner();
-        if timeout_ms == Some(0) {
-            return Err(Error::new(ErrorKind::DeadlineExceeded, "no time is left for the request").into());
-        }
-        let submission = self.cluster.submit(spec.unwrap_or_default())?;
-        let submission = match timeout_ms {
-            Some(timeout_ms) => submission.with_timeout(timeout_ms),
-            None => submission,
-        };
+        let submission = self.cluster.submit(spec.unwrap_or_default(), timeout_ms)?;
         Ok(Response::new(Events(submission)))
     }
 

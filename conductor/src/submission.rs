@@ -4,7 +4,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use tokio::task::AbortHandle;
@@ -12,7 +11,7 @@ use tokio_stream::Stream;
 use tutti_proto::{RequestId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
-use crate::{cluster::Cluster, mailbox::Receiver};
+use crate::{cluster::Cluster, mailbox::Receiver, request::Deadline};
 
 /// Dropped before its last item, it cancels the request; once, since there is one of it.
 #[derive(Debug)]
@@ -20,29 +19,32 @@ pub struct Submission {
     cluster: Arc<Cluster>,
     id: RequestId,
     output: Receiver,
-    deadline: Option<AbortHandle>,
+    /// Fails the request when its time is over, whatever its worker does and whether or not anybody reads.
+    timer: Option<AbortHandle>,
 }
 
 impl Submission {
-    pub(crate) fn new(cluster: Arc<Cluster>, id: RequestId, output: Receiver) -> Self {
-        Self { cluster, id, output, deadline: None }
+    /// Must be called inside a Tokio runtime.
+    pub(crate) fn new(
+        cluster: Arc<Cluster>,
+        id: RequestId,
+        output: Receiver,
+        deadline: Option<Deadline>,
+    ) -> Self {
+        let timer = deadline.map(|deadline| {
+            let cluster = cluster.clone();
+            let timer = tokio::spawn(async move {
+                tokio::time::sleep_until(deadline.at.into()).await;
+                cluster.expire(id, deadline);
+            });
+            timer.abort_handle()
+        });
+        Self { cluster, id, output, timer }
     }
 
     /// The request's id.
     pub fn id(&self) -> RequestId {
         self.id
-    }
-
-    /// Fails the request once this much time has passed, whether or not anybody reads. Must run inside a Tokio runtime.
-    #[must_use]
-    pub fn with_timeout(mut self, timeout_ms: u32) -> Self {
-        let (cluster, id) = (self.cluster.clone(), self.id);
-        let timer = tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(timeout_ms.into())).await;
-            cluster.expire(id, timeout_ms);
-        });
-        self.deadline = Some(timer.abort_handle());
-        self
     }
 }
 
@@ -56,7 +58,7 @@ impl Stream for Submission {
 
 impl Drop for Submission {
     fn drop(&mut self) {
-        if let Some(timer) = self.deadline.take() {
+        if let Some(timer) = self.timer.take() {
             timer.abort();
         }
         if !self.output.is_finished() {

@@ -24,5 +24,8 @@ pub mod cluster {
     }
 }
 
+/// The lowest priority of a request is this, the highest its negation: a lower number runs earlier, as in vLLM.
+pub const MAX_PRIORITY: i32 = 8;
+
 /// The largest gRPC message any of our services sends or takes, in bytes: a prompt of 4 Mi token ids fits.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;

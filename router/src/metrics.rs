@@ -4,9 +4,12 @@ use std::time::Instant;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use tracing::{Span, field::Empty};
-use tutti_runtime::metrics::{
-    Metrics,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+use tutti_runtime::{
+    Error, ErrorKind,
+    metrics::{
+        Metrics,
+        metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    },
 };
 
 /// Seconds: from a fast engine's token to a long request.
@@ -28,16 +31,24 @@ pub enum Outcome {
     Refused,
     /// It was accepted, and broke.
     Failed,
+    /// Its time was up, or could not have been enough.
+    DeadlineExceeded,
     /// Its client left.
     Cancelled,
 }
 
 impl Outcome {
+    /// That of an error: `otherwise`, unless it was a matter of time.
+    pub fn of(error: &Error, otherwise: Self) -> Self {
+        if error.kind() == ErrorKind::DeadlineExceeded { Self::DeadlineExceeded } else { otherwise }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Finished => "finished",
             Self::Refused => "refused",
             Self::Failed => "failed",
+            Self::DeadlineExceeded => "deadline_exceeded",
             Self::Cancelled => "cancelled",
         }
     }

@@ -1,68 +1,231 @@
-"""No policy of the scheduler changes an answer: the same bits from every mode, cold and warm, while others decode."""
+"""No policy of the scheduler changes an answer: on every golden model, the same bits from every mode and chunk size,
+cold and warm, echoed, preempted, alone and while others decode; and those are the bits that test_golden.py holds
+against transformers."""
 
+import functools
+import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
-from harness import Server
+from harness import ANSWER_S, GOLDENS, Server
+from test_golden import BOUND, GENERATED, MODELS, log_softmax, pick, prompt_logprobs
+from safetensors.numpy import load_file
 
-# 150 tokens: nine pages of 16 and a part of a tenth.
-PROMPT = [(i * 37 + 11) % 200 + 5 for i in range(150)]
-CACHED = 144
-REQUEST = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 7, "logprobs": 3, "ignore_eos": True}
-MODES = [
-    "",
+PAGE_TOKENS = 16
+# Tokens: more than the questions take to answer, and what fits into the small pool.
+ENDLESS, SHORT = 1500, 110
+# In pages: room for the longest prompt and its output, but not for what `outgrowing` comes to hold.
+SMALL_POOL = 24
+# How the flags cut prompts. --max-prefill-chunk-size is a row of a step where the scheduler cuts, and a forward inside
+# a step where the engine does; --chunking=off leaves forwards of --max-step-tokens.
+SCHEDULER = {
+    "--max-prefill-chunk-size=1": 1,
+    "--max-prefill-chunk-size=7 --prefill-sharing=first-come": 7,
+    "--max-prefill-chunk-size=64 --long-prefill-token-threshold=33": 64,
+    "--max-step-tokens=7": 7,
+    "--target-itl-ms=1": 512,
+    "--admission=optimistic --no-prefix-cache": 512,
+}
+WHOLE = (
+    "--chunking=engine --max-prefill-chunk-size=1",
     "--chunking=engine --max-prefill-chunk-size=7",
-    "--chunking=engine --max-prefill-chunk-size=64",
+    "--chunking=engine --max-prefill-chunk-size=64 --prefill-sharing=first-come",
     "--chunking=off",
-    "--chunking=off --max-step-tokens=64",
-    "--max-prefill-chunk-size=1",
-    "--max-prefill-chunk-size=7 --prefill-sharing=first-come",
-    "--max-prefill-chunk-size=64 --long-prefill-token-threshold=33",
-    "--target-itl-ms=5",
-    "--admission=optimistic",
-]
+    "--chunking=off --max-step-tokens=7",
+)
+PREEMPTED = (
+    "--admission=optimistic --max-prefill-chunk-size=7",
+    "--admission=optimistic --max-prefill-chunk-size=64 --no-prefix-cache",
+    "--admission=optimistic --chunking=engine --max-prefill-chunk-size=7",
+)
+SAMPLED = {"temperature": 0.8, "seed": 7}
 
 
-def answers(cluster):
-    """What the same prompt gives cold, warm, echoed, and warm again while others decode, and what those give."""
+def each_model_with(every_flags):
+    """Tests of all flags on each shape of golden model in f32. Of the other seed's, which have the same shapes, and the
+    shipped one, which has a tokenizer, one takes each flag in turn."""
+    cases = [(f"seed0/{model}", flags) for model in MODELS for flags in every_flags]
+    in_turn = ["shipped", *(f"seed1/{model}" for model in MODELS)]
+    cases += [(in_turn[i % len(in_turn)], flags) for i, flags in enumerate(every_flags)]
+    return pytest.mark.parametrize("served, flags", cases)
 
-    def ask(**changes):
-        answer = cluster.complete(**REQUEST | changes)
-        choice, usage = answer["choices"][0], answer["usage"]
-        return choice["text"], choice["logprobs"], usage["prompt_tokens_details"]["cached_tokens"]
 
-    with ThreadPoolExecutor() as pool:
-        others = [pool.submit(ask, prompt=[i + 9] * 20, max_tokens=80) for i in range(4)]
-        got = [ask(), ask(), ask(echo=True), ask()]
-        got += [other.result() for other in others]
-    cluster.wait_until_idle()
-    # Numbers as JSON spells them, to the last digit.
-    return [answer[:2] for answer in got], [answer[2] for answer in got[:4]]
+def questions(prompts):
+    """{name: request} of every kind of answer, over prompts by length."""
+    greedy = {"temperature": 0, "max_tokens": GENERATED}
+    scored = {f"t{n} scored": {"prompt": ids, "prompt_logprobs": 2, "logprobs": 1} | greedy for n, ids in prompts.items()}
+    return scored | {
+        "t300": {"prompt": prompts[300], "logprobs": 3} | greedy,
+        "t300 echoed": {"prompt": prompts[300], "echo": True, "logprobs": 3} | greedy,
+        "t125 echoed": {"prompt": prompts[125], "echo": True, "logprobs": 2, "max_tokens": 5} | SAMPLED,
+        "t125 sampled": {"prompt": prompts[125], "logprobs": 0, "max_tokens": 20, "top_p": 0.9} | SAMPLED,
+    }
+
+
+def decoders(prompts, max_tokens):
+    """Requests that decode while others do what they do."""
+    ids = prompts[37][:20]
+    others = {"max_tokens": max_tokens, "logprobs": 1, "temperature": 1}
+    return [{"prompt": ids[i:] + ids[:i], "seed": i} | others for i in range(4)]
+
+
+def outgrowing(prompts):
+    """Requests of three choices that begin at once, in 23 pages, and need more before the last has read its prompt."""
+    both = {"prompt": [prompts[n] for n in (37, 7, 300)], "max_tokens": 60, "logprobs": 2} | SAMPLED
+    return [both, both | {"echo": True}]
+
+
+class Cluster:
+    """A server of one of the models, asked for token ids and never ending a sequence early."""
+
+    def __init__(self, served, flags, directory):
+        model = [] if served == "shipped" else ["--model", GOLDENS / served, "--skip-tokenizer-init"]
+        self.trace = directory / "steps"
+        self.server = Server("conductor", [*model, *flags, "--trace-steps", self.trace], directory).wait_until_ready()
+
+    def ask(self, request):
+        """(what must not depend on anything but the request, how many of its tokens were cached)"""
+        answer = self.server.complete(**request, ignore_eos=True, return_token_ids=True)
+        return answer["choices"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def stream(self, request, begun, enough):
+        """The same of a stream, whose first token sets `begun`; no more is read of it than `enough`."""
+        whole = {"token_ids": [], "logprobs": {}}
+        for event in self.server.stream("/v1/completions", **request, ignore_eos=True, return_token_ids=True):
+            for choice in event["choices"]:
+                begun.set()
+                whole["token_ids"] += choice["token_ids"]
+                for name, values in (choice["logprobs"] or {}).items():
+                    whole["logprobs"].setdefault(name, []).extend(values)
+            if enough.is_set():
+                break
+        return whole
+
+    def beside_decoders(self, prompts, max_tokens):
+        """({name: answer} of all questions at once, asked once the decoders decode; what those gave)"""
+        asked, decoding, enough = questions(prompts), decoders(prompts, max_tokens), threading.Event()
+        begun = [threading.Event() for _ in decoding]
+        with ThreadPoolExecutor(len(asked) + len(decoding)) as pool:
+            streams = [pool.submit(self.stream, each, begun, enough) for each, begun in zip(decoding, begun)]
+            try:
+                assert all(event.wait(ANSWER_S) for event in begun)
+                answers = dict(zip(asked, pool.map(lambda request: self.ask(request)[0], asked.values())))
+            finally:
+                # Where the decoders are endless they decoded beside every one of these.
+                enough.set()
+            return answers, [stream.result() for stream in streams]
+
+    def steps(self):
+        """The step trace, complete, once the server has stopped."""
+        return [json.loads(line) for line in self.trace.with_name("steps.rank0").read_text().splitlines()[1:]]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    cluster = Server("conductor", ["--no-prefix-cache"], tmp_path_factory.mktemp("logs")).wait_until_ready()
+def references(tmp_path_factory):
+    """Gives for a model, once: (prompts, {name: answer} asked one after another and computed whole,
+    the decoders', those of `outgrowing`)"""
+
+    @functools.cache
+    def reference(served):
+        golden = load_file(GOLDENS / ("seed0/qwen3" if served == "shipped" else served) / "goldens.safetensors")
+        prompts = {n: golden[f"t{n}.input_ids"].tolist() for n in (1, 7, 37, 125, 300)}
+        cluster = Cluster(served, ["--no-prefix-cache"], tmp_path_factory.mktemp("reference"))
+        try:
+            alone = {name: cluster.ask(question) for name, question in questions(prompts).items()}
+            decoded = [cluster.ask(each)[0][0] for each in decoders(prompts, ENDLESS)]
+            grown = [cluster.ask(each)[0] for each in outgrowing(prompts)]
+        finally:
+            cluster.server.stop()
+        assert not any(cached for _, cached in alone.values())
+        answers = {name: answer for name, (answer, _) in alone.items()}
+        if served != "shipped":
+            check_against_transformers(prompts, golden, answers)
+        return prompts, answers, decoded, grown
+
+    return reference
+
+
+def check_against_transformers(prompts, golden, answers):
+    for n in prompts:
+        ids, greedy = golden[f"t{n}.input_ids"], golden[f"t{n}.greedy"]
+        [answer] = answers[f"t{n} scored"]
+        assert answer["token_ids"] == greedy.tolist()
+        prompt = pick(log_softmax(golden[f"t{n}.logits"][:-1]), ids[1:])
+        assert np.abs(prompt_logprobs(answer, ids) - prompt).max(initial=0.0) <= BOUND
+        output = pick(log_softmax(golden[f"t{n}.greedy_logits"]), greedy)
+        assert np.abs(np.array(answer["logprobs"]["token_logprobs"]) - output).max() <= BOUND
+    # What an echo says of a prompt is what scoring it says.
+    [echoed], [scored] = answers["t300 echoed"], answers["t300 scored"]
+    echoed = echoed["logprobs"]["token_logprobs"]
+    assert echoed[1:300] == prompt_logprobs(scored, golden["t300.input_ids"]).tolist()
+    assert echoed[300:] == scored["logprobs"]["token_logprobs"]
+
+
+def begins_with(whole, part):
+    """Whether a stream that was left early gave the beginning of what it would have been."""
+    count = len(part["token_ids"])
+    logprobs = {name: values[:count] for name, values in whole["logprobs"].items()}
+    return count > 0 and part == {"token_ids": whole["token_ids"][:count], "logprobs": logprobs}
+
+
+def check(references, served, flags, directory):
+    """All questions, cold, warm and beside decoders; the steps that they took."""
+    prompts, alone, decoded, _ = references(served)
+    cluster = Cluster(served, flags, directory)
     try:
-        got, cached = answers(cluster)
+        asked = questions(prompts)
+        warm = 0 if "--no-prefix-cache" in flags else 300 // PAGE_TOKENS * PAGE_TOKENS
+        # An echo needs what only computing gives.
+        for name, cached in (("t300", 0), ("t300", warm), ("t300 echoed", 0), ("t125 scored", 0)):
+            assert cluster.ask(asked[name]) == (alone[name], cached), name
+        answers, streams = cluster.beside_decoders(prompts, ENDLESS)
+        cluster.server.wait_until_idle()
     finally:
-        cluster.stop()
-    assert cached == [0, 0, 0, 0]
-    return got
+        cluster.server.stop()
+    for name in asked:
+        assert answers[name] == alone[name], f"{name}, while others decode"
+    assert all(map(begins_with, decoded, streams))
+    return cluster.steps()
 
 
-@pytest.mark.parametrize("flags", MODES)
-def test_no_policy_changes_an_answer(start, reference, flags):
-    got, cached = answers(start(*flags.split()))
-    assert got == reference
-    # An echo needs what only computing gives.
-    assert cached == [0, CACHED, 0, CACHED]
+def prefills(step):
+    return [end - begin for row in step["rows"] if "prefill" in row["walk"] for begin, end in [row["range"]]]
 
 
-def test_a_preempted_request_gives_what_it_gives_undisturbed(start, reference):
-    # Room for 17 pages of 16 KiB, for requests that come to hold up to 11 and four times 7.
-    cluster = start("--admission=optimistic", "--no-prefix-cache", "--kv-cache-memory", 18 * 16 * 1024)
-    assert cluster.metrics()["tutti_kv_pages_total"] == 17
-    got, _ = answers(cluster)
-    assert got == reference
-    assert cluster.metrics()["tutti_worker_preemptions"] > 0
+def have_decodes_beside_prefills(steps):
+    return any(0 < len(prefills(step)) < len(step["rows"]) for step in steps)
+
+
+@each_model_with(SCHEDULER)
+def test_no_chunk_of_the_scheduler_changes_an_answer(references, tmp_path, served, flags):
+    steps = check(references, served, flags.split(), tmp_path)
+    # The test is about what it says: prompts were cut, and cut while others decoded.
+    assert max(size for step in steps for size in prefills(step)) <= SCHEDULER[flags]
+    assert have_decodes_beside_prefills(steps)
+
+
+@each_model_with(WHOLE)
+def test_no_forward_of_the_engine_changes_an_answer(references, tmp_path, served, flags):
+    steps = check(references, served, flags.split(), tmp_path)
+    assert max(size for step in steps for size in prefills(step)) == 300
+
+
+@each_model_with(PREEMPTED)
+def test_a_preempted_request_gives_what_it_gives_undisturbed(references, tmp_path, served, flags):
+    prompts, alone, decoded, grown = references(served)
+    page_bytes = {"shipped": 16 * 1024}.get(served, 24 * 1024)
+    cluster = Cluster(served, [*flags.split(), "--kv-cache-memory", (SMALL_POOL + 1) * page_bytes], tmp_path)
+    try:
+        for request, expected in zip(outgrowing(prompts), grown):
+            before = cluster.server.metrics()["tutti_worker_preemptions"]
+            assert cluster.ask(request)[0] == expected
+            assert cluster.server.metrics()["tutti_worker_preemptions"] > before
+        answers, streams = cluster.beside_decoders(prompts, SHORT)
+        cluster.server.wait_until_idle()
+    finally:
+        cluster.server.stop()
+    assert answers == alone
+    assert all(map(begins_with, decoded, streams))
+    assert all(step["kv_pages"][1] == SMALL_POOL for step in cluster.steps())

@@ -1,26 +1,33 @@
 //! The cluster's requests: admission, launches, reports, endings.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use tutti_proto::{
     RequestId, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
 };
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::Error;
 
 use super::{Cluster, RETRY_AFTER, State, workers::Booking};
 use crate::{
     mailbox::{self, Ending},
-    request::{Dropped, Effects, Request, door},
+    request::{Deadline, Dropped, Effects, Request, door},
     submission::Submission,
 };
 
 impl Cluster {
-    /// Accepts a request and launches it, or says why not. Dropping the submission cancels it.
-    pub fn submit(self: &Arc<Self>, spec: pb::RequestSpec) -> Result<Submission, Error> {
-        let accepted = self.accept(spec);
+    /// Accepts a request that has so many milliseconds from now, and launches it, or says why not. Dropping the submission
+    /// cancels it. Must run inside a Tokio runtime.
+    pub fn submit(
+        self: &Arc<Self>,
+        spec: pb::RequestSpec,
+        timeout_ms: Option<u32>,
+    ) -> Result<Submission, Error> {
+        let came = Instant::now();
+        let deadline = timeout_ms.map(|timeout_ms| Deadline::new(came, timeout_ms)).transpose();
+        let accepted = deadline.and_then(|deadline| Ok((self.accept(spec, deadline)?, deadline)));
         match accepted {
-            Ok((id, output)) => Ok(Submission::new(self.clone(), id, output)),
+            Ok(((id, output), deadline)) => Ok(Submission::new(self.clone(), id, output, deadline)),
             Err(error) => {
                 self.metrics.refused(error.kind());
                 Err(error)
@@ -28,7 +35,11 @@ impl Cluster {
         }
     }
 
-    fn accept(&self, spec: pb::RequestSpec) -> Result<(RequestId, mailbox::Receiver), Error> {
+    fn accept(
+        &self,
+        spec: pb::RequestSpec,
+        deadline: Option<Deadline>,
+    ) -> Result<(RequestId, mailbox::Receiver), Error> {
         // Outside the lock: a prompt may be long.
         door::check(&spec, &*self.model()?)?;
         let mut state = self.state.lock();
@@ -38,7 +49,7 @@ impl Cluster {
         let id = RequestId(state.next_request);
         let (output, receiver) = mailbox::channel();
         let prompt_tokens = spec.prompt.len();
-        state.requests.insert(id, Request::accept(id, spec, graphs, output));
+        state.requests.insert(id, Request::accept(id, spec, deadline, graphs, output));
         self.metrics.accepted(prompt_tokens, state.requests.len());
         self.in_flight.send_replace(state.requests.len());
         self.launch(&mut state, id);
@@ -66,9 +77,8 @@ impl Cluster {
     }
 
     /// The request's deadline has passed.
-    pub fn expire(&self, id: RequestId, timeout_ms: u32) {
-        let message = format!("the request was not done within {timeout_ms} ms");
-        self.end_early(id, Ending::Failed(Error::new(ErrorKind::DeadlineExceeded, message)));
+    pub(crate) fn expire(&self, id: RequestId, deadline: Deadline) {
+        self.end_early(id, Ending::Failed(deadline.error()));
     }
 
     fn end_early(&self, id: RequestId, ending: Ending) {
@@ -152,7 +162,7 @@ impl Cluster {
         };
         let booking = Booking::of(request.spec());
         let mut workers: Vec<WorkerId> = placement.values().copied().collect();
-        let Some(launch) = request.launch(placement) else { return };
+        let Some(launch) = request.launch(placement, Instant::now()) else { return };
         // The last one takes the message itself: most graphs have one worker, and prompts may be long.
         let last = workers.pop();
         for worker in workers {

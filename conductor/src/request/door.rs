@@ -1,7 +1,7 @@
 //! The checks at the door: what cannot be run is refused here, with the field, the value and the limit, so that nothing
 //! behind this point has to doubt a request.
 
-use tutti_proto::cluster::v1 as pb;
+use tutti_proto::{MAX_PRIORITY, cluster::v1 as pb};
 use tutti_runtime::Error;
 
 /// The most alternatives beside a logprob.
@@ -18,7 +18,8 @@ pub fn check(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Result<(),
     check_room(spec.prompt.len(), stopping.max_tokens, model)?;
     check_sampling(sampling, model)?;
     check_logprobs("logprobs", spec.logprobs)?;
-    check_logprobs("prompt_logprobs", spec.prompt_logprobs)
+    check_logprobs("prompt_logprobs", spec.prompt_logprobs)?;
+    check_priority(spec.priority)
 }
 
 fn check_prompt(prompt: &[u32], model: &pb::ModelDescription) -> Result<(), Error> {
@@ -87,6 +88,14 @@ fn check_logprobs(field: &str, top: Option<u32>) -> Result<(), Error> {
     }
 }
 
+fn check_priority(priority: i32) -> Result<(), Error> {
+    if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&priority) {
+        return Ok(());
+    }
+    let message = format!("is {priority}, but must be from -{MAX_PRIORITY} to {MAX_PRIORITY}");
+    Err(Error::invalid("priority", message))
+}
+
 fn check_ids(field: &str, mut ids: impl Iterator<Item = u32>, vocab: u32) -> Result<(), Error> {
     match ids.find(|id| *id >= vocab) {
         Some(id) => Err(Error::invalid(
@@ -130,6 +139,7 @@ mod tests {
             stopping: Some(pb::Stopping { max_tokens: 16, ..Default::default() }),
             logprobs: Some(20),
             prompt_logprobs: Some(0),
+            priority: -MAX_PRIORITY,
         }
     }
 
@@ -215,5 +225,11 @@ mod tests {
     fn logprobs_are_checked() {
         names(&refusal(|s| s.logprobs = Some(21)), "logprobs", &["21", "20"]);
         names(&refusal(|s| s.prompt_logprobs = Some(21)), "prompt_logprobs", &["21", "20"]);
+    }
+
+    #[test]
+    fn priorities_are_checked() {
+        names(&refusal(|s| s.priority = 9), "priority", &["9", "from -8 to 8"]);
+        names(&refusal(|s| s.priority = i32::MIN), "priority", &["-2147483648"]);
     }
 }

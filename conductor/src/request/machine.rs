@@ -11,7 +11,7 @@
 //! | Running   | finished by the last rank, with a reason             | Ended      | finished                             |
 //! | Running   | finished by the last rank, no reason, graphs to go   | Waiting    | the caller finds the next place      |
 //! | Running   | finished, but ranks or token counts disagree         | Releasing¹ | failed: internal                     |
-//! | Running   | failed by a rank                                     | Releasing¹ | failed; `CancelGraph` to the others  |
+//! | Running   | failed or refused by a rank                                     | Releasing¹ | failed; `CancelGraph` to the others  |
 //! | Running   | a worker of the group is lost                        | Releasing¹ | failed; `CancelGraph` to the others  |
 //! | Running   | cancel, deadline                                     | Releasing  | the ending; `CancelGraph`            |
 //! | Releasing | any outcome of a pending rank, or its worker's loss  | Releasing¹ | the rank leaves the set              |
@@ -23,13 +23,13 @@
 //! flight until every rank has let go. The mailbox's sender lives in Waiting and Running and is consumed by the ending,
 //! so there can be only one.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use tracing::{Span, field};
 use tutti_proto::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 
-use super::GraphPlan;
+use super::{Deadline, GraphPlan};
 use crate::mailbox::{self, Ending};
 
 /// The ranks that run a worker graph, each on its worker. The lowest rank leads: its rows carry the tokens.
@@ -66,6 +66,8 @@ pub enum EndingKind {
     Cancelled,
     /// Failed, and how.
     Failed(ErrorKind),
+    /// Turned away at a worker's door, and why.
+    Refused(ErrorKind),
 }
 
 /// What the caller has to do after an event.
@@ -88,6 +90,7 @@ pub struct Effects {
 pub struct Request {
     id: RequestId,
     spec: Arc<pb::RequestSpec>,
+    deadline: Option<Deadline>,
     graphs: Vec<GraphPlan>,
     /// Which try this is. Replay makes a new one.
     incarnation: Incarnation,
@@ -138,6 +141,7 @@ impl Request {
     pub fn accept(
         id: RequestId,
         spec: pb::RequestSpec,
+        deadline: Option<Deadline>,
         graphs: Vec<GraphPlan>,
         output: mailbox::Sender,
     ) -> Self {
@@ -147,6 +151,7 @@ impl Request {
             id,
             span,
             spec: Arc::new(spec),
+            deadline,
             graphs,
             incarnation: Incarnation(0),
             graph: 0,
@@ -175,14 +180,16 @@ impl Request {
         matches!(self.phase, Phase::Waiting { .. } | Phase::Running { .. })
     }
 
-    /// Starts the next graph there. `None`, and no change, unless the request waits for a place.
-    pub fn launch(&mut self, placement: Placement) -> Option<pb::LaunchGraph> {
+    /// Starts the next graph there, with the time that is left of its deadline. `None`, and no change, unless the request
+    /// waits for a place.
+    pub fn launch(&mut self, placement: Placement, now: Instant) -> Option<pb::LaunchGraph> {
         let graph = self.graphs.get(self.graph)?;
         let message = pb::LaunchGraph {
             key: Some(self.key().into()),
             walks: graph.walks.iter().map(|walk| walk.0).collect(),
             spec: Some(self.spec.as_ref().clone()),
             generated: self.generated.clone(),
+            timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
         };
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Waiting { output } => {
@@ -315,6 +322,7 @@ impl Request {
         let finished = match outcome {
             Some(Outcome::Finished(finished)) => finished,
             Some(Outcome::Failed(fault)) => return self.end_early(Ending::Failed(fault.into())),
+            Some(Outcome::Refused(fault)) => return self.end_early(Ending::Refused(fault.into())),
             Some(Outcome::Cancelled(_)) => return self.break_off("a worker cancelled it unasked".into()),
             None => return self.break_off("a completion came without an outcome".into()),
         };
@@ -363,6 +371,7 @@ fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {
         Ending::Finished(_) => EndingKind::Finished,
         Ending::Cancelled => EndingKind::Cancelled,
         Ending::Failed(error) => EndingKind::Failed(error.kind()),
+        Ending::Refused(error) => EndingKind::Refused(error.kind()),
     };
     output.end(ending);
     kind

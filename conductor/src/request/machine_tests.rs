@@ -1,5 +1,7 @@
 //! What the state machine must get right: order, identity, agreement, and one ending, whatever arrives.
 
+use std::time::Duration;
+
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use tokio_stream::StreamExt;
@@ -18,7 +20,11 @@ fn spec() -> pb::RequestSpec {
 fn accepted(graphs: u32) -> (Request, mailbox::Receiver) {
     let (sender, receiver) = mailbox::channel();
     let graphs = (0..graphs).map(|walk| GraphPlan { walks: vec![WalkId(walk)] }).collect();
-    (Request::accept(RequestId(7), spec(), graphs, sender), receiver)
+    (Request::accept(RequestId(7), spec(), None, graphs, sender), receiver)
+}
+
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn alone() -> Placement {
@@ -31,7 +37,7 @@ fn pair() -> Placement {
 
 fn running(placement: Placement) -> (Request, mailbox::Receiver) {
     let (mut request, receiver) = accepted(1);
-    request.launch(placement).unwrap();
+    request.launch(placement, now()).unwrap();
     (request, receiver)
 }
 
@@ -87,9 +93,9 @@ fn tokens_flow_and_the_completion_ends_it() {
 #[test]
 fn a_launch_names_the_graph_and_happens_once() {
     let (mut request, _receiver) = accepted(2);
-    let launch = request.launch(alone()).unwrap();
+    let launch = request.launch(alone(), now()).unwrap();
     assert_eq!((launch.key, launch.walks, launch.spec), (key(0, 0), vec![0], Some(spec())));
-    assert_eq!(request.launch(alone()), None);
+    assert_eq!(request.launch(alone(), now()), None);
 }
 
 #[test]
@@ -144,7 +150,7 @@ fn prompt_logprobs_of_a_row_said_twice_come_once() {
 #[test]
 fn completions_that_match_nothing_pending_are_dropped() {
     let (mut request, mut receiver) = accepted(2);
-    request.launch(pair()).unwrap();
+    request.launch(pair(), now()).unwrap();
     let done = |graph, incarnation, rank| {
         let outcome = finished(pb::FinishReason::Unspecified, 0);
         pb::Completion { key: key(graph, incarnation), ..completion(rank, 1, outcome) }
@@ -157,7 +163,7 @@ fn completions_that_match_nothing_pending_are_dropped() {
     assert_eq!(dropped(LEADER, done(0, 0, 0)), None);
     assert_eq!(dropped(LEADER, done(0, 0, 0)), Some(Dropped::Duplicate));
     assert!(request.on_completion(FOLLOWER, done(0, 0, 1)).place, "all ranks are done");
-    request.launch(alone()).unwrap();
+    request.launch(alone(), now()).unwrap();
     assert_eq!(
         request.on_completion(LEADER, done(0, 0, 0)).dropped,
         Some(Dropped::Stale),
@@ -179,11 +185,11 @@ fn a_finish_of_an_earlier_pass_is_stale() {
 #[test]
 fn the_graphs_run_one_after_the_other_on_different_workers() {
     let (mut request, mut receiver) = accepted(2);
-    request.launch(alone()).unwrap();
+    request.launch(alone(), now()).unwrap();
     request.on_row(LEADER, row(0, &[0]));
     let effects = request.on_completion(LEADER, completion(0, 1, finished(pb::FinishReason::Unspecified, 1)));
     assert!(effects.place && effects.ended.is_none());
-    let launch = request.launch(Placement::from([(Rank(3), FOLLOWER)])).unwrap();
+    let launch = request.launch(Placement::from([(Rank(3), FOLLOWER)]), now()).unwrap();
     assert_eq!((launch.key, launch.walks, launch.generated), (key(1, 0), vec![1], vec![100]));
     request.on_row(FOLLOWER, pb::RowReport { key: key(1, 0), ..row(0, &[1]) });
     let last = completion(3, 1, finished(pb::FinishReason::EndOfSequence, 2));
@@ -195,7 +201,7 @@ fn the_graphs_run_one_after_the_other_on_different_workers() {
 #[test]
 fn an_end_of_sequence_in_the_first_graph_ends_the_request() {
     let (mut request, mut receiver) = accepted(2);
-    request.launch(alone()).unwrap();
+    request.launch(alone(), now()).unwrap();
     request.on_row(LEADER, row(0, &[0]));
     request.on_completion(LEADER, completion(0, 1, finished(pb::FinishReason::EndOfSequence, 1)));
     assert!(request.is_over() && read(&mut receiver).1.unwrap().is_ok());
@@ -231,6 +237,30 @@ fn one_ranks_failure_ends_it_and_the_others_let_go() {
     assert_eq!(read(&mut receiver).1, Some(Err(ErrorKind::InvalidArgument)));
     request.on_completion(LEADER, completion(0, 0, finished(pb::FinishReason::Length, 0)));
     assert!(request.is_over(), "a finish that crossed the cancel also lets go");
+}
+
+#[test]
+fn a_workers_refusal_is_told_apart_from_a_failure() {
+    let (mut request, mut receiver) = running(alone());
+    let fault = Error::new(ErrorKind::Overloaded, "72 requests are held, the limit is 72");
+    let refused = pb::completion::Outcome::Refused(fault.into());
+    let effects = request.on_completion(LEADER, completion(0, 0, refused));
+    assert_eq!(effects.ended, Some(EndingKind::Refused(ErrorKind::Overloaded)));
+    assert_eq!(read(&mut receiver).1, Some(Err(ErrorKind::Overloaded)));
+    assert!(request.is_over());
+}
+
+#[test]
+fn a_launch_says_how_much_time_is_left() {
+    let (sender, _receiver) = mailbox::channel();
+    let came = now();
+    let deadline = Deadline::new(came, 50).unwrap();
+    let graphs = vec![GraphPlan { walks: vec![WalkId(0)] }];
+    let mut request = Request::accept(RequestId(7), spec(), Some(deadline), graphs, sender);
+    let launch = request.launch(alone(), came + Duration::from_millis(20)).unwrap();
+    assert_eq!(launch.timeout_ms, Some(30));
+    let (mut request, _receiver) = accepted(1);
+    assert_eq!(request.launch(alone(), came).unwrap().timeout_ms, None);
 }
 
 #[test]

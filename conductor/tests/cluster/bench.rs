@@ -101,7 +101,7 @@ impl Bench {
     }
 
     pub fn submit(&self, max_tokens: u32) -> Result<Submission, Error> {
-        self.cluster.submit(spec(max_tokens))
+        self.cluster.submit(spec(max_tokens), None)
     }
 
     pub async fn idle(&self) {

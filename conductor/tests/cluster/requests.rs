@@ -61,13 +61,29 @@ async fn a_stream_that_was_read_to_its_end_cancels_nothing() {
 #[tokio::test]
 async fn a_deadline_passes_whether_or_not_anybody_reads() {
     let (bench, mut worker) = one().await;
-    let mut submission = bench.submit(3).unwrap().with_timeout(1);
-    let key = worker.launched().await.key;
+    let mut submission = bench.cluster.submit(spec(3), Some(1)).unwrap();
+    let launch = worker.launched().await;
+    assert_eq!(launch.timeout_ms, Some(1), "the worker is told too, but this one never looks");
+    let key = launch.key;
     assert_eq!(worker.cancelled().await, key);
     let error = read(&mut submission).await.1.unwrap_err();
     assert_eq!((error.kind(), error.message().contains("1 ms")), (ErrorKind::DeadlineExceeded, true));
     worker.let_go(key).await;
     bench.idle().await;
+    assert_eq!(bench.metric(r#"tutti_requests_total{outcome="deadline_exceeded"}"#), 1);
+}
+
+#[tokio::test]
+async fn a_request_without_time_is_refused_at_the_door() {
+    let (bench, mut worker) = one().await;
+    let error = bench.cluster.submit(spec(3), Some(0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(bench.metric(r#"tutti_requests_refused_total{reason="deadline"}"#), 1);
+    // The worker never hears of it: what it hears next is the next request, with all that was asked for.
+    let wanted = pb::RequestSpec { priority: -8, ..spec(3) };
+    let _next = bench.cluster.submit(wanted.clone(), None).unwrap();
+    let launch = worker.launched().await;
+    assert_eq!((launch.spec, launch.timeout_ms), (Some(wanted), None));
 }
 
 #[tokio::test]
@@ -126,6 +142,20 @@ async fn a_failed_request_keeps_its_kind_and_field() {
     let fault = Error::invalid("max_tokens", "is over what is free");
     worker.step(key, &[], Some(pb::completion::Outcome::Failed(fault.clone().into()))).await;
     assert_eq!(read(&mut submission).await.1, Err(fault));
+    assert_eq!(bench.metric(r#"tutti_requests_total{outcome="failed"}"#), 1);
+}
+
+#[tokio::test]
+async fn a_worker_s_refusal_is_counted_as_one_by_reason() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.submit(1).unwrap();
+    let key = worker.launched().await.key;
+    let fault = Error::invalid("max_tokens", "is over what is free");
+    worker.step(key, &[], Some(pb::completion::Outcome::Refused(fault.clone().into()))).await;
+    assert_eq!(read(&mut submission).await.1, Err(fault));
+    assert_eq!(bench.metric(r#"tutti_requests_total{outcome="refused"}"#), 1);
+    assert_eq!(bench.metric(r#"tutti_requests_refused_total{reason="invalid"}"#), 1);
+    bench.idle().await;
 }
 
 #[tokio::test]

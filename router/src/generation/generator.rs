@@ -140,10 +140,10 @@ impl Generator {
     pub async fn start(&self, request: GenerationRequest) -> Result<Generation, Error> {
         let mut meter = RequestMeter::start(&self.metrics);
         let span = meter.span().clone();
-        match self.accept(request).instrument(span).await {
+        match within(request.timeout, self.accept(request)).instrument(span).await {
             Ok(accepted) => Ok(Generation::new(accepted, meter)),
             Err(error) => {
-                meter.ends(Outcome::Refused);
+                meter.ends(Outcome::of(&error, Outcome::Refused));
                 Err(error)
             }
         }
@@ -204,6 +204,19 @@ impl Generator {
     }
 }
 
+/// Ends the work on a request when its time is over, wherever it waits: for a thread that tokenises, or for a conductor
+/// that does not answer. From its acceptance on, the conductor sees to it.
+async fn within<T>(
+    timeout: Option<Duration>,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(timeout) = timeout else { return work.await };
+    tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
+        let message = format!("the request was not accepted within {} ms", millis(timeout));
+        Err(Error::new(ErrorKind::DeadlineExceeded, message))
+    })
+}
+
 /// Milliseconds, rounded up so that a short time is not none.
 fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
@@ -234,6 +247,7 @@ fn specs(
                 logprobs: request.output.logprobs,
                 // The choices of a prompt would all bring the same ones, and each choice reports them.
                 prompt_logprobs: request.output.prompt_logprobs_needed(),
+                priority: request.priority,
             });
         }
     }
@@ -265,4 +279,18 @@ fn settings(
             .map(|_| prompts[(index / n) as usize].ids.len() - 1),
     };
     (0..prompts.len() as u32 * n).map(of_choice).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whatever_a_request_waits_for_its_time_ends() {
+        let waits = std::future::pending::<Result<(), Error>>();
+        let error = within(Some(Duration::from_millis(1)), waits).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+        assert_eq!(error.message(), "the request was not accepted within 1 ms");
+        assert_eq!(within(None, async { Ok(7) }).await, Ok(7));
+    }
 }

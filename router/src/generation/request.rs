@@ -20,6 +20,8 @@ pub struct GenerationRequest {
     pub stopping: Stopping,
     /// What is reported beside the text.
     pub output: Output,
+    /// Before (below 0) or behind (above 0) ordinary requests, at most `MAX_PRIORITY` away from them.
+    pub priority: i32,
     /// How long the client will wait.
     pub timeout: Option<Duration>,
 }

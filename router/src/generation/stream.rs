@@ -97,7 +97,7 @@ impl Generation {
             Ok(delta) => delta,
             Err(error) => {
                 self.choices.clear();
-                self.meter.ends(Outcome::Failed);
+                self.meter.ends(Outcome::of(&error, Outcome::Failed));
                 return Some(Err(error));
             }
         };

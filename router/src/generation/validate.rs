@@ -1,10 +1,10 @@
 //! Checks a request's parameters against their limits, and fills in what it does not say. Every refusal names the
 //! field, its value and the limit.
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, time::Duration};
 
-use tutti_proto::cluster::v1 as pb;
-use tutti_runtime::Error;
+use tutti_proto::{MAX_PRIORITY, cluster::v1 as pb};
+use tutti_runtime::{Error, ErrorKind};
 
 use super::request::{GenerationRequest, Output, Sampling, Stopping};
 use crate::served::SamplingDefaults;
@@ -76,6 +76,15 @@ pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) 
     check_stopping(&request.stopping, &request.output, vocab_size, has_tokenizer)?;
     at_most("logprobs", request.output.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
     at_most("prompt_logprobs", request.output.prompt_logprobs.unwrap_or(0), MAX_LOGPROBS)?;
+    if !(-MAX_PRIORITY..=MAX_PRIORITY).contains(&request.priority) {
+        let message = format!("is {}, but must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", request.priority);
+        return Err(Error::invalid("priority", message));
+    }
+    // No mistake in the request, but too late for it: a client passes on what it has left.
+    if request.timeout == Some(Duration::ZERO) {
+        let error = Error::new(ErrorKind::DeadlineExceeded, "is 0: no time is left for the request");
+        return Err(error.with_field("timeout_ms"));
+    }
     Ok(())
 }
 

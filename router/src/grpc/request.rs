@@ -30,9 +30,6 @@ pub fn read(
     let (prompt, kind) = prompt(request.prompt)?;
     let asked = request.timeout_ms.map(|ms| Duration::from_millis(ms.into()));
     let timeout = [asked, deadline(metadata)].into_iter().flatten().min();
-    if timeout == Some(Duration::ZERO) {
-        return Err(Error::invalid("timeout_ms", "is 0, but must be at least 1"));
-    }
     let stopping = request.stopping.unwrap_or_default();
     let output = request.output.unwrap_or_default();
     let generation = GenerationRequest {
@@ -55,6 +52,7 @@ pub fn read(
             echo: output.echo,
             keep_special_tokens: output.keep_special_tokens,
         },
+        priority: request.priority,
         timeout,
     };
     Ok((generation, kind))
@@ -98,7 +96,7 @@ fn deadline(metadata: &MetadataMap) -> Option<Duration> {
     let value = metadata.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
     let amount: u64 = if digits.len() <= 8 { digits.parse().ok()? } else { return None };
-    let duration = match unit {
+    Some(match unit {
         "H" => Duration::from_secs(amount * 3600),
         "M" => Duration::from_secs(amount * 60),
         "S" => Duration::from_secs(amount),
@@ -106,9 +104,7 @@ fn deadline(metadata: &MetadataMap) -> Option<Duration> {
         "u" => Duration::from_micros(amount),
         "n" => Duration::from_nanos(amount),
         _ => return None,
-    };
-    // A deadline that has passed is no mistake in the request: it is left to pass in the conductor's hands.
-    Some(duration.max(Duration::from_millis(1)))
+    })
 }
 
 /// A field of the core as the proto spells it.
@@ -145,7 +141,7 @@ mod tests {
         assert_eq!(of("2H"), Some(Duration::from_secs(7200)));
         assert_eq!(of("1500m"), Some(Duration::from_millis(1500)));
         assert_eq!(of("99999999n"), Some(Duration::from_nanos(99_999_999)));
-        assert_eq!(of("1n"), Some(Duration::from_millis(1)));
+        assert_eq!(of("0m"), Some(Duration::ZERO));
         assert_eq!((of("123456789S"), of("S"), of("1x"), of("-1S")), (None, None, None, None));
     }
 }

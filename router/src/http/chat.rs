@@ -78,7 +78,8 @@ fn parse(body: &[u8]) -> Result<Chat, Error> {
         sampling: shared.sampling,
         stopping: Stopping { max_tokens, ..shared.stopping },
         output,
-        timeout: None,
+        priority: shared.priority,
+        timeout: shared.timeout,
     };
     Ok(Chat { request, return_token_ids: shared.return_token_ids, stream: shared.stream, max_tokens_name })
 }

@@ -78,7 +78,8 @@ fn parse(body: &[u8]) -> Result<Completion, Error> {
         sampling: shared.sampling,
         stopping,
         output,
-        timeout: None,
+        priority: shared.priority,
+        timeout: shared.timeout,
     };
     Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
 }

@@ -37,6 +37,8 @@ impl<'a> From<&'a Error> for ErrorBody<'a> {
         let code = match (error.kind(), error.field()) {
             (ErrorKind::NotFound, Some("model")) => Some("model_not_found"),
             (ErrorKind::Overloaded, _) => Some("rate_limit_exceeded"),
+            // In a stream that has begun there is no status to tell it by.
+            (ErrorKind::DeadlineExceeded, _) => Some("deadline_exceeded"),
             _ => None,
         };
         let r#type = error.kind().openai_type();

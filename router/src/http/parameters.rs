@@ -1,6 +1,6 @@
 //! The parameters that completions and chat have in common. README.md has the table for clients.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::{
     Deserialize, Deserializer,
@@ -22,6 +22,10 @@ pub struct Shared {
     pub sampling: Sampling,
     /// When a choice ends, but for `max_tokens`, which the routes spell differently.
     pub stopping: Stopping,
+    /// Before (below 0) or behind (above 0) ordinary requests.
+    pub priority: i32,
+    /// How long the client will wait.
+    pub timeout: Option<Duration>,
     /// Special tokens show in the text.
     pub keep_special_tokens: bool,
     /// Choices carry their token ids.
@@ -45,6 +49,8 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Shared, Error> {
         n: fields.take("n")?,
         sampling: sampling(fields)?,
         stopping: stopping(fields)?,
+        priority: fields.take_or_default("priority")?,
+        timeout: fields.take::<u32>("timeout_ms")?.map(|ms| Duration::from_millis(ms.into())),
         keep_special_tokens: !fields.take("skip_special_tokens")?.unwrap_or(true),
         return_token_ids: fields.take_or_default("return_token_ids")?,
         stream: stream(fields)?,

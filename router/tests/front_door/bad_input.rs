@@ -85,6 +85,11 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         ("", json!({ "tempreature": 1 }), "tempreature"),
         ("", json!({ "guided_json": {} }), "guided_json"),
         ("", json!({ "ignore_eos": 1 }), "ignore_eos"),
+        ("", json!({ "priority": 9 }), "priority"),
+        ("", json!({ "priority": -9 }), "priority"),
+        ("", json!({ "priority": 0.5 }), "priority"),
+        ("", json!({ "timeout_ms": -1 }), "timeout_ms"),
+        ("", json!({ "timeout_ms": 4_294_967_296_u64 }), "timeout_ms"),
         // Completions.
         (COMPLETIONS, json!({ "prompt": null }), "prompt"),
         (COMPLETIONS, json!({ "prompt": "" }), "prompt"),

@@ -139,7 +139,7 @@ async fn bad_fields_are_spelt_as_in_the_proto_and_the_next_request_is_served() {
             "output.logprobs",
         ),
         (GenerateRequest { n: Some(129), ..text("x") }, "n"),
-        (GenerateRequest { timeout_ms: Some(0), ..text("x") }, "timeout_ms"),
+        (GenerateRequest { priority: 9, ..text("x") }, "priority"),
     ] {
         let status = generate(&setup, request).await.unwrap_err();
         let error = Error::from(status.clone());
@@ -163,8 +163,21 @@ async fn the_nearer_of_both_deadlines_goes_to_the_conductor() {
     request.set_timeout(std::time::Duration::from_secs(60));
     client(&setup).generate(request).await.unwrap();
     assert!((2501..=20_000).contains(&setup.conductor.last().timeout_ms.unwrap()));
-    generate(&setup, text("x")).await.unwrap();
-    assert_eq!(setup.conductor.last().timeout_ms, None);
+    generate(&setup, GenerateRequest { priority: -3, ..text("x") }).await.unwrap();
+    let last = setup.conductor.last();
+    assert_eq!((last.timeout_ms, last.spec.unwrap().priority), (None, -3));
+}
+
+#[tokio::test]
+async fn a_deadline_that_has_passed_is_said_so_before_anybody_works() {
+    let setup = ready().await;
+    let status = generate(&setup, GenerateRequest { timeout_ms: Some(0), ..text("x") }).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    let mut request = Request::new(text("x"));
+    request.metadata_mut().insert("grpc-timeout", "0m".parse().unwrap());
+    let status = client(&setup).generate(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert_eq!(setup.conductor.count(), 0);
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use tutti_runtime::health::State;
 use crate::support::{self, Step, post, ready, ready_with, tokens};
 
 const PATH: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_cancels_all_its_choices() {
@@ -63,6 +64,54 @@ async fn an_error_in_a_stream_is_an_event_and_no_done_follows() {
     setup.cancelled.recv().await.unwrap();
     let whole = setup.post(PATH, &json!({ "prompt": "a" })).await;
     assert_eq!(whole.status, StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
+async fn priority_and_deadline_go_to_the_conductor_from_both_routes() {
+    let setup = ready().await;
+    for (path, body) in [
+        (PATH, json!({ "prompt": "a", "priority": -8, "timeout_ms": 60_000 })),
+        (
+            CHAT,
+            json!({ "messages": [{ "role": "user", "content": "a" }], "priority": 8, "timeout_ms": 60_000 }),
+        ),
+    ] {
+        assert_eq!(setup.post(path, &body).await.status, StatusCode::OK);
+        let submitted = setup.conductor.last();
+        assert_eq!(i64::from(submitted.spec.unwrap().priority), body["priority"]);
+        // What is left of it: less than was given, and more than nothing.
+        assert!((1..=60_000).contains(&submitted.timeout_ms.unwrap()));
+    }
+    assert_eq!(setup.post(PATH, &json!({ "prompt": "a" })).await.status, StatusCode::OK);
+    let submitted = setup.conductor.last();
+    assert_eq!((submitted.spec.unwrap().priority, submitted.timeout_ms), (0, None));
+}
+
+#[tokio::test]
+async fn a_deadline_is_a_status_or_an_event_of_a_stream_that_has_begun() {
+    let setup = ready().await;
+    let late = || Step::Fail(Status::deadline_exceeded("the request was not done within 70 ms"));
+    setup.conductor.play(move |_| vec![tokens(0, &[97]), late()]);
+    let whole = setup.post(PATH, &json!({ "prompt": "a", "timeout_ms": 70 })).await;
+    assert_eq!(whole.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(whole.json()["error"]["code"], "deadline_exceeded");
+    let streamed = setup.post(PATH, &json!({ "prompt": "a", "timeout_ms": 70, "stream": true })).await;
+    assert_eq!(streamed.status, StatusCode::OK);
+    assert_eq!(streamed.events().last().unwrap()["error"]["code"], "deadline_exceeded");
+    // Nothing has begun where there was no time to begin with.
+    let submitted = setup.conductor.count();
+    for stream in [false, true] {
+        let body = json!({ "prompt": "a", "timeout_ms": 0, "stream": stream });
+        let refused = setup.post(PATH, &body).await;
+        assert_eq!(refused.status, StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(refused.json()["error"]["param"], "timeout_ms");
+    }
+    assert_eq!(setup.conductor.count(), submitted);
+    let metrics = setup.metrics.encode();
+    assert!(
+        metrics.contains(r#"tutti_router_generations_total{outcome="deadline_exceeded"} 4"#),
+        "{metrics}"
+    );
 }
 
 #[tokio::test]

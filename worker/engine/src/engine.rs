@@ -105,7 +105,7 @@ impl Engine {
         self.observer = Some(observer);
     }
 
-    /// Takes a graph. What cannot be run is told by a failed completion in the next report: each launch has one ending,
+    /// Takes a graph. What cannot be run is told by a refused completion in the next report: each launch has one ending,
     /// here as elsewhere.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = graph.key.map(GraphKey::from) else {
@@ -117,7 +117,8 @@ impl Engine {
             tracing::error!(%key, "a second launch of a graph that is here is dropped");
             return;
         }
-        let accepted = spec::parse(key, graph, self.model.limits()).and_then(|(launch, sequence)| {
+        let accepted = spec::parse(key, graph, self.model.limits(), self.began.elapsed());
+        let accepted = accepted.and_then(|(launch, sequence)| {
             self.scheduler.add(launch).map_err(refusal)?;
             self.sequences.insert(key, sequence);
             self.arrivals.add(key);
@@ -129,7 +130,7 @@ impl Engine {
                 key: Some(key.into()),
                 epoch: 0,
                 rank: self.rank.0,
-                outcome: Some(pb::completion::Outcome::Failed(error.into())),
+                outcome: Some(pb::completion::Outcome::Refused(error.into())),
             });
         }
     }

@@ -3,9 +3,11 @@
 //! The front door checks all of this already. A value that gets past it (another build, a bug, a hand-made message)
 //! must fail its own request and nobody else's.
 
+use std::time::Duration;
+
 use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
-use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
+use tutti_proto::{GraphKey, MAX_PRIORITY, cluster::v1 as pb, walks::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{Content, GraphLaunch, Segment, Stopping};
 
@@ -14,11 +16,12 @@ use crate::sequence::Sequence;
 /// The most alternatives beside a token.
 const MAX_LOGPROBS: u32 = 20;
 
-/// What the scheduler and the engine each need of a launch.
+/// What the scheduler and the engine each need of a launch that comes `now`, by the scheduler's clock.
 pub(crate) fn parse(
     key: GraphKey,
     message: pb::LaunchGraph,
     limits: &Limits,
+    now: Duration,
 ) -> Result<(GraphLaunch, Sequence), Error> {
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
@@ -49,8 +52,8 @@ pub(crate) fn parse(
         stopping: self::stopping(&stopping, limits)?,
         // Logprobs need the hidden states of every position, not only its keys and values.
         content: Some(Content { tokens, salt: 0, may_reuse: prompt_logprobs.is_none() }),
-        priority: 0,
-        deadline: None,
+        priority: priority(spec.priority)?,
+        deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
     let sequence = Sequence {
         prompt: spec.prompt,
@@ -80,6 +83,14 @@ fn alternatives(field: &str, asked: Option<u32>) -> Result<Option<u32>, Error> {
         }
         _ => Ok(asked),
     }
+}
+
+/// A request's priority is its class: both count downwards, and 0 is the ordinary one.
+fn priority(asked: i32) -> Result<i32, Error> {
+    if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&asked) {
+        return Ok(asked);
+    }
+    Err(Error::invalid("priority", format!("is {asked}, must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")))
 }
 
 fn stopping(message: &pb::Stopping, limits: &Limits) -> Result<Stopping, Error> {
@@ -166,8 +177,10 @@ mod tests {
                 stopping: Some(pb::Stopping { max_tokens: 4, ..Default::default() }),
                 logprobs: None,
                 prompt_logprobs: None,
+                priority: -3,
             }),
             generated: vec![],
+            timeout_ms: Some(40),
         }
     }
 
@@ -175,14 +188,15 @@ mod tests {
     fn fault(change: impl FnOnce(&mut pb::RequestSpec)) -> String {
         let mut message = message();
         change(message.spec.as_mut().unwrap());
-        let error = parse(key(), message, &limits()).unwrap_err();
+        let error = parse(key(), message, &limits(), Duration::ZERO).unwrap_err();
         error.field().unwrap().to_owned()
     }
 
     #[test]
     fn a_sound_message_passes() {
-        let (launch, sequence) = parse(key(), message(), &limits()).unwrap();
-        assert_eq!(launch.prefill_tokens(), 3);
+        let (launch, sequence) = parse(key(), message(), &limits(), Duration::from_secs(1)).unwrap();
+        assert_eq!((launch.prefill_tokens(), launch.priority), (3, -3));
+        assert_eq!(launch.deadline, Some(Duration::from_millis(1040)));
         assert_eq!(sequence.prompt, [1, 2, 3]);
     }
 
@@ -213,6 +227,7 @@ mod tests {
         );
         assert_eq!(fault(|spec| spec.logprobs = Some(21)), "logprobs");
         assert_eq!(fault(|spec| spec.prompt_logprobs = Some(21)), "prompt_logprobs");
+        assert_eq!(fault(|spec| spec.priority = -9), "priority");
         assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().stop_token_ids = vec![9]), "stop_token_ids");
         assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().min_tokens = 5), "min_tokens");
     }

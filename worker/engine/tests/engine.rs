@@ -24,6 +24,13 @@ impl Story {
         self.tokens.iter().map(|token| token.token_id).collect()
     }
 
+    fn refusal(&self) -> &pb::Fault {
+        match &self.outcome {
+            Some(pb::completion::Outcome::Refused(fault)) => fault,
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
     fn fault(&self) -> &pb::Fault {
         match &self.outcome {
             Some(pb::completion::Outcome::Failed(fault)) => fault,
@@ -260,10 +267,10 @@ fn a_bad_launch_fails_alone_and_names_its_field() {
     engine.launch(pb::LaunchGraph { key: None, ..launch(5, 3, 3) });
     engine.launch(launch(1, 8, 4)); // a second one of the same key changes nothing
     let stories = play(&mut engine);
-    let fields: Vec<_> = [2, 3, 4].iter().map(|request| stories[request].fault().field.as_str()).collect();
+    let fields: Vec<_> = [2, 3, 4].iter().map(|request| stories[request].refusal().field.as_str()).collect();
     assert_eq!(fields, ["temperature", "max_tokens", "prompt"]);
     assert_eq!(
-        stories[&3].fault().message,
+        stories[&3].refusal().message,
         "the prompt has 253 tokens and max_tokens is 4, but the context holds 256"
     );
     assert_eq!(stories[&1].output(), expected(&launch(1, 8, 4)).output);
@@ -277,7 +284,7 @@ fn what_the_pool_can_never_hold_is_refused_with_the_numbers() {
     engine.launch(launch(1, 20, 12));
     engine.launch(launch(2, 20, 13));
     let stories = play(&mut engine);
-    assert_eq!(stories[&2].fault().message, "the request needs 9 KV pages, but the pool has 8");
+    assert_eq!(stories[&2].refusal().message, "the request needs 9 KV pages, but the pool has 8");
     assert_eq!(stories[&1].output().len(), 12);
 }
 
@@ -289,7 +296,7 @@ fn a_full_queue_is_overload() {
         engine.launch(launch(request, 3, 2));
     }
     let stories = play(&mut engine);
-    assert_eq!(stories[&2].fault().kind(), pb::ErrorKind::Overloaded);
+    assert_eq!(stories[&2].refusal().kind(), pb::ErrorKind::Overloaded);
     assert!(stories[&0].finished().generated == 2 && stories[&1].finished().generated == 2);
 }
 
@@ -367,4 +374,30 @@ fn warm_up_leaves_nothing_behind() {
     assert!(probe.lock().unwrap().tokens > 0);
     engine.launch(launch(1, 8, 4));
     assert_eq!(play(&mut engine)[&1].output(), expected(&launch(1, 8, 4)).output);
+}
+
+#[test]
+fn a_launch_whose_time_is_up_ends_before_it_runs() {
+    let (mut engine, _) = engine(&settings());
+    engine.launch(pb::LaunchGraph { timeout_ms: Some(0), ..launch(1, 3, 3) });
+    engine.launch(pb::LaunchGraph { timeout_ms: Some(3_600_000), ..launch(2, 3, 3) });
+    let stories = play(&mut engine);
+    assert_eq!(stories[&1].fault().kind(), pb::ErrorKind::DeadlineExceeded);
+    assert_eq!((stories[&1].output().len(), stories[&2].output().len()), (0, 3));
+}
+
+#[test]
+fn a_lower_priority_number_runs_first() {
+    let settings = EngineSettings { max_running_requests: 1, ..settings() };
+    let (mut engine, _) = engine(&settings);
+    for (request, priority) in [(1, 0), (2, 1), (3, -1)] {
+        let mut launch = launch(request, 3, 2);
+        launch.spec.as_mut().unwrap().priority = priority;
+        engine.launch(launch);
+    }
+    let mut order = Vec::new();
+    while let Some(report) = engine.step().unwrap() {
+        order.extend(report.completions.iter().map(|completion| completion.key.unwrap().request));
+    }
+    assert_eq!(order, [3, 1, 2]);
 }

@@ -1,4 +1,5 @@
-//! What a turn costs: plan and commit of a step with 256 requests that decode and 64 that prefill.
+//! What a turn costs: plan and commit of a step with 256 requests that decode and 64 that prefill. The plan is measured
+//! with and without the decodes having been made ready before, in alternating turns, and so is making them ready.
 //!
 //! `cargo bench -p tutti-scheduler`. Every turn is timed by itself; requests that end are replaced between two turns.
 
@@ -13,6 +14,9 @@ use tutti_scheduler::{Content, GraphLaunch, PrefillSharing, Scheduler, Scheduler
 const DECODING: usize = 256;
 const PREFILLING: usize = 64;
 const TURNS: usize = 20_000;
+
+/// What is timed of each turn.
+const PARTS: [&str; 4] = ["plan afresh", "make ready", "settle", "commit"];
 
 fn main() {
     for prefill_sharing in [PrefillSharing::Fair, PrefillSharing::FirstCome] {
@@ -29,49 +33,59 @@ fn main() {
                 prefix_cache,
                 ..config()
             });
-            let of =
-                |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
-            eprintln!(
-                "{prefill_sharing:?}, prefix cache {prefix_cache}: p50 {:.1} us, p99 {:.1} us, max {:.1} us",
-                of(0.5),
-                of(0.99),
-                of(1.0),
-            );
+            eprintln!("{prefill_sharing:?}, prefix cache {prefix_cache}:");
+            for (part, mut times) in PARTS.into_iter().zip(times) {
+                times.sort_unstable();
+                let of = |share: f64| {
+                    times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0
+                };
+                eprintln!("  {part}: p50 {:.1} us, p99 {:.1} us, max {:.1} us", of(0.5), of(0.99), of(1.0));
+            }
         }
     }
 }
 
-/// The time of each turn, ascending.
-fn measure(config: SchedulerConfig) -> Vec<Duration> {
+/// The times of each part.
+fn measure(config: SchedulerConfig) -> [Vec<Duration>; 4] {
     let mut scheduler = scheduler(config);
     let mut next = 0;
     (0..DECODING).for_each(|_| add(&mut scheduler, &mut next, 64, 30_000));
     while scheduler.load().steps < 40 {
-        turn(&mut scheduler);
+        turn(&mut scheduler, false, &mut PARTS.map(|_| Vec::new()));
     }
-    let mut times = Vec::with_capacity(TURNS);
-    while times.len() < TURNS {
+    let mut times = PARTS.map(|_| Vec::with_capacity(TURNS));
+    for number in 0..TURNS {
         // Long prompts that ask for one token each: there are always as many that prefill.
         while scheduler.load().running + scheduler.load().waiting < DECODING + PREFILLING {
             add(&mut scheduler, &mut next, 8192, 1);
         }
-        times.push(turn(&mut scheduler));
+        turn(&mut scheduler, number % 2 == 0, &mut times);
     }
-    times.sort_unstable();
     times
 }
 
-fn turn(scheduler: &mut Scheduler) -> Duration {
+fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]) {
+    let [afresh, ready, settled, committed] = times;
     let began = Instant::now();
     let step = scheduler.plan(Duration::ZERO).step;
-    let planned = began.elapsed();
-    let Some(step) = step else { return planned };
+    let took = began.elapsed();
+    // What one turn makes ready, the next one settles.
+    if prepare {
+        afresh.push(took)
+    } else {
+        settled.push(took)
+    }
+    let Some(step) = step else { return };
+    if prepare {
+        let began = Instant::now();
+        scheduler.plan_ahead();
+        ready.push(began.elapsed());
+    }
     let outcomes = words(&step);
     let began = Instant::now();
     let commits = scheduler.commit(step, outcomes, Duration::from_millis(10));
-    let committed = began.elapsed();
+    committed.push(began.elapsed());
     drop(commits);
-    planned + committed
 }
 
 fn add(scheduler: &mut Scheduler, next: &mut u64, prompt: usize, max_tokens: u32) {

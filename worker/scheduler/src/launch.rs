@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+pub use tutti_proto::MAX_PRIORITY;
 use tutti_proto::{GraphKey, walks::WalkId};
 
 use crate::stopping::Stopping;
@@ -27,11 +28,8 @@ pub struct GraphLaunch {
     pub deadline: Option<Duration>,
 }
 
-/// The lowest priority is this, the highest its negation. A class is a head start: a request is served as if it had
-/// come [`HEAD_START`] steps earlier than one of the next class, so the lowest waits longer, but never for ever.
-pub const MAX_PRIORITY: i32 = 8;
-
-/// In steps, of each priority class before the next.
+/// In steps, of each priority class before the next: a request is served as if it had come so much earlier than one of
+/// the next class, so the lowest waits longer, but never for ever.
 pub const HEAD_START: i64 = 256;
 
 /// The prefill's tokens. Pages are shared between requests whose content starts alike.

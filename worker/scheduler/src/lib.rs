@@ -44,13 +44,15 @@
 //! # Where things are
 //!
 //! `scheduler` is the turn above; `door` what is refused; `admission` what a request must hold; `packing` the policy of
-//! a step and `pace` what it knows of time; `request` the states of one request; [`pages`] the pool and its block tables,
+//! a step, `pace` how much prefill it has time for and `step_time` what is known of that; `request` the states of one request; [`pages`] the pool and its block tables,
 //! `prefix` what they hold; `stopping` when output ends.
 
 mod admission;
+mod ahead;
 mod config;
 mod door;
 mod launch;
+mod least_time;
 mod pace;
 mod packing;
 pub mod pages;
@@ -58,6 +60,7 @@ mod prefix;
 mod request;
 mod scheduler;
 mod step;
+mod step_time;
 mod stopping;
 mod walks;
 

@@ -1,107 +1,96 @@
-//! How long steps take, learnt from those that ran, so that prefill takes no more of a step than decodes can bear.
+//! How much prefill a step has time for beside its decodes, where these have a target to keep.
 //!
-//! The model is a line: a step lasts as long as its decodes, plus a cost for each prefill token beside them. Both are
-//! moving averages, so they follow the batch and the lengths of its contexts. There is no clock here: whoever ran the
-//! step says how long it took.
+//! What a step takes is estimated ([`StepTime`]), and what the estimate misses is made up for by feedback: steps that take
+//! longer than estimated, by jitter or because something has changed, make the next ones smaller until that is over. At
+//! first nothing is known, so prefill beside decodes begins with as little as there can be and at most doubles. There is
+//! no clock here: whoever ran the step says how long it took.
 
 use std::time::Duration;
 
-/// The weight of the newest step. Small enough that one late step does not halve the prefill, large enough that a
-/// handful of steps is enough to learn from.
-const NEWEST: f64 = 0.2;
+use crate::step_time::{StepTime, Work};
 
-#[derive(Debug, Default)]
+/// How much of what steps were over their estimate is still allowed for after another step.
+const FADING: f64 = 0.9;
+/// The most that is allowed for, since a step that stalled says nothing about the next; and what is at first.
+const MOST_OVER: f64 = 1.25;
+
+#[derive(Debug)]
 pub(crate) struct Pace {
     target: Option<Duration>,
-    /// Seconds of a step that only decodes.
-    decodes: Average,
-    /// Seconds of each prefill token.
-    prefill_token: Average,
-}
-
-#[derive(Debug, Default)]
-struct Average(Option<f64>);
-
-impl Average {
-    fn add(&mut self, value: f64) {
-        self.0 = Some(self.0.map_or(value, |old| old + NEWEST * (value - old)));
-    }
+    time: StepTime,
+    /// By what factor steps have lately been over their estimate, at least 1.
+    over: f64,
+    /// The most tokens that a step has prefilled.
+    most_prefill: usize,
 }
 
 impl Pace {
     /// Steps that decode should last no longer than `target`; without one they may last as long as they do.
     pub fn new(target: Option<Duration>) -> Self {
-        Self { target, ..Self::default() }
+        Self { target, time: StepTime::default(), over: MOST_OVER, most_prefill: 0 }
     }
 
-    /// A step of so many decode rows and prefill tokens took so long.
-    pub fn observe(&mut self, decodes: usize, prefill_tokens: usize, took: Duration) {
-        let took = took.as_secs_f64();
-        match (decodes, prefill_tokens) {
-            (0, 0) => {}
-            (_, 0) => self.decodes.add(took),
-            // Until a step has decoded alone, all of its time counts as the prefill's: rather too little prefill.
-            (_, tokens) => {
-                let beside = if decodes == 0 { 0.0 } else { self.decodes.0.unwrap_or(0.0) };
-                self.prefill_token.add((took - beside).max(0.0) / tokens as f64);
-            }
+    /// A step took so long.
+    pub fn observe(&mut self, work: &Work, took: Duration) {
+        if work.decodes() > 0 && work.prefill() > 0 {
+            // Infinite before anything is known.
+            let over = took.as_secs_f64() / self.time.of(work);
+            self.over = over.min(MOST_OVER).max(1.0 + (self.over - 1.0) * FADING);
+        }
+        self.most_prefill = self.most_prefill.max(work.prefill());
+        self.time.observe(work, took);
+    }
+
+    /// What a step with these decodes has for prefill: at least `least` tokens, so that prefill goes on where the decodes
+    /// alone take longer than they should. Everything where nothing decodes.
+    pub fn beside(&self, decodes: &Work, least: usize) -> Allowance {
+        let Some(target) = self.target.filter(|_| decodes.decodes() > 0) else { return Allowance::ALL };
+        let (token, attended) = self.time.of_prefill_token();
+        Allowance {
+            seconds: target.as_secs_f64() / self.over - self.time.of(decodes),
+            token,
+            attended,
+            most: self.most_prefill.saturating_mul(2).max(least),
+            least,
         }
     }
+}
 
-    /// The most prefill tokens for a step that decodes; at least `least`, so that prefill goes on where the decodes
-    /// alone take longer than they should.
-    pub fn prefill_tokens(&self, least: usize) -> usize {
-        let (Some(target), Some(token)) = (self.target, self.prefill_token.0) else { return usize::MAX };
-        let spare = target.as_secs_f64() - self.decodes.0.unwrap_or(0.0);
-        // A float beyond the range becomes the range's end.
-        ((spare / token) as usize).max(least)
+/// The prefill that a step has time for, less what was given of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    seconds: f64,
+    /// Seconds a token.
+    token: f64,
+    /// Seconds for each token that one attends to.
+    attended: f64,
+    most: usize,
+    least: usize,
+}
+
+impl Allowance {
+    /// No bound.
+    pub const ALL: Self =
+        Self { seconds: f64::INFINITY, token: 0.0, attended: 0.0, most: usize::MAX, least: usize::MAX };
+
+    /// How many tokens from position `start` on there is time for.
+    pub fn tokens(&self, start: usize) -> usize {
+        // n tokens attend to n * start + n² / 2: the root of a parabola, in the form that suits small curvatures.
+        let slope = self.token + self.attended * start as f64;
+        let seconds = self.seconds.max(0.0);
+        let tokens = 2.0 * seconds / (slope + (slope * slope + 2.0 * self.attended * seconds).sqrt());
+        // A float beyond the range becomes the range's end; nothing for nothing, which is no number, becomes 0.
+        (tokens as usize).max(self.least).min(self.most)
+    }
+
+    /// So many of them have been given.
+    pub fn spend(&mut self, start: usize, tokens: usize) {
+        let (start, n) = (start as f64, tokens as f64);
+        self.seconds -= self.token * n + self.attended * n * (start + n / 2.0);
+        self.most = self.most.saturating_sub(tokens);
+        self.least = self.least.saturating_sub(tokens);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn ms(ms: u64) -> Duration {
-        Duration::from_millis(ms)
-    }
-
-    #[test]
-    fn prefill_gets_the_time_that_decodes_leave() {
-        let mut pace = Pace::new(Some(ms(30)));
-        assert_eq!(pace.prefill_tokens(16), usize::MAX, "nothing is known yet");
-        for _ in 0..50 {
-            pace.observe(4, 0, ms(10));
-            pace.observe(4, 100, ms(20)); // 0.1 ms a token
-        }
-        let tokens = pace.prefill_tokens(16);
-        assert!((195..=205).contains(&tokens), "20 ms are left, which is 200 tokens, not {tokens}");
-    }
-
-    #[test]
-    fn it_follows_a_cost_that_grows() {
-        let mut pace = Pace::new(Some(ms(30)));
-        for cost in [1, 4] {
-            for _ in 0..50 {
-                pace.observe(4, 0, ms(10));
-                pace.observe(4, 10, ms(10 + 10 * cost));
-            }
-        }
-        assert_eq!(pace.prefill_tokens(1), 5);
-    }
-
-    #[test]
-    fn decodes_that_are_too_slow_alone_do_not_stop_prefill() {
-        let mut pace = Pace::new(Some(ms(5)));
-        pace.observe(4, 0, ms(10));
-        pace.observe(4, 100, ms(20));
-        assert_eq!(pace.prefill_tokens(16), 16);
-    }
-
-    #[test]
-    fn without_a_target_there_is_no_bound() {
-        let mut pace = Pace::new(None);
-        pace.observe(1, 100, ms(1000));
-        assert_eq!(pace.prefill_tokens(1), usize::MAX);
-    }
-}
+mod tests;

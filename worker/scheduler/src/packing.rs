@@ -6,14 +6,15 @@
 //! it, it comes before all other prefills, the longest left out first, and if even then it does not fit beside the
 //! decodes, it gets the step alone, over budget if need be.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::cmp::Reverse;
 
 use tutti_proto::walks::WalkId;
 
 use crate::{
     config::{PrefillSharing, SchedulerConfig},
-    pace::Pace,
+    pace::{Allowance, Pace},
     request::{Cut, Phase, Running, Ticket},
+    step_time::Work,
     walks::Walks,
 };
 
@@ -28,8 +29,8 @@ pub(crate) struct Packing {
     pub mixed: WalkId,
     /// Decodes first. Within the budget, unless one prefill has it alone.
     pub shares: Vec<Share>,
-    /// Prefills that had to let somebody else go first.
-    pub passed_over: Vec<Ticket>,
+    /// Prefills that had to let somebody else go first, by their places.
+    pub passed_over: Vec<usize>,
     /// Decodes wait for a prefill that does not fit beside them.
     pub alone: bool,
 }
@@ -37,9 +38,37 @@ pub(crate) struct Packing {
 /// One request's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
-    pub ticket: Ticket,
+    /// Among the candidates.
+    pub place: usize,
     pub walk: WalkId,
     pub tokens: usize,
+}
+
+/// A request that can be part of the step.
+#[derive(Debug)]
+pub(crate) struct Candidate<'a> {
+    pub ticket: Ticket,
+    pub request: &'a mut Running,
+    phase: Phase,
+    /// The mixed walk that batches it.
+    mixed: WalkId,
+}
+
+impl<'a> Candidate<'a> {
+    /// None if the request cannot take part now.
+    pub fn new(
+        ticket: Ticket,
+        request: &'a mut Running,
+        config: &SchedulerConfig,
+        walks: &Walks,
+    ) -> Option<Self> {
+        if !request.is_ready(config.page_tokens) {
+            return None;
+        }
+        let phase = request.phase()?;
+        let mixed = walks.batched_by(phase.walk())?;
+        Some(Self { ticket, request, phase, mixed })
+    }
 }
 
 /// What came before the step.
@@ -53,7 +82,8 @@ pub(crate) struct Before {
 
 #[derive(Clone, Copy, Debug)]
 struct Prefill {
-    ticket: Ticket,
+    /// Among the candidates, which are in the order of their tickets.
+    place: usize,
     walk: WalkId,
     cut: Cut,
     /// The next position to compute.
@@ -65,40 +95,36 @@ struct Prefill {
     tokens: usize,
 }
 
-/// Fills a step; none if nothing can run. The running set is no larger than the budget (`SchedulerConfig::slots`), so
-/// every decode fits.
+/// Fills a step from the candidates, which are in order; none if there are none. The running set is no larger than the
+/// budget (`SchedulerConfig::slots`), so every decode fits.
 pub(crate) fn pack(
-    running: &BTreeMap<Ticket, Running>,
+    candidates: &[Candidate<'_>],
     config: &SchedulerConfig,
-    walks: &Walks,
     pace: &Pace,
     before: Before,
 ) -> Option<Packing> {
-    let ready = || {
-        let ready = running.iter().filter(|(_, request)| request.is_ready(config.page_tokens));
-        ready.filter_map(|(&ticket, request)| {
-            let phase = request.phase()?;
-            Some((ticket, request, phase, walks.batched_by(phase.walk())?))
-        })
-    };
-    let mixed = next_in_turn(ready().map(|(_, _, _, mixed)| mixed), before.mixed)?;
-    let mut shares = Vec::with_capacity(running.len());
+    let mixed = next_in_turn(candidates.iter().map(|candidate| candidate.mixed), before.mixed)?;
+    let mut shares = Vec::with_capacity(candidates.len());
+    let mut decodes = Work::default();
     let mut prefills = Vec::new();
-    for (ticket, request, phase, _) in ready().filter(|ready| ready.3 == mixed) {
-        match phase {
-            Phase::Decoding { walk } => shares.push(Share { ticket, walk, tokens: 1 }),
+    for (place, candidate) in candidates.iter().enumerate().filter(|(_, other)| other.mixed == mixed) {
+        match candidate.phase {
+            Phase::Decoding { walk } => {
+                decodes.add_decode(candidate.request.computed());
+                shares.push(Share { place, walk, tokens: 1 });
+            }
             Phase::Prefilling { walk, cut, left } => {
-                let (start, age) = (request.computed(), request.passed_over);
-                prefills.push(Prefill { ticket, walk, cut, start, left, age, tokens: 0 });
+                let (start, age) = (candidate.request.computed(), candidate.request.passed_over);
+                prefills.push(Prefill { place, walk, cut, start, left, age, tokens: 0 });
             }
         }
     }
-    let alone = share_out(&mut prefills, shares.len(), config, pace, before.since_alone);
+    let alone = share_out(&mut prefills, &decodes, config, pace, before.since_alone);
     if alone {
         shares.clear();
     }
     let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
-    shares.extend(served.map(|&Prefill { ticket, walk, tokens, .. }| Share { ticket, walk, tokens }));
+    shares.extend(served.map(|&Prefill { place, walk, tokens, .. }| Share { place, walk, tokens }));
     Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.prefill_sharing), alone })
 }
 
@@ -110,14 +136,15 @@ fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Op
 /// Gives each prefill its tokens. True if the first of them has the step alone.
 fn share_out(
     prefills: &mut [Prefill],
-    decodes: usize,
+    beside: &Work,
     config: &SchedulerConfig,
     pace: &Pace,
     since_alone: u32,
 ) -> bool {
+    let decodes = beside.decodes();
     let fair = config.prefill_sharing == PrefillSharing::Fair;
     let order = |prefill: &Prefill| if fair || prefill.is_overdue() { prefill.age } else { 0 };
-    prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.ticket));
+    prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.place));
     let budget = config.max_step_tokens.saturating_sub(decodes);
     let may_be_alone = |first: &Prefill| decodes == 0 || first.is_overdue() && since_alone >= PATIENCE;
     if let Some(first) = prefills.first_mut()
@@ -127,9 +154,7 @@ fn share_out(
         return true;
     }
     let mut step = Room::new(config, budget, decodes + prefills.len());
-    if decodes > 0 {
-        step.paced = pace.prefill_tokens(step.grid);
-    }
+    step.paced = pace.beside(beside, step.grid);
     let overdue = prefills.iter().take_while(|prefill| prefill.is_overdue()).count();
     let (overdue, in_time) = prefills.split_at_mut(overdue);
     overdue.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
@@ -142,13 +167,12 @@ fn share_out(
 
 /// Those that get nothing and should have: whoever may never be cut, whoever has an equal right, and whoever came
 /// before somebody who is served.
-fn passed_over(prefills: &[Prefill], sharing: PrefillSharing) -> Vec<Ticket> {
-    let last_served =
-        prefills.iter().filter(|prefill| prefill.tokens > 0).map(|prefill| prefill.ticket).max();
+fn passed_over(prefills: &[Prefill], sharing: PrefillSharing) -> Vec<usize> {
+    let last_served = prefills.iter().filter(|prefill| prefill.tokens > 0).map(|prefill| prefill.place).max();
     let left_out = prefills.iter().filter(|prefill| prefill.tokens == 0);
     let passed =
-        |p: &&Prefill| p.is_whole() || sharing == PrefillSharing::Fair || Some(p.ticket) < last_served;
-    left_out.filter(passed).map(|prefill| prefill.ticket).collect()
+        |p: &&Prefill| p.is_whole() || sharing == PrefillSharing::Fair || Some(p.place) < last_served;
+    left_out.filter(passed).map(|prefill| prefill.place).collect()
 }
 
 impl Prefill {
@@ -166,8 +190,8 @@ impl Prefill {
 struct Room {
     /// Tokens of the budget.
     budget: usize,
-    /// Tokens that the decodes' pace allows.
-    paced: usize,
+    /// What the decodes' pace allows.
+    paced: Allowance,
     /// The most for one prefill that may be cut.
     cap: usize,
     /// Chunks end at multiples of this.
@@ -182,13 +206,14 @@ impl Room {
         let caps = [config.max_prefill_chunk, threshold, Some(config.max_step_tokens)];
         let cap = caps.into_iter().flatten().min().unwrap_or(budget);
         let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
-        Self { budget, paced: usize::MAX, cap, grid, begun: false }
+        Self { budget, paced: Allowance::ALL, cap, grid, begun: false }
     }
 
     /// Whoever cannot be cut and is overdue has waited long enough for the decodes' pace not to matter.
     fn room_for(&self, prefill: &Prefill) -> usize {
         let unpaced = prefill.is_whole() && prefill.is_overdue();
-        if unpaced { self.budget } else { self.budget.min(self.paced) }
+        let from = prefill.start + prefill.tokens;
+        if unpaced { self.budget } else { self.budget.min(self.paced.tokens(from)) }
     }
 
     /// Gives a prefill as much as it can get, up to `share`, beyond what it has.
@@ -200,9 +225,9 @@ impl Room {
             true => 0,
             false => self.chunk(prefill, left, room),
         };
+        self.paced.spend(prefill.start + prefill.tokens, tokens);
         prefill.tokens += tokens;
         self.budget -= tokens;
-        self.paced = self.paced.saturating_sub(tokens);
         self.begun |= tokens > 0;
     }
 
@@ -222,14 +247,16 @@ impl Room {
     /// Max-min fair: equal shares, and what the smallest leave of theirs is shared by the others. Where there is less
     /// than a chunk for each, the first ones get a chunk and the others come first in a later step.
     fn share_equally(&mut self, prefills: &mut [Prefill]) {
-        let mut room = self.budget.min(self.paced);
+        // As if all were where the farthest is: what this leaves of the pace goes to whoever is first.
+        let farthest = prefills.iter().map(|prefill| prefill.start).max().unwrap_or(0);
+        let mut room = self.budget.min(self.paced.tokens(farthest));
         let served = prefills.len().min((room / self.grid).max(1));
         let mut by_need: Vec<&mut Prefill> = prefills[..served].iter_mut().collect();
         by_need.sort_by_key(|prefill| prefill.left);
         for (place, prefill) in by_need.into_iter().enumerate() {
             let share = room / (served - place);
             self.serve(prefill, share);
-            room = self.budget.min(self.paced);
+            room = self.budget.min(self.paced.tokens(farthest));
         }
     }
 }

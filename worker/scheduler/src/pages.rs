@@ -32,6 +32,11 @@ impl BlockTable {
         Arc::clone(&self.pages)
     }
 
+    /// Whether `pages` are this very table's, as it stands now.
+    pub(crate) fn is(&self, pages: &Arc<[PageId]>) -> bool {
+        Arc::ptr_eq(&self.pages, pages)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.pages.len()
     }

@@ -76,13 +76,30 @@ pub(crate) struct Running {
     /// Positions that stand in the planes. Grows at commit and nowhere else.
     computed: usize,
     /// The step that computes it now: until that step is back, its pages and its progress are the step's.
-    in_step: Option<StepNumber>,
+    in_step: Option<InStep>,
     /// Steps that passed it over since its last one.
     pub passed_over: u32,
     /// What the blocks end that are recorded in the pool; none when no more can be.
     chain: Option<Chain>,
     /// How many blocks those are.
     recorded: usize,
+}
+
+/// What a step computes of a request.
+#[derive(Clone, Copy, Debug)]
+struct InStep {
+    number: StepNumber,
+    /// Where its row ends.
+    end: usize,
+    samples: bool,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    computed: usize,
+    generated: u32,
+    epoch: Epoch,
 }
 
 /// What a running request needs computed next.
@@ -168,8 +185,8 @@ impl Request {
         self.prefill.last().map_or(0, |span| span.end)
     }
 
-    fn wants_output(&self) -> bool {
-        self.generated < self.stopping.max_tokens()
+    fn wants_output(&self, generated: u32) -> bool {
+        generated < self.stopping.max_tokens()
     }
 
     fn finished(&self, reason: Finish) -> Outcome {
@@ -233,22 +250,65 @@ impl Running {
 
     /// Hands the next `tokens` positions to a step. Nothing else changes until the step is back.
     pub fn launch(&mut self, ticket: Ticket, step: StepNumber, walk: WalkId, tokens: usize) -> Row {
-        self.in_step = Some(step);
-        let positions = self.computed..self.computed + tokens;
+        let row = self.row(ticket, self.progress(), walk, tokens);
+        self.enter_step(step, &row);
+        row
+    }
+
+    /// The same with a row of [`next_decode`](Self::next_decode), if it has come true; gives it back if not.
+    pub fn launch_prepared(&mut self, step: StepNumber, row: &Row) -> bool {
+        let Progress { computed, epoch, .. } = self.progress();
+        let same_pages = self.block_table.is(&row.block_table);
+        // Where it stands is known by position and epoch as long as it holds the same pages.
+        let holds = row.positions.start == computed && row.epoch == epoch && same_pages;
+        if holds {
+            self.enter_step(step, row);
+        }
+        holds
+    }
+
+    /// The decode that is next if the step that computes it now, if one does, goes well and does not end it. None where
+    /// that is no decode, or has no page yet.
+    pub fn next_decode(&self, ticket: Ticket, page_tokens: usize) -> Option<Row> {
+        let mut progress = self.progress();
+        if let Some(InStep { end, samples, .. }) = self.in_step {
+            progress.computed = end;
+            progress.generated += u32::from(samples);
+            progress.epoch = progress.epoch.next();
+        }
+        let prefilled = progress.computed >= self.request.prefill_end();
+        let has_room = progress.computed < self.block_table.len() * page_tokens;
+        let walk = self.request.decode.filter(|_| prefilled && has_room)?;
+        self.request.wants_output(progress.generated).then(|| self.row(ticket, progress, walk, 1))
+    }
+
+    fn progress(&self) -> Progress {
+        Progress { computed: self.computed, generated: self.request.generated, epoch: self.request.epoch }
+    }
+
+    fn row(&self, ticket: Ticket, from: Progress, walk: WalkId, tokens: usize) -> Row {
+        let Progress { computed, generated, epoch } = from;
+        let positions = computed..computed + tokens;
         let request = &self.request;
         // Past the frozen end of the prefill, not of the prompt: replayed output is prefill too.
-        let terminality = if positions.end >= request.prefill_end() && request.wants_output() {
-            Terminality::Terminal { forbidden: request.stopping.forbidden(request.generated) }
+        let terminality = if positions.end >= request.prefill_end() && request.wants_output(generated) {
+            Terminality::Terminal { forbidden: request.stopping.forbidden(generated) }
         } else {
             Terminality::NotTerminal
         };
         let block_table = self.block_table.pages();
-        Row { key: request.key, walk, epoch: request.epoch, positions, terminality, block_table, ticket }
+        Row { key: request.key, walk, epoch, positions, terminality, block_table, ticket }
+    }
+
+    fn enter_step(&mut self, number: StepNumber, row: &Row) {
+        let samples = row.terminality.is_terminal();
+        self.in_step = Some(InStep { number, end: row.positions.end, samples });
     }
 
     /// The step is back; by itself this changes nothing else, as if it had not happened.
     pub fn leave_step(&mut self, step: StepNumber) {
-        assert_eq!(self.in_step.take(), Some(step), "{} was not in step {step}", self.request.key);
+        let left = self.in_step.take().map(|in_step| in_step.number);
+        assert_eq!(left, Some(step), "{} was not in step {step}", self.request.key);
     }
 
     /// The step happened: the one place where a request advances. Gives the token that its output has grown by, and,
@@ -274,7 +334,7 @@ impl Running {
         request.epoch = request.epoch.next();
         let Some(token) = token else {
             // Nothing is sampled inside a prompt, nor at its end where no output is wanted: then that is the end.
-            let done = prefilled && !request.wants_output();
+            let done = prefilled && !request.wants_output(request.generated);
             return (None, done.then(|| request.finished(Finish::Length)));
         };
         let index = request.generated;

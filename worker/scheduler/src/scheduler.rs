@@ -9,14 +9,17 @@ use std::{
 use tutti_proto::{GraphKey, StepNumber, walks::ModelDeclaration};
 
 use crate::{
+    ahead::Ahead,
     config::{Admission, ConfigError, SchedulerConfig},
     door,
     launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
+    least_time::LeastTime,
     pace::Pace,
-    packing::{Before, pack},
+    packing::{Before, Candidate, pack},
     pages::PagePool,
     request::{Request, Running, Ticket},
     step::{Ending, Outcome, RowCommit, RowOutcome, StepPlan, Turn},
+    step_time::Work,
     walks::Walks,
 };
 
@@ -30,6 +33,7 @@ pub struct Scheduler {
     walks: Walks,
     pool: PagePool,
     pace: Pace,
+    least_time: LeastTime,
     /// Accepted, holding nothing, in order.
     waiting: BTreeMap<Ticket, Request>,
     /// Holding pages, in order.
@@ -45,6 +49,8 @@ pub struct Scheduler {
     next_ticket: u64,
     next_step: StepNumber,
     before: Before,
+    /// Made ready for the next plan.
+    ahead: Ahead,
     tally: Tally,
 }
 
@@ -57,6 +63,8 @@ pub struct Tally {
     pub prefill_tokens: u64,
     /// Those of them that were not computed, because their pages were known.
     pub cached_tokens: u64,
+    /// Rows that were [ready](Scheduler::plan_ahead) when their step was planned.
+    pub rows_ahead: u64,
 }
 
 /// What a worker holds and has done.
@@ -85,6 +93,7 @@ impl Scheduler {
         Ok(Self {
             walks: Walks::new(model, config.chunking)?,
             pace: Pace::new(config.target_itl),
+            least_time: LeastTime::default(),
             pool: PagePool::new(config.pages, config.page_tokens),
             config,
             waiting: BTreeMap::new(),
@@ -96,6 +105,7 @@ impl Scheduler {
             next_ticket: 0,
             next_step: StepNumber(0),
             before: Before { mixed: None, since_alone: u32::MAX },
+            ahead: Ahead::default(),
             tally: Tally::default(),
         })
     }
@@ -137,8 +147,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends what was cancelled and what is late, admits what fits, and packs the next step. `now` is any clock that does
-    /// not go back; it is compared with deadlines and nothing else.
+    /// Ends what was cancelled, what is late and what is certain to be, admits what fits, and packs the next step. `now` is
+    /// any clock that does not go back; it is compared with deadlines and nothing else.
     ///
     /// Requests that another step still computes are left to it, so the next step may be planned while one runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
@@ -148,12 +158,21 @@ impl Scheduler {
         Turn { endings, preempted, step: self.pack() }
     }
 
+    /// Makes the decodes of the next plan ready while a step runs, supposing that each row of that step goes well and ends
+    /// nobody. Changes nothing but how long [`plan`](Self::plan) takes: what is planned is the same without it. May be
+    /// called at any time, and as often as one likes.
+    pub fn plan_ahead(&mut self) {
+        self.ahead = Ahead::new(&self.running, self.config.page_tokens);
+    }
+
     /// Takes a step back that has run, with one outcome for each of its rows, in their order, and how long it took. Only
     /// here does a request advance, and only by what its own row did.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
-        let decodes = step.rows.iter().filter(|row| self.walks.is_decode(row.walk)).count();
-        self.pace.observe(decodes, step.tokens() - decodes, took);
+        self.pace.observe(&self.work(&step), took);
+        let prefills = || step.rows.iter().filter(|row| !self.walks.is_decode(row.walk));
+        let bare = prefills().filter(|row| row.positions.start == 0).count() == step.rows.len();
+        self.least_time.observe(prefills().map(|row| row.positions.len()).sum(), bare, took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
@@ -197,8 +216,8 @@ impl Scheduler {
         self.tickets.is_empty()
     }
 
-    /// Ends what was cancelled or is late, in every state but one: a request inside a step keeps its pages until the step
-    /// is back.
+    /// Ends what was cancelled, is late or is certain to be, in every state but one: a request inside a step keeps its
+    /// pages until the step is back.
     fn sweep(&mut self, now: Duration) -> Vec<Ending> {
         let mut endings = Vec::new();
         for key in std::mem::take(&mut self.cancelled) {
@@ -206,12 +225,44 @@ impl Scheduler {
                 self.cancelled.insert(key);
             }
         }
-        let late: Vec<GraphKey> =
-            self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now).map(|(_, key)| *key).collect();
-        for key in late {
-            self.end(key, Outcome::DeadlineExceeded, &mut endings);
+        // Whoever has more time than the longest prefill needs at the least is in no danger.
+        let near = now + self.least_time.of(self.config.max_context, self.config.max_chunk());
+        let near: Vec<_> =
+            self.deadlines.iter().take_while(|(deadline, _)| *deadline <= near).copied().collect();
+        for (deadline, key) in near {
+            let left = deadline.saturating_sub(now);
+            let needed = self.needed_at_least(key, left);
+            if left.is_zero() {
+                self.end(key, Outcome::DeadlineExceeded, &mut endings);
+            } else if needed > left {
+                self.end(key, Outcome::DeadlineUnreachable { needed, left }, &mut endings);
+            }
         }
         endings
+    }
+
+    /// The least time that a request would be away from its next token if it were alone from here on; exact enough to be
+    /// compared with `left`.
+    fn needed_at_least(&mut self, key: GraphKey, left: Duration) -> Duration {
+        let Some(ticket) = self.tickets.get(&key) else { return Duration::ZERO };
+        let chunk = self.config.max_chunk();
+        if let Some(request) = self.running.get(ticket) {
+            let (tokens, most) = request.prefill_left(chunk);
+            return self.least_time.of(tokens, most);
+        }
+        let Some(request) = self.waiting.get_mut(ticket) else { return Duration::ZERO };
+        let most = request.most_in_a_step(chunk);
+        let needed = self.least_time.of(request.prefill_end().saturating_sub(request.known_tokens), most);
+        // What others have computed of it is looked up only where that decides, since it takes time to do.
+        if needed <= left || !request.look_up(&self.pool) {
+            return needed;
+        }
+        let prefills = |other: &Running| other.is_in_step() && other.prefill_left(chunk).0 > 0;
+        if self.running.values().any(prefills) {
+            // Somebody may be computing it right now.
+            return Duration::ZERO;
+        }
+        self.least_time.of(request.prefill_end().saturating_sub(request.known_tokens), most)
     }
 
     /// Ends a request unless it is inside a step. False if it is.
@@ -286,26 +337,42 @@ impl Scheduler {
         }
     }
 
+    /// What a step has to do.
+    fn work(&self, step: &StepPlan) -> Work {
+        let mut work = Work::default();
+        for row in &step.rows {
+            match self.walks.is_decode(row.walk) {
+                true => work.add_decode(row.positions.start),
+                false => work.add_prefill(row.positions.clone()),
+            }
+        }
+        work
+    }
+
     fn pack(&mut self) -> Option<StepPlan> {
-        let packing = pack(&self.running, &self.config, &self.walks, &self.pace, self.before)?;
+        let mut ahead = std::mem::take(&mut self.ahead);
+        let Self { running, config, walks, .. } = self;
+        let candidate = |(ticket, request): (&Ticket, _)| Candidate::new(*ticket, request, config, walks);
+        let mut candidates: Vec<Candidate<'_>> = running.iter_mut().filter_map(candidate).collect();
+        let packing = pack(&candidates, config, &self.pace, self.before)?;
         let since_alone = if packing.alone { 0 } else { self.before.since_alone.saturating_add(1) };
         self.before = Before { mixed: Some(packing.mixed), since_alone };
-        for ticket in &packing.passed_over {
-            if let Some(request) = self.running.get_mut(ticket) {
-                request.passed_over = request.passed_over.saturating_add(1);
-            }
+        for &place in &packing.passed_over {
+            let request = &mut candidates[place].request;
+            request.passed_over = request.passed_over.saturating_add(1);
         }
         let number = self.next_step;
         self.next_step.0 += 1;
         let mut rows = Vec::with_capacity(packing.shares.len());
         for share in &packing.shares {
-            if let Some(request) = self.running.get_mut(&share.ticket) {
-                request.passed_over = 0;
-                rows.push(request.launch(share.ticket, number, share.walk, share.tokens));
-            }
+            let Candidate { ticket, request, .. } = &mut candidates[share.place];
+            request.passed_over = 0;
+            let prepared = ahead.settle(*ticket, |row| request.launch_prepared(number, row));
+            self.tally.rows_ahead += u64::from(prepared.is_some());
+            rows.push(prepared.unwrap_or_else(|| request.launch(*ticket, number, share.walk, share.tokens)));
         }
-        let walks = packing.shares.iter().map(|share| share.walk);
-        Some(StepPlan { number, batch_walk: self.walks.batch_walk(packing.mixed, walks), rows })
+        let own = packing.shares.iter().map(|share| share.walk);
+        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), rows })
     }
 }
 

@@ -211,8 +211,10 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
             stopping: Some(pb::Stopping { max_tokens, ..Default::default() }),
             logprobs: None,
             prompt_logprobs: None,
+            priority: 0,
         }),
         generated: vec![],
+        timeout_ms: None,
     }
 }
 

@@ -70,8 +70,17 @@ impl Live<'_> {
     }
 }
 
+/// How often plans are made ready while steps run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    Never,
+    /// In some turns, at some of the places where that can be done.
+    Sometimes,
+}
+
 struct Simulation<'a> {
     script: &'a Script,
+    ahead: Ahead,
     scheduler: Scheduler,
     live: BTreeMap<GraphKey, Live<'a>>,
     ended: BTreeMap<GraphKey, Outcome>,
@@ -79,15 +88,18 @@ struct Simulation<'a> {
     memory: Memory,
     turn: usize,
     fate: u64,
+    /// Like `fate`, which must not depend on what is made ready.
+    ahead_fate: u64,
     /// Every plan and ending as text: what must be the same in a second run.
     log: Vec<String>,
     steps: usize,
 }
 
 impl<'a> Simulation<'a> {
-    fn new(script: &'a Script) -> Self {
+    fn new(script: &'a Script, ahead: Ahead) -> Self {
         Self {
             script,
+            ahead,
             scheduler: common::scheduler(script.config.clone()),
             live: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -95,20 +107,26 @@ impl<'a> Simulation<'a> {
             memory: Memory::new(script.config.pages, script.config.page_tokens),
             turn: 0,
             fate: script.fate_seed | 1,
+            ahead_fate: script.fate_seed | 1,
             log: Vec::new(),
             steps: 0,
         }
     }
 
-    /// A number below 100 (xorshift).
+    /// A number below 100.
     fn roll(&mut self) -> u64 {
-        self.fate ^= self.fate << 13;
-        self.fate ^= self.fate >> 7;
-        self.fate ^= self.fate << 17;
-        (self.fate >> 11) % 100
+        xorshift(&mut self.fate)
     }
 
-    fn run(mut self) -> (Vec<String>, usize) {
+    /// A step runs, or may: what comes next can be made ready.
+    fn maybe_plan_ahead(&mut self) {
+        if self.ahead == Ahead::Sometimes && xorshift(&mut self.ahead_fate) < 60 {
+            self.scheduler.plan_ahead();
+        }
+    }
+
+    /// What happened, in how many steps, of how many rows that had been made ready.
+    fn run(mut self) -> (Vec<String>, usize, u64) {
         let script = self.script;
         let last = script.requests.iter().map(|r| r.turn.max(r.cancel.unwrap_or(0))).max().unwrap_or(0);
         // Each turn that is not aborted moves somebody by a position or more; whoever is preempted moves them again, once
@@ -119,6 +137,7 @@ impl<'a> Simulation<'a> {
         while self.turn <= last || !self.scheduler.is_empty() || !self.flying.is_empty() {
             let turn = self.turn;
             assert!(turn < bound, "{} requests not ended after {turn} turns", self.live.len());
+            self.maybe_plan_ahead();
             for (request, arrival) in script.requests.iter().enumerate() {
                 if arrival.turn == turn {
                     self.add(request as u64, arrival);
@@ -134,7 +153,7 @@ impl<'a> Simulation<'a> {
         let load = self.scheduler.load();
         assert_eq!((load.running, load.waiting, load.pages_used), (0, 0, 0), "everything is given back");
         assert!(self.live.is_empty(), "accepted but never ended: {:?}", self.live.keys());
-        (self.log, self.steps)
+        (self.log, self.steps, load.tally.rows_ahead)
     }
 
     fn add(&mut self, request: u64, arrival: &'a Arrival) {
@@ -197,6 +216,7 @@ impl<'a> Simulation<'a> {
         if let Some(step) = planned.step {
             self.check_plan(&step);
             self.flying.push_back(step);
+            self.maybe_plan_ahead();
         }
         if (idle || self.flying.len() > self.script.depth)
             && let Some(step) = self.flying.pop_front()
@@ -418,6 +438,13 @@ impl<'a> Simulation<'a> {
     }
 }
 
+fn xorshift(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 11) % 100
+}
+
 fn ending_of(live: &Live<'_>, outcome: &RowOutcome) -> Option<Outcome> {
     let finished = |reason| Some(Outcome::Finished { reason, generated: live.generated });
     if live.computed < live.target {
@@ -439,19 +466,23 @@ fn ending_of(live: &Live<'_>, outcome: &RowOutcome) -> Option<Outcome> {
 #[test]
 fn every_script_plays_out() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(3000);
-    let steps = std::cell::Cell::new(0);
+    let (steps, ready) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let result = runner.run(&script(), |script| {
-        let (log, taken) = Simulation::new(&script).run();
+        let (log, taken, none_ready) = Simulation::new(&script, Ahead::Never).run();
+        let (again, _, rows_ready) = Simulation::new(&script, Ahead::Sometimes).run();
         steps.set(steps.get() + taken);
-        let (again, _) = Simulation::new(&script).run();
-        prop_assert_eq!(log, again, "a plan is a function of what the scheduler was told");
+        ready.set(ready.get() + rows_ready);
+        prop_assert_eq!(none_ready, 0);
+        prop_assert_eq!(log, again, "a plan is a function of what the scheduler was told, made ready or not");
         Ok(())
     });
     if let Err(error) = result {
         panic!("{error}");
     }
-    eprintln!("{} steps in {cases} scripts", steps.get());
-    assert!(cases < 3000 || steps.get() > 100_000, "only {} steps: the scripts test too little", steps.get());
+    let (steps, ready) = (steps.get(), ready.get());
+    eprintln!("{steps} steps in {cases} scripts, played twice; {ready} rows made ready");
+    let enough = steps > 100_000 && ready > 30_000;
+    assert!(cases < 3000 || enough, "{steps} steps, {ready} rows: the scripts test too little");
 }

@@ -1,0 +1,215 @@
+//! In virtual time: a device of known costs runs what the pace allows.
+
+use super::*;
+
+/// The least that a step prefills.
+const LEAST: usize = 16;
+/// The most, which is as much as a step's budget leaves.
+const BUDGET: usize = 2048;
+/// Steps that it may take to learn.
+const FEW: usize = 8;
+
+/// Nanoseconds.
+#[derive(Clone, Copy)]
+struct Device {
+    fixed: f64,
+    row: f64,
+    row_attended: f64,
+    token: f64,
+    token_attended: f64,
+    /// How much longer a step may take, evenly distributed.
+    jitter: f64,
+}
+
+/// As `--device sim` has it.
+const H200: Device =
+    Device { fixed: 4.3e6, row: 5e3, row_attended: 38.0, token: 27.6e3, token_attended: 1.0, jitter: 0.0 };
+/// About what two cores do for 0.6 billion parameters.
+const CPU: Device =
+    Device { fixed: 40e6, row: 4e6, row_attended: 2.5e3, token: 7e6, token_attended: 2.3e3, jitter: 0.0 };
+
+/// Requests that decode, beside one prompt after another.
+struct Run {
+    pace: Pace,
+    device: Device,
+    target: Duration,
+    decodes: usize,
+    /// Where all of them are.
+    context: usize,
+    /// Where the prompt is.
+    position: usize,
+    prompt: usize,
+    random: u64,
+}
+
+/// A step, in seconds.
+struct Step {
+    took: f64,
+    /// What it would have taken without its prefill.
+    decodes: f64,
+    /// Whether there was time for more, but not more prompt.
+    is_last: bool,
+}
+
+impl Run {
+    fn new(device: Device, target: Duration) -> Self {
+        let (decodes, context, position, prompt, random) = (4, 100, 0, 4096, 1);
+        Self { pace: Pace::new(Some(target)), device, target, decodes, context, position, prompt, random }
+    }
+
+    fn decoding(&self) -> Work {
+        let mut work = Work::default();
+        (0..self.decodes).for_each(|_| work.add_decode(self.context));
+        work
+    }
+
+    fn seconds(&self, tokens: usize) -> f64 {
+        let Device { fixed, row, row_attended, token, token_attended, .. } = self.device;
+        let attended = tokens as f64 * (self.position as f64 + (tokens + 1) as f64 / 2.0);
+        let decodes = self.decodes as f64 * (row + row_attended * (self.context + 1) as f64);
+        (fixed + decodes + token * tokens as f64 + token_attended * attended) / 1e9
+    }
+
+    fn step(&mut self, tokens: usize) -> Step {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let uniform = (self.random >> 11) as f64 / (1_u64 << 53) as f64;
+        let took = self.seconds(tokens) * (1.0 + self.device.jitter * uniform);
+        let (decodes, is_last) = (self.seconds(0), self.position + tokens == self.prompt);
+        self.observe(tokens, took);
+        Step { took, decodes, is_last }
+    }
+
+    fn observe(&mut self, tokens: usize, took: f64) {
+        let mut work = self.decoding();
+        work.add_prefill(self.position..self.position + tokens);
+        self.pace.observe(&work, Duration::from_secs_f64(took));
+        self.context += 1;
+        self.position = (self.position + tokens) % self.prompt;
+    }
+
+    fn decode(&mut self, steps: usize) {
+        for _ in 0..steps {
+            self.step(0);
+        }
+    }
+
+    fn allowed(&self) -> usize {
+        self.pace.beside(&self.decoding(), LEAST).tokens(self.position)
+    }
+
+    /// Steps with as much prefill as there is time for.
+    fn mixed(&mut self, steps: usize) -> Vec<Step> {
+        let one = |_| self.step(self.allowed().min(self.prompt - self.position).min(BUDGET));
+        (0..steps).map(one).collect()
+    }
+
+    /// Whether 99 of 100 steps keep the target, and most of the time is used.
+    fn judge(&self, what: &str, steps: &[Step]) {
+        let target = self.target.as_secs_f64();
+        let mut took: Vec<f64> = steps.iter().map(|step| step.took / target).collect();
+        took.sort_by(f64::total_cmp);
+        let p99 = took[(took.len() * 99).div_ceil(100) - 1];
+        let full: Vec<&Step> = steps.iter().filter(|step| !step.is_last).collect();
+        let shares = full.iter().map(|step| (step.took - step.decodes) / (target - step.decodes));
+        let used = shares.sum::<f64>() / full.len() as f64;
+        assert!(p99 <= 1.05, "{what}: 99 of 100 steps take up to {p99:.3} times the target");
+        assert!(used >= 0.85, "{what}: {used:.3} of the time that decodes leave is used");
+    }
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[test]
+fn the_target_is_kept_and_its_time_used() {
+    for (device, target) in [(H200, ms(12)), (H200, ms(20)), (CPU, ms(1000))] {
+        for jitter in [0.0, 0.05, 0.1] {
+            // What a token costs grows with what it attends to: by half over 16k on the one, fourfold over 8k on the other.
+            for prompt in [1024, 8192, 16_384] {
+                for decoded_before in [0, 50] {
+                    let mut run = Run { prompt, ..Run::new(Device { jitter, ..device }, target) };
+                    run.decode(decoded_before);
+                    let steps = run.mixed(300);
+                    let what = format!("{target:?}, jitter {jitter}, {prompt} after {decoded_before}");
+                    run.judge(&what, &steps[FEW..]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_known_is_no_reason_to_begin_with_much() {
+    for (device, target) in [(H200, ms(12)), (CPU, ms(1000))] {
+        let mut run = Run::new(device, target);
+        assert_eq!(run.allowed(), LEAST);
+        let most = run.mixed(FEW).iter().map(|step| step.took).fold(0.0, f64::max);
+        let over = most / target.as_secs_f64();
+        assert!(over < 1.25, "a step of {over:.2} times the target while learning");
+    }
+}
+
+#[test]
+fn other_decodes_change_only_a_few_steps() {
+    let mut run = Run::new(Device { jitter: 0.05, ..H200 }, ms(16));
+    run.mixed(50);
+    // 64 requests with 2,000 tokens behind them take 5 ms more, then they are gone.
+    for (decodes, context) in [(64, 2000), (4, 300), (64, 2000), (1, 8000)] {
+        (run.decodes, run.context) = (decodes, context);
+        let steps = run.mixed(200);
+        run.judge(&format!("{decodes} decodes"), &steps[FEW..]);
+    }
+}
+
+#[test]
+fn a_device_that_slows_down_or_recovers_is_followed() {
+    let mut run = Run::new(H200, ms(16));
+    run.mixed(50);
+    for factor in [1.5, 1.0] {
+        run.device = Device { fixed: factor * H200.fixed, token: factor * H200.token, jitter: 0.05, ..H200 };
+        let steps = run.mixed(200);
+        run.judge(&format!("{factor} times the time"), &steps[2 * FEW..]);
+    }
+}
+
+#[test]
+fn a_stall_is_soon_forgotten() {
+    let mut run = Run::new(H200, ms(12));
+    run.mixed(50);
+    let before = run.allowed();
+    run.observe(before, 1.0);
+    let steps = run.mixed(300);
+    run.judge("after a stall", &steps[4 * FEW..]);
+}
+
+#[test]
+fn decodes_that_are_too_slow_alone_do_not_stop_prefill() {
+    let mut run = Run::new(H200, ms(4));
+    run.decode(20);
+    assert_eq!(run.allowed(), LEAST);
+    run.mixed(20);
+    assert_eq!(run.allowed(), LEAST);
+}
+
+#[test]
+fn nothing_bounds_prefill_without_a_target_or_without_decodes() {
+    let mut run = Run::new(H200, ms(12));
+    run.mixed(20);
+    assert_eq!(run.pace.beside(&Work::default(), LEAST).tokens(0), usize::MAX);
+    run.pace.target = None;
+    assert_eq!(run.allowed(), usize::MAX);
+}
+
+#[test]
+fn what_is_given_is_not_given_twice() {
+    let mut run = Run::new(H200, ms(12));
+    run.mixed(50);
+    let mut allowance = run.pace.beside(&run.decoding(), LEAST);
+    let all = allowance.tokens(1000);
+    allowance.spend(1000, all / 2);
+    let rest = allowance.tokens(1000 + all / 2);
+    assert!(rest.abs_diff(all - all / 2) <= 1, "{all} in two halves, the second {rest}");
+    allowance.spend(1000 + all / 2, rest);
+    assert_eq!(allowance.tokens(0), 0, "nor is the least");
+}
