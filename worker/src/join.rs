@@ -23,6 +23,7 @@ use tutti_runtime::{Error, ErrorKind, VERSION};
 use crate::{
     config::WorkerSettings,
     engine_thread::{self, Command, Wires},
+    group::Formation,
 };
 
 /// Reports that may be on their way. A conductor that is further behind than this stops the engine.
@@ -113,10 +114,16 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
 /// Serves until the conductor lets go of this worker. What went wrong with loading has been told to the conductor.
 pub async fn serve(joined: Joined) -> Result<(), Error> {
     let Joined { rank, mut inbound, outbox, settings } = joined;
+    let group = if settings.tp > 1 {
+        let Some(group) = await_group(&mut inbound, &settings).await? else { return Ok(()) };
+        Some(group)
+    } else {
+        None
+    };
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let wires = Wires { commands: inbox, outbox: outbox.clone(), load };
-    let ended = engine_thread::start(settings, rank, wires)
+    let ended = engine_thread::start(settings, rank, group, wires)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
     let heartbeat = tokio::spawn(heartbeat(outbox, load_seen));
     let end = pass_commands(&mut inbound, commands, ended).await;
@@ -131,6 +138,22 @@ pub async fn serve(joined: Joined) -> Result<(), Error> {
             }
             outcome
         }
+    }
+}
+
+/// Waits until all ranks of the group have joined. `None` where the conductor wants no more of this worker.
+async fn await_group(
+    inbound: &mut Streaming<pb::ConductorMessage>,
+    settings: &WorkerSettings,
+) -> Result<Option<Formation>, Error> {
+    match inbound.message().await?.and_then(|message| message.message) {
+        Some(FromConductor::FormGroup(group)) => {
+            let deadline = Duration::from_secs(settings.collective_timeout_s.into());
+            Ok(Some(Formation::new(group, deadline)))
+        }
+        Some(FromConductor::Drain(_)) => Ok(None),
+        Some(_) => Err(Error::internal("the conductor sent something else before a group was formed")),
+        None => Err(Error::unavailable("the conductor has closed the stream")),
     }
 }
 
@@ -175,7 +198,8 @@ async fn pass_commands(
             // Without waiting for a load to end that nobody needs any more.
             Some(FromConductor::Drain(_)) if !launched => return End::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
-            Some(FromConductor::Cancel(_) | FromConductor::Welcome(_)) | None => {
+            Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
+            | None => {
                 tracing::warn!("the conductor sent a message without meaning here");
                 continue;
             }

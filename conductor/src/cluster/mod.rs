@@ -4,11 +4,12 @@
 //! bounded queues without waiting; nothing here awaits or does I/O. One step report of a worker is one event, however
 //! many rows it carries.
 
+mod groups;
 mod requests;
 mod status;
 mod workers;
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -32,6 +33,9 @@ const MAX_WORKERS: u32 = 1024;
 /// The bounds a cluster works under.
 #[derive(Clone, Debug)]
 pub struct Limits {
+    /// Ranks of a TP group: neighbours, of which the lowest leads and alone is given requests. 1 where each worker holds
+    /// the whole model.
+    pub tp: u32,
     /// Worker processes that the conductor spawns, ranks 0 and on; all must have been ready once before `/ready` is.
     pub spawned_workers: u32,
     /// Requests that one worker runs at a time.
@@ -66,6 +70,8 @@ pub enum Presence {
 #[derive(Debug)]
 pub struct Cluster {
     state: Mutex<State>,
+    /// Where the ranks of TP groups meet.
+    meeting_places: PathBuf,
     limits: Limits,
     metrics: ConductorMetrics,
     health: Health,
@@ -97,6 +103,8 @@ struct State {
     troubles: BTreeMap<Rank, Trouble>,
     /// The process of each rank whose stream has ended and that has not come back.
     left: BTreeMap<Rank, u32>,
+    /// Groups that have been formed so far, each at a place of its own.
+    groups_formed: u64,
     /// Whether all spawned workers have been ready at once.
     started: bool,
     draining: bool,
@@ -138,8 +146,10 @@ struct ServedModel {
 impl Cluster {
     /// A cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
+        let workers = Workers::in_groups_of(limits.tp);
         let cluster = Self {
-            state: Mutex::default(),
+            state: Mutex::new(State { workers, ..State::default() }),
+            meeting_places: std::env::temp_dir(),
             metrics: ConductorMetrics::new(metrics),
             limits,
             health,
@@ -149,6 +159,12 @@ impl Cluster {
         };
         cluster.refresh_health(&mut cluster.state.lock());
         cluster
+    }
+
+    /// The same cluster, whose TP groups meet in this directory.
+    #[must_use]
+    pub fn meeting_in(self, meeting_places: PathBuf) -> Self {
+        Self { meeting_places, ..self }
     }
 
     /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each request
@@ -164,6 +180,7 @@ impl Cluster {
         if rank.0 >= MAX_WORKERS {
             return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", MAX_WORKERS - 1)));
         }
+        self.check_group(rank)?;
         let mut state = self.state.lock();
         if state.draining {
             return Err(Error::unavailable("the conductor is draining"));
@@ -176,6 +193,7 @@ impl Cluster {
         state.left.remove(&rank);
         let id = state.workers.join(rank, pid, link);
         tracing::debug!(worker = %rank, pid, %id, "joined");
+        self.form_group(&mut state, rank);
         Ok(id)
     }
 
@@ -253,6 +271,13 @@ impl Cluster {
     /// The worker's stream has ended: all it held is lost, and requests on it fail.
     pub fn on_lost(&self, id: WorkerId, why: &str) {
         let mut state = self.state.lock();
+        let Some(rank) = state.workers.get_mut(id).map(|worker| worker.rank) else { return };
+        self.lose(&mut state, id, why);
+        self.disband(&mut state, rank);
+        self.refresh_health(&mut state);
+    }
+
+    fn lose(&self, state: &mut State, id: WorkerId, why: &str) {
         let Some(worker) = state.workers.remove(id) else { return };
         let rank = worker.rank;
         // One that has said why it cannot stay has been heard.
@@ -264,8 +289,7 @@ impl Cluster {
         }
         state.left.insert(rank, worker.pid);
         self.metrics.gone(rank);
-        self.fail_requests_of(&mut state, id, &format!("worker {rank} was lost while it ran the request"));
-        self.refresh_health(&mut state);
+        self.fail_requests_of(state, id, &format!("worker {rank} was lost while it ran the request"));
     }
 
     /// A worker's own count of what it does.
@@ -310,7 +334,9 @@ impl Cluster {
         self.fail_all(&mut state, "the cluster is shutting down");
         let ids: Vec<WorkerId> = state.workers.iter().map(|(id, _)| id).collect();
         for id in ids {
-            state.workers.send(id, ToWorker::Drain(pb::Drain {}));
+            if !state.workers.leaves_with_its_leader(id) {
+                state.workers.send(id, ToWorker::Drain(pb::Drain {}));
+            }
             if let Some(worker) = state.workers.get_mut(id) {
                 worker.phase = pb::WorkerPhase::Draining;
             }

@@ -29,7 +29,7 @@ mod spec;
 mod warm_up;
 
 pub use engine::Engine;
-pub use kv::DEFAULT_KV_BYTES;
+pub use kv::{DEFAULT_KV_BYTES, kv_pages};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
 pub use settings::{Chunking, EngineSettings};
 pub use tutti_scheduler::{Admission, PrefillSharing};
