@@ -1,8 +1,9 @@
-//! The thread that computes: commands in, reports out, both bounded.
+//! The threads that compute: commands in, reports out, both bounded.
 //!
-//! The engine never runs a step whose report has no room to go to: it then waits, and goes on taking cancels while it
-//! does, so that a conductor that stops reading for a while stops the work and nothing else. A panic here ends the
-//! process at once, since nothing could be trusted behind a heartbeat that goes on.
+//! The *engine* thread loads, and then runs steps and decides between two of them what runs next. The *desk* thread takes
+//! commands and sends reports meanwhile. At most one step's news wait for the desk, which sends none without room, so a
+//! conductor that stops reading for a while stops the work two steps later and nothing else: commands are still taken. A
+//! panic here ends the process at once, since nothing could be trusted behind a heartbeat that goes on.
 
 use std::{io, process, thread};
 
@@ -10,7 +11,7 @@ use tokio::{
     runtime::Handle,
     sync::{mpsc, oneshot, watch},
 };
-use tutti_engine::Engine;
+use tutti_engine::{FrontDesk, News, Stepper};
 use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, worker_message::Message as ToConductor},
@@ -46,9 +47,9 @@ pub struct Wires {
     pub load: watch::Sender<pb::WorkerLoad>,
 }
 
-/// Starts the thread: it loads, says Ready or LoadFailed, and then steps until it has drained or `commands` ends; a rank of
-/// a TP group that does not lead it follows until its leader leaves. The receiver gives how it ended. Must be called
-/// inside a Tokio runtime.
+/// Starts the engine's thread: it loads, says Ready or LoadFailed, and then steps until it has drained or `commands`
+/// ends; a rank of a TP group that does not lead it follows until its leader leaves. The receiver gives how it ended.
+/// Must be called inside a Tokio runtime.
 pub fn start(
     settings: WorkerSettings,
     rank: Rank,
@@ -69,7 +70,7 @@ fn run(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
-    mut wires: Wires,
+    wires: Wires,
     runtime: &Handle,
 ) -> Result<(), Error> {
     let outbox = wires.outbox.clone();
@@ -97,7 +98,8 @@ fn run(
     if let Some(path) = &settings.trace_steps {
         engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.max_step_tokens)));
     }
-    step_until_done(&mut engine, &mut wires, runtime)
+    let (stepper, desk) = engine.split();
+    work(stepper, desk, wires, runtime)
 }
 
 /// Runs the leader's plans. Heartbeats tell how many.
@@ -108,29 +110,34 @@ fn follow(member: Member, wires: &Wires) -> Result<(), Error> {
     })
 }
 
-/// What stepping needs of an engine.
-trait Steps {
-    fn launch(&mut self, graph: pb::LaunchGraph);
-    fn cancel(&mut self, key: GraphKey);
-    fn step(&mut self) -> Result<Option<pb::StepReport>, Error>;
-    fn is_idle(&self) -> bool;
+/// Runs the engine until it has drained or `commands` ends. Until then all that was told is in the outbox.
+fn work(mut stepper: Stepper, desk: FrontDesk, wires: Wires, runtime: &Handle) -> Result<(), Error> {
+    let (told, news) = mpsc::channel(1);
+    let runtime = runtime.clone();
+    let desk = thread::Builder::new()
+        .name("desk".into())
+        .spawn(move || {
+            let _guard = ExitOnPanic;
+            runtime.block_on(keep_desk(desk, wires, news));
+        })
+        .map_err(|e| Error::internal(format!("cannot start the desk's thread: {e}")))?;
+    let ended = step_until_done(&mut stepper, &told);
+    drop(told);
+    // A panic there has ended the process.
+    let _ = desk.join();
+    ended
 }
 
-impl Steps for Engine {
-    fn launch(&mut self, graph: pb::LaunchGraph) {
-        Engine::launch(self, graph);
-    }
-
-    fn cancel(&mut self, key: GraphKey) {
-        Engine::cancel(self, key);
-    }
-
-    fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
-        Engine::step(self)
-    }
-
-    fn is_idle(&self) -> bool {
-        Engine::is_idle(self)
+fn step_until_done(stepper: &mut Stepper, told: &mpsc::Sender<News>) -> Result<(), Error> {
+    loop {
+        if let Some(news) = stepper.turn()?
+            && told.blocking_send(news).is_err()
+        {
+            return Ok(());
+        }
+        if !stepper.run()? && !stepper.wait() {
+            return Ok(());
+        }
     }
 }
 
@@ -141,31 +148,35 @@ enum Until {
     Idle,
 }
 
-fn step_until_done(engine: &mut impl Steps, wires: &mut Wires, runtime: &Handle) -> Result<(), Error> {
-    let Wires { commands, outbox, load } = wires;
+/// Returns once nobody is left to work for, or the engine has ended and all of its news are sent.
+async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<News>) {
+    let Wires { mut commands, outbox, load } = wires;
     let mut until = Until::Told;
-    loop {
-        while let Ok(command) = commands.try_recv() {
-            take(engine, command, &mut until);
-        }
-        let Some(room) = runtime.block_on(room(engine, commands, outbox, &mut until)) else { return Ok(()) };
-        match engine.step()? {
-            Some(report) => {
-                load.send_replace(report.load.unwrap_or_default());
-                room.send(pb::WorkerMessage { message: Some(ToConductor::StepReport(report)) });
-            }
-            None if until == Until::Idle && engine.is_idle() => return Ok(()),
-            None => match runtime.block_on(commands.recv()) {
-                Some(command) => take(engine, command, &mut until),
-                None => return Ok(()),
+    while until == Until::Told || !desk.is_idle() {
+        let step = tokio::select! {
+            biased;
+            // First of all, or a cancel could wait for as long as steps are shorter than their reports take.
+            command = commands.recv() => match command {
+                Some(command) => {
+                    take(&mut desk, command, &mut until);
+                    continue;
+                }
+                None => return,
             },
-        }
+            step = news.recv() => step,
+        };
+        let Some(step) = step else { return };
+        let report = desk.report(step);
+        load.send_replace(report.load.unwrap_or_default());
+        let Some(room) = room(&mut desk, &mut commands, &outbox, &mut until).await else { return };
+        room.send(pb::WorkerMessage { message: Some(ToConductor::StepReport(report)) });
+        desk.plan_ahead();
     }
 }
 
 /// Room for one report, taking commands while there is none. `None` once nobody is left to work for.
 async fn room<'a>(
-    engine: &mut impl Steps,
+    desk: &mut FrontDesk,
     commands: &mut mpsc::Receiver<Command>,
     outbox: &'a mpsc::Sender<pb::WorkerMessage>,
     until: &mut Until,
@@ -174,15 +185,15 @@ async fn room<'a>(
         tokio::select! {
             biased;
             room = outbox.reserve() => return room.ok(),
-            command = commands.recv() => take(engine, command?, until),
+            command = commands.recv() => take(desk, command?, until),
         }
     }
 }
 
-fn take(engine: &mut impl Steps, command: Command, until: &mut Until) {
+fn take(desk: &mut FrontDesk, command: Command, until: &mut Until) {
     match command {
-        Command::Launch(graph) => engine.launch(*graph),
-        Command::Cancel(key) => engine.cancel(key),
+        Command::Launch(graph) => desk.launch(*graph),
+        Command::Cancel(key) => desk.cancel(key),
         Command::Drain => *until = Until::Idle,
     }
 }
@@ -200,48 +211,13 @@ impl Drop for ExitOnPanic {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
+    use tutti_models::load_sim;
+    use tutti_runtime::sim::{SimProfile, SimSettings};
 
     use super::*;
-
-    /// Every step emits one report for as long as it holds a graph; a cancel takes it away at the next one.
-    #[derive(Default)]
-    struct Fake {
-        held: BTreeSet<GraphKey>,
-        cancelled: Vec<GraphKey>,
-        steps: u64,
-        steps_left: u64,
-    }
-
-    impl Steps for Fake {
-        fn launch(&mut self, graph: pb::LaunchGraph) {
-            self.held.insert(graph.key.unwrap().into());
-        }
-
-        fn cancel(&mut self, key: GraphKey) {
-            if self.held.remove(&key) {
-                self.cancelled.push(key);
-            }
-        }
-
-        fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
-            if self.held.is_empty() && self.cancelled.is_empty() {
-                return Ok(None);
-            }
-            if self.steps_left == 0 {
-                return Err(Error::internal("device lost"));
-            }
-            self.steps_left -= 1;
-            self.steps += 1;
-            let completion = |key: GraphKey| pb::Completion { key: Some(key.into()), ..Default::default() };
-            let completions = self.cancelled.drain(..).map(completion).collect();
-            Ok(Some(pb::StepReport { step: self.steps, completions, ..Default::default() }))
-        }
-
-        fn is_idle(&self) -> bool {
-            self.held.is_empty() && self.cancelled.is_empty()
-        }
-    }
 
     struct Bench {
         commands: mpsc::Sender<Command>,
@@ -249,73 +225,135 @@ mod tests {
         ended: thread::JoinHandle<Result<(), Error>>,
     }
 
-    /// A running engine with room for two reports.
-    fn bench(steps_left: u64) -> Bench {
+    /// A running engine with room for two reports, whose device is lost after so many steps.
+    fn bench(lose_after: Option<u64>) -> Bench {
+        let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
+        let model = load_sim(&shipped, 64, 16, 0, &sim).unwrap();
+        let settings = EngineSettings {
+            max_step_tokens: 64,
+            chunking: Chunking::Scheduler,
+            max_prefill_chunk: None,
+            long_prefill_tokens: None,
+            prefill_sharing: PrefillSharing::Fair,
+            target_itl: None,
+            admission: Admission::WholeLife,
+            prefix_cache: true,
+            max_running_requests: 4,
+            max_waiting_requests: 4,
+            kv_cache_memory: None,
+        };
+        let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(2);
         let (load, _) = watch::channel(pb::WorkerLoad::default());
-        let mut wires = Wires { commands: inbox, outbox, load };
+        let wires = Wires { commands: inbox, outbox, load };
         let runtime = Handle::current();
-        let ended = thread::spawn(move || {
-            let mut engine = Fake { steps_left, ..Fake::default() };
-            step_until_done(&mut engine, &mut wires, &runtime)
-        });
-        Bench { commands, reports, ended }
+        Bench { commands, reports, ended: thread::spawn(move || work(stepper, desk, wires, &runtime)) }
     }
 
     fn key(request: u64) -> GraphKey {
         pb::GraphKey { request, ..Default::default() }.into()
     }
 
-    fn launch(request: u64) -> Command {
-        Command::Launch(Box::new(pb::LaunchGraph { key: Some(key(request).into()), ..Default::default() }))
+    /// A request that goes on for as long as the context lasts.
+    fn launch(request: u64, max_tokens: u32) -> Command {
+        let spec = pb::RequestSpec {
+            prompt: vec![7; 5],
+            sampling: Some(pb::Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }),
+            stopping: Some(pb::Stopping { max_tokens, ignore_eos: true, ..Default::default() }),
+            ..Default::default()
+        };
+        Command::Launch(Box::new(pb::LaunchGraph {
+            key: Some(key(request).into()),
+            walks: vec![0, 1],
+            spec: Some(spec),
+            ..Default::default()
+        }))
+    }
+
+    fn report(message: pb::WorkerMessage) -> pb::StepReport {
+        let Some(ToConductor::StepReport(report)) = message.message else { panic!("not a report") };
+        report
     }
 
     fn completions(message: pb::WorkerMessage) -> Vec<GraphKey> {
-        let Some(ToConductor::StepReport(report)) = message.message else { panic!("not a report") };
-        report.completions.into_iter().map(|completion| completion.key.unwrap().into()).collect()
+        report(message).completions.into_iter().map(|completion| completion.key.unwrap().into()).collect()
     }
+
+    const LONG: u32 = 1000;
 
     #[tokio::test]
     async fn a_full_outbox_stops_the_steps_but_not_the_cancels() {
-        let mut bench = bench(u64::MAX);
-        bench.commands.send(launch(1)).await.unwrap();
+        let mut bench = bench(None);
+        bench.commands.send(launch(1, LONG)).await.unwrap();
         // Nobody reads: two reports fill the outbox. Many more commands than the inbox holds are still taken.
         for _ in 0..100 {
             bench.commands.send(Command::Cancel(key(9))).await.unwrap();
         }
         bench.commands.send(Command::Cancel(key(1))).await.unwrap();
         bench.commands.send(Command::Drain).await.unwrap();
-        let mut ended = Vec::new();
+        let (mut ended, mut steps) = (Vec::new(), 0);
         while let Some(message) = bench.reports.recv().await {
             ended.extend(completions(message));
+            steps += 1;
         }
         assert_eq!(ended, [key(1)]);
+        assert!(
+            steps < 10,
+            "two in the outbox, one at the desk, one waiting for it, one running: not {steps}"
+        );
         assert_eq!(bench.ended.join().unwrap(), Ok(()));
     }
 
     #[tokio::test]
-    async fn a_drain_ends_it_once_it_is_idle() {
-        let mut bench = bench(u64::MAX);
-        bench.commands.send(launch(1)).await.unwrap();
+    async fn a_drain_ends_it_once_it_is_idle_and_everything_is_told() {
+        let mut bench = bench(None);
+        bench.commands.send(launch(1, 20)).await.unwrap();
+        bench.commands.send(launch(2, LONG)).await.unwrap();
         bench.commands.send(Command::Drain).await.unwrap();
-        assert_eq!(completions(bench.reports.recv().await.unwrap()), [], "it goes on with what is here");
-        bench.commands.send(Command::Cancel(key(1))).await.unwrap();
-        while bench.reports.recv().await.is_some() {}
+        let (mut tokens, mut ended) = (0, Vec::new());
+        while let Some(message) = bench.reports.recv().await {
+            let report = report(message);
+            let of = |request| report.rows.iter().filter(move |row| row.key.unwrap().request == request);
+            tokens += of(1).map(|row| row.tokens.len()).sum::<usize>();
+            ended.extend(report.completions.iter().map(|completion| completion.key.unwrap().request));
+            if ended == [1] {
+                bench.commands.send(Command::Cancel(key(2))).await.unwrap();
+            }
+        }
+        assert_eq!((tokens, ended), (20, vec![1, 2]));
         assert_eq!(bench.ended.join().unwrap(), Ok(()));
     }
 
     #[tokio::test]
-    async fn it_ends_with_its_commands() {
-        let bench = bench(u64::MAX);
+    async fn a_launch_is_taken_when_nothing_has_run_for_long() {
+        let mut bench = bench(None);
+        for request in 1..50 {
+            bench.commands.send(launch(request, 1)).await.unwrap();
+            while completions(bench.reports.recv().await.unwrap()).is_empty() {}
+        }
         drop(bench.commands);
         assert_eq!(bench.ended.join().unwrap(), Ok(()));
     }
 
     #[tokio::test]
-    async fn a_lost_device_is_an_error() {
-        let bench = bench(0);
-        bench.commands.send(launch(1)).await.unwrap();
+    async fn it_ends_with_its_commands() {
+        let bench = bench(None);
+        bench.commands.send(launch(1, LONG)).await.unwrap();
+        drop(bench.commands);
+        assert_eq!(bench.ended.join().unwrap(), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_lost_device_is_an_error_after_all_reports_before_it() {
+        let mut bench = bench(Some(5));
+        bench.commands.send(launch(1, LONG)).await.unwrap();
+        let mut tokens = 0;
+        while let Some(message) = bench.reports.recv().await {
+            tokens += report(message).rows.len();
+        }
+        assert_eq!(tokens, 6, "steps 0 to 5, the last of which ran");
         assert!(bench.ended.join().unwrap().is_err());
     }
 }

@@ -120,6 +120,7 @@ impl Writer {
             step: step.number.0,
             batch_walk: self.walk(step.batch_walk),
             start_us: us(started),
+            plan_ahead_us: us(step.times.plan_ahead),
             plan_us: us(step.times.plan),
             run_us: us(step.times.run),
             commit_us: us(step.times.commit),
@@ -170,8 +171,11 @@ struct Step<'a> {
     step: u64,
     /// What the engine ran.
     batch_walk: &'a str,
-    /// When planning began, in microseconds since 1970.
+    /// When its turn began, in microseconds since 1970.
     start_us: u64,
+    /// Planning that was done while the step before ran; nothing waited for it.
+    plan_ahead_us: u64,
+    /// The rest of it, between that step and this one.
     plan_us: u64,
     run_us: u64,
     commit_us: u64,
@@ -220,7 +224,11 @@ mod tests {
             batch_walk: WalkId(1),
             rows: vec![row],
             started: UNIX_EPOCH + Duration::from_micros(12),
-            times: StepTimes { run: Duration::from_micros(3), ..StepTimes::default() },
+            times: StepTimes {
+                plan_ahead: Duration::from_micros(2),
+                run: Duration::from_micros(3),
+                ..StepTimes::default()
+            },
             kv_pages_used: 1,
             kv_pages_total: 2,
         }
@@ -251,7 +259,7 @@ mod tests {
         assert_eq!(lines[2]["budget_tokens"], 64);
         let expected = serde_json::json!({
             "worker": 3, "step": 1, "batch_walk": "thinker_step", "start_us": 12,
-            "plan_us": 0, "run_us": 3, "commit_us": 0, "tokens": 5, "budget_tokens": 64, "kv_pages": [1, 2],
+            "plan_ahead_us": 2, "plan_us": 0, "run_us": 3, "commit_us": 0, "tokens": 5, "budget_tokens": 64, "kv_pages": [1, 2],
             "rows": [{
                 "request": 7, "incarnation": 1, "walk": "prefill_text", "range": [4, 9], "terminal": true,
             }],

@@ -19,17 +19,23 @@
 
 mod arrivals;
 mod batch;
+mod desk;
 mod engine;
 mod kv;
 mod observe;
+mod overlap;
 mod report;
+mod reporter;
+mod runner;
 mod sequence;
 mod settings;
 mod spec;
 mod warm_up;
 
+pub use desk::News;
 pub use engine::Engine;
 pub use kv::{DEFAULT_KV_BYTES, kv_pages};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
+pub use overlap::{FrontDesk, Stepper};
 pub use settings::{Chunking, EngineSettings};
 pub use tutti_scheduler::{Admission, PrefillSharing};

@@ -57,7 +57,9 @@ pub struct RowRecord {
 /// Where a step's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
-    /// Deciding what to run.
+    /// Preparing what to run while the step before ran, so that nothing waited for it.
+    pub plan_ahead: Duration,
+    /// Deciding what to run, between that step and this one.
     pub plan: Duration,
     /// Filling the step's inputs, and the device.
     pub run: Duration,

@@ -58,6 +58,12 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
             let error = Error::new(ErrorKind::DeadlineExceeded, "the request's time is up");
             pb::completion::Outcome::Failed(error.into())
         }
+        Outcome::DeadlineUnreachable { needed, left } => {
+            let (needed, left) = (needed.as_millis(), left.as_millis());
+            let message = format!("the prompt takes {needed} ms more at the least, and {left} ms are left");
+            let error = Error::new(ErrorKind::DeadlineExceeded, message);
+            pb::completion::Outcome::Failed(error.into())
+        }
         Outcome::Failed(why) => pb::completion::Outcome::Failed(Error::internal(why).into()),
     };
     pb::Completion {

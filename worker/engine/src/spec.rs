@@ -16,6 +16,14 @@ use crate::sequence::Sequence;
 /// The most alternatives beside a token.
 const MAX_LOGPROBS: u32 = 20;
 
+/// Whose launch it is.
+pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {
+    if message.key.is_none() {
+        tracing::error!("a launch without a key is dropped: there is nobody to tell");
+    }
+    message.key.map(GraphKey::from)
+}
+
 /// What the scheduler and the engine each need of a launch that comes `now`, by the scheduler's clock.
 pub(crate) fn parse(
     key: GraphKey,

@@ -110,6 +110,11 @@ impl SchedulerConfig {
         self.max_running_requests.min(self.max_step_tokens)
     }
 
+    /// The most tokens of a prefill that is cut in one step, whoever else is in it.
+    pub(crate) fn max_chunk(&self) -> usize {
+        self.max_prefill_chunk.unwrap_or(usize::MAX).min(self.max_step_tokens)
+    }
+
     /// How many requests may be held, running and waiting.
     pub(crate) fn max_held_requests(&self) -> usize {
         self.max_running_requests.saturating_add(self.max_waiting_requests)

@@ -55,6 +55,7 @@ pub(crate) fn check(
         epoch: Epoch(0),
         content: launch.content.filter(|_| config.prefix_cache),
         cached_tokens: None,
+        known_tokens: 0,
         deadline: launch.deadline,
     })
 }

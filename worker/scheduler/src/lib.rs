@@ -11,9 +11,9 @@
 //!                           the engine ─┘
 //! ```
 //!
-//! 1. [`Scheduler::plan`] ends what was [cancelled](Scheduler::cancel) or is late, moves requests from *waiting* to
-//!    *running* while their pages fit, and packs one [`StepPlan`]: a [`Row`] for each request that takes part, with the
-//!    positions it computes, its block table, and whether it is terminal ([`Terminality`]).
+//! 1. [`Scheduler::plan`] ends what was [cancelled](Scheduler::cancel) or cannot meet its deadline, moves requests from
+//!    *waiting* to *running* while their pages fit, and packs one [`StepPlan`]: a [`Row`] for each request that takes part,
+//!    with the positions it computes, its block table, and whether it is terminal ([`Terminality`]).
 //! 2. The engine runs the plan.
 //! 3. [`Scheduler::commit`] takes it back with an outcome for each row. Only now do requests advance, and those that
 //!    reached their end get their one [`Ending`].
@@ -44,8 +44,9 @@
 //! # Where things are
 //!
 //! `scheduler` is the turn above; `door` what is refused; `admission` what a request must hold; `packing` the policy of
-//! a step, `pace` how much prefill it has time for and `step_time` what is known of that; `request` the states of one request; [`pages`] the pool and its block tables,
-//! `prefix` what they hold; `stopping` when output ends.
+//! a step, `pace` how much prefill it has time for and `step_time` what is known of that; `least_time` what shows that a
+//! deadline cannot be met; `ahead` what is ready of the next step; `request` the states of one request; [`pages`] the pool
+//! and its block tables, `prefix` what they hold; `stopping` when output ends.
 
 mod admission;
 mod ahead;

@@ -13,6 +13,7 @@ use crate::{
     admission::Needs,
     config::Admission,
     launch::Content,
+    least_time::LeastTime,
     pages::{BlockTable, PagePool},
     prefix::Chain,
     step::{Ending, Outcome, OutputToken, Row, RowOutcome, Terminality},
@@ -65,6 +66,8 @@ pub(crate) struct Request {
     pub content: Option<Content>,
     /// Set when it first runs.
     pub cached_tokens: Option<usize>,
+    /// Prefill tokens that others were seen to have computed, at the most so far.
+    pub known_tokens: usize,
     pub deadline: Option<Duration>,
 }
 
@@ -153,6 +156,26 @@ impl Request {
         Some(Pages { table: pool.allocate_behind(&known, pages)?, shared: known.len(), chain: Some(chain) })
     }
 
+    /// Looks up how much of its prefill others have computed. False where it cannot be of use.
+    pub fn look_up(&mut self, pool: &PagePool) -> bool {
+        let Some(content) = self.content.as_ref().filter(|content| content.may_reuse) else { return false };
+        let most = self.prefill_end() - 1;
+        let known = pool.find(Chain::Start { salt: content.salt }, &content.tokens[..most]).len();
+        self.known_tokens = self.known_tokens.max(known * pool.page_tokens());
+        true
+    }
+
+    /// The least time that its prefill takes from a position on, where what may be cut comes in chunks of up to `chunk`.
+    pub fn least_time(&self, from: usize, chunk: usize, known: &LeastTime) -> Duration {
+        let left = self.prefill.iter().scan(from, |start, span| {
+            let tokens = span.end.saturating_sub(*start);
+            *start += tokens;
+            let most = if span.cut == Cut::Anywhere { chunk } else { usize::MAX };
+            Some(known.of(span.walk, tokens, most))
+        });
+        left.sum()
+    }
+
     /// The most of `blocks` blocks that end where its prefill may begin.
     fn blocks_to_resume_behind(&self, blocks: usize, page_tokens: usize) -> usize {
         let mut resume = blocks * page_tokens;
@@ -211,6 +234,11 @@ impl Running {
 
     pub fn deadline(&self) -> Option<Duration> {
         self.request.deadline
+    }
+
+    /// As [`Request::least_time`], from where it stands.
+    pub fn least_time(&self, chunk: usize, known: &LeastTime) -> Duration {
+        self.request.least_time(self.computed, chunk, known)
     }
 
     /// Positions that stand in the planes.

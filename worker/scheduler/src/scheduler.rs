@@ -170,9 +170,7 @@ impl Scheduler {
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
         self.pace.observe(&self.work(&step), took);
-        let prefills = || step.rows.iter().filter(|row| !self.walks.is_decode(row.walk));
-        let bare = prefills().filter(|row| row.positions.start == 0).count() == step.rows.len();
-        self.least_time.observe(prefills().map(|row| row.positions.len()).sum(), bare, took);
+        self.least_time.observe(&step, &self.walks, took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
@@ -226,7 +224,7 @@ impl Scheduler {
             }
         }
         // Whoever has more time than the longest prefill needs at the least is in no danger.
-        let near = now + self.least_time.of(self.config.max_context, self.config.max_chunk());
+        let near = now + self.least_time.of_any(self.config.max_context, self.config.max_chunk());
         let near: Vec<_> =
             self.deadlines.iter().take_while(|(deadline, _)| *deadline <= near).copied().collect();
         for (deadline, key) in near {
@@ -245,24 +243,21 @@ impl Scheduler {
     /// compared with `left`.
     fn needed_at_least(&mut self, key: GraphKey, left: Duration) -> Duration {
         let Some(ticket) = self.tickets.get(&key) else { return Duration::ZERO };
-        let chunk = self.config.max_chunk();
+        let (known, chunk) = (&self.least_time, self.config.max_chunk());
         if let Some(request) = self.running.get(ticket) {
-            let (tokens, most) = request.prefill_left(chunk);
-            return self.least_time.of(tokens, most);
+            return request.least_time(chunk, known);
         }
         let Some(request) = self.waiting.get_mut(ticket) else { return Duration::ZERO };
-        let most = request.most_in_a_step(chunk);
-        let needed = self.least_time.of(request.prefill_end().saturating_sub(request.known_tokens), most);
+        let needed = request.least_time(request.known_tokens, chunk, known);
         // What others have computed of it is looked up only where that decides, since it takes time to do.
         if needed <= left || !request.look_up(&self.pool) {
             return needed;
         }
-        let prefills = |other: &Running| other.is_in_step() && other.prefill_left(chunk).0 > 0;
-        if self.running.values().any(prefills) {
+        if self.running.values().any(Running::is_in_step) {
             // Somebody may be computing it right now.
             return Duration::ZERO;
         }
-        self.least_time.of(request.prefill_end().saturating_sub(request.known_tokens), most)
+        request.least_time(request.known_tokens, chunk, known)
     }
 
     /// Ends a request unless it is inside a step. False if it is.

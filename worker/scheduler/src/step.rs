@@ -1,6 +1,6 @@
 //! A step as planned, as run, and as committed.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
 
@@ -140,6 +140,13 @@ pub enum Outcome {
     Cancelled,
     /// Its deadline came first.
     DeadlineExceeded,
+    /// Its deadline would have come before its first token, even if it had run alone from here on.
+    DeadlineUnreachable {
+        /// The least time that the rest of its prefill takes.
+        needed: Duration,
+        /// What was left, which is less.
+        left: Duration,
+    },
     /// The engine could not run it; why.
     Failed(String),
 }

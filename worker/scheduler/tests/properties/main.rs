@@ -195,6 +195,12 @@ impl<'a> Simulation<'a> {
             match ending.outcome {
                 Outcome::Cancelled => assert!(live.cancelled),
                 Outcome::DeadlineExceeded => assert!(live.is_due(self.turn)),
+                // A turn is a millisecond, whatever its step took.
+                Outcome::DeadlineUnreachable { needed, left } => {
+                    let deadline = live.arrival.deadline.expect("only a deadline can be unreachable");
+                    assert_eq!(left, Duration::from_millis((deadline - self.turn) as u64));
+                    assert!(needed > left && live.computed < live.target);
+                }
                 ref other => panic!("{} ended between steps: {other:?}", ending.key),
             }
             self.end(ending);

@@ -1,0 +1,169 @@
+//! An engine on two threads: while the device runs a step, the desk takes launches and cancels, reports the step before,
+//! and prepares the one after.
+//!
+//! ```text
+//! device's thread  │ turn │ run step n             │ turn │ run step n+1           │
+//!                  │      ╲                        │      ╲
+//! desk's thread    │       report n-1, prepare n+1 │       report n, prepare n+2   │
+//!                  └ launches and cancels at any time ┘
+//! ```
+//!
+//! The device's own thread takes its turn between two steps: it commits the one that has run, plans the next, and goes on.
+//! So no thread has to wake up before the next step can begin. The two share what they decide on under one lock, which is
+//! never held while anything runs, is parsed or is sent.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tutti_models::Limits;
+use tutti_proto::{GraphKey, cluster::v1 as pb};
+use tutti_runtime::Error;
+
+use crate::{
+    desk::{Desk, Job, News},
+    observe::Stopwatch,
+    reporter::Reporter,
+    runner::{RowResults, Runner},
+    spec,
+};
+
+/// What both threads have.
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled with `called` and `closed`.
+    call: Condvar,
+}
+
+struct State {
+    desk: Desk,
+    /// There may be something to do.
+    called: bool,
+    /// Nobody is left to work for.
+    closed: bool,
+    /// News that were handed out and not reported yet.
+    untold: usize,
+}
+
+impl Shared {
+    /// A panic on the other thread ends the process; until then its state is as good as any.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        state.called = true;
+        drop(state);
+        self.call.notify_one();
+    }
+}
+
+/// The device's half. Its thread repeats [`turn`](Self::turn), [`run`](Self::run), and, where that was nothing,
+/// [`wait`](Self::wait).
+pub struct Stepper {
+    shared: Arc<Shared>,
+    runner: Runner,
+    stage: Stage,
+}
+
+/// Where a step is.
+enum Stage {
+    Nothing,
+    Planned(Job),
+    Ran { job: Job, results: RowResults, took: Duration },
+}
+
+impl Stepper {
+    /// Commits the step that has run, and decides on the next. News are for [`FrontDesk::report`], in their order.
+    pub fn turn(&mut self) -> Result<Option<News>, Error> {
+        let mut state = self.shared.lock();
+        let State { desk, called, untold, .. } = &mut *state;
+        *called = false;
+        let step = match std::mem::replace(&mut self.stage, Stage::Nothing) {
+            Stage::Ran { job, results, took } => Some(desk.commit(job, results, took)),
+            Stage::Planned(_) | Stage::Nothing => None,
+        };
+        let (completions, job) = desk.plan()?;
+        self.stage = job.map_or(Stage::Nothing, Stage::Planned);
+        let news = desk.news(step, completions);
+        *untold += usize::from(news.is_some());
+        Ok(news)
+    }
+
+    /// Runs the step that the last turn decided on. False if there was none.
+    ///
+    /// An error is the end of the worker: the device is lost, and no page of it can be trusted.
+    pub fn run(&mut self) -> Result<bool, Error> {
+        let Stage::Planned(job) = std::mem::replace(&mut self.stage, Stage::Nothing) else {
+            return Ok(false);
+        };
+        let mut watch = Stopwatch::start();
+        let results = self.runner.run(&job)?;
+        self.stage = Stage::Ran { job, results, took: watch.lap() };
+        Ok(true)
+    }
+
+    /// Waits for something to do. False once the [`FrontDesk`] is gone.
+    pub fn wait(&self) -> bool {
+        let idle = |state: &mut State| !state.called && !state.closed;
+        let state = self.shared.call.wait_while(self.shared.lock(), idle);
+        !state.unwrap_or_else(PoisonError::into_inner).closed
+    }
+}
+
+/// Everybody else's half. Dropping it ends the other one, once its step is over.
+pub struct FrontDesk {
+    shared: Arc<Shared>,
+    limits: Limits,
+    began: Instant,
+    reporter: Reporter,
+}
+
+impl FrontDesk {
+    /// As [`Engine::launch`](crate::Engine::launch), also while a step runs.
+    pub fn launch(&mut self, graph: pb::LaunchGraph) {
+        let Some(key) = spec::key(&graph) else { return };
+        let parsed = spec::parse(key, graph, &self.limits, self.began.elapsed());
+        self.shared.call(|state| state.desk.launch(key, parsed));
+    }
+
+    /// As [`Engine::cancel`](crate::Engine::cancel), also while a step runs.
+    pub fn cancel(&mut self, key: GraphKey) {
+        self.shared.call(|state| state.desk.cancel(key));
+    }
+
+    /// What the conductor is told of it.
+    pub fn report(&mut self, news: News) -> pb::StepReport {
+        let report = self.reporter.report(news);
+        self.shared.lock().untold -= 1;
+        report
+    }
+
+    /// Prepares the next step while one runs.
+    pub fn plan_ahead(&mut self) {
+        self.shared.lock().desk.plan_ahead();
+    }
+
+    /// Whether no request is held and nothing is left to tell.
+    pub fn is_idle(&self) -> bool {
+        let state = self.shared.lock();
+        state.desk.is_idle() && state.untold == 0
+    }
+}
+
+impl Drop for FrontDesk {
+    fn drop(&mut self) {
+        self.shared.call(|state| state.closed = true);
+    }
+}
+
+pub(crate) fn split(desk: Desk, runner: Runner, reporter: Reporter, began: Instant) -> (Stepper, FrontDesk) {
+    let limits = runner.model.limits().clone();
+    let state = Mutex::new(State { desk, called: false, closed: false, untold: 0 });
+    let shared = Arc::new(Shared { state, call: Condvar::new() });
+    let stepper = Stepper { shared: Arc::clone(&shared), runner, stage: Stage::Nothing };
+    (stepper, FrontDesk { shared, limits, began, reporter })
+}

@@ -1,0 +1,54 @@
+//! Turns news into reports, and tells whoever watches.
+
+use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
+
+use crate::{
+    StepObserver, StepRecord,
+    desk::{News, StepNews},
+    observe, report,
+};
+
+pub(crate) struct Reporter {
+    pub rank: Rank,
+    pub declaration: ModelDeclaration,
+    pub max_step_tokens: usize,
+    pub observer: Option<Box<dyn StepObserver>>,
+}
+
+impl Reporter {
+    /// A report whose step ran nothing has no rows and the number of the step to come.
+    pub fn report(&mut self, news: News) -> pb::StepReport {
+        let News { step, mut completions, number, load, oldest_waiting } = news;
+        let mut batch_walk = 0;
+        let mut rows = Vec::new();
+        let mut work = None;
+        if let Some(StepNews { batch_walk: walk, rows: committed, started, times }) = step {
+            batch_walk = walk.0;
+            let commits = || committed.iter().map(|(commit, _)| commit);
+            work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens));
+            if let Some(observer) = &mut self.observer {
+                observer.observe(StepRecord {
+                    number,
+                    batch_walk: walk,
+                    rows: commits().map(Into::into).collect(),
+                    started,
+                    times,
+                    kv_pages_used: load.pages_used as u32,
+                    kv_pages_total: load.pages_total as u32,
+                });
+            }
+            rows.reserve(committed.len());
+            for (commit, result) in committed {
+                rows.extend(report::row(&commit, result));
+                completions.extend(commit.ending.map(|ending| report::completion(ending, self.rank)));
+            }
+        }
+        let load = Some(report::load(load, oldest_waiting, self.lost()));
+        pb::StepReport { step: number.0, batch_walk, rows, completions, load, work }
+    }
+
+    /// Steps that the observer had no room for.
+    pub fn lost(&self) -> u64 {
+        self.observer.as_ref().map_or(0, |observer| observer.lost())
+    }
+}
