@@ -125,9 +125,14 @@ fn shared_memory_directory() -> Result<TempDir, Error> {
 
 /// A secret that nobody can guess: 128 random bits.
 pub fn random_token() -> Result<String, Error> {
+    Ok(random_bytes()?.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The same as bytes.
+pub(crate) fn random_bytes() -> Result<[u8; 16], Error> {
     let mut bytes = [0u8; 16];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut bytes))
         .map_err(|e| Error::internal(format!("cannot read /dev/urandom: {e}")))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(bytes)
 }

@@ -3,12 +3,13 @@
 import concurrent.futures
 import os
 import pathlib
+import re
 import signal
 import time
 
 import numpy as np
 import pytest
-from harness import GOLDENS, run_to_exit, wait_for
+from harness import GOLDENS, free_port, run_to_exit, wait_for
 from safetensors.numpy import load_file
 from test_golden import BOUND, LENGTHS, MODELS, answers, log_softmax, pick, prompt_logprobs
 
@@ -29,6 +30,12 @@ def workers_by_rank(cluster):
         if b"--rank" in argv:
             ranks[int(argv[argv.index(b"--rank") + 1])] = pid
     return ranks
+
+
+def steps(cluster):
+    """{rank: steps so far}, as /metrics shows them."""
+    text = cluster.client.get("/metrics").text
+    return {int(rank): int(count) for rank, count in re.findall(r'^tutti_worker_steps\{worker="(\d+)"\} (\d+)', text, re.M)}
 
 
 def tokens(cluster, **changes):
@@ -155,6 +162,27 @@ def test_a_stopped_rank_trips_the_watchdog_and_its_group_is_replaced(start, figu
     assert before[1] not in cluster.processes(), "the stopped process is gone"
     assert [tokens(cluster) for _ in range(4)] == [expected] * 4
     cluster.wait_until_idle()
+
+
+def test_ranks_that_join_by_hand_meet_over_tcp_and_give_the_same_bits(start, spawn, tmp_path):
+    secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
+    secret.write_text("open sesame\n")
+    cluster = start("--workers", 2, "--tp", 2, "--worker-listen", address, "--join-token-file", secret, *QWEN3)
+    ask = dict(prompt=list(range(1, 200)), max_tokens=16, temperature=0, logprobs=3, prompt_logprobs=1, return_token_ids=True)
+    in_memory = cluster.complete(**ask)["choices"]
+    hand = [
+        spawn("worker", "--conductor", f"http://{address}", "--rank", rank, "--join-token-file", secret)
+        for rank in (3, 2)
+    ]
+    wait_for("two groups", lambda: cluster.metrics().get("tutti_workers_ready") == 4)
+    assert all("transport=\"tcp\"" in worker.log() for worker in hand)
+    # Idle groups take turns.
+    assert [cluster.complete(**ask)["choices"] for _ in range(4)] == [in_memory] * 4
+    wait_for("steps of both groups", lambda: all(steps(cluster).get(rank, 0) > 0 for rank in range(4)))
+    os.kill(hand[0].pid, signal.SIGKILL)
+    hand[1].wait()
+    wait_for("one group", lambda: cluster.metrics().get("tutti_workers_ready") == 2)
+    assert cluster.complete(**ask)["choices"] == in_memory
 
 
 def test_ranks_that_do_not_divide_the_model_are_refused_by_name(tmp_path):

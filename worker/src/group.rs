@@ -1,11 +1,15 @@
 //! A rank's way into its TP group.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+    time::Duration,
+};
 
 use tutti_engine::{EngineSettings, kv_pages};
-use tutti_kernels::collective::{Collective, Seat, SharedMemory};
+use tutti_kernels::collective::{Collective, Seat, SharedMemory, Tcp};
 use tutti_models::{Model, lockstep};
-use tutti_proto::cluster::v1 as pb;
+use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
 
 /// How long a rank waits for others that are still starting.
@@ -14,19 +18,50 @@ const STARTING: Duration = Duration::from_secs(60);
 const LOADING: Duration = Duration::from_secs(3600);
 
 /// What the conductor has said of the group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Formation {
     seat: Seat,
-    meeting_place: PathBuf,
+    meeting: Meeting,
     /// Of each collective.
     deadline: Duration,
 }
 
+#[derive(Debug)]
+enum Meeting {
+    SharedMemory(PathBuf),
+    Listen { listener: TcpListener, secret: [u8; 16] },
+    Dial { leader: SocketAddr, secret: [u8; 16] },
+}
+
 impl Formation {
-    /// The group of the conductor's message, whose collectives have this deadline.
-    pub fn new(message: pb::FormGroup, deadline: Duration) -> Self {
+    /// The group of the conductor's message, whose collectives have this deadline. A leader that is to listen does so from
+    /// here on.
+    pub fn new(message: pb::FormGroup, deadline: Duration) -> Result<Self, Error> {
         let seat = Seat { rank: message.rank as usize, size: message.size as usize };
-        Self { seat, meeting_place: message.meeting_place.into(), deadline }
+        let malformed = |what: &str| Error::internal(format!("the conductor forms a group without {what}"));
+        let secret = |bytes: Vec<u8>| bytes.try_into().map_err(|_| malformed("a secret of 16 bytes"));
+        let meeting = match message.meeting.ok_or_else(|| malformed("a meeting"))? {
+            form_group::Meeting::SharedMemory(path) => Meeting::SharedMemory(path.into()),
+            form_group::Meeting::Listen(listen) => {
+                let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))
+                    .map_err(|e| Error::internal(format!("cannot listen for the group's ranks: {e}")))?;
+                Meeting::Listen { listener, secret: secret(listen.secret)? }
+            }
+            form_group::Meeting::Dial(dial) => {
+                let leader = dial.address.parse().map_err(|_| malformed("the leader's address"))?;
+                Meeting::Dial { leader, secret: secret(dial.secret)? }
+            }
+        };
+        Ok(Self { seat, meeting, deadline })
+    }
+
+    /// The port that the conductor is to tell the other ranks.
+    pub fn listening(&self) -> Result<Option<pb::GroupListening>, Error> {
+        let Meeting::Listen { listener, .. } = &self.meeting else { return Ok(None) };
+        let address = listener
+            .local_addr()
+            .map_err(|e| Error::internal(format!("the group's listener has no address: {e}")))?;
+        Ok(Some(pb::GroupListening { port: address.port().into() }))
     }
 
     /// Whether this rank decides for the others.
@@ -45,12 +80,24 @@ impl Formation {
     }
 
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
-        let path = self.meeting_place.with_extension(what);
-        let group = SharedMemory::meet(&path, self.seat, patience, self.deadline)
-            .map_err(|e| Error::internal(format!("cannot form a group of {}: {e}", self.seat.size)))?;
-        let Seat { rank, size } = self.seat;
-        tracing::debug!(rank, size, transport = group.transport(), what, "group formed");
-        Ok(Box::new(group))
+        let Self { seat, meeting, deadline } = self;
+        let group: Result<Box<dyn Collective>, _> = match meeting {
+            Meeting::SharedMemory(place) => {
+                SharedMemory::meet(&place.with_extension(what), *seat, patience, *deadline)
+                    .map(|group| Box::new(group) as _)
+            }
+            Meeting::Listen { listener, secret } => {
+                Tcp::accept(listener, seat.size, secret, patience, *deadline)
+                    .map(|group| Box::new(group) as _)
+            }
+            Meeting::Dial { leader, secret } => {
+                Tcp::connect(*leader, *seat, secret, patience, *deadline).map(|group| Box::new(group) as _)
+            }
+        };
+        let Seat { rank, size } = *seat;
+        let group = group.map_err(|e| Error::internal(format!("cannot form a group of {size}: {e}")))?;
+        tracing::info!(rank, size, transport = group.transport(), what, "group formed");
+        Ok(group)
     }
 
     /// Waits until all ranks have loaded, and agrees with them on the KV pages that each of them has room for.

@@ -116,6 +116,11 @@ pub async fn serve(joined: Joined) -> Result<(), Error> {
     let Joined { rank, mut inbound, outbox, settings } = joined;
     let group = if settings.tp > 1 {
         let Some(group) = await_group(&mut inbound, &settings).await? else { return Ok(()) };
+        if let Some(listening) = group.listening()? {
+            let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
+            // An error means that the stream has ended, which shows below.
+            let _ = outbox.send(message).await;
+        }
         Some(group)
     } else {
         None
@@ -149,7 +154,7 @@ async fn await_group(
     match inbound.message().await?.and_then(|message| message.message) {
         Some(FromConductor::FormGroup(group)) => {
             let deadline = Duration::from_secs(settings.collective_timeout_s.into());
-            Ok(Some(Formation::new(group, deadline)))
+            Formation::new(group, deadline).map(Some)
         }
         Some(FromConductor::Drain(_)) => Ok(None),
         Some(_) => Err(Error::internal("the conductor sent something else before a group was formed")),

@@ -1,48 +1,67 @@
 //! TP groups: how the ranks of one come together, and why they end together.
 //!
-//! A group is formed once all its ranks have joined: each is told its place in it and where they meet, a place that no
-//! earlier group had. Ranks count on each other in every step, so that the end of one is the end of all: what is left of
-//! the group is turned away at once, and its processes are started again together. Late messages of theirs find nobody.
+//! A group is formed once all its ranks have joined. Ranks that this conductor has spawned are on one machine and meet in
+//! its memory; of those that have joined by hand the leader listens, says on which port, and the others dial it. Each
+//! group has a meeting place, or a secret, of its own. Ranks count on each other in every step, so that the end of one is
+//! the end of all: what is left of the group is turned away at once, and where its processes are this conductor's they
+//! are started again. Late messages of theirs find nobody.
+
+use std::net::SocketAddr;
 
 use tutti_proto::{
     Rank, WorkerId,
-    cluster::v1::{self as pb, conductor_message::Message as ToWorker},
+    cluster::v1::{self as pb, conductor_message::Message as ToWorker, form_group::Meeting},
 };
-use tutti_runtime::Error;
 
 use super::{Cluster, State};
 
 impl Cluster {
-    /// Refuses a worker that cannot be in any group.
-    pub(super) fn check_group(&self, rank: Rank) -> Result<(), Error> {
-        let (tp, spawned) = (self.limits.tp, self.limits.spawned_workers);
-        if tp > 1 && rank.0 >= spawned {
-            // Ranks meet in the memory of one machine, and where a worker that joins by hand is cannot be known.
-            let message = format!(
-                "is {rank}, but with a tp of {tp} only the {spawned} workers that the conductor spawns form groups"
-            );
-            return Err(Error::invalid("rank", message));
-        }
-        Ok(())
-    }
-
-    /// Tells the ranks of a group to meet, if the last one of them has just joined.
-    pub(super) fn form_group(&self, state: &mut State, last: Rank) {
+    /// Has the ranks of a group meet, if the last one of them has just joined. `secret` is for this group alone.
+    pub(super) fn form_group(&self, state: &mut State, last: Rank, secret: [u8; 16]) {
         let tp = self.limits.tp;
         let members = state.workers.group_of(last);
         if tp <= 1 || members.len() < tp as usize {
             return;
         }
-        state.groups_formed += 1;
-        let meeting_place = self.meeting_places.join(format!("group-{}", state.groups_formed));
-        let meeting_place = meeting_place.to_string_lossy().into_owned();
-        tracing::debug!(ranks = ?members.iter().map(|(rank, _)| rank.0), meeting_place, "group forms");
-        for (place, (_, id)) in (0..).zip(members) {
-            let meeting_place = meeting_place.clone();
-            state
-                .workers
-                .send(id, ToWorker::FormGroup(pb::FormGroup { rank: place, size: tp, meeting_place }));
+        if last.0 < self.limits.spawned_workers {
+            state.groups_formed += 1;
+            let place = self.meeting_places.join(format!("group-{}", state.groups_formed));
+            let place = place.to_string_lossy().into_owned();
+            tracing::debug!(?members, place, "group meets");
+            for (rank, (_, id)) in (0..).zip(members) {
+                self.send_meeting(state, id, rank, Meeting::SharedMemory(place.clone()));
+            }
+        } else if let Some((_, leader)) = members.first() {
+            state.forming.insert(*leader, secret);
+            let listen = pb::ListenForGroup { secret: secret.to_vec() };
+            self.send_meeting(state, *leader, 0, Meeting::Listen(listen));
         }
+    }
+
+    /// The leader of a group whose ranks are apart waits for the others.
+    pub fn on_group_listening(&self, leader: WorkerId, port: u32) {
+        let mut state = self.state.lock();
+        let Some(secret) = state.forming.remove(&leader) else { return };
+        let Some((rank, host)) = state.workers.get_mut(leader).map(|worker| (worker.rank, worker.host))
+        else {
+            return;
+        };
+        let Ok(port) = u16::try_from(port) else {
+            tracing::error!(worker = %rank, port, "listens at what is no port");
+            return;
+        };
+        let address = SocketAddr::new(host, port).to_string();
+        let members = state.workers.group_of(rank);
+        tracing::debug!(?members, address, "group meets");
+        for (rank, (_, id)) in (0..).zip(members).skip(1) {
+            let dial = pb::DialLeader { address: address.clone(), secret: secret.to_vec() };
+            self.send_meeting(&mut state, id, rank, Meeting::Dial(dial));
+        }
+    }
+
+    fn send_meeting(&self, state: &mut State, to: WorkerId, rank: u32, meeting: Meeting) {
+        let form = pb::FormGroup { rank, size: self.limits.tp, meeting: Some(meeting) };
+        state.workers.send(to, ToWorker::FormGroup(form));
     }
 
     /// Ends what is left of the group of a rank that is gone.

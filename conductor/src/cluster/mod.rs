@@ -9,7 +9,7 @@ mod requests;
 mod status;
 mod workers;
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -23,6 +23,7 @@ use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
 pub use self::workers::Link;
 use self::workers::Workers;
 use crate::{
+    backend::random_bytes,
     metrics::ConductorMetrics,
     request::{GraphPlan, Request, text_walks, worker_graphs},
 };
@@ -53,6 +54,8 @@ pub struct Joining {
     pub rank: Rank,
     /// Its process.
     pub pid: u32,
+    /// Where it dials from.
+    pub host: IpAddr,
 }
 
 /// Where a spawned process is in its life as a worker.
@@ -105,6 +108,8 @@ struct State {
     left: BTreeMap<Rank, u32>,
     /// Groups that have been formed so far, each at a place of its own.
     groups_formed: u64,
+    /// The secrets of groups whose leaders have not said yet where they listen.
+    forming: BTreeMap<WorkerId, [u8; 16]>,
     /// Whether all spawned workers have been ready at once.
     started: bool,
     draining: bool,
@@ -176,11 +181,12 @@ impl Cluster {
 
     /// Takes in a worker. Its `link` must hold [`Cluster::link_capacity`] messages.
     pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
-        let Joining { rank, pid } = joining;
+        let Joining { rank, pid, host } = joining;
         if rank.0 >= MAX_WORKERS {
             return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", MAX_WORKERS - 1)));
         }
-        self.check_group(rank)?;
+        // Before the lock, since it is read from a file.
+        let secret = if self.limits.tp > 1 { random_bytes()? } else { [0; 16] };
         let mut state = self.state.lock();
         if state.draining {
             return Err(Error::unavailable("the conductor is draining"));
@@ -191,9 +197,9 @@ impl Cluster {
         }
         state.troubles.remove(&rank);
         state.left.remove(&rank);
-        let id = state.workers.join(rank, pid, link);
+        let id = state.workers.join(rank, pid, host, link);
         tracing::debug!(worker = %rank, pid, %id, "joined");
-        self.form_group(&mut state, rank);
+        self.form_group(&mut state, rank, secret);
         Ok(id)
     }
 
@@ -278,6 +284,7 @@ impl Cluster {
     }
 
     fn lose(&self, state: &mut State, id: WorkerId, why: &str) {
+        state.forming.remove(&id);
         let Some(worker) = state.workers.remove(id) else { return };
         let rank = worker.rank;
         // One that has said why it cannot stay has been heard.

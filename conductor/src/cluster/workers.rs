@@ -1,6 +1,6 @@
 //! The workers as the conductor sees them: who is joined, who is ready, who has the least to do.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -17,6 +17,8 @@ pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 pub struct Worker {
     pub rank: Rank,
     pub pid: u32,
+    /// Where it dials from.
+    pub host: IpAddr,
     pub phase: pb::WorkerPhase,
     pub load: pb::WorkerLoad,
     /// Since Ready.
@@ -68,12 +70,13 @@ impl Workers {
     }
 
     /// Takes in a worker that said Hello and gives it a name that no earlier one had.
-    pub fn join(&mut self, rank: Rank, pid: u32, link: Link) -> WorkerId {
+    pub fn join(&mut self, rank: Rank, pid: u32, host: IpAddr, link: Link) -> WorkerId {
         let id = WorkerId(self.next);
         self.next += 1;
         let worker = Worker {
             rank,
             pid,
+            host,
             phase: pb::WorkerPhase::Starting,
             load: pb::WorkerLoad::default(),
             model: None,
@@ -183,10 +186,14 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
     fn ready(workers: &mut Workers, rank: u32) -> WorkerId {
-        let id = workers.join(Rank(rank), 1, mpsc::channel(1).0);
+        let id = workers.join(Rank(rank), 1, HERE, mpsc::channel(1).0);
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
         id
     }
@@ -236,7 +243,7 @@ mod tests {
     fn a_worker_that_takes_no_messages_is_turned_away() {
         let mut workers = Workers::default();
         let (link, _inbox) = mpsc::channel(1);
-        let id = workers.join(Rank(0), 1, link);
+        let id = workers.join(Rank(0), 1, HERE, link);
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
         let drain = || pb::conductor_message::Message::Drain(pb::Drain {});
         workers.send(id, drain());
