@@ -5,7 +5,9 @@
 //! waits for the numbers of those whose part it needs. A small sum is then taken by every rank by itself; of a large one
 //! each rank sums its share in place, publishes again, and collects the other shares.
 //!
-//! Waiting spins for a moment, then sleeps on the awaited rank's number (a futex).
+//! Waiting spins for a moment, then gives its core away between looks, then sleeps on the awaited rank's number (a futex).
+//! Without the middle part, two ranks that a busy machine has put on one core would each spin while the other could run:
+//! measured at 90 µs for 8 KB instead of 7.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -31,10 +33,12 @@ use super::{
 const TILE: usize = SLOT_BYTES / 4;
 /// Up to this many floats, summing everything beats meeting twice.
 const SUMMED_BY_ALL: usize = 8 << 10;
-/// How long a rank spins where every rank can have a core.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long where there are fewer cores than ranks, and who is waited for may be waiting for this core.
-const SPIN_CROWDED: Duration = Duration::from_micros(2);
+/// Floats that are summed at a time.
+const BLOCK: usize = 1 << 10;
+/// How long a rank that waits keeps its core.
+const SPIN: Duration = Duration::from_micros(2);
+/// How long it looks before it sleeps.
+const LOOK: Duration = Duration::from_micros(50);
 /// Set in a rank's number once it has left. Numbers count in the other bits and wrap around.
 const LEFT: u32 = 1 << 31;
 
@@ -43,7 +47,6 @@ pub struct SharedMemory {
     map: Mapping,
     seat: Seat,
     deadline: Duration,
-    spin: Duration,
     /// This rank's last number.
     number: u32,
     /// Tiles so far: they use the slots in turn.
@@ -64,9 +67,7 @@ impl SharedMemory {
         };
         let file = open(path).map_err(|e| failed("open", e))?;
         let map = Mapping::new(&file, seat.size).map_err(|e| failed("map", e))?;
-        let crowded = thread::available_parallelism().is_ok_and(|cores| cores.get() < seat.size);
-        let spin = if crowded { SPIN_CROWDED } else { SPIN };
-        let mut group = Self { map, seat, deadline: patience, spin, number: 0, tiles: 0 };
+        let mut group = Self { map, seat, deadline: patience, number: 0, tiles: 0 };
         group.bring(Operation::Forming, seat.size, |_, _| {})?;
         group.await_all(Operation::Forming, Some(seat.size))?;
         if seat.leads() {
@@ -171,7 +172,10 @@ impl SharedMemory {
             }
             turns = 0;
             let waited = since.elapsed();
-            if waited < self.spin {
+            if waited < LOOK {
+                if waited >= SPIN {
+                    thread::yield_now();
+                }
                 continue;
             }
             let left = match patience {
@@ -220,21 +224,34 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// One tile of a sum of which each rank takes its share.
+    /// One tile of a sum of which each rank takes its share. It brings what the others sum, and later its own result.
     fn sum_large(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
         let (seat, slot, len) = (self.seat, self.slot(), tile.len());
         let share = |rank: usize| rank * len / seat.size..(rank + 1) * len / seat.size;
-        // SAFETY: the slot is this rank's own, and `bring` calls back once nobody reads it.
-        self.bring(Operation::AllReduce, len, |map, slot| unsafe {
-            map.write(seat.rank, slot, 0, bytes_of(tile));
+        let own = share(seat.rank);
+        self.bring(Operation::AllReduce, len, |map, slot| {
+            for others in [0..own.start, own.end..len] {
+                // SAFETY: the slot is this rank's own, and `bring` calls back once nobody reads it.
+                unsafe { map.write(seat.rank, slot, 4 * others.start, bytes_of(&tile[others])) };
+            }
         })?;
         let since = Instant::now();
-        let own = share(seat.rank);
         for rank in 0..seat.size {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
-            // SAFETY: published; of this share only this rank writes anything, and to its own slot after the loop.
-            let theirs = unsafe { self.map.read_floats(rank, slot, own.start, own.len()) };
-            add(rank, theirs, &mut tile[own.clone()]);
+        }
+        let mut sums = [0.0; BLOCK];
+        for first in own.clone().step_by(BLOCK) {
+            let block = first..own.end.min(first + BLOCK);
+            let sums = &mut sums[..block.len()];
+            for rank in 0..seat.size {
+                if rank == seat.rank {
+                    add(rank, &tile[block.clone()], sums);
+                } else {
+                    // SAFETY: published, and of this share its owner writes nothing before this rank's next number.
+                    add(rank, unsafe { self.map.read_floats(rank, slot, first, block.len()) }, sums);
+                }
+            }
+            tile[block].copy_from_slice(sums);
         }
         // SAFETY: the slot is this rank's own, and others read this share of it only after the next number.
         unsafe { self.map.write(seat.rank, slot, 4 * own.start, bytes_of(&tile[own])) };
