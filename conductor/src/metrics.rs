@@ -190,14 +190,7 @@ impl ConductorMetrics {
 
     pub(crate) fn refused(&self, why: ErrorKind) {
         self.requests.get_or_create(&OutcomeLabel { outcome: "refused" }).inc();
-        let reason = match why {
-            ErrorKind::InvalidArgument => "invalid",
-            ErrorKind::Overloaded => "overloaded",
-            ErrorKind::Unavailable => "unavailable",
-            ErrorKind::DeadlineExceeded => "deadline",
-            _ => "other",
-        };
-        self.refusals.get_or_create(&ReasonLabel { reason }).inc();
+        self.refusals.get_or_create(&ReasonLabel { reason: why.label() }).inc();
     }
 
     /// One step of a worker; `walk` is the name of what it ran.

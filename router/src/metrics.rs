@@ -59,12 +59,18 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
 /// The front door's metrics; clones share them.
 #[derive(Clone)]
 pub struct RouterMetrics {
     requests: Family<RouteStatus, Counter>,
     in_flight: Gauge,
     outcomes: Family<OutcomeLabel, Counter>,
+    refusals: Family<ReasonLabel, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
     whole: Histogram,
@@ -79,6 +85,7 @@ impl RouterMetrics {
             requests: Family::default(),
             in_flight: Gauge::default(),
             outcomes: Family::default(),
+            refusals: Family::default(),
             first_token: Histogram::new(BUCKETS),
             between_tokens: Histogram::new(BUCKETS),
             whole: Histogram::new(BUCKETS),
@@ -92,6 +99,8 @@ impl RouterMetrics {
             let help = "Generations under way";
             router.register("requests_in_flight", help, own.in_flight.clone());
             router.register("generations", "Generations by how they ended", own.outcomes.clone());
+            let help = "Generations that were not accepted, here or behind, by reason";
+            router.register("generations_refused", help, own.refusals.clone());
             let help = "From a request's arrival to its first token";
             router.register("time_to_first_token_seconds", help, own.first_token.clone());
             let help = "Between one delivery of a choice's tokens and the next";
@@ -150,6 +159,12 @@ impl RequestMeter {
     pub fn accepted(&self, prompt_tokens: u32) {
         self.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
         self.span.record("prompt_tokens", prompt_tokens);
+    }
+
+    /// It was not accepted.
+    pub fn refused(&mut self, error: &Error) {
+        self.ends(Outcome::of(error, Outcome::Refused));
+        self.metrics.refusals.get_or_create(&ReasonLabel { reason: error.kind().label() }).inc();
     }
 
     /// It ends so.

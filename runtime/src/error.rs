@@ -117,6 +117,21 @@ impl ErrorKind {
         self.row().3
     }
 
+    /// As a label of metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid",
+            Self::NotFound => "not_found",
+            Self::TooLarge => "too_large",
+            Self::Overloaded => "overloaded",
+            Self::Unavailable => "unavailable",
+            Self::DeadlineExceeded => "deadline",
+            Self::Cancelled => "cancelled",
+            Self::Unsupported => "unsupported",
+            Self::Internal => "internal",
+        }
+    }
+
     fn from_wire(wire: pb::ErrorKind) -> Self {
         Self::TABLE.iter().find(|row| row.4 == wire).map_or(Self::Internal, |row| row.0)
     }

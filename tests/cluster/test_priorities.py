@@ -192,6 +192,28 @@ def test_a_prompt_that_is_too_long_for_its_time_is_not_begun(start):
     cluster.complete(**asked(1, prompt=[5] * 1000, timeout_ms=60_000))
 
 
+def test_refusals_and_late_endings_show_by_reason(start):
+    cluster = start(*ONE_AT_A_TIME, "--max-queued-requests", 1)
+    with ThreadPoolExecutor() as pool, occupied(cluster):
+        waits = pool.submit(cluster.post, PATH, asked(4, timeout_ms=LATE_MS))
+        wait_until_waiting(cluster, 1)
+        wait_for("an age of the queue", lambda: cluster.metrics()["tutti_queue_age_seconds"] > 0)
+        assert cluster.post(PATH, asked(4)).status_code == 429
+        assert cluster.post(PATH, asked(4, priority=9)).json()["error"]["param"] == "priority"
+        assert waits.result().status_code == 504
+    cluster.wait_until_idle()
+    # The front door refuses by itself what it can tell to be wrong; the conductor, what there is no room for.
+    text = cluster.client.get("/metrics").text
+    for line in (
+        'tutti_requests_refused_total{reason="overloaded"} 1',
+        'tutti_requests_total{outcome="deadline_exceeded"} 1',
+        'tutti_router_generations_refused_total{reason="overloaded"} 1',
+        'tutti_router_generations_refused_total{reason="invalid"} 1',
+        'tutti_router_generations_total{outcome="deadline_exceeded"} 1',
+    ):
+        assert line in text.splitlines(), line
+
+
 def test_a_deadline_is_the_way_out_of_a_worker_that_hangs(start):
     faults = {"TUTTI_SIM__HANG_AFTER": "20", "TUTTI_SIM__PROFILE": "instant"}
     cluster = start("--workers", 1, "--device", "sim", env=faults)

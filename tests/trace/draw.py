@@ -113,7 +113,7 @@ def draw(steps, budget, lanes_wanted, title):
         begin, length = step["start_us"], step["plan_us"] + step["run_us"] + step["commit_us"]
         fill = min(step["tokens"] / step["budget_tokens"], 1.0) * FILL_HEIGHT
         decodes = sum(is_decode(row) for row in step["rows"])
-        words = f'step {step["step"]}, {step["batch_walk"]}: {step["tokens"]} of {step["budget_tokens"]} tokens, {decodes} decodes, {len(step["rows"]) - decodes} prefills, plan {step["plan_us"]} us, run {step["run_us"]} us, commit {step["commit_us"]} us'
+        words = f'step {step["step"]}, {step["batch_walk"]}: {step["tokens"]} of {step["budget_tokens"]} tokens, {decodes} decodes, {len(step["rows"]) - decodes} prefills, plan {step["plan_us"]} us ({step["plan_ahead_us"]} us more beside the step before), run {step["run_us"]} us, commit {step["commit_us"]} us'
         out.rect(x(begin), y + FILL_HEIGHT - fill, length * scale - 0.3, max(fill, 1.5), mixture(step), words)
         if step["tokens"] > step["budget_tokens"] and length * scale > 60:
             out.text(x(begin) + 5, y + 14, f'{step["tokens"]} tokens', 10, fill=PAPER, weight="bold")

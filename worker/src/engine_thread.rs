@@ -1,9 +1,11 @@
-//! The threads that compute: commands in, reports out, both bounded.
+//! The engine: commands in, reports out, both bounded.
 //!
-//! The *engine* thread loads, and then runs steps and decides between two of them what runs next. The *desk* thread takes
-//! commands and sends reports meanwhile. At most one step's news wait for the desk, which sends none without room, so a
-//! conductor that stops reading for a while stops the work two steps later and nothing else: commands are still taken. A
-//! panic here ends the process at once, since nothing could be trusted behind a heartbeat that goes on.
+//! A thread of its own loads, and then runs steps and decides between two of them what runs next. Meanwhile the *desk*, a
+//! task beside the stream, takes commands and makes reports: that thread wakes for each report anyway, so the engine's
+//! spends nothing on either, and no third one takes a core from the device. The news of a few steps may wait for the desk,
+//! which sends no report without room for it, so a conductor that stops reading stops the work soon and nothing else:
+//! commands are still taken. A panic ends the process at once, since nothing could be trusted behind a heartbeat
+//! that goes on.
 
 use std::{io, process, thread};
 
@@ -24,6 +26,9 @@ use crate::{
     loading::{self, Loaded},
     step_trace::StepTrace,
 };
+
+/// Steps whose news may wait for the desk. Enough that a desk that comes late on a busy machine stops no short step.
+const NEWS: usize = 16;
 
 /// What the engine is told.
 #[derive(Debug)]
@@ -110,21 +115,14 @@ fn follow(member: Member, wires: &Wires) -> Result<(), Error> {
     })
 }
 
-/// Runs the engine until it has drained or `commands` ends. Until then all that was told is in the outbox.
+/// Runs the engine until it has drained or `commands` ends. By then all that was told is in the outbox.
 fn work(mut stepper: Stepper, desk: FrontDesk, wires: Wires, runtime: &Handle) -> Result<(), Error> {
-    let (told, news) = mpsc::channel(1);
-    let runtime = runtime.clone();
-    let desk = thread::Builder::new()
-        .name("desk".into())
-        .spawn(move || {
-            let _guard = ExitOnPanic;
-            runtime.block_on(keep_desk(desk, wires, news));
-        })
-        .map_err(|e| Error::internal(format!("cannot start the desk's thread: {e}")))?;
+    let (told, news) = mpsc::channel(NEWS);
+    let desk = runtime.spawn(keep_desk(desk, wires, news));
     let ended = step_until_done(&mut stepper, &told);
     drop(told);
-    // A panic there has ended the process.
-    let _ = desk.join();
+    // A panic there has ended the process; where the runtime is gone, so is whoever would be told.
+    let _ = runtime.block_on(desk);
     ended
 }
 
@@ -150,6 +148,7 @@ enum Until {
 
 /// Returns once nobody is left to work for, or the engine has ended and all of its news are sent.
 async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<News>) {
+    let _guard = ExitOnPanic;
     let Wires { mut commands, outbox, load } = wires;
     let mut until = Until::Told;
     while until == Until::Told || !desk.is_idle() {
@@ -213,6 +212,7 @@ impl Drop for ExitOnPanic {
 mod tests {
     use std::path::Path;
 
+    use tokio::task::{JoinHandle, spawn_blocking};
     use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
     use tutti_models::load_sim;
     use tutti_runtime::sim::{SimProfile, SimSettings};
@@ -222,7 +222,7 @@ mod tests {
     struct Bench {
         commands: mpsc::Sender<Command>,
         reports: mpsc::Receiver<pb::WorkerMessage>,
-        ended: thread::JoinHandle<Result<(), Error>>,
+        ended: JoinHandle<Result<(), Error>>,
     }
 
     /// A running engine with room for two reports, whose device is lost after so many steps.
@@ -249,7 +249,7 @@ mod tests {
         let (load, _) = watch::channel(pb::WorkerLoad::default());
         let wires = Wires { commands: inbox, outbox, load };
         let runtime = Handle::current();
-        Bench { commands, reports, ended: thread::spawn(move || work(stepper, desk, wires, &runtime)) }
+        Bench { commands, reports, ended: spawn_blocking(move || work(stepper, desk, wires, &runtime)) }
     }
 
     fn key(request: u64) -> GraphKey {
@@ -303,7 +303,7 @@ mod tests {
             steps < 10,
             "two in the outbox, one at the desk, one waiting for it, one running: not {steps}"
         );
-        assert_eq!(bench.ended.join().unwrap(), Ok(()));
+        assert_eq!(bench.ended.await.unwrap(), Ok(()));
     }
 
     #[tokio::test]
@@ -312,18 +312,18 @@ mod tests {
         bench.commands.send(launch(1, 20)).await.unwrap();
         bench.commands.send(launch(2, LONG)).await.unwrap();
         bench.commands.send(Command::Drain).await.unwrap();
-        let (mut tokens, mut ended) = (0, Vec::new());
+        let (mut tokens, mut ended, mut cancelled) = (0, Vec::new(), false);
         while let Some(message) = bench.reports.recv().await {
             let report = report(message);
             let of = |request| report.rows.iter().filter(move |row| row.key.unwrap().request == request);
             tokens += of(1).map(|row| row.tokens.len()).sum::<usize>();
             ended.extend(report.completions.iter().map(|completion| completion.key.unwrap().request));
-            if ended == [1] {
+            if ended == [1] && !std::mem::replace(&mut cancelled, true) {
                 bench.commands.send(Command::Cancel(key(2))).await.unwrap();
             }
         }
         assert_eq!((tokens, ended), (20, vec![1, 2]));
-        assert_eq!(bench.ended.join().unwrap(), Ok(()));
+        assert_eq!(bench.ended.await.unwrap(), Ok(()));
     }
 
     #[tokio::test]
@@ -334,7 +334,7 @@ mod tests {
             while completions(bench.reports.recv().await.unwrap()).is_empty() {}
         }
         drop(bench.commands);
-        assert_eq!(bench.ended.join().unwrap(), Ok(()));
+        assert_eq!(bench.ended.await.unwrap(), Ok(()));
     }
 
     #[tokio::test]
@@ -342,7 +342,7 @@ mod tests {
         let bench = bench(None);
         bench.commands.send(launch(1, LONG)).await.unwrap();
         drop(bench.commands);
-        assert_eq!(bench.ended.join().unwrap(), Ok(()));
+        assert_eq!(bench.ended.await.unwrap(), Ok(()));
     }
 
     #[tokio::test]
@@ -354,6 +354,6 @@ mod tests {
             tokens += report(message).rows.len();
         }
         assert_eq!(tokens, 6, "steps 0 to 5, the last of which ran");
-        assert!(bench.ended.join().unwrap().is_err());
+        assert!(bench.ended.await.unwrap().is_err());
     }
 }

@@ -24,15 +24,12 @@ impl Cluster {
         timeout_ms: Option<u32>,
     ) -> Result<Submission, Error> {
         let came = Instant::now();
-        let deadline = timeout_ms.map(|timeout_ms| Deadline::new(came, timeout_ms)).transpose();
-        let accepted = deadline.and_then(|deadline| Ok((self.accept(spec, deadline)?, deadline)));
-        match accepted {
-            Ok(((id, output), deadline)) => Ok(Submission::new(self.clone(), id, output, deadline)),
-            Err(error) => {
-                self.metrics.refused(error.kind());
-                Err(error)
-            }
-        }
+        let accept = || {
+            let deadline = timeout_ms.map(|timeout_ms| Deadline::new(came, timeout_ms)).transpose()?;
+            let (id, output) = self.accept(spec, deadline)?;
+            Ok(Submission::new(self.clone(), id, output, deadline))
+        };
+        accept().inspect_err(|error: &Error| self.metrics.refused(error.kind()))
     }
 
     fn accept(

@@ -29,7 +29,7 @@ impl Deadline {
 
     /// What the client is told when it is over.
     pub fn error(&self) -> Error {
-        let message = format!("the request was not done within {} ms", self.timeout_ms);
+        let message = format!("the request was not done within the {} ms that were left", self.timeout_ms);
         Error::new(ErrorKind::DeadlineExceeded, message)
     }
 }

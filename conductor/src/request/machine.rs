@@ -11,7 +11,7 @@
 //! | Running   | finished by the last rank, with a reason             | Ended      | finished                             |
 //! | Running   | finished by the last rank, no reason, graphs to go   | Waiting    | the caller finds the next place      |
 //! | Running   | finished, but ranks or token counts disagree         | Releasing¹ | failed: internal                     |
-//! | Running   | failed or refused by a rank                                     | Releasing¹ | failed; `CancelGraph` to the others  |
+//! | Running   | failed or refused by a rank                          | Releasing¹ | failed; `CancelGraph` to the others  |
 //! | Running   | a worker of the group is lost                        | Releasing¹ | failed; `CancelGraph` to the others  |
 //! | Running   | cancel, deadline                                     | Releasing  | the ending; `CancelGraph`            |
 //! | Releasing | any outcome of a pending rank, or its worker's loss  | Releasing¹ | the rank leaves the set              |

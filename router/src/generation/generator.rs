@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     config::RouterConfig,
-    metrics::{Outcome, RequestMeter, RouterMetrics},
+    metrics::{RequestMeter, RouterMetrics},
     served::ServedModel,
     text::{detokenizer::Detokenizer, pool::TextPool},
 };
@@ -143,7 +143,7 @@ impl Generator {
         match within(request.timeout, self.accept(request)).instrument(span).await {
             Ok(accepted) => Ok(Generation::new(accepted, meter)),
             Err(error) => {
-                meter.ends(Outcome::of(&error, Outcome::Refused));
+                meter.refused(&error);
                 Err(error)
             }
         }

@@ -108,10 +108,12 @@ async fn a_deadline_is_a_status_or_an_event_of_a_stream_that_has_begun() {
     }
     assert_eq!(setup.conductor.count(), submitted);
     let metrics = setup.metrics.encode();
-    assert!(
-        metrics.contains(r#"tutti_router_generations_total{outcome="deadline_exceeded"} 4"#),
-        "{metrics}"
-    );
+    for line in [
+        r#"tutti_router_generations_total{outcome="deadline_exceeded"} 4"#,
+        r#"tutti_router_generations_refused_total{reason="deadline"} 2"#,
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Runs step plans on a model and a device.
 //!
-//! The worker process is I/O around one [`Engine`], which is synchronous and belongs on a thread of its own:
+//! The worker process is I/O around one [`Engine`]. By itself it does everything on one thread:
 //!
 //! ```text
 //! LaunchGraph ─▶ Engine::launch ┐                 ┌─▶ scheduler.plan()
@@ -9,13 +9,16 @@
 //! StepReport  ◀──────────────────────────┘
 //! ```
 //!
+//! [`Engine::split`] makes two halves of it: a [`Stepper`], whose thread runs the device and decides between two steps, and
+//! a [`FrontDesk`], which does the rest beside it (`overlap`). What is decided and what is computed are the same.
+//!
 //! One report carries what all rows of a step emitted, and the completions of all graphs that ended with it. The
 //! scheduler counts positions and pages and decides; the engine holds the tokens and applies: it fills the step's host
 //! inputs, asks the model for logits of terminal rows and of prompt positions whose logprobs are wanted, and for no
 //! others.
 //!
 //! Errors: what a request asks for wrongly fails that request (`spec`); the rows of a step that the device refuses run
-//! again one by one, and requests whose rows fail alone fail; a lost device ends the worker, by an error from [`Engine::step`].
+//! again one by one, and requests whose rows fail alone fail; a lost device ends the worker, by an error from [`Engine::step`] or [`Stepper::run`].
 
 mod arrivals;
 mod batch;

@@ -2,15 +2,14 @@
 //! and prepares the one after.
 //!
 //! ```text
-//! device's thread  │ turn │ run step n             │ turn │ run step n+1           │
-//!                  │      ╲                        │      ╲
-//! desk's thread    │       report n-1, prepare n+1 │       report n, prepare n+2   │
-//!                  └ launches and cancels at any time ┘
+//! device's thread │ turn │     run step n      │ turn │    run step n+1     │
+//!                        ╲                            ╲
+//! desk's thread           report n-1, prepare n+1      report n, prepare n+2     and launches and cancels as they come
 //! ```
 //!
-//! The device's own thread takes its turn between two steps: it commits the one that has run, plans the next, and goes on.
-//! So no thread has to wake up before the next step can begin. The two share what they decide on under one lock, which is
-//! never held while anything runs, is parsed or is sent.
+//! The device's own thread takes its turn between two steps: it commits the one that has run, decides on the next, and goes
+//! on. So no step waits for a thread to wake up. The two share what they decide on under one lock, which is never held
+//! while anything runs, is parsed or is sent.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},

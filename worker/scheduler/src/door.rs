@@ -53,6 +53,7 @@ pub(crate) fn check(
         stopping: launch.stopping,
         life: Needs::of_whole_life(tokens, pool)?,
         epoch: Epoch(0),
+        is_scored: launch.content.as_ref().is_some_and(|content| !content.may_reuse),
         content: launch.content.filter(|_| config.prefix_cache),
         cached_tokens: None,
         known_tokens: 0,

@@ -2,15 +2,18 @@
 //!
 //! Requests end by it, so it must never be too long, where an estimate may err either way. It counts on two things that
 //! hold of every device: a step with more to do takes no less time, and two steps take no less than one with the tokens of
-//! both. So prompts that a step computed from their start, with nothing decoding beside them, bound every step of as many
-//! tokens of that walk or more. Only the fastest such step counts, a step that did more in less time lowers what is known of smaller
-//! ones, and the rest of what could be luck is left to [`HOPE`].
+//! both. So prompts that a step computed from their start, with nothing decoding beside them and nothing wanted of any
+//! position but the last, bound every step of as many tokens of that walk or more. Only the fastest such step counts, a step
+//! that did more in less time lowers what is known of smaller ones, and the rest of what could be luck is left to [`HOPE`].
 
 use std::{collections::BTreeMap, time::Duration};
 
 use tutti_proto::walks::WalkId;
 
-use crate::{step::StepPlan, walks::Walks};
+use crate::{
+    step::{Row, StepPlan},
+    walks::Walks,
+};
 
 /// By how much a device may turn out to be faster than it has ever been.
 const HOPE: u32 = 2;
@@ -31,24 +34,24 @@ struct Seen {
 }
 
 impl LeastTime {
-    /// A step took so long.
-    pub fn observe(&mut self, step: &StepPlan, walks: &Walks, took: Duration) {
+    /// A step took so long; `scored` tells the rows of which something is wanted of every position.
+    pub fn observe(&mut self, step: &StepPlan, walks: &Walks, scored: impl Fn(&Row) -> bool, took: Duration) {
         // Decodes come first, so that this looks at none of a step of decodes alone.
         let prefills = step.rows.iter().rev().take_while(|row| !walks.is_decode(row.walk));
         let mut tokens = BTreeMap::<WalkId, usize>::new();
-        let (mut rows, mut from_start) = (0, true);
+        let (mut rows, mut plain) = (0, true);
         for row in prefills {
             *tokens.entry(row.walk).or_default() += row.positions.len();
             rows += 1;
-            from_start &= row.positions.start == 0;
+            plain &= row.positions.start == 0 && !scored(row);
         }
-        let bare = from_start && rows == step.rows.len() && tokens.len() == 1;
+        let bare = plain && rows == step.rows.len() && tokens.len() == 1;
         for (walk, tokens) in tokens {
             self.see(walk, tokens, bare, took);
         }
     }
 
-    /// A step with so many tokens of a prefill walk took so long; `bare` if nothing else was in it, nor before those tokens.
+    /// A step with so many tokens of a prefill walk took so long; `bare` if it had nothing else to do.
     fn see(&mut self, walk: WalkId, tokens: usize, bare: bool, took: Duration) {
         let Some(size) = tokens.checked_ilog2() else { return };
         if bare {

@@ -15,6 +15,8 @@
 //!    *waiting* to *running* while their pages fit, and packs one [`StepPlan`]: a [`Row`] for each request that takes part,
 //!    with the positions it computes, its block table, and whether it is terminal ([`Terminality`]).
 //! 2. The engine runs the plan.
+//!    Meanwhile [`Scheduler::plan_ahead`] makes the rows ready that the next plan is likely to need (`ahead`); it never
+//!    changes what is planned.
 //! 3. [`Scheduler::commit`] takes it back with an outcome for each row. Only now do requests advance, and those that
 //!    reached their end get their one [`Ending`].
 //!

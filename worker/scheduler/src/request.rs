@@ -64,6 +64,8 @@ pub(crate) struct Request {
     pub epoch: Epoch,
     /// Tokens at all positions so far; none where no pages are shared.
     pub content: Option<Content>,
+    /// Something is wanted of every position, which takes time of its own.
+    pub is_scored: bool,
     /// Set when it first runs.
     pub cached_tokens: Option<usize>,
     /// Prefill tokens that others were seen to have computed, at the most so far.
@@ -234,6 +236,10 @@ impl Running {
 
     pub fn deadline(&self) -> Option<Duration> {
         self.request.deadline
+    }
+
+    pub fn is_scored(&self) -> bool {
+        self.request.is_scored
     }
 
     /// As [`Request::least_time`], from where it stands.

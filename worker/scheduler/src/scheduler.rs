@@ -18,7 +18,7 @@ use crate::{
     packing::{Before, Candidate, pack},
     pages::PagePool,
     request::{Request, Running, Ticket},
-    step::{Ending, Outcome, RowCommit, RowOutcome, StepPlan, Turn},
+    step::{Ending, Outcome, Row, RowCommit, RowOutcome, StepPlan, Turn},
     step_time::Work,
     walks::Walks,
 };
@@ -170,7 +170,8 @@ impl Scheduler {
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
         self.pace.observe(&self.work(&step), took);
-        self.least_time.observe(&step, &self.walks, took);
+        let scored = |row: &Row| self.running.get(&row.ticket).is_some_and(Running::is_scored);
+        self.least_time.observe(&step, &self.walks, scored, took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {

@@ -8,7 +8,8 @@ use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, text, tokens
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::walks::WalkId;
 use tutti_scheduler::{
-    Chunking, Ending, GraphLaunch, Outcome, PrefillSharing, Row, Scheduler, SchedulerConfig, StepPlan,
+    Chunking, Content, Ending, GraphLaunch, Outcome, PrefillSharing, Row, Scheduler, SchedulerConfig,
+    StepPlan,
 };
 
 const fn us(us: u64) -> Duration {
@@ -171,6 +172,20 @@ fn nothing_is_said_before_anything_is_known() {
     let (endings, ran) = worker.turn();
     assert!(endings.is_empty() && ran);
     assert_eq!(worker.drain()[0].outcome, Outcome::DeadlineExceeded);
+}
+
+#[test]
+fn prompts_that_are_scored_say_nothing_of_others() {
+    let mut worker = Worker::new(roomy(), Device::STEADY);
+    for request in 1..6 {
+        // Each position's logits are computed, which takes much longer than the position alone.
+        let content = Content { tokens: vec![7; 64], salt: 0, may_reuse: false };
+        worker.scheduler.add(GraphLaunch { content: Some(content), ..text(request, 64, 1) }).unwrap();
+        worker.drain();
+    }
+    let hopeless = worker.due(text(6, 640, 1), us(10_000));
+    worker.scheduler.add(hopeless).unwrap();
+    assert_eq!(worker.turn(), (vec![], true));
 }
 
 #[test]

@@ -1,0 +1,299 @@
+//! What it buys to work beside the device: steps per second of the same engine on one thread and on two.
+//!
+//! `cargo bench -p tutti-engine --bench overlap -- --out FILE`. Each shape runs on one thread and on two in turn, so that
+//! whatever else the machine does meets both. Only steps in which every request decodes are timed. Either way a second
+//! thread encodes each report, as the one of the worker's stream does; with two threads it also makes it, and prepares
+//! the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes minutes.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread::{self, JoinHandle, available_parallelism},
+    time::{Duration, Instant},
+};
+
+use prost::Message;
+use serde::Serialize;
+use tutti_engine::{Admission, Chunking, Engine, EngineSettings, FrontDesk, News, PrefillSharing};
+use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_models::{LoadFormat, LoadOptions, Model, load, load_sim};
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::sim::{SimProfile, SimSettings};
+
+/// Of each mode; odd, so that there is a median.
+const RUNS: usize = 7;
+const PROMPT: usize = 16;
+const MAX_STEP_TOKENS: usize = 512;
+const PAGE_TOKENS: usize = 16;
+
+type Failure = Box<dyn std::error::Error>;
+
+struct Shape {
+    name: &'static str,
+    model: fn() -> Result<Box<dyn Model>, Failure>,
+    rows: usize,
+    /// Timed in each run.
+    steps: u64,
+}
+
+/// One shape's figures.
+#[derive(Serialize)]
+struct Figures {
+    shape: &'static str,
+    rows: usize,
+    steps: u64,
+    /// Steps per second of each run, in its order.
+    one_thread: Vec<f64>,
+    two_threads: Vec<f64>,
+    /// Of the medians, in percent of one thread's.
+    gain_percent: f64,
+}
+
+#[derive(Serialize)]
+struct Results {
+    cores: usize,
+    compute_threads: usize,
+    load_1m: f64,
+    figures: Vec<Figures>,
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let out = arguments.iter().position(|argument| argument == "--out").map(|place| &arguments[place + 1]);
+    let mut shapes = vec![
+        Shape { name: "tutti-tiny, batch 1", model: tiny, rows: 1, steps: 500 },
+        Shape { name: "tutti-tiny, batch 16", model: tiny, rows: 16, steps: 400 },
+        Shape { name: "sim instant, 64 rows", model: instant, rows: 64, steps: 900 },
+        Shape { name: "sim instant, 256 rows", model: instant, rows: 256, steps: 900 },
+        Shape { name: "sim 1 ms a step, 256 rows", model: millisecond, rows: 256, steps: 500 },
+    ];
+    if arguments.iter().any(|argument| argument == "--large") {
+        shapes.push(Shape { name: "Qwen3-0.6B dummy bf16, batch 4", model: large, rows: 4, steps: 60 });
+    }
+    let load_1m = std::fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or("0").parse()?;
+    let figures = shapes.iter().map(measure).collect::<Result<Vec<_>, _>>()?;
+    let results =
+        Results { cores: available_parallelism()?.get(), compute_threads: threads(), load_1m, figures };
+    if let Some(out) = out {
+        std::fs::write(out, serde_json::to_string_pretty(&results)? + "\n")?;
+    }
+    Ok(())
+}
+
+fn measure(shape: &Shape) -> Result<Figures, Failure> {
+    let mut one = OneThread::start(engine(shape)?);
+    let mut two = TwoThreads::start(engine(shape)?)?;
+    let (mut one_thread, mut two_threads) = (Vec::new(), Vec::new());
+    for run in 0..RUNS as u64 {
+        one_thread.push(steps_per_second(&mut one, shape, run)?);
+        two_threads.push(steps_per_second(&mut two, shape, run)?);
+    }
+    two.end()?;
+    let (before, after) = (median(&one_thread), median(&two_threads));
+    let gain_percent = (after / before - 1.0) * 100.0;
+    eprintln!("{}: {before:.1} steps/s on one thread, {after:.1} on two: {gain_percent:+.1} %", shape.name);
+    let Shape { name, rows, steps, .. } = *shape;
+    Ok(Figures { shape: name, rows, steps, one_thread, two_threads, gain_percent })
+}
+
+fn median(runs: &[f64]) -> f64 {
+    let mut runs = runs.to_vec();
+    runs.sort_by(f64::total_cmp);
+    runs[runs.len() / 2]
+}
+
+/// An engine, however it works.
+trait Working {
+    fn launch(&mut self, graph: pb::LaunchGraph);
+    fn cancel(&mut self, key: pb::GraphKey);
+    fn report(&mut self) -> Result<pb::StepReport, Failure>;
+}
+
+/// Everything on the engine's thread but the sending.
+struct OneThread {
+    commands: SyncSender<Command>,
+    reports: Receiver<pb::StepReport>,
+}
+
+enum Command {
+    Launch(Box<pb::LaunchGraph>),
+    Cancel(pb::GraphKey),
+}
+
+impl OneThread {
+    fn start(mut engine: Engine) -> Self {
+        let (commands, inbox) = sync_channel(1024);
+        let (outbox, reports) = sync_channel(64);
+        thread::spawn(move || {
+            let take = |engine: &mut Engine, command| match command {
+                Command::Launch(graph) => engine.launch(*graph),
+                Command::Cancel(key) => engine.cancel(key.into()),
+            };
+            loop {
+                inbox.try_iter().for_each(|command| take(&mut engine, command));
+                match engine.step() {
+                    Ok(Some(report)) => outbox.send(report).ok()?,
+                    Ok(None) => take(&mut engine, inbox.recv().ok()?),
+                    Err(_) => return Some(()),
+                }
+            }
+        });
+        Self { commands, reports }
+    }
+}
+
+impl Working for OneThread {
+    fn launch(&mut self, graph: pb::LaunchGraph) {
+        let _ = self.commands.send(Command::Launch(Box::new(graph)));
+    }
+
+    fn cancel(&mut self, key: pb::GraphKey) {
+        let _ = self.commands.send(Command::Cancel(key));
+    }
+
+    fn report(&mut self) -> Result<pb::StepReport, Failure> {
+        Ok(self.reports.recv()?)
+    }
+}
+
+struct TwoThreads {
+    desk: FrontDesk,
+    news: Receiver<News>,
+    device: JoinHandle<Result<(), tutti_runtime::Error>>,
+}
+
+impl TwoThreads {
+    fn start(engine: Engine) -> Result<Self, Failure> {
+        let (mut stepper, desk) = engine.split();
+        let (told, news) = sync_channel(16);
+        let device = thread::Builder::new().name("engine".into()).spawn(move || {
+            loop {
+                if let Some(news) = stepper.turn()? {
+                    let _ = told.send(news);
+                }
+                if !stepper.run()? && !stepper.wait() {
+                    return Ok(());
+                }
+            }
+        })?;
+        Ok(Self { desk, news, device })
+    }
+
+    fn end(self) -> Result<(), Failure> {
+        drop((self.desk, self.news));
+        self.device.join().map_err(|_| "the device's thread panicked")??;
+        Ok(())
+    }
+}
+
+impl Working for TwoThreads {
+    fn launch(&mut self, graph: pb::LaunchGraph) {
+        self.desk.launch(graph);
+    }
+
+    fn cancel(&mut self, key: pb::GraphKey) {
+        self.desk.cancel(key.into());
+    }
+
+    fn report(&mut self) -> Result<pb::StepReport, Failure> {
+        let report = self.desk.report(self.news.recv()?);
+        self.desk.plan_ahead();
+        Ok(report)
+    }
+}
+
+fn steps_per_second(engine: &mut impl Working, shape: &Shape, run: u64) -> Result<f64, Failure> {
+    let key = |row: usize| pb::GraphKey { request: run * 1000 + row as u64, incarnation: 0, graph: 0 };
+    for row in 0..shape.rows {
+        engine.launch(launch(key(row), (shape.steps + shape.steps / 10) as u32 + 100));
+    }
+    // A tenth of the steps warms up.
+    let warm = shape.steps / 10;
+    let (mut full, mut began, mut message) = (0, Instant::now(), Vec::new());
+    while full < warm + shape.steps {
+        let report = engine.report()?;
+        message.clear();
+        report.encode(&mut message)?;
+        full += u64::from(report.rows.len() == shape.rows);
+        if full == warm {
+            began = Instant::now();
+        }
+    }
+    let took: Duration = began.elapsed();
+    (0..shape.rows).for_each(|row| engine.cancel(key(row)));
+    let mut ended = 0;
+    while ended < shape.rows {
+        ended += engine.report()?.completions.len();
+    }
+    Ok(shape.steps as f64 / took.as_secs_f64())
+}
+
+fn launch(key: pb::GraphKey, max_tokens: u32) -> pb::LaunchGraph {
+    let sampling = pb::Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() };
+    pb::LaunchGraph {
+        key: Some(key),
+        walks: vec![0, 1],
+        spec: Some(pb::RequestSpec {
+            prompt: (0..PROMPT as u32).map(|place| 10 + (place * 7 + key.request as u32) % 200).collect(),
+            sampling: Some(sampling),
+            stopping: Some(pb::Stopping { max_tokens, ignore_eos: true, ..Default::default() }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn threads() -> usize {
+    available_parallelism().map_or(1, usize::from)
+}
+
+fn engine(shape: &Shape) -> Result<Engine, Failure> {
+    let model = (shape.model)()?;
+    let pages = shape.rows * (PROMPT + 2 * shape.steps as usize + 100).div_ceil(PAGE_TOKENS) + 1;
+    let settings = EngineSettings {
+        max_step_tokens: MAX_STEP_TOKENS,
+        chunking: Chunking::Scheduler,
+        max_prefill_chunk: None,
+        long_prefill_tokens: None,
+        prefill_sharing: PrefillSharing::Fair,
+        target_itl: None,
+        admission: Admission::WholeLife,
+        prefix_cache: true,
+        max_running_requests: shape.rows,
+        max_waiting_requests: shape.rows,
+        kv_cache_memory: Some((pages * model.page_bytes()) as u64),
+    };
+    let mut engine = Engine::new(model, Rank(0), &settings)?;
+    engine.warm_up()?;
+    Ok(engine)
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn sim(settings: &SimSettings) -> Result<Box<dyn Model>, Failure> {
+    Ok(load_sim(&root().join("tests/tutti-tiny/checkpoint"), MAX_STEP_TOKENS, PAGE_TOKENS, 0, settings)?)
+}
+
+fn instant() -> Result<Box<dyn Model>, Failure> {
+    sim(&SimSettings { profile: SimProfile::Instant, ..Default::default() })
+}
+
+fn millisecond() -> Result<Box<dyn Model>, Failure> {
+    sim(&SimSettings { profile: SimProfile::Instant, fixed_us: Some(1000), ..Default::default() })
+}
+
+fn cpu(dir: PathBuf, load_format: LoadFormat) -> Result<Box<dyn Model>, Failure> {
+    let options =
+        LoadOptions { dir, load_format, max_step_tokens: MAX_STEP_TOKENS, page_tokens: PAGE_TOKENS, seed: 0 };
+    Ok(load(&options, CpuDevice::new(threads(), Isa::detect())?, &mut |_| {})?)
+}
+
+fn tiny() -> Result<Box<dyn Model>, Failure> {
+    cpu(root().join("tests/tutti-tiny/checkpoint"), LoadFormat::Auto)
+}
+
+fn large() -> Result<Box<dyn Model>, Failure> {
+    cpu(root().join("tests/bench/qwen3-0.6b"), LoadFormat::Dummy)
+}
