@@ -19,7 +19,7 @@ use tokio::{
 use tonic::{service::Routes, transport::Endpoint};
 use tutti_conductor::{
     Backend, BackendOptions,
-    cluster::{Limits, Served},
+    cluster::{Limits, MAX_WORKERS, Served},
     config::{self, ConductorFlags, DeviceChoice},
     in_process,
     listen::WorkerListener,
@@ -158,6 +158,9 @@ fn backend_options(
             max_running_requests: config.max_running_requests,
             max_queued_requests: config.max_queued_requests,
             max_model_len: config.max_model_len,
+            max_replays: config.max_replays,
+            heartbeat_timeout: Duration::from_secs(config.heartbeat_timeout.into()),
+            hang_timeout: Duration::from_secs(config.hang_timeout.into()),
         },
         served: Served {
             name: config.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone()),
@@ -212,8 +215,8 @@ fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> Result<WorkerSet
         },
         prefix_cache: !config.no_prefix_cache,
         max_running_requests: config.max_running_requests as usize,
-        // All that the conductor admits may come to one worker when the others are gone.
-        max_waiting_requests: (config.max_queued_requests + config.max_running_requests * config.workers)
+        // All that the conductor admits may come to one worker when the others are gone, those that joined by hand too.
+        max_waiting_requests: (config.max_queued_requests + config.max_running_requests * MAX_WORKERS)
             as usize,
         kv_cache_memory: config.kv_cache_memory.map(|size| size.0),
         trace_steps,

@@ -49,6 +49,7 @@ pub struct Backend {
     gate: JoinHandle<Result<(), Error>>,
     /// Goes away with the backend.
     _meeting_places: Option<TempDir>,
+    watchdog: JoinHandle<()>,
 }
 
 impl Backend {
@@ -72,8 +73,10 @@ impl Backend {
         });
         let gate = Gate::new(cluster.clone(), admission, options.worker_settings, options.display);
         let gate = tokio::spawn(gate.serve(options.listener));
+        let watched = cluster.clone();
+        let watchdog = tokio::spawn(async move { watched.watch().await });
         let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers)?;
-        Ok(Self { cluster, supervisor, gate, _meeting_places: meeting_places })
+        Ok(Self { cluster, supervisor, gate, watchdog, _meeting_places: meeting_places })
     }
 
     /// The heart.
@@ -89,6 +92,7 @@ impl Backend {
                 Ok(Err(error)) => error,
                 _ => Error::internal("the workers' gate has closed"),
             },
+            _ = &mut self.watchdog => Error::internal("the watchdog over workers has ended"),
             () = self.supervisor.ended() => Error::internal("the supervisor of workers has ended"),
         }
     }
@@ -106,6 +110,7 @@ impl Backend {
     /// Completes once all workers are gone. To be called after [`Backend::drain`].
     pub async fn stop(self) {
         self.supervisor.stop().await;
+        self.watchdog.abort();
         self.gate.abort();
     }
 }

@@ -193,9 +193,7 @@ impl Reader {
     fn on_message(&self, message: FromWorker) {
         match message {
             FromWorker::StepReport(report) => self.cluster.on_report(self.worker, report),
-            FromWorker::Heartbeat(beat) => {
-                self.cluster.on_heartbeat(self.worker, beat.load.unwrap_or_default());
-            }
+            FromWorker::Heartbeat(beat) => self.cluster.on_heartbeat(self.worker, &beat),
             FromWorker::LoadProgress(progress) => {
                 self.cluster.on_loading(self.worker);
                 self.loading.update(self.name(), progress.bytes_done, progress.bytes_total);
@@ -211,6 +209,7 @@ impl Reader {
             FromWorker::GroupListening(listening) => {
                 self.cluster.on_group_listening(self.worker, listening.port);
             }
+            FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
             FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),
         }
     }

@@ -15,6 +15,10 @@ use tutti_runtime::{Error, listen};
 use crate::config::WorkerAddress;
 
 const FIELD: &str = "worker_listen";
+/// Of private directories.
+const PREFIX: &str = "tutti-";
+/// The one file in them.
+const SOCKET: &str = "workers.sock";
 
 /// A bound gate.
 #[derive(Debug)]
@@ -42,10 +46,11 @@ impl WorkerListener {
                 Ok(Self::Unix { listener: bind_unix(path)?, path: path.clone(), directory: None })
             }
             None => {
+                sweep(&std::env::temp_dir());
                 let directory = private_directory().map_err(|e| {
                     Error::internal(format!("cannot make a directory for the workers' socket: {e}"))
                 })?;
-                let path = directory.path().join("workers.sock");
+                let path = directory.path().join(SOCKET);
                 Ok(Self::Unix { listener: bind_unix(&path)?, path, directory: Some(directory) })
             }
         }
@@ -83,7 +88,24 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 
 /// Whoever reaches the socket can join as a worker, so only this user can.
 fn private_directory() -> io::Result<TempDir> {
-    tempfile::Builder::new().prefix("tutti-").permissions(Permissions::from_mode(0o700)).tempdir()
+    tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir()
+}
+
+/// Removes the private directories of conductors that were killed. What is not certainly such a one is left alone, and
+/// what cannot be removed does no harm.
+fn sweep(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    let private = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);
+    for path in entries.flatten().filter(private).map(|entry| entry.path()) {
+        let socket = path.join(SOCKET);
+        let is_dead = match StdUnixStream::connect(&socket) {
+            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+            Ok(_) => false,
+        };
+        if is_dead && std::fs::remove_file(&socket).and_then(|()| std::fs::remove_dir(&path)).is_ok() {
+            tracing::debug!(directory = %path.display(), "removed what a conductor that was killed has left");
+        }
+    }
 }
 
 fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
@@ -123,6 +145,21 @@ mod tests {
         assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         drop(listener);
         assert!(!directory.exists());
+    }
+
+    #[tokio::test]
+    async fn only_what_a_dead_conductor_left_is_swept() {
+        let temp = tempfile::tempdir().unwrap();
+        let dirs =
+            ["tutti-dead", "tutti-alive", "tutti-new", "other-dead"].map(|name| temp.path().join(name));
+        dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        let [dead, alive, new, other] = &dirs;
+        let _alive = bind_unix(&alive.join(SOCKET)).unwrap();
+        for dir in [dead, other] {
+            drop(bind_unix(&dir.join(SOCKET)).unwrap());
+        }
+        sweep(temp.path());
+        assert_eq!([dead, alive, new, other].map(|dir| dir.exists()), [false, true, true, true]);
     }
 
     #[tokio::test]

@@ -73,6 +73,7 @@ pub struct ConductorMetrics {
     generated_tokens: Counter,
     completions_dropped: Family<ReasonLabel, Counter>,
     tokens_dropped: Counter,
+    replays: Counter,
     kv_pages_used: PerWorker,
     kv_pages_total: PerWorker,
     requests_running: PerWorker,
@@ -80,6 +81,7 @@ pub struct ConductorMetrics {
     steps: PerWorker,
     workers_ready: Gauge,
     restarts: Family<WorkerLabel, Counter>,
+    fenced: Family<ReasonLabel, Counter>,
     refusals: Family<ReasonLabel, Counter>,
     oldest_waiting: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
     trace_steps_lost: PerWorker,
@@ -102,6 +104,7 @@ impl ConductorMetrics {
             generated_tokens: Default::default(),
             completions_dropped: Default::default(),
             tokens_dropped: Default::default(),
+            replays: Default::default(),
             kv_pages_used: Default::default(),
             kv_pages_total: Default::default(),
             requests_running: Default::default(),
@@ -109,6 +112,7 @@ impl ConductorMetrics {
             steps: Default::default(),
             workers_ready: Default::default(),
             restarts: Default::default(),
+            fenced: Default::default(),
             refusals: Default::default(),
             oldest_waiting: Default::default(),
             trace_steps_lost: Default::default(),
@@ -130,6 +134,8 @@ impl ConductorMetrics {
             r.register("completions_dropped", help, new.completions_dropped.clone());
             let help = "Tokens of earlier tries, seen before, or late after an ending";
             r.register("tokens_dropped", help, new.tokens_dropped.clone());
+            let help = "Tries of requests that were lost with their worker and made again";
+            r.register("request_replays", help, new.replays.clone());
             r.register("kv_pages_used", "KV pages that requests hold", new.kv_pages_used.clone());
             r.register("kv_pages_total", "KV pages of the pool", new.kv_pages_total.clone());
             r.register("requests_running", "Requests in a worker's steps", new.requests_running.clone());
@@ -137,6 +143,8 @@ impl ConductorMetrics {
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
+            let help = "Workers taken for dead while they held their streams, by what they did";
+            r.register("workers_fenced", help, new.fenced.clone());
             let help = "Requests refused at the conductor's or a worker's door, by reason";
             r.register("requests_refused", help, new.refusals.clone());
             let help = "Age of the oldest request that no step has had a row of yet";
@@ -174,6 +182,10 @@ impl ConductorMetrics {
     pub(crate) fn tokens(&self, taken: usize, dropped: usize) {
         self.generated_tokens.inc_by(taken as u64);
         self.tokens_dropped.inc_by(dropped as u64);
+    }
+
+    pub(crate) fn replayed(&self) {
+        self.replays.inc();
     }
 
     pub(crate) fn ended(&self, kind: EndingKind) {
@@ -259,6 +271,10 @@ impl ConductorMetrics {
 
     pub(crate) fn ready(&self, workers: usize) {
         self.workers_ready.set(workers as i64);
+    }
+
+    pub(crate) fn fenced(&self, reason: &'static str) {
+        self.fenced.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     pub(crate) fn restarted(&self, worker: Rank) {

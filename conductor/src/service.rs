@@ -9,7 +9,7 @@ use std::{
 use tokio_stream::{Stream, iter};
 use tonic::{Request, Response, Status};
 use tutti_proto::{
-    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_BYTES, Rank,
     cluster::v1::{self as pb, conductor_server::Conductor},
 };
 use tutti_runtime::{
@@ -107,5 +107,13 @@ impl Conductor for ConductorService {
         _: Request<pb::GetClusterRequest>,
     ) -> Result<Response<pb::GetClusterResponse>, Status> {
         Ok(Response::new(self.cluster.status()))
+    }
+
+    async fn drain_worker(
+        &self,
+        request: Request<pb::DrainWorkerRequest>,
+    ) -> Result<Response<pb::DrainWorkerResponse>, Status> {
+        let phase = self.cluster.drain_worker(Rank(request.into_inner().worker))?;
+        Ok(Response::new(pb::DrainWorkerResponse { phase: phase.into() }))
     }
 }

@@ -1,6 +1,6 @@
 """Workers that dial in over TCP, and workers that join by hand."""
 
-import os
+import itertools
 import signal
 
 import pytest
@@ -52,13 +52,71 @@ def test_a_worker_joins_by_hand_and_may_leave(gate, spawn, secret):
     assert cluster.complete(**ASK)["choices"][0]["token_ids"] == alone
 
 
-def test_a_worker_that_joined_ends_with_its_conductor(gate, spawn, secret):
+LONG = ASK | dict(max_tokens=1500)
+
+
+def long_streams(cluster, count):
+    """Open streams that go on for a while."""
+    streams = [cluster.stream("/v1/completions", **LONG) for _ in range(count)]
+    return [itertools.chain([next(stream)], stream) for stream in streams]
+
+
+def token_ids(stream):
+    return [token for event in stream for choice in event["choices"] for token in choice["token_ids"]]
+
+
+def test_sigterm_drains_a_worker_that_joined(gate, spawn, secret):
     cluster, url = gate
     worker = join(spawn, url, secret[0], 1)
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
-    os.kill(cluster.pid, signal.SIGKILL)
-    cluster.wait()
-    worker.wait()
+    streams = long_streams(cluster, 4)
+    worker.signal(signal.SIGTERM)
+    wait_for("it takes nothing new", lambda: workers_ready(cluster) == 1)
+    assert [len(token_ids(stream)) for stream in streams] == [1500] * 4
+    assert cluster.metrics().get("tutti_request_replays_total", 0) == 0
+    assert worker.wait() == 0, worker.explain("exit code")
+
+
+def test_sigterm_ends_a_worker_that_waits_for_a_conductor(spawn, secret):
+    worker = join(spawn, f"http://127.0.0.1:{free_port()}", secret[0], 1)
+    wait_for("it tries", lambda: "cannot join yet" in worker.log())
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0, worker.explain("exit code")
+
+
+def test_a_worker_that_joined_serves_the_next_conductor_at_the_address(start, spawn, secret):
+    address = f"127.0.0.1:{free_port()}"
+    conductor = lambda: start("--workers", 1, "--worker-listen", address, "--join-token-file", secret[0], *QWEN3)
+    first = conductor()
+    joined, waiting = join(spawn, f"http://{address}", secret[0], 1), None
+    wait_for("two workers", lambda: workers_ready(first) == 2)
+    alone = first.complete(**ASK)["choices"][0]["token_ids"]
+    first.signal(signal.SIGKILL)
+    first.wait()
+    waiting = join(spawn, f"http://{address}", secret[0], 2)
+    wait_for("both wait", lambda: all("cannot join yet" in w.log() for w in (joined, waiting)))
+    second = conductor()
+    wait_for("three workers", lambda: workers_ready(second) == 3)
+    answers = [c["token_ids"] for c in second.complete(**ASK, n=6)["choices"]]
+    assert answers == [alone] * 6
+
+
+def test_a_stopped_worker_that_joined_does_no_harm_when_it_goes_on(start, spawn, secret):
+    address = f"127.0.0.1:{free_port()}"
+    args = ("--workers", 1, "--worker-listen", address, "--join-token-file", secret[0], "--heartbeat-timeout", 2)
+    cluster = start(*args, *QWEN3)
+    worker = join(spawn, f"http://{address}", secret[0], 1)
+    wait_for("two workers", lambda: workers_ready(cluster) == 2)
+    alone = cluster.complete(**LONG)["choices"][0]["token_ids"]
+    streams = long_streams(cluster, 4)
+    worker.signal(signal.SIGSTOP)
+    wait_for("it is taken for dead", lambda: cluster.metrics().get("tutti_workers_fenced_total") == 1)
+    worker.signal(signal.SIGCONT)
+    assert [token_ids(stream) for stream in streams] == [alone] * 4
+    assert cluster.metrics()["tutti_request_replays_total"] >= 1
+    # Nobody can kill it from here, so it comes again, as another.
+    wait_for("two workers", lambda: workers_ready(cluster) == 2)
+    cluster.wait_until_idle()
 
 
 def test_a_wrong_secret_is_refused(gate, spawn, secret):
@@ -75,3 +133,15 @@ def test_a_rank_that_is_taken_is_refused(gate, spawn, secret):
     assert worker.wait() == 64, worker.explain("exit code")
     assert "rank" in worker.log()
     assert workers_ready(cluster) == 1 and len(cluster.complete(**ASK)["choices"][0]["token_ids"]) == 8
+
+
+def test_a_rank_that_another_joined_with_or_that_there_is_not_is_refused_by_name(gate, spawn, secret):
+    cluster, url = gate
+    join(spawn, url, secret[0], 1)
+    wait_for("two workers", lambda: workers_ready(cluster) == 2)
+    # Tried for a while: the other might be dead, and its conductor not know it yet.
+    second = join(spawn, url, secret[0], 1)
+    wait_for("refused", lambda: "rank 1 is taken by the worker with pid" in second.log())
+    beyond = join(spawn, url, secret[0], 1024)
+    assert beyond.wait() == 64 and "rank: is 1024, the limit is 1023" in beyond.log(), beyond.log()
+    assert workers_ready(cluster) == 2

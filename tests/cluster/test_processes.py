@@ -1,11 +1,11 @@
 """Life and death of the processes: what runs, what Ctrl-C leaves, what dies with the conductor."""
 
-import concurrent.futures
 import os
 import signal
 import subprocess
 import time
 
+import grpc
 import httpx
 import pytest
 from harness import GOLDENS, free_port, wait_for
@@ -101,33 +101,49 @@ def test_a_stopped_worker_does_not_outlive_two_ctrl_cs(start):
     cluster.wait_until_all_gone()
 
 
-def test_a_killed_worker_ends_its_requests_and_the_other_goes_on(start):
+def test_a_killed_worker_has_another_in_its_place(start):
     cluster = start("--workers", 2, *QWEN3)
     killed, _ = cluster.workers()
-
-    def ending(seed):
-        """How a stream ended: a finish reason, or the error told inside it."""
-        finishes, errors = [], []
-        try:
-            for event in cluster.stream("/v1/completions", **LONG | dict(seed=seed, max_tokens=1500)):
-                if "error" in event:
-                    errors.append(event["error"]["message"])
-                finishes += [c["finish_reason"] for c in event.get("choices", ()) if c.get("finish_reason")]
-        except AssertionError:
-            assert errors, "the stream broke off without telling why"
-        assert len(finishes) + len(errors) == 1, (finishes, errors)
-        return finishes or ["failed"]
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(ending, seed) for seed in range(4)]
-        wait_for("all running", lambda: sum(v for k, v in cluster.metrics().items() if k.endswith("requests_running")) == 4)
-        os.kill(killed, signal.SIGKILL)
-        endings = [future.result()[0] for future in asked]
-    assert "length" in endings, "the other worker's requests go on"
+    os.kill(killed, signal.SIGKILL)
     assert cluster.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3
-    cluster.wait_until_idle()
-    wait_for("a new worker in its place", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
-    assert killed not in cluster.workers() and len(cluster.workers()) == 2
+    wait_for("a new worker in its place", lambda: killed not in cluster.workers() and len(cluster.workers()) == 2)
+    wait_for("ready", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+
+
+def test_a_killed_conductor_leaves_nothing_for_long(start, tmp_path):
+    sockets = lambda: {path.parent.name for path in tmp_path.glob("tutti-*/workers.sock")}
+    killed = start("--workers", 1, *QWEN3, env={"TMPDIR": str(tmp_path)})
+    left = sockets()
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    assert sockets() == left and len(left) == 1
+    start("--workers", 1, *QWEN3, env={"TMPDIR": str(tmp_path)})
+    assert len(sockets()) == 1 and not sockets() & left
+
+
+def drain(cluster, worker):
+    """The phase that the conductor's DrainWorker answers: 4 is draining, 6 is drained."""
+    with grpc.insecure_channel(cluster.grpc) as channel:
+        call = channel.unary_unary("/tutti.cluster.v1.Conductor/DrainWorker")
+        # One varint each way.
+        request = b"" if worker == 0 else bytes([8, worker])
+        return call(request)[1]
+
+
+def test_a_drained_worker_finishes_its_streams_and_stays_away(start):
+    cluster = start("--workers", 2, *QWEN3)
+    streams = [open_stream(cluster, seed=seed, max_tokens=1500) for seed in range(4)]
+    drained, stays = cluster.workers()
+    assert drain(cluster, 0) == 4
+    ended = [[e for e in stream if e["choices"]][-1]["choices"][0]["finish_reason"] for stream in streams]
+    assert ended == ["length"] * 4
+    assert cluster.metrics().get("tutti_request_replays_total", 0) == 0
+    wait_for("it is gone", lambda: len(cluster.workers()) == 1)
+    assert cluster.workers()[0] in (drained, stays) and drain(cluster, 0) == 6
+    assert cluster.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3
+    assert cluster.client.get("/ready").status_code == 200
+    with pytest.raises(grpc.RpcError, match="no worker 7"):
+        drain(cluster, 7)
 
 
 def test_a_router_of_its_own_in_front_of_a_conductor(start):

@@ -7,7 +7,14 @@
 //! commands are still taken. A panic ends the process at once, since nothing could be trusted behind a heartbeat
 //! that goes on.
 
-use std::{io, process, thread};
+use std::{
+    io, process,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
 
 use tokio::{
     runtime::Handle,
@@ -50,6 +57,8 @@ pub struct Wires {
     pub outbox: mpsc::Sender<pb::WorkerMessage>,
     /// The load as of the last step, for heartbeats.
     pub load: watch::Sender<pb::WorkerLoad>,
+    /// Forwards that have come back, for heartbeats during a step.
+    pub forwards: Arc<AtomicU64>,
 }
 
 /// Starts the engine's thread: it loads, says Ready or LoadFailed, and then steps until it has drained or `commands`
@@ -88,6 +97,7 @@ fn run(
     let mut loaded = loading::load_worker(settings, rank, group, tell);
     let said = match &mut loaded {
         Ok(Loaded::Engine(engine)) => {
+            engine.count_forwards(wires.forwards.clone());
             wires.load.send_replace(engine.load());
             ToConductor::Ready(loading::ready(engine))
         }
@@ -111,6 +121,7 @@ fn run(
 fn follow(member: Member, wires: &Wires) -> Result<(), Error> {
     let kv_pages_total = member.pages().saturating_sub(1) as u32;
     member.follow(|steps| {
+        wires.forwards.store(steps, Ordering::Relaxed);
         wires.load.send_replace(pb::WorkerLoad { steps, kv_pages_total, ..Default::default() });
     })
 }
@@ -149,7 +160,7 @@ enum Until {
 /// Returns once nobody is left to work for, or the engine has ended and all of its news are sent.
 async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<News>) {
     let _guard = ExitOnPanic;
-    let Wires { mut commands, outbox, load } = wires;
+    let Wires { mut commands, outbox, load, .. } = wires;
     let mut until = Until::Told;
     while until == Until::Told || !desk.is_idle() {
         let step = tokio::select! {
@@ -247,7 +258,7 @@ mod tests {
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(2);
         let (load, _) = watch::channel(pb::WorkerLoad::default());
-        let wires = Wires { commands: inbox, outbox, load };
+        let wires = Wires { commands: inbox, outbox, load, forwards: Arc::default() };
         let runtime = Handle::current();
         Bench { commands, reports, ended: spawn_blocking(move || work(stepper, desk, wires, &runtime)) }
     }

@@ -1,10 +1,16 @@
 //! The worker's one stream: it dials, says Hello, and from then on passes commands in and reports out.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
@@ -18,7 +24,7 @@ use tutti_proto::{
         worker_message::Message as ToConductor,
     },
 };
-use tutti_runtime::{Error, ErrorKind, VERSION};
+use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown};
 
 use crate::{
     config::WorkerSettings,
@@ -39,6 +45,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Pauses between attempts to join.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// How long a rank may be taken: as long as a conductor may need to find an earlier holder dead.
+const RANK_TAKEN: Duration = Duration::from_secs(30);
 /// How long the conductor may take to close the stream of a worker that has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -62,9 +70,13 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .tcp_nodelay(true);
+    let began = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
         match try_join(&endpoint, joining).await {
+            Err(error) if error.field() == Some("rank") && began.elapsed() > RANK_TAKEN => {
+                return Err(Error::invalid("rank", error.message()));
+            }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 tracing::info!(conductor = joining.conductor, %error, retry_in = ?pause, "cannot join yet");
                 sleep(pause).await;
@@ -111,30 +123,40 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
     Ok(Joined { rank: joining.rank, inbound, outbox, settings })
 }
 
-/// Serves until the conductor lets go of this worker. What went wrong with loading has been told to the conductor.
-pub async fn serve(joined: Joined) -> Result<(), Error> {
+/// Serves until the conductor lets go of this worker, or until the worker is told to shut down and all it has is done.
+/// What went wrong with loading has been told to the conductor. The kind of the error is *unavailable* where the conductor
+/// is gone; then nothing of the engine is left.
+pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let Joined { rank, mut inbound, outbox, settings } = joined;
-    let group = if settings.tp > 1 {
-        let Some(group) = await_group(&mut inbound, &settings).await? else { return Ok(()) };
-        if let Some(listening) = group.listening()? {
-            let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
-            // An error means that the stream has ended, which shows below.
-            let _ = outbox.send(message).await;
-        }
-        Some(group)
-    } else {
-        None
-    };
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
-    let wires = Wires { commands: inbox, outbox: outbox.clone(), load };
-    let ended = engine_thread::start(settings, rank, group, wires)
+    let forwards = Arc::<AtomicU64>::default();
+    let voice = Voice { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
+    let voice = tokio::spawn(voice.speak(shutdown.clone()));
+    let group = match await_group(&mut inbound, &settings, &outbox).await {
+        Ok(GroupOf::One) => None,
+        Ok(GroupOf::Several(group)) => Some(group),
+        outcome => {
+            voice.abort();
+            return outcome.map(|_| ());
+        }
+    };
+    let alone = group.is_none();
+    let wires = Wires { commands: inbox, outbox, load, forwards };
+    let mut ended = engine_thread::start(settings, rank, group, wires)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
-    let heartbeat = tokio::spawn(heartbeat(outbox, load_seen));
-    let end = pass_commands(&mut inbound, commands, ended).await;
-    heartbeat.abort();
+    let end = pass_commands(&mut inbound, commands, &mut ended).await;
+    voice.abort();
     match end {
-        End::Conductor(outcome) => outcome,
+        End::Conductor(Ok(())) => Ok(()),
+        // A rank may be inside a collective to which nobody comes any more. It does not outlive its group.
+        End::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
+            Err(Error::internal(format!("{error}, which ends this rank's group")))
+        }
+        End::Conductor(Err(error)) => match timeout(FAREWELL, ended).await {
+            Ok(_) => Err(error),
+            Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
+        },
         End::Engine(outcome) => {
             // The last sender of the outbox is gone: the conductor reads what is left in it, and then closes its side.
             let farewell = async { while let Ok(Some(_)) = inbound.message().await {} };
@@ -146,17 +168,36 @@ pub async fn serve(joined: Joined) -> Result<(), Error> {
     }
 }
 
-/// Waits until all ranks of the group have joined. `None` where the conductor wants no more of this worker.
+/// Whom a worker computes with.
+enum GroupOf {
+    /// Nobody.
+    One,
+    Several(Formation),
+    /// The conductor wants no more of this worker.
+    None,
+}
+
+/// Waits until all ranks of the group have joined.
 async fn await_group(
     inbound: &mut Streaming<pb::ConductorMessage>,
     settings: &WorkerSettings,
-) -> Result<Option<Formation>, Error> {
-    match inbound.message().await?.and_then(|message| message.message) {
+    outbox: &mpsc::Sender<pb::WorkerMessage>,
+) -> Result<GroupOf, Error> {
+    if settings.tp <= 1 {
+        return Ok(GroupOf::One);
+    }
+    match inbound.message().await.map_err(why_ended)?.and_then(|message| message.message) {
         Some(FromConductor::FormGroup(group)) => {
             let deadline = Duration::from_secs(settings.collective_timeout_s.into());
-            Formation::new(group, deadline).map(Some)
+            let group = Formation::new(group, deadline)?;
+            if let Some(listening) = group.listening()? {
+                let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
+                // An error means that the stream has ended, which the next message shows.
+                let _ = outbox.send(message).await;
+            }
+            Ok(GroupOf::Several(group))
         }
-        Some(FromConductor::Drain(_)) => Ok(None),
+        Some(FromConductor::Drain(_)) => Ok(GroupOf::None),
         Some(_) => Err(Error::internal("the conductor sent something else before a group was formed")),
         None => Err(Error::unavailable("the conductor has closed the stream")),
     }
@@ -174,13 +215,13 @@ enum End {
 async fn pass_commands(
     inbound: &mut Streaming<pb::ConductorMessage>,
     commands: mpsc::Sender<Command>,
-    mut ended: oneshot::Receiver<Result<(), Error>>,
+    ended: &mut oneshot::Receiver<Result<(), Error>>,
 ) -> End {
     let mut launched = false;
     loop {
         let message = tokio::select! {
             message = inbound.message() => message,
-            outcome = &mut ended => {
+            outcome = &mut *ended => {
                 return End::Engine(outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone"))));
             }
         };
@@ -189,10 +230,7 @@ async fn pass_commands(
             Ok(None) => {
                 return End::Conductor(Err(Error::unavailable("the conductor has closed the stream")));
             }
-            Err(status) => {
-                let message = format!("the stream to the conductor broke: {}", status.message());
-                return End::Conductor(Err(Error::unavailable(message)));
-            }
+            Err(status) => return End::Conductor(Err(why_ended(status))),
         };
         let command = match message.message {
             Some(FromConductor::Launch(graph)) => {
@@ -214,17 +252,44 @@ async fn pass_commands(
     }
 }
 
-/// Tells the load at a fixed pace, whatever the engine does.
-async fn heartbeat(outbox: mpsc::Sender<pb::WorkerMessage>, load: watch::Receiver<pb::WorkerLoad>) {
-    let mut pace = interval(HEARTBEAT);
-    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        pace.tick().await;
-        let beat = pb::Heartbeat { load: Some(*load.borrow()) };
-        let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
-        // An outbox without room holds reports, which say as much.
-        if let Err(mpsc::error::TrySendError::Closed(_)) = outbox.try_send(message) {
-            return;
+/// Turned away for good, or cut off.
+fn why_ended(status: tonic::Status) -> Error {
+    let message = format!("the stream to the conductor broke: {}", status.message());
+    let error = Error::from(status);
+    if error.kind() == ErrorKind::InvalidArgument { error } else { Error::unavailable(message) }
+}
+
+/// What the process says of itself, whatever the engine does.
+struct Voice {
+    outbox: mpsc::Sender<pb::WorkerMessage>,
+    load: watch::Receiver<pb::WorkerLoad>,
+    forwards: Arc<AtomicU64>,
+}
+
+impl Voice {
+    /// Tells the load at a fixed pace, and once that the worker was told to shut down.
+    async fn speak(self, shutdown: Shutdown) {
+        let mut pace = interval(HEARTBEAT);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut staying = true;
+        loop {
+            tokio::select! {
+                _ = pace.tick() => {}
+                () = shutdown.begun(), if staying => {
+                    staying = false;
+                    let leaving = pb::WorkerMessage { message: Some(ToConductor::Leaving(pb::Leaving {})) };
+                    if self.outbox.send(leaving).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            let forwards = self.forwards.load(Ordering::Relaxed);
+            let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
+            let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
+            // An outbox without room holds reports, which say as much.
+            if let Err(mpsc::error::TrySendError::Closed(_)) = self.outbox.try_send(message) {
+                return;
+            }
         }
     }
 }

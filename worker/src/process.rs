@@ -3,7 +3,7 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use tutti_proto::Rank;
-use tutti_runtime::{Error, ErrorKind, exit, telemetry::Telemetry};
+use tutti_runtime::{Error, ErrorKind, exit, shutdown::Shutdown, telemetry::Telemetry};
 
 use crate::{
     config::{WorkerConfig, WorkerFlags},
@@ -20,7 +20,7 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let ended = Lifeline::take().and_then(|lifeline| {
         let (conductor, rank) = address(flags.conductor, flags.rank)?;
         let joining = Joining { conductor, rank, join_token: lifeline.join_token };
-        run(&lifeline.telemetry, &joining)
+        run(&lifeline.telemetry, async |shutdown| join_once(&joining, shutdown).await)
     });
     match ended {
         Ok(Err(error)) if conductor_knows(&error) => ExitCode::from(exit::code(&error)),
@@ -33,14 +33,34 @@ fn conductor_knows(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable || exit::code(error) == exit::USAGE
 }
 
-/// `main` of a worker that joins by hand.
+/// `main` of a worker that joins by hand. When its conductor is gone it waits for the next one at the same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let flags: WorkerFlags = exit::flags(arguments);
     exit::run(NAME, || {
         let config = WorkerConfig::load(&flags)?;
         let (conductor, rank) = address(config.conductor.clone(), config.rank)?;
-        run(&config.telemetry(), &Joining { conductor, rank, join_token: config.join_token()? })?
+        let joining = Joining { conductor, rank, join_token: config.join_token()? };
+        run(&config.telemetry(), async |shutdown| {
+            loop {
+                match join_once(&joining, shutdown).await? {
+                    Err(error) if error.kind() == ErrorKind::Unavailable && !shutdown.is_draining() => {
+                        tracing::warn!(%error, "waiting for a conductor");
+                    }
+                    outcome => return Ok(outcome),
+                }
+            }
+        })?
     })
+}
+
+/// Joins and serves, once. The outer error is one of a worker that was not let in, the inner one of one that was. A worker
+/// that is told to shut down before it is let in just ends.
+async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), Error>, Error> {
+    let joined = tokio::select! {
+        joined = join::join(joining) => joined?,
+        () = shutdown.begun() => return Ok(Ok(())),
+    };
+    Ok(join::serve(joined, shutdown).await)
 }
 
 fn address(conductor: Option<String>, rank: Option<u32>) -> Result<(String, Rank), Error> {
@@ -48,18 +68,18 @@ fn address(conductor: Option<String>, rank: Option<u32>) -> Result<(String, Rank
     Ok((conductor.ok_or_else(|| missing("conductor"))?, Rank(rank.ok_or_else(|| missing("rank"))?)))
 }
 
-/// Joins and serves. The outer error is one of a worker that was never let in, the inner one of one that was.
-fn run(telemetry: &Telemetry, joining: &Joining) -> Result<Result<(), Error>, Error> {
+/// Runs a worker's life on one thread, which is enough for one stream; the rest of the cores is the engine's.
+fn run<T>(telemetry: &Telemetry, life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>) -> Result<T, Error> {
     name_process();
-    // One thread is enough for one stream; the rest of the cores is the engine's.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
         let _telemetry = telemetry.install(NAME)?;
-        let joined = join::join(joining).await?;
-        Ok(join::serve(joined).await)
+        // Also as the first process of a container, where a signal without a handler does nothing.
+        let shutdown = Shutdown::on_signals()?;
+        life(&shutdown).await
     })
 }
 

@@ -64,11 +64,19 @@ impl Cluster {
         state.workers.send(to, ToWorker::FormGroup(form));
     }
 
-    /// Ends what is left of the group of a rank that is gone.
-    pub(super) fn disband(&self, state: &mut State, gone: Rank) {
+    /// The ranks of this rank's group, whether they are here or not.
+    pub(super) fn group_ranks(&self, rank: Rank) -> impl Iterator<Item = Rank> + use<> {
+        let tp = self.limits.tp.max(1);
+        let first = rank.0 / tp * tp;
+        (first..first + tp).map(Rank)
+    }
+
+    /// Ends what is left of the group of a rank that is gone. Where that rank did not go of its own will, the others may be
+    /// waiting for it and hear nothing: they are fenced.
+    pub(super) fn disband(&self, state: &mut State, gone: Rank, fenced: bool) {
         let left: Vec<WorkerId> = state.workers.group_of(gone).into_iter().map(|(_, id)| id).collect();
-        for id in left {
-            self.lose(state, id, &format!("worker {gone} of its group is gone"));
+        for id in left.into_iter().filter(|_| self.limits.tp > 1) {
+            self.lose(state, id, &format!("worker {gone} of its group is gone"), fenced);
         }
     }
 }

@@ -1,6 +1,9 @@
 //! The cluster's requests: admission, launches, reports, endings.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tutti_proto::{
     RequestId, WorkerId,
@@ -8,7 +11,10 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, RETRY_AFTER, State, workers::Booking};
+use super::{
+    Cluster, RETRY_AFTER, State,
+    workers::{Booking, Worker},
+};
 use crate::{
     mailbox::{self, Ending},
     request::{Deadline, Dropped, Effects, Request, door},
@@ -46,7 +52,8 @@ impl Cluster {
         let id = RequestId(state.next_request);
         let (output, receiver) = mailbox::channel();
         let prompt_tokens = spec.prompt.len();
-        state.requests.insert(id, Request::accept(id, spec, deadline, graphs, output));
+        let request = Request::accept(id, spec, deadline, graphs, self.limits.max_replays, output);
+        state.requests.insert(id, request);
         self.metrics.accepted(prompt_tokens, state.requests.len());
         self.in_flight.send_replace(state.requests.len());
         self.launch(&mut state, id);
@@ -88,9 +95,11 @@ impl Cluster {
     /// Takes all that one step of a worker brought.
     pub fn on_report(&self, from: WorkerId, report: pb::StepReport) {
         let mut state = self.state.lock();
-        if let (Some(load), Some(worker)) = (report.load, state.workers.get_mut(from)) {
-            self.metrics.load(worker.rank, &load);
+        let Some(worker) = state.workers.hear(from) else { return self.drop_late(report) };
+        worker.stuck = Duration::ZERO;
+        if let Some(load) = report.load {
             worker.load = load;
+            self.metrics.load(worker.rank, &load);
             if let Some(work) = &report.work {
                 self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);
             }
@@ -102,6 +111,12 @@ impl Cluster {
         for completion in report.completions {
             self.on_completion(&mut state, from, completion);
         }
+    }
+
+    /// Of a worker that was taken for dead: what it held has gone elsewhere.
+    fn drop_late(&self, report: pb::StepReport) {
+        self.metrics.tokens(0, report.rows.iter().map(|row| row.tokens.len()).sum());
+        report.completions.iter().for_each(|_| self.metrics.dropped(Dropped::Stale));
     }
 
     fn on_row(&self, state: &mut State, from: WorkerId, row: pb::RowReport) {
@@ -128,73 +143,96 @@ impl Cluster {
         }
     }
 
-    pub(super) fn fail_requests_of(&self, state: &mut State, worker: WorkerId, why: &str) {
-        let ids: Vec<RequestId> = state.requests.keys().copied().collect();
-        for id in ids {
-            if let Some(request) = state.requests.get_mut(&id) {
-                let effects = request.on_worker_lost(worker, why);
-                self.apply(state, id, effects);
+    /// A worker is gone: its requests start over elsewhere, or wait for a worker to be ready.
+    pub(super) fn replay_requests_of(&self, state: &mut State, id: WorkerId, lost: &Worker, why: &str) {
+        for request in lost.requests() {
+            if let Some(held) = state.requests.get_mut(&request) {
+                let effects = held.on_worker_lost(id, why);
+                self.apply(state, request, effects);
             }
         }
     }
 
     pub(super) fn fail_all(&self, state: &mut State, why: &str) {
         let ids: Vec<RequestId> = state.requests.keys().copied().collect();
+        self.fail(state, ids, &Error::unavailable(why));
+    }
+
+    /// Fails those that wait for a place, since none is to be hoped for.
+    pub(super) fn fail_waiting(&self, state: &mut State, why: &str) {
+        let ids: Vec<RequestId> = state.waiting.iter().copied().collect();
+        let error = Error::unavailable(format!("the request lost its worker, and there is no other: {why}"));
+        self.fail(state, ids, &error);
+    }
+
+    fn fail(&self, state: &mut State, ids: Vec<RequestId>, error: &Error) {
         for id in ids {
             if let Some(request) = state.requests.get_mut(&id) {
-                let effects = request.end_early(Ending::Failed(Error::unavailable(why)));
+                let effects = request.end_early(Ending::Failed(error.clone()));
                 self.apply(state, id, effects);
             }
         }
     }
 
-    /// Sends the request's next graph to a worker, or fails it where there is none.
+    /// Gives places to those that wait for one, the oldest first. To be called when there may be more places.
+    pub(super) fn place_waiting(&self, state: &mut State) {
+        for id in std::mem::take(&mut state.waiting) {
+            self.launch(state, id);
+        }
+    }
+
+    /// Sends the request's next graph to a worker; where none can take it, it waits.
     fn launch(&self, state: &mut State, id: RequestId) {
-        let placement = state.workers.place();
-        let Some(request) = state.requests.get_mut(&id) else { return };
-        let Some(placement) = placement else {
-            let error = Error::unavailable("no worker is ready to go on with the request");
-            let effects = request.end_early(Ending::Failed(error));
-            return self.apply(state, id, effects);
+        let Some(request) = state.requests.get_mut(&id).filter(|request| request.is_waiting()) else {
+            return;
         };
-        let booking = Booking::of(request.spec());
+        let Some(placement) = state.workers.place(request.is_suspect()) else {
+            state.waiting.insert(id);
+            return;
+        };
+        let (key, booking) = (request.key(), Booking::of(request));
         let mut workers: Vec<WorkerId> = placement.values().copied().collect();
         let Some(launch) = request.launch(placement, Instant::now()) else { return };
         // The last one takes the message itself: most graphs have one worker, and prompts may be long.
         let last = workers.pop();
         for worker in workers {
-            state.workers.book(worker, booking);
+            state.workers.book(worker, key, booking);
             state.workers.send(worker, ToWorker::Launch(launch.clone()));
         }
         if let Some(worker) = last {
-            state.workers.book(worker, booking);
+            state.workers.book(worker, key, booking);
             state.workers.send(worker, ToWorker::Launch(launch));
         }
     }
 
     fn apply(&self, state: &mut State, id: RequestId, effects: Effects) {
-        let Some(request) = state.requests.get(&id) else { return };
-        let key = request.key();
-        let (booking, over) = (Booking::of(request.spec()), request.is_over());
-        for worker in effects.cancel {
+        for (worker, key) in effects.cancel {
             state.workers.send(worker, ToWorker::Cancel(pb::CancelGraph { key: Some(key.into()) }));
         }
-        for worker in effects.released {
-            state.workers.release(worker, booking);
+        let mut room = false;
+        for (worker, key) in effects.released {
+            room |= state.workers.release(worker, key);
         }
         if let Some(why) = effects.dropped {
             self.metrics.dropped(why);
         }
+        if effects.replayed {
+            self.metrics.replayed();
+        }
         if let Some(kind) = effects.ended {
             self.metrics.ended(kind);
+            state.waiting.remove(&id);
         }
-        if over {
+        if state.requests.get(&id).is_some_and(Request::is_over) {
             state.requests.remove(&id);
             self.metrics.in_flight(state.requests.len());
             self.in_flight.send_replace(state.requests.len());
         }
         if effects.place {
             self.launch(state, id);
+        }
+        if room && !state.waiting.is_empty() {
+            self.place_waiting(state);
         }
     }
 }

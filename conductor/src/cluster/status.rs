@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, health::State as HealthState};
 
-use super::{Cluster, State};
+use super::{Cluster, State, ranks::RankRecord};
 
 impl Cluster {
     /// What is served, once a worker has said so, and whether a request sent now would run.
@@ -34,14 +34,19 @@ impl Cluster {
                 phase: worker.phase.into(),
                 load: Some(worker.load),
                 pid: worker.pid,
-                detail: state.troubles.get(&worker.rank).map(ToString::to_string).unwrap_or_default(),
+                detail: state.ranks.detail(worker.rank),
             })
             .collect();
         let missing =
             (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
         workers.extend(missing.map(|rank| {
-            let detail = state.troubles.get(&rank).map(ToString::to_string).unwrap_or_default();
-            let phase = if detail.is_empty() { pb::WorkerPhase::Starting } else { pb::WorkerPhase::Gone };
+            let detail = state.ranks.detail(rank);
+            let drained = state.ranks.get(rank).is_some_and(|record| record.drained);
+            let phase = match detail.as_str() {
+                _ if drained => pb::WorkerPhase::Drained,
+                "" => pb::WorkerPhase::Starting,
+                _ => pb::WorkerPhase::Gone,
+            };
             pb::WorkerStatus { worker: rank.0, phase: phase.into(), detail, ..Default::default() }
         }));
         workers.sort_by_key(|worker| worker.worker);
@@ -56,11 +61,13 @@ impl Cluster {
         {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
         }
-        let ready = state.workers.ready().count();
+        // One that may be gone any moment is no reason to send requests.
+        let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);
+        let reliable = state.workers.ready().any(|(_, worker)| reliable(worker.rank));
         let spawned = state.workers.loaded().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
         state.started |= spawned >= self.limits.spawned_workers as usize;
         self.metrics.ready(state.workers.loaded().count());
-        let serving = state.started && ready > 0 && !state.draining;
+        let serving = state.started && reliable && !state.draining;
         let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
         self.health.set_ready(ready);
     }
@@ -69,8 +76,7 @@ impl Cluster {
         if state.draining {
             return "draining".into();
         }
-        let troubles: Vec<String> =
-            state.troubles.iter().map(|(rank, why)| format!("worker {rank}: {why}")).collect();
+        let troubles = state.ranks.details();
         let loaded = state.workers.loaded().count();
         let summary = format!("{loaded} of {} workers are loaded", self.limits.spawned_workers);
         if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }

@@ -1,15 +1,20 @@
 //! The workers as the conductor sees them: who is joined, who is ready, who has the least to do.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    net::IpAddr,
+    time::Duration,
+};
 
 use tokio::sync::mpsc;
 use tonic::Status;
-use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
+use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
+use tutti_runtime::Error;
 
-use crate::request::Placement;
+use crate::request::{Placement, Request};
 
-/// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: a request in flight is
-/// launched and cancelled at most once on a worker.
+/// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a request in
+/// flight is launched and cancelled at most once on a worker.
 pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 
 /// One life of a worker, from its Hello to the end of its stream.
@@ -25,11 +30,47 @@ pub struct Worker {
     pub model: Option<pb::ModelDescription>,
     /// `None` once the worker is turned away: its stream ends, and with it the worker.
     pub link: Option<Link>,
+    /// As of its last heartbeat.
+    forwards: u64,
+    /// How long nothing has come from it.
+    pub silent: Duration,
+    /// How long it has had work and nothing has come of it.
+    pub stuck: Duration,
+    /// What is there, by graph.
+    graphs: HashMap<GraphKey, Booking>,
+    /// Their sum.
     booked: Booking,
     launched: u64,
 }
 
 impl Worker {
+    /// The requests that it has something of.
+    pub fn requests(&self) -> BTreeSet<RequestId> {
+        self.graphs.keys().map(|key| key.request).collect()
+    }
+
+    /// Whether something was sent there that is not over.
+    pub fn has_work(&self) -> bool {
+        !self.graphs.is_empty()
+    }
+
+    /// Its own count, in which progress shows.
+    pub fn take_heartbeat(&mut self, beat: &pb::Heartbeat) {
+        let load = beat.load.unwrap_or_default();
+        if (load.steps, beat.forwards) != (self.load.steps, self.forwards) {
+            self.stuck = Duration::ZERO;
+        }
+        (self.load, self.forwards) = (load, beat.forwards);
+    }
+
+    /// Ends its stream and says why. What it says from here on counts for nothing that it is not told of.
+    pub fn turn_away(&mut self, why: Error) {
+        if let Some(link) = self.link.take() {
+            // A link without room is one that nobody reads.
+            let _ = link.try_send(Err(why.into()));
+        }
+    }
+
     /// What the worker's model calls this walk.
     pub fn walk_name(&self, walk: u32) -> &str {
         let declaration = self.model.as_ref().and_then(|model| model.declaration.as_ref());
@@ -44,13 +85,30 @@ pub struct Booking {
     pub requests: u64,
     /// Prompt and output.
     pub tokens: u64,
+    /// Requests that may be what brings their workers down.
+    pub suspects: u64,
 }
 
 impl Booking {
     /// One graph of this request.
-    pub fn of(spec: &pb::RequestSpec) -> Self {
+    pub fn of(request: &Request) -> Self {
+        let spec = request.spec();
         let output = spec.stopping.as_ref().map_or(0, |stopping| u64::from(stopping.max_tokens));
-        Self { requests: 1, tokens: spec.prompt.len() as u64 + output }
+        let suspects = u64::from(request.is_suspect());
+        Self { requests: 1, tokens: spec.prompt.len() as u64 + output, suspects }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.tokens += other.tokens;
+        self.suspects += other.suspects;
+    }
+
+    /// Only what was added is ever taken away.
+    fn take(&mut self, other: Self) {
+        self.requests -= other.requests;
+        self.tokens -= other.tokens;
+        self.suspects -= other.suspects;
     }
 }
 
@@ -81,6 +139,10 @@ impl Workers {
             load: pb::WorkerLoad::default(),
             model: None,
             link: Some(link),
+            forwards: 0,
+            silent: Duration::ZERO,
+            stuck: Duration::ZERO,
+            graphs: HashMap::new(),
             booked: Booking::default(),
             launched: 0,
         };
@@ -94,6 +156,17 @@ impl Workers {
 
     pub fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
         self.by_id.get_mut(&id)
+    }
+
+    /// The one that has just said something.
+    pub fn hear(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        let worker = self.by_id.get_mut(&id)?;
+        worker.silent = Duration::ZERO;
+        Some(worker)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (WorkerId, &mut Worker)> {
+        self.by_id.iter_mut().map(|(id, worker)| (*id, worker))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
@@ -145,29 +218,35 @@ impl Workers {
     }
 
     /// Where the next graph goes: to the ready worker with the fewest requests, then the fewest tokens, then the fewest
-    /// launches so far. Of a group it is the leader's alone: the other ranks do as it says and hold nothing of a request,
-    /// so that its word that a graph is over is the group's.
-    pub fn place(&self) -> Option<Placement> {
+    /// launches so far. A suspect goes only where no other one is. Of a group it is the leader's alone: the other ranks do
+    /// as it says and hold nothing of a request, so that its word that a graph is over is the group's.
+    pub fn place(&self, suspect: bool) -> Option<Placement> {
         self.ready()
+            .filter(|(_, worker)| !suspect || worker.booked.suspects == 0)
             .min_by_key(|(_, worker)| (worker.booked, worker.launched))
             .map(|(id, worker)| Placement::from([(worker.rank, id)]))
     }
 
     /// Counts a graph that was sent there.
-    pub fn book(&mut self, id: WorkerId, booking: Booking) {
-        if let Some(worker) = self.by_id.get_mut(&id) {
-            worker.booked.requests += booking.requests;
-            worker.booked.tokens += booking.tokens;
+    pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking) {
+        if let Some(worker) = self.by_id.get_mut(&id)
+            && let Entry::Vacant(place) = worker.graphs.entry(key)
+        {
+            place.insert(booking);
+            if worker.booked.requests == 0 {
+                worker.stuck = Duration::ZERO;
+            }
+            worker.booked.add(booking);
             worker.launched += 1;
         }
     }
 
-    /// Counts a graph that is over there.
-    pub fn release(&mut self, id: WorkerId, booking: Booking) {
-        if let Some(worker) = self.by_id.get_mut(&id) {
-            worker.booked.requests = worker.booked.requests.saturating_sub(booking.requests);
-            worker.booked.tokens = worker.booked.tokens.saturating_sub(booking.tokens);
-        }
+    /// Counts a graph that is over there. Whether that makes room: a worker that is gone has none.
+    pub fn release(&mut self, id: WorkerId, key: GraphKey) -> bool {
+        let Some(worker) = self.by_id.get_mut(&id) else { return false };
+        let Some(booking) = worker.graphs.remove(&key) else { return false };
+        worker.booked.take(booking);
+        true
     }
 
     /// Sends, without waiting. A worker that cannot be told something is turned away: nothing it says later counts on
@@ -199,24 +278,29 @@ mod tests {
     }
 
     fn chosen(workers: &Workers) -> Rank {
-        *workers.place().unwrap().keys().next().unwrap()
+        *workers.place(false).unwrap().keys().next().unwrap()
+    }
+
+    fn key(request: u64) -> GraphKey {
+        pb::GraphKey { request, ..Default::default() }.into()
     }
 
     #[test]
     fn the_least_loaded_ready_worker_is_chosen_and_ties_go_round() {
         let mut workers = Workers::default();
-        assert_eq!(workers.place(), None);
+        assert_eq!(workers.place(false), None);
         let (a, b) = (ready(&mut workers, 0), ready(&mut workers, 1));
-        let booking = Booking { requests: 1, tokens: 10 };
+        let booking = Booking { requests: 1, tokens: 10, suspects: 0 };
         assert_eq!(chosen(&workers), Rank(0));
-        workers.book(a, booking);
+        workers.book(a, key(1), booking);
         assert_eq!(chosen(&workers), Rank(1));
-        workers.book(b, Booking { requests: 1, tokens: 5 });
+        workers.book(b, key(2), Booking { tokens: 5, ..booking });
         assert_eq!(chosen(&workers), Rank(1));
-        workers.release(a, booking);
-        workers.release(b, Booking { requests: 1, tokens: 5 });
-        workers.book(a, booking);
-        workers.release(a, booking);
+        workers.release(a, key(1));
+        workers.release(a, key(1));
+        workers.release(b, key(2));
+        workers.book(a, key(3), booking);
+        workers.release(a, key(3));
         assert_eq!(chosen(&workers), Rank(1));
         workers.get_mut(b).unwrap().phase = pb::WorkerPhase::Draining;
         assert_eq!(chosen(&workers), Rank(0));
@@ -226,9 +310,9 @@ mod tests {
     fn a_group_takes_requests_at_its_leader_once_all_have_loaded() {
         let mut workers = Workers::in_groups_of(2);
         let first = ready(&mut workers, 0);
-        assert_eq!(workers.place(), None);
+        assert_eq!(workers.place(false), None);
         ready(&mut workers, 3);
-        assert_eq!(workers.place(), None, "ranks 0 and 3 are of two groups");
+        assert_eq!(workers.place(false), None, "ranks 0 and 3 are of two groups");
         let second = ready(&mut workers, 1);
         assert_eq!(chosen(&workers), Rank(0));
         assert_eq!(workers.group_of(Rank(0)), [(Rank(0), first), (Rank(1), second)]);
@@ -236,7 +320,18 @@ mod tests {
         assert_eq!((workers.loaded().count(), workers.ready().count()), (3, 1));
         workers.remove(first);
         assert!(!workers.leaves_with_its_leader(second), "its leader is gone already");
-        assert_eq!(workers.place(), None);
+        assert_eq!(workers.place(false), None);
+    }
+
+    #[test]
+    fn two_suspects_are_never_on_one_worker() {
+        let mut workers = Workers::default();
+        let a = ready(&mut workers, 0);
+        workers.book(a, key(1), Booking { requests: 1, tokens: 1, suspects: 1 });
+        assert_eq!(workers.place(true), None);
+        assert!(workers.place(false).is_some(), "others may stand beside it");
+        workers.release(a, key(1));
+        assert!(workers.place(true).is_some());
     }
 
     #[test]
@@ -247,9 +342,9 @@ mod tests {
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
         let drain = || pb::conductor_message::Message::Drain(pb::Drain {});
         workers.send(id, drain());
-        assert!(workers.place().is_some());
+        assert!(workers.place(false).is_some());
         workers.send(id, drain());
-        assert_eq!(workers.place(), None);
+        assert_eq!(workers.place(false), None);
     }
 
     #[test]

@@ -143,6 +143,21 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_queued_requests: Option<u32>,
 
+    /// How often a request is tried again whose worker died [default: 2]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_replays: Option<u32>,
+
+    /// Seconds for which a worker may say nothing before it is killed; it has a word each second [default: 5]
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    heartbeat_timeout: Option<u32>,
+
+    /// Seconds for which a worker that has work may make no step before it is killed: more than its longest step takes [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hang_timeout: Option<u32>,
+
     /// Memory of each worker's KV pool: 512MiB, 2GB, or bytes [default: what the requests that run can use, at most 2GiB and an eighth of free memory]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]

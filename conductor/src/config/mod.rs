@@ -86,6 +86,12 @@ pub struct ConductorConfig<R: Default> {
     pub max_running_requests: u32,
     /// Requests that may wait beyond those, over all workers.
     pub max_queued_requests: u32,
+    /// How often a request is tried again whose worker died.
+    pub max_replays: u32,
+    /// Seconds for which a worker may say nothing before it is taken for dead.
+    pub heartbeat_timeout: u32,
+    /// Seconds for which a worker that has work may make no step before it is taken for dead.
+    pub hang_timeout: u32,
     /// Memory of each worker's KV pool; the worker's own choice without it.
     pub kv_cache_memory: Option<ByteSize>,
     /// Compute threads of each worker; the machine's share without it.
@@ -131,6 +137,9 @@ impl<R: Default> Default for ConductorConfig<R> {
             no_prefix_cache: false,
             max_running_requests: 128,
             max_queued_requests: 1024,
+            max_replays: 2,
+            heartbeat_timeout: 5,
+            hang_timeout: 120,
             kv_cache_memory: None,
             threads: None,
             trace_steps: None,
@@ -184,6 +193,9 @@ impl<R: Default> ConductorConfig<R> {
         at_most("max_step_tokens", self.max_step_tokens, 1 << 20)?;
         at_most("max_running_requests", self.max_running_requests, 1 << 16)?;
         at_most("max_queued_requests", self.max_queued_requests, 1 << 20)?;
+        at_most("max_replays", self.max_replays, 100)?;
+        at_least("heartbeat_timeout", self.heartbeat_timeout, 2)?;
+        at_least_1("hang_timeout", Some(self.hang_timeout))?;
         at_most("threads", self.threads.unwrap_or(1), 1024)?;
         if self.kv_cache_memory == Some(ByteSize(0)) {
             return Err(Error::invalid("kv_cache_memory", "is 0, but requests need some"));
@@ -272,6 +284,13 @@ fn at_least_1(field: &str, value: Option<u32>) -> Result<(), Error> {
     }
 }
 
+fn at_least(field: &str, value: u32, limit: u32) -> Result<(), Error> {
+    if value >= limit {
+        return Ok(());
+    }
+    Err(Error::invalid(field, format!("is {value}, but must be at least {limit}")))
+}
+
 fn at_most(field: &str, value: u32, limit: u32) -> Result<(), Error> {
     if value <= limit {
         return Ok(());
@@ -338,6 +357,9 @@ mod tests {
             ("--target-itl-ms=0", "target_itl_ms"),
             ("--max-running-requests=0", "max_running_requests"),
             ("--max-model-len=0", "max_model_len"),
+            ("--max-replays=101", "max_replays"),
+            ("--heartbeat-timeout=1", "heartbeat_timeout"),
+            ("--hang-timeout=0", "hang_timeout"),
             ("--threads=0", "threads"),
             ("--kv-cache-memory=0", "kv_cache_memory"),
             ("--served-model-name=", "served_model_name"),

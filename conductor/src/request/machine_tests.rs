@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use tokio_stream::StreamExt;
-use tutti_proto::walks::WalkId;
+use tutti_proto::{Rank, walks::WalkId};
+use tutti_runtime::ErrorKind;
 
 use super::*;
 
@@ -18,9 +19,13 @@ fn spec() -> pb::RequestSpec {
 
 /// A request of so many graphs, not yet placed, and its client's end.
 fn accepted(graphs: u32) -> (Request, mailbox::Receiver) {
+    with_replays(graphs, 0)
+}
+
+fn with_replays(graphs: u32, max_replays: u32) -> (Request, mailbox::Receiver) {
     let (sender, receiver) = mailbox::channel();
     let graphs = (0..graphs).map(|walk| GraphPlan { walks: vec![WalkId(walk)] }).collect();
-    (Request::accept(RequestId(7), spec(), None, graphs, sender), receiver)
+    (Request::accept(RequestId(7), spec(), None, graphs, max_replays, sender), receiver)
 }
 
 fn now() -> Instant {
@@ -45,11 +50,16 @@ fn key(graph: u32, incarnation: u32) -> Option<pb::GraphKey> {
     Some(pb::GraphKey { request: 7, incarnation, graph })
 }
 
+/// A worker and the first try's first graph, as effects name them.
+fn at(worker: WorkerId) -> (WorkerId, GraphKey) {
+    (worker, GraphKey::from(key(0, 0).unwrap()))
+}
+
 /// The row of pass `epoch`, which brings these tokens.
 fn row(epoch: u32, indices: &[u32]) -> pb::RowReport {
     let tokens =
         indices.iter().map(|index| pb::SampledToken { token_id: 100 + index, index: *index, logprob: None });
-    pb::RowReport { key: key(0, 0), epoch, walk: 1, tokens: tokens.collect(), prompt_logprobs: None }
+    pb::RowReport { key: key(0, 0), epoch, walk: 1, tokens: tokens.collect(), ..Default::default() }
 }
 
 fn finished(reason: pb::FinishReason, generated: u32) -> pb::completion::Outcome {
@@ -84,7 +94,7 @@ fn tokens_flow_and_the_completion_ends_it() {
     assert_eq!(request.on_row(LEADER, row(1, &[1])).taken, 1);
     let effects = request.on_completion(LEADER, completion(0, 2, finished(pb::FinishReason::Length, 2)));
     assert_eq!(effects.ended, Some(EndingKind::Finished));
-    assert_eq!(effects.released, [LEADER]);
+    assert_eq!(effects.released, [at(LEADER)]);
     assert!(request.is_over());
     let (indices, ending) = read(&mut receiver);
     assert_eq!((indices, ending.unwrap().unwrap().generated), (vec![0, 1], 2));
@@ -112,11 +122,11 @@ fn a_gap_fails_the_request_and_frees_the_worker() {
     let (mut request, mut receiver) = running(alone());
     request.on_row(LEADER, row(0, &[0]));
     let outcome = request.on_row(LEADER, row(2, &[2]));
-    assert_eq!(outcome.effects.cancel, [LEADER]);
+    assert_eq!(outcome.effects.cancel, [at(LEADER)]);
     assert_eq!(read(&mut receiver), (vec![0], Some(Err(ErrorKind::Internal))));
     assert!(!request.is_over(), "the worker still holds it");
     let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
-    assert_eq!(request.on_completion(LEADER, completion(0, 2, cancelled)).released, [LEADER]);
+    assert_eq!(request.on_completion(LEADER, completion(0, 2, cancelled)).released, [at(LEADER)]);
     assert!(request.is_over());
 }
 
@@ -233,7 +243,7 @@ fn one_ranks_failure_ends_it_and_the_others_let_go() {
     let (mut request, mut receiver) = running(pair());
     let fault = pb::completion::Outcome::Failed(Error::invalid("prompt", "is too long").into());
     let effects = request.on_completion(FOLLOWER, completion(1, 0, fault));
-    assert_eq!((effects.cancel, effects.released), (vec![LEADER], vec![FOLLOWER]));
+    assert_eq!((effects.cancel, effects.released), (vec![at(LEADER)], vec![at(FOLLOWER)]));
     assert_eq!(read(&mut receiver).1, Some(Err(ErrorKind::InvalidArgument)));
     request.on_completion(LEADER, completion(0, 0, finished(pb::FinishReason::Length, 0)));
     assert!(request.is_over(), "a finish that crossed the cancel also lets go");
@@ -256,7 +266,7 @@ fn a_launch_says_how_much_time_is_left() {
     let came = now();
     let deadline = Deadline::new(came, 50).unwrap();
     let graphs = vec![GraphPlan { walks: vec![WalkId(0)] }];
-    let mut request = Request::accept(RequestId(7), spec(), Some(deadline), graphs, sender);
+    let mut request = Request::accept(RequestId(7), spec(), Some(deadline), graphs, 0, sender);
     let launch = request.launch(alone(), came + Duration::from_millis(20)).unwrap();
     assert_eq!(launch.timeout_ms, Some(30));
     let (mut request, _receiver) = accepted(1);
@@ -267,21 +277,21 @@ fn a_launch_says_how_much_time_is_left() {
 fn a_cancel_is_told_once_and_waits_for_the_worker() {
     let (mut request, mut receiver) = running(alone());
     let effects = request.end_early(Ending::Cancelled);
-    assert_eq!((effects.cancel, effects.ended), (vec![LEADER], Some(EndingKind::Cancelled)));
+    assert_eq!((effects.cancel, effects.ended), (vec![at(LEADER)], Some(EndingKind::Cancelled)));
     assert_eq!(request.end_early(Ending::Cancelled), Effects::default());
     assert_eq!(request.on_row(LEADER, row(0, &[0])).dropped, 1);
     assert_eq!(read(&mut receiver), (vec![], Some(Err(ErrorKind::Cancelled))));
     let effects = request.on_worker_lost(LEADER, "gone");
-    assert_eq!((effects.released, effects.ended), (vec![LEADER], None));
+    assert_eq!((effects.released, effects.ended), (vec![at(LEADER)], None));
     assert!(request.is_over());
 }
 
 #[test]
-fn a_lost_worker_fails_what_it_held_and_nothing_else() {
+fn a_lost_worker_fails_what_it_held_where_nothing_is_tried_again() {
     let (mut request, mut receiver) = running(pair());
     assert_eq!(request.on_worker_lost(WorkerId(99), "gone"), Effects::default());
     let effects = request.on_worker_lost(FOLLOWER, "worker 1 was lost");
-    assert_eq!((effects.cancel, effects.released), (vec![LEADER], vec![FOLLOWER]));
+    assert_eq!((effects.cancel, effects.released), (vec![at(LEADER)], vec![at(FOLLOWER)]));
     assert_eq!(read(&mut receiver).1, Some(Err(ErrorKind::Unavailable)));
     request.on_worker_lost(LEADER, "gone");
     assert!(request.is_over());

@@ -3,9 +3,13 @@
 
 mod deadline;
 pub mod door;
+mod effects;
 mod machine;
 mod plan;
+mod run;
 
 pub use deadline::Deadline;
-pub use machine::{Dropped, Effects, EndingKind, Placement, Request, RowOutcome};
+pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
+pub use machine::Request;
 pub use plan::{GraphPlan, text_walks, worker_graphs};
+pub use run::Placement;

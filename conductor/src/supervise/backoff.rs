@@ -5,17 +5,18 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(30);
 /// A worker that lived this long was well: its next failure is a first one.
-const WELL: Duration = Duration::from_secs(10);
+pub const WELL: Duration = Duration::from_secs(10);
 
 /// Doubles with each short life, up to a bound.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
+    short_lives: u32,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: FIRST }
+        Self { next: FIRST, short_lives: 0 }
     }
 }
 
@@ -23,11 +24,17 @@ impl Backoff {
     /// The pause after a worker that lived for `life`.
     pub fn after(&mut self, life: Duration) -> Duration {
         if life >= WELL {
-            self.next = FIRST;
+            *self = Self::default();
         }
+        self.short_lives += u32::from(life < WELL);
         let pause = self.next;
         self.next = (self.next * 2).min(LONGEST);
         pause
+    }
+
+    /// How many lives in a row were short.
+    pub fn short_lives(&self) -> u32 {
+        self.short_lives
     }
 }
 
@@ -41,6 +48,8 @@ mod tests {
         let pauses: Vec<_> = (0..9).map(|_| backoff.after(Duration::ZERO)).collect();
         assert_eq!(pauses[..3], [FIRST, FIRST * 2, FIRST * 4]);
         assert_eq!(pauses[8], LONGEST);
+        assert_eq!(backoff.short_lives(), 9);
         assert_eq!(backoff.after(WELL), FIRST);
+        assert_eq!(backoff.short_lives(), 0);
     }
 }

@@ -18,13 +18,18 @@ use tokio::{
 use tutti_proto::Rank;
 use tutti_runtime::{Error, exit};
 
-use self::{backoff::Backoff, child::Child};
-use crate::cluster::{Cluster, Presence};
+use self::{
+    backoff::{Backoff, WELL},
+    child::Child,
+};
+use crate::cluster::{Cluster, Exit, Presence};
 
 /// How long a worker may take to leave once it was told to, or once its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long a child may take to join, which it does before it loads anything.
+const JOINING: Duration = Duration::from_secs(60);
 /// How often a living child is held against what the cluster knows of it.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// How to start a worker.
 #[derive(Clone, Debug)]
@@ -92,27 +97,38 @@ impl Keeper {
     async fn keep(self, mut stopping: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
         loop {
+            if self.cluster.is_drained(self.rank) {
+                return told(&mut stopping).await;
+            }
             let born = Instant::now();
-            let (ending, usage) = match Child::spawn(&self.command, self.rank).await {
-                Ok(child) => self.watch_over(child, &mut stopping).await,
+            let (status, usage) = match Child::spawn(&self.command, self.rank).await {
+                Ok(child) => self.watch_over(child, born, &mut stopping).await,
                 Err(error) => (format!("it cannot be started: {error}"), false),
             };
             if *stopping.borrow() {
                 return;
             }
-            self.cluster.on_exit(self.rank, &ending, usage);
             let pause = backoff.after(born.elapsed());
-            tracing::warn!(worker = %self.rank, ending, restart_in = ?pause, "worker process ended");
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = told(&mut stopping) => return,
+            if !self.cluster.is_drained(self.rank) {
+                tracing::warn!(worker = %self.rank, status, restart_in = ?pause, "worker process ended");
+                self.cluster.on_exit(self.rank, &Exit { status, usage, short_lives: backoff.short_lives() });
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    () = told(&mut stopping) => return,
+                }
+                self.cluster.on_restart(self.rank);
             }
-            self.cluster.on_restart(self.rank);
         }
     }
 
     /// Waits for the child's end: its status, and whether the child found its settings unusable.
-    async fn watch_over(&self, mut child: Child, stopping: &mut watch::Receiver<bool>) -> (String, bool) {
+    async fn watch_over(
+        &self,
+        mut child: Child,
+        born: Instant,
+        stopping: &mut watch::Receiver<bool>,
+    ) -> (String, bool) {
+        let mut well = false;
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status,
@@ -123,10 +139,23 @@ impl Keeper {
                     }
                     break self.see_off(&mut child, "the cluster ends").await;
                 }
-                () = sleep(CHECK_EVERY) => {
-                    if self.cluster.presence(self.rank, child.pid()) == Presence::Left {
-                        break self.see_off(&mut child, "its stream has ended").await;
+                () = sleep(CHECK_EVERY) => match self.cluster.presence(self.rank, child.pid()) {
+                    // A stopped process would not hear anything else.
+                    Presence::Fenced => {
+                        child.kill();
+                        break child.wait().await;
                     }
+                    Presence::Left => break self.see_off(&mut child, "its stream has ended").await,
+                    Presence::Awaited if born.elapsed() >= JOINING => {
+                        tracing::warn!(worker = %self.rank, pid = child.pid(), "killing a worker that does not join");
+                        child.kill();
+                        break child.wait().await;
+                    }
+                    Presence::Here if !well && born.elapsed() >= WELL => {
+                        well = true;
+                        self.cluster.on_well(self.rank);
+                    }
+                    Presence::Here | Presence::Awaited => {}
                 }
             }
         };

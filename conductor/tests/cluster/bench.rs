@@ -34,7 +34,16 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 pub fn limits(spawned_workers: u32) -> Limits {
-    Limits { tp: 1, spawned_workers, max_running_requests: 1, max_queued_requests: 1, max_model_len: None }
+    Limits {
+        tp: 1,
+        spawned_workers,
+        max_running_requests: 1,
+        max_queued_requests: 1,
+        max_model_len: None,
+        max_replays: 2,
+        heartbeat_timeout: Duration::from_secs(3),
+        hang_timeout: Duration::from_secs(10),
+    }
 }
 
 pub struct Bench {
@@ -171,6 +180,11 @@ impl FakeWorker {
         message.unwrap().and_then(|message| message.message)
     }
 
+    /// Why the conductor ends the stream.
+    pub async fn turned_away(&mut self) -> Error {
+        soon("the end of the stream", self.from.message()).await.unwrap_err().into()
+    }
+
     pub async fn launched(&mut self) -> pb::LaunchGraph {
         match self.hear().await {
             Some(FromConductor::Launch(launch)) => launch,
@@ -199,7 +213,7 @@ impl FakeWorker {
             epoch,
             walk: 1,
             tokens: tokens.iter().map(token).collect(),
-            prompt_logprobs: None,
+            ..Default::default()
         };
         let outcome =
             |outcome| pb::Completion { key, epoch: epoch + 1, rank: self.rank, outcome: Some(outcome) };

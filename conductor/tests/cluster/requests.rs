@@ -120,21 +120,6 @@ async fn two_workers_share_the_load() {
 }
 
 #[tokio::test]
-async fn a_lost_workers_requests_fail_and_the_others_go_on() {
-    let bench = Bench::new(limits(2)).await;
-    let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
-    let mut submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
-    first.launched().await;
-    let key = second.launched().await.key;
-    drop(first);
-    let error = read(&mut submissions[0]).await.1.unwrap_err();
-    assert_eq!((error.kind(), error.message().contains("worker 0")), (ErrorKind::Unavailable, true));
-    second.finish(key, &[0]).await;
-    assert!(read(&mut submissions[1]).await.1.is_ok());
-    bench.idle().await;
-}
-
-#[tokio::test]
 async fn a_failed_request_keeps_its_kind_and_field() {
     let (bench, mut worker) = one().await;
     let mut submission = bench.submit(1).unwrap();

@@ -104,7 +104,8 @@ async fn a_worker_of_another_model_is_turned_away() {
     let mut other = ready();
     other.model.as_mut().unwrap().vocab_size = 101;
     second.say(ToConductor::Ready(other)).await;
-    assert_eq!(second.hear().await, None, "its stream ends");
+    let error = second.turned_away().await;
+    assert!(error.message().contains("is another than"), "{error}");
 }
 
 #[tokio::test]

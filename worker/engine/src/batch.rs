@@ -1,6 +1,12 @@
 //! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model, sorts out the answers.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
 use tutti_models::{LogitRequests, LogitResults, Model};
@@ -20,6 +26,8 @@ pub(crate) struct Batch {
     pages: Vec<PageId>,
     logit_rows: Vec<usize>,
     results: LogitResults,
+    /// Forwards that have come back.
+    pub forwards: Arc<AtomicU64>,
 }
 
 /// What a step computed for one row.
@@ -110,6 +118,7 @@ impl Batch {
             rows: &inputs,
             logit_rows: &self.logit_rows,
         })?;
+        self.forwards.fetch_add(1, Ordering::Relaxed);
         self.results.sampled.clear();
         self.results.scores.clear();
         if !self.logit_rows.is_empty() {

@@ -1,6 +1,9 @@
 //! The engine: a desk that decides, a device that computes, and reports of what came of it.
 
-use std::time::Instant;
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Instant,
+};
 
 use tutti_models::Model;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
@@ -91,6 +94,12 @@ impl Engine {
     /// From the next step on, `observer` is told of each.
     pub fn set_observer(&mut self, observer: Box<dyn StepObserver>) {
         self.reporter.observer = Some(observer);
+    }
+
+    /// From now on, the forwards that have come back are counted there, for whoever watches from another thread. The count
+    /// moves inside a step too, where one of its prefills is run as many.
+    pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
+        self.runner.batch.forwards = forwards;
     }
 
     /// Takes a graph. What cannot be run is told by a refused completion in the next report: each launch has one ending,

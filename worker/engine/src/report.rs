@@ -31,6 +31,7 @@ pub(crate) fn row(commit: &RowCommit, result: RowResult) -> Option<pb::RowReport
         walk: row.walk.0,
         tokens: commit.sampled.map(sampled).into_iter().collect(),
         prompt_logprobs,
+        cached_tokens: commit.sampled.filter(|sampled| sampled.index == 0).map(|_| commit.cached_tokens),
     })
 }
 

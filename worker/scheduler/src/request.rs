@@ -135,8 +135,11 @@ pub(crate) struct Pages {
 impl Request {
     /// Waiting requests hold nothing, so they end without a pool.
     pub fn end(self, outcome: Outcome) -> Ending {
-        let cached_tokens = self.cached_tokens.unwrap_or(0) as u32;
-        Ending { key: self.key, passes: self.epoch, cached_tokens, outcome }
+        Ending { key: self.key, passes: self.epoch, cached_tokens: self.cached_tokens(), outcome }
+    }
+
+    fn cached_tokens(&self) -> u32 {
+        self.cached_tokens.unwrap_or(0) as u32
     }
 
     /// What must be there before it runs.
@@ -236,6 +239,11 @@ impl Running {
 
     pub fn deadline(&self) -> Option<Duration> {
         self.request.deadline
+    }
+
+    /// Prompt tokens that it found when it first ran.
+    pub fn cached_tokens(&self) -> u32 {
+        self.request.cached_tokens()
     }
 
     pub fn is_scored(&self) -> bool {

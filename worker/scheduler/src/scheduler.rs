@@ -177,13 +177,14 @@ impl Scheduler {
             let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
                 unreachable!("{} left the running set inside step {}", row.key, step.number);
             };
+            let cached_tokens = request.get().cached_tokens();
             let (sampled, outcome) = request.get_mut().commit(step.number, &row, outcome, &mut self.pool);
             let ending = outcome.map(|outcome| {
                 let request = request.remove();
                 forget(&mut self.tickets, &mut self.deadlines, row.key, request.deadline());
                 request.end(outcome, &mut self.pool)
             });
-            commits.push(RowCommit { row, sampled, ending });
+            commits.push(RowCommit { row, sampled, cached_tokens, ending });
         }
         commits
     }

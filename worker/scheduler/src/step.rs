@@ -98,6 +98,8 @@ pub struct RowCommit {
     pub row: Row,
     /// The token that the output has grown by.
     pub sampled: Option<OutputToken>,
+    /// Prompt tokens that were not computed, since another request had.
+    pub cached_tokens: u32,
     /// Set when this was the request's last row.
     pub ending: Option<Ending>,
 }

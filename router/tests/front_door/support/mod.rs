@@ -24,9 +24,10 @@ use tonic::{
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
-    GetClusterResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent,
-    RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, ModelDescription, PromptLogprobs,
+    ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob,
+    TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{FrontDoor, RouterConfig};
@@ -166,6 +167,13 @@ impl Conductor for FakeConductor {
             self.files.get(&file).ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
         let pieces: Vec<_> = bytes.chunks(1000).map(|data| Ok(FilePiece { data: data.to_vec() })).collect();
         Ok(Response::new(stream::iter(pieces).boxed()))
+    }
+
+    async fn drain_worker(
+        &self,
+        _: tonic::Request<DrainWorkerRequest>,
+    ) -> Result<Response<DrainWorkerResponse>, Status> {
+        Err(Status::unimplemented("a fake has no workers"))
     }
 
     async fn get_cluster(

@@ -1,0 +1,52 @@
+"""Streams as their clients see them: read at once, and told apart from each other only by what they say."""
+
+import concurrent.futures
+
+import httpx
+from harness import events, wait_for
+
+
+class Streams:
+    """Streams that are read at once, each on a thread of its own."""
+
+    def __init__(self, cluster, path, bodies):
+        self.cluster, self.path = cluster, path
+        self.seen = [0] * len(bodies)
+        self.pool = concurrent.futures.ThreadPoolExecutor(len(bodies))
+        self.answers = [self.pool.submit(self._read, place, body) for place, body in enumerate(bodies)]
+
+    def _read(self, place, body):
+        answer = {}
+        with httpx.Client(base_url=self.cluster.url, timeout=120) as client:
+            body = {"model": self.cluster.model, "stream": True, "stream_options": {"include_usage": True}} | body
+            with client.stream("POST", self.path, json=body) as response:
+                assert response.status_code == 200, response.read()
+                for event in events(response.iter_lines()):
+                    assert "error" not in event, event
+                    merge(answer, event)
+                    self.seen[place] = max((len(c["token_ids"]) for c in answer["choices"].values()), default=0)
+        return answer
+
+    def wait_for_tokens(self, count):
+        """Until each stream has brought so many, or has ended."""
+        wait_for(f"{count} tokens", lambda: all(s >= count or a.done() for s, a in zip(self.seen, self.answers)), every=0.002)
+
+    def results(self):
+        return [answer.result() for answer in self.answers]
+
+
+def merge(answer, event):
+    """Adds an event to all that a stream has said so far, in what does not depend on how it was cut into events."""
+    choices = answer.setdefault("choices", {})
+    if event.get("usage"):
+        answer["usage"] = {k: v for k, v in event["usage"].items() if isinstance(v, int)}
+    for choice in event.get("choices", ()):
+        merged = choices.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": [], "prompt": [], "ends": []})
+        merged["text"] += choice.get("text") or ""
+        merged["token_ids"] += choice.get("token_ids") or []
+        if choice.get("finish_reason"):
+            merged["ends"].append((choice["finish_reason"], choice.get("stop_reason")))
+        merged["prompt"] += choice.get("prompt_logprobs") or []
+        if logprobs := choice.get("logprobs"):
+            columns = [logprobs[k] for k in ("tokens", "token_logprobs", "top_logprobs", "text_offset") if logprobs.get(k)]
+            merged["logprobs"] += [list(row) for row in zip(*columns)]
