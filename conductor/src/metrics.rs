@@ -46,6 +46,12 @@ struct RowLabel {
     kind: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MemoryLabel {
+    worker: u32,
+    kind: &'static str,
+}
+
 type PerWorker = Family<WorkerLabel, Gauge>;
 
 /// Histograms of the same buckets.
@@ -92,6 +98,7 @@ pub struct ConductorMetrics {
     step_seconds: Family<WalkLabel, Histogram, Buckets>,
     budget_fill: Family<WorkerLabel, Histogram, Buckets>,
     rows: Family<RowLabel, Counter>,
+    memory: Family<MemoryLabel, Gauge>,
 }
 
 impl ConductorMetrics {
@@ -123,6 +130,7 @@ impl ConductorMetrics {
             step_seconds: Family::new_with_constructor(STEP_SECONDS),
             budget_fill: Family::new_with_constructor(BUDGET_FILL),
             rows: Default::default(),
+            memory: Default::default(),
         };
         metrics.register(|r| {
             r.register("requests", "Requests that have ended, by outcome", new.requests.clone());
@@ -166,6 +174,8 @@ impl ConductorMetrics {
             let help =
                 "Rows of steps: decode, prefill (more of the prompt follows), last_prefill (samples a token)";
             r.register("step_rows", help, new.rows.clone());
+            let help = "Bytes that a worker takes at most, as known at its start: weights, kv, step (the largest step)";
+            r.register("worker_memory_bytes", help, new.memory.clone());
         });
         new
     }
@@ -250,6 +260,13 @@ impl ConductorMetrics {
         self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);
     }
 
+    /// What a worker says at its start that it will take.
+    pub(crate) fn memory(&self, worker: Rank, kinds: [(&'static str, u64); 3]) {
+        for (kind, bytes) in kinds {
+            self.memory.get_or_create(&MemoryLabel { worker: worker.0, kind }).set(bytes as i64);
+        }
+    }
+
     pub(crate) fn gone(&self, worker: Rank) {
         let label = WorkerLabel { worker: worker.0 };
         for gauge in [
@@ -267,6 +284,9 @@ impl ConductorMetrics {
             gauge.remove(&label);
         }
         self.oldest_waiting.remove(&label);
+        for kind in ["weights", "kv", "step"] {
+            self.memory.remove(&MemoryLabel { worker: worker.0, kind });
+        }
     }
 
     pub(crate) fn ready(&self, workers: usize) {

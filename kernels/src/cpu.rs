@@ -55,6 +55,9 @@ pub struct CpuDevice {
     group: Option<Box<dyn Collective>>,
     /// What they bring, one after the other.
     gathered: Vec<f32>,
+    /// Bytes of all tensors that have been made, and the rows and width of the widest: where logits are, the vocabulary.
+    tensor_bytes: u64,
+    widest: (usize, usize),
 }
 
 impl CpuDevice {
@@ -73,6 +76,8 @@ impl CpuDevice {
             sampling,
             group: None,
             gathered: Vec::new(),
+            tensor_bytes: 0,
+            widest: (0, 0),
         })
     }
 
@@ -150,11 +155,25 @@ impl Device for CpuDevice {
 
     fn tensor(&mut self, rows: usize, width: usize) -> Result<Tensor, DeviceError> {
         let tensor = Tensor::zeroed(rows, width)?;
+        self.tensor_bytes += (rows * width * size_of::<f32>()) as u64;
+        if width > self.widest.1 {
+            self.widest = (rows, width);
+        }
         let padded = rows * width.next_multiple_of(2);
         if self.door.len() < padded {
             self.door = Buffer::zeroed(padded, "activations of a product")?;
         }
         Ok(tensor)
+    }
+
+    fn step_bytes(&self) -> u64 {
+        let door = self.door.len() * size_of::<f32>();
+        let (rows, width) = self.widest;
+        let sampling = self.sampling.len() * sample::Scratch::bytes(width);
+        // The leader of a group gathers the columns of the widest tensor.
+        let gathers = self.group.as_ref().is_some_and(|group| group.seat().leads());
+        let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
+        self.tensor_bytes + (door + self.attention.bytes() + sampling + gathered) as u64
     }
 
     fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {

@@ -148,6 +148,9 @@ pub trait Device: Send + Sized + 'static {
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
     /// An activation buffer.
     fn tensor(&mut self, rows: usize, width: usize) -> Result<Self::Tensor, DeviceError>;
+    /// Bytes that steps work in at their largest, known once the tensors are made and one step has run: all tensors, and
+    /// what operations keep beside them.
+    fn step_bytes(&self) -> u64;
     /// A pool of KV pages; their contents are undefined until written.
     fn kv_pool(&mut self, shape: KvShape) -> Result<Self::KvPool, DeviceError>;
 

@@ -1,6 +1,8 @@
 //! One conductor with one worker, started from the release build and watched from outside.
+#![allow(dead_code, reason = "each bench uses its own part")]
 
 use std::{
+    ffi::OsStr,
     fs,
     net::TcpListener,
     path::Path,
@@ -34,9 +36,9 @@ pub struct Start {
 
 impl Cluster {
     /// Starts it and waits until it is ready.
-    pub async fn start(args: &[&str]) -> Result<Self, String> {
+    pub async fn start(args: &[impl AsRef<OsStr>]) -> Result<Self, String> {
         let (http, grpc) = (free_port()?, free_port()?);
-        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join("first_run.log");
+        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("conductor-{http}.log"));
         let log = fs::File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
         let spawned = Instant::now();
         let conductor = Command::new(env!("CARGO_BIN_EXE_conductor"))

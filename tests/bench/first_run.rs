@@ -59,7 +59,8 @@ async fn measure(args: Args) -> Result<(), String> {
     let memory = figures::memory(&large)?;
     large.stop()?;
 
-    let small = Cluster::start(&[]).await?;
+    let defaults: [&str; 0] = [];
+    let small = Cluster::start(&defaults).await?;
     small.first_token().await?;
     let control = figures::control_plane(&small).await?;
     small.stop()?;

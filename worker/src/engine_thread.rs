@@ -99,7 +99,7 @@ fn run(
         Ok(Loaded::Engine(engine)) => {
             engine.count_forwards(wires.forwards.clone());
             wires.load.send_replace(engine.load());
-            ToConductor::Ready(loading::ready(engine))
+            ToConductor::Ready(loading::ready(engine, settings))
         }
         Ok(Loaded::Follower(member)) => ToConductor::Ready(loading::ready_to_follow(member)),
         Err(error) => ToConductor::LoadFailed(pb::LoadFailed { fault: Some(error.clone().into()) }),
@@ -310,10 +310,8 @@ mod tests {
             steps += 1;
         }
         assert_eq!(ended, [key(1)]);
-        assert!(
-            steps < 10,
-            "two in the outbox, one at the desk, one waiting for it, one running: not {steps}"
-        );
+        // Those in the outbox, at the desk and waiting for it, and the few that ran while the cancel was taken.
+        assert!(steps <= NEWS + 16, "{steps} steps ran");
         assert_eq!(bench.ended.await.unwrap(), Ok(()));
     }
 

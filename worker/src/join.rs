@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Reports that may be on their way. A conductor that is further behind than this stops the engine.
-const OUTBOX: usize = 64;
+pub(crate) const OUTBOX: usize = 64;
 /// Commands that may wait for the engine to finish a step. More wait in the stream.
 const INBOX: usize = 1024;
 /// Flow control: a launch with a long prompt in one go.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tutti_engine::Engine;
+use tutti_engine::{Engine, StepMemory};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
@@ -11,6 +11,7 @@ use tutti_runtime::Error;
 use crate::{
     config::{DeviceKind, WorkerSettings},
     group::{Formation, Member},
+    join::OUTBOX,
 };
 
 /// Tokens a KV page: small enough that little is lost at a sequence's end, large enough that block tables stay short.
@@ -36,7 +37,7 @@ pub fn load_worker(
     tell: impl FnMut(pb::LoadProgress),
 ) -> Result<Loaded, Error> {
     let model = load_model(settings, rank, group, tell)?;
-    let (model, settings) = match group {
+    let (model, engine_settings) = match group {
         None => (model, settings.engine()),
         Some(group) => {
             let member = group.join(model, &settings.engine())?;
@@ -47,12 +48,16 @@ pub fn load_worker(
             member.lead(settings.engine())
         }
     };
-    let mut engine = Engine::new(model, rank, &settings)?;
+    let mut engine = Engine::new(model, rank, &engine_settings)?;
     engine.warm_up()?;
+    let StepMemory { device, host } = step_memory(&engine, settings);
     tracing::info!(
         worker = %rank,
         model = engine.model().describe(),
+        threads = settings.threads,
         kv_pages = engine.kv_pages_total(),
+        step_device_bytes = device,
+        step_host_bytes = host,
         "loaded and warm"
     );
     Ok(Loaded::Engine(Box::new(engine)))
@@ -92,21 +97,35 @@ fn load_model(
     })
 }
 
-/// What the engine says of itself once it takes requests.
-pub fn ready(engine: &Engine) -> pb::Ready {
-    ready_with(engine.model(), engine.kv_pages_total(), engine.kv_bytes(), engine.max_request_tokens())
+/// What the largest step takes of this process.
+fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
+    StepMemory::of(engine.model(), &settings.engine(), engine.max_request_tokens() as usize, OUTBOX)
 }
 
-/// What a rank says of itself once it takes plans: the same as its leader, but for its own share of bytes.
+/// What the engine says of itself once it takes requests.
+pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
+    let step_bytes = step_memory(engine, settings).total();
+    let kv_bytes = engine.kv_bytes();
+    ready_with(engine.model(), engine.kv_pages_total(), engine.max_request_tokens(), kv_bytes, step_bytes)
+}
+
+/// What a rank says of itself once it takes plans: the same as its leader, but for its own share of bytes. Of those, it
+/// keeps no logprobs, and what its first step will take beside tensors is not known yet.
 pub fn ready_to_follow(member: &Member) -> pb::Ready {
     let (model, pages) = (member.model(), member.pages().saturating_sub(1));
     let max_request_tokens = (pages * PAGE_TOKENS).min(model.limits().max_context_tokens);
     let kv_bytes = member.pages() as u64 * model.page_bytes() as u64;
-    ready_with(model, pages as u32, kv_bytes, max_request_tokens as u32)
+    ready_with(model, pages as u32, max_request_tokens as u32, kv_bytes, model.step_bytes())
 }
 
 /// Names and files are the conductor's to add.
-fn ready_with(model: &dyn Model, kv_pages_total: u32, kv_bytes: u64, max_request_tokens: u32) -> pb::Ready {
+fn ready_with(
+    model: &dyn Model,
+    kv_pages_total: u32,
+    max_request_tokens: u32,
+    kv_bytes: u64,
+    step_bytes: u64,
+) -> pb::Ready {
     let limits = model.limits();
     pb::Ready {
         model: Some(pb::ModelDescription {
@@ -121,5 +140,6 @@ fn ready_with(model: &dyn Model, kv_pages_total: u32, kv_bytes: u64, max_request
         kv_pages_total,
         weight_bytes: model.weight_bytes(),
         kv_bytes,
+        step_bytes,
     }
 }

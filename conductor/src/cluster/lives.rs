@@ -93,8 +93,10 @@ impl Cluster {
                 worker.model = Some(model);
                 worker.load.kv_pages_total = ready.kv_pages_total;
                 self.metrics.load(rank, &worker.load);
-                let (weights, kv) = (ready.weight_bytes, ready.kv_bytes);
-                tracing::info!(worker = %rank, weight_bytes = weights, kv_bytes = kv, "ready");
+                let pb::Ready { weight_bytes, kv_bytes, step_bytes, .. } = ready;
+                let said = [("weights", weight_bytes), ("kv", kv_bytes), ("step", step_bytes)];
+                self.metrics.memory(rank, said);
+                tracing::info!(worker = %rank, weight_bytes, kv_bytes, step_bytes, "ready");
                 state.ranks.of(rank).ready();
                 self.place_waiting(&mut state);
             }

@@ -43,6 +43,13 @@ pub(super) struct Scratch {
     floats: Option<Buffer<f32>>,
 }
 
+impl Scratch {
+    /// What it has taken, which is the same for every step of a model but for the list of tiles.
+    pub(super) fn bytes(&self) -> usize {
+        self.floats.as_ref().map_or(0, |floats| floats.len() * size_of::<f32>())
+    }
+}
+
 /// The operands of [`attention`].
 pub(super) struct Attention<'a> {
     /// `[tokens, (heads + 2 * kv_heads) * head_dim]`; only q is read.

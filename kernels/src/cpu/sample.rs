@@ -23,6 +23,13 @@ pub(super) struct Scratch {
     truncate: truncate::Scratch,
 }
 
+impl Scratch {
+    /// The most that one takes for a vocabulary.
+    pub(super) fn bytes(vocabulary: usize) -> usize {
+        vocabulary * (2 * size_of::<f32>() + size_of::<u32>()) + truncate::Scratch::bytes(vocabulary)
+    }
+}
+
 /// Samples one token.
 pub(super) fn sample(
     path: Path,

@@ -16,6 +16,14 @@ pub(super) struct Scratch {
     bucket: Vec<(f32, u32)>,
 }
 
+impl Scratch {
+    /// The most that one takes for a vocabulary: all candidates in one bucket, in a list that grows by doubling.
+    pub(super) fn bytes(vocabulary: usize) -> usize {
+        let buckets = BUCKETS * (size_of::<usize>() + size_of::<f64>());
+        buckets + 2 * vocabulary * size_of::<(f32, u32)>()
+    }
+}
+
 /// The last candidate that is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cut {

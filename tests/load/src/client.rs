@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 pub struct Record {
     /// How much later than planned it was sent: the generator's own fault.
     pub lag: Duration,
+    /// When the server had taken it: the answer's head came.
+    pub accepted: Option<Duration>,
     /// When each event that carried text or tokens came, and how many tokens it carried.
     pub arrivals: Vec<(Duration, u32)>,
     /// When the stream ended.
@@ -54,13 +56,24 @@ impl Target {
 
     /// Sends one prompt and reads its stream to the end. A request that gives fewer tokens than asked for has failed.
     pub async fn generate(&self, prompt: &[u32], max_tokens: u32, seed: u64) -> Record {
+        self.generate_watched(prompt, max_tokens, seed, |_| {}).await
+    }
+
+    /// The same; `watch` is shown the record whenever the server has taken the request or more tokens have come.
+    pub async fn generate_watched(
+        &self,
+        prompt: &[u32],
+        max_tokens: u32,
+        seed: u64,
+        watch: impl FnMut(&Record),
+    ) -> Record {
         let body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "ignore_eos": true,
             "stream": true, "stream_options": { "include_usage": true }, "return_token_ids": true,
         });
         let start = Instant::now();
         let mut record = Record::default();
-        let outcome = self.read(&body, start, &mut record).await;
+        let outcome = self.read(&body, start, &mut record, watch).await;
         record.end = start.elapsed();
         record.failure = match outcome {
             Err(why) => Some(why),
@@ -73,7 +86,13 @@ impl Target {
         record
     }
 
-    async fn read(&self, body: &Value, start: Instant, record: &mut Record) -> Result<(), String> {
+    async fn read(
+        &self,
+        body: &Value,
+        start: Instant,
+        record: &mut Record,
+        mut watch: impl FnMut(&Record),
+    ) -> Result<(), String> {
         let request = self
             .client
             .post(format!("{}/v1/completions", self.url))
@@ -85,6 +104,8 @@ impl Target {
             let text = response.text().await.unwrap_or_default();
             return Err(format!("status {status}: {text}"));
         }
+        record.accepted = Some(start.elapsed());
+        watch(record);
         let mut lines = Lines::default();
         while let Some(chunk) = response.chunk().await.map_err(|e| format!("the stream broke: {e}"))? {
             let now = start.elapsed();
@@ -96,6 +117,7 @@ impl Target {
                     take(event, now, record)?;
                 }
             }
+            watch(record);
         }
         Err("the stream ended without [DONE]".into())
     }

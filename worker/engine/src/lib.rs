@@ -33,6 +33,7 @@ mod runner;
 mod sequence;
 mod settings;
 mod spec;
+mod step_memory;
 mod warm_up;
 
 pub use desk::News;
@@ -41,4 +42,5 @@ pub use kv::{DEFAULT_KV_BYTES, kv_pages};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
 pub use overlap::{FrontDesk, Stepper};
 pub use settings::{Chunking, EngineSettings};
+pub use step_memory::StepMemory;
 pub use tutti_scheduler::{Admission, PrefillSharing};

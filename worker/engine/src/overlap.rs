@@ -28,6 +28,10 @@ use crate::{
     spec,
 };
 
+/// Steps shorter than this are over before it pays to prepare the next one beside them: the two threads would only get in
+/// each other's way (`cargo bench -p tutti-engine --bench overlap`).
+const WORTH_PREPARING: Duration = Duration::from_millis(1);
+
 /// What both threads have.
 struct Shared {
     state: Mutex<State>,
@@ -119,6 +123,8 @@ pub struct FrontDesk {
     limits: Limits,
     began: Instant,
     reporter: Reporter,
+    /// How long the device took for the step that was reported last.
+    last_run: Duration,
 }
 
 impl FrontDesk {
@@ -136,13 +142,17 @@ impl FrontDesk {
 
     /// What the conductor is told of it.
     pub fn report(&mut self, news: News) -> pb::StepReport {
+        self.last_run = news.step.as_ref().map_or(Duration::ZERO, |step| step.times.run);
         let report = self.reporter.report(news);
         self.shared.lock().untold -= 1;
         report
     }
 
-    /// Prepares the next step while one runs.
+    /// Prepares the next step while one runs, where steps are long enough for that.
     pub fn plan_ahead(&mut self) {
+        if self.last_run < WORTH_PREPARING {
+            return;
+        }
         self.shared.lock().desk.plan_ahead();
     }
 
@@ -164,5 +174,5 @@ pub(crate) fn split(desk: Desk, runner: Runner, reporter: Reporter, began: Insta
     let state = Mutex::new(State { desk, called: false, closed: false, untold: 0 });
     let shared = Arc::new(Shared { state, call: Condvar::new() });
     let stepper = Stepper { shared: Arc::clone(&shared), runner, stage: Stage::Nothing };
-    (stepper, FrontDesk { shared, limits, began, reporter })
+    (stepper, FrontDesk { shared, limits, began, reporter, last_run: Duration::ZERO })
 }

@@ -14,7 +14,7 @@ use tutti_scheduler::{Content, GraphLaunch, Segment, Stopping};
 use crate::sequence::Sequence;
 
 /// The most alternatives beside a token.
-const MAX_LOGPROBS: u32 = 20;
+pub(crate) const MAX_LOGPROBS: u32 = 20;
 
 /// Whose launch it is.
 pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {

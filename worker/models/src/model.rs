@@ -44,6 +44,9 @@ pub trait Model: Send {
     fn describe(&self) -> String;
     /// Bytes of weights that the model holds, as the checkpoint stores them.
     fn weight_bytes(&self) -> u64;
+    /// Bytes that steps work in at their largest, beside weights and pages: activations of
+    /// [`Limits::max_step_tokens`], one tile of logits, scratch. Complete once a step has run and sampled.
+    fn step_bytes(&self) -> u64;
     /// Bytes that one KV page takes, over all layers.
     fn page_bytes(&self) -> usize;
 

@@ -1,14 +1,20 @@
 //! What a turn costs: plan and commit of a step with 256 requests that decode and 64 that prefill. The plan is measured
 //! with and without the decodes having been made ready before, in alternating turns, and so is making them ready.
 //!
-//! `cargo bench -p tutti-scheduler`. Every turn is timed by itself; requests that end are replaced between two turns.
+//! `cargo bench -p tutti-scheduler --bench turn`. Every turn is timed by itself; requests that end are replaced between two
+//! turns. The figures go to standard output as JSON, with the machine they are from.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use std::time::{Duration, Instant};
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
 
 use common::{config, scheduler, words};
+use serde_json::{Map, Value, json};
+use tutti_load::machine::Machine;
 use tutti_scheduler::{Content, GraphLaunch, PrefillSharing, Scheduler, SchedulerConfig};
 
 const DECODING: usize = 256;
@@ -18,7 +24,9 @@ const TURNS: usize = 20_000;
 /// What is timed of each turn.
 const PARTS: [&str; 4] = ["plan afresh", "make ready", "settle", "commit"];
 
-fn main() {
+fn main() -> std::io::Result<()> {
+    let machine = Machine::this();
+    let mut policies = Vec::new();
     for prefill_sharing in [PrefillSharing::Fair, PrefillSharing::FirstCome] {
         for prefix_cache in [true, false] {
             let times = measure(SchedulerConfig {
@@ -33,16 +41,30 @@ fn main() {
                 prefix_cache,
                 ..config()
             });
-            eprintln!("{prefill_sharing:?}, prefix cache {prefix_cache}:");
-            for (part, mut times) in PARTS.into_iter().zip(times) {
-                times.sort_unstable();
-                let of = |share: f64| {
-                    times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0
-                };
-                eprintln!("  {part}: p50 {:.1} us, p99 {:.1} us, max {:.1} us", of(0.5), of(0.99), of(1.0));
-            }
+            let parts = PARTS.into_iter().zip(times).map(|(part, times)| (part.to_owned(), summary(times)));
+            policies.push(json!({
+                "prefill_sharing": prefill_sharing,
+                "prefix_cache": prefix_cache,
+                "us": Map::from_iter(parts),
+            }));
         }
     }
+    let figures = json!({
+        "command": "cargo bench -p tutti-scheduler --bench turn",
+        "optimised": !cfg!(debug_assertions),
+        "machine": machine,
+        "decoding": DECODING,
+        "prefilling": PREFILLING,
+        "policies": policies,
+    });
+    writeln!(std::io::stdout(), "{figures:#}")
+}
+
+/// In microseconds.
+fn summary(mut times: Vec<Duration>) -> Value {
+    times.sort_unstable();
+    let of = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
+    json!({ "samples": times.len(), "p50": of(0.5), "p99": of(0.99), "max": of(1.0) })
 }
 
 /// The times of each part.

@@ -85,6 +85,10 @@ impl Model for Hashing {
         0
     }
 
+    fn step_bytes(&self) -> u64 {
+        0
+    }
+
     fn page_bytes(&self) -> usize {
         PAGE_BYTES
     }

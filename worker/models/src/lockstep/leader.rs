@@ -57,6 +57,11 @@ impl Model for Leader {
         self.model.weight_bytes()
     }
 
+    /// In this rank: the other ones tell their own.
+    fn step_bytes(&self) -> u64 {
+        self.model.step_bytes()
+    }
+
     fn page_bytes(&self) -> usize {
         self.model.page_bytes()
     }

@@ -40,6 +40,10 @@ impl<D: Device> Model for Qwen3<D> {
         self.weight_bytes
     }
 
+    fn step_bytes(&self) -> u64 {
+        self.device.step_bytes()
+    }
+
     fn page_bytes(&self) -> usize {
         self.kv_shape.page_bytes()
     }

@@ -99,6 +99,10 @@ impl Model for Sim {
         0
     }
 
+    fn step_bytes(&self) -> u64 {
+        (self.limits.max_step_tokens * BYTES_PER_TOKEN) as u64
+    }
+
     fn page_bytes(&self) -> usize {
         self.page_tokens * BYTES_PER_TOKEN
     }

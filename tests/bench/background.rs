@@ -1,0 +1,68 @@
+//! Requests that decode for as long as something else is measured.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use tokio::{sync::watch, task::JoinHandle};
+use tutti_load::client::Target;
+
+use crate::stream::prompts;
+
+const STREAMS: usize = 4;
+const PROMPT: usize = 512;
+/// More than they ever get to.
+const MAX_TOKENS: u32 = 30_000;
+
+pub struct Background(Vec<One>);
+
+struct One {
+    /// When tokens came.
+    arrivals: Arc<Mutex<Vec<Instant>>>,
+    task: JoinHandle<()>,
+}
+
+impl Background {
+    /// Starts them, and waits until all decode.
+    pub async fn start(target: &Target) -> Result<Self, String> {
+        let mut started = Vec::new();
+        for prompt in prompts(STREAMS, PROMPT, 1000) {
+            let arrivals = Arc::new(Mutex::new(Vec::new()));
+            let (tell, mut first) = watch::channel(false);
+            let (target, into) = (target.clone(), arrivals.clone());
+            let task = tokio::spawn(async move {
+                let watch = |record: &tutti_load::client::Record| {
+                    if !record.arrivals.is_empty()
+                        && let Ok(mut into) = into.lock()
+                    {
+                        into.push(Instant::now());
+                        tell.send_replace(true);
+                    }
+                };
+                target.generate_watched(&prompt, MAX_TOKENS, 0, watch).await;
+            });
+            first.wait_for(|decodes| *decodes).await.map_err(|_| "a request does not decode")?;
+            started.push(One { arrivals, task });
+        }
+        Ok(Self(started))
+    }
+
+    /// Ends them. Gives the milliseconds between tokens that came in a span of time; an error if one of them had ended
+    /// before.
+    pub async fn stop(self, from: Instant, until: Instant) -> Result<Vec<f64>, String> {
+        let mut gaps = Vec::new();
+        for One { arrivals, task } in self.0 {
+            if task.is_finished() {
+                return Err("a request stopped decoding".into());
+            }
+            task.abort();
+            // Its connection is closed only now, and the server need not wait for it. That it was aborted is no news.
+            let _ = task.await;
+            let arrivals = arrivals.lock().map_err(|_| "a client failed")?;
+            let inside: Vec<_> = arrivals.iter().filter(|at| (from..until).contains(at)).collect();
+            gaps.extend(inside.windows(2).map(|pair| (*pair[1] - *pair[0]).as_secs_f64() * 1e3));
+        }
+        Ok(gaps)
+    }
+}

@@ -1,0 +1,128 @@
+//! The seed workload: four requests decode, a long prompt arrives, and a short one right behind it.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use tutti_load::report::Summary;
+
+use crate::{
+    cluster::Cluster,
+    results::median,
+    stream::{Ended, Stream, prompts},
+    way::Device,
+};
+
+const DECODING: usize = 4;
+const DECODING_PROMPT: usize = 64;
+/// Tokens that each of them has before the long prompt comes.
+const BEFORE: usize = 20;
+/// Tokens that newcomers ask for.
+const NEW_TOKENS: u32 = 8;
+
+/// One run of it.
+#[derive(Debug, Serialize)]
+pub struct Run {
+    /// Of the long prompt, from sending it.
+    ttft_ms_of_long: f64,
+    /// Of the short one, which is sent as soon as the long one has been accepted.
+    ttft_ms_of_short: f64,
+    /// Of the four, until the long prompt is sent.
+    itl_ms_before: Summary,
+    /// Of the four, from then until its first token.
+    itl_ms_during: Summary,
+    /// Of all, from when the long prompt is sent until the last of all has ended.
+    output_tokens_per_s: f64,
+    /// Why the run does not count; empty where it does.
+    invalid: Vec<String>,
+}
+
+/// The middle of each figure over the runs.
+#[derive(Debug, Serialize)]
+pub struct Medians {
+    samples: usize,
+    pub ttft_ms_of_long: f64,
+    pub ttft_ms_of_short: f64,
+    itl_ms_before_p50: f64,
+    itl_ms_during_p50: f64,
+    itl_ms_during_p99: f64,
+    itl_ms_during_max: f64,
+    pub output_tokens_per_s: f64,
+}
+
+impl Run {
+    /// Runs it on a cluster that serves nothing else.
+    pub async fn measure(
+        cluster: &Cluster,
+        device: Device,
+        (long, short): (usize, usize),
+        seed: u64,
+    ) -> Result<Self, String> {
+        // Enough for the four to outlast the long prompt however it is cut.
+        let max_tokens = BEFORE as u32 + if device == Device::Sim { 80 } else { 130 };
+        let target = &cluster.target;
+        let short = prompts(1, short, seed + 2).remove(0);
+        let long = prompts(1, long, seed + 1).remove(0);
+        let four = prompts(DECODING, DECODING_PROMPT, seed);
+        let mut four: Vec<Stream> =
+            four.into_iter().map(|prompt| Stream::start(target, prompt, max_tokens)).collect();
+        for stream in &mut four {
+            stream.tokens(BEFORE).await?;
+        }
+        let mut long = Stream::start(target, long, NEW_TOKENS);
+        long.accepted().await?;
+        let short = Stream::start(target, short, NEW_TOKENS);
+        let mut ended = Vec::new();
+        for stream in four {
+            ended.push(stream.end().await?);
+        }
+        Ok(Self::of(&ended, &long.end().await?, &short.end().await?))
+    }
+
+    fn of(four: &[Ended], long: &Ended, short: &Ended) -> Self {
+        let (sent, first) = (long.began, long.first_token());
+        let began = four.iter().map(Ended::first_token).max().unwrap_or(sent);
+        let all = || four.iter().chain([long, short]);
+        let last = all().map(Ended::last_token).max().unwrap_or(sent);
+        let tokens: u32 = all().map(|stream| stream.tokens_after(sent)).sum();
+        let gaps = |from, until| Summary::of(four.iter().flat_map(|s| s.gaps_ms(from, until)).collect());
+        Self {
+            ttft_ms_of_long: long.ttft_ms(),
+            ttft_ms_of_short: short.ttft_ms(),
+            itl_ms_before: gaps(began, sent),
+            itl_ms_during: gaps(sent, first),
+            output_tokens_per_s: f64::from(tokens) / (last - sent).as_secs_f64(),
+            invalid: doubts(four, short, first),
+        }
+    }
+}
+
+fn doubts(four: &[Ended], short: &Ended, first: Instant) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if four.iter().any(|stream| stream.last_token() <= first) {
+        doubts.push("a request stopped decoding before the long prompt had its first token".into());
+    }
+    if short.began >= first {
+        doubts.push("the short prompt was sent after the long one had its first token".into());
+    }
+    doubts
+}
+
+impl Medians {
+    /// Of runs that count; an error if one does not.
+    pub fn of(runs: &[Run]) -> Result<Self, String> {
+        if let Some(doubt) = runs.iter().find_map(|run| run.invalid.first()) {
+            return Err(doubt.clone());
+        }
+        let of = |figure: fn(&Run) -> f64| median(runs.iter().map(figure));
+        Ok(Self {
+            samples: runs.len(),
+            ttft_ms_of_long: of(|run| run.ttft_ms_of_long),
+            ttft_ms_of_short: of(|run| run.ttft_ms_of_short),
+            itl_ms_before_p50: of(|run| run.itl_ms_before.p50),
+            itl_ms_during_p50: of(|run| run.itl_ms_during.p50),
+            itl_ms_during_p99: of(|run| run.itl_ms_during.p99),
+            itl_ms_during_max: of(|run| run.itl_ms_during.max),
+            output_tokens_per_s: of(|run| run.output_tokens_per_s),
+        })
+    }
+}

@@ -1,0 +1,147 @@
+"""A prompt of 12,000 tokens with the logprobs of each: memory as said at startup, and others decode in every step."""
+
+import json
+import pathlib
+import re
+import threading
+
+import pytest
+from harness import ANSWER_S
+
+PROMPT, VOCABULARY, DECODERS, TOP = 12_000, 151_936, 3, 5
+PAGE_TOKENS, BUDGET = 16, 512
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 16_384,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
+MIB = 1 << 20
+
+
+def memory(pid, name):
+    """A line of a process's memory, in bytes."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
+
+
+def begin_peak(pid):
+    pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return memory(pid, "VmRSS")
+
+
+def memory_said(cluster):
+    """{kind: bytes} that the worker says it takes at most."""
+    lines = cluster.client.get("/metrics").text
+    return {kind: int(size) for kind, size in re.findall(r'tutti_worker_memory_bytes\{.*kind="(\w+)".*\} (\d+)', lines)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("wide")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return directory
+
+
+def test_a_long_echo_takes_bounded_memory_and_no_step_from_who_decodes(start, checkpoint, figure, tmp_path):
+    trace = tmp_path / "steps"
+    model = ["--model", checkpoint, "--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", 12_288]
+    cluster = start(*model, "--max-step-tokens", BUDGET, "--trace-steps", trace, "--no-prefix-cache")
+    cluster.complete(prompt=[1, 2, 3], max_tokens=1)
+    [worker] = cluster.workers()
+    said = memory_said(cluster)
+    before = {pid: begin_peak(pid) for pid in (worker, cluster.pid)}
+
+    # Endless decoders; what they have when the echo has its answer is enough.
+    begun, enough = [threading.Event() for _ in range(DECODERS)], threading.Event()
+
+    def decode(number):
+        body = {"prompt": [number], "max_tokens": 12_000, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        for _ in cluster.stream("/v1/completions", **body):
+            begun[number].set()
+            if enough.is_set():
+                return
+
+    threads = [threading.Thread(target=decode, args=(number,)) for number in range(DECODERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(event.wait(ANSWER_S) for event in begun)
+        prompt = [(i * 7919 + 13) % VOCABULARY for i in range(PROMPT)]
+        answer = cluster.complete(prompt=prompt, max_tokens=1, echo=True, logprobs=TOP, temperature=0, return_token_ids=True)
+        peak = {pid: memory(pid, "VmHWM") for pid in before}
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join()
+    cluster.wait_until_idle()
+    cluster.stop()
+
+    # The answer is whole: a logprob for every token but the first.
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == PROMPT + 1
+    assert logprobs["tokens"][:PROMPT] == [f"token_id:{token}" for token in prompt]
+    assert all(-100 < logprob < 0 for logprob in logprobs["token_logprobs"][1:])
+    assert all(TOP <= len(top) <= TOP + 1 for top in logprobs["top_logprobs"][1:])
+
+    check_steps(trace)
+
+    taken = {pid: peak[pid] - before[pid] for pid in before}
+    pages = (PROMPT // PAGE_TOKENS + 1) * said["kv"] // steps_of(trace)[0]["kv_pages"][1]
+    figure(
+        f"an echo of {PROMPT} tokens over a vocabulary of {VOCABULARY}: the worker took {taken[worker] / MIB:.1f} MiB, "
+        f"said {said['step'] / MIB:.1f} MiB and {pages / MIB:.1f} MiB of KV pages; the conductor {taken[cluster.pid] / MIB:.1f} MiB"
+    )
+    assert 0 < said["step"] and 0 < said["kv"] and said["weights"] == 2 * weights()
+    assert taken[worker] <= said["step"] + pages
+    # Nor is the bound an empty one: all logits at once would be many times it.
+    all_logits = PROMPT * VOCABULARY * 4
+    assert (said["step"] + pages) * 50 < all_logits
+    # Conductor and router hold what the answer says, some hundred bytes for each alternative of each token.
+    assert taken[cluster.pid] < PROMPT * (TOP + 2) * 1024
+
+
+def steps_of(trace):
+    return [json.loads(line) for line in trace.with_name("steps.rank0").read_text().splitlines()[1:]]
+
+
+def check_steps(trace):
+    """From the echo's first row to its last, every decoder has a row in every step, next to a chunk of the echo."""
+    steps = steps_of(trace)
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    ends = {row["request"]: row["range"][1] for step in steps for row in step["rows"] if "prefill" in row["walk"]}
+    [echo] = [request for request, end in ends.items() if end == PROMPT]
+    during = [step for step in steps if any(row["request"] == echo for row in step["rows"])]
+    assert [step["step"] for step in during] == list(range(during[0]["step"], during[-1]["step"] + 1))
+    computed = 0
+    decoders = {row["request"] for row in during[0]["rows"]} - {echo}
+    assert len(decoders) == DECODERS
+    for step in during:
+        [own] = [row for row in step["rows"] if row["request"] == echo]
+        others = [row for row in step["rows"] if row["request"] != echo]
+        assert {row["request"] for row in others} == decoders
+        assert all(row["terminal"] and row["range"][1] - row["range"][0] == 1 for row in others)
+        assert own["range"][0] == computed and step["tokens"] <= BUDGET
+        computed = own["range"][1]
+        assert own["terminal"] == (computed == PROMPT)
+    assert computed == PROMPT
+    # It was cut, into as few chunks as the budget beside the decoders gives on the grid of pages.
+    chunk = (BUDGET - DECODERS) // PAGE_TOKENS * PAGE_TOKENS
+    assert len(during) == -(-PROMPT // chunk)
+
+
+def weights():
+    """Elements of the model's weights: embedding, one layer, and norms."""
+    hidden, mlp, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
+    layer = 4 * hidden * head + 3 * hidden * mlp + 2 * hidden + 2 * head
+    return VOCABULARY * hidden + layer + hidden

@@ -1,0 +1,99 @@
+//! Peak memory of the largest step, every position of which is scored. Alone in its file: the peak is the whole
+//! process's.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::fs;
+
+use common::{config, device, write_config};
+use serde_json::json;
+use tutti_kernels::{PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, StepInputs};
+use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
+
+const VOCABULARY: usize = 151_936;
+const TOKENS: usize = 768;
+const PAGE_TOKENS: usize = 16;
+const TOP: u32 = 20;
+
+/// A line of this process's memory, in bytes.
+fn memory(name: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// One step of `tokens` tokens that scores all of them but the last, from which it samples.
+fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
+    let ids: Vec<u32> = (0..tokens as u32).collect();
+    let positions: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
+    let pages: Vec<PageId> = (1..=tokens.div_ceil(PAGE_TOKENS) as u32).map(PageId).collect();
+    let rows = [RowInputs { first_token: 0, tokens, start: 0, block_table: &pages }];
+    let logit_rows: Vec<usize> = (0..tokens).collect();
+    let inputs = StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
+    model.forward(&inputs).unwrap();
+
+    // What takes the most scratch: penalties, truncation and a draw.
+    let params = SamplingParams {
+        temperature: 1.0,
+        top_k: 100_000,
+        top_p: 0.999,
+        min_p: 0.0,
+        repetition_penalty: 1.1,
+        presence_penalty: 0.1,
+        frequency_penalty: 0.1,
+        logit_bias: vec![],
+        seed: 0,
+    };
+    let position = tokens as u64;
+    let sampled = SampleRow {
+        params: &params,
+        prompt: &ids,
+        output: &ids,
+        forbidden: &[],
+        position,
+        logprobs: Some(TOP),
+    };
+    let score: Vec<_> = (0..tokens - 1).map(|at| (at, ScoreRow { token: ids[at + 1], top: TOP })).collect();
+    let mut out = LogitResults::default();
+    model.read_logits(&LogitRequests { sample: &[(tokens - 1, sampled)], score: &score }, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn a_step_that_scores_all_its_tokens_takes_what_was_said_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(
+        dir.path(),
+        &config(&json!({
+            "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": true,
+            "torch_dtype": "bfloat16",
+        })),
+    );
+    let (dir, load_format) = (dir.path().to_owned(), LoadFormat::Dummy);
+    let options =
+        LoadOptions { dir, load_format, max_step_tokens: TOKENS, page_tokens: PAGE_TOKENS, seed: 0 };
+    let mut model = load(&options, device(), &mut |_| {}).unwrap();
+    model.allocate_pages(1 + TOKENS / PAGE_TOKENS).unwrap();
+    step(&mut *model, 1);
+    let said = model.step_bytes();
+
+    // The peak counts from here.
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = memory("VmRSS");
+    let out = step(&mut *model, TOKENS);
+    let taken = memory("VmHWM") - before;
+
+    assert_eq!((out.sampled.len(), out.scores.len()), (1, TOKENS - 1));
+    let kv = model.page_bytes() * (1 + TOKENS / PAGE_TOKENS);
+    let answers = TOKENS * (2 * size_of_val(&out.scores[0]) + TOP as usize * size_of::<(u32, f32)>());
+    // Pages of what else the step touches for the first time.
+    let slack = 256 << 10;
+    let bound = said + (kv + answers + slack) as u64;
+    assert!(taken <= bound, "{taken} bytes taken, {said} said before, {bound} with pages and answers");
+    // All logits at once would be 8 times the bound.
+    // All logits at once would be many times that.
+    assert!(bound * 8 < (VOCABULARY * TOKENS * size_of::<f32>()) as u64, "{bound} bytes say too little");
+}
