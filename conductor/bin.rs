@@ -153,6 +153,7 @@ fn backend_options(
     };
     Ok(BackendOptions {
         limits: Limits {
+            tp: config.tp,
             spawned_workers: config.workers,
             max_running_requests: config.max_running_requests,
             max_queued_requests: config.max_queued_requests,
@@ -193,6 +194,8 @@ fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> Result<WorkerSet
         },
         sim: config.sim.clone(),
         threads: config.threads_per_worker() as usize,
+        tp: config.tp as usize,
+        collective_timeout_s: config.collective_timeout,
         max_step_tokens: config.max_step_tokens as usize,
         chunking: match config.chunking {
             config::Chunking::Scheduler => Chunking::Scheduler,

@@ -5,11 +5,12 @@ use std::{env, error::Error, fs, path::PathBuf};
 use prost::Message;
 
 const CLIENT: &str = "tutti/v1/inference.proto";
-const CLUSTER: [&str; 4] = [
+const CLUSTER: [&str; 5] = [
     "tutti/cluster/v1/conductor.proto",
     "tutti/cluster/v1/worker.proto",
     "tutti/cluster/v1/model.proto",
     "tutti/cluster/v1/transfer.proto",
+    "tutti/cluster/v1/lockstep.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

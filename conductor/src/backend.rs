@@ -1,7 +1,15 @@
 //! A running cluster behind its services: the gate, the workers, and how they end.
 
-use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs::{File, Permissions},
+    io::Read,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
+use tempfile::TempDir;
 use tokio::{task::JoinHandle, time::timeout};
 use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDisplay};
 
@@ -39,6 +47,8 @@ pub struct Backend {
     cluster: Arc<Cluster>,
     supervisor: Supervisor,
     gate: JoinHandle<Result<(), Error>>,
+    /// Goes away with the backend.
+    _meeting_places: Option<TempDir>,
     watchdog: JoinHandle<()>,
 }
 
@@ -55,13 +65,18 @@ impl Backend {
         let open = options.listener.is_private().then(String::new);
         let join_token = options.join_token.or(open);
         let admission = Admission { spawned_workers, spawn_token: options.spawn_token, join_token };
-        let cluster = Arc::new(Cluster::new(options.limits, options.served, metrics, health));
+        let meeting_places = (options.limits.tp > 1).then(shared_memory_directory).transpose()?;
+        let cluster = Cluster::new(options.limits, options.served, metrics, health);
+        let cluster = Arc::new(match &meeting_places {
+            Some(directory) => cluster.meeting_in(directory.path().to_owned()),
+            None => cluster,
+        });
         let gate = Gate::new(cluster.clone(), admission, options.worker_settings, options.display);
         let gate = tokio::spawn(gate.serve(options.listener));
         let watched = cluster.clone();
         let watchdog = tokio::spawn(async move { watched.watch().await });
         let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers)?;
-        Ok(Self { cluster, supervisor, gate, watchdog })
+        Ok(Self { cluster, supervisor, gate, watchdog, _meeting_places: meeting_places })
     }
 
     /// The heart.
@@ -100,11 +115,29 @@ impl Backend {
     }
 }
 
+/// Where the ranks of TP groups meet: in memory where the system has such a directory, so that nothing is ever written to
+/// a disk. For this user alone.
+fn shared_memory_directory() -> Result<TempDir, Error> {
+    const MEMORY: &str = "/dev/shm";
+    let memory = PathBuf::from(MEMORY);
+    let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+    tempfile::Builder::new()
+        .prefix("tutti-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(&parent)
+        .map_err(|e| Error::internal(format!("cannot make a directory in {}: {e}", parent.display())))
+}
+
 /// A secret that nobody can guess: 128 random bits.
 pub fn random_token() -> Result<String, Error> {
+    Ok(random_bytes()?.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The same as bytes.
+pub(crate) fn random_bytes() -> Result<[u8; 16], Error> {
     let mut bytes = [0u8; 16];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut bytes))
         .map_err(|e| Error::internal(format!("cannot read /dev/urandom: {e}")))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(bytes)
 }

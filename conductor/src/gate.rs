@@ -1,6 +1,11 @@
 //! Where workers join: one stream for a worker's whole life, its end the end of the worker.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::timeout;
 use tokio_stream::{
@@ -139,12 +144,14 @@ impl WorkerGate for Gate {
         &self,
         request: Request<Streaming<pb::WorkerMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
+        // None over a Unix socket: then it is on this machine.
+        let host = request.remote_addr().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
         let mut inbound = request.into_inner();
         let hello = self.hello(&mut inbound).await?;
         self.admission.check(&hello)?;
         let (link, outbound) = cluster::link(self.cluster.link_capacity());
         let rank = Rank(hello.rank);
-        let worker = self.cluster.join(Joining { rank, pid: hello.pid }, link)?;
+        let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
         let welcome = pb::Welcome { worker: worker.0, settings_json: self.settings_json.clone() };
         let welcome = pb::ConductorMessage { message: Some(ToWorker::Welcome(welcome)) };
         let reader = Reader { cluster: self.cluster.clone(), loading: self.loading.clone(), worker, rank };
@@ -198,6 +205,9 @@ impl Reader {
             FromWorker::LoadFailed(failed) => {
                 self.loading.abandon(self.name());
                 self.cluster.on_load_failed(self.worker, failed.fault.unwrap_or_default());
+            }
+            FromWorker::GroupListening(listening) => {
+                self.cluster.on_group_listening(self.worker, listening.port);
             }
             FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
             FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),

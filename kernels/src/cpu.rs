@@ -37,6 +37,7 @@ use self::step::Step;
 use crate::{
     AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, RopeFrequencies, SampleRow, Sampled,
     ScoreRow, StepInputs, TokenScore,
+    collective::{Collective, CollectiveError, Seat},
 };
 
 /// A CPU as a device. Operations run at once, on the caller's thread and the device's own.
@@ -50,9 +51,13 @@ pub struct CpuDevice {
     attention: attention::Scratch,
     /// One for each thread.
     sampling: Vec<sample::Scratch>,
-    /// Bytes of all tensors that have been made, and the width of the widest: where logits are, the vocabulary.
+    /// The other ranks of its TP group; `None` where it is alone.
+    group: Option<Box<dyn Collective>>,
+    /// What they bring, one after the other.
+    gathered: Vec<f32>,
+    /// Bytes of all tensors that have been made, and the rows and width of the widest: where logits are, the vocabulary.
     tensor_bytes: u64,
-    widest: usize,
+    widest: (usize, usize),
 }
 
 impl CpuDevice {
@@ -69,9 +74,17 @@ impl CpuDevice {
             door: Buffer::zeroed(0, "activations of a product")?,
             attention: attention::Scratch::default(),
             sampling,
+            group: None,
+            gathered: Vec::new(),
             tensor_bytes: 0,
-            widest: 0,
+            widest: (0, 0),
         })
+    }
+
+    /// The same device as a rank of this group.
+    #[must_use]
+    pub fn with_group(self, group: Box<dyn Collective>) -> Self {
+        Self { group: Some(group), ..self }
     }
 
     fn product(
@@ -128,6 +141,10 @@ impl Device for CpuDevice {
         format!("cpu, {}, {} threads", self.path.isa(), self.pool.threads())
     }
 
+    fn seat(&self) -> Seat {
+        self.group.as_ref().map_or(Seat::ALONE, |group| group.seat())
+    }
+
     fn matrix(&mut self, parts: &[HostMatrix<'_>]) -> Result<Matrix, DeviceError> {
         Matrix::pack(&mut self.pool, parts)
     }
@@ -139,7 +156,9 @@ impl Device for CpuDevice {
     fn tensor(&mut self, rows: usize, width: usize) -> Result<Tensor, DeviceError> {
         let tensor = Tensor::zeroed(rows, width)?;
         self.tensor_bytes += (rows * width * size_of::<f32>()) as u64;
-        self.widest = self.widest.max(width);
+        if width > self.widest.1 {
+            self.widest = (rows, width);
+        }
         let padded = rows * width.next_multiple_of(2);
         if self.door.len() < padded {
             self.door = Buffer::zeroed(padded, "activations of a product")?;
@@ -149,8 +168,12 @@ impl Device for CpuDevice {
 
     fn step_bytes(&self) -> u64 {
         let door = self.door.len() * size_of::<f32>();
-        let sampling = self.sampling.len() * sample::Scratch::bytes(self.widest);
-        self.tensor_bytes + (door + self.attention.bytes() + sampling) as u64
+        let (rows, width) = self.widest;
+        let sampling = self.sampling.len() * sample::Scratch::bytes(width);
+        // The leader of a group gathers the columns of the widest tensor.
+        let gathers = self.group.as_ref().is_some_and(|group| group.seat().leads());
+        let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
+        self.tensor_bytes + (door + self.attention.bytes() + sampling + gathered) as u64
     }
 
     fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {
@@ -163,7 +186,18 @@ impl Device for CpuDevice {
 
     fn embed(&mut self, table: &Matrix, out: &mut Tensor) -> Result<(), DeviceError> {
         let out = out.written(self.step.tokens(), table.inputs)?;
-        rowwise::embed(&mut self.pool, table, &self.step.token_ids, out)
+        rowwise::embed(&mut self.pool, table, 0, table.outputs, &self.step.token_ids, out)
+    }
+
+    fn embed_shard(
+        &mut self,
+        table: &Matrix,
+        first: usize,
+        vocabulary: usize,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let out = out.written(self.step.tokens(), table.inputs)?;
+        rowwise::embed(&mut self.pool, table, first, vocabulary, &self.step.token_ids, out)
     }
 
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
@@ -207,6 +241,39 @@ impl Device for CpuDevice {
         self.product(x, weight, Store::Add(bias), out)
     }
 
+    fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
+        let Some(group) = &mut self.group else { return Ok(()) };
+        Ok(group.all_reduce(x.values_mut())?)
+    }
+
+    fn all_reduce_add(&mut self, x: &mut Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
+        // Before any rank waits for this one.
+        out.change(x.live(), x.width())?;
+        self.all_reduce(x)?;
+        rowwise::add(&mut self.pool, x.values(), x.width(), out.change(x.live(), x.width())?)
+    }
+
+    fn gather_columns(&mut self, part: &Tensor, out: Option<&mut Tensor>) -> Result<(), DeviceError> {
+        let (seat, width) = (self.seat(), part.width());
+        let mut to = out.map(|out| out.written(part.live(), seat.size * width)).transpose()?;
+        if to.is_some() != seat.leads() {
+            return Err(CollectiveError::Misuse("columns are gathered at rank 0 alone".to_owned()).into());
+        }
+        let Some(group) = &mut self.group else {
+            to.into_iter().for_each(|to| to.copy_from_slice(part.values()));
+            return Ok(());
+        };
+        self.gathered.resize(to.as_ref().map_or(0, |to| to.len()), 0.0);
+        group.gather(part.values(), to.is_some().then_some(&mut self.gathered[..]))?;
+        let Some(to) = &mut to else { return Ok(()) };
+        for (rank, part) in self.gathered.chunks(part.values().len().max(1)).enumerate() {
+            for (row, part) in part.chunks(width).enumerate() {
+                to[(row * seat.size + rank) * width..][..width].copy_from_slice(part);
+            }
+        }
+        Ok(())
+    }
+
     fn silu_mul(&mut self, gate_up: &Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
         let width = out.width();
         let gate_up_rows = gate_up.read(2 * width)?;
@@ -227,7 +294,7 @@ impl Device for CpuDevice {
         self.step.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
         let norms = norms.map(|norms| {
             let (q, k) = (norms.q.read(shape.head_dim)?, norms.k.read(shape.head_dim)?);
-            Ok(Norms { q, k, eps: norms.eps })
+            Ok::<_, DeviceError>(Norms { q, k, eps: norms.eps })
         });
         let norms = norms.transpose()?;
         let tokens = self.step.tokens();

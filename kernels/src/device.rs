@@ -1,6 +1,6 @@
 //! The seam between models and devices.
 
-use crate::{SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
+use crate::{SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::Seat};
 
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,6 +137,9 @@ pub trait Device: Send + Sized + 'static {
 
     /// One line for logs: the device, its instruction path, its threads.
     fn describe(&self) -> String;
+    /// Its place in its TP group. Operations over ranks are made by all of them, in the same order, with tensors of the
+    /// same live rows; one that some rank does not come to is a lost device.
+    fn seat(&self) -> Seat;
 
     /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused; gate and up
     /// fused). All parts have the same number of columns and the same type.
@@ -156,6 +159,15 @@ pub trait Device: Send + Sized + 'static {
 
     /// `out[t] = table[token_ids[t]]`.
     fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// The same of a table that holds the rows from `first` on of one of `vocabulary` rows: zeros for ids that are not
+    /// in it, so that the sum over ranks is the whole table's.
+    fn embed_shard(
+        &mut self,
+        table: &Self::Matrix,
+        first: usize,
+        vocabulary: usize,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
     /// `out[t] = [cos | sin](positions[t] * inverse) * scale`, `[tokens, head_dim]`: computed once, used by all layers.
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Self::Tensor) -> Result<(), DeviceError>;
     /// `out = x / sqrt(mean(x²) + eps) * weight`, over the width.
@@ -181,6 +193,16 @@ pub trait Device: Send + Sized + 'static {
         weight: &Self::Matrix,
         bias: Option<&Self::Vector>,
         out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// `x` becomes its sum over ranks.
+    fn all_reduce(&mut self, x: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// `out += x` summed over ranks, which `x` becomes: the residual add where inputs are cut among ranks.
+    fn all_reduce_add(&mut self, x: &mut Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// At rank 0, which alone gives an `out`: each row is the ranks' rows of `part` side by side.
+    fn gather_columns(
+        &mut self,
+        part: &Self::Tensor,
+        out: Option<&mut Self::Tensor>,
     ) -> Result<(), DeviceError>;
     /// `out = silu(gate) * up`, where a row of `gate_up` is `[gate | up]`.
     fn silu_mul(&mut self, gate_up: &Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;

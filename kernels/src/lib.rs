@@ -4,6 +4,7 @@
 //! awaited, inside a step. A step's host inputs ([`StepInputs`]) go into fixed buffers first; only sampled ids and
 //! asked-for logprobs come back. [`cpu`] is the first device.
 
+pub mod collective;
 pub mod cpu;
 mod device;
 mod sampling;

@@ -26,7 +26,7 @@ pub struct RowInputs<'a> {
 ///
 /// `token_ids`, `positions`: `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are indices of
 /// the tokens whose hidden states go on to the LM head, ascending.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInputs<'a> {
     /// Vocabulary ids.
     pub token_ids: &'a [u32],

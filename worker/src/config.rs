@@ -41,6 +41,10 @@ pub struct WorkerSettings {
     pub sim: SimSettings,
     /// Compute threads, at least 1.
     pub threads: usize,
+    /// Ranks of a TP group; 1 where each worker holds the whole model.
+    pub tp: usize,
+    /// How long a rank may keep the others of its group waiting.
+    pub collective_timeout_s: u32,
     /// The most tokens of one step.
     pub max_step_tokens: usize,
     /// Who cuts long prefills.

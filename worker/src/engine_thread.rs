@@ -9,7 +9,10 @@
 
 use std::{
     io, process,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
 };
 
@@ -24,7 +27,12 @@ use tutti_proto::{
 };
 use tutti_runtime::{Error, exit};
 
-use crate::{config::WorkerSettings, loading, step_trace::StepTrace};
+use crate::{
+    config::WorkerSettings,
+    group::{Formation, Member},
+    loading::{self, Loaded},
+    step_trace::StepTrace,
+};
 
 /// Steps whose news may wait for the desk. Enough that a desk that comes late on a busy machine stops no short step.
 const NEWS: usize = 16;
@@ -54,10 +62,12 @@ pub struct Wires {
 }
 
 /// Starts the engine's thread: it loads, says Ready or LoadFailed, and then steps until it has drained or `commands`
-/// ends. The receiver gives how it ended. Must be called inside a Tokio runtime.
+/// ends; a rank of a TP group that does not lead it follows until its leader leaves. The receiver gives how it ended.
+/// Must be called inside a Tokio runtime.
 pub fn start(
     settings: WorkerSettings,
     rank: Rank,
+    group: Option<Formation>,
     wires: Wires,
 ) -> io::Result<oneshot::Receiver<Result<(), Error>>> {
     let (done, ended) = oneshot::channel();
@@ -65,12 +75,18 @@ pub fn start(
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = ExitOnPanic;
         // The receiver is gone only when the process is ending.
-        let _ = done.send(run(&settings, rank, wires, &runtime));
+        let _ = done.send(run(&settings, rank, group.as_ref(), wires, &runtime));
     })?;
     Ok(ended)
 }
 
-fn run(settings: &WorkerSettings, rank: Rank, wires: Wires, runtime: &Handle) -> Result<(), Error> {
+fn run(
+    settings: &WorkerSettings,
+    rank: Rank,
+    group: Option<&Formation>,
+    wires: Wires,
+    runtime: &Handle,
+) -> Result<(), Error> {
     let outbox = wires.outbox.clone();
     let tell = |progress: pb::LoadProgress| {
         let end = progress.bytes_done >= progress.bytes_total;
@@ -78,23 +94,36 @@ fn run(settings: &WorkerSettings, rank: Rank, wires: Wires, runtime: &Handle) ->
         // What comes in between may be lost where there is no room; the end may not.
         let _ = if end { outbox.blocking_send(message).ok() } else { outbox.try_send(message).ok() };
     };
-    let mut loaded = loading::load_engine(settings, rank, tell);
+    let mut loaded = loading::load_worker(settings, rank, group, tell);
     let said = match &mut loaded {
-        Ok(engine) => {
+        Ok(Loaded::Engine(engine)) => {
             engine.count_forwards(wires.forwards.clone());
             wires.load.send_replace(engine.load());
             ToConductor::Ready(loading::ready(engine, settings))
         }
+        Ok(Loaded::Follower(member)) => ToConductor::Ready(loading::ready_to_follow(member)),
         Err(error) => ToConductor::LoadFailed(pb::LoadFailed { fault: Some(error.clone().into()) }),
     };
     // Without an outbox the process is ending, and stepping ends at once.
     let _ = wires.outbox.blocking_send(pb::WorkerMessage { message: Some(said) });
-    let mut engine = loaded?;
+    let mut engine = match loaded? {
+        Loaded::Engine(engine) => *engine,
+        Loaded::Follower(member) => return follow(member, &wires),
+    };
     if let Some(path) = &settings.trace_steps {
         engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.max_step_tokens)));
     }
     let (stepper, desk) = engine.split();
     work(stepper, desk, wires, runtime)
+}
+
+/// Runs the leader's plans. Heartbeats tell how many.
+fn follow(member: Member, wires: &Wires) -> Result<(), Error> {
+    let kv_pages_total = member.pages().saturating_sub(1) as u32;
+    member.follow(|steps| {
+        wires.forwards.store(steps, Ordering::Relaxed);
+        wires.load.send_replace(pb::WorkerLoad { steps, kv_pages_total, ..Default::default() });
+    })
 }
 
 /// Runs the engine until it has drained or `commands` ends. By then all that was told is in the outbox.

@@ -29,6 +29,7 @@ use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown};
 use crate::{
     config::WorkerSettings,
     engine_thread::{self, Command, Wires},
+    group::Formation,
 };
 
 /// Reports that may be on their way. A conductor that is further behind than this stops the engine.
@@ -130,15 +131,28 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
-    let wires = Wires { commands: inbox, outbox: outbox.clone(), load, forwards: forwards.clone() };
-    let mut ended = engine_thread::start(settings, rank, wires)
-        .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
-    let voice = Voice { outbox, load: load_seen, forwards };
+    let voice = Voice { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
     let voice = tokio::spawn(voice.speak(shutdown.clone()));
+    let group = match await_group(&mut inbound, &settings, &outbox).await {
+        Ok(GroupOf::One) => None,
+        Ok(GroupOf::Several(group)) => Some(group),
+        outcome => {
+            voice.abort();
+            return outcome.map(|_| ());
+        }
+    };
+    let alone = group.is_none();
+    let wires = Wires { commands: inbox, outbox, load, forwards };
+    let mut ended = engine_thread::start(settings, rank, group, wires)
+        .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
     let end = pass_commands(&mut inbound, commands, &mut ended).await;
     voice.abort();
     match end {
         End::Conductor(Ok(())) => Ok(()),
+        // A rank may be inside a collective to which nobody comes any more. It does not outlive its group.
+        End::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
+            Err(Error::internal(format!("{error}, which ends this rank's group")))
+        }
         End::Conductor(Err(error)) => match timeout(FAREWELL, ended).await {
             Ok(_) => Err(error),
             Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
@@ -151,6 +165,41 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
             }
             outcome
         }
+    }
+}
+
+/// Whom a worker computes with.
+enum GroupOf {
+    /// Nobody.
+    One,
+    Several(Formation),
+    /// The conductor wants no more of this worker.
+    None,
+}
+
+/// Waits until all ranks of the group have joined.
+async fn await_group(
+    inbound: &mut Streaming<pb::ConductorMessage>,
+    settings: &WorkerSettings,
+    outbox: &mpsc::Sender<pb::WorkerMessage>,
+) -> Result<GroupOf, Error> {
+    if settings.tp <= 1 {
+        return Ok(GroupOf::One);
+    }
+    match inbound.message().await.map_err(why_ended)?.and_then(|message| message.message) {
+        Some(FromConductor::FormGroup(group)) => {
+            let deadline = Duration::from_secs(settings.collective_timeout_s.into());
+            let group = Formation::new(group, deadline)?;
+            if let Some(listening) = group.listening()? {
+                let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
+                // An error means that the stream has ended, which the next message shows.
+                let _ = outbox.send(message).await;
+            }
+            Ok(GroupOf::Several(group))
+        }
+        Some(FromConductor::Drain(_)) => Ok(GroupOf::None),
+        Some(_) => Err(Error::internal("the conductor sent something else before a group was formed")),
+        None => Err(Error::unavailable("the conductor has closed the stream")),
     }
 }
 
@@ -192,7 +241,8 @@ async fn pass_commands(
             // Without waiting for a load to end that nobody needs any more.
             Some(FromConductor::Drain(_)) if !launched => return End::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
-            Some(FromConductor::Cancel(_) | FromConductor::Welcome(_)) | None => {
+            Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
+            | None => {
                 tracing::warn!("the conductor sent a message without meaning here");
                 continue;
             }

@@ -6,6 +6,7 @@
 
 pub mod config;
 mod engine_thread;
+mod group;
 mod join;
 pub mod lifeline;
 mod loading;

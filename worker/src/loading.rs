@@ -1,15 +1,16 @@
-//! From settings to an engine that is warm.
+//! From settings to an engine that is warm, or to a rank that is ready to follow one.
 
 use std::time::{Duration, Instant};
 
 use tutti_engine::{Engine, StepMemory};
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadError, LoadOptions, LoadProgress, load, load_sim};
+use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
 
 use crate::{
     config::{DeviceKind, WorkerSettings},
+    group::{Formation, Member},
     join::OUTBOX,
 };
 
@@ -20,12 +21,54 @@ const DUMMY_SEED: u64 = 0;
 /// Progress is told at most this often.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// Loads and warms up. `tell` is called with how far loading is, now and then and at its end.
-pub fn load_engine(
+/// What a worker has become.
+pub enum Loaded {
+    /// It takes requests.
+    Engine(Box<Engine>),
+    /// It takes the plans of its group's leader.
+    Follower(Member),
+}
+
+/// Loads, and warms up what takes requests. `tell` is called with how far loading is, now and then and at its end.
+pub fn load_worker(
     settings: &WorkerSettings,
     rank: Rank,
+    group: Option<&Formation>,
+    tell: impl FnMut(pb::LoadProgress),
+) -> Result<Loaded, Error> {
+    let model = load_model(settings, rank, group, tell)?;
+    let (model, engine_settings) = match group {
+        None => (model, settings.engine()),
+        Some(group) => {
+            let member = group.join(model, &settings.engine())?;
+            if !group.leads() {
+                tracing::info!(worker = %rank, model = member.model().describe(), "loaded, follows");
+                return Ok(Loaded::Follower(member));
+            }
+            member.lead(settings.engine())
+        }
+    };
+    let mut engine = Engine::new(model, rank, &engine_settings)?;
+    engine.warm_up()?;
+    let StepMemory { device, host } = step_memory(&engine, settings);
+    tracing::info!(
+        worker = %rank,
+        model = engine.model().describe(),
+        threads = settings.threads,
+        kv_pages = engine.kv_pages_total(),
+        step_device_bytes = device,
+        step_host_bytes = host,
+        "loaded and warm"
+    );
+    Ok(Loaded::Engine(Box::new(engine)))
+}
+
+fn load_model(
+    settings: &WorkerSettings,
+    rank: Rank,
+    group: Option<&Formation>,
     mut tell: impl FnMut(pb::LoadProgress),
-) -> Result<Engine, Error> {
+) -> Result<Box<dyn Model>, Error> {
     let options = LoadOptions {
         dir: settings.model_dir.clone(),
         load_format: settings.load_format,
@@ -40,28 +83,18 @@ pub fn load_engine(
             tell(pb::LoadProgress { bytes_done: done, bytes_total: total });
         }
     };
-    let model = match settings.device {
+    Ok(match settings.device {
         DeviceKind::Cpu => {
-            let device = CpuDevice::new(settings.threads, Isa::detect()).map_err(LoadError::from)?;
+            let mut device = CpuDevice::new(settings.threads, Isa::detect()).map_err(LoadError::from)?;
+            if let Some(group) = group {
+                device = device.with_group(group.for_device()?);
+            }
             load(&options, device, &mut progress)?
         }
         DeviceKind::Sim => {
             load_sim(&settings.model_dir, settings.max_step_tokens, PAGE_TOKENS, rank.0, &settings.sim)?
         }
-    };
-    let mut engine = Engine::new(model, rank, &settings.engine())?;
-    engine.warm_up()?;
-    let StepMemory { device, host } = step_memory(&engine, settings);
-    tracing::info!(
-        worker = %rank,
-        model = engine.model().describe(),
-        threads = settings.threads,
-        kv_pages = engine.kv_pages_total(),
-        step_device_bytes = device,
-        step_host_bytes = host,
-        "loaded and warm"
-    );
-    Ok(engine)
+    })
 }
 
 /// What the largest step takes of this process.
@@ -69,9 +102,30 @@ fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
     StepMemory::of(engine.model(), &settings.engine(), engine.max_request_tokens() as usize, OUTBOX)
 }
 
-/// What the engine says of itself once it takes requests. Names and files are the conductor's to add.
+/// What the engine says of itself once it takes requests.
 pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
-    let model = engine.model();
+    let step_bytes = step_memory(engine, settings).total();
+    let kv_bytes = engine.kv_bytes();
+    ready_with(engine.model(), engine.kv_pages_total(), engine.max_request_tokens(), kv_bytes, step_bytes)
+}
+
+/// What a rank says of itself once it takes plans: the same as its leader, but for its own share of bytes. Of those, it
+/// keeps no logprobs, and what its first step will take beside tensors is not known yet.
+pub fn ready_to_follow(member: &Member) -> pb::Ready {
+    let (model, pages) = (member.model(), member.pages().saturating_sub(1));
+    let max_request_tokens = (pages * PAGE_TOKENS).min(model.limits().max_context_tokens);
+    let kv_bytes = member.pages() as u64 * model.page_bytes() as u64;
+    ready_with(model, pages as u32, max_request_tokens as u32, kv_bytes, model.step_bytes())
+}
+
+/// Names and files are the conductor's to add.
+fn ready_with(
+    model: &dyn Model,
+    kv_pages_total: u32,
+    max_request_tokens: u32,
+    kv_bytes: u64,
+    step_bytes: u64,
+) -> pb::Ready {
     let limits = model.limits();
     pb::Ready {
         model: Some(pb::ModelDescription {
@@ -81,11 +135,11 @@ pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
             eos_token_ids: limits.eos_token_ids.clone(),
             has_tokenizer: false,
             declaration: Some(model.declaration().into()),
-            max_request_tokens: engine.max_request_tokens(),
+            max_request_tokens,
         }),
-        kv_pages_total: engine.kv_pages_total(),
+        kv_pages_total,
         weight_bytes: model.weight_bytes(),
-        kv_bytes: engine.kv_bytes(),
-        step_bytes: step_memory(engine, settings).total(),
+        kv_bytes,
+        step_bytes,
     }
 }

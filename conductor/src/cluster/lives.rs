@@ -1,5 +1,7 @@
 //! The lives of workers as the cluster sees them: joined, loading, ready, draining, gone.
 
+use std::net::IpAddr;
+
 use tutti_proto::{
     Rank, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
@@ -7,6 +9,7 @@ use tutti_proto::{
 use tutti_runtime::{Error, ErrorKind};
 
 use super::{Cluster, Link, MAX_WORKERS, State, ranks::Departure};
+use crate::backend::random_bytes;
 
 /// What a joining worker shows of itself.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +18,8 @@ pub struct Joining {
     pub rank: Rank,
     /// Its process.
     pub pid: u32,
+    /// Where it dials from.
+    pub host: IpAddr,
 }
 
 /// Where a spawned process is in its life as a worker.
@@ -44,10 +49,12 @@ pub struct Exit {
 impl Cluster {
     /// Takes in a worker. Its `link` must hold [`Cluster::link_capacity`] messages.
     pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
-        let Joining { rank, pid } = joining;
+        let Joining { rank, pid, host } = joining;
         if rank.0 >= MAX_WORKERS {
             return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", MAX_WORKERS - 1)));
         }
+        // Before the lock, since it is read from a file.
+        let secret = if self.limits.tp > 1 { random_bytes()? } else { [0; 16] };
         let mut state = self.state.lock();
         // Until then a worker that died is needed again, for the requests that wait for it.
         if state.dismissed {
@@ -58,8 +65,9 @@ impl Cluster {
             return Err(Error::unavailable(message).with_field("rank"));
         }
         state.ranks.of(rank).joined();
-        let id = state.workers.join(rank, pid, link);
+        let id = state.workers.join(rank, pid, host, link);
         tracing::debug!(worker = %rank, pid, %id, "joined");
+        self.form_group(&mut state, rank, secret);
         Ok(id)
     }
 
@@ -135,7 +143,9 @@ impl Cluster {
             );
         }
         // Whoever comes by hand may come again under the same rank.
-        state.ranks.of(rank).drained |= rank.0 < self.limits.spawned_workers;
+        if rank.0 < self.limits.spawned_workers {
+            self.group_ranks(rank).for_each(|rank| state.ranks.of(rank).drained = true);
+        }
         tracing::info!(worker = %rank, "draining");
         match id {
             Some(id) => self.drain(&mut state, id),
@@ -150,10 +160,15 @@ impl Cluster {
     }
 
     fn drain(&self, state: &mut State, id: WorkerId) {
-        let Some(worker) = state.workers.get_mut(id) else { return };
-        if worker.phase != pb::WorkerPhase::Draining {
-            worker.phase = pb::WorkerPhase::Draining;
-            state.workers.send(id, ToWorker::Drain(pb::Drain {}));
+        let Some(rank) = state.workers.get_mut(id).map(|worker| worker.rank) else { return };
+        // A group goes as a whole.
+        for (_, id) in state.workers.group_of(rank) {
+            let Some(worker) = state.workers.get_mut(id) else { continue };
+            if std::mem::replace(&mut worker.phase, pb::WorkerPhase::Draining) != pb::WorkerPhase::Draining
+                && !state.workers.leaves_with_its_leader(id)
+            {
+                state.workers.send(id, ToWorker::Drain(pb::Drain {}));
+            }
         }
         self.refresh_health(state);
     }
@@ -199,6 +214,7 @@ impl Cluster {
 
     /// Takes a worker out of the cluster. One that is fenced may still be there, and talk; nobody listens any more.
     pub(super) fn lose(&self, state: &mut State, id: WorkerId, why: &str, fenced: bool) {
+        state.forming.remove(&id);
         let Some(worker) = state.workers.remove(id) else { return };
         let (rank, pid) = (worker.rank, worker.pid);
         let expected = state.dismissed || (worker.phase == pb::WorkerPhase::Draining && !fenced);
@@ -213,6 +229,7 @@ impl Cluster {
         record.departure = Some(Departure { pid, fenced });
         self.metrics.gone(rank);
         self.replay_requests_of(state, id, &worker, &format!("worker {rank}: {why}"));
+        self.disband(state, rank, !expected);
         self.refresh_health(state);
     }
 

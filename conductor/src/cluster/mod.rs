@@ -4,6 +4,7 @@
 //! bounded queues without waiting; nothing here awaits or does I/O. One step report of a worker is one event, however
 //! many rows it carries.
 
+mod groups;
 mod lives;
 mod ranks;
 mod requests;
@@ -16,6 +17,7 @@ mod properties;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -45,6 +47,9 @@ pub const MAX_WORKERS: u32 = 1024;
 /// The bounds a cluster works under.
 #[derive(Clone, Debug)]
 pub struct Limits {
+    /// Ranks of a TP group: neighbours, of which the lowest leads and alone is given requests. 1 where each worker holds
+    /// the whole model.
+    pub tp: u32,
     /// Worker processes that the conductor spawns, ranks 0 and on; all must have been ready once before `/ready` is.
     pub spawned_workers: u32,
     /// Requests that one worker runs at a time.
@@ -65,6 +70,8 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Cluster {
     state: Mutex<State>,
+    /// Where the ranks of TP groups meet.
+    meeting_places: PathBuf,
     limits: Limits,
     metrics: ConductorMetrics,
     health: Health,
@@ -95,6 +102,10 @@ struct State {
     /// Set by the first worker to be ready; the others must declare the same.
     model: Option<ServedModel>,
     ranks: Ranks,
+    /// Groups that have been formed so far, each at a place of its own.
+    groups_formed: u64,
+    /// The secrets of groups whose leaders have not said yet where they listen.
+    forming: BTreeMap<WorkerId, [u8; 16]>,
     /// Whether all spawned workers have been ready at once.
     started: bool,
     draining: bool,
@@ -113,8 +124,10 @@ struct ServedModel {
 impl Cluster {
     /// A cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
+        let workers = Workers::in_groups_of(limits.tp);
         let cluster = Self {
-            state: Mutex::default(),
+            state: Mutex::new(State { workers, ..State::default() }),
+            meeting_places: std::env::temp_dir(),
             metrics: ConductorMetrics::new(metrics),
             limits,
             health,
@@ -124,6 +137,12 @@ impl Cluster {
         };
         cluster.refresh_health(&mut cluster.state.lock());
         cluster
+    }
+
+    /// The same cluster, whose TP groups meet in this directory.
+    #[must_use]
+    pub fn meeting_in(self, meeting_places: PathBuf) -> Self {
+        Self { meeting_places, ..self }
     }
 
     /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each try of each
@@ -155,7 +174,9 @@ impl Cluster {
         self.fail_all(&mut state, "the cluster is shutting down");
         let ids: Vec<WorkerId> = state.workers.iter().map(|(id, _)| id).collect();
         for id in ids {
-            state.workers.send(id, ToWorker::Drain(pb::Drain {}));
+            if !state.workers.leaves_with_its_leader(id) {
+                state.workers.send(id, ToWorker::Drain(pb::Drain {}));
+            }
             if let Some(worker) = state.workers.get_mut(id) {
                 worker.phase = pb::WorkerPhase::Draining;
             }

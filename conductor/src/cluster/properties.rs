@@ -1,7 +1,7 @@
 //! The whole cluster under random deaths: every request ends once with all of its tokens in order, and nothing of any of
 //! them stays booked or waiting.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use proptest::prelude::*;
@@ -23,6 +23,7 @@ const MAX_REPLAYS: u32 = 2;
 
 fn cluster() -> Arc<Cluster> {
     let limits = Limits {
+        tp: 1,
         spawned_workers: RANKS,
         max_running_requests: 4,
         max_queued_requests: 4,
@@ -165,7 +166,9 @@ struct World {
 impl World {
     fn join(&mut self, cluster: &Cluster, rank: u32) {
         let (link, inbox) = link(cluster.link_capacity());
-        if let Ok(id) = cluster.join(Joining { rank: Rank(rank), pid: 1 }, link) {
+        if let Ok(id) =
+            cluster.join(Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into() }, link)
+        {
             cluster.on_ready(id, ready());
             self.alive.insert(rank, Worker { id, rank, inbox, running: BTreeMap::new() });
         }

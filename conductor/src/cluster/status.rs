@@ -61,13 +61,12 @@ impl Cluster {
         {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
         }
-        let ready = state.workers.ready().count();
         // One that may be gone any moment is no reason to send requests.
         let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);
         let reliable = state.workers.ready().any(|(_, worker)| reliable(worker.rank));
-        let spawned = state.workers.ready().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
+        let spawned = state.workers.loaded().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
         state.started |= spawned >= self.limits.spawned_workers as usize;
-        self.metrics.ready(ready);
+        self.metrics.ready(state.workers.loaded().count());
         let serving = state.started && reliable && !state.draining;
         let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
         self.health.set_ready(ready);
@@ -78,8 +77,8 @@ impl Cluster {
             return "draining".into();
         }
         let troubles = state.ranks.details();
-        let ready = state.workers.ready().count();
-        let summary = format!("{ready} of {} workers are loaded", self.limits.spawned_workers);
+        let loaded = state.workers.loaded().count();
+        let summary = format!("{loaded} of {} workers are loaded", self.limits.spawned_workers);
         if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }
     }
 }

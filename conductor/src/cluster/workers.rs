@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    net::IpAddr,
     time::Duration,
 };
 
@@ -21,6 +22,8 @@ pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 pub struct Worker {
     pub rank: Rank,
     pub pid: u32,
+    /// Where it dials from.
+    pub host: IpAddr,
     pub phase: pb::WorkerPhase,
     pub load: pb::WorkerLoad,
     /// Since Ready.
@@ -114,16 +117,24 @@ impl Booking {
 pub struct Workers {
     by_id: BTreeMap<WorkerId, Worker>,
     next: u32,
+    /// Ranks of a TP group; fewer than 2 where each worker is its whole group.
+    tp: u32,
 }
 
 impl Workers {
+    /// None yet. Neighbours form groups of `tp` ranks, of which the lowest leads.
+    pub fn in_groups_of(tp: u32) -> Self {
+        Self { tp, ..Self::default() }
+    }
+
     /// Takes in a worker that said Hello and gives it a name that no earlier one had.
-    pub fn join(&mut self, rank: Rank, pid: u32, link: Link) -> WorkerId {
+    pub fn join(&mut self, rank: Rank, pid: u32, host: IpAddr, link: Link) -> WorkerId {
         let id = WorkerId(self.next);
         self.next += 1;
         let worker = Worker {
             rank,
             pid,
+            host,
             phase: pb::WorkerPhase::Starting,
             load: pb::WorkerLoad::default(),
             model: None,
@@ -166,13 +177,49 @@ impl Workers {
         self.iter().find(|(_, worker)| worker.rank == rank)
     }
 
-    /// Those that take requests.
-    pub fn ready(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+    /// The group that a rank belongs to.
+    fn group(&self, rank: Rank) -> u32 {
+        rank.0 / self.tp.max(1)
+    }
+
+    /// Those of this rank's group that are here, in order of rank.
+    pub fn group_of(&self, rank: Rank) -> Vec<(Rank, WorkerId)> {
+        let mates = self.iter().filter(|(_, worker)| self.group(worker.rank) == self.group(rank));
+        let mut mates: Vec<_> = mates.map(|(id, worker)| (worker.rank, id)).collect();
+        mates.sort_unstable();
+        mates
+    }
+
+    fn leads(&self, rank: Rank) -> bool {
+        rank.0.is_multiple_of(self.tp.max(1))
+    }
+
+    /// Whether a worker need not be told to go, since it ends when the leader of its group has gone.
+    pub fn leaves_with_its_leader(&self, id: WorkerId) -> bool {
+        let Some(worker) = self.by_id.get(&id).filter(|worker| !self.leads(worker.rank)) else {
+            return false;
+        };
+        self.group_of(worker.rank).first().is_some_and(|(first, _)| self.leads(*first))
+    }
+
+    /// Those that have loaded.
+    pub fn loaded(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
         self.iter().filter(|(_, w)| w.phase == pb::WorkerPhase::Ready && w.link.is_some())
     }
 
+    /// Those that take requests: the leaders of groups that have loaded as a whole.
+    pub fn ready(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        let mut loaded: BTreeMap<u32, u32> = BTreeMap::new();
+        for (_, worker) in self.loaded().filter(|_| self.tp > 1) {
+            *loaded.entry(self.group(worker.rank)).or_default() += 1;
+        }
+        let whole = move |rank| self.tp <= 1 || loaded.get(&self.group(rank)) == Some(&self.tp);
+        self.loaded().filter(move |(_, worker)| self.leads(worker.rank) && whole(worker.rank))
+    }
+
     /// Where the next graph goes: to the ready worker with the fewest requests, then the fewest tokens, then the fewest
-    /// launches so far. A suspect goes only where no other one is. A worker alone is its whole group.
+    /// launches so far. A suspect goes only where no other one is. Of a group it is the leader's alone: the other ranks do
+    /// as it says and hold nothing of a request, so that its word that a graph is over is the group's.
     pub fn place(&self, suspect: bool) -> Option<Placement> {
         self.ready()
             .filter(|(_, worker)| !suspect || worker.booked.suspects == 0)
@@ -218,10 +265,14 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
     fn ready(workers: &mut Workers, rank: u32) -> WorkerId {
-        let id = workers.join(Rank(rank), 1, mpsc::channel(1).0);
+        let id = workers.join(Rank(rank), 1, HERE, mpsc::channel(1).0);
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
         id
     }
@@ -256,6 +307,23 @@ mod tests {
     }
 
     #[test]
+    fn a_group_takes_requests_at_its_leader_once_all_have_loaded() {
+        let mut workers = Workers::in_groups_of(2);
+        let first = ready(&mut workers, 0);
+        assert_eq!(workers.place(false), None);
+        ready(&mut workers, 3);
+        assert_eq!(workers.place(false), None, "ranks 0 and 3 are of two groups");
+        let second = ready(&mut workers, 1);
+        assert_eq!(chosen(&workers), Rank(0));
+        assert_eq!(workers.group_of(Rank(0)), [(Rank(0), first), (Rank(1), second)]);
+        assert!(workers.leaves_with_its_leader(second) && !workers.leaves_with_its_leader(first));
+        assert_eq!((workers.loaded().count(), workers.ready().count()), (3, 1));
+        workers.remove(first);
+        assert!(!workers.leaves_with_its_leader(second), "its leader is gone already");
+        assert_eq!(workers.place(false), None);
+    }
+
+    #[test]
     fn two_suspects_are_never_on_one_worker() {
         let mut workers = Workers::default();
         let a = ready(&mut workers, 0);
@@ -270,7 +338,7 @@ mod tests {
     fn a_worker_that_takes_no_messages_is_turned_away() {
         let mut workers = Workers::default();
         let (link, _inbox) = mpsc::channel(1);
-        let id = workers.join(Rank(0), 1, link);
+        let id = workers.join(Rank(0), 1, HERE, link);
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
         let drain = || pb::conductor_message::Message::Drain(pb::Drain {});
         workers.send(id, drain());

@@ -24,10 +24,20 @@ pub struct ConductorFlags {
     #[serde(skip)]
     pub print_config: bool,
 
-    /// Worker processes to spawn, each with a copy of the model [default: 1]
+    /// Worker processes to spawn, each with a copy of the model unless --tp divides it [default: 1]
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     workers: Option<u32>,
+
+    /// Workers that divide one model among them: N/T replicas of T ranks [default: 1]
+    #[arg(long, value_name = "T")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tp: Option<u32>,
+
+    /// Seconds that one of them may keep the others waiting before the group is started again [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collective_timeout: Option<u32>,
 
     /// A Hugging Face checkpoint's directory, or a hub id [default: the small model in this binary]
     #[arg(long, value_name = "DIR|HUB_ID")]

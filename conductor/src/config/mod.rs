@@ -38,6 +38,10 @@ const MAX_WORKERS: u32 = 256;
 pub struct ConductorConfig<R: Default> {
     /// Worker processes to spawn.
     pub workers: u32,
+    /// Workers that divide one model among them.
+    pub tp: u32,
+    /// Seconds that one of them may keep the others waiting.
+    pub collective_timeout: u32,
     /// A checkpoint's directory or a hub id; the shipped model without it.
     pub model: Option<String>,
     /// The model's name for clients; the checkpoint's own without it.
@@ -109,6 +113,8 @@ impl<R: Default> Default for ConductorConfig<R> {
         let Telemetry { log_format, log, otlp_endpoint } = Telemetry::default();
         Self {
             workers: 1,
+            tp: 1,
+            collective_timeout: 30,
             model: None,
             served_model_name: None,
             max_model_len: None,
@@ -167,6 +173,16 @@ impl<R: Default> ConductorConfig<R> {
             ));
         }
         at_least_1("workers", Some(self.workers))?;
+        at_least_1("tp", Some(self.tp))?;
+        if !self.workers.is_multiple_of(self.tp) {
+            let (workers, tp) = (self.workers, self.tp);
+            return Err(Error::invalid(
+                "tp",
+                format!("is {tp}, which does not divide the {workers} workers"),
+            ));
+        }
+        at_least_1("collective_timeout", Some(self.collective_timeout))?;
+        at_most("collective_timeout", self.collective_timeout, 3600)?;
         at_least_1("max_model_len", self.max_model_len)?;
         at_least_1("max_step_tokens", Some(self.max_step_tokens))?;
         at_least_1("max_prefill_chunk_size", self.max_prefill_chunk_size)?;
@@ -332,6 +348,9 @@ mod tests {
         for (flag, field) in [
             ("--workers=0", "workers"),
             ("--workers=257", "workers"),
+            ("--tp=0", "tp"),
+            ("--tp=2", "tp"),
+            ("--collective-timeout=0", "collective_timeout"),
             ("--max-step-tokens=0", "max_step_tokens"),
             ("--max-prefill-chunk-size=0", "max_prefill_chunk_size"),
             ("--long-prefill-token-threshold=0", "long_prefill_token_threshold"),

@@ -35,6 +35,7 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 pub fn limits(spawned_workers: u32) -> Limits {
     Limits {
+        tp: 1,
         spawned_workers,
         max_running_requests: 1,
         max_queued_requests: 1,

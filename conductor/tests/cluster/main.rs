@@ -3,6 +3,7 @@
 
 mod bench;
 mod deaths;
+mod groups;
 mod requests;
 mod supervision;
 mod workers;

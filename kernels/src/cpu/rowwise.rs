@@ -29,24 +29,40 @@ fn each_row(
     })
 }
 
-/// `out[t] = table[ids[t]]`.
+/// `out[t] = table[ids[t] - first]`, zeros for ids that are in another part of a table of `vocabulary` rows.
 pub(super) fn embed(
     pool: &mut ThreadPool,
     table: &Matrix,
+    first: usize,
+    vocabulary: usize,
     ids: &[u32],
     out: &mut [f32],
 ) -> Result<(), DeviceError> {
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= table.outputs) {
-        return Err(DeviceError::Misuse(format!("token id {id} of a table of {}", table.outputs)));
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+        return Err(DeviceError::Misuse(format!("token id {id} of a table of {vocabulary}")));
     }
     let steps = table.steps();
     with_format!(&table.data, Fmt, data => each_row(pool, out, table.inputs, |row, out| {
-        let id = ids[row] as usize;
+        let Some(id) = (ids[row] as usize).checked_sub(first).filter(|&id| id < table.outputs) else {
+            return out.fill(0.0);
+        };
         let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
         for (input, out) in out.iter_mut().enumerate() {
             *out = Fmt::widen(panel[input / 2 * STEP + Fmt::place(input % 2, id % LANES)]);
         }
     }))
+}
+
+/// `out += x`.
+pub(super) fn add(
+    pool: &mut ThreadPool,
+    x: &[f32],
+    width: usize,
+    out: &mut [f32],
+) -> Result<(), DeviceError> {
+    each_row(pool, out, width, |row, out| {
+        out.iter_mut().zip(&x[row * width..]).for_each(|(out, x)| *out += x);
+    })
 }
 
 /// `out[t] = [cos | sin](positions[t] * inverse) * scale`.

@@ -60,6 +60,11 @@ impl Tensor {
         Ok(&mut self.data[..rows * width])
     }
 
+    /// The rows that mean something, to be changed in place whatever their number.
+    pub(super) fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.data[..self.live * self.width]
+    }
+
     /// Makes `rows` rows live, which the caller then writes.
     pub(super) fn written(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
         self.check_width(width)?;

@@ -63,6 +63,12 @@ impl KvSize {
     }
 }
 
+/// How many KV pages, the null page included, the settings and this machine give the model: ranks of a group, whose
+/// machines may differ, agree on the least.
+pub fn kv_pages(model: &dyn Model, settings: &EngineSettings) -> Result<usize, Error> {
+    Ok(KvSize::choose(model, settings)?.pages)
+}
+
 fn default_bytes(
     page_tokens: usize,
     page_bytes: usize,

@@ -38,7 +38,7 @@ mod warm_up;
 
 pub use desk::News;
 pub use engine::Engine;
-pub use kv::DEFAULT_KV_BYTES;
+pub use kv::{DEFAULT_KV_BYTES, kv_pages};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
 pub use overlap::{FrontDesk, Stepper};
 pub use settings::{Chunking, EngineSettings};

@@ -6,6 +6,7 @@
 mod config;
 mod error;
 mod load;
+pub mod lockstep;
 mod model;
 mod qwen3;
 mod rope;

@@ -64,4 +64,12 @@ pub trait Model: Send {
     /// one tile of rows at a time, and only over tiles that something is wanted of, so that scratch does not grow with
     /// the prompt. Waits for the device.
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError>;
+
+    /// What a rank of a TP group other than its leader does while the leader reads logits: its part in computing those
+    /// of the rows `wanted`, ascending, which are all that the leader's requests name. Nothing, unless ranks share that
+    /// work.
+    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
+        let _ = wanted;
+        Ok(())
+    }
 }

@@ -4,25 +4,11 @@
 
 mod common;
 
-use common::{config, generate, loaded, write_config};
+use common::{bits, config, generate, loaded, prompt, write_config};
 use serde_json::json;
-use tutti_kernels::TokenScore;
 use tutti_models::LoadFormat::Dummy;
 
 const OUTPUT: usize = 8;
-
-fn prompt(tokens: usize) -> Vec<u32> {
-    (0..tokens as u32).map(|i| (i * i * 31 + i * 7 + 3) % 97).collect()
-}
-
-/// A run's output, and for each prompt token the whole distribution as (token, logprob's bits).
-type Bits = (Vec<u32>, Vec<Vec<(u32, u32)>>);
-
-/// Bits, since `==` on floats takes 0 for -0.
-fn bits(runs: &[(Vec<u32>, Vec<TokenScore>)]) -> Vec<Bits> {
-    let row = |score: &TokenScore| score.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
-    runs.iter().map(|(tokens, scores)| (tokens.clone(), scores.iter().map(row).collect())).collect()
-}
 
 fn unchanged_by_chunks_and_mates(changes: serde_json::Value) {
     let dir = tempfile::tempdir().unwrap();

@@ -10,8 +10,9 @@ use std::{
     path::Path,
 };
 
-use common::{config, device, write_config};
+use common::{config, device, group::Lone, write_config};
 use serde_json::{Map, json};
+use tutti_kernels::collective::Seat;
 use tutti_models::{LoadFormat, LoadOptions, load};
 
 const LAYERS: usize = 16;
@@ -72,14 +73,20 @@ fn loading_takes_little_more_than_the_weights() {
         })),
     );
     write_hole(&dir.path().join("model.safetensors"));
-    // One baseline for both: each model is dropped before the next, so that either would show as the greater peak.
+    // One baseline for all: each model is dropped before the next, so that any would show as the greater peak. The smaller
+    // ones come first: half of the model, as a rank of two holds it, must not take what the whole does.
     let before = peak();
-    for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
-        let dir = dir.path().to_owned();
-        let options = LoadOptions { dir, load_format, max_step_tokens: 16, page_tokens: 16, seed: 0 };
-        let model = load(&options, device(), &mut |_| {}).unwrap();
-        let (taken, weights) = (peak() - before, model.weight_bytes());
-        assert!(weights > 150_000_000, "{weights} bytes are too few to tell");
-        assert!(taken * 4 < weights * 5, "{load_format}: {taken} bytes for {weights} bytes of weights");
+    for (seat, least) in [(Seat { rank: 1, size: 2 }, 75_000_000), (Seat::ALONE, 150_000_000)] {
+        for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
+            let dir = dir.path().to_owned();
+            let options = LoadOptions { dir, load_format, max_step_tokens: 16, page_tokens: 16, seed: 0 };
+            let model = load(&options, device().with_group(Box::new(Lone(seat))), &mut |_| {}).unwrap();
+            let (taken, weights) = (peak() - before, model.weight_bytes());
+            assert!(weights > least, "{weights} bytes are too few to tell");
+            assert!(
+                taken * 4 < weights * 5,
+                "{load_format}, {seat:?}: {taken} bytes for {weights} of weights"
+            );
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! The keys of a Qwen3 `config.json`, checked.
 
 use serde::Deserialize;
-use tutti_kernels::{AttentionShape, WeightType};
+use tutti_kernels::{AttentionShape, WeightType, collective::Seat};
 
 use crate::{
     LoadError,
     config::{ConfigFile, TokenIds, parse_dtype},
     rope::{Rope, RopeKeys},
+    weights::share,
 };
 
 /// The keys as published; any may be null, and those with a default may be missing.
@@ -116,6 +117,34 @@ impl Config {
             return Err(format!("rms_norm_eps: must not be negative, but is {}", self.rms_norm_eps));
         }
         Ok(())
+    }
+
+    /// What one rank computes of the model: its heads, its share of the intermediate width and of the vocabulary.
+    /// Refuses a number of ranks that leaves remainders.
+    pub fn shard(&self, seat: Seat) -> Result<Self, String> {
+        let Self { heads, kv_heads, intermediate_size, vocab_size, .. } = *self;
+        for (key, number) in [
+            ("num_attention_heads", heads),
+            ("intermediate_size", intermediate_size),
+            ("vocab_size", vocab_size),
+        ] {
+            if !number.is_multiple_of(seat.size) {
+                return Err(format!("{key}: {number} is not a multiple of tp, which is {}", seat.size));
+            }
+        }
+        if !kv_heads.is_multiple_of(seat.size) && !seat.size.is_multiple_of(kv_heads) {
+            let tp = seat.size;
+            return Err(format!(
+                "num_key_value_heads: {kv_heads} is neither a multiple nor a divisor of tp, which is {tp}"
+            ));
+        }
+        Ok(Self {
+            heads: share(heads, seat).len(),
+            kv_heads: share(kv_heads, seat).len(),
+            intermediate_size: share(intermediate_size, seat).len(),
+            vocab_size: share(vocab_size, seat).len(),
+            ..self.clone()
+        })
     }
 
     /// The longest request that positions reach. YaRN stretches a short original context; where the config was not

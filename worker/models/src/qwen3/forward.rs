@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
-use tutti_kernels::{Device, DeviceError, KvShape, StepInputs};
+use tutti_kernels::{Device, DeviceError, KvShape, SampleRow, ScoreRow, StepInputs, collective::Seat};
 use tutti_proto::walks::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
-use crate::model::{Limits, LogitRequests, LogitResults, Model};
+use crate::{
+    model::{Limits, LogitRequests, LogitResults, Model},
+    weights::share,
+};
 
 impl<D: Device> Model for Qwen3<D> {
     fn declaration(&self) -> &ModelDeclaration {
@@ -19,8 +22,10 @@ impl<D: Device> Model for Qwen3<D> {
 
     fn describe(&self) -> String {
         let (config, device) = (&self.config, self.device.describe());
+        let Seat { rank, size } = self.seat;
+        let rank = if size == 1 { String::new() } else { format!(", rank {rank} of {size}") };
         format!(
-            "Qwen3, {} layers of width {}, {} + {} heads of {}, vocabulary {}, {:?} weights, on {device}",
+            "Qwen3, {} layers of width {}, {} + {} heads of {}, vocabulary {}, {:?} weights{rank}, on {device}",
             config.layers,
             config.hidden_size,
             config.heads,
@@ -57,14 +62,20 @@ impl<D: Device> Model for Qwen3<D> {
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
-        let Self { device, weights, activations: a, kv, attention, config, .. } = self;
+        let Self { device, seat, weights, activations: a, kv, attention, config, .. } = self;
         let Some(kv) = kv else {
             return Err(DeviceError::Misuse("a step before any KV page is allocated".into()));
         };
         let eps = config.rms_norm_eps;
 
         device.begin_step(inputs)?;
-        device.embed(&weights.embedding, &mut a.hidden)?;
+        if seat.is_alone() {
+            device.embed(&weights.embedding, &mut a.hidden)?;
+        } else {
+            let first = share(config.vocab_size, *seat).start;
+            device.embed_shard(&weights.embedding, first, config.vocab_size, &mut a.hidden)?;
+            device.all_reduce(&mut a.hidden)?;
+        }
         device.rope_angles(&self.rope, &mut a.angles)?;
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {
             device.rms_norm(&a.hidden, &layer.input_norm, eps, &mut a.normed)?;
@@ -72,12 +83,14 @@ impl<D: Device> Model for Qwen3<D> {
             let norms = Some(layer.head_norms(eps));
             device.rotate_and_store(&mut a.qkv, shape, norms, &a.angles, kv, index)?;
             device.attention(&a.qkv, shape, kv, index, &mut a.attended)?;
-            device.linear_add(&a.attended, &layer.o, layer.o_bias.as_ref(), &mut a.hidden)?;
+            let output = Output { x: &a.attended, weight: &layer.o, bias: layer.o_bias.as_ref() };
+            output.add(device, &mut a.normed, &mut a.hidden)?;
 
             device.rms_norm(&a.hidden, &layer.post_norm, eps, &mut a.normed)?;
             device.linear(&a.normed, &layer.gate_up, None, &mut a.gate_up)?;
             device.silu_mul(&a.gate_up, &mut a.activated)?;
-            device.linear_add(&a.activated, &layer.down, None, &mut a.hidden)?;
+            let output = Output { x: &a.activated, weight: &layer.down, bias: None };
+            output.add(device, &mut a.normed, &mut a.hidden)?;
         }
         self.logit_rows = inputs.logit_rows.len();
         Ok(())
@@ -85,22 +98,53 @@ impl<D: Device> Model for Qwen3<D> {
 
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
         let LogitRequests { mut sample, mut score } = *wanted;
+        let mut refused = None;
         while let Some(tile) =
             next_tile(first_index(sample).into_iter().chain(first_index(score)), self.logit_rows)?
         {
             self.compute_logits(tile.clone())?;
-            let (now, later) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.end));
-            if !now.is_empty() {
-                self.device.sample(&self.activations.logits, &rebase(now, tile.start), &mut out.sampled)?;
+            let now;
+            (now, sample) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.end));
+            let now = rebase(now, tile.start);
+            let then;
+            (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.end));
+            let then = rebase(then, tile.start);
+            match self.answer(&now, &then, out) {
+                // The other ranks come to the tiles that are left, and so does this one.
+                Err(error @ DeviceError::Misuse(_)) if !self.seat.is_alone() => {
+                    refused.get_or_insert(error);
+                }
+                answered => answered?,
             }
-            sample = later;
-            let (now, later) = score.split_at(score.partition_point(|(row, _)| *row < tile.end));
-            if !now.is_empty() {
-                self.device.score(&self.activations.logits, &rebase(now, tile.start), &mut out.scores)?;
-            }
-            score = later;
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
+        let mut wanted = wanted;
+        while let Some(tile) = next_tile(wanted.first().copied().into_iter(), self.logit_rows)? {
+            wanted = &wanted[wanted.partition_point(|row| *row < tile.end)..];
+            self.compute_logits(tile)?;
         }
         Ok(())
+    }
+}
+
+/// What a sublayer adds to the residual stream: `x · Wᵀ (+ bias)`, of whose inputs a rank holds a share.
+struct Output<'a, D: Device> {
+    x: &'a D::Tensor,
+    weight: &'a D::Matrix,
+    bias: Option<&'a D::Vector>,
+}
+
+impl<D: Device> Output<'_, D> {
+    /// Adds it to `hidden`, summed over ranks; `partial` is as large and free to be written to.
+    fn add(self, device: &mut D, partial: &mut D::Tensor, hidden: &mut D::Tensor) -> Result<(), DeviceError> {
+        if device.seat().is_alone() {
+            return device.linear_add(self.x, self.weight, self.bias, hidden);
+        }
+        device.linear(self.x, self.weight, self.bias, partial)?;
+        device.all_reduce_add(partial, hidden)
     }
 }
 
@@ -108,10 +152,28 @@ impl<D: Device> Qwen3<D> {
     /// Final norm and LM head over some of the step's logit rows. Norm comes after the gather: rows that nobody samples
     /// from are not worth it.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
-        let Self { device, weights, activations: a, config, .. } = self;
+        let Self { device, seat, weights, activations: a, config, .. } = self;
         device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
         device.rms_norm(&a.tile, &weights.final_norm, config.rms_norm_eps, &mut a.tile_normed)?;
-        device.linear(&a.tile_normed, weights.lm_head(), None, &mut a.logits)
+        device.linear(&a.tile_normed, weights.lm_head(), None, &mut a.logits)?;
+        if seat.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
+    }
+
+    /// Answers what is wanted of a tile, by its rows.
+    fn answer(
+        &mut self,
+        sample: &[(usize, SampleRow<'_>)],
+        score: &[(usize, ScoreRow)],
+        out: &mut LogitResults,
+    ) -> Result<(), DeviceError> {
+        let logits = self.activations.gathered.as_ref().unwrap_or(&self.activations.logits);
+        if !sample.is_empty() {
+            self.device.sample(logits, sample, &mut out.sampled)?;
+        }
+        if !score.is_empty() {
+            self.device.score(logits, score, &mut out.scores)?;
+        }
+        Ok(())
     }
 }
 

@@ -8,7 +8,9 @@ mod weights;
 
 use std::path::Path;
 
-use tutti_kernels::{AttentionShape, Device, DeviceError, KvShape, RopeFrequencies, WeightType};
+use tutti_kernels::{
+    AttentionShape, Device, DeviceError, KvShape, RopeFrequencies, WeightType, collective::Seat,
+};
 use tutti_proto::walks::ModelDeclaration;
 
 use self::{
@@ -34,6 +36,8 @@ const LOGIT_TILE: usize = 32;
 /// A dense Qwen3 on a device.
 struct Qwen3<D: Device> {
     device: D,
+    seat: Seat,
+    /// Of the whole model, whatever this rank's share.
     config: Config,
     limits: Limits,
     declaration: ModelDeclaration,
@@ -51,7 +55,8 @@ struct Qwen3<D: Device> {
     logit_rows: usize,
 }
 
-/// Buffers for the largest step. `T` rows but for those of the logit tile.
+/// Buffers for the largest step. `T` rows but for those of the logit tile; heads, intermediate width and vocabulary are
+/// this rank's.
 struct Activations<D: Device> {
     /// The residual stream, `[T, hidden]`.
     hidden: D::Tensor,
@@ -73,6 +78,8 @@ struct Activations<D: Device> {
     tile_normed: D::Tensor,
     /// `[LOGIT_TILE, vocab]`.
     logits: D::Tensor,
+    /// All ranks' logits side by side, at the leader of a TP group.
+    gathered: Option<D::Tensor>,
 }
 
 /// Loads the family from a directory whose config is already read.
@@ -90,23 +97,25 @@ pub(crate) fn load<D: Device>(
         LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: config.dtype }),
     };
 
+    let seat = device.seat();
+    let shard = config.shard(seat).map_err(|problem| file.invalid(problem))?;
     let specs = Specs::new(&config);
     let mut loader = Loader::new(source, specs.all(), &mut device, progress)?;
     let weight_type = loader.dtype(&specs.embedding)?;
     let weights = Weights::load(&specs, &mut loader)?;
     let weight_bytes = loader.finish();
 
-    let activations = Activations::allocate(&config, options.max_step_tokens, &mut device)?;
+    let activations = Activations::allocate(&shard, options.max_step_tokens, &mut device)?;
     let page_tokens = options.page_tokens;
     let kv_shape = KvShape {
         layers: config.layers,
-        kv_heads: config.kv_heads,
+        kv_heads: shard.kv_heads,
         head_dim: config.head_dim,
         page_tokens,
         pages: 0,
         dtype: weight_type,
     };
-    let attention = config.windows.iter().map(|&window| config.attention(window)).collect();
+    let attention = config.windows.iter().map(|&window| shard.attention(window)).collect();
     Ok(Box::new(Qwen3 {
         limits: Limits {
             vocab_size: config.vocab_size,
@@ -117,6 +126,7 @@ pub(crate) fn load<D: Device>(
         declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
         rope: config.rope.frequencies(config.head_dim),
         device,
+        seat,
         config,
         weights,
         weight_bytes,
@@ -131,6 +141,8 @@ pub(crate) fn load<D: Device>(
 
 impl<D: Device> Activations<D> {
     fn allocate(config: &Config, tokens: usize, device: &mut D) -> Result<Self, DeviceError> {
+        let seat = device.seat();
+        let gathers = seat.leads() && !seat.is_alone();
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         Ok(Self {
@@ -144,6 +156,9 @@ impl<D: Device> Activations<D> {
             tile: device.tensor(LOGIT_TILE, hidden)?,
             tile_normed: device.tensor(LOGIT_TILE, hidden)?,
             logits: device.tensor(LOGIT_TILE, config.vocab_size)?,
+            gathered: gathers
+                .then(|| device.tensor(LOGIT_TILE, config.vocab_size * seat.size))
+                .transpose()?,
         })
     }
 }

@@ -1,11 +1,15 @@
-//! The tensors of a Qwen3 checkpoint: what they are called, and how they are fused on a device.
+//! The tensors of a Qwen3 checkpoint: what they are called, how ranks divide them, and how they are fused on a device.
+//!
+//! The division is Megatron's (arXiv:1909.08053): vocabularies and the maps into heads and into the intermediate width
+//! by outputs, the maps back by inputs, so that two sums over ranks a layer put a hidden state together. Norms are
+//! everywhere.
 
 use tutti_kernels::{Device, HeadNorms};
 
 use super::config::Config;
 use crate::{
     LoadError,
-    weights::{Loader, Role, TensorSpec},
+    weights::{Cut, Loader, Role, TensorSpec},
 };
 
 /// Every tensor a checkpoint of this config must hold.
@@ -34,11 +38,13 @@ impl Specs {
     pub fn new(config: &Config) -> Self {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         Self {
-            embedding: TensorSpec::matrix("model.embed_tokens.weight", Role::Embedding, vocab, hidden),
+            embedding: TensorSpec::matrix("model.embed_tokens.weight", Role::Embedding, vocab, hidden)
+                .cut(Cut::Rows(vocab)),
             layers: (0..config.layers).map(|layer| LayerSpecs::new(config, layer)).collect(),
             final_norm: TensorSpec::vector("model.norm.weight", Role::Norm, hidden),
-            lm_head: (!config.tied)
-                .then(|| TensorSpec::matrix("lm_head.weight", Role::Projection, vocab, hidden)),
+            lm_head: (!config.tied).then(|| {
+                TensorSpec::matrix("lm_head.weight", Role::Projection, vocab, hidden).cut(Cut::Rows(vocab))
+            }),
         }
     }
 
@@ -53,32 +59,39 @@ impl LayerSpecs {
     fn new(config: &Config, layer: usize) -> Self {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let (heads, kv_heads) = (Cut::Rows(config.heads), Cut::Rows(config.kv_heads));
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let linear = |part: &str, outputs, inputs| {
-            TensorSpec::matrix(name(&format!("{part}.weight")), Role::Projection, outputs, inputs)
+        let linear = |part: &str, outputs, inputs, cut| {
+            TensorSpec::matrix(name(&format!("{part}.weight")), Role::Projection, outputs, inputs).cut(cut)
         };
         let norm = |part: &str, width| TensorSpec::vector(name(&format!("{part}.weight")), Role::Norm, width);
-        let bias = |part: &str, width| TensorSpec::vector(name(&format!("{part}.bias")), Role::Bias, width);
+        let bias = |part: &str, width, cut| {
+            TensorSpec::vector(name(&format!("{part}.bias")), Role::Bias, width).cut(cut)
+        };
         Self {
             input_norm: norm("input_layernorm", hidden),
             qkv: [
-                linear("self_attn.q_proj", q, hidden),
-                linear("self_attn.k_proj", kv, hidden),
-                linear("self_attn.v_proj", kv, hidden),
+                linear("self_attn.q_proj", q, hidden, heads),
+                linear("self_attn.k_proj", kv, hidden, kv_heads),
+                linear("self_attn.v_proj", kv, hidden, kv_heads),
             ],
             qkv_bias: config.attention_bias.then(|| {
-                [bias("self_attn.q_proj", q), bias("self_attn.k_proj", kv), bias("self_attn.v_proj", kv)]
+                [
+                    bias("self_attn.q_proj", q, heads),
+                    bias("self_attn.k_proj", kv, kv_heads),
+                    bias("self_attn.v_proj", kv, kv_heads),
+                ]
             }),
             q_norm: norm("self_attn.q_norm", config.head_dim),
             k_norm: norm("self_attn.k_norm", config.head_dim),
-            o: linear("self_attn.o_proj", hidden, q),
-            o_bias: config.attention_bias.then(|| bias("self_attn.o_proj", hidden)),
+            o: linear("self_attn.o_proj", hidden, q, Cut::Columns(config.heads)),
+            o_bias: config.attention_bias.then(|| bias("self_attn.o_proj", hidden, Cut::Leader)),
             post_norm: norm("post_attention_layernorm", hidden),
             gate_up: [
-                linear("mlp.gate_proj", intermediate, hidden),
-                linear("mlp.up_proj", intermediate, hidden),
+                linear("mlp.gate_proj", intermediate, hidden, Cut::Rows(intermediate)),
+                linear("mlp.up_proj", intermediate, hidden, Cut::Rows(intermediate)),
             ],
-            down: linear("mlp.down_proj", hidden, intermediate),
+            down: linear("mlp.down_proj", hidden, intermediate, Cut::Columns(intermediate)),
         }
     }
 
@@ -89,7 +102,7 @@ impl LayerSpecs {
     }
 }
 
-/// The weights on a device.
+/// The weights on a device; shapes are those of a rank that is alone.
 pub(super) struct Weights<D: Device> {
     /// `[vocab, hidden]`.
     pub embedding: D::Matrix,
@@ -108,6 +121,7 @@ pub(super) struct Layer<D: Device> {
     k_norm: D::Vector,
     /// `[hidden, heads * head_dim]`.
     pub o: D::Matrix,
+    /// At rank 0 alone.
     pub o_bias: Option<D::Vector>,
     pub post_norm: D::Vector,
     /// gate and up fused: `[2 * intermediate, hidden]`.
@@ -141,7 +155,12 @@ impl<D: Device> Layer<D> {
             q_norm: loader.vector(&[&specs.q_norm])?,
             k_norm: loader.vector(&[&specs.k_norm])?,
             o: loader.matrix(&[&specs.o])?,
-            o_bias: specs.o_bias.as_ref().map(|spec| loader.vector(&[spec])).transpose()?,
+            o_bias: specs
+                .o_bias
+                .as_ref()
+                .filter(|_| loader.seat().leads())
+                .map(|spec| loader.vector(&[spec]))
+                .transpose()?,
             post_norm: loader.vector(&[&specs.post_norm])?,
             gate_up: loader.matrix(&specs.gate_up.each_ref())?,
             down: loader.matrix(&[&specs.down])?,

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use tutti_kernels::WeightType;
 
-use super::{Role, TensorSpec};
+use super::{Part, Role, TensorSpec};
 
 /// Draws weights from nothing but a seed. Element `i` of a tensor is a function of (seed, name, `i`), so that any
 /// part of it comes out the same wherever and in whatever order it is drawn.
@@ -16,46 +16,62 @@ pub(crate) struct Dummy {
 }
 
 impl Dummy {
-    /// A tensor's elements, little endian: norms are one, biases zero, the rest uniform with the variance that keeps
+    /// Part of a tensor's elements, little endian: norms are one, biases zero, the rest uniform with the variance that keeps
     /// activations near unit size.
-    pub fn bytes(&self, spec: &TensorSpec) -> Vec<u8> {
+    pub fn bytes(&self, spec: &TensorSpec, part: &Part) -> Vec<u8> {
         let deviation = match spec.role {
-            Role::Norm => return self.constant(spec, 1.0),
-            Role::Bias => return self.constant(spec, 0.0),
+            Role::Norm => return self.constant(part, 1.0),
+            Role::Bias => return self.constant(part, 0.0),
             Role::Embedding => 1.0,
             Role::Projection => (spec.rows_columns().1.max(1) as f32).sqrt().recip(),
         };
         let stream = spec.name.bytes().fold(self.seed, |state, byte| mix(state ^ u64::from(byte)));
         // Sixteen random bits an element, uniform in -√3σ..√3σ: variance σ².
         let step = 3f32.sqrt() * deviation / 32_768.0;
-        let mut bytes = vec![0; spec.elements() * self.dtype.bytes()];
-        match self.dtype {
-            WeightType::F32 => fill(&mut bytes, stream, |r| (f32::from(r) * step).to_le_bytes()),
-            WeightType::F16 => fill(&mut bytes, stream, |r| f16::from_f32(f32::from(r) * step).to_le_bytes()),
-            // Cut, not rounded: as random, and far quicker.
-            WeightType::Bf16 => {
-                fill(&mut bytes, stream, |r| (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes());
+        let mut bytes = vec![0; part.elements() * self.dtype.bytes()];
+        let mut rest = &mut bytes[..];
+        let width = if spec.shape.len() == 2 { spec.shape[1] } else { 1 };
+        for run in part.runs(width) {
+            let (now, later) = rest.split_at_mut(run.len() * self.dtype.bytes());
+            rest = later;
+            let first = run.start;
+            match self.dtype {
+                WeightType::F32 => fill(now, stream, first, |r| (f32::from(r) * step).to_le_bytes()),
+                WeightType::F16 => {
+                    fill(now, stream, first, |r| f16::from_f32(f32::from(r) * step).to_le_bytes());
+                }
+                // Cut, not rounded: as random, and far quicker.
+                WeightType::Bf16 => fill(now, stream, first, |r| {
+                    (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes()
+                }),
             }
         }
         bytes
     }
 
-    fn constant(&self, spec: &TensorSpec, value: f32) -> Vec<u8> {
+    fn constant(&self, part: &Part, value: f32) -> Vec<u8> {
         match self.dtype {
-            WeightType::F32 => value.to_le_bytes().repeat(spec.elements()),
-            WeightType::F16 => f16::from_f32(value).to_le_bytes().repeat(spec.elements()),
-            WeightType::Bf16 => bf16::from_f32(value).to_le_bytes().repeat(spec.elements()),
+            WeightType::F32 => value.to_le_bytes().repeat(part.elements()),
+            WeightType::F16 => f16::from_f32(value).to_le_bytes().repeat(part.elements()),
+            WeightType::Bf16 => bf16::from_f32(value).to_le_bytes().repeat(part.elements()),
         }
     }
 }
 
-/// Fills `bytes` with elements of `N` bytes, four from each random word.
-fn fill<const N: usize>(bytes: &mut [u8], stream: u64, element: impl Fn(i16) -> [u8; N]) {
-    for (block, four) in bytes.chunks_mut(4 * N).enumerate() {
+/// Fills `bytes` with the elements from `first` on, of `N` bytes each, four from each random word.
+fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: impl Fn(i16) -> [u8; N]) {
+    let draw = |block: usize, lane: usize, elements: &mut [u8]| {
         let word = mix(stream.wrapping_add(block as u64));
-        for (lane, out) in four.chunks_mut(N).enumerate() {
+        for (lane, out) in (lane..4).zip(elements.chunks_mut(N)) {
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
+    };
+    // The rest of a word that the elements before `first` have begun.
+    let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
+    let (head, whole) = bytes.split_at_mut(begun * N);
+    draw(first / 4, first % 4, head);
+    for (block, four) in whole.chunks_mut(4 * N).enumerate() {
+        draw(first.div_ceil(4) + block, 0, four);
     }
 }
 
@@ -69,7 +85,13 @@ fn mix(state: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tutti_kernels::{HostMatrix, collective::Seat};
+
+    use super::{super::Cut, *};
+
+    fn whole(dummy: Dummy, spec: &TensorSpec) -> Vec<u8> {
+        dummy.bytes(spec, &spec.part(Seat::ALONE))
+    }
 
     fn floats(bytes: &[u8]) -> Vec<f32> {
         bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
@@ -79,22 +101,39 @@ mod tests {
     fn weights_have_zero_mean_and_the_variance_of_their_role() {
         let dummy = Dummy { seed: 3, dtype: WeightType::Bf16 };
         for (role, variance) in [(Role::Projection, 1f32 / 64.0), (Role::Embedding, 1.0)] {
-            let values = floats(&dummy.bytes(&TensorSpec::matrix("w", role, 256, 64)));
+            let values = floats(&whole(dummy, &TensorSpec::matrix("w", role, 256, 64)));
             let mean = values.iter().sum::<f32>() / values.len() as f32;
             let found = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;
             assert!(mean.abs() < 0.02 * variance.sqrt(), "mean {mean}");
             assert!((found / variance - 1.0).abs() < 0.05, "variance {found}, {variance} wanted");
         }
-        assert!(floats(&dummy.bytes(&TensorSpec::vector("n", Role::Norm, 5))).iter().all(|v| *v == 1.0));
+        let norm = TensorSpec::vector("n", Role::Norm, 5);
+        assert!(floats(&whole(dummy, &norm)).iter().all(|v| *v == 1.0));
     }
 
     #[test]
     fn name_and_seed_decide() {
         let draw = |seed, name| {
-            Dummy { seed, dtype: WeightType::F32 }.bytes(&TensorSpec::matrix(name, Role::Projection, 3, 5))
+            let spec = TensorSpec::matrix(name, Role::Projection, 3, 5);
+            whole(Dummy { seed, dtype: WeightType::F32 }, &spec)
         };
         assert_eq!(draw(1, "a"), draw(1, "a"));
         assert_ne!(draw(1, "a"), draw(1, "b"));
         assert_ne!(draw(1, "a"), draw(2, "a"));
+    }
+
+    #[test]
+    fn a_part_is_what_the_whole_has_there() {
+        // Rows of nine elements: parts begin inside a random word.
+        let dummy = Dummy { seed: 5, dtype: WeightType::F32 };
+        for cut in [Cut::Rows(6), Cut::Columns(9), Cut::Rows(3), Cut::Replicated] {
+            let spec = TensorSpec::matrix("w", Role::Projection, 6, 9).cut(cut);
+            let bytes = whole(dummy, &spec);
+            let view = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 6, columns: 9 };
+            for rank in 0..3 {
+                let part = spec.part(Seat { rank, size: 3 });
+                assert_eq!(dummy.bytes(&spec, &part), *part.of(view), "{cut:?} at rank {rank}");
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Hands tensors over to a device one after the other, and says how far it is.
 
 use half::{bf16, f16};
-use tutti_kernels::{Device, HostMatrix, WeightType};
+use tutti_kernels::{Device, HostMatrix, WeightType, collective::Seat};
 
 use super::{Dummy, SafetensorsDir, TensorSpec};
 use crate::LoadError;
@@ -35,7 +35,7 @@ impl Source {
     }
 }
 
-/// Hands a family's tensors from a source to a device.
+/// Hands a family's tensors from a source to a device: of each, what this rank holds of it.
 pub(crate) struct Loader<'a, D: Device> {
     source: Source,
     device: &'a mut D,
@@ -51,13 +51,18 @@ impl<'a, D: Device> Loader<'a, D> {
         device: &'a mut D,
         progress: Progress<'a>,
     ) -> Result<Self, LoadError> {
-        let mut total = 0;
+        let (mut total, seat) = (0, device.seat());
         for spec in specs {
-            total += (spec.elements() * source.check(spec)?.bytes()) as u64;
+            total += (spec.part(seat).elements() * source.check(spec)?.bytes()) as u64;
         }
         let state = LoadProgress { done: 0, total };
         progress(state);
         Ok(Self { source, device, progress, state })
+    }
+
+    /// The rank that loads.
+    pub fn seat(&self) -> Seat {
+        self.device.seat()
     }
 
     /// The type in which a tensor is stored.
@@ -74,23 +79,21 @@ impl<'a, D: Device> Loader<'a, D> {
                 return Err(files.differs(part, parts[0]));
             }
         }
-        let matrix = match &mut self.source {
-            Source::Files(files) => {
-                let views = parts.iter().map(|part| files.view(part)).collect::<Result<Vec<_>, _>>()?;
-                let matrix = self.device.matrix(&views)?;
-                parts.iter().for_each(|part| files.release(part));
-                matrix
-            }
-            Source::Dummy(dummy) => {
-                let bytes: Vec<_> = parts.iter().map(|part| dummy.bytes(part)).collect();
-                let view = |(part, bytes): (&&TensorSpec, _)| {
-                    let (rows, columns) = part.rows_columns();
-                    HostMatrix { bytes, dtype: dummy.dtype, rows, columns }
-                };
-                let views: Vec<_> = parts.iter().zip(bytes.iter().map(Vec::as_slice)).map(view).collect();
-                self.device.matrix(&views)?
-            }
-        };
+        let mut held = Vec::with_capacity(parts.len());
+        for spec in parts {
+            let part = spec.part(self.seat());
+            let bytes = match &self.source {
+                Source::Files(files) => part.of(files.view(spec)?),
+                Source::Dummy(dummy) => dummy.bytes(spec, &part).into(),
+            };
+            held.push((part, bytes));
+        }
+        let views: Vec<_> = held.iter().map(|(part, bytes)| part.view(bytes, first)).collect();
+        let matrix = self.device.matrix(&views)?;
+        drop(held);
+        if let Source::Files(files) = &mut self.source {
+            parts.iter().for_each(|spec| files.release(spec));
+        }
         self.advance(parts)?;
         Ok(matrix)
     }
@@ -98,14 +101,19 @@ impl<'a, D: Device> Loader<'a, D> {
     /// Hands over vectors as one, end to end, widened to f32.
     pub fn vector(&mut self, parts: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
         let mut values = Vec::new();
-        for part in parts {
+        for spec in parts {
+            let part = spec.part(self.device.seat());
             match &mut self.source {
                 Source::Files(files) => {
-                    let view = files.view(part)?;
-                    widen(view.bytes, view.dtype, &mut values);
-                    files.release(part);
+                    let whole = files.view(spec)?;
+                    widen(
+                        &part.of(HostMatrix { rows: whole.columns, columns: 1, ..whole }),
+                        whole.dtype,
+                        &mut values,
+                    );
+                    files.release(spec);
                 }
-                Source::Dummy(dummy) => widen(&dummy.bytes(part), dummy.dtype, &mut values),
+                Source::Dummy(dummy) => widen(&dummy.bytes(spec, &part), dummy.dtype, &mut values),
             }
         }
         let vector = self.device.vector(&values)?;
@@ -124,8 +132,9 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     fn advance(&mut self, parts: &[&TensorSpec]) -> Result<(), LoadError> {
-        for part in parts {
-            self.state.done += (part.elements() * self.source.check(part)?.bytes()) as u64;
+        for spec in parts {
+            let elements = spec.part(self.seat()).elements();
+            self.state.done += (elements * self.source.check(spec)?.bytes()) as u64;
         }
         (self.progress)(self.state);
         Ok(())

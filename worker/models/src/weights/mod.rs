@@ -4,12 +4,15 @@ mod dummy;
 mod header;
 mod loader;
 mod safetensors;
+mod shard;
 
 pub(crate) use dummy::Dummy;
 pub(crate) use loader::{Loader, Progress, Source};
 pub(crate) use safetensors::SafetensorsDir;
+pub(crate) use shard::{Cut, Part, share};
 
 pub use loader::LoadProgress;
+use tutti_kernels::collective::Seat;
 
 /// A tensor that a family expects to find.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub(crate) struct TensorSpec {
     pub shape: Vec<usize>,
     /// What it is for.
     pub role: Role,
+    /// How it is divided among the ranks of a TP group.
+    pub cut: Cut,
 }
 
 /// What a tensor is for. Dummy weights are drawn accordingly, so that activations keep a sane size.
@@ -38,12 +43,27 @@ pub(crate) enum Role {
 impl TensorSpec {
     /// A matrix `[rows, columns]`.
     pub fn matrix(name: impl Into<String>, role: Role, rows: usize, columns: usize) -> Self {
-        Self { name: name.into(), shape: vec![rows, columns], role }
+        Self { name: name.into(), shape: vec![rows, columns], role, cut: Cut::Replicated }
     }
 
     /// A vector.
     pub fn vector(name: impl Into<String>, role: Role, width: usize) -> Self {
-        Self { name: name.into(), shape: vec![width], role }
+        Self { name: name.into(), shape: vec![width], role, cut: Cut::Replicated }
+    }
+
+    /// The same tensor, divided this way.
+    pub fn cut(self, cut: Cut) -> Self {
+        Self { cut, ..self }
+    }
+
+    /// What a rank holds of it.
+    pub fn part(&self, seat: Seat) -> Part {
+        let (rows, columns) = match self.shape[..] {
+            [rows, columns] => (rows, columns),
+            // Each element is an output of its own.
+            _ => (self.elements(), 1),
+        };
+        self.cut.part(rows, columns, seat)
     }
 
     /// How many elements it has; saturates where a config is absurd, and then no file matches.

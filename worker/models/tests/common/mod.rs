@@ -3,6 +3,9 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+pub mod goldens;
+pub mod group;
+
 use std::{collections::BTreeMap, fs, path::Path};
 
 use safetensors::tensor::{Dtype, TensorView};
@@ -14,13 +17,21 @@ use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResul
 
 pub const PAGE_TOKENS: usize = 16;
 pub const MAX_STEP_TOKENS: usize = 2048;
-const PAGES: usize = 256;
+pub const PAGES: usize = 256;
 
 pub fn device() -> CpuDevice {
     CpuDevice::new(1, Isa::detect()).unwrap()
 }
 
 pub fn try_load(dir: &Path, load_format: LoadFormat) -> Result<Box<dyn Model>, LoadError> {
+    try_load_on(device(), dir, load_format)
+}
+
+pub fn try_load_on(
+    device: CpuDevice,
+    dir: &Path,
+    load_format: LoadFormat,
+) -> Result<Box<dyn Model>, LoadError> {
     let options = LoadOptions {
         dir: dir.into(),
         load_format,
@@ -29,7 +40,7 @@ pub fn try_load(dir: &Path, load_format: LoadFormat) -> Result<Box<dyn Model>, L
         seed: 11,
     };
     let mut last = None;
-    let model = load(&options, device(), &mut |progress| last = Some(progress))?;
+    let model = load(&options, device, &mut |progress| last = Some(progress))?;
     let last = last.unwrap();
     assert_eq!(last.done, last.total, "progress ends at the whole");
     Ok(model)
@@ -215,4 +226,18 @@ pub fn write_tensors<'a>(file: &Path, tensors: impl IntoIterator<Item = (&'a Str
         (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
     });
     fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// A prompt below a vocabulary of 97.
+pub fn prompt(tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|i| (i * i * 31 + i * 7 + 3) % 97).collect()
+}
+
+/// A run's output, and for each prompt token the whole distribution as (token, logprob's bits).
+pub type Bits = (Vec<u32>, Vec<Vec<(u32, u32)>>);
+
+/// Bits, since `==` on floats takes 0 for -0.
+pub fn bits(runs: &[(Vec<u32>, Vec<TokenScore>)]) -> Vec<Bits> {
+    let row = |score: &TokenScore| score.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
+    runs.iter().map(|(tokens, scores)| (tokens.clone(), scores.iter().map(row).collect())).collect()
 }

@@ -1,0 +1,129 @@
+//! TP groups at the gate: how ranks come together, who is given requests, and how all end with one.
+
+use tutti_conductor::cluster::Limits;
+use tutti_proto::cluster::v1::{
+    self as pb, conductor_message::Message as FromConductor, form_group::Meeting,
+    worker_message::Message as ToConductor,
+};
+use tutti_runtime::{ErrorKind, health::State};
+
+use crate::bench::{Bench, FakeWorker, hello, limits, read, ready, soon};
+
+fn in_pairs(spawned_workers: u32) -> Limits {
+    Limits { tp: 2, ..limits(spawned_workers) }
+}
+
+async fn formed(worker: &mut FakeWorker) -> (u32, Meeting) {
+    match worker.hear().await {
+        Some(FromConductor::FormGroup(form)) => {
+            assert_eq!(form.size, 2);
+            (form.rank, form.meeting.unwrap())
+        }
+        other => panic!("{other:?} forms no group"),
+    }
+}
+
+async fn place(worker: &mut FakeWorker) -> (u32, String) {
+    match formed(worker).await {
+        (rank, Meeting::SharedMemory(place)) => (rank, place),
+        other => panic!("{other:?} is not in shared memory"),
+    }
+}
+
+#[tokio::test]
+async fn a_group_meets_once_all_have_joined_and_serves_at_its_leader_once_all_have_loaded() {
+    let bench = Bench::new(in_pairs(4)).await;
+    let mut second = bench.join(1).await;
+    // Of another group: it does not complete the first one.
+    let mut other = bench.join(2).await;
+    let mut leader = bench.join(0).await;
+    let meeting = place(&mut leader).await;
+    assert_eq!((meeting.0, place(&mut second).await), (0, (1, meeting.1.clone())));
+    let mut last = bench.join(3).await;
+    let another = place(&mut other).await;
+    assert_eq!((another.0, place(&mut last).await), (0, (1, another.1.clone())));
+    assert_ne!(meeting.1, another.1);
+
+    for loaded in [&leader, &other, &last] {
+        loaded.say(ToConductor::Ready(ready())).await;
+    }
+    bench.wait_ready(|state| *state == State::Not("3 of 4 workers are loaded".into())).await;
+    second.say(ToConductor::Ready(ready())).await;
+    bench.wait_ready(|state| *state == State::Ok).await;
+    let mut submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
+    for worker in [&mut leader, &mut other] {
+        let launch = worker.launched().await;
+        worker.finish(launch.key, &[0]).await;
+    }
+    for submission in &mut submissions {
+        // The leader's word is the group's.
+        assert_eq!(read(submission).await.1.unwrap().generated, 1);
+    }
+    bench.idle().await;
+}
+
+#[tokio::test]
+async fn the_end_of_one_rank_is_the_end_of_its_group_which_forms_anew_elsewhere() {
+    let bench = Bench::new(in_pairs(2)).await;
+    for gone in [0, 1] {
+        let (mut leader, mut second) = (bench.join(0).await, bench.join(1).await);
+        let (_, first_place) = place(&mut leader).await;
+        place(&mut second).await;
+        for rank in [&leader, &second] {
+            rank.say(ToConductor::Ready(ready())).await;
+        }
+        bench.wait_ready(|state| *state == State::Ok).await;
+        let (left, gone_too) = if gone == 0 { (second, leader) } else { (leader, second) };
+        drop(gone_too);
+        bench.wait_ready(|state| matches!(state, State::Not(_))).await;
+        let mut left = left;
+        assert_eq!(left.hear().await, None, "the other is turned away");
+        assert_eq!(bench.submit(1).unwrap_err().kind(), ErrorKind::Unavailable);
+        // Its rank is free at once, though its process may still be there.
+        let mut again = (bench.join(1).await, bench.join(0).await);
+        assert_ne!(place(&mut again.1).await.1, first_place);
+        drop(again);
+        soon("all are gone", async {
+            while bench.cluster.status().workers.iter().any(|worker| worker.pid != 0) {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn ranks_that_join_by_hand_dial_their_leader_where_it_listens() {
+    let bench = Bench::new(in_pairs(2)).await;
+    let by_hand = |rank| pb::Hello { join_token: String::new(), ..hello(rank) };
+    let mut leader = bench.try_join(by_hand(2)).await.unwrap();
+    let mut second = bench.try_join(by_hand(3)).await.unwrap();
+    let (0, Meeting::Listen(listen)) = formed(&mut leader).await else {
+        panic!("the leader does not listen")
+    };
+    // From a rank that was not asked, it means nothing.
+    second.say(ToConductor::GroupListening(pb::GroupListening { port: 1 })).await;
+    leader.say(ToConductor::GroupListening(pb::GroupListening { port: 4321 })).await;
+    let (1, Meeting::Dial(dial)) = formed(&mut second).await else { panic!("the other does not dial") };
+    assert_eq!((dial.address.as_str(), &dial.secret), ("127.0.0.1:4321", &listen.secret));
+    assert_eq!(listen.secret.len(), 16);
+}
+
+#[tokio::test]
+async fn a_dismissed_group_leaves_with_its_leader() {
+    let bench = Bench::new(in_pairs(4)).await;
+    let (mut leader, mut second) = (bench.join(0).await, bench.join(1).await);
+    place(&mut leader).await;
+    place(&mut second).await;
+    // Its leader has not joined: nobody else could end it.
+    let mut alone = bench.join(3).await;
+    bench.cluster.dismiss();
+    assert!(matches!(leader.hear().await, Some(FromConductor::Drain(_))));
+    assert!(matches!(alone.hear().await, Some(FromConductor::Drain(_))));
+    drop(leader);
+    assert_eq!(
+        second.hear().await,
+        None,
+        "it is not told to drain: it is let go of when the leader has gone"
+    );
+}

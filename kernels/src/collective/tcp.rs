@@ -1,0 +1,368 @@
+//! Ranks apart, over TCP: a star with rank 0 in the middle.
+//!
+//! Whoever waits for a rank waits at rank 0, so it is rank 0 that finds out who is missing; before it gives up it tells
+//! the others. A group's secret keeps strangers out of it; what travels is not encrypted.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+
+use super::{Collective, CollectiveError, Operation, Patience, Seat, check_gather, mapping::bytes_of};
+
+/// Bytes that travel at a time: rank 0 holds one tile beside its own.
+const TILE_BYTES: usize = 256 << 10;
+/// Operation and length.
+const HEADER: usize = 8;
+/// In an operation's place: rank 0 gives up, for the reason that follows.
+const GIVEN_UP: u8 = 0;
+/// The longest reason.
+const MAX_REASON: usize = 1 << 10;
+/// How long a stranger may take to say who it is.
+const HELLO: Duration = Duration::from_secs(2);
+
+/// One rank of a group over TCP.
+pub struct Tcp {
+    seat: Seat,
+    deadline: Duration,
+    /// At rank 0 the other ranks in order; elsewhere rank 0 alone.
+    peers: Vec<Peer>,
+    tile: Vec<u8>,
+}
+
+struct Peer {
+    rank: usize,
+    stream: TcpStream,
+}
+
+/// What one call waits for, and for how long.
+#[derive(Clone, Copy)]
+struct Call {
+    operation: Operation,
+    size: usize,
+    deadline: Duration,
+    /// `None` waits for ever.
+    until: Option<Instant>,
+}
+
+impl Tcp {
+    /// Rank 0: waits up to `patience` for `size` - 1 others that know the secret; every later collective has `deadline`.
+    pub fn accept(
+        listener: &TcpListener,
+        size: usize,
+        secret: &[u8; 16],
+        patience: Duration,
+        deadline: Duration,
+    ) -> Result<Self, CollectiveError> {
+        let until = Instant::now() + patience;
+        let mut seated: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
+        listener.set_nonblocking(true).map_err(|e| broken("listen", &e))?;
+        while let Some(missing) = seated.iter().position(Option::is_none) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let (rank, operation) = (missing + 1, Operation::Forming);
+                return Err(CollectiveError::Missing { rank, size, operation, deadline: patience });
+            }
+            await_connection(listener, left)?;
+            let Ok((stream, _)) = listener.accept() else { continue };
+            // A stranger, or one that broke off: whoever belongs here is still to come.
+            let Ok(rank) = greet(&stream, secret) else { continue };
+            if let Some(seat @ None) = rank.checked_sub(1).and_then(|place| seated.get_mut(place)) {
+                *seat = Some(stream);
+            }
+        }
+        let peers = (1..).zip(seated.into_iter().flatten()).map(|(rank, stream)| Peer { rank, stream });
+        let mut group =
+            Self { seat: Seat { rank: 0, size }, deadline, peers: peers.collect(), tile: Vec::new() };
+        group.broadcast(&mut Vec::new(), Patience::Deadline)?;
+        Ok(group)
+    }
+
+    /// Another rank: dials rank 0 and waits up to `patience` until all have come.
+    pub fn connect(
+        address: SocketAddr,
+        seat: Seat,
+        secret: &[u8; 16],
+        patience: Duration,
+        deadline: Duration,
+    ) -> Result<Self, CollectiveError> {
+        let failed = |e: io::Error| broken(&format!("reach rank 0 at {address}"), &e);
+        let mut stream = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        let mut hello = secret.to_vec();
+        hello.extend((seat.rank as u32).to_le_bytes());
+        stream.write_all(&hello).map_err(failed)?;
+        let peers = vec![Peer { rank: 0, stream }];
+        let mut group = Self { seat, deadline: patience, peers, tile: Vec::new() };
+        group.broadcast(&mut Vec::new(), Patience::Deadline)?;
+        group.deadline = deadline;
+        Ok(group)
+    }
+
+    fn call(&self, operation: Operation, patience: Patience) -> Call {
+        let until = (patience == Patience::Deadline).then(|| Instant::now() + self.deadline);
+        Call { operation, size: self.seat.size, deadline: self.deadline, until }
+    }
+
+    /// Runs `act`; where it fails at rank 0, the others are told why.
+    fn run(
+        &mut self,
+        act: impl FnOnce(&mut Self) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let outcome = act(self);
+        if let (Err(error), true) = (&outcome, self.seat.leads()) {
+            let mut reason = error.to_string().into_bytes();
+            reason.truncate(MAX_REASON);
+            for peer in &mut self.peers {
+                // Whoever cannot be told sees the end of the stream.
+                let _ = peer.stream.set_write_timeout(Some(Duration::from_millis(100)));
+                let _ = peer.stream.write_all(&header(GIVEN_UP, reason.len()));
+                let _ = peer.stream.write_all(&reason);
+            }
+        }
+        outcome
+    }
+
+    /// One tile up to rank 0, which calls `merge` with each rank's in their order.
+    fn up(
+        &mut self,
+        call: Call,
+        tile: &[u8],
+        mut merge: impl FnMut(usize, &[u8]),
+    ) -> Result<(), CollectiveError> {
+        if !self.seat.leads() {
+            return self.peers[0].send(call, tile);
+        }
+        self.tile.resize(tile.len(), 0);
+        for peer in &mut self.peers {
+            let len = peer.receive_header(call)?;
+            if len != tile.len() {
+                return Err(peer.differs(call, call.operation as u8, len, tile.len()));
+            }
+            peer.receive(call, &mut self.tile)?;
+            merge(peer.rank, &self.tile);
+        }
+        Ok(())
+    }
+
+    /// Bytes down from rank 0.
+    fn down(&mut self, call: Call, data: &mut [u8]) -> Result<(), CollectiveError> {
+        if self.seat.leads() {
+            return self.peers.iter_mut().try_for_each(|peer| peer.send(call, data));
+        }
+        let peer = &mut self.peers[0];
+        let len = peer.receive_header(call)?;
+        if len != data.len() {
+            return Err(peer.differs(call, call.operation as u8, len, data.len()));
+        }
+        peer.receive(call, data)
+    }
+}
+
+impl Collective for Tcp {
+    fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    fn transport(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn all_reduce(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
+        self.run(|group| {
+            let call = group.call(Operation::AllReduce, Patience::Deadline);
+            let mut bytes = Vec::new();
+            for tile in data.chunks_mut(TILE_BYTES / 4) {
+                bytes.clear();
+                bytes.extend_from_slice(bytes_of(tile));
+                group.up(call, &bytes, |_, theirs| {
+                    let theirs = theirs.as_chunks::<4>().0.iter().map(|x| f32::from_ne_bytes(*x));
+                    tile.iter_mut().zip(theirs).for_each(|(sum, theirs)| *sum += theirs);
+                })?;
+                bytes.clear();
+                bytes.extend_from_slice(bytes_of(tile));
+                group.down(call, &mut bytes)?;
+                for (to, from) in tile.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *to = f32::from_ne_bytes(*from);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn gather(&mut self, part: &[f32], mut out: Option<&mut [f32]>) -> Result<(), CollectiveError> {
+        check_gather(self.seat, part, out.as_deref())?;
+        if let Some(out) = &mut out {
+            out[..part.len()].copy_from_slice(part);
+        }
+        self.run(|group| {
+            let call = group.call(Operation::Gather, Patience::Deadline);
+            for (place, tile) in part.chunks(TILE_BYTES / 4).enumerate() {
+                let first = place * TILE_BYTES / 4;
+                group.up(call, bytes_of(tile), |rank, theirs| {
+                    let out = out.iter_mut().flat_map(|out| &mut out[rank * part.len() + first..]);
+                    for (to, from) in out.zip(theirs.as_chunks::<4>().0) {
+                        *to = f32::from_ne_bytes(*from);
+                    }
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError> {
+        out.clear();
+        out.resize(part.len() * self.seat.size, 0);
+        out[..part.len()].copy_from_slice(part);
+        self.run(|group| {
+            let call = group.call(Operation::AllGather, Patience::Deadline);
+            group.up(call, part, |rank, theirs| {
+                out[rank * theirs.len()..][..theirs.len()].copy_from_slice(theirs);
+            })?;
+            group.down(call, out)
+        })
+    }
+
+    fn broadcast(&mut self, message: &mut Vec<u8>, patience: Patience) -> Result<(), CollectiveError> {
+        self.run(|group| {
+            let call = group.call(Operation::Broadcast, patience);
+            if group.seat.leads() {
+                return group.down(call, message);
+            }
+            let len = group.peers[0].receive_header(call)?;
+            message.clear();
+            message.resize(len, 0);
+            let call = group.call(Operation::Broadcast, Patience::Deadline);
+            group.peers[0].receive(call, message)
+        })
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        for peer in &self.peers {
+            // An error means that the other side is gone already.
+            let _ = peer.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Peer {
+    fn send(&mut self, call: Call, data: &[u8]) -> Result<(), CollectiveError> {
+        for mut rest in [&header(call.operation as u8, data.len())[..], data] {
+            while !rest.is_empty() {
+                self.stream.set_write_timeout(self.left(call)?).map_err(|e| self.fault(call, &e))?;
+                match self.stream.write(rest) {
+                    Ok(written) => rest = &rest[written..],
+                    Err(error) => self.check(call, &error)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The length of what follows; an error where it is of another operation.
+    fn receive_header(&mut self, call: Call) -> Result<usize, CollectiveError> {
+        let mut bytes = [0; HEADER];
+        self.receive(call, &mut bytes)?;
+        let (code, len) = (bytes[7], (u64::from_le_bytes(bytes) & ((1 << 56) - 1)) as usize);
+        if code == GIVEN_UP {
+            let mut reason = vec![0; len.min(MAX_REASON)];
+            self.receive(call, &mut reason)?;
+            return Err(CollectiveError::Transport(String::from_utf8_lossy(&reason).into_owned()));
+        }
+        if code != call.operation as u8 {
+            return Err(self.differs(call, code, len, len));
+        }
+        Ok(len)
+    }
+
+    fn receive(&mut self, call: Call, mut data: &mut [u8]) -> Result<(), CollectiveError> {
+        while !data.is_empty() {
+            self.stream.set_read_timeout(self.left(call)?).map_err(|e| self.fault(call, &e))?;
+            match self.stream.read(data) {
+                Ok(0) => return Err(CollectiveError::Left { rank: self.rank, size: call.size }),
+                Ok(read) => data = &mut data[read..],
+                Err(error) => self.check(call, &error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Time that is left; `None` is no limit.
+    fn left(&self, call: Call) -> Result<Option<Duration>, CollectiveError> {
+        match call.until.map(|until| until.saturating_duration_since(Instant::now())) {
+            Some(Duration::ZERO) => Err(self.missing(call)),
+            left => Ok(left),
+        }
+    }
+
+    fn check(&self, call: Call, error: &io::Error) -> Result<(), CollectiveError> {
+        match error.kind() {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Ok(()),
+            _ => Err(self.fault(call, error)),
+        }
+    }
+
+    fn missing(&self, call: Call) -> CollectiveError {
+        let Call { operation, size, deadline, .. } = call;
+        CollectiveError::Missing { rank: self.rank, size, operation, deadline }
+    }
+
+    fn fault(&self, call: Call, error: &io::Error) -> CollectiveError {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                CollectiveError::Left { rank: self.rank, size: call.size }
+            }
+            _ => broken(&format!("talk to rank {}", self.rank), error),
+        }
+    }
+
+    fn differs(&self, call: Call, code: u8, theirs: usize, ours: usize) -> CollectiveError {
+        let name = Operation::from_code(code).map_or("no call".to_owned(), |o| o.to_string());
+        CollectiveError::Mismatch {
+            rank: self.rank,
+            theirs: format!("{name} of {theirs} bytes"),
+            ours: format!("{} of {ours} bytes", call.operation),
+        }
+    }
+}
+
+fn header(code: u8, len: usize) -> [u8; HEADER] {
+    (u64::from(code) << 56 | len as u64).to_le_bytes()
+}
+
+fn broken(what: &str, error: &io::Error) -> CollectiveError {
+    CollectiveError::Transport(format!("cannot {what}: {error}"))
+}
+
+/// Returns when somebody dials, or `limit` has passed.
+fn await_connection(listener: &TcpListener, limit: Duration) -> Result<(), CollectiveError> {
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
+    match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(broken("wait for other ranks", &error.into())),
+    }
+}
+
+/// Reads who has dialled: its rank, if it knows the secret.
+fn greet(mut stream: &TcpStream, secret: &[u8; 16]) -> io::Result<usize> {
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(HELLO))?;
+    let (mut theirs, mut rank) = ([0; 16], [0; 4]);
+    stream.read_exact(&mut theirs)?;
+    stream.read_exact(&mut rank)?;
+    // In a time that does not tell where they differ.
+    let differences = theirs.iter().zip(secret).fold(0, |differences, (a, b)| differences | (a ^ b));
+    if differences != 0 {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(u32::from_le_bytes(rank) as usize)
+}

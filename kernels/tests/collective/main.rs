@@ -1,0 +1,251 @@
+//! Groups of ranks, as threads of one process: the same memory and the same sockets as between processes.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tutti_kernels::collective::{Collective, CollectiveError, Operation, Patience, Seat, SharedMemory, Tcp};
+
+const LONG: Duration = Duration::from_secs(60);
+const SECRET: &[u8; 16] = b"0123456789abcdef";
+
+type Member = Box<dyn Collective>;
+
+/// How the ranks of a test meet: each thread makes its own end.
+#[derive(Clone, Copy, Debug)]
+enum Transport {
+    SharedMemory,
+    Tcp,
+}
+
+const BOTH: [Transport; 2] = [Transport::SharedMemory, Transport::Tcp];
+
+/// Runs `act` as every rank of a group; what each gave back, in order.
+fn group<T: Send>(
+    transport: Transport,
+    size: usize,
+    deadline: Duration,
+    act: impl Fn(Member) -> T + Sync,
+) -> Vec<T> {
+    let directory = tempfile::tempdir().unwrap();
+    let path: PathBuf = directory.path().join("group");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let meet = |rank| -> Member {
+        let seat = Seat { rank, size };
+        match transport {
+            Transport::SharedMemory => Box::new(SharedMemory::meet(&path, seat, LONG, deadline).unwrap()),
+            Transport::Tcp if rank == 0 => {
+                Box::new(Tcp::accept(&listener, size, SECRET, LONG, deadline).unwrap())
+            }
+            Transport::Tcp => Box::new(Tcp::connect(address, seat, SECRET, LONG, deadline).unwrap()),
+        }
+    };
+    let results = thread::scope(|scope| {
+        let (meet, act) = (&meet, &act);
+        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || act(meet(rank)))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(!path.exists(), "nothing is left of the meeting");
+    results
+}
+
+/// Values whose sum in f32 depends on the order in which it is taken.
+fn values(rank: usize, len: usize) -> Vec<f32> {
+    let value = |i: usize| {
+        let bits = (i * 2_654_435_761 + rank * 40_503) % 1_000_003;
+        (bits as f32 - 500_000.0) * 10f32.powi((bits % 9) as i32 - 4)
+    };
+    (0..len).map(value).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn a_sum_is_taken_in_the_order_of_ranks_whatever_its_size_and_transport() {
+    // Around the borders: nothing, one, what all sum alone, a tile, several tiles and a rest.
+    let lengths = [0, 1, 7, 8 << 10, (8 << 10) + 1, 64 << 10, (64 << 10) + 5, 200_003];
+    for transport in BOTH {
+        for size in [1, 2, 3, 4] {
+            let sums = group(transport, size, LONG, |mut member| {
+                let rank = member.seat().rank;
+                lengths.map(|len| {
+                    let mut data = values(rank, len);
+                    member.all_reduce(&mut data).unwrap();
+                    bits(&data)
+                })
+            });
+            for (place, len) in lengths.into_iter().enumerate() {
+                let mut expected = values(0, len);
+                for rank in 1..size {
+                    expected.iter_mut().zip(values(rank, len)).for_each(|(sum, value)| *sum += value);
+                }
+                let expected = bits(&expected);
+                for sum in &sums {
+                    assert!(sum[place] == expected, "{transport:?}: {len} floats of {size} ranks");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gathered_parts_stand_in_the_order_of_ranks() {
+    for transport in BOTH {
+        for len in [0, 3, 100_000] {
+            let expected: Vec<f32> = (0..3).flat_map(|rank| values(rank, len)).collect();
+            let gathered = group(transport, 3, LONG, |mut member| {
+                let rank = member.seat().rank;
+                let mut out = vec![0.0; 3 * len];
+                let to = member.seat().leads().then_some(&mut out[..]);
+                member.gather(&values(rank, len), to).unwrap();
+                let mut all = Vec::new();
+                member.all_gather(&[rank as u8; 5], &mut all).unwrap();
+                assert_eq!(all, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2]);
+                out
+            });
+            assert!(bits(&gathered[0]) == bits(&expected), "{transport:?}: {len} floats");
+        }
+    }
+}
+
+#[test]
+fn every_rank_gets_the_messages_of_rank_0_in_order() {
+    let message = |number: usize| vec![number as u8; [0, 1, 1000, 600_000][number % 4]];
+    for transport in BOTH {
+        group(transport, 3, LONG, |mut member| {
+            for number in 0..40 {
+                let mut heard = if member.seat().leads() { message(number) } else { vec![9; 3] };
+                member.broadcast(&mut heard, Patience::Forever).unwrap();
+                assert!(heard == message(number), "{transport:?}: message {number}");
+            }
+        });
+    }
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_everybody_has_come() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    for transport in BOTH {
+        let come = AtomicUsize::new(0);
+        group(transport, 4, LONG, |mut member| {
+            for round in 1..=200 {
+                come.fetch_add(1, Ordering::SeqCst);
+                member.barrier().unwrap();
+                assert!(come.load(Ordering::SeqCst) >= 4 * round, "{transport:?}");
+            }
+        });
+    }
+}
+
+/// Collectives of all kinds and sizes back to back, so that each begins while others still finish the one before.
+#[test]
+fn calls_do_not_run_into_each_other() {
+    for transport in BOTH {
+        let rounds = if matches!(transport, Transport::SharedMemory) { 3_000 } else { 300 };
+        let sums = group(transport, 3, LONG, |mut member| {
+            let rank = member.seat().rank;
+            let mut digest = 0u64;
+            for round in 0..rounds {
+                let mut data = values(rank + round, [1, 100, 9_000, 70_000][round % 4] >> (round % 3));
+                member.all_reduce(&mut data).unwrap();
+                digest = bits(&data).iter().fold(digest, |d, &b| d.rotate_left(5) ^ u64::from(b));
+                if round % 7 == 0 {
+                    let mut word = digest.to_le_bytes().to_vec();
+                    member.broadcast(&mut word, Patience::Deadline).unwrap();
+                    assert_eq!(word, digest.to_le_bytes());
+                }
+            }
+            digest
+        });
+        assert!(sums.iter().all(|sum| *sum == sums[0]), "{transport:?}: {sums:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_deadline() {
+    let deadline = Duration::from_millis(300);
+    for transport in BOTH {
+        let (told, tell) = std::sync::mpsc::channel();
+        let told = std::sync::Mutex::new(Some(told));
+        let tell = std::sync::Mutex::new(tell);
+        let errors = group(transport, 3, deadline, |mut member| {
+            if member.seat().rank == 2 {
+                // Neither comes nor leaves until the others have given up on it.
+                let tell = tell.lock().unwrap();
+                tell.recv().unwrap();
+                return None;
+            }
+            let began = Instant::now();
+            let error = member.all_reduce(&mut [1.0; 3]).unwrap_err();
+            assert!(began.elapsed() < 20 * deadline, "{transport:?}: {error} after {:?}", began.elapsed());
+            if member.seat().leads() {
+                told.lock().unwrap().take().unwrap().send(()).unwrap();
+            }
+            Some(error)
+        });
+        let missing =
+            CollectiveError::Missing { rank: 2, size: 3, operation: Operation::AllReduce, deadline };
+        assert_eq!(errors[0], Some(missing.clone()), "{transport:?}");
+        let told = errors[1].clone().unwrap().to_string();
+        assert!(told.contains("rank 2 of 3") || told.contains("rank 0 of 3"), "{transport:?}: {told}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_noticed_at_once() {
+    for transport in BOTH {
+        let errors = group(transport, 2, LONG, |mut member| {
+            (!member.seat().leads())
+                .then(|| member.broadcast(&mut Vec::new(), Patience::Forever).unwrap_err())
+        });
+        assert_eq!(errors[1], Some(CollectiveError::Left { rank: 0, size: 2 }), "{transport:?}");
+    }
+}
+
+#[test]
+fn ranks_at_different_calls_are_told_so() {
+    for transport in BOTH {
+        let errors = group(transport, 2, LONG, |mut member| {
+            let len = 4 + member.seat().rank;
+            member.all_reduce(&mut vec![0.0; len]).unwrap_err()
+        });
+        assert!(
+            errors.iter().any(|error| matches!(error, CollectiveError::Mismatch { .. })),
+            "{transport:?}: {errors:?}"
+        );
+    }
+}
+
+#[test]
+fn a_gather_into_too_little_is_refused_before_anything_travels() {
+    for transport in BOTH {
+        group(transport, 2, LONG, |mut member| {
+            let error = member.gather(&[1.0, 2.0], Some(&mut [0.0; 3])).unwrap_err();
+            assert!(matches!(error, CollectiveError::Misuse(_)), "{transport:?}: {error}");
+            member.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_stranger_takes_nobodys_seat() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let seat = Seat { rank: 1, size: 2 };
+    thread::scope(|scope| {
+        let leader = scope.spawn(|| Tcp::accept(&listener, 2, SECRET, LONG, LONG));
+        let stranger = Tcp::connect(address, seat, b"fedcba9876543210", LONG, LONG);
+        assert!(matches!(stranger, Err(CollectiveError::Left { rank: 0, .. })), "{:?}", stranger.err());
+        let member = Tcp::connect(address, seat, SECRET, LONG, LONG).unwrap();
+        leader.join().unwrap().unwrap();
+        drop(member);
+    });
+}

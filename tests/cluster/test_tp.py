@@ -1,0 +1,211 @@
+"""One model divided among the ranks of a TP group: the same answers, and one end for all ranks of a group."""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from harness import GOLDENS, free_port, run_to_exit, wait_for
+from safetensors.numpy import load_file
+from test_golden import BOUND, LENGTHS, MODELS, answers, log_softmax, pick, prompt_logprobs
+
+QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
+ASK = dict(prompt=[5, 6, 7], max_tokens=24, temperature=1, seed=11, ignore_eos=True, return_token_ids=True)
+# Still running whenever the test gets to it.
+LONG = dict(prompt=[1, 2, 3], max_tokens=2500, ignore_eos=True, temperature=1, return_token_ids=True)
+
+
+def workers_by_rank(cluster):
+    """{rank: pid} of the workers, by their command lines."""
+    ranks = {}
+    for pid in cluster.workers():
+        try:
+            argv = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended while we looked
+        if b"--rank" in argv:
+            ranks[int(argv[argv.index(b"--rank") + 1])] = pid
+    return ranks
+
+
+def steps(cluster):
+    """{rank: steps so far}, as /metrics shows them."""
+    text = cluster.client.get("/metrics").text
+    return {int(rank): int(count) for rank, count in re.findall(r'^tutti_worker_steps\{worker="(\d+)"\} (\d+)', text, re.M)}
+
+
+def tokens(cluster, **changes):
+    return cluster.complete(**ASK | changes)["choices"][0]["token_ids"]
+
+
+def greatest_deviation(golden, got):
+    """The greatest deviation of a logprob from the reference; tokens are the reference's."""
+    worst = 0.0
+    for length, choice in got.items():
+        ids, greedy = golden[f"t{length}.input_ids"], golden[f"t{length}.greedy"]
+        assert choice["token_ids"] == greedy.tolist(), f"t{length}"
+        prompt = pick(log_softmax(golden[f"t{length}.logits"][:-1]), ids[1:])
+        sampled = pick(log_softmax(golden[f"t{length}.greedy_logits"]), greedy)
+        ours = np.array(choice["logprobs"]["token_logprobs"])
+        for difference in (np.abs(prompt_logprobs(choice, ids) - prompt), np.abs(ours - sampled)):
+            worst = max(worst, difference.max(initial=0.0))
+    return worst
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tp", (2, 4))
+def test_groups_answer_as_the_reference_does_and_the_same_to_the_last_bit_every_time(start, figure, tp, model):
+    directory = GOLDENS / "seed0" / model
+    golden = load_file(directory / "goldens.safetensors")
+    first = None
+    # A second cluster under another step budget: neither may change a digit.
+    for budget in (64, 16):
+        cluster = start(
+            "--workers", 4, "--tp", tp, "--model", directory, "--skip-tokenizer-init", "--max-step-tokens", budget
+        )
+        assert len(cluster.workers()) == 4 and cluster.metrics()["tutti_workers_ready"] == 4
+        got = answers(cluster, golden)
+        assert set(got) == set(LENGTHS)
+        worst = greatest_deviation(golden, got)
+        assert worst <= BOUND, f"tp {tp}: {worst}"
+        first = first or got
+        assert got == first, f"a budget of {budget} changes bits"
+        cluster.wait_until_idle()
+        cluster.stop()
+    figure(f"{model} tp {tp}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+
+
+def test_a_seed_means_the_same_tokens_for_any_number_of_ranks(start):
+    sampled = []
+    for workers, tp in ((1, 1), (2, 2), (4, 4)):
+        cluster = start("--workers", workers, "--tp", tp, *QWEN3)
+        # Penalties and truncation need the whole vocabulary at the leader.
+        sampled.append(
+            [tokens(cluster), tokens(cluster, seed=12, top_p=0.9, repetition_penalty=1.2), tokens(cluster, top_k=5)]
+        )
+        cluster.stop()
+    assert sampled[0] == sampled[1] == sampled[2]
+
+
+def endings(cluster, act):
+    """Runs streams on all groups, `act`s once they run, and gives how each ended: a finish reason, or "failed"."""
+
+    def ending(seed):
+        finishes, errors = [], []
+        try:
+            for event in cluster.stream("/v1/completions", **LONG | dict(seed=seed)):
+                if "error" in event:
+                    errors.append(event["error"]["message"])
+                finishes += [c["finish_reason"] for c in event.get("choices", ()) if c.get("finish_reason")]
+        except AssertionError:
+            assert errors, "the stream broke off without telling why"
+        assert len(finishes) + len(errors) == 1, (finishes, errors)
+        return finishes[0] if finishes else "failed"
+
+    def running():
+        return sum(v for k, v in cluster.metrics().items() if k.endswith("requests_running"))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ending, seed) for seed in range(4)]
+        wait_for("all running", lambda: running() == 4)
+        act()
+        return [future.result() for future in asked]
+
+
+def group_is_replaced(cluster, before, ranks):
+    """Until these ranks have new processes, and all four workers have loaded."""
+
+    def replaced():
+        now = workers_by_rank(cluster)
+        return sorted(now) == sorted(before) and all((now[rank] != before[rank]) == (rank in ranks) for rank in now)
+
+    wait_for(f"new processes for ranks {ranks}", replaced)
+    wait_for("four workers ready", lambda: cluster.metrics().get("tutti_workers_ready") == 4)
+
+
+@pytest.mark.parametrize("victim", (2, 3), ids=("leader", "follower"))
+def test_a_killed_rank_ends_its_group_which_comes_back_while_the_other_goes_on(start, figure, victim):
+    cluster = start("--workers", 4, "--tp", 2, *QWEN3)
+    expected, before = tokens(cluster), workers_by_rank(cluster)
+    began = time.monotonic()
+
+    def kill():
+        nonlocal began
+        began = time.monotonic()
+        os.kill(before[victim], signal.SIGKILL)
+
+    assert endings(cluster, kill) == ["length"] * 4, "the group's requests go on at the other one"
+    group_is_replaced(cluster, before, (2, 3))
+    figure(f"tp 2, rank {victim} killed: its group was back after {time.monotonic() - began:.1f} s at most")
+    assert [tokens(cluster) for _ in range(4)] == [expected] * 4, "both groups answer as before"
+    cluster.wait_until_idle()
+
+
+def test_a_stopped_rank_trips_the_watchdog_and_its_group_is_replaced(start, figure):
+    cluster = start("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3)
+    expected, before = tokens(cluster), workers_by_rank(cluster)
+    began = time.monotonic()
+
+    def stop():
+        nonlocal began
+        began = time.monotonic()
+        os.kill(before[1], signal.SIGSTOP)
+
+    assert endings(cluster, stop) == ["length"] * 4, "the group's requests go on at the other one"
+    assert "rank 1 of 2 did not come to a collective" in cluster.log(), cluster.explain("who was missing is not told")
+    group_is_replaced(cluster, before, (0, 1))
+    figure(f"tp 2, a rank stopped, a watchdog of 1 s: its group was back after {time.monotonic() - began:.1f} s at most")
+    assert before[1] not in cluster.processes(), "the stopped process is gone"
+    assert [tokens(cluster) for _ in range(4)] == [expected] * 4
+    cluster.wait_until_idle()
+
+
+def test_ranks_that_join_by_hand_meet_over_tcp_and_give_the_same_bits(start, spawn, tmp_path):
+    secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
+    secret.write_text("open sesame\n")
+    cluster = start("--workers", 2, "--tp", 2, "--worker-listen", address, "--join-token-file", secret, *QWEN3)
+    ask = dict(prompt=list(range(1, 200)), max_tokens=16, temperature=0, logprobs=3, prompt_logprobs=1, return_token_ids=True)
+    in_memory = cluster.complete(**ask)["choices"]
+    hand = [
+        spawn("worker", "--conductor", f"http://{address}", "--rank", rank, "--join-token-file", secret)
+        for rank in (3, 2)
+    ]
+    wait_for("two groups", lambda: cluster.metrics().get("tutti_workers_ready") == 4)
+    assert all("transport=\"tcp\"" in worker.log() for worker in hand)
+    # Idle groups take turns.
+    assert [cluster.complete(**ask)["choices"] for _ in range(4)] == [in_memory] * 4
+    wait_for("steps of both groups", lambda: all(steps(cluster).get(rank, 0) > 0 for rank in range(4)))
+    os.kill(hand[0].pid, signal.SIGKILL)
+    hand[1].wait()
+    wait_for("one group", lambda: cluster.metrics().get("tutti_workers_ready") == 2)
+    assert cluster.complete(**ask)["choices"] == in_memory
+
+
+def test_ranks_that_do_not_divide_the_model_are_refused_by_name(tmp_path):
+    for arguments, told in [
+        (("--workers", 3, "--tp", 3), "num_attention_heads: 4 is not a multiple of tp, which is 3"),
+        (("--workers", 3, "--tp", 2), "tp: is 2, which does not divide the 3 workers"),
+    ]:
+        code, log = run_to_exit("conductor", [*arguments, *QWEN3, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], tmp_path)
+        assert code == 64 and told in log, log
+
+
+def test_nothing_of_a_group_stays_in_shared_memory(start):
+    before = set(os.listdir("/dev/shm"))
+    cluster = start("--workers", 2, "--tp", 2, *QWEN3)
+    (place,) = (pathlib.Path("/dev/shm") / name for name in set(os.listdir("/dev/shm")) - before if name.startswith("tutti-"))
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert not list(place.iterdir()), "ranks that have met need no name"
+    cluster.stop()
+    assert not place.exists()
+
+
+def test_groups_of_simulated_workers_keep_in_step(start):
+    cluster = start("--workers", 4, "--tp", 4, "--device", "sim", *QWEN3)
+    alone = start("--workers", 1, "--device", "sim", *QWEN3)
+    assert tokens(cluster) == tokens(alone)
+    cluster.wait_until_idle()

@@ -1,0 +1,59 @@
+//! A rank that applies.
+
+use prost::Message;
+use tutti_kernels::{
+    DeviceError,
+    collective::{Collective, CollectiveError, Patience},
+};
+use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
+
+use super::plan::Forward;
+use crate::Model;
+
+/// Runs the leader's plans on this rank's part of the model until the leader leaves. `ran` is told how many forwards
+/// there have been.
+///
+/// An error means that this rank is no longer where the others are; it must end.
+pub fn follow(
+    model: &mut dyn Model,
+    plans: &mut dyn Collective,
+    mut ran: impl FnMut(u64),
+) -> Result<(), DeviceError> {
+    let (mut message, mut forwards) = (Vec::new(), 0);
+    for number in 0.. {
+        match plans.broadcast(&mut message, Patience::Forever) {
+            Err(CollectiveError::Left { rank: 0, .. }) => return Ok(()),
+            heard => heard?,
+        }
+        let plan = pb::GroupPlan::decode(&message[..])
+            .map_err(|e| DeviceError::Lost(format!("the leader's plan {number} cannot be read: {e}")))?;
+        if plan.number != number {
+            let message = format!("the leader's plan {} came where plan {number} was due", plan.number);
+            return Err(DeviceError::Lost(message));
+        }
+        let outcome = match plan.action {
+            Some(Action::AllocatePages(pb::AllocatePages { pages })) => {
+                let allocated = model.allocate_pages(pages as usize);
+                plans.all_gather(&[u8::from(allocated.is_ok())], &mut Vec::new())?;
+                allocated
+            }
+            Some(Action::Forward(plan)) => {
+                forwards += 1;
+                let outcome = Forward::new(plan).run(|inputs| model.forward(inputs));
+                ran(forwards);
+                outcome
+            }
+            Some(Action::Logits(pb::LogitsPlan { rows })) => {
+                let rows: Vec<usize> = rows.into_iter().map(|row| row as usize).collect();
+                model.follow_logits(&rows)
+            }
+            None => Err(DeviceError::Lost(format!("the leader's plan {number} is of no kind known here"))),
+        };
+        match outcome {
+            // The leader has refused the same, and at the same place.
+            Err(DeviceError::Misuse(why)) => tracing::debug!(number, why, "plan refused"),
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}

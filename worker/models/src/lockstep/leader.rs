@@ -1,0 +1,94 @@
+//! The rank that decides.
+
+use prost::Message;
+use tutti_kernels::{
+    DeviceError, StepInputs,
+    collective::{Collective, Patience},
+};
+use tutti_proto::{
+    cluster::v1::{self as pb, group_plan::Action},
+    walks::ModelDeclaration,
+};
+
+use super::plan;
+use crate::{Limits, LogitRequests, LogitResults, Model};
+
+/// A TP group as one model: the leader's own part, and the other ranks at its word.
+///
+/// Dropped, it lets the others go.
+pub struct Leader {
+    model: Box<dyn Model>,
+    plans: Box<dyn Collective>,
+    next: u64,
+    message: Vec<u8>,
+}
+
+impl Leader {
+    /// `model` is the leader's part; `plans` reaches the other ranks, each of which [follows](super::follow).
+    pub fn new(model: Box<dyn Model>, plans: Box<dyn Collective>) -> Self {
+        Self { model, plans, next: 0, message: Vec::new() }
+    }
+
+    /// Hands a plan to the other ranks, without waiting for them to run it.
+    fn send(&mut self, action: Action) -> Result<(), DeviceError> {
+        let plan = pb::GroupPlan { number: self.next, action: Some(action) };
+        self.next += 1;
+        self.message.clear();
+        plan.encode(&mut self.message)
+            .map_err(|e| DeviceError::Misuse(format!("a plan that cannot be written: {e}")))?;
+        Ok(self.plans.broadcast(&mut self.message, Patience::Deadline)?)
+    }
+}
+
+impl Model for Leader {
+    fn declaration(&self) -> &ModelDeclaration {
+        self.model.declaration()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.model.limits()
+    }
+
+    fn describe(&self) -> String {
+        self.model.describe()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.model.weight_bytes()
+    }
+
+    /// In this rank: the other ones tell their own.
+    fn step_bytes(&self) -> u64 {
+        self.model.step_bytes()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.model.page_bytes()
+    }
+
+    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+        self.send(Action::AllocatePages(pb::AllocatePages { pages: pages as u64 }))?;
+        let own = self.model.allocate_pages(pages);
+        let mut answers = Vec::new();
+        self.plans.all_gather(&[u8::from(own.is_ok())], &mut answers)?;
+        own?;
+        match answers.iter().position(|answer| *answer == 0) {
+            Some(rank) => Err(DeviceError::Lost(format!("rank {rank} cannot allocate {pages} KV pages"))),
+            None => Ok(()),
+        }
+    }
+
+    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        self.send(Action::Forward(plan::forward(inputs)))?;
+        self.model.forward(inputs)
+    }
+
+    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+        let sampled = wanted.sample.iter().map(|(row, _)| *row as u32);
+        let mut rows: Vec<u32> = sampled.chain(wanted.score.iter().map(|(row, _)| *row as u32)).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        self.send(Action::Logits(pb::LogitsPlan { rows }))?;
+        self.model.read_logits(wanted, out)
+    }
+}

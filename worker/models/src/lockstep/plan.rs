@@ -1,0 +1,78 @@
+//! Plans as messages.
+
+use tutti_kernels::{PageId, RowInputs, StepInputs};
+use tutti_proto::cluster::v1 as pb;
+
+/// A forward as a message.
+pub(super) fn forward(inputs: &StepInputs<'_>) -> pb::ForwardPlan {
+    let row = |row: &RowInputs<'_>| pb::ForwardRow {
+        first_token: row.first_token as u32,
+        tokens: row.tokens as u32,
+        start: row.start as u32,
+        block_table: row.block_table.iter().map(|page| page.0).collect(),
+    };
+    pb::ForwardPlan {
+        token_ids: inputs.token_ids.to_vec(),
+        positions: inputs.positions.to_vec(),
+        rows: inputs.rows.iter().map(row).collect(),
+        logit_rows: inputs.logit_rows.iter().map(|&row| row as u32).collect(),
+    }
+}
+
+/// A forward taken from a message, in the shape in which a model takes it.
+pub(super) struct Forward {
+    plan: pb::ForwardPlan,
+    /// The rows' block tables, end to end.
+    pages: Vec<PageId>,
+    logit_rows: Vec<usize>,
+}
+
+impl Forward {
+    pub fn new(plan: pb::ForwardPlan) -> Self {
+        let pages = plan.rows.iter().flat_map(|row| &row.block_table).map(|&page| PageId(page)).collect();
+        let logit_rows = plan.logit_rows.iter().map(|&row| row as usize).collect();
+        Self { plan, pages, logit_rows }
+    }
+
+    pub fn run<T>(&self, run: impl FnOnce(&StepInputs<'_>) -> T) -> T {
+        let mut first_page = 0;
+        let row = |row: &pb::ForwardRow| {
+            let block_table = &self.pages[first_page..first_page + row.block_table.len()];
+            first_page += row.block_table.len();
+            let (first_token, tokens, start) = (row.first_token, row.tokens, row.start);
+            RowInputs {
+                first_token: first_token as usize,
+                tokens: tokens as usize,
+                start: start as usize,
+                block_table,
+            }
+        };
+        let rows: Vec<_> = self.plan.rows.iter().map(row).collect();
+        run(&StepInputs {
+            token_ids: &self.plan.token_ids,
+            positions: &self.plan.positions,
+            rows: &rows,
+            logit_rows: &self.logit_rows,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forward_survives_the_journey() {
+        let (one, two) = ([PageId(7)], [PageId(3), PageId(9)]);
+        let inputs = StepInputs {
+            token_ids: &[5, 6, 7],
+            positions: &[0.0, 16.0, 17.0],
+            rows: &[
+                RowInputs { first_token: 0, tokens: 1, start: 0, block_table: &one },
+                RowInputs { first_token: 1, tokens: 2, start: 16, block_table: &two },
+            ],
+            logit_rows: &[0, 2],
+        };
+        Forward::new(forward(&inputs)).run(|arrived| assert_eq!(*arrived, inputs));
+    }
+}

@@ -1,0 +1,75 @@
+//! Ranks of a TP group as threads of the test, in shared memory as between processes.
+
+use std::{path::Path, thread, time::Duration};
+
+use tutti_kernels::collective::{Collective, CollectiveError, Patience, Seat, SharedMemory};
+use tutti_models::{
+    LoadFormat, Model,
+    lockstep::{Leader, follow},
+};
+
+use super::{PAGES, device, try_load_on};
+
+/// Nothing that works takes this long.
+const WAIT: Duration = Duration::from_secs(120);
+
+/// Gives `act` the model in `dir` as a group of so many ranks runs it.
+pub fn of_ranks<T>(
+    size: usize,
+    dir: &Path,
+    load_format: LoadFormat,
+    act: impl FnOnce(&mut dyn Model) -> T,
+) -> T {
+    let meeting = tempfile::tempdir().unwrap();
+    let meet = |what: &str, rank| {
+        let seat = Seat { rank, size };
+        Box::new(SharedMemory::meet(&meeting.path().join(what), seat, WAIT, WAIT).unwrap())
+    };
+    let load = |rank| try_load_on(device().with_group(meet("data", rank)), dir, load_format).unwrap();
+    thread::scope(|scope| {
+        let (meet, load) = (&meet, &load);
+        let follower = |rank| move || follow(&mut *load(rank), &mut *meet("plans", rank), |_| {}).unwrap();
+        let followers: Vec<_> = (1..size).map(|rank| scope.spawn(follower(rank))).collect();
+        let mut leader = Leader::new(load(0), meet("plans", 0));
+        leader.allocate_pages(PAGES).unwrap();
+        let result = act(&mut leader);
+        drop(leader);
+        followers.into_iter().for_each(|follower| follower.join().unwrap());
+        result
+    })
+}
+
+/// A rank of a group whose others are not there: it can load, which takes nobody else, and nothing more.
+pub struct Lone(pub Seat);
+
+impl Collective for Lone {
+    fn seat(&self) -> Seat {
+        self.0
+    }
+
+    fn transport(&self) -> &'static str {
+        "none"
+    }
+
+    fn all_reduce(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Err(self.alone())
+    }
+
+    fn gather(&mut self, _: &[f32], _: Option<&mut [f32]>) -> Result<(), CollectiveError> {
+        Err(self.alone())
+    }
+
+    fn all_gather(&mut self, _: &[u8], _: &mut Vec<u8>) -> Result<(), CollectiveError> {
+        Err(self.alone())
+    }
+
+    fn broadcast(&mut self, _: &mut Vec<u8>, _: Patience) -> Result<(), CollectiveError> {
+        Err(self.alone())
+    }
+}
+
+impl Lone {
+    fn alone(&self) -> CollectiveError {
+        CollectiveError::Transport("nobody else is here".to_owned())
+    }
+}

@@ -1,0 +1,213 @@
+//! A model divided among the ranks of a TP group: the same tokens for any number of ranks, the same bits for one number.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::{fs, path::PathBuf};
+
+use common::{
+    bits, config, device, generate,
+    goldens::{Case, LENGTHS},
+    group::{Lone, of_ranks},
+    prompt, tensors, try_load_on, write_config, write_tensors,
+};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use tutti_kernels::{DeviceError, PageId, RowInputs, StepInputs, TokenScore, collective::Seat};
+use tutti_models::{
+    LoadFormat::{self, Auto, Dummy},
+    LogitRequests, LogitResults,
+};
+
+const BOUND: f64 = 2e-4;
+
+/// Golden tokens and logprobs with 1, 2 and 4 ranks; bits that neither a second run, nor chunks, nor batch-mates change.
+fn agrees(model: &str) {
+    let Some(root) = std::env::var_os("TUTTI_GOLDENS").map(PathBuf::from) else {
+        eprintln!("skipped: TUTTI_GOLDENS is not set");
+        return;
+    };
+    let dir = root.join(model);
+    let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
+    let goldens = SafeTensors::deserialize(&bytes).unwrap();
+    let cases: Vec<Case> = LENGTHS.iter().map(|&length| Case::read(&goldens, length)).collect();
+    let prompts: Vec<&[u32]> = cases.iter().map(|case| &case.prompt[..]).collect();
+    let output = cases[0].greedy.len();
+    for size in [1, 2, 4] {
+        let run = |chunk| of_ranks(size, &dir, Auto, |model| generate(model, &prompts, chunk, output));
+        let first = run(usize::MAX);
+        let mut worst = 0.0f64;
+        for (case, (tokens, scores)) in cases.iter().zip(&first) {
+            assert_eq!(*tokens, case.greedy, "{size} ranks, a prompt of {}", case.prompt.len());
+            for (i, score) in scores.iter().enumerate() {
+                worst = worst.max((f64::from(score.logprob) - case.logprob(i + 1)).abs());
+            }
+        }
+        eprintln!("{}: {size} ranks, greatest |Δ logprob| {worst:.2e}", dir.display());
+        assert!(worst < BOUND, "{size} ranks: greatest deviation {worst}");
+        for chunk in [usize::MAX, 1, 7, 64] {
+            assert!(bits(&run(chunk)) == bits(&first), "{size} ranks: chunks of {chunk} differ");
+        }
+        let alone = of_ranks(size, &dir, Auto, |model| {
+            prompts.iter().flat_map(|prompt| generate(model, &[prompt], 32, output)).collect::<Vec<_>>()
+        });
+        assert!(bits(&alone) == bits(&first), "{size} ranks: batch-mates make a difference");
+    }
+}
+
+#[test]
+fn qwen3() {
+    agrees("qwen3");
+}
+
+#[test]
+fn qwen3_tied() {
+    agrees("qwen3_tied");
+}
+
+#[test]
+fn qwen3_yarn_swa() {
+    agrees("qwen3_yarn_swa");
+}
+
+/// A config that four ranks can divide; two key heads, so that four ranks hold each one twice.
+fn divisible(changes: Value) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keys = json!({ "vocab_size": 96 });
+    keys.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    write_config(dir.path(), &config(&keys));
+    dir
+}
+
+fn greatest_difference(a: &[(Vec<u32>, Vec<TokenScore>)], b: &[(Vec<u32>, Vec<TokenScore>)]) -> f32 {
+    let logprobs = |runs: &[(Vec<u32>, Vec<TokenScore>)]| -> Vec<f32> {
+        runs.iter().flat_map(|(_, scores)| scores.iter().map(|score| score.logprob)).collect()
+    };
+    let differences = logprobs(a).into_iter().zip(logprobs(b)).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, f32::max)
+}
+
+#[test]
+fn dummy_weights_are_the_same_model_for_any_number_of_ranks() {
+    let dir = divisible(json!({"attention_bias": true}));
+    let prompt: Vec<u32> = prompt(40).iter().map(|token| token % 96).collect();
+    let run = |size| of_ranks(size, dir.path(), Dummy, |model| generate(model, &[&prompt], usize::MAX, 8));
+    let one = run(1);
+    for size in [2, 4] {
+        let many = run(size);
+        assert_eq!(many[0].0, one[0].0, "{size} ranks");
+        assert!(greatest_difference(&many, &one) < 2e-5, "{size} ranks");
+    }
+}
+
+#[test]
+fn a_bias_of_a_sum_over_ranks_is_added_once() {
+    // Dummy biases are zeros; these are not.
+    let keys = json!({"attention_bias": true, "vocab_size": 97, "num_attention_heads": 4});
+    let dir = tempfile::tempdir().unwrap();
+    let mut tensors = tensors();
+    for layer in 0..2 {
+        for (part, width) in [("q", 64), ("k", 32), ("v", 32), ("o", 48)] {
+            let name = format!("model.layers.{layer}.self_attn.{part}_proj.bias");
+            let value = |i: usize| ((i * 29 + layer) % 17) as f32 / 17.0 - 0.4;
+            let bytes = (0..width).flat_map(|i| value(i).to_le_bytes()).collect();
+            tensors.insert(name, (safetensors::tensor::Dtype::F32, vec![width], bytes));
+        }
+    }
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let tensor = tensors.get_mut(name).unwrap();
+        tensor.1[0] = 96;
+        tensor.2.truncate(96 * 48 * 4);
+    }
+    let mut keys = keys;
+    keys["vocab_size"] = json!(96);
+    write_config(dir.path(), &config(&keys));
+    write_tensors(&dir.path().join("model.safetensors"), &tensors);
+    let prompt: Vec<u32> = prompt(40).iter().map(|token| token % 96).collect();
+    let run = |size| of_ranks(size, dir.path(), Auto, |model| generate(model, &[&prompt], usize::MAX, 8));
+    let one = run(1);
+    for size in [2, 4] {
+        assert!(greatest_difference(&run(size), &one) < 2e-5, "{size} ranks");
+    }
+}
+
+#[test]
+fn a_rank_holds_its_share_and_nothing_more() {
+    let dir = divisible(json!({}));
+    let bytes = |rank, size| {
+        let device = device().with_group(Box::new(Lone(Seat { rank, size })));
+        try_load_on(device, dir.path(), Dummy).unwrap().weight_bytes()
+    };
+    let (whole, norms) = (bytes(0, 1), 4 * (2 * (2 * 48 + 2 * 16) + 48));
+    assert_eq!(bytes(0, 2), (whole - norms) / 2 + norms);
+    // Of keys and values four ranks hold one head of two each, so twice a quarter.
+    let keys_and_values = 4 * 2 * 2 * 32 * 48;
+    assert_eq!(bytes(3, 4), (whole - norms - keys_and_values) / 4 + keys_and_values / 2 + norms);
+}
+
+#[test]
+fn a_number_of_ranks_that_leaves_remainders_is_refused_by_the_key_and_the_limit() {
+    for (changes, size, expected) in [
+        (json!({}), 3, "num_attention_heads: 4 is not a multiple of tp, which is 3"),
+        (json!({"vocab_size": 97}), 2, "vocab_size: 97 is not a multiple of tp, which is 2"),
+        (json!({"intermediate_size": 81}), 2, "intermediate_size: 81 is not a multiple of tp, which is 2"),
+        (
+            json!({"num_attention_heads": 12, "num_key_value_heads": 6}),
+            4,
+            "num_key_value_heads: 6 is neither a multiple nor a divisor of tp, which is 4",
+        ),
+    ] {
+        let dir = divisible(changes);
+        let device = device().with_group(Box::new(Lone(Seat { rank: 0, size })));
+        let error = try_load_on(device, dir.path(), Dummy).err().unwrap().to_string();
+        assert!(error.contains(expected) && error.contains("config.json"), "{error}");
+    }
+}
+
+/// One forward of this token in this page, and one token of it.
+fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Result<(), DeviceError> {
+    move |model| {
+        model.forward(&StepInputs {
+            token_ids: &[token],
+            positions: &[0.0],
+            rows: &[RowInputs { first_token: 0, tokens: 1, start: 0, block_table: &[PageId(page)] }],
+            logit_rows: &[0],
+        })
+    }
+}
+
+#[test]
+fn what_the_leader_refuses_leaves_the_ranks_together() {
+    let dir = divisible(json!({}));
+    of_ranks(2, dir.path(), LoadFormat::Dummy, |model| {
+        let reference = generate(model, &[&[3, 4, 5]], usize::MAX, 4);
+        // At the first operation, in the first layer, and before the first operation.
+        for bad in [forward(96, 1), forward(1, 100_000)] {
+            assert!(matches!(bad(model), Err(DeviceError::Misuse(_))));
+        }
+        let long = vec![1; model.limits().max_step_tokens + 1];
+        let inputs = StepInputs { token_ids: &long, positions: &[], rows: &[], logit_rows: &[] };
+        assert!(matches!(model.forward(&inputs), Err(DeviceError::Misuse(_))));
+        // After the logits of the first of three tiles.
+        let tokens = [1; 80];
+        let positions: Vec<f32> = (0..80).map(|position| position as f32).collect();
+        let pages: Vec<PageId> = (1..6).map(PageId).collect();
+        let logit_rows: Vec<usize> = (0..80).collect();
+        model
+            .forward(&StepInputs {
+                token_ids: &tokens,
+                positions: &positions,
+                rows: &[RowInputs { first_token: 0, tokens: 80, start: 0, block_table: &pages }],
+                logit_rows: &logit_rows,
+            })
+            .unwrap();
+        let score =
+            |row: usize| (row, tutti_kernels::ScoreRow { token: if row == 5 { 1000 } else { 1 }, top: 0 });
+        let score: Vec<_> = (0..80).map(score).collect();
+        let refused =
+            model.read_logits(&LogitRequests { sample: &[], score: &score }, &mut LogitResults::default());
+        assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{refused:?}");
+        assert_eq!(generate(model, &[&[3, 4, 5]], usize::MAX, 4), reference);
+    });
+}

@@ -1,0 +1,145 @@
+//! A rank's way into its TP group.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+    time::Duration,
+};
+
+use tutti_engine::{EngineSettings, kv_pages};
+use tutti_kernels::collective::{Collective, Seat, SharedMemory, Tcp};
+use tutti_models::{Model, lockstep};
+use tutti_proto::cluster::v1::{self as pb, form_group};
+use tutti_runtime::Error;
+
+/// How long a rank waits for others that are still starting.
+const STARTING: Duration = Duration::from_secs(60);
+/// How long it waits for others that still load. The death of one is seen by the conductor long before.
+const LOADING: Duration = Duration::from_secs(3600);
+
+/// What the conductor has said of the group.
+#[derive(Debug)]
+pub struct Formation {
+    seat: Seat,
+    meeting: Meeting,
+    /// Of each collective.
+    deadline: Duration,
+}
+
+#[derive(Debug)]
+enum Meeting {
+    SharedMemory(PathBuf),
+    Listen { listener: TcpListener, secret: [u8; 16] },
+    Dial { leader: SocketAddr, secret: [u8; 16] },
+}
+
+impl Formation {
+    /// The group of the conductor's message, whose collectives have this deadline. A leader that is to listen does so from
+    /// here on.
+    pub fn new(message: pb::FormGroup, deadline: Duration) -> Result<Self, Error> {
+        let seat = Seat { rank: message.rank as usize, size: message.size as usize };
+        let malformed = |what: &str| Error::internal(format!("the conductor forms a group without {what}"));
+        let secret = |bytes: Vec<u8>| bytes.try_into().map_err(|_| malformed("a secret of 16 bytes"));
+        let meeting = match message.meeting.ok_or_else(|| malformed("a meeting"))? {
+            form_group::Meeting::SharedMemory(path) => Meeting::SharedMemory(path.into()),
+            form_group::Meeting::Listen(listen) => {
+                let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))
+                    .map_err(|e| Error::internal(format!("cannot listen for the group's ranks: {e}")))?;
+                Meeting::Listen { listener, secret: secret(listen.secret)? }
+            }
+            form_group::Meeting::Dial(dial) => {
+                let leader = dial.address.parse().map_err(|_| malformed("the leader's address"))?;
+                Meeting::Dial { leader, secret: secret(dial.secret)? }
+            }
+        };
+        Ok(Self { seat, meeting, deadline })
+    }
+
+    /// The port that the conductor is to tell the other ranks.
+    pub fn listening(&self) -> Result<Option<pb::GroupListening>, Error> {
+        let Meeting::Listen { listener, .. } = &self.meeting else { return Ok(None) };
+        let address = listener
+            .local_addr()
+            .map_err(|e| Error::internal(format!("the group's listener has no address: {e}")))?;
+        Ok(Some(pb::GroupListening { port: address.port().into() }))
+    }
+
+    /// Whether this rank decides for the others.
+    pub fn leads(&self) -> bool {
+        self.seat.leads()
+    }
+
+    /// The group that the device computes with. All ranks have been told to come.
+    pub fn for_device(&self) -> Result<Box<dyn Collective>, Error> {
+        self.meet("data", STARTING)
+    }
+
+    /// The group on which the leader's plans travel, once all ranks have loaded.
+    fn for_plans(&self) -> Result<Box<dyn Collective>, Error> {
+        self.meet("plans", LOADING)
+    }
+
+    fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
+        let Self { seat, meeting, deadline } = self;
+        let group: Result<Box<dyn Collective>, _> = match meeting {
+            Meeting::SharedMemory(place) => {
+                SharedMemory::meet(&place.with_extension(what), *seat, patience, *deadline)
+                    .map(|group| Box::new(group) as _)
+            }
+            Meeting::Listen { listener, secret } => {
+                Tcp::accept(listener, seat.size, secret, patience, *deadline)
+                    .map(|group| Box::new(group) as _)
+            }
+            Meeting::Dial { leader, secret } => {
+                Tcp::connect(*leader, *seat, secret, patience, *deadline).map(|group| Box::new(group) as _)
+            }
+        };
+        let Seat { rank, size } = *seat;
+        let group = group.map_err(|e| Error::internal(format!("cannot form a group of {size}: {e}")))?;
+        tracing::info!(rank, size, transport = group.transport(), what, "group formed");
+        Ok(group)
+    }
+
+    /// Waits until all ranks have loaded, and agrees with them on the KV pages that each of them has room for.
+    pub fn join(&self, model: Box<dyn Model>, settings: &EngineSettings) -> Result<Member, Error> {
+        let mut plans = self.for_plans()?;
+        let pages = kv_pages(&*model, settings)? as u64;
+        let mut all = Vec::new();
+        plans
+            .all_gather(&pages.to_le_bytes(), &mut all)
+            .map_err(|e| Error::internal(format!("cannot agree on KV pages: {e}")))?;
+        let least = all.as_chunks::<8>().0.iter().map(|pages| u64::from_le_bytes(*pages)).min();
+        Ok(Member { model, plans, pages: least.unwrap_or(pages) as usize })
+    }
+}
+
+/// A rank whose group is complete.
+pub struct Member {
+    model: Box<dyn Model>,
+    plans: Box<dyn Collective>,
+    pages: usize,
+}
+
+impl Member {
+    /// KV pages of every rank, the null page included.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// This rank's part.
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// Leads: the whole group as one model, and settings with the pool that all have room for.
+    pub fn lead(self, mut settings: EngineSettings) -> (Box<dyn Model>, EngineSettings) {
+        settings.kv_cache_memory = Some(self.pages as u64 * self.model.page_bytes() as u64);
+        (Box::new(lockstep::Leader::new(self.model, self.plans)), settings)
+    }
+
+    /// Follows until the leader leaves; `ran` is told how many forwards there have been.
+    pub fn follow(mut self, ran: impl FnMut(u64)) -> Result<(), Error> {
+        lockstep::follow(&mut *self.model, &mut *self.plans, ran)
+            .map_err(|e| Error::internal(format!("this rank cannot follow its leader any more: {e}")))
+    }
+}
