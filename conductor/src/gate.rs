@@ -209,6 +209,7 @@ impl Reader {
             FromWorker::GroupListening(listening) => {
                 self.cluster.on_group_listening(self.worker, listening.port);
             }
+            FromWorker::Reserved(_) => tracing::warn!(worker = %self.rank, "reserved what was not asked for"),
             FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
             FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),
         }

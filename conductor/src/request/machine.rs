@@ -143,6 +143,7 @@ impl Request {
             spec: Some(self.spec.as_ref().clone()),
             generated: self.generated.clone(),
             timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
+            ..Default::default()
         };
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Waiting { output } => {
@@ -312,6 +313,9 @@ impl Request {
             Some(Outcome::Failed(fault)) => return self.end_early(Ending::Failed(fault.into())),
             Some(Outcome::Refused(fault)) => return self.end_early(Ending::Refused(fault.into())),
             Some(Outcome::Cancelled(_)) => return self.break_off("a worker cancelled it unasked".into()),
+            Some(Outcome::HandedOver(_) | Outcome::HandoverFailed(_)) => {
+                return self.break_off("a worker handed over what it was to run to its end".into());
+            }
             None => return self.break_off("a completion came without an outcome".into()),
         };
         if let Some(first) = run.finished.replace(finished)

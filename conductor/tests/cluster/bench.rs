@@ -150,7 +150,7 @@ pub fn ready() -> pb::Ready {
         declaration: Some((&declaration).into()),
         ..Default::default()
     };
-    pb::Ready { model: Some(model), kv_pages_total: 8, weight_bytes: 1, kv_bytes: 1, step_bytes: 1 }
+    pb::Ready { model: Some(model), kv_pages_total: 8, weight_bytes: 1, kv_bytes: 1, step_bytes: 1, ..Default::default() }
 }
 
 pub fn spec(max_tokens: u32) -> pb::RequestSpec {

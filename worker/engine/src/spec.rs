@@ -189,6 +189,7 @@ mod tests {
             }),
             generated: vec![],
             timeout_ms: Some(40),
+            ..Default::default()
         }
     }
 

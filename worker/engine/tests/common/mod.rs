@@ -217,8 +217,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
             prompt_logprobs: None,
             priority: 0,
         }),
-        generated: vec![],
-        timeout_ms: None,
+        ..Default::default()
     }
 }
 
