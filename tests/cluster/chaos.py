@@ -1,4 +1,5 @@
-"""Chaos: two clusters, one of simulated devices and one that computes, under mixed load and random faults.
+"""Chaos: two clusters, one of simulated devices and one that computes, under mixed load and random faults. In both, each
+worker does everything; in those of two other shapes, prefill and decode are apart.
 
 Each answer is checked against what it is without faults. All choices come from one seed. The log has a JSON line for
 each fault and each request that went wrong; --replay injects the faults of a log again, at the same times.
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from harness import ANSWER_S, GOLDENS, Server, events
+from harness import ANSWER_S, GOLDENS, REPO, Server, events
 from streams import merge
 from test_sim import asked
 
@@ -25,8 +26,15 @@ ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
 SHAPES = {
     "sim": (4, ("--device", "sim")),
     "cpu": (2, ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)),
+    # Prefill and decode at different workers.
+    "sim-apart": (3, ("--topology", REPO / "deploy/topology/two-prefill.toml", "--device", "sim")),
+    "cpu-apart": (
+        2,
+        ("--topology", REPO / "deploy/topology/apart.toml", "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1),
+    ),
 }
-CLIENTS = {"sim": 12, "cpu": 5}
+TOGETHER = ("sim", "cpu")
+CLIENTS = {"sim": 12, "cpu": 5, "sim-apart": 8, "cpu-apart": 4}
 RECOVERY_S = 90
 
 
@@ -235,7 +243,7 @@ async def disturb(clusters, log, options):
     clients, faults = [], {}
     for name, cluster in clusters.items():
         known = []
-        if name == "cpu":
+        if name.startswith("cpu"):
             bodies = list(cpu_bodies(rng, 24))
             undisturbed = Client(cluster, log, rng, known)
             known = [(body, await undisturbed.ask(body, "stream")) for body in bodies]
@@ -262,7 +270,7 @@ def run(options, say=print):
     clusters = {}
     left, replays = [], 0
     try:
-        for name in options.shape or SHAPES:
+        for name in options.shape or TOGETHER:
             workers, args = SHAPES[name]
             clusters[name] = Server("conductor", ["--workers", workers, *args, *ALL], directory)
         for cluster in clusters.values():
@@ -295,7 +303,7 @@ def options(arguments=None):
     parser.add_argument("--minutes", type=float, default=1, help="for how long there are faults [default: 1]")
     parser.add_argument("--log", type=pathlib.Path, help="where the log goes [default: a new directory]")
     parser.add_argument("--replay", type=pathlib.Path, metavar="LOG", help="inject the faults of this log, and no others")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="only this cluster [default: all]")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="a cluster, instead of sim and cpu")
     return parser.parse_args(arguments)
 
 
