@@ -24,8 +24,8 @@ from test_sim import asked
 # Faults come faster here than a request may be expected to outlive by default.
 ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
 SHAPES = {
-    "sim": (4, ("--device", "sim")),
-    "cpu": (2, ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)),
+    "sim": (4, ("--workers", 4, "--device", "sim")),
+    "cpu": (2, ("--workers", 2, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)),
     # Prefill and decode at different workers.
     "sim-apart": (3, ("--topology", REPO / "deploy/topology/two-prefill.toml", "--device", "sim")),
     "cpu-apart": (
@@ -271,8 +271,8 @@ def run(options, say=print):
     left, replays = [], 0
     try:
         for name in options.shape or TOGETHER:
-            workers, args = SHAPES[name]
-            clusters[name] = Server("conductor", ["--workers", workers, *args, *ALL], directory)
+            _, args = SHAPES[name]
+            clusters[name] = Server("conductor", [*args, *ALL], directory)
         for cluster in clusters.values():
             cluster.wait_until_ready()
         asyncio.run(disturb(clusters, log, options))

@@ -31,6 +31,11 @@ def loads(cluster, name):
     return {int(rank): float(value) for rank, value in re.findall(rf'^tutti_{name}\{{worker="(\d+)"\}} (\S+)', text, re.M)}
 
 
+def all_accepted(cluster, bodies):
+    """Nothing new is taken while there is nobody to prefill or to decode."""
+    wait_for("all accepted", lambda: cluster.metrics()["tutti_requests_in_flight"] == len(bodies), every=0.005)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_apart_is_bit_identical_to_together(start, figure, model):
     directory = GOLDENS / "seed0" / model
@@ -74,9 +79,11 @@ def small_zoo():
     yield ask | dict(max_tokens=0, echo=True, logprobs=2)
     yield ask | dict(echo=True, logprobs=3, prompt_logprobs=2)
     yield ask | dict(temperature=0, logprobs=0)
-    yield ask | dict(min_tokens=10, stop_token_ids=list(range(150)))
-    yield ask | dict(stop_token_ids=list(range(320)))  # the first token stops it
-    yield ask | dict(min_tokens=1, stop_token_ids=list(range(320)))
+    yield ask | dict(min_tokens=10, stop_token_ids=list(range(100)))
+    # The first token ends it, the second, or only the third may.
+    yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9])
+    yield ask | dict(logit_bias={"9": 100, "10": 99}, presence_penalty=2, stop_token_ids=[10])
+    yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9], min_tokens=3)
     yield ask | dict(presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.3, ignore_eos=True)
     yield ask | dict(logit_bias={"9": 5, "10": -100}, top_k=20, top_p=0.9, min_p=0.01, n=4)
     yield ask | dict(prompt=[7])
@@ -125,6 +132,7 @@ def test_every_stream_survives_either_side(start, victim, number):
         expected.append(sampled(prompt, seed, 1, 120))
         bodies.append(dict(prompt=prompt, seed=seed, temperature=1, max_tokens=120, ignore_eos=True, return_token_ids=True))
     streams = Streams(cluster, "/v1/completions", bodies)
+    all_accepted(cluster, bodies)
     wait_for("some that decode", lambda: sum(seen > 5 for seen in streams.seen) >= 2, every=0.002)
     pid = workers_by_rank(cluster)[victim]
     os.kill(pid, number)
@@ -158,6 +166,7 @@ def test_a_death_of_one_prefill_leaves_the_other(start):
     cluster = start("--topology", TWO_PREFILL, *SIM)
     bodies = [dict(prompt=[s] * 2000, seed=s, max_tokens=40, ignore_eos=True, temperature=1, return_token_ids=True) for s in range(10)]
     streams = Streams(cluster, "/v1/completions", bodies)
+    all_accepted(cluster, bodies)
     wait_for("both prefill", lambda: {0, 1} <= {rank for rank, steps in loads(cluster, "worker_steps").items() if steps > 0})
     os.kill(workers_by_rank(cluster)[0], signal.SIGKILL)
     expected = [sampled([s] * 2000, s, 1, 40) for s in range(10)]

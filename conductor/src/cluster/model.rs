@@ -42,11 +42,7 @@ impl Cluster {
             state.model = Some(ServedModel { description: Arc::new(description.clone()), walks, layout });
             return Ok(description);
         };
-        let expected = pb::ModelDescription {
-            max_request_tokens: description.max_request_tokens,
-            ..first.description.as_ref().clone()
-        };
-        if expected != description {
+        if of_all_ranks(&first.description) != of_all_ranks(&description) {
             return Err(Error::invalid("model", "is another than that of the workers before it"));
         }
         let (layout, other) = first.layout;
@@ -86,4 +82,14 @@ impl Cluster {
         let topology = &self.limits.topology;
         topology.replica_of(rank).map_or("", |replica| topology.group_name(replica.group))
     }
+}
+
+/// A description without what groups of other sizes may have other values of: pools, and each rank's share of the planes,
+/// for which the layout stands.
+fn of_all_ranks(description: &pb::ModelDescription) -> pb::ModelDescription {
+    let mut declaration = description.declaration.clone();
+    if let Some(declaration) = &mut declaration {
+        declaration.planes.clear();
+    }
+    pb::ModelDescription { max_request_tokens: 0, declaration, ..description.clone() }
 }

@@ -208,8 +208,10 @@ impl Cluster {
         for (worker, key) in effects.released {
             room |= state.workers.release(worker, key);
         }
-        for (worker, key) in effects.handed_over {
+        for (worker, key) in effects.begun {
             state.workers.wake(worker, key);
+        }
+        if effects.handed_over {
             self.metrics.handed_over();
         }
         if let Some(why) = effects.dropped {

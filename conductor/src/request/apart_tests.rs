@@ -76,7 +76,7 @@ fn tokens_come_from_one_worker_and_then_from_the_other() {
     request.on_row(PREFILL, scores(prefill, 0, 1, PROMPT - 1));
     request.on_row(PREFILL, pb::RowReport { cached_tokens: Some(4), ..row(prefill, 1, 0) });
     let effects = request.on_completion(PREFILL, handed_over(prefill, 1));
-    assert_eq!(effects.handed_over, [named(DECODE, decode)]);
+    assert_eq!((effects.handed_over, effects.begun), (true, vec![named(DECODE, decode)]));
     assert_eq!((effects.released, effects.ended), (vec![named(PREFILL, prefill)], None));
     request.on_row(DECODE, row(decode, 0, 1));
     assert_eq!(request.on_worker_lost(PREFILL, "killed"), Effects::default(), "it is done with it");
@@ -99,7 +99,7 @@ fn what_the_decode_says_before_the_prefill_is_heard_is_kept() {
     assert_eq!(read(&mut receiver).tokens, [0u32; 0]);
     assert_eq!(request.on_row(PREFILL, row(prefill, 0, 0)).taken, 3);
     let effects = request.on_completion(PREFILL, handed_over(prefill, 1));
-    assert_eq!(effects.ended, Some(EndingKind::Finished));
+    assert_eq!((effects.ended, effects.handed_over), (Some(EndingKind::Finished), true));
     assert_eq!(read(&mut receiver).tokens, [0, 1, 2]);
     assert!(request.is_over());
 }
@@ -160,7 +160,7 @@ fn the_loss_of_either_side_starts_both_again() {
         assert_eq!(again.generated, [100]);
         request.on_row(WorkerId(6), row(again.key, 0, 1));
         assert_eq!(request.on_row(DECODE, row(decode, 0, 1)).dropped, 1, "of the try that is over");
-        assert!(!request.on_completion(WorkerId(6), handed_over(again.key, 2)).handed_over.is_empty());
+        assert!(request.on_completion(WorkerId(6), handed_over(again.key, 2)).handed_over);
         assert_eq!(read(&mut receiver).tokens, [0, 1]);
     }
 }

@@ -103,9 +103,10 @@ impl Request {
         let Stage::Prefilling { decode, .. } = std::mem::replace(stage, Stage::Waiting) else {
             return Effects::default();
         };
-        let handed_over = decode.holders();
+        let begun = decode.holders();
         let ended = decode.finished.filter(|_| decode.is_over());
         *stage = Stage::Running { run: decode };
-        Effects { handed_over, ..ended.map(|finished| self.on_finished(finished)).unwrap_or_default() }
+        let effects = ended.map(|finished| self.on_finished(finished)).unwrap_or_default();
+        Effects { handed_over: true, begun, ..effects }
     }
 }
