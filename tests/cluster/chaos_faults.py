@@ -9,8 +9,8 @@ import subprocess
 import time
 
 RECOVERY_S = 90
-# Each kind, and how often it is chosen.
-KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 1}
+# Each kind, and how many of a round are of it.
+KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 2}
 DISK_BYTES = 1 << 20
 
 
@@ -65,8 +65,10 @@ class Faults:
         self.name, self.cluster, self.workers, self.disk, self.log, self.rng = name, cluster, workers, disk, log, rng
 
     async def run(self, ended):
+        left = []
         while not ended.is_set():
-            kind = self.rng.choices(tuple(KINDS), tuple(KINDS.values()))[0]
+            left = left or self.rng.sample(tuple(KINDS), sum(KINDS.values()), counts=KINDS.values())
+            kind = left.pop()
             place, seconds = self.rng.randrange(self.workers), self.rng.random()
             await self.inject(kind, place, seconds)
             await asyncio.sleep(self.rng.expovariate(1))

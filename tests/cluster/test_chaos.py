@@ -12,3 +12,5 @@ def test_half_a_minute_of_chaos_loses_nothing(figure, tmp_path):
     assert chaos.unharmed(summary), (said, [line for line in options.log.read_text().splitlines() if '"bad"' in line][:3])
     # Each cluster was harmed, and all came back.
     assert all(cluster["recoveries"] for cluster in summary["clusters"].values()), summary
+    assert sum(cluster["faults"].get("full disk", 0) for cluster in summary["clusters"].values()), summary
+    assert sum(cluster["trace_steps_lost"] for cluster in summary["clusters"].values()), "no disk was full in a way that is felt"
