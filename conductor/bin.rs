@@ -19,8 +19,8 @@ use tokio::{
 use tonic::{service::Routes, transport::Endpoint};
 use tutti_conductor::{
     Backend, BackendOptions,
-    cluster::{Limits, MAX_WORKERS, Served},
-    config::{self, ConductorFlags, DeviceChoice},
+    cluster::{GroupSpec, Limits, MAX_WORKERS, Served},
+    config::{self, ConductorFlags, DeviceChoice, Layout},
     in_process,
     listen::WorkerListener,
     random_token,
@@ -80,19 +80,20 @@ fn main() -> ExitCode {
 async fn run(config: Config) -> Result<(), Error> {
     let _telemetry = config.telemetry().install(NAME)?;
     let shutdown = Shutdown::on_signals()?;
+    let layout = config.layout()?;
     // Ports before anything that takes long, so that one in use is told at once.
     let http = listen::tcp("http", config.http).await?;
     let grpc = listen::tcp("grpc", config.grpc).await?;
     let workers = WorkerListener::bind(config.worker_listen.as_ref()).await?;
     let display = LoadDisplay::default();
     let checkpoint = tokio::select! {
-        checkpoint = resolve(&config, &display) => Arc::new(checkpoint?),
+        checkpoint = resolve(&config, &layout, &display) => Arc::new(checkpoint?),
         () = shutdown.begun() => return Ok(()),
     };
 
     let metrics = Metrics::default();
     let cluster_health = Health::default();
-    let options = backend_options(&config, &checkpoint, workers, display)?;
+    let options = backend_options(&config, &layout, &checkpoint, workers, display)?;
     let mut backend = Backend::start(options, &metrics, cluster_health.clone())?;
     let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
     let front = if config.no_router {
@@ -100,7 +101,7 @@ async fn run(config: Config) -> Result<(), Error> {
     } else {
         Front::with_router(conductor, &config.router, &metrics)?
     };
-    tracing::info!(http = %config.http, grpc = %config.grpc, workers = config.workers, "listening");
+    tracing::info!(http = %config.http, grpc = %config.grpc, workers = layout.topology.spawned_workers(), "listening");
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &closing);
 
@@ -126,11 +127,13 @@ async fn run(config: Config) -> Result<(), Error> {
 }
 
 /// Finds the checkpoint, and checks what the router will read of it.
-async fn resolve(config: &Config, display: &LoadDisplay) -> Result<Checkpoint, Error> {
+async fn resolve(config: &Config, layout: &Layout, display: &LoadDisplay) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(config.model.as_deref())?;
-    let wanted = match (config.load_format, config.device) {
-        (config::LoadFormat::Dummy, _) | (_, DeviceChoice::Sim) => Wanted::NoWeights,
-        (config::LoadFormat::Auto, _) => Wanted::Everything,
+    // A simulated device has no use for them, and where one is, all are.
+    let simulated = layout.devices.contains(&DeviceChoice::Sim);
+    let wanted = match config.load_format {
+        config::LoadFormat::Auto if !simulated => Wanted::Everything,
+        config::LoadFormat::Auto | config::LoadFormat::Dummy => Wanted::NoWeights,
     };
     let checkpoint = checkpoint::resolve(&source, wanted, &HubOptions::from_env(), display).await?;
     if !config.no_router {
@@ -141,6 +144,7 @@ async fn resolve(config: &Config, display: &LoadDisplay) -> Result<Checkpoint, E
 
 fn backend_options(
     config: &Config,
+    layout: &Layout,
     checkpoint: &Checkpoint,
     listener: WorkerListener,
     display: LoadDisplay,
@@ -153,12 +157,12 @@ fn backend_options(
     };
     Ok(BackendOptions {
         limits: Limits {
-            tp: config.tp,
-            spawned_workers: config.workers,
+            topology: layout.topology.clone(),
             max_running_requests: config.max_running_requests,
             max_queued_requests: config.max_queued_requests,
             max_model_len: config.max_model_len,
             max_replays: config.max_replays,
+            transfer_timeout: Duration::from_secs(config.transfer_timeout.into()),
             heartbeat_timeout: Duration::from_secs(config.heartbeat_timeout.into()),
             hang_timeout: Duration::from_secs(config.hang_timeout.into()),
         },
@@ -168,7 +172,7 @@ fn backend_options(
         },
         listener,
         worker_program: PathBuf::from(WORKER_PROGRAM),
-        worker_settings: json(&worker_settings(config, checkpoint)?)?,
+        worker_settings: worker_settings(config, layout, checkpoint)?,
         spawn_token,
         lifeline_line: json(&lifeline)?,
         join_token: config.join_token()?,
@@ -176,8 +180,25 @@ fn backend_options(
     })
 }
 
+/// What the workers of each group are told.
+fn worker_settings(config: &Config, layout: &Layout, checkpoint: &Checkpoint) -> Result<Vec<String>, Error> {
+    let common = common_settings(config, layout, checkpoint)?;
+    let of_group = |(group, device): (&GroupSpec, &DeviceChoice)| {
+        let device = match device {
+            DeviceChoice::Auto | DeviceChoice::Cpu => DeviceKind::Cpu,
+            DeviceChoice::Sim => DeviceKind::Sim,
+        };
+        json(&WorkerSettings { tp: group.tp as usize, device, ..common.clone() })
+    };
+    layout.topology.groups().iter().zip(&layout.devices).map(of_group).collect()
+}
+
 /// The conductor's settings in the words of its workers.
-fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> Result<WorkerSettings, Error> {
+fn common_settings(
+    config: &Config,
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+) -> Result<WorkerSettings, Error> {
     // Workers may have another working directory.
     let trace_steps = config.trace_steps.as_deref().map(std::path::absolute).transpose().map_err(|e| {
         Error::invalid("trace_steps", format!("is relative to a working directory that is gone: {e}"))
@@ -188,13 +209,10 @@ fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> Result<WorkerSet
             config::LoadFormat::Auto => LoadFormat::Auto,
             config::LoadFormat::Dummy => LoadFormat::Dummy,
         },
-        device: match config.device {
-            DeviceChoice::Auto | DeviceChoice::Cpu => DeviceKind::Cpu,
-            DeviceChoice::Sim => DeviceKind::Sim,
-        },
+        device: DeviceKind::default(),
         sim: config.sim.clone(),
-        threads: config.threads_per_worker() as usize,
-        tp: config.tp as usize,
+        threads: config.threads_per_worker(layout.topology.spawned_workers()) as usize,
+        tp: 1,
         collective_timeout_s: config.collective_timeout,
         max_step_tokens: config.max_step_tokens as usize,
         chunking: match config.chunking {

@@ -30,8 +30,8 @@ pub struct BackendOptions {
     pub listener: WorkerListener,
     /// The executable that acts as a worker when its name is `worker`.
     pub worker_program: PathBuf,
-    /// Given to each worker in its Welcome.
-    pub worker_settings: String,
+    /// Given to the workers of each group of the topology in their Welcome.
+    pub worker_settings: Vec<String>,
     /// What spawned workers show at the gate; see [`random_token`].
     pub spawn_token: String,
     /// The first line of each spawned worker's stdin; the token is in it.
@@ -55,7 +55,7 @@ pub struct Backend {
 impl Backend {
     /// Opens the gate and spawns the workers. Must be called inside a Tokio runtime.
     pub fn start(options: BackendOptions, metrics: &Metrics, health: Health) -> Result<Self, Error> {
-        let spawned_workers = options.limits.spawned_workers;
+        let spawned_workers = options.limits.topology.spawned_workers();
         let command = WorkerCommand {
             program: options.worker_program,
             conductor_url: options.listener.local_url()?,
@@ -65,7 +65,7 @@ impl Backend {
         let open = options.listener.is_private().then(String::new);
         let join_token = options.join_token.or(open);
         let admission = Admission { spawned_workers, spawn_token: options.spawn_token, join_token };
-        let meeting_places = (options.limits.tp > 1).then(shared_memory_directory).transpose()?;
+        let meeting_places = options.limits.topology.has_tp().then(shared_memory_directory).transpose()?;
         let cluster = Cluster::new(options.limits, options.served, metrics, health);
         let cluster = Arc::new(match &meeting_places {
             Some(directory) => cluster.meeting_in(directory.path().to_owned()),

@@ -86,17 +86,17 @@ fn same(a: &str, b: &str) -> bool {
 pub struct Gate {
     cluster: Arc<Cluster>,
     admission: Admission,
-    /// Given to every worker; its schema is the worker's own.
-    settings_json: String,
+    /// Given to the workers of each group; their schema is the worker's own.
+    settings_json: Vec<String>,
     loading: LoadDisplay,
 }
 
 impl Gate {
-    /// A gate that gives each worker `settings_json`.
+    /// A gate that gives each worker its group's `settings_json`, of which there is one for each group of the topology.
     pub fn new(
         cluster: Arc<Cluster>,
         admission: Admission,
-        settings_json: String,
+        settings_json: Vec<String>,
         loading: LoadDisplay,
     ) -> Self {
         Self { cluster, admission, settings_json, loading }
@@ -152,7 +152,10 @@ impl WorkerGate for Gate {
         let (link, outbound) = cluster::link(self.cluster.link_capacity());
         let rank = Rank(hello.rank);
         let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
-        let welcome = pb::Welcome { worker: worker.0, settings_json: self.settings_json.clone() };
+        // Every rank that may join has a group, and every group its settings.
+        let settings = self.cluster.group_of(rank).and_then(|group| self.settings_json.get(group));
+        let settings_json = settings.cloned().unwrap_or_default();
+        let welcome = pb::Welcome { worker: worker.0, settings_json };
         let welcome = pb::ConductorMessage { message: Some(ToWorker::Welcome(welcome)) };
         let reader = Reader { cluster: self.cluster.clone(), loading: self.loading.clone(), worker, rank };
         tokio::spawn(reader.run(inbound));
@@ -209,6 +212,7 @@ impl Reader {
             FromWorker::GroupListening(listening) => {
                 self.cluster.on_group_listening(self.worker, listening.port);
             }
+            FromWorker::Reserved(reserved) => self.cluster.on_reserved(self.worker, reserved),
             FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
             FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),
         }

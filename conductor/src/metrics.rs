@@ -35,6 +35,11 @@ struct ReasonLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RoleLabel {
+    role: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WalkLabel {
     worker: u32,
     walk: String,
@@ -80,12 +85,14 @@ pub struct ConductorMetrics {
     completions_dropped: Family<ReasonLabel, Counter>,
     tokens_dropped: Counter,
     replays: Counter,
+    handovers: Counter,
     kv_pages_used: PerWorker,
     kv_pages_total: PerWorker,
     requests_running: PerWorker,
     requests_waiting: PerWorker,
     steps: PerWorker,
     workers_ready: Gauge,
+    groups_ready: Family<RoleLabel, Gauge>,
     restarts: Family<WorkerLabel, Counter>,
     fenced: Family<ReasonLabel, Counter>,
     refusals: Family<ReasonLabel, Counter>,
@@ -112,6 +119,8 @@ impl ConductorMetrics {
             completions_dropped: Default::default(),
             tokens_dropped: Default::default(),
             replays: Default::default(),
+            handovers: Default::default(),
+            groups_ready: Default::default(),
             kv_pages_used: Default::default(),
             kv_pages_total: Default::default(),
             requests_running: Default::default(),
@@ -144,12 +153,16 @@ impl ConductorMetrics {
             r.register("tokens_dropped", help, new.tokens_dropped.clone());
             let help = "Tries of requests that were lost with their worker and made again";
             r.register("request_replays", help, new.replays.clone());
+            let help = "Requests whose prefill was handed over to the worker that decodes it";
+            r.register("request_handovers", help, new.handovers.clone());
             r.register("kv_pages_used", "KV pages that requests hold", new.kv_pages_used.clone());
             r.register("kv_pages_total", "KV pages of the pool", new.kv_pages_total.clone());
             r.register("requests_running", "Requests in a worker's steps", new.requests_running.clone());
             r.register("requests_waiting", "Requests in a worker's queue", new.requests_waiting.clone());
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
+            let help = "Groups that take requests, by what they run of one: whole, prefill, decode";
+            r.register("groups_ready", help, new.groups_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
             let help = "Workers taken for dead while they held their streams, by what they did";
             r.register("workers_fenced", help, new.fenced.clone());
@@ -196,6 +209,10 @@ impl ConductorMetrics {
 
     pub(crate) fn replayed(&self) {
         self.replays.inc();
+    }
+
+    pub(crate) fn handed_over(&self) {
+        self.handovers.inc();
     }
 
     pub(crate) fn ended(&self, kind: EndingKind) {
@@ -291,6 +308,11 @@ impl ConductorMetrics {
 
     pub(crate) fn ready(&self, workers: usize) {
         self.workers_ready.set(workers as i64);
+    }
+
+    /// So many replicas for one role.
+    pub(crate) fn groups_ready(&self, role: &'static str, groups: usize) {
+        self.groups_ready.get_or_create(&RoleLabel { role }).set(groups as i64);
     }
 
     pub(crate) fn fenced(&self, reason: &'static str) {

@@ -35,8 +35,8 @@ use self::memory::{Buffer, Shared};
 use self::pool::ThreadPool;
 use self::step::Step;
 use crate::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, RopeFrequencies, SampleRow, Sampled,
-    ScoreRow, StepInputs, TokenScore,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, RopeFrequencies, SampleRow,
+    Sampled, ScoreRow, StepInputs, TokenScore,
     collective::{Collective, CollectiveError, Seat},
 };
 
@@ -178,6 +178,18 @@ impl Device for CpuDevice {
 
     fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {
         KvPool::zeroed(shape)
+    }
+
+    fn kv_format(&self) -> &'static str {
+        kv::FORMAT
+    }
+
+    fn read_pages(&mut self, kv: &KvPool, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        kv.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, kv: &mut KvPool, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        kv.write_pages(pages, data)
     }
 
     fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {

@@ -1,6 +1,6 @@
 //! The seam between models and devices.
 
-use crate::{SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::Seat};
+use crate::{PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::Seat};
 
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -153,6 +153,23 @@ pub trait Device: Send + Sized + 'static {
     fn step_bytes(&self) -> u64;
     /// A pool of KV pages; their contents are undefined until written.
     fn kv_pool(&mut self, shape: KvShape) -> Result<Self::KvPool, DeviceError>;
+    /// How keys and values lie within a head's share of a page. Devices of one name and shape read each other's bytes.
+    fn kv_format(&self) -> &'static str;
+    /// Appends the bytes of pages as they lie: of each page layer by layer, of each layer its heads in order. Waits for
+    /// the device.
+    fn read_pages(
+        &mut self,
+        kv: &Self::KvPool,
+        pages: &[PageId],
+        out: &mut Vec<u8>,
+    ) -> Result<(), DeviceError>;
+    /// Fills pages with what [`read_pages`](Self::read_pages) gave.
+    fn write_pages(
+        &mut self,
+        kv: &mut Self::KvPool,
+        pages: &[PageId],
+        data: &[u8],
+    ) -> Result<(), DeviceError>;
 
     /// Copies the step's inputs into the device's fixed buffers. Every later operation is about this step.
     fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;

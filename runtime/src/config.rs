@@ -23,27 +23,35 @@ where
 {
     let mut layers = Figment::from(Serialized::defaults(C::default()));
     if let Some(path) = file {
-        if !path.is_file() {
-            return Err(Error::invalid("config", format!("no such file: {}", path.display())));
-        }
-        layers = match path.extension().and_then(|e| e.to_str()) {
-            Some("toml") => layers.merge(Toml::file_exact(path)),
-            Some("yaml" | "yml") => layers.merge(Yaml::file_exact(path)),
-            _ => {
-                let message = format!("{} must end in .toml, .yaml or .yml", path.display());
-                return Err(Error::invalid("config", message));
-            }
-        };
+        layers = merge_file(layers, "config", path)?;
     }
     layers
         .merge(Env::prefixed(ENV_PREFIX).split("__"))
         .merge(Serialized::defaults(flags))
         .extract()
-        .map_err(|errors| explain(&errors))
+        .map_err(|errors| explain("config", &errors))
+}
+
+/// One file of its own, which the setting `field` names: TOML or YAML, by its ending. What is wrong is told with the file
+/// and the key at fault.
+pub fn read<C: DeserializeOwned>(field: &str, file: &Path) -> Result<C, Error> {
+    let layers = merge_file(Figment::new(), field, file)?;
+    layers.extract().map_err(|errors| explain(field, &errors))
+}
+
+fn merge_file(layers: Figment, field: &str, path: &Path) -> Result<Figment, Error> {
+    if !path.is_file() {
+        return Err(Error::invalid(field, format!("no such file: {}", path.display())));
+    }
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("toml") => Ok(layers.merge(Toml::file_exact(path))),
+        Some("yaml" | "yml") => Ok(layers.merge(Yaml::file_exact(path))),
+        _ => Err(Error::invalid(field, format!("{} must end in .toml, .yaml or .yml", path.display()))),
+    }
 }
 
 /// One line per problem, each with the key and the layer it came from.
-fn explain(errors: &figment::Error) -> Error {
+fn explain(field: &str, errors: &figment::Error) -> Error {
     let first_key = errors.path.join(".");
     let lines: Vec<String> = errors
         .clone()
@@ -59,7 +67,7 @@ fn explain(errors: &figment::Error) -> Error {
             format!("{at}{}{}", error.kind, source.unwrap_or_default())
         })
         .collect();
-    let error = Error::invalid("config", lines.join("; "));
+    let error = Error::invalid(field, lines.join("; "));
     if first_key.is_empty() { error } else { error.with_field(first_key) }
 }
 

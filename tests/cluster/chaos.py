@@ -1,4 +1,5 @@
-"""Chaos: clusters of simulated devices, of workers that compute, and of TP groups, under mixed load and random faults.
+"""Chaos: clusters of simulated devices, of workers that compute, of TP groups, and of workers for prefill and for decode,
+under mixed load and random faults.
 
 Each answer is checked against what it is without faults. All choices come from one seed. The log has a JSON line for
 each fault and each request that went wrong; --replay injects the faults of a log again, at the same times. A summary
@@ -18,11 +19,12 @@ import time
 from chaos_faults import Disk, Faults, again
 from chaos_load import Client, bodies
 from chaos_log import Log
-from harness import GOLDENS, Server
+from harness import GOLDENS, REPO, Server
 
 # Faults come faster here than a request may be expected to outlive by default.
 ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)
+TOPOLOGIES = REPO / "deploy/topology"
 # Requests to a cluster that computes: each is run once undisturbed, to know its answer.
 KNOWN = 24
 
@@ -38,10 +40,13 @@ class Shape:
 
 
 SHAPES = {
-    "sim": Shape(4, ("--device", "sim"), clients=12, computes=False),
-    "cpu": Shape(2, QWEN3, clients=5),
+    "sim": Shape(4, ("--workers", 4, "--device", "sim"), clients=12, computes=False),
+    "cpu": Shape(2, ("--workers", 2, *QWEN3), clients=5),
     # A rank that is stopped is missed by the others of its group before its heartbeats are.
-    "tp": Shape(4, ("--tp", 2, "--collective-timeout", 1, *QWEN3), clients=4),
+    "tp": Shape(4, ("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3), clients=4),
+    # Prefill and decode at different workers.
+    "sim-apart": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
+    "cpu-apart": Shape(2, ("--topology", TOPOLOGIES / "apart.toml", *QWEN3), clients=4),
 }
 
 
@@ -89,10 +94,8 @@ def run(options, say=print):
     clusters, disks = {}, {}
     try:
         for name in options.shape or SHAPES:
-            shape = SHAPES[name]
             disks[name] = disk = Disk(directory / f"disk-{name}")
-            args = ["--workers", shape.workers, *shape.args, *ALL, "--trace-steps", disk.trace]
-            clusters[name] = Server("conductor", args, directory)
+            clusters[name] = Server("conductor", [*SHAPES[name].args, *ALL, "--trace-steps", disk.trace], directory)
         for cluster in clusters.values():
             cluster.wait_until_ready()
         asyncio.run(disturb(clusters, disks, log, options))
@@ -125,7 +128,7 @@ def options(arguments=None):
     parser.add_argument("--minutes", type=float, default=1, help="for how long there are faults [default: 1]")
     parser.add_argument("--log", type=pathlib.Path, help="where the log goes [default: a new directory]")
     parser.add_argument("--replay", type=pathlib.Path, metavar="LOG", help="inject the faults of this log, and no others")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="only this cluster [default: all]")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="a cluster, instead of sim and cpu")
     return parser.parse_args(arguments)
 
 

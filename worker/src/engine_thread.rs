@@ -32,6 +32,7 @@ use crate::{
     group::{Formation, Member},
     loading::{self, Loaded},
     step_trace::StepTrace,
+    transfer::Transfer,
 };
 
 /// Steps whose news may wait for the desk. Enough that a desk that comes late on a busy machine stops no short step.
@@ -127,7 +128,12 @@ fn follow(member: Member, wires: &Wires) -> Result<(), Error> {
 }
 
 /// Runs the engine until it has drained or `commands` ends. By then all that was told is in the outbox.
-fn work(mut stepper: Stepper, desk: FrontDesk, wires: Wires, runtime: &Handle) -> Result<(), Error> {
+pub(crate) fn work(
+    mut stepper: Stepper,
+    desk: FrontDesk,
+    wires: Wires,
+    runtime: &Handle,
+) -> Result<(), Error> {
     let (told, news) = mpsc::channel(NEWS);
     let desk = runtime.spawn(keep_desk(desk, wires, news));
     let ended = step_until_done(&mut stepper, &told);
@@ -161,6 +167,7 @@ enum Until {
 async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<News>) {
     let _guard = ExitOnPanic;
     let Wires { mut commands, outbox, load, .. } = wires;
+    let transfer = Transfer::connect(&mut desk, &outbox);
     let mut until = Until::Told;
     while until == Until::Told || !desk.is_idle() {
         let step = tokio::select! {
@@ -168,7 +175,7 @@ async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<N
             // First of all, or a cancel could wait for as long as steps are shorter than their reports take.
             command = commands.recv() => match command {
                 Some(command) => {
-                    take(&mut desk, command, &mut until);
+                    take(&mut desk, &transfer, command, &mut until);
                     continue;
                 }
                 None => return,
@@ -176,9 +183,13 @@ async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<N
             step = news.recv() => step,
         };
         let Some(step) = step else { return };
-        let report = desk.report(step);
+        let mut report = desk.report(step);
+        if let Some(load) = &mut report.load {
+            load.transfers = transfer.tally();
+        }
         load.send_replace(report.load.unwrap_or_default());
-        let Some(room) = room(&mut desk, &mut commands, &outbox, &mut until).await else { return };
+        let room = room(&mut desk, &transfer, &mut commands, &outbox, &mut until).await;
+        let Some(room) = room else { return };
         room.send(pb::WorkerMessage { message: Some(ToConductor::StepReport(report)) });
         desk.plan_ahead();
     }
@@ -187,6 +198,7 @@ async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<N
 /// Room for one report, taking commands while there is none. `None` once nobody is left to work for.
 async fn room<'a>(
     desk: &mut FrontDesk,
+    transfer: &Transfer,
     commands: &mut mpsc::Receiver<Command>,
     outbox: &'a mpsc::Sender<pb::WorkerMessage>,
     until: &mut Until,
@@ -195,14 +207,17 @@ async fn room<'a>(
         tokio::select! {
             biased;
             room = outbox.reserve() => return room.ok(),
-            command = commands.recv() => take(desk, command?, until),
+            command = commands.recv() => take(desk, transfer, command?, until),
         }
     }
 }
 
-fn take(desk: &mut FrontDesk, command: Command, until: &mut Until) {
+fn take(desk: &mut FrontDesk, transfer: &Transfer, command: Command, until: &mut Until) {
     match command {
-        Command::Launch(graph) => desk.launch(*graph),
+        Command::Launch(graph) => {
+            transfer.launched(&graph);
+            desk.launch(*graph);
+        }
         Command::Cancel(key) => desk.cancel(key),
         Command::Drain => *until = Until::Idle,
     }

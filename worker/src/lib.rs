@@ -12,5 +12,6 @@ pub mod lifeline;
 mod loading;
 mod process;
 mod step_trace;
+mod transfer;
 
 pub use process::{by_hand, spawned};

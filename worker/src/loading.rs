@@ -143,5 +143,6 @@ fn ready_with(
         weight_bytes: model.weight_bytes(),
         kv_bytes,
         step_bytes,
+        layout_hash: model.page_layout().id(),
     }
 }

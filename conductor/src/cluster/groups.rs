@@ -18,12 +18,12 @@ use super::{Cluster, State};
 impl Cluster {
     /// Has the ranks of a group meet, if the last one of them has just joined. `secret` is for this group alone.
     pub(super) fn form_group(&self, state: &mut State, last: Rank, secret: [u8; 16]) {
-        let tp = self.limits.tp;
+        let tp = self.tp(last);
         let members = state.workers.group_of(last);
         if tp <= 1 || members.len() < tp as usize {
             return;
         }
-        if last.0 < self.limits.spawned_workers {
+        if last.0 < self.spawned_workers() {
             state.groups_formed += 1;
             let place = self.meeting_places.join(format!("group-{}", state.groups_formed));
             let place = place.to_string_lossy().into_owned();
@@ -60,22 +60,21 @@ impl Cluster {
     }
 
     fn send_meeting(&self, state: &mut State, to: WorkerId, rank: u32, meeting: Meeting) {
-        let form = pb::FormGroup { rank, size: self.limits.tp, meeting: Some(meeting) };
+        let Some(size) = state.workers.get_mut(to).map(|worker| self.tp(worker.rank)) else { return };
+        let form = pb::FormGroup { rank, size, meeting: Some(meeting) };
         state.workers.send(to, ToWorker::FormGroup(form));
     }
 
-    /// The ranks of this rank's group, whether they are here or not.
-    pub(super) fn group_ranks(&self, rank: Rank) -> impl Iterator<Item = Rank> + use<> {
-        let tp = self.limits.tp.max(1);
-        let first = rank.0 / tp * tp;
-        (first..first + tp).map(Rank)
+    /// Ranks of this rank's group.
+    pub(super) fn tp(&self, rank: Rank) -> u32 {
+        self.limits.topology.replica_of(rank).map_or(1, |replica| replica.tp)
     }
 
     /// Ends what is left of the group of a rank that is gone. Where that rank did not go of its own will, the others may be
     /// waiting for it and hear nothing: they are fenced.
     pub(super) fn disband(&self, state: &mut State, gone: Rank, fenced: bool) {
         let left: Vec<WorkerId> = state.workers.group_of(gone).into_iter().map(|(_, id)| id).collect();
-        for id in left.into_iter().filter(|_| self.limits.tp > 1) {
+        for id in left {
             self.lose(state, id, &format!("worker {gone} of its group is gone"), fenced);
         }
     }

@@ -8,7 +8,7 @@ use tutti_proto::{
 };
 use tutti_runtime::{Error, ErrorKind};
 
-use super::{Cluster, Link, MAX_WORKERS, State, ranks::Departure};
+use super::{Cluster, Link, MAX_WORKERS, State, ranks::Departure, topology::Replica};
 use crate::backend::random_bytes;
 
 /// What a joining worker shows of itself.
@@ -50,11 +50,12 @@ impl Cluster {
     /// Takes in a worker. Its `link` must hold [`Cluster::link_capacity`] messages.
     pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
         let Joining { rank, pid, host } = joining;
-        if rank.0 >= MAX_WORKERS {
-            return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", MAX_WORKERS - 1)));
+        let ranks = self.limits.topology.ranks().min(MAX_WORKERS);
+        if rank.0 >= ranks {
+            return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", ranks - 1)));
         }
         // Before the lock, since it is read from a file.
-        let secret = if self.limits.tp > 1 { random_bytes()? } else { [0; 16] };
+        let secret = if self.tp(rank) > 1 { random_bytes()? } else { [0; 16] };
         let mut state = self.state.lock();
         // Until then a worker that died is needed again, for the requests that wait for it.
         if state.dismissed {
@@ -83,9 +84,9 @@ impl Cluster {
     /// The worker takes requests from here on, unless it serves another model than the rest.
     pub fn on_ready(&self, id: WorkerId, ready: pb::Ready) {
         let mut state = self.state.lock();
-        let outcome = self.take_model(&mut state, ready.model.unwrap_or_default());
-        let Some(worker) = state.workers.hear(id) else { return };
-        let rank = worker.rank;
+        let Some(rank) = state.workers.hear(id).map(|worker| worker.rank) else { return };
+        let outcome = self.take_model(&mut state, rank, &ready);
+        let Some(worker) = state.workers.get_mut(id) else { return };
         match outcome {
             Ok(_) if worker.phase == pb::WorkerPhase::Draining => {}
             Ok(model) => {
@@ -96,7 +97,8 @@ impl Cluster {
                 let pb::Ready { weight_bytes, kv_bytes, step_bytes, .. } = ready;
                 let said = [("weights", weight_bytes), ("kv", kv_bytes), ("step", step_bytes)];
                 self.metrics.memory(rank, said);
-                tracing::info!(worker = %rank, weight_bytes, kv_bytes, step_bytes, "ready");
+                let group = self.group_name(rank);
+                tracing::info!(worker = %rank, group, weight_bytes, kv_bytes, step_bytes, "ready");
                 state.ranks.of(rank).ready();
                 self.place_waiting(&mut state);
             }
@@ -137,14 +139,15 @@ impl Cluster {
     pub fn drain_worker(&self, rank: Rank) -> Result<pb::WorkerPhase, Error> {
         let mut state = self.state.lock();
         let id = state.workers.by_rank(rank).map(|(id, _)| id);
-        if id.is_none() && rank.0 >= self.limits.spawned_workers {
+        if id.is_none() && rank.0 >= self.spawned_workers() {
             return Err(
                 Error::new(ErrorKind::NotFound, format!("there is no worker {rank}")).with_field("worker")
             );
         }
         // Whoever comes by hand may come again under the same rank.
-        if rank.0 < self.limits.spawned_workers {
-            self.group_ranks(rank).for_each(|rank| state.ranks.of(rank).drained = true);
+        if rank.0 < self.spawned_workers() {
+            let group = self.limits.topology.replica_of(rank);
+            group.into_iter().flat_map(Replica::ranks).for_each(|rank| state.ranks.of(rank).drained = true);
         }
         tracing::info!(worker = %rank, "draining");
         match id {
@@ -200,7 +203,7 @@ impl Cluster {
     /// first such error is told; others are most likely the same.
     fn ends_start(&self, state: &State, rank: Rank, error: &Error) -> bool {
         let useless = tutti_runtime::exit::code(error) == tutti_runtime::exit::USAGE;
-        let ends = useless && !state.started && rank.0 < self.limits.spawned_workers;
+        let ends = useless && !state.started && rank.0 < self.spawned_workers();
         if ends {
             self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error.clone()).is_none());
         }

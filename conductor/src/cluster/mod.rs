@@ -5,10 +5,14 @@
 //! many rows it carries.
 
 mod groups;
+mod launches;
 mod lives;
+mod model;
 mod ranks;
 mod requests;
+mod roles;
 mod status;
+mod topology;
 mod watchdog;
 mod workers;
 
@@ -18,7 +22,6 @@ mod properties;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 
@@ -27,19 +30,16 @@ use tokio::sync::{mpsc, watch};
 use tutti_proto::{
     RequestId, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
-    walks::ModelDeclaration,
 };
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
 
 pub use self::{
     lives::{Exit, Joining, Presence},
+    topology::{GroupSpec, Topology},
     workers::Link,
 };
-use self::{ranks::Ranks, workers::Workers};
-use crate::{
-    metrics::ConductorMetrics,
-    request::{GraphPlan, Request, text_walks, worker_graphs},
-};
+use self::{model::ServedModel, ranks::Ranks, workers::Workers};
+use crate::{metrics::ConductorMetrics, request::Request};
 
 /// Ranks are places in a cluster of at most this many workers.
 pub const MAX_WORKERS: u32 = 1024;
@@ -47,19 +47,18 @@ pub const MAX_WORKERS: u32 = 1024;
 /// The bounds a cluster works under.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Ranks of a TP group: neighbours, of which the lowest leads and alone is given requests. 1 where each worker holds
-    /// the whole model.
-    pub tp: u32,
-    /// Worker processes that the conductor spawns, ranks 0 and on; all must have been ready once before `/ready` is.
-    pub spawned_workers: u32,
+    /// Who runs what. All workers that the conductor spawns must have been ready once before `/ready` is.
+    pub topology: Topology,
     /// Requests that one worker runs at a time.
     pub max_running_requests: u32,
     /// Requests beyond those that may wait at the workers.
     pub max_queued_requests: u32,
     /// The most tokens of a request, prompt and output together, where that is fewer than the model's own limit.
     pub max_model_len: Option<u32>,
-    /// How often a request whose worker died is tried again.
+    /// How often a request whose worker died is tried again, and one that could not be handed over.
     pub max_replays: u32,
+    /// How long the two sides of a hand-over may keep each other waiting.
+    pub transfer_timeout: Duration,
     /// A worker that says nothing for longer is taken for dead.
     pub heartbeat_timeout: Duration,
     /// A worker that has work and makes no step for longer is taken for dead.
@@ -113,18 +112,10 @@ struct State {
     dismissed: bool,
 }
 
-#[derive(Debug)]
-struct ServedModel {
-    /// Its `max_request_tokens` is the smallest of the ready workers'.
-    description: Arc<pb::ModelDescription>,
-    /// The worker graphs of a text request.
-    graphs: Vec<GraphPlan>,
-}
-
 impl Cluster {
     /// A cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
-        let workers = Workers::in_groups_of(limits.tp);
+        let workers = Workers::of(limits.topology.clone());
         let cluster = Self {
             state: Mutex::new(State { workers, ..State::default() }),
             meeting_places: std::env::temp_dir(),
@@ -146,12 +137,18 @@ impl Cluster {
     }
 
     /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each try of each
-    /// request that can be in flight, and a few that come once. Room in a link costs nothing until it is used.
+    /// request that can be in flight, and a few that come once. Tries are lost with workers or in hand-overs, and as often
+    /// again room is held for a prefill that nobody is there to do. Room in a link costs nothing until it is used.
     pub fn link_capacity(&self) -> usize {
         let Limits { max_running_requests, max_queued_requests, max_replays, .. } = self.limits;
-        2 * (1 + max_replays as usize)
+        2 * (1 + 3 * max_replays as usize)
             * (max_running_requests as usize * MAX_WORKERS as usize + max_queued_requests as usize)
             + 16
+    }
+
+    /// Ranks below this belong to workers that the conductor spawns.
+    pub(crate) fn spawned_workers(&self) -> u32 {
+        self.limits.topology.spawned_workers()
     }
 
     /// Stops taking requests; those in flight go on.
@@ -195,45 +192,6 @@ impl Cluster {
                 std::future::pending::<()>().await;
             }
         }
-    }
-
-    /// Fills in what the conductor knows better, and holds later workers to the first one's declaration.
-    fn take_model(
-        &self,
-        state: &mut State,
-        mut description: pb::ModelDescription,
-    ) -> Result<pb::ModelDescription, Error> {
-        description.served_name.clone_from(&self.served.name);
-        description.has_tokenizer = self.served.has_tokenizer;
-        if let Some(asked) = self.limits.max_model_len {
-            let most = description.max_context_tokens;
-            if asked > most {
-                let message = format!("is {asked}, but the model's context holds {most} tokens");
-                return Err(Error::invalid("max_model_len", message));
-            }
-            description.max_context_tokens = asked;
-        }
-        match &state.model {
-            Some(first) => {
-                let expected = pb::ModelDescription {
-                    max_request_tokens: description.max_request_tokens,
-                    ..first.description.as_ref().clone()
-                };
-                if expected != description {
-                    return Err(Error::invalid("model", "is another than that of the workers before it"));
-                }
-            }
-            None => {
-                let declaration = description.declaration.clone().unwrap_or_default();
-                let declaration = ModelDeclaration::try_from(declaration).map_err(|e| {
-                    Error::internal(format!("its model's declaration does not hold together: {e}"))
-                })?;
-                // Every worker serves every node: one group, one graph.
-                let graphs = worker_graphs(&text_walks(&declaration)?, |_| ());
-                state.model = Some(ServedModel { description: Arc::new(description.clone()), graphs });
-            }
-        }
-        Ok(description)
     }
 }
 

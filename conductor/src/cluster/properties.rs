@@ -1,5 +1,5 @@
-//! The whole cluster under random deaths: every request ends once with all of its tokens in order, and nothing of any of
-//! them stays booked or waiting.
+//! The whole cluster under random deaths, with all in one and with prefill apart from decode: every request ends once with
+//! all of its tokens in order, and nothing of any of them stays booked or waiting.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
@@ -15,20 +15,32 @@ use tutti_proto::{
 };
 use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
 
-use super::{Cluster, Joining, Limits, Served, link};
+use super::{Cluster, GroupSpec, Joining, Limits, Served, Topology, link};
 use crate::submission::Submission;
 
 const RANKS: u32 = 3;
 const MAX_REPLAYS: u32 = 2;
 
-fn cluster() -> Arc<Cluster> {
+fn topology(apart: bool) -> Topology {
+    let group = |walk: &str, replicas| {
+        let walks = Some(vec![walk.to_owned()]);
+        GroupSpec { name: walk.into(), nodes: None, walks, tp: 1, replicas, spawned: true }
+    };
+    if apart {
+        Topology::new(vec![group("prefill", 1), group("decode", RANKS - 1)])
+    } else {
+        Topology::all_in_one(RANKS, 1)
+    }
+}
+
+fn cluster(apart: bool) -> Arc<Cluster> {
     let limits = Limits {
-        tp: 1,
-        spawned_workers: RANKS,
+        topology: topology(apart),
         max_running_requests: 4,
         max_queued_requests: 4,
         max_model_len: None,
         max_replays: MAX_REPLAYS,
+        transfer_timeout: Duration::from_secs(30),
         heartbeat_timeout: Duration::from_secs(3),
         hang_timeout: Duration::from_secs(60),
     };
@@ -37,11 +49,11 @@ fn cluster() -> Arc<Cluster> {
 
 fn ready() -> pb::Ready {
     let batched_by = WalkId(2);
-    let walk = |kind| Walk { name: "walk".into(), nodes: vec![NodeId(0)], kind };
+    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
     let walks = vec![
-        walk(WalkKind::Chunkable { batched_by }),
-        walk(WalkKind::Decode { batched_by }),
-        walk(WalkKind::Mixed),
+        walk("prefill", WalkKind::Chunkable { batched_by }),
+        walk("decode", WalkKind::Decode { batched_by }),
+        walk("step", WalkKind::Mixed),
     ];
     let declaration = ModelDeclaration::new(vec!["thinker".into()], walks, vec![]).unwrap();
     let model = pb::ModelDescription {
@@ -69,6 +81,10 @@ struct Running {
     epoch: u32,
     next: u32,
     total: u32,
+    /// It goes on there after its first token.
+    send_to: Option<GraphKey>,
+    /// It waits for its first token.
+    receives: bool,
 }
 
 /// A worker as it should be: one token for each of its graphs with each step.
@@ -79,35 +95,53 @@ struct Worker {
     running: BTreeMap<GraphKey, Running>,
 }
 
+/// What a worker says with one step.
+#[derive(Clone, Default)]
+struct Says {
+    reserved: Vec<pb::Reserved>,
+    report: pb::StepReport,
+    /// Graphs elsewhere, each with those here that go on as it.
+    hand_over: Vec<(GraphKey, GraphKey)>,
+}
+
 impl Worker {
-    fn step(&mut self) -> pb::StepReport {
-        let mut report = pb::StepReport::default();
+    fn hear(&mut self, says: &mut Says) {
         while let Ok(Ok(pb::ConductorMessage { message: Some(message) })) = self.inbox.try_recv() {
             match message {
                 ToWorker::Launch(launch) => {
                     let key = GraphKey::from(launch.key.unwrap());
-                    let total = launch.spec.unwrap().stopping.unwrap().max_tokens;
-                    let next = launch.generated.len() as u32;
-                    assert!(
-                        self.running.insert(key, Running { epoch: 0, next, total }).is_none(),
-                        "{key} came twice"
-                    );
+                    let receives = launch.receive.is_some();
+                    if receives {
+                        says.reserved.push(pb::Reserved { key: launch.key, port: 1, ..Default::default() });
+                    }
+                    let running = Running {
+                        epoch: 0,
+                        next: launch.generated.len() as u32 + u32::from(receives),
+                        total: launch.spec.unwrap().stopping.unwrap().max_tokens,
+                        send_to: launch.send_to.map(|to| to.key.unwrap().into()),
+                        receives,
+                    };
+                    assert!(self.running.insert(key, running).is_none(), "{key} came twice");
                 }
                 ToWorker::Cancel(cancel) => {
                     let key = cancel.key.unwrap();
                     if let Some(graph) = self.running.remove(&key.into()) {
                         let outcome = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
-                        report.completions.push(self.completion(key.into(), graph.epoch, outcome));
+                        says.report.completions.push(self.completion(key.into(), graph.epoch, outcome));
                     }
                 }
                 _ => {}
             }
         }
-        for (key, graph) in &mut self.running {
+    }
+
+    fn step(&mut self) -> Says {
+        let mut says = Says::default();
+        self.hear(&mut says);
+        for (key, graph) in self.running.iter_mut().filter(|(_, graph)| !graph.receives) {
             let token = pb::SampledToken { token_id: graph.next, index: graph.next, logprob: None };
-            let key = Some((*key).into());
-            report.rows.push(pb::RowReport {
-                key,
+            says.report.rows.push(pb::RowReport {
+                key: Some((*key).into()),
                 epoch: graph.epoch,
                 tokens: vec![token],
                 ..Default::default()
@@ -115,14 +149,20 @@ impl Worker {
             graph.epoch += 1;
             graph.next += 1;
         }
-        let done: Vec<_> = self.running.extract_if(.., |_, graph| graph.next == graph.total).collect();
+        let done =
+            |graph: &mut Running| graph.next == graph.total || (graph.send_to.is_some() && graph.epoch > 0);
+        let done: Vec<_> = self.running.extract_if(.., |_, graph| !graph.receives && done(graph)).collect();
         for (key, graph) in done {
+            if let Some(to) = graph.send_to.filter(|_| graph.next < graph.total) {
+                says.hand_over.push((to, key));
+                continue;
+            }
             let reason = pb::FinishReason::Length.into();
             let finished = pb::Finished { reason, generated: graph.total, ..Default::default() };
             let outcome = pb::completion::Outcome::Finished(finished);
-            report.completions.push(self.completion(key, graph.epoch, outcome));
+            says.report.completions.push(self.completion(key, graph.epoch, outcome));
         }
-        report
+        says
     }
 
     fn completion(&self, key: GraphKey, epoch: u32, outcome: pb::completion::Outcome) -> pb::Completion {
@@ -158,7 +198,7 @@ struct World {
     alive: BTreeMap<u32, Worker>,
     /// Taken out of the cluster, and not aware of it.
     dead: Vec<Worker>,
-    said: Vec<(WorkerId, pb::StepReport)>,
+    said: Vec<(WorkerId, Says)>,
     clients: Vec<Client>,
     deaths: u32,
 }
@@ -175,10 +215,27 @@ impl World {
     }
 
     fn step(&mut self, cluster: &Cluster, rank: u32) {
-        if let Some(worker) = self.alive.get_mut(&rank) {
-            let report = worker.step();
-            self.said.push((worker.id, report.clone()));
-            cluster.on_report(worker.id, report);
+        if let Some(mut worker) = self.alive.remove(&rank) {
+            let mut says = worker.step();
+            self.hand_over(&worker, &mut says);
+            self.said.push((worker.id, says.clone()));
+            self.alive.insert(rank, worker);
+            hear(cluster, self.said.last().unwrap());
+        }
+    }
+
+    /// Whoever holds the room goes on with the second token, if it is still there.
+    fn hand_over(&mut self, from: &Worker, says: &mut Says) {
+        for (to, key) in says.hand_over.drain(..) {
+            let receiver = self.alive.values_mut().find_map(|worker| worker.running.get_mut(&to));
+            let outcome = match receiver {
+                Some(graph) => {
+                    graph.receives = false;
+                    pb::completion::Outcome::HandedOver(pb::HandedOver { generated: graph.next })
+                }
+                None => pb::completion::Outcome::HandoverFailed(pb::Fault::default()),
+            };
+            says.report.completions.push(from.completion(key, 1, outcome));
         }
     }
 
@@ -191,14 +248,20 @@ impl World {
     }
 }
 
+fn hear(cluster: &Cluster, (from, says): &(WorkerId, Says)) {
+    says.reserved.iter().for_each(|reserved| cluster.on_reserved(*from, reserved.clone()));
+    cluster.on_report(*from, says.report.clone());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn deaths_lose_nothing_and_leave_nothing(
+        apart in any::<bool>(),
         events in proptest::collection::vec((0u8..20, 0u32..RANKS, any::<prop::sample::Index>()), 0..150),
     ) {
-        let (cluster, mut world) = (cluster(), World::default());
+        let (cluster, mut world) = (cluster(apart), World::default());
         (0..RANKS).for_each(|rank| world.join(&cluster, rank));
         for (event, rank, index) in events {
             match event {
@@ -213,12 +276,10 @@ proptest! {
                 13..=15 => world.join(&cluster, rank),
                 16 if !world.dead.is_empty() => {
                     let worker = index.get_mut(&mut world.dead);
-                    let report = worker.step();
-                    cluster.on_report(worker.id, report);
+                    hear(&cluster, &(worker.id, worker.step()));
                 }
                 17 if !world.said.is_empty() => {
-                    let (from, report) = index.get(&world.said).clone();
-                    cluster.on_report(from, report);
+                    hear(&cluster, index.get(&world.said));
                 }
                 18 if !world.clients.is_empty() => {
                     // Goes away, whether or not it has had all.
@@ -235,7 +296,7 @@ proptest! {
         }
         let state = cluster.state.lock();
         prop_assert!(state.requests.is_empty() && state.waiting.is_empty(), "{:?}", *state);
-        prop_assert!(state.workers.iter().all(|(_, worker)| !worker.has_work()), "{:?}", state.workers);
+        prop_assert!(state.workers.iter().all(|(_, worker)| !worker.holds_any()), "{:?}", state.workers);
         drop(state);
         for client in &mut world.clients {
             client.read();

@@ -11,10 +11,7 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{
-    Cluster, RETRY_AFTER, State,
-    workers::{Booking, Worker},
-};
+use super::{Cluster, RETRY_AFTER, State, roles::Role, workers::Worker};
 use crate::{
     mailbox::{self, Ending},
     request::{Deadline, Dropped, Effects, Request, door},
@@ -54,18 +51,22 @@ impl Cluster {
         deadline: Option<Deadline>,
         generated: Vec<u32>,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
-        // Outside the lock: a prompt may be long.
+        // Outside the lock: a prompt may be long, and a secret is read from a file.
         let model = self.model()?;
         door::check(&spec, &model)?;
         door::check_generated(&generated, &spec, &model)?;
+        let reservation = self.new_reservation()?;
         let mut state = self.state.lock();
         self.check_admission(&state)?;
-        let graphs = state.model.as_ref().map(|model| model.graphs.clone()).unwrap_or_default();
+        let Some(walks) = state.model.as_ref().map(|model| model.walks) else {
+            return Err(Error::unavailable(self.why_not_ready(&state)));
+        };
         state.next_request += 1;
         let id = RequestId(state.next_request);
         let (output, receiver) = mailbox::channel();
         let prompt_tokens = spec.prompt.len();
-        let request = Request::accept(id, spec, deadline, graphs, self.limits.max_replays, output);
+        let request =
+            Request::accept(id, spec, deadline, walks, reservation, self.limits.max_replays, output);
         let request = request.behind(generated);
         state.requests.insert(id, request);
         self.metrics.accepted(prompt_tokens, state.requests.len());
@@ -74,8 +75,14 @@ impl Cluster {
         Ok((id, receiver))
     }
 
+    /// Replicas that decode what others prefill, where there is one that does.
+    fn ready_apart(&self, state: &State) -> usize {
+        let decode = state.workers.ready_for(Role::Decode).count();
+        if state.workers.ready_for(Role::Prefill).next().is_some() { decode } else { 0 }
+    }
+
     fn check_admission(&self, state: &State) -> Result<(), Error> {
-        let ready = state.workers.ready().count();
+        let ready = state.workers.ready_for(Role::Whole).count() + self.ready_apart(state);
         if state.draining || ready == 0 {
             return Err(Error::unavailable(self.why_not_ready(state)));
         }
@@ -151,9 +158,7 @@ impl Cluster {
                 let effects = request.on_completion(from, completion);
                 self.apply(state, id, effects);
             }
-            // Ids are minted in order: one at or below the newest was a request of ours, and it is over.
-            None if (1..=state.next_request).contains(&id.0) => self.metrics.dropped(Dropped::Stale),
-            None => self.metrics.dropped(Dropped::Unknown),
+            None => self.metrics.dropped(self.why_unknown(state, id)),
         }
     }
 
@@ -195,37 +200,19 @@ impl Cluster {
         }
     }
 
-    /// Sends the request's next graph to a worker; where none can take it, it waits.
-    fn launch(&self, state: &mut State, id: RequestId) {
-        let Some(request) = state.requests.get_mut(&id).filter(|request| request.is_waiting()) else {
-            return;
-        };
-        let Some(placement) = state.workers.place(request.is_suspect()) else {
-            state.waiting.insert(id);
-            return;
-        };
-        let (key, booking) = (request.key(), Booking::of(request));
-        let mut workers: Vec<WorkerId> = placement.values().copied().collect();
-        let Some(launch) = request.launch(placement, Instant::now()) else { return };
-        // The last one takes the message itself: most graphs have one worker, and prompts may be long.
-        let last = workers.pop();
-        for worker in workers {
-            state.workers.book(worker, key, booking);
-            state.workers.send(worker, ToWorker::Launch(launch.clone()));
-        }
-        if let Some(worker) = last {
-            state.workers.book(worker, key, booking);
-            state.workers.send(worker, ToWorker::Launch(launch));
-        }
-    }
-
-    fn apply(&self, state: &mut State, id: RequestId, effects: Effects) {
+    pub(super) fn apply(&self, state: &mut State, id: RequestId, effects: Effects) {
         for (worker, key) in effects.cancel {
             state.workers.send(worker, ToWorker::Cancel(pb::CancelGraph { key: Some(key.into()) }));
         }
         let mut room = false;
         for (worker, key) in effects.released {
             room |= state.workers.release(worker, key);
+        }
+        for (worker, key) in effects.begun {
+            state.workers.wake(worker, key);
+        }
+        if effects.handed_over {
+            self.metrics.handed_over();
         }
         if let Some(why) = effects.dropped {
             self.metrics.dropped(why);

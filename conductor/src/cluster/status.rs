@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, health::State as HealthState};
 
-use super::{Cluster, State, ranks::RankRecord};
+use super::{Cluster, State, ranks::RankRecord, roles::Role};
 
 impl Cluster {
     /// What is served, once a worker has said so, and whether a request sent now would run.
@@ -26,6 +26,8 @@ impl Cluster {
     /// The cluster as it is now.
     pub fn status(&self) -> pb::GetClusterResponse {
         let state = self.state.lock();
+        let role =
+            |rank| state.workers.role(rank).map_or(pb::WorkerRole::Unspecified, pb::WorkerRole::from).into();
         let mut workers: Vec<pb::WorkerStatus> = state
             .workers
             .iter()
@@ -35,10 +37,11 @@ impl Cluster {
                 load: Some(worker.load),
                 pid: worker.pid,
                 detail: state.ranks.detail(worker.rank),
+                group: self.group_name(worker.rank).to_owned(),
+                role: role(worker.rank),
             })
             .collect();
-        let missing =
-            (0..self.limits.spawned_workers).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
+        let missing = (0..self.spawned_workers()).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
         workers.extend(missing.map(|rank| {
             let detail = state.ranks.detail(rank);
             let drained = state.ranks.get(rank).is_some_and(|record| record.drained);
@@ -47,7 +50,15 @@ impl Cluster {
                 "" => pb::WorkerPhase::Starting,
                 _ => pb::WorkerPhase::Gone,
             };
-            pb::WorkerStatus { worker: rank.0, phase: phase.into(), detail, ..Default::default() }
+            let (group, role) = (self.group_name(rank).to_owned(), role(rank));
+            pb::WorkerStatus {
+                worker: rank.0,
+                phase: phase.into(),
+                detail,
+                group,
+                role,
+                ..Default::default()
+            }
         }));
         workers.sort_by_key(|worker| worker.worker);
         pb::GetClusterResponse { workers, requests_in_flight: state.requests.len() as u32 }
@@ -63,9 +74,15 @@ impl Cluster {
         }
         // One that may be gone any moment is no reason to send requests.
         let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);
-        let reliable = state.workers.ready().any(|(_, worker)| reliable(worker.rank));
-        let spawned = state.workers.loaded().filter(|(_, w)| w.rank.0 < self.limits.spawned_workers).count();
-        state.started |= spawned >= self.limits.spawned_workers as usize;
+        let counts = Role::ALL.map(|role| {
+            let ready = || state.workers.ready_for(role);
+            self.metrics.groups_ready(role.label(), ready().count());
+            (role, ready().any(|(_, worker)| reliable(worker.rank)))
+        });
+        let reliable = |role| counts.contains(&(role, true));
+        let reliable = reliable(Role::Whole) || (reliable(Role::Prefill) && reliable(Role::Decode));
+        let spawned = state.workers.loaded().filter(|(_, w)| w.rank.0 < self.spawned_workers()).count();
+        state.started |= spawned >= self.spawned_workers() as usize;
         self.metrics.ready(state.workers.loaded().count());
         let serving = state.started && reliable && !state.draining;
         let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
@@ -78,7 +95,12 @@ impl Cluster {
         }
         let troubles = state.ranks.details();
         let loaded = state.workers.loaded().count();
-        let summary = format!("{loaded} of {} workers are loaded", self.limits.spawned_workers);
+        let mut summary = format!("{loaded} of {} workers are loaded", self.spawned_workers());
+        for role in [Role::Prefill, Role::Decode] {
+            if state.workers.has_role(role) && state.workers.ready_for(role).next().is_none() {
+                summary.push_str(&format!(", none of them a {} group", role.label()));
+            }
+        }
         if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
 
-use super::{Cluster, State, workers::Worker};
+use super::{Cluster, State, roles::Role, workers::Worker};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(250);
@@ -56,12 +56,20 @@ impl Cluster {
         (worker.stuck > self.limits.hang_timeout).then_some(Silence::Hangs)
     }
 
-    /// Whether no worker is here that could take a request, now or later, and none is to be expected.
+    /// Whether no request can run, now or later: nobody is here or to be expected for some part of it.
     fn is_hopeless(&self, state: &State) -> bool {
-        let here =
-            state.workers.iter().any(|(_, w)| w.link.is_some() && w.phase != pb::WorkerPhase::Draining);
-        let spawned = || (0..self.limits.spawned_workers).map(Rank);
-        !here && spawned().all(|rank| state.ranks.get(rank).is_some_and(|record| record.is_hopeless()))
+        let hopeless = |role| self.is_hopeless_for(state, role);
+        hopeless(Role::Whole) && (hopeless(Role::Prefill) || hopeless(Role::Decode))
+    }
+
+    /// Whether no worker of this role is here that could take a request, now or later, and none is to be expected.
+    fn is_hopeless_for(&self, state: &State, role: Role) -> bool {
+        let is_for = |rank| state.workers.role(rank) == Some(role);
+        let here = state.workers.iter().any(|(_, worker)| {
+            is_for(worker.rank) && worker.link.is_some() && worker.phase != pb::WorkerPhase::Draining
+        });
+        let mut spawned = (0..self.spawned_workers()).map(Rank).filter(|rank| is_for(*rank));
+        !here && spawned.all(|rank| state.ranks.get(rank).is_some_and(|record| record.is_hopeless()))
     }
 }
 

@@ -11,7 +11,11 @@ use tonic::Status;
 use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
-use crate::request::{Placement, Request};
+use super::{
+    roles::Role,
+    topology::{Replica, Topology},
+};
+use crate::request::{Part, Placement, Request};
 
 /// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a request in
 /// flight is launched and cancelled at most once on a worker.
@@ -37,7 +41,9 @@ pub struct Worker {
     /// How long it has had work and nothing has come of it.
     pub stuck: Duration,
     /// What is there, by graph.
-    graphs: HashMap<GraphKey, Booking>,
+    graphs: HashMap<GraphKey, Held>,
+    /// Those of them that wait for another worker.
+    resting: usize,
     /// Their sum.
     booked: Booking,
     launched: u64,
@@ -50,8 +56,24 @@ impl Worker {
     }
 
     /// Whether something was sent there that is not over.
-    pub fn has_work(&self) -> bool {
+    #[cfg(test)]
+    pub fn holds_any(&self) -> bool {
         !self.graphs.is_empty()
+    }
+
+    /// Whether steps are to be expected of it.
+    pub fn has_work(&self) -> bool {
+        self.graphs.len() > self.resting
+    }
+
+    fn wake(&mut self, key: GraphKey) {
+        if !self.has_work() {
+            self.stuck = Duration::ZERO;
+        }
+        if let Some(held) = self.graphs.get_mut(&key).filter(|held| held.resting) {
+            held.resting = false;
+            self.resting -= 1;
+        }
     }
 
     /// Its own count, in which progress shows.
@@ -112,19 +134,43 @@ impl Booking {
     }
 }
 
+/// A graph where it is.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    booking: Booking,
+    /// It waits for what another worker computes, and brings no steps until then.
+    resting: bool,
+}
+
 /// All joined workers.
 #[derive(Debug, Default)]
 pub struct Workers {
     by_id: BTreeMap<WorkerId, Worker>,
     next: u32,
-    /// Ranks of a TP group; fewer than 2 where each worker is its whole group.
-    tp: u32,
+    topology: Topology,
+    /// Of each group; empty until a model is known.
+    roles: Vec<Role>,
 }
 
 impl Workers {
-    /// None yet. Neighbours form groups of `tp` ranks, of which the lowest leads.
-    pub fn in_groups_of(tp: u32) -> Self {
-        Self { tp, ..Self::default() }
+    /// None yet.
+    pub fn of(topology: Topology) -> Self {
+        Self { topology, ..Self::default() }
+    }
+
+    /// What each group is for.
+    pub fn take_roles(&mut self, roles: Vec<Role>) {
+        self.roles = roles;
+    }
+
+    /// What this rank's group is for, once that is known.
+    pub fn role(&self, rank: Rank) -> Option<Role> {
+        self.roles.get(self.topology.replica_of(rank)?.group).copied()
+    }
+
+    /// Whether some group is for this.
+    pub fn has_role(&self, role: Role) -> bool {
+        self.roles.contains(&role)
     }
 
     /// Takes in a worker that said Hello and gives it a name that no earlier one had.
@@ -143,6 +189,7 @@ impl Workers {
             silent: Duration::ZERO,
             stuck: Duration::ZERO,
             graphs: HashMap::new(),
+            resting: 0,
             booked: Booking::default(),
             launched: 0,
         };
@@ -177,21 +224,17 @@ impl Workers {
         self.iter().find(|(_, worker)| worker.rank == rank)
     }
 
-    /// The group that a rank belongs to.
-    fn group(&self, rank: Rank) -> u32 {
-        rank.0 / self.tp.max(1)
-    }
-
-    /// Those of this rank's group that are here, in order of rank.
+    /// Those of this rank's replica that are here, in order of rank.
     pub fn group_of(&self, rank: Rank) -> Vec<(Rank, WorkerId)> {
-        let mates = self.iter().filter(|(_, worker)| self.group(worker.rank) == self.group(rank));
+        let replica = self.topology.replica_of(rank);
+        let mates = self.iter().filter(|(_, worker)| self.topology.replica_of(worker.rank) == replica);
         let mut mates: Vec<_> = mates.map(|(id, worker)| (worker.rank, id)).collect();
         mates.sort_unstable();
         mates
     }
 
     fn leads(&self, rank: Rank) -> bool {
-        rank.0.is_multiple_of(self.tp.max(1))
+        self.topology.replica_of(rank).is_some_and(|replica| replica.leader == rank)
     }
 
     /// Whether a worker need not be told to go, since it ends when the leader of its group has gone.
@@ -207,45 +250,87 @@ impl Workers {
         self.iter().filter(|(_, w)| w.phase == pb::WorkerPhase::Ready && w.link.is_some())
     }
 
-    /// Those that take requests: the leaders of groups that have loaded as a whole.
+    /// Those that take requests: the leaders of replicas that have loaded as a whole.
     pub fn ready(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
-        let mut loaded: BTreeMap<u32, u32> = BTreeMap::new();
-        for (_, worker) in self.loaded().filter(|_| self.tp > 1) {
-            *loaded.entry(self.group(worker.rank)).or_default() += 1;
+        let mut loaded: BTreeMap<Replica, u32> = BTreeMap::new();
+        for (_, worker) in self.loaded() {
+            if let Some(replica) = self.topology.replica_of(worker.rank) {
+                *loaded.entry(replica).or_default() += 1;
+            }
         }
-        let whole = move |rank| self.tp <= 1 || loaded.get(&self.group(rank)) == Some(&self.tp);
-        self.loaded().filter(move |(_, worker)| self.leads(worker.rank) && whole(worker.rank))
+        self.loaded().filter(move |(_, worker)| {
+            let replica = self.topology.replica_of(worker.rank);
+            replica.is_some_and(|replica| {
+                replica.leader == worker.rank && loaded.get(&replica) == Some(&replica.tp)
+            })
+        })
     }
 
-    /// Where the next graph goes: to the ready worker with the fewest requests, then the fewest tokens, then the fewest
-    /// launches so far. A suspect goes only where no other one is. Of a group it is the leader's alone: the other ranks do
-    /// as it says and hold nothing of a request, so that its word that a graph is over is the group's.
-    pub fn place(&self, suspect: bool) -> Option<Placement> {
-        self.ready()
+    /// Those of them whose group is for this.
+    pub fn ready_for(&self, role: Role) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.ready().filter(move |(_, worker)| self.role(worker.rank) == Some(role))
+    }
+
+    /// Of those, the one with the fewest requests, then the fewest tokens, then the fewest launches so far. A suspect goes
+    /// only where no other one is.
+    fn least_loaded(&self, role: Role, suspect: bool) -> Option<(WorkerId, &Worker)> {
+        self.ready_for(role)
             .filter(|(_, worker)| !suspect || worker.booked.suspects == 0)
             .min_by_key(|(_, worker)| (worker.booked, worker.launched))
-            .map(|(id, worker)| Placement::from([(worker.rank, id)]))
     }
 
-    /// Counts a graph that was sent there.
-    pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking) {
+    /// Where a request begins that may or may not have something to decode: as a whole, with a prefill that nothing
+    /// follows, or with the room for its decode, which needs somebody to do the prefill. Of a group it is the leader's
+    /// alone: the other ranks do as it says and hold nothing of a request, so that its word that a graph is over is the
+    /// group's.
+    pub fn place(&self, may_decode: bool, suspect: bool) -> Option<(Part, Placement)> {
+        let whole = self.least_loaded(Role::Whole, suspect).map(|at| (Part::Whole, at));
+        let prefill = self.least_loaded(Role::Prefill, suspect);
+        let apart = if may_decode {
+            let decode = prefill.and_then(|_| self.least_loaded(Role::Decode, suspect));
+            decode.map(|at| (Part::Decode, at))
+        } else {
+            prefill.map(|at| (Part::Prefill, at))
+        };
+        let (part, (id, worker)) =
+            whole.into_iter().chain(apart).min_by_key(|(_, (_, worker))| (worker.booked, worker.launched))?;
+        Some((part, Placement::from([(worker.rank, id)])))
+    }
+
+    /// Where the prefill of a request goes whose decode has its room.
+    pub fn place_prefill(&self, suspect: bool) -> Option<Placement> {
+        let (id, worker) = self.least_loaded(Role::Prefill, suspect)?;
+        Some(Placement::from([(worker.rank, id)]))
+    }
+
+    /// Counts a graph that was sent there. One that is `resting` waits for another worker.
+    pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking, resting: bool) {
         if let Some(worker) = self.by_id.get_mut(&id)
             && let Entry::Vacant(place) = worker.graphs.entry(key)
         {
-            place.insert(booking);
-            if worker.booked.requests == 0 {
-                worker.stuck = Duration::ZERO;
-            }
+            place.insert(Held { booking, resting: true });
+            worker.resting += 1;
             worker.booked.add(booking);
             worker.launched += 1;
+            if !resting {
+                worker.wake(key);
+            }
+        }
+    }
+
+    /// From here on, steps are to be expected of this graph.
+    pub fn wake(&mut self, id: WorkerId, key: GraphKey) {
+        if let Some(worker) = self.by_id.get_mut(&id) {
+            worker.wake(key);
         }
     }
 
     /// Counts a graph that is over there. Whether that makes room: a worker that is gone has none.
     pub fn release(&mut self, id: WorkerId, key: GraphKey) -> bool {
         let Some(worker) = self.by_id.get_mut(&id) else { return false };
-        let Some(booking) = worker.graphs.remove(&key) else { return false };
-        worker.booked.take(booking);
+        let Some(held) = worker.graphs.remove(&key) else { return false };
+        worker.resting -= usize::from(held.resting);
+        worker.booked.take(held.booking);
         true
     }
 
@@ -271,6 +356,12 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+    fn whole(tp: u32) -> Workers {
+        let mut workers = Workers::of(Topology::all_in_one(tp, tp));
+        workers.take_roles(vec![Role::Whole]);
+        workers
+    }
+
     fn ready(workers: &mut Workers, rank: u32) -> WorkerId {
         let id = workers.join(Rank(rank), 1, HERE, mpsc::channel(1).0);
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
@@ -278,7 +369,7 @@ mod tests {
     }
 
     fn chosen(workers: &Workers) -> Rank {
-        *workers.place(false).unwrap().keys().next().unwrap()
+        *workers.place(true, false).unwrap().1.keys().next().unwrap()
     }
 
     fn key(request: u64) -> GraphKey {
@@ -287,19 +378,19 @@ mod tests {
 
     #[test]
     fn the_least_loaded_ready_worker_is_chosen_and_ties_go_round() {
-        let mut workers = Workers::default();
-        assert_eq!(workers.place(false), None);
+        let mut workers = whole(1);
+        assert_eq!(workers.place(true, false), None);
         let (a, b) = (ready(&mut workers, 0), ready(&mut workers, 1));
         let booking = Booking { requests: 1, tokens: 10, suspects: 0 };
         assert_eq!(chosen(&workers), Rank(0));
-        workers.book(a, key(1), booking);
+        workers.book(a, key(1), booking, false);
         assert_eq!(chosen(&workers), Rank(1));
-        workers.book(b, key(2), Booking { tokens: 5, ..booking });
+        workers.book(b, key(2), Booking { tokens: 5, ..booking }, false);
         assert_eq!(chosen(&workers), Rank(1));
         workers.release(a, key(1));
         workers.release(a, key(1));
         workers.release(b, key(2));
-        workers.book(a, key(3), booking);
+        workers.book(a, key(3), booking, false);
         workers.release(a, key(3));
         assert_eq!(chosen(&workers), Rank(1));
         workers.get_mut(b).unwrap().phase = pb::WorkerPhase::Draining;
@@ -308,11 +399,11 @@ mod tests {
 
     #[test]
     fn a_group_takes_requests_at_its_leader_once_all_have_loaded() {
-        let mut workers = Workers::in_groups_of(2);
+        let mut workers = whole(2);
         let first = ready(&mut workers, 0);
-        assert_eq!(workers.place(false), None);
+        assert_eq!(workers.place(true, false), None);
         ready(&mut workers, 3);
-        assert_eq!(workers.place(false), None, "ranks 0 and 3 are of two groups");
+        assert_eq!(workers.place(true, false), None, "ranks 0 and 3 are of two groups");
         let second = ready(&mut workers, 1);
         assert_eq!(chosen(&workers), Rank(0));
         assert_eq!(workers.group_of(Rank(0)), [(Rank(0), first), (Rank(1), second)]);
@@ -320,36 +411,36 @@ mod tests {
         assert_eq!((workers.loaded().count(), workers.ready().count()), (3, 1));
         workers.remove(first);
         assert!(!workers.leaves_with_its_leader(second), "its leader is gone already");
-        assert_eq!(workers.place(false), None);
+        assert_eq!(workers.place(true, false), None);
     }
 
     #[test]
     fn two_suspects_are_never_on_one_worker() {
-        let mut workers = Workers::default();
+        let mut workers = whole(1);
         let a = ready(&mut workers, 0);
-        workers.book(a, key(1), Booking { requests: 1, tokens: 1, suspects: 1 });
-        assert_eq!(workers.place(true), None);
-        assert!(workers.place(false).is_some(), "others may stand beside it");
+        workers.book(a, key(1), Booking { requests: 1, tokens: 1, suspects: 1 }, false);
+        assert_eq!(workers.place(true, true), None);
+        assert!(workers.place(true, false).is_some(), "others may stand beside it");
         workers.release(a, key(1));
-        assert!(workers.place(true).is_some());
+        assert!(workers.place(true, true).is_some());
     }
 
     #[test]
     fn a_worker_that_takes_no_messages_is_turned_away() {
-        let mut workers = Workers::default();
+        let mut workers = whole(1);
         let (link, _inbox) = mpsc::channel(1);
         let id = workers.join(Rank(0), 1, HERE, link);
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
         let drain = || pb::conductor_message::Message::Drain(pb::Drain {});
         workers.send(id, drain());
-        assert!(workers.place(false).is_some());
+        assert!(workers.place(true, false).is_some());
         workers.send(id, drain());
-        assert_eq!(workers.place(false), None);
+        assert_eq!(workers.place(true, false), None);
     }
 
     #[test]
     fn a_rank_that_comes_back_has_a_new_name() {
-        let mut workers = Workers::default();
+        let mut workers = whole(1);
         let first = ready(&mut workers, 0);
         workers.remove(first);
         assert_ne!(ready(&mut workers, 0), first);

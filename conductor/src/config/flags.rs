@@ -34,7 +34,12 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     tp: Option<u32>,
 
-    /// Seconds that one of them may keep the others waiting before the group is started again [default: 30]
+    /// Which groups of workers there are and what each runs, in a TOML or YAML file, in the place of --workers and --tp
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topology: Option<PathBuf>,
+
+    /// Seconds that a rank of a group may keep the others waiting before the group is started again [default: 30]
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     collective_timeout: Option<u32>,
@@ -143,10 +148,15 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_queued_requests: Option<u32>,
 
-    /// How often a request is tried again whose worker died [default: 2]
+    /// How often a request is tried again whose worker died, and one that could not be handed over [default: 2]
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_replays: Option<u32>,
+
+    /// Seconds that a prefill's worker and the one that decodes may keep each other waiting [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transfer_timeout: Option<u32>,
 
     /// Seconds for which a worker may say nothing before it is killed; it has a word each second [default: 5]
     #[arg(long, value_name = "SECONDS")]

@@ -5,6 +5,7 @@ mod device;
 mod flags;
 mod load_format;
 mod scheduling;
+mod topology;
 mod worker_address;
 
 use std::{
@@ -26,6 +27,7 @@ pub use self::{
     flags::ConductorFlags,
     load_format::LoadFormat,
     scheduling::{Admission, Chunking, PrefillSharing},
+    topology::Layout,
     worker_address::WorkerAddress,
 };
 
@@ -40,6 +42,8 @@ pub struct ConductorConfig<R: Default> {
     pub workers: u32,
     /// Workers that divide one model among them.
     pub tp: u32,
+    /// Who runs what, where that is not the same for all workers: a file in the place of `workers` and `tp`.
+    pub topology: Option<PathBuf>,
     /// Seconds that one of them may keep the others waiting.
     pub collective_timeout: u32,
     /// A checkpoint's directory or a hub id; the shipped model without it.
@@ -86,8 +90,10 @@ pub struct ConductorConfig<R: Default> {
     pub max_running_requests: u32,
     /// Requests that may wait beyond those, over all workers.
     pub max_queued_requests: u32,
-    /// How often a request is tried again whose worker died.
+    /// How often a request is tried again whose worker died, and one that could not be handed over.
     pub max_replays: u32,
+    /// Seconds that the two sides of a hand-over may keep each other waiting.
+    pub transfer_timeout: u32,
     /// Seconds for which a worker may say nothing before it is taken for dead.
     pub heartbeat_timeout: u32,
     /// Seconds for which a worker that has work may make no step before it is taken for dead.
@@ -114,6 +120,7 @@ impl<R: Default> Default for ConductorConfig<R> {
         Self {
             workers: 1,
             tp: 1,
+            topology: None,
             collective_timeout: 30,
             model: None,
             served_model_name: None,
@@ -138,6 +145,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             max_running_requests: 128,
             max_queued_requests: 1024,
             max_replays: 2,
+            transfer_timeout: 30,
             heartbeat_timeout: 5,
             hang_timeout: 120,
             kv_cache_memory: None,
@@ -181,6 +189,11 @@ impl<R: Default> ConductorConfig<R> {
                 format!("is {tp}, which does not divide the {workers} workers"),
             ));
         }
+        if self.topology.is_some() && (self.workers, self.tp) != (1, 1) {
+            let field = if self.workers == 1 { "tp" } else { "workers" };
+            return Err(Error::invalid(field, "is for the topology file to say, where there is one"));
+        }
+        self.layout()?;
         at_least_1("collective_timeout", Some(self.collective_timeout))?;
         at_most("collective_timeout", self.collective_timeout, 3600)?;
         at_least_1("max_model_len", self.max_model_len)?;
@@ -196,6 +209,8 @@ impl<R: Default> ConductorConfig<R> {
         at_most("max_replays", self.max_replays, 100)?;
         at_least("heartbeat_timeout", self.heartbeat_timeout, 2)?;
         at_least_1("hang_timeout", Some(self.hang_timeout))?;
+        at_least_1("transfer_timeout", Some(self.transfer_timeout))?;
+        at_most("transfer_timeout", self.transfer_timeout, 3600)?;
         at_most("threads", self.threads.unwrap_or(1), 1024)?;
         if self.kv_cache_memory == Some(ByteSize(0)) {
             return Err(Error::invalid("kv_cache_memory", "is 0, but requests need some"));
@@ -232,10 +247,18 @@ impl<R: Default> ConductorConfig<R> {
         Telemetry { log_format, log, otlp_endpoint: self.otlp_endpoint.clone() }
     }
 
-    /// Compute threads of each worker: as told, or its share of the machine.
-    pub fn threads_per_worker(&self) -> u32 {
+    /// Who runs what: as the topology file says, or as many whole models as `workers` and `tp` make.
+    pub fn layout(&self) -> Result<Layout, Error> {
+        match &self.topology {
+            Some(path) => Layout::read(path, self.device),
+            None => Ok(Layout::all_in_one(self.workers, self.tp, self.device)),
+        }
+    }
+
+    /// Compute threads of each of so many workers: as told, or its share of the machine.
+    pub fn threads_per_worker(&self, workers: u32) -> u32 {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        self.threads.unwrap_or_else(|| (cores / self.workers.max(1)).max(1))
+        self.threads.unwrap_or_else(|| (cores / workers.max(1)).max(1))
     }
 
     /// How long running requests have once a drain begins.
@@ -300,6 +323,8 @@ fn at_most(field: &str, value: u32, limit: u32) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use clap::Parser;
 
     use super::*;
@@ -350,6 +375,8 @@ mod tests {
             ("--workers=257", "workers"),
             ("--tp=0", "tp"),
             ("--tp=2", "tp"),
+            ("--topology=/no/such/file.toml", "topology"),
+            ("--transfer-timeout=0", "transfer_timeout"),
             ("--collective-timeout=0", "collective_timeout"),
             ("--max-step-tokens=0", "max_step_tokens"),
             ("--max-prefill-chunk-size=0", "max_prefill_chunk_size"),
@@ -377,6 +404,17 @@ mod tests {
     fn a_device_of_a_later_build_is_refused_with_what_there_is() {
         let error = ConductorFlags::try_parse_from(["conductor", "--device=cuda"]).unwrap_err().to_string();
         assert!(error.contains("cuda") && error.contains("auto, cpu, sim"), "{error}");
+    }
+
+    #[test]
+    fn a_topology_file_says_how_many_workers_there_are() {
+        let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+        file.write_all(b"[[group]]\nname = 'all'\nranks = 3\n").unwrap();
+        let topology = format!("--topology={}", file.path().display());
+        let config = load(&[&topology, "--device=sim"]).unwrap();
+        let layout = config.layout().unwrap();
+        assert_eq!((layout.topology.spawned_workers(), layout.devices), (3, vec![DeviceChoice::Sim]));
+        assert_eq!(load(&[&topology, "--workers=2"]).unwrap_err().field(), Some("workers"));
     }
 
     #[test]

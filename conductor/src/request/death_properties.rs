@@ -109,7 +109,7 @@ impl World {
         let ranks: BTreeMap<_, _> =
             (0..self.ranks).map(|rank| (Rank(rank), WorkerId(self.next_worker + rank))).collect();
         self.next_worker += self.ranks;
-        let launch = self.request.launch(ranks.clone(), Instant::now()).unwrap();
+        let launch = self.request.launch(Part::Whole, ranks.clone(), Instant::now()).unwrap();
         self.launches += 1;
         let next = launch.generated.len() as u32;
         assert!(launch.generated.iter().zip(100..).all(|(token, expected)| *token == expected));

@@ -45,7 +45,11 @@ pub struct Effects {
     pub cancel: Vec<(WorkerId, GraphKey)>,
     /// These workers hold nothing of these graphs any more.
     pub released: Vec<(WorkerId, GraphKey)>,
-    /// Find a place for the next graph.
+    /// The prefill was handed over.
+    pub handed_over: bool,
+    /// These workers were waiting to be handed these graphs, and go on with them from here.
+    pub begun: Vec<(WorkerId, GraphKey)>,
+    /// Find a place for the request.
     pub place: bool,
     /// The request starts over, at the next place that it is given.
     pub replayed: bool,

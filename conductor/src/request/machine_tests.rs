@@ -17,15 +17,16 @@ fn spec() -> pb::RequestSpec {
     pb::RequestSpec { prompt: vec![1, 2, 3], ..Default::default() }
 }
 
-/// A request of so many graphs, not yet placed, and its client's end.
-fn accepted(graphs: u32) -> (Request, mailbox::Receiver) {
-    with_replays(graphs, 0)
+/// A request that is not yet placed, and its client's end.
+fn accepted() -> (Request, mailbox::Receiver) {
+    due(None)
 }
 
-fn with_replays(graphs: u32, max_replays: u32) -> (Request, mailbox::Receiver) {
+fn due(deadline: Option<Deadline>) -> (Request, mailbox::Receiver) {
     let (sender, receiver) = mailbox::channel();
-    let graphs = (0..graphs).map(|walk| GraphPlan { walks: vec![WalkId(walk)] }).collect();
-    (Request::accept(RequestId(7), spec(), None, graphs, max_replays, sender), receiver)
+    let walks = TextWalks { prefill: WalkId(4), decode: WalkId(5) };
+    let reservation = pb::PlaneReservation::default();
+    (Request::accept(RequestId(7), spec(), deadline, walks, reservation, 0, sender), receiver)
 }
 
 fn now() -> Instant {
@@ -41,8 +42,8 @@ fn pair() -> Placement {
 }
 
 fn running(placement: Placement) -> (Request, mailbox::Receiver) {
-    let (mut request, receiver) = accepted(1);
-    request.launch(placement, now()).unwrap();
+    let (mut request, receiver) = accepted();
+    request.launch(Part::Whole, placement, now()).unwrap();
     (request, receiver)
 }
 
@@ -102,10 +103,10 @@ fn tokens_flow_and_the_completion_ends_it() {
 
 #[test]
 fn a_launch_names_the_graph_and_happens_once() {
-    let (mut request, _receiver) = accepted(2);
-    let launch = request.launch(alone(), now()).unwrap();
-    assert_eq!((launch.key, launch.walks, launch.spec), (key(0, 0), vec![0], Some(spec())));
-    assert_eq!(request.launch(alone(), now()), None);
+    let (mut request, _receiver) = accepted();
+    let launch = request.launch(Part::Whole, alone(), now()).unwrap();
+    assert_eq!((launch.key, launch.walks, launch.spec), (key(0, 0), vec![4, 5], Some(spec())));
+    assert_eq!(request.launch(Part::Whole, alone(), now()), None);
 }
 
 #[test]
@@ -159,10 +160,9 @@ fn prompt_logprobs_of_a_row_said_twice_come_once() {
 
 #[test]
 fn completions_that_match_nothing_pending_are_dropped() {
-    let (mut request, mut receiver) = accepted(2);
-    request.launch(pair(), now()).unwrap();
+    let (mut request, mut receiver) = running(pair());
     let done = |graph, incarnation, rank| {
-        let outcome = finished(pb::FinishReason::Unspecified, 0);
+        let outcome = finished(pb::FinishReason::Length, 0);
         pb::Completion { key: key(graph, incarnation), ..completion(rank, 1, outcome) }
     };
     let mut dropped = |from, completion| request.on_completion(from, completion).dropped;
@@ -172,14 +172,10 @@ fn completions_that_match_nothing_pending_are_dropped() {
     assert_eq!(dropped(LEADER, done(0, 0, 5)), Some(Dropped::Unknown), "no such rank");
     assert_eq!(dropped(LEADER, done(0, 0, 0)), None);
     assert_eq!(dropped(LEADER, done(0, 0, 0)), Some(Dropped::Duplicate));
-    assert!(request.on_completion(FOLLOWER, done(0, 0, 1)).place, "all ranks are done");
-    request.launch(alone(), now()).unwrap();
-    assert_eq!(
-        request.on_completion(LEADER, done(0, 0, 0)).dropped,
-        Some(Dropped::Stale),
-        "an earlier graph"
-    );
-    assert_eq!(read(&mut receiver), (vec![], None));
+    let effects = request.on_completion(FOLLOWER, done(0, 0, 1));
+    assert_eq!(effects.ended, Some(EndingKind::Finished), "all ranks are done");
+    assert_eq!(request.on_completion(LEADER, done(0, 0, 0)).dropped, Some(Dropped::Stale));
+    assert_eq!(read(&mut receiver).0, [0u32; 0]);
 }
 
 #[test]
@@ -190,31 +186,6 @@ fn a_finish_of_an_earlier_pass_is_stale() {
     let stale = completion(0, 1, finished(pb::FinishReason::Length, 1));
     assert_eq!(request.on_completion(LEADER, stale).dropped, Some(Dropped::Stale));
     assert!(request.is_live());
-}
-
-#[test]
-fn the_graphs_run_one_after_the_other_on_different_workers() {
-    let (mut request, mut receiver) = accepted(2);
-    request.launch(alone(), now()).unwrap();
-    request.on_row(LEADER, row(0, &[0]));
-    let effects = request.on_completion(LEADER, completion(0, 1, finished(pb::FinishReason::Unspecified, 1)));
-    assert!(effects.place && effects.ended.is_none());
-    let launch = request.launch(Placement::from([(Rank(3), FOLLOWER)]), now()).unwrap();
-    assert_eq!((launch.key, launch.walks, launch.generated), (key(1, 0), vec![1], vec![100]));
-    request.on_row(FOLLOWER, pb::RowReport { key: key(1, 0), ..row(0, &[1]) });
-    let last = completion(3, 1, finished(pb::FinishReason::EndOfSequence, 2));
-    request.on_completion(FOLLOWER, pb::Completion { key: key(1, 0), ..last });
-    let (indices, ending) = read(&mut receiver);
-    assert_eq!((indices, ending.unwrap().unwrap().generated), (vec![0, 1], 2));
-}
-
-#[test]
-fn an_end_of_sequence_in_the_first_graph_ends_the_request() {
-    let (mut request, mut receiver) = accepted(2);
-    request.launch(alone(), now()).unwrap();
-    request.on_row(LEADER, row(0, &[0]));
-    request.on_completion(LEADER, completion(0, 1, finished(pb::FinishReason::EndOfSequence, 1)));
-    assert!(request.is_over() && read(&mut receiver).1.unwrap().is_ok());
 }
 
 #[test]
@@ -262,15 +233,12 @@ fn a_workers_refusal_is_told_apart_from_a_failure() {
 
 #[test]
 fn a_launch_says_how_much_time_is_left() {
-    let (sender, _receiver) = mailbox::channel();
     let came = now();
-    let deadline = Deadline::new(came, 50).unwrap();
-    let graphs = vec![GraphPlan { walks: vec![WalkId(0)] }];
-    let mut request = Request::accept(RequestId(7), spec(), Some(deadline), graphs, 0, sender);
-    let launch = request.launch(alone(), came + Duration::from_millis(20)).unwrap();
+    let (mut request, _receiver) = due(Some(Deadline::new(came, 50).unwrap()));
+    let launch = request.launch(Part::Whole, alone(), came + Duration::from_millis(20)).unwrap();
     assert_eq!(launch.timeout_ms, Some(30));
-    let (mut request, _receiver) = accepted(1);
-    assert_eq!(request.launch(alone(), came).unwrap().timeout_ms, None);
+    let (mut request, _receiver) = accepted();
+    assert_eq!(request.launch(Part::Whole, alone(), came).unwrap().timeout_ms, None);
 }
 
 #[test]
@@ -299,7 +267,7 @@ fn a_lost_worker_fails_what_it_held_where_nothing_is_tried_again() {
 
 #[test]
 fn nowhere_to_run_ends_a_waiting_request() {
-    let (mut request, mut receiver) = accepted(1);
+    let (mut request, mut receiver) = accepted();
     assert!(request.end_early(Ending::Failed(Error::unavailable("no worker"))).cancel.is_empty());
     assert!(request.is_over());
     assert_eq!(read(&mut receiver).1, Some(Err(ErrorKind::Unavailable)));

@@ -10,6 +10,6 @@ mod run;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
-pub use machine::Request;
-pub use plan::{GraphPlan, text_walks, worker_graphs};
+pub use machine::{Request, Room};
+pub use plan::{Part, TextWalks};
 pub use run::Placement;

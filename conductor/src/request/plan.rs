@@ -1,36 +1,64 @@
 //! Which worker graphs a request consists of, derived from what the model declares.
 
-use tutti_proto::walks::{ModelDeclaration, WalkId, WalkKind};
+use tutti_proto::{
+    GraphId,
+    walks::{ModelDeclaration, WalkId, WalkKind},
+};
 use tutti_runtime::Error;
 
-/// The part of a request that one worker (or TP group) runs: walks in the order in which they run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GraphPlan {
-    /// The last may be a decode walk, whose loop stays in the worker.
-    pub walks: Vec<WalkId>,
+/// The walks of a request whose input is tokens alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextWalks {
+    /// Over the decode walk's own nodes.
+    pub prefill: WalkId,
+    /// Its loop stays in one worker.
+    pub decode: WalkId,
 }
 
-/// The walks of a request whose input is tokens alone: the prefill over the decode walk's own nodes, then the decode.
-pub fn text_walks(model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
-    let decode = model
-        .find_walk(|walk| matches!(walk.kind, WalkKind::Decode { .. }))
-        .ok_or_else(|| Error::internal("the model declares no decode walk"))?;
-    let nodes = model.walk(decode).map(|walk| &walk.nodes);
-    let prefill = model
-        .find_walk(|walk| {
-            matches!(walk.kind, WalkKind::Chunkable { .. } | WalkKind::Atomic { .. })
-                && Some(&walk.nodes) == nodes
-        })
-        .ok_or_else(|| Error::internal("the model declares no prefill walk over the decode walk's nodes"))?;
-    Ok(vec![prefill, decode])
+impl TextWalks {
+    /// As the model declares them.
+    pub fn of(model: &ModelDeclaration) -> Result<Self, Error> {
+        let decode = model
+            .find_walk(|walk| matches!(walk.kind, WalkKind::Decode { .. }))
+            .ok_or_else(|| Error::internal("the model declares no decode walk"))?;
+        let nodes = model.walk(decode).map(|walk| &walk.nodes);
+        let prefill = model
+            .find_walk(|walk| {
+                matches!(walk.kind, WalkKind::Chunkable { .. } | WalkKind::Atomic { .. })
+                    && Some(&walk.nodes) == nodes
+            })
+            .ok_or_else(|| {
+                Error::internal("the model declares no prefill walk over the decode walk's nodes")
+            })?;
+        Ok(Self { prefill, decode })
+    }
 }
 
-/// Cuts walks into worker graphs: neighbours that the same group of workers serves stay together.
-pub fn worker_graphs<G: PartialEq>(walks: &[WalkId], served_by: impl Fn(WalkId) -> G) -> Vec<GraphPlan> {
-    walks
-        .chunk_by(|a, b| served_by(*a) == served_by(*b))
-        .map(|walks| GraphPlan { walks: walks.to_vec() })
-        .collect()
+/// A worker graph: the part of a request that one worker (or TP group) runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// The prefill, handed over unless the output has no second token.
+    Prefill,
+    /// What is handed over.
+    Decode,
+}
+
+impl Part {
+    /// Its place among the request's graphs.
+    pub fn id(self) -> GraphId {
+        GraphId(u32::from(self == Self::Decode))
+    }
+
+    /// In the order in which they run.
+    pub fn walks(self, text: TextWalks) -> Vec<u32> {
+        match self {
+            Self::Whole => vec![text.prefill.0, text.decode.0],
+            Self::Prefill => vec![text.prefill.0],
+            Self::Decode => vec![text.decode.0],
+        }
+    }
 }
 
 #[cfg(test)]
@@ -43,9 +71,10 @@ mod tests {
         Walk { name: name.into(), nodes: nodes.iter().copied().map(NodeId).collect(), kind }
     }
 
-    fn omni() -> ModelDeclaration {
+    #[test]
+    fn a_text_request_passes_no_encoder() {
         let batched_by = WalkId(3);
-        ModelDeclaration::new(
+        let omni = ModelDeclaration::new(
             vec!["audio_encoder".into(), "thinker".into()],
             vec![
                 walk("prefill_audio", &[0, 1], WalkKind::Atomic { batched_by }),
@@ -54,30 +83,17 @@ mod tests {
                 walk("thinker_step", &[1], WalkKind::Mixed),
             ],
             vec![],
-        )
-        .unwrap()
-    }
-
-    #[test]
-    fn a_text_request_passes_no_encoder() {
-        assert_eq!(text_walks(&omni()).unwrap(), [WalkId(1), WalkId(2)]);
-    }
-
-    #[test]
-    fn walks_of_one_group_are_one_graph_and_of_two_groups_are_two() {
-        let walks = [WalkId(0), WalkId(1), WalkId(2)];
-        let together = worker_graphs(&walks, |_| 0);
-        assert_eq!(together, [GraphPlan { walks: walks.to_vec() }]);
-        let decode_apart = worker_graphs(&walks, |walk| walk == WalkId(2));
-        assert_eq!(
-            decode_apart,
-            [GraphPlan { walks: vec![WalkId(0), WalkId(1)] }, GraphPlan { walks: vec![WalkId(2)] }]
         );
+        let text = TextWalks::of(&omni.unwrap()).unwrap();
+        assert_eq!(text, TextWalks { prefill: WalkId(1), decode: WalkId(2) });
+        assert_eq!(Part::Whole.walks(text), [1, 2]);
+        assert_eq!((Part::Prefill.walks(text), Part::Decode.walks(text)), (vec![1], vec![2]));
+        assert_ne!(Part::Prefill.id(), Part::Decode.id());
     }
 
     #[test]
     fn a_model_without_a_decode_walk_is_refused() {
         let model = ModelDeclaration::new(vec!["n".into()], vec![walk("m", &[0], WalkKind::Mixed)], vec![]);
-        assert!(text_walks(&model.unwrap()).is_err());
+        assert!(TextWalks::of(&model.unwrap()).is_err());
     }
 }

@@ -12,13 +12,20 @@ const FIRST: WorkerId = WorkerId(1);
 const SECOND: WorkerId = WorkerId(2);
 
 pub(super) fn accepted(max_replays: u32) -> (Request, mailbox::Receiver) {
-    let (sender, receiver) = mailbox::channel();
-    let spec = pb::RequestSpec { prompt: vec![0; PROMPT as usize], ..Default::default() };
-    let graphs = vec![GraphPlan { walks: vec![WalkId(0), WalkId(1)] }];
-    (Request::accept(RequestId(7), spec, None, graphs, max_replays, sender), receiver)
+    accepted_for(max_replays, 100)
 }
 
-fn at(worker: WorkerId) -> Placement {
+pub(super) fn accepted_for(max_replays: u32, max_tokens: u32) -> (Request, mailbox::Receiver) {
+    let (sender, receiver) = mailbox::channel();
+    let stopping = pb::Stopping { max_tokens, ..Default::default() };
+    let spec =
+        pb::RequestSpec { prompt: vec![0; PROMPT as usize], stopping: Some(stopping), ..Default::default() };
+    let walks = TextWalks { prefill: WalkId(0), decode: WalkId(1) };
+    let reservation = pb::PlaneReservation { secret: vec![9; 16], lease_ms: 500 };
+    (Request::accept(RequestId(7), spec, None, walks, reservation, max_replays, sender), receiver)
+}
+
+pub(super) fn at(worker: WorkerId) -> Placement {
     Placement::from([(Rank(0), worker)])
 }
 
@@ -69,12 +76,12 @@ pub(super) fn read(receiver: &mut mailbox::Receiver) -> Seen {
 #[test]
 fn a_lost_worker_is_a_pause() {
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(at(FIRST), Instant::now()).unwrap().key;
+    let key = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
     request.on_row(FIRST, row(key, 0, 0));
     let effects = request.on_worker_lost(FIRST, "killed");
     assert!(effects.place && effects.replayed && effects.ended.is_none() && request.is_waiting());
     assert_eq!(effects.released, [(FIRST, key.unwrap().into())]);
-    let again = request.launch(at(SECOND), Instant::now()).unwrap();
+    let again = request.launch(Part::Whole, at(SECOND), Instant::now()).unwrap();
     assert_eq!((again.key.unwrap().incarnation, &again.generated), (1, &vec![100]));
     assert_eq!(request.on_row(FIRST, row(key, 1, 1)).dropped, 1, "what the dead still say");
     request.on_row(SECOND, row(again.key, 0, 1));
@@ -87,10 +94,10 @@ fn a_lost_worker_is_a_pause() {
 #[test]
 fn what_the_first_try_found_cached_is_what_counts() {
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(at(FIRST), Instant::now()).unwrap().key;
+    let key = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
     request.on_row(FIRST, pb::RowReport { cached_tokens: Some(3), ..row(key, 0, 0) });
     request.on_worker_lost(FIRST, "killed");
-    let key = request.launch(at(SECOND), Instant::now()).unwrap().key;
+    let key = request.launch(Part::Whole, at(SECOND), Instant::now()).unwrap().key;
     request.on_row(SECOND, row(key, 0, 1));
     request.on_completion(SECOND, finish(key, 1, 0, 2));
     assert_eq!(read(&mut receiver).ending.unwrap().unwrap().cached_tokens, 3);
@@ -99,10 +106,10 @@ fn what_the_first_try_found_cached_is_what_counts() {
 #[test]
 fn prompt_logprobs_come_once_though_the_prompt_is_computed_again() {
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(at(FIRST), Instant::now()).unwrap().key;
+    let key = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
     request.on_row(FIRST, scores(key, 0, 1, 3));
     request.on_worker_lost(FIRST, "killed");
-    let key = request.launch(at(SECOND), Instant::now()).unwrap().key;
+    let key = request.launch(Part::Whole, at(SECOND), Instant::now()).unwrap().key;
     // Other chunks than before.
     request.on_row(SECOND, scores(key, 0, 1, 2));
     request.on_row(SECOND, scores(key, 1, 3, 3));
@@ -114,10 +121,10 @@ fn it_fails_after_so_many_tries_and_says_so() {
     for max_replays in 0..3 {
         let (mut request, mut receiver) = accepted(max_replays);
         for life in 0..max_replays {
-            request.launch(at(WorkerId(life)), Instant::now()).unwrap();
+            request.launch(Part::Whole, at(WorkerId(life)), Instant::now()).unwrap();
             assert!(request.on_worker_lost(WorkerId(life), "killed").place);
         }
-        request.launch(at(WorkerId(9)), Instant::now()).unwrap();
+        request.launch(Part::Whole, at(WorkerId(9)), Instant::now()).unwrap();
         let effects = request.on_worker_lost(WorkerId(9), "worker 0: killed");
         assert_eq!(effects.ended, Some(EndingKind::Failed(ErrorKind::Unavailable)));
         assert!(request.is_over());
@@ -133,7 +140,7 @@ fn only_a_last_try_after_one_in_vain_is_suspect() {
         let (mut request, _receiver) = accepted(2);
         for (life, brings) in brings.into_iter().enumerate() {
             let worker = WorkerId(life as u32);
-            let launch = request.launch(at(worker), Instant::now()).unwrap();
+            let launch = request.launch(Part::Whole, at(worker), Instant::now()).unwrap();
             if brings {
                 request.on_row(worker, row(launch.key, 0, launch.generated.len() as u32));
             }
@@ -150,7 +157,7 @@ fn only_a_last_try_after_one_in_vain_is_suspect() {
 fn an_end_that_one_rank_told_needs_no_other_try_once_all_tokens_are_here() {
     let both = Placement::from([(Rank(0), FIRST), (Rank(1), SECOND)]);
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(both, Instant::now()).unwrap().key;
+    let key = request.launch(Part::Whole, both, Instant::now()).unwrap().key;
     request.on_row(FIRST, row(key, 0, 0));
     request.on_completion(FIRST, finish(key, 1, 0, 1));
     let effects = request.on_worker_lost(SECOND, "killed");
@@ -162,12 +169,12 @@ fn an_end_that_one_rank_told_needs_no_other_try_once_all_tokens_are_here() {
 fn the_other_ranks_of_a_lost_group_let_go_of_the_try_that_is_over() {
     let both = Placement::from([(Rank(0), FIRST), (Rank(1), SECOND)]);
     let (mut request, _receiver) = accepted(2);
-    let key = request.launch(both.clone(), Instant::now()).unwrap().key;
+    let key = request.launch(Part::Whole, both.clone(), Instant::now()).unwrap().key;
     let effects = request.on_worker_lost(SECOND, "killed");
     let first_try = (FIRST, GraphKey::from(key.unwrap()));
     assert_eq!(effects.cancel, [first_try]);
     // Again on the same one, before it has let go of the first try.
-    let again = request.launch(at(FIRST), Instant::now()).unwrap().key;
+    let again = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
     let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
     let let_go = pb::Completion { key, epoch: 0, rank: 0, outcome: Some(cancelled) };
     assert_eq!(request.on_completion(FIRST, let_go.clone()).released, [first_try]);

@@ -17,7 +17,7 @@ pub(super) struct Run {
     members: Placement,
     pending: Placement,
     /// The pass after the last one that a row was seen of.
-    pub next_epoch: Epoch,
+    next_epoch: Epoch,
     /// What the first rank to finish said; the others must say the same.
     pub finished: Option<pb::Finished>,
     /// Tokens that were there when it began.
@@ -31,6 +31,11 @@ impl Run {
 
     pub fn leader(&self) -> Option<WorkerId> {
         self.members.values().next().copied()
+    }
+
+    /// A row of this pass has come.
+    pub fn see_epoch(&mut self, epoch: u32) {
+        self.next_epoch = self.next_epoch.max(Epoch(epoch).next());
     }
 
     /// Whether every rank has let go.

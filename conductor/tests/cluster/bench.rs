@@ -7,7 +7,7 @@ use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Status, Streaming, transport::Endpoint};
 use tutti_conductor::{
     Submission,
-    cluster::{Cluster, Limits, Served},
+    cluster::{Cluster, Limits, Served, Topology},
     gate::{Admission, Gate},
     listen::WorkerListener,
 };
@@ -35,12 +35,12 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 pub fn limits(spawned_workers: u32) -> Limits {
     Limits {
-        tp: 1,
-        spawned_workers,
+        topology: Topology::all_in_one(spawned_workers, 1),
         max_running_requests: 1,
         max_queued_requests: 1,
         max_model_len: None,
         max_replays: 2,
+        transfer_timeout: Duration::from_secs(30),
         heartbeat_timeout: Duration::from_secs(3),
         hang_timeout: Duration::from_secs(10),
     }
@@ -60,13 +60,14 @@ impl Bench {
 
     pub async fn with_join_token(limits: Limits, join_token: Option<String>) -> Self {
         let (metrics, health) = (Metrics::default(), Health::default());
-        let spawned_workers = limits.spawned_workers;
+        let spawned_workers = limits.topology.spawned_workers();
+        let settings = vec![SETTINGS.to_owned(); limits.topology.groups().len()];
         let served = Served { name: "tiny".into(), has_tokenizer: true };
         let cluster = Arc::new(Cluster::new(limits, served, &metrics, health.clone()));
         let admission = Admission { spawned_workers, spawn_token: SPAWN_TOKEN.into(), join_token };
         let listener = WorkerListener::bind(None).await.unwrap();
         let url = listener.local_url().unwrap();
-        let gate = Gate::new(cluster.clone(), admission, SETTINGS.into(), LoadDisplay::new(false));
+        let gate = Gate::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
         tokio::spawn(gate.serve(listener));
         Self { cluster, metrics, health, url }
     }
@@ -130,6 +131,16 @@ impl Bench {
     }
 }
 
+/// Until a metric has this value.
+pub async fn metric(bench: &Bench, name: &str, value: u64) {
+    soon(name, async {
+        while bench.metric(name) != value {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
 pub fn hello(rank: u32) -> pb::Hello {
     pb::Hello { rank, pid: 1000 + rank, version: VERSION.into(), join_token: SPAWN_TOKEN.into() }
 }
@@ -150,7 +161,14 @@ pub fn ready() -> pb::Ready {
         declaration: Some((&declaration).into()),
         ..Default::default()
     };
-    pb::Ready { model: Some(model), kv_pages_total: 8, weight_bytes: 1, kv_bytes: 1, step_bytes: 1 }
+    pb::Ready {
+        model: Some(model),
+        kv_pages_total: 8,
+        weight_bytes: 1,
+        kv_bytes: 1,
+        step_bytes: 1,
+        ..Default::default()
+    }
 }
 
 pub fn spec(max_tokens: u32) -> pb::RequestSpec {

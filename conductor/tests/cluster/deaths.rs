@@ -9,17 +9,7 @@ use tutti_proto::{
 };
 use tutti_runtime::{ErrorKind, health::State};
 
-use crate::bench::{Bench, FakeWorker, hello, limits, read, soon};
-
-/// Until a metric has this value.
-async fn metric(bench: &Bench, name: &str, value: u64) {
-    soon(name, async {
-        while bench.metric(name) != value {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-}
+use crate::bench::{Bench, FakeWorker, hello, limits, metric, read, soon};
 
 async fn two() -> (Bench, FakeWorker, FakeWorker) {
     let bench = Bench::new(limits(2)).await;

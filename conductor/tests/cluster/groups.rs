@@ -1,6 +1,6 @@
 //! TP groups at the gate: how ranks come together, who is given requests, and how all end with one.
 
-use tutti_conductor::cluster::Limits;
+use tutti_conductor::cluster::{Limits, Topology};
 use tutti_proto::cluster::v1::{
     self as pb, conductor_message::Message as FromConductor, form_group::Meeting,
     worker_message::Message as ToConductor,
@@ -10,7 +10,7 @@ use tutti_runtime::{ErrorKind, health::State};
 use crate::bench::{Bench, FakeWorker, hello, limits, read, ready, soon};
 
 fn in_pairs(spawned_workers: u32) -> Limits {
-    Limits { tp: 2, ..limits(spawned_workers) }
+    Limits { topology: Topology::all_in_one(spawned_workers, 2), ..limits(spawned_workers) }
 }
 
 async fn formed(worker: &mut FakeWorker) -> (u32, Meeting) {

@@ -193,4 +193,20 @@ impl Stored {
             WeightType::Bf16 => Self::Bf16(Buffer::zeroed(len, what)?),
         })
     }
+
+    /// Its elements as the bytes that they are.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::F32(data) => data.bytes(),
+            Self::F16(data) | Self::Bf16(data) => data.bytes(),
+        }
+    }
+
+    /// The same, to be written to.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(data) => data.bytes_mut(),
+            Self::F16(data) | Self::Bf16(data) => data.bytes_mut(),
+        }
+    }
 }

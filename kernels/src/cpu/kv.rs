@@ -4,6 +4,8 @@
 //! tokens (see [`super::format`]), so that scores of sixteen keys are one product's lanes; values lie token by token,
 //! so that the lanes of a weighted sum are elements of the head.
 
+use std::ops::Range;
+
 use super::format::{Format, STEP, Stored, with_format};
 use super::isa::Path;
 use super::memory::Shared;
@@ -12,6 +14,9 @@ use super::rowwise::rms_factor;
 use super::simd::{LANES, Op, Simd};
 use super::step::{Row, Step};
 use crate::{AttentionShape, DeviceError, KvShape, PageId};
+
+/// The layout above, by name: what travels between workers is only understood by one that has the same.
+pub(super) const FORMAT: &str = "cpu: panels of 16 keys, then values";
 
 /// The pages of a KV plane.
 pub struct KvPool {
@@ -34,6 +39,55 @@ impl KvPool {
             .try_fold(shape.page_tokens, |product: usize, factor| product.checked_mul(factor))
             .ok_or(DeviceError::OutOfMemory { what, wanted: usize::MAX })?;
         Ok(Self { shape, data: Stored::zeroed(shape.dtype, elements, what)? })
+    }
+
+    /// Appends the bytes of pages, of each layer by layer.
+    pub(super) fn read_pages(&self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.check_pages(pages)?;
+        out.reserve(pages.len() * self.shape.page_bytes());
+        let bytes = self.data.bytes();
+        for place in self.places(pages) {
+            out.extend_from_slice(&bytes[place]);
+        }
+        Ok(())
+    }
+
+    /// Fills pages with what [`read_pages`](Self::read_pages) gave.
+    pub(super) fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.check_pages(pages)?;
+        let (wanted, got) = (pages.len() * self.shape.page_bytes(), data.len());
+        if got != wanted {
+            return Err(DeviceError::Misuse(format!("{got} bytes for pages of {wanted}")));
+        }
+        let layer_bytes = self.shape.page_bytes() / self.shape.layers.max(1);
+        let places: Vec<Range<usize>> = self.places(pages).collect();
+        let bytes = self.data.bytes_mut();
+        for (place, data) in places.into_iter().zip(data.chunks_exact(layer_bytes)) {
+            bytes[place].copy_from_slice(data);
+        }
+        Ok(())
+    }
+
+    /// Where the bytes of pages are, of each layer by layer.
+    fn places(&self, pages: &[PageId]) -> impl Iterator<Item = Range<usize>> {
+        let shape = self.shape;
+        let (layer_bytes, size) = (shape.page_bytes() / shape.layers.max(1), shape.dtype.bytes());
+        let of = move |page: PageId| {
+            (0..shape.layers).map(move |layer| {
+                let start = Layout::new(&shape, layer).head(page, 0) * size;
+                start..start + layer_bytes
+            })
+        };
+        pages.iter().copied().flat_map(of)
+    }
+
+    fn check_pages(&self, pages: &[PageId]) -> Result<(), DeviceError> {
+        match pages.iter().find(|page| page.0 as usize >= self.shape.pages) {
+            Some(page) => {
+                Err(DeviceError::Misuse(format!("page {} of a pool of {}", page.0, self.shape.pages)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Checks that the pool has the layer, and heads as the layer wants them.

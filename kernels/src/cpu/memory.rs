@@ -8,11 +8,12 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::DeviceError;
 
-/// Types whose every bit pattern is a value, so that fresh zeroed memory already holds valid ones.
+/// Types whose every bit pattern is a value, so that fresh zeroed memory already holds valid ones, and bytes can be
+/// written over them.
 ///
 /// # Safety
 ///
-/// All-zero bytes are a valid value, and the type needs no drop.
+/// Any bytes are a valid value, there is no padding, and the type needs no drop.
 pub(super) unsafe trait Element: Copy + Send + Sync + 'static {}
 // SAFETY: plain numbers.
 unsafe impl Element for f32 {}
@@ -50,6 +51,18 @@ impl<T: Element> Buffer<T> {
         advise_huge_pages(mapped, bytes);
         let start = NonNull::new(mapped.cast::<T>()).ok_or_else(too_much)?;
         Ok(Self { start, len, bytes, owns: PhantomData })
+    }
+}
+
+impl<T: Element> Buffer<T> {
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: elements have no padding, bytes have no alignment, and `&self` keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), size_of_val(&**self)) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; any bytes are elements, and `&mut self` makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), size_of_val(&**self)) }
     }
 }
 

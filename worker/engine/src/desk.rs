@@ -5,12 +5,22 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use tutti_models::PageLayout;
 use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, walks::WalkId};
-use tutti_runtime::Error;
-use tutti_scheduler::{Ending, GraphLaunch, Load, Refusal, RowCommit, RowOutcome, Scheduler, StepPlan, Turn};
+use tutti_runtime::{Error, ErrorKind};
+use tutti_scheduler::{
+    Ending, GraphLaunch, Load, Part, Refusal, RowCommit, RowOutcome, Scheduler, StepPlan, Turn,
+};
 
 use crate::{
-    StepTimes, arrivals::Arrivals, batch::RowResult, observe::Stopwatch, report, runner::RowResults,
+    StepTimes,
+    arrivals::Arrivals,
+    batch::RowResult,
+    courier::Courier,
+    exchange::{Errands, Exchange, Received},
+    observe::Stopwatch,
+    report,
+    runner::RowResults,
     sequence::Sequence,
 };
 
@@ -21,9 +31,11 @@ pub(crate) struct Desk {
     began: Instant,
     /// Of every request that the scheduler holds; away while a step computes the request.
     sequences: HashMap<GraphKey, Option<Sequence>>,
-    /// Launches that were refused since they were last told of.
-    refused: Vec<pb::Completion>,
+    /// Completions that no plan has given yet.
+    untold: Vec<pb::Completion>,
     arrivals: Arrivals,
+    /// None where requests are not divided between workers.
+    exchange: Option<Exchange>,
     /// Spent on the next plan while a step ran.
     ahead: Duration,
 }
@@ -35,6 +47,14 @@ pub(crate) struct Job {
     pub sequences: Vec<Sequence>,
     started: SystemTime,
     times: StepTimes,
+}
+
+/// What a plan comes to.
+pub(crate) struct Planned {
+    pub completions: Vec<pb::Completion>,
+    /// To be run before anything else, or pages could change hands between plan and copy.
+    pub errands: Errands,
+    pub job: Option<Job>,
 }
 
 /// What has happened and nobody has been told of.
@@ -65,8 +85,9 @@ impl Desk {
             scheduler,
             began,
             sequences: HashMap::new(),
-            refused: Vec::new(),
+            untold: Vec::new(),
             arrivals: Arrivals::default(),
+            exchange: None,
             ahead: Duration::ZERO,
         }
     }
@@ -79,14 +100,25 @@ impl Desk {
             return;
         }
         let accepted = parsed.and_then(|(launch, sequence)| {
+            let part = launch.part;
+            if part != Part::Whole && self.exchange.is_none() {
+                let message = "this engine exchanges no planes with others";
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
             self.scheduler.add(launch).map_err(refusal)?;
+            if let Some(exchange) = self.exchange.as_mut().filter(|_| part == Part::Prefill) {
+                exchange.will_send(key);
+            }
             self.sequences.insert(key, Some(sequence));
             self.arrivals.add(key);
             Ok(())
         });
         if let Err(error) = accepted {
             tracing::debug!(%key, %error, "launch refused");
-            self.refused.push(pb::Completion {
+            if let Some(exchange) = &mut self.exchange {
+                exchange.ended(key);
+            }
+            self.untold.push(pb::Completion {
                 key: Some(key.into()),
                 epoch: 0,
                 rank: self.rank.0,
@@ -96,7 +128,15 @@ impl Desk {
     }
 
     pub fn cancel(&mut self, key: GraphKey) {
-        self.scheduler.cancel(key);
+        match self.exchange.as_mut().and_then(|exchange| exchange.cancel(key, self.rank)) {
+            Some(completion) => self.untold.push(completion),
+            None => self.scheduler.cancel(key),
+        }
+    }
+
+    /// From now on requests may be divided between this engine and others.
+    pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout) {
+        self.exchange = Some(Exchange::new(courier, layout));
     }
 
     /// What the next step can be prepared of while one runs.
@@ -106,20 +146,38 @@ impl Desk {
         self.ahead += watch.lap();
     }
 
-    /// Decides what runs next. Gives the completions of whoever is no longer there, and the step.
-    pub fn plan(&mut self) -> Result<(Vec<pb::Completion>, Option<Job>), Error> {
+    /// Decides what runs next. Gives the completions of whoever is no longer there, what is to be copied first, and the
+    /// step.
+    pub fn plan(&mut self) -> Result<Planned, Error> {
         let started = SystemTime::now();
-        let mut watch = Stopwatch::start();
-        let Turn { endings, preempted, step } = self.scheduler.plan(self.began.elapsed());
+        let watch = Stopwatch::start();
+        if let Some(exchange) = &mut self.exchange {
+            let mut received = Received::default();
+            exchange.receive(&mut self.scheduler, self.rank, &mut received);
+            self.take(received);
+        }
+        let Turn { endings, preempted, reserved, step } = self.scheduler.plan(self.began.elapsed());
         for key in preempted {
             tracing::debug!(%key, "preempted: it computes everything again once there are pages");
         }
-        let mut completions = std::mem::take(&mut self.refused);
+        let mut completions = std::mem::take(&mut self.untold);
         for ending in endings {
             self.forget(&ending);
             completions.push(report::completion(ending, self.rank));
         }
-        let Some(step) = step else { return Ok((completions, None)) };
+        let mut errands = Errands::default();
+        if let Some(exchange) = &mut self.exchange {
+            for room in reserved {
+                self.arrivals.remove(room.key);
+                exchange.reserved(room);
+            }
+            errands = exchange.errands(&mut self.scheduler);
+        }
+        let job = step.map(|step| self.job(step, started, watch)).transpose()?;
+        Ok(Planned { completions, errands, job })
+    }
+
+    fn job(&mut self, step: StepPlan, started: SystemTime, mut watch: Stopwatch) -> Result<Job, Error> {
         let mut sequences = Vec::with_capacity(step.rows.len());
         for row in &step.rows {
             if row.epoch.0 == 0 {
@@ -135,7 +193,28 @@ impl Desk {
             plan: watch.lap(),
             ..StepTimes::default()
         };
-        Ok((completions, Some(Job { step, sequences, started, times })))
+        Ok(Job { step, sequences, started, times })
+    }
+
+    /// What was to be copied before the step is copied.
+    pub fn carried(&mut self, errands: Errands) {
+        let Some(exchange) = &mut self.exchange else { return };
+        let mut received = Received::default();
+        exchange.carried(errands, &mut self.scheduler, &mut received);
+        self.take(received);
+    }
+
+    fn take(&mut self, received: Received) {
+        let Received { completions, taken_over, gone } = received;
+        self.untold.extend(completions);
+        for (key, token) in taken_over {
+            if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
+                sequence.output.push(token);
+            }
+        }
+        for key in gone {
+            self.sequences.remove(&key);
+        }
     }
 
     /// Takes back a step that ran for `took`, appending sampled tokens to their sequences.
@@ -150,6 +229,9 @@ impl Desk {
         };
         let outcomes = results.iter().map(outcome).collect();
         let commits = self.scheduler.commit(step, outcomes, took);
+        if let Some(exchange) = &mut self.exchange {
+            exchange.committed(&commits);
+        }
         for (commit, mut sequence) in commits.iter().zip(sequences) {
             if let Some(ending) = &commit.ending {
                 self.forget(ending);
@@ -167,6 +249,14 @@ impl Desk {
     fn forget(&mut self, ending: &Ending) {
         self.sequences.remove(&ending.key);
         self.arrivals.remove(ending.key);
+        if let Some(exchange) = &mut self.exchange {
+            exchange.ended(ending.key);
+        }
+    }
+
+    /// How long from now until a request's time is up; none where none has a deadline.
+    pub fn until_next_deadline(&self) -> Option<Duration> {
+        Some(self.scheduler.next_deadline()?.saturating_sub(self.began.elapsed()))
     }
 
     /// With how things stand now; none if there is nothing new.
@@ -191,7 +281,8 @@ impl Desk {
 
     /// Whether no request is held and nothing is left to tell.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_empty() && self.refused.is_empty()
+        let exchanged = self.exchange.as_ref().is_none_or(Exchange::is_idle);
+        self.scheduler.is_empty() && self.untold.is_empty() && exchanged
     }
 }
 

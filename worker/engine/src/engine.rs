@@ -13,7 +13,7 @@ use tutti_scheduler::{self as scheduler, ConfigError, Scheduler, SchedulerConfig
 use crate::{
     Chunking, EngineSettings, StepObserver,
     batch::Batch,
-    desk::Desk,
+    desk::{Desk, Planned},
     kv::KvSize,
     observe::Stopwatch,
     overlap::{self, FrontDesk, Stepper},
@@ -116,12 +116,13 @@ impl Engine {
         self.desk.cancel(key);
     }
 
-    /// Plans, runs and commits one step. None when there is nothing to run and nothing to tell: the next step then waits
+    /// Plans, runs and commits one step. Requests that are divided between workers need two threads, as by
+    /// [`split`](Self::split). None when there is nothing to run and nothing to tell: the next step then waits
     /// for a launch. A report whose step ran nothing has no rows and the number of the step to come.
     ///
     /// An error is the end of the worker: the device is lost, and no page of it can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
-        let (completions, job) = self.desk.plan()?;
+        let Planned { completions, errands: _, job } = self.desk.plan()?;
         let step = match job {
             Some(job) => {
                 let mut watch = Stopwatch::start();

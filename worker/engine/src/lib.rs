@@ -22,8 +22,10 @@
 
 mod arrivals;
 mod batch;
+mod courier;
 mod desk;
 mod engine;
+mod exchange;
 mod kv;
 mod observe;
 mod overlap;
@@ -36,11 +38,12 @@ mod spec;
 mod step_memory;
 mod warm_up;
 
+pub use courier::{Arrival, Courier, HandedOver, PageRun};
 pub use desk::News;
 pub use engine::Engine;
 pub use kv::{DEFAULT_KV_BYTES, kv_pages};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
-pub use overlap::{FrontDesk, Stepper};
+pub use overlap::{Bell, FrontDesk, Stepper};
 pub use settings::{Chunking, EngineSettings};
 pub use step_memory::StepMemory;
-pub use tutti_scheduler::{Admission, PrefillSharing};
+pub use tutti_scheduler::{Admission, OutputToken, PrefillSharing, TransferError};

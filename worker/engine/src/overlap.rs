@@ -12,16 +12,18 @@
 //! while anything runs, is parsed or is sent.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
-use tutti_models::Limits;
+use tutti_models::{Limits, PageLayout};
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::Error;
 
 use crate::{
-    desk::{Desk, Job, News},
+    courier::Courier,
+    desk::{Desk, Job, News, Planned},
+    exchange::Errands,
     observe::Stopwatch,
     reporter::Reporter,
     runner::{RowResults, Runner},
@@ -70,6 +72,8 @@ pub struct Stepper {
     shared: Arc<Shared>,
     runner: Runner,
     stage: Stage,
+    /// To be run before the step.
+    errands: Errands,
 }
 
 /// Where a step is.
@@ -89,19 +93,26 @@ impl Stepper {
             Stage::Ran { job, results, took } => Some(desk.commit(job, results, took)),
             Stage::Planned(_) | Stage::Nothing => None,
         };
-        let (completions, job) = desk.plan()?;
+        let Planned { completions, errands, job } = desk.plan()?;
         self.stage = job.map_or(Stage::Nothing, Stage::Planned);
+        self.errands = errands;
         let news = desk.news(step, completions);
         *untold += usize::from(news.is_some());
         Ok(news)
     }
 
-    /// Runs the step that the last turn decided on. False if there was none.
+    /// Runs what the last turn decided on. False if that was nothing.
     ///
     /// An error is the end of the worker: the device is lost, and no page of it can be trusted.
     pub fn run(&mut self) -> Result<bool, Error> {
+        let mut errands = std::mem::take(&mut self.errands);
+        let carries = !errands.is_empty();
+        if carries {
+            errands.run(&mut *self.runner.model)?;
+            self.shared.lock().desk.carried(errands);
+        }
         let Stage::Planned(job) = std::mem::replace(&mut self.stage, Stage::Nothing) else {
-            return Ok(false);
+            return Ok(carries);
         };
         let mut watch = Stopwatch::start();
         let results = self.runner.run(&job)?;
@@ -109,11 +120,33 @@ impl Stepper {
         Ok(true)
     }
 
-    /// Waits for something to do. False once the [`FrontDesk`] is gone.
+    /// Waits for something to do, or until the time of somebody who waits for planes is up. False once the [`FrontDesk`] is
+    /// gone.
     pub fn wait(&self) -> bool {
         let idle = |state: &mut State| !state.called && !state.closed;
-        let state = self.shared.call.wait_while(self.shared.lock(), idle);
-        !state.unwrap_or_else(PoisonError::into_inner).closed
+        let state = self.shared.lock();
+        let state = match state.desk.until_next_deadline() {
+            None => self.shared.call.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => {
+                let waited = self.shared.call.wait_timeout_while(state, left, idle);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        !state.closed
+    }
+}
+
+/// Tells the device's thread that there may be something to do. Of no effect once its engine is gone; not to be rung from
+/// inside a [`Courier`]'s call, which the desk waits for.
+#[derive(Clone)]
+pub struct Bell(Weak<Shared>);
+
+impl Bell {
+    /// See the type.
+    pub fn ring(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.call(|_| {});
+        }
     }
 }
 
@@ -121,6 +154,7 @@ impl Stepper {
 pub struct FrontDesk {
     shared: Arc<Shared>,
     limits: Limits,
+    layout: PageLayout,
     began: Instant,
     reporter: Reporter,
     /// How long the device took for the step that was reported last.
@@ -138,6 +172,21 @@ impl FrontDesk {
     /// As [`Engine::cancel`](crate::Engine::cancel), also while a step runs.
     pub fn cancel(&mut self, key: GraphKey) {
         self.shared.call(|state| state.desk.cancel(key));
+    }
+
+    /// From now on requests may be divided between this engine and others; `courier` carries their planes.
+    pub fn connect(&mut self, courier: Box<dyn Courier>) {
+        self.shared.lock().desk.connect(courier, &self.layout);
+    }
+
+    /// For whoever brings something.
+    pub fn bell(&self) -> Bell {
+        Bell(Arc::downgrade(&self.shared))
+    }
+
+    /// How pages travel between this engine and others.
+    pub fn page_layout(&self) -> &PageLayout {
+        &self.layout
     }
 
     /// What the conductor is told of it.
@@ -170,9 +219,10 @@ impl Drop for FrontDesk {
 }
 
 pub(crate) fn split(desk: Desk, runner: Runner, reporter: Reporter, began: Instant) -> (Stepper, FrontDesk) {
-    let limits = runner.model.limits().clone();
+    let (limits, layout) = (runner.model.limits().clone(), runner.model.page_layout());
     let state = Mutex::new(State { desk, called: false, closed: false, untold: 0 });
     let shared = Arc::new(Shared { state, call: Condvar::new() });
-    let stepper = Stepper { shared: Arc::clone(&shared), runner, stage: Stage::Nothing };
-    (stepper, FrontDesk { shared, limits, began, reporter, last_run: Duration::ZERO })
+    let (stage, errands) = (Stage::Nothing, Errands::default());
+    let stepper = Stepper { shared: Arc::clone(&shared), runner, stage, errands };
+    (stepper, FrontDesk { shared, limits, layout, began, reporter, last_run: Duration::ZERO })
 }

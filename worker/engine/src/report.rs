@@ -5,7 +5,7 @@ use std::time::Duration;
 use tutti_kernels::TokenScore;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit};
+use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit, TransferError};
 
 use crate::batch::RowResult;
 
@@ -65,7 +65,15 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
             let error = Error::new(ErrorKind::DeadlineExceeded, message);
             pb::completion::Outcome::Failed(error.into())
         }
-        Outcome::Failed(why) => pb::completion::Outcome::Failed(Error::internal(why).into()),
+        Outcome::HandedOver { generated } => {
+            pb::completion::Outcome::HandedOver(pb::HandedOver { generated })
+        }
+        Outcome::TransferFailed(TransferError::Lost(why)) => {
+            pb::completion::Outcome::HandoverFailed(Error::unavailable(why).into())
+        }
+        Outcome::TransferFailed(TransferError::Refused(why)) | Outcome::Failed(why) => {
+            pb::completion::Outcome::Failed(Error::internal(why).into())
+        }
     };
     pb::Completion {
         key: Some(ending.key.into()),
@@ -88,5 +96,6 @@ pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) 
         preemptions: load.tally.preemptions,
         prefill_tokens: load.tally.prefill_tokens,
         cached_tokens: load.tally.cached_tokens,
+        transfers: None,
     }
 }

@@ -9,12 +9,15 @@ use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
 use tutti_proto::{GraphKey, MAX_PRIORITY, cluster::v1 as pb, walks::WalkId};
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{Content, GraphLaunch, Segment, Stopping};
+use tutti_scheduler::{Content, GraphLaunch, Part, Segment, Stopping};
 
 use crate::sequence::Sequence;
 
 /// The most alternatives beside a token.
 pub(crate) const MAX_LOGPROBS: u32 = 20;
+
+/// Of what opens a request's pages to another worker.
+const SECRET_BYTES: usize = 16;
 
 /// Whose launch it is.
 pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {
@@ -31,6 +34,7 @@ pub(crate) fn parse(
     limits: &Limits,
     now: Duration,
 ) -> Result<(GraphLaunch, Sequence), Error> {
+    let Parts { part, prefill, decode } = parts(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
     let stopping = spec.stopping.ok_or_else(|| Error::invalid("stopping", "is missing"))?;
@@ -39,22 +43,15 @@ pub(crate) fn parse(
     }
     token_ids("prompt", &spec.prompt, limits)?;
     token_ids("generated", &message.generated, limits)?;
-    let (prefill, decode) = match *message.walks {
-        [prefill] => (prefill, None),
-        [prefill, decode] => (prefill, Some(WalkId(decode))),
-        _ => {
-            let walks = message.walks.len();
-            let message =
-                format!("a graph of {walks} walks, this engine runs one prefill and one decode walk");
-            return Err(Error::new(ErrorKind::Unsupported, message));
-        }
-    };
     let tokens = [&*spec.prompt, &message.generated].concat();
-    // A replay that has output has sent all its prompt's logprobs before the first token of it.
-    let prompt_logprobs = spec.prompt_logprobs.filter(|_| message.generated.is_empty());
+    // A replay that has output has sent all its prompt's logprobs before the first token of it, and so has whoever
+    // prefills for another worker.
+    let prompt_logprobs =
+        spec.prompt_logprobs.filter(|_| message.generated.is_empty() && part != Part::Decode);
     let launch = GraphLaunch {
         key,
-        prefill: vec![Segment { walk: WalkId(prefill), tokens: tokens.len() }],
+        part,
+        prefill: vec![Segment { walk: prefill, tokens: tokens.len() }],
         decode,
         generated: message.generated.len() as u32,
         stopping: self::stopping(&stopping, limits)?,
@@ -72,6 +69,47 @@ pub(crate) fn parse(
         told: 0,
     };
     Ok((launch, sequence))
+}
+
+/// What of a request runs here, under which walks.
+struct Parts {
+    part: Part,
+    prefill: WalkId,
+    decode: Option<WalkId>,
+}
+
+fn parts(message: &pb::LaunchGraph) -> Result<Parts, Error> {
+    let pb::LaunchGraph { receive, send_to, walks, .. } = message;
+    // Whoever shows it may write to the request's pages.
+    let secret = |field: &str, secret: &[u8]| match secret.len() {
+        SECRET_BYTES => Ok(()),
+        bytes => Err(Error::invalid(field, format!("a secret of {bytes} bytes, must be {SECRET_BYTES}"))),
+    };
+    if let Some(receive) = receive {
+        secret("receive", &receive.secret)?;
+    }
+    if let Some(send_to) = send_to {
+        secret("send_to", &send_to.secret)?;
+    }
+    let (part, wanted) = match (receive, send_to) {
+        (None, None) => (Part::Whole, "one prefill and one decode walk"),
+        (None, Some(_)) => (Part::Prefill, "one prefill walk, where the decode runs elsewhere"),
+        (Some(_), None) => (Part::Decode, "one decode walk, where the prefill runs elsewhere"),
+        (Some(_), Some(_)) => {
+            let message = "a graph that receives planes and sends them on".to_owned();
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+    };
+    let (prefill, decode) = match (part, &walks[..]) {
+        (Part::Whole | Part::Prefill, &[prefill]) => (WalkId(prefill), None),
+        (Part::Whole, &[prefill, decode]) => (WalkId(prefill), Some(WalkId(decode))),
+        (Part::Decode, &[decode]) => (WalkId(decode), Some(WalkId(decode))),
+        _ => {
+            let message = format!("a graph of {} walks, this engine runs {wanted}", walks.len());
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+    };
+    Ok(Parts { part, prefill, decode })
 }
 
 fn token_ids(field: &str, ids: &[u32], limits: &Limits) -> Result<(), Error> {
@@ -189,6 +227,7 @@ mod tests {
             }),
             generated: vec![],
             timeout_ms: Some(40),
+            ..Default::default()
         }
     }
 

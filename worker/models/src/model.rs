@@ -1,7 +1,9 @@
 //! What the engine sees of a model: its declaration, its limits, and the operations of a step.
 
-use tutti_kernels::{DeviceError, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
+use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
 use tutti_proto::walks::ModelDeclaration;
+
+use crate::PageLayout;
 
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,14 @@ pub trait Model: Send {
     /// Allocates the KV pool: `pages` pages, the null page included. Called once, before the first step; called
     /// again it replaces the pool.
     fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError>;
+
+    /// How its pages travel to other workers: the same for every rank of a group, and for groups of any size.
+    fn page_layout(&self) -> PageLayout;
+    /// Appends what this rank holds of pages, in the order of [`Model::page_layout`]; all of it, where one rank is the
+    /// whole group or leads it. Waits for the device.
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
+    /// Takes its part of whole pages.
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
     /// Runs all layers over the step's tokens, writing their keys and values. The hidden states stay on the device
     /// until the next call.

@@ -5,7 +5,7 @@ use tutti_proto::{Epoch, walks::WalkId};
 use crate::{
     admission::Needs,
     config::SchedulerConfig,
-    launch::{GraphLaunch, Refusal},
+    launch::{GraphLaunch, Part, Refusal},
     pages::PagePool,
     request::{Request, Span},
     walks::Walks,
@@ -26,11 +26,18 @@ pub(crate) fn check(
     let mut prefill = Vec::with_capacity(launch.prefill.len());
     for segment in &launch.prefill {
         end += segment.tokens;
-        prefill.push(Span { walk: segment.walk, cut: walks.cut(segment.walk)?, end });
+        let walk = match (launch.part, launch.decode) {
+            // It is computed here only if the request is preempted later.
+            (Part::Decode, Some(decode)) => walks.recompute(decode),
+            _ => segment.walk,
+        };
+        prefill.push(Span { walk, cut: walks.cut(walk)?, end });
     }
     match launch.decode {
         Some(walk) if !walks.is_decode(walk) => return Err(Refusal::WrongWalk { walk, wanted: "a decode" }),
-        None if max_tokens > launch.generated + 1 => return Err(Refusal::NoDecodeWalk { max_tokens }),
+        None if launch.part != Part::Prefill && max_tokens > launch.generated + 1 => {
+            return Err(Refusal::NoDecodeWalk { max_tokens });
+        }
         _ => {}
     }
     let tokens = launch.max_total_tokens();
@@ -41,17 +48,19 @@ pub(crate) fn check(
     if let Some(content) = launch.content.as_ref().filter(|content| content.tokens.len() != end) {
         return Err(Refusal::WrongContent { tokens: content.tokens.len(), prefill: end });
     }
-    let last = launch.prefill.last().map_or(WalkId(0), |segment| segment.walk);
+    let held = if launch.part == Part::Prefill { launch.prefill_tokens() } else { tokens };
+    let last = prefill.last().map_or(WalkId(0), |span| span.walk);
     let recompute = walks.recompute(last);
     Ok(Request {
         key: launch.key,
+        part: launch.part,
         prefill,
         recompute: (recompute, walks.cut(recompute)?),
         prompt_tokens,
-        decode: launch.decode,
+        decode: launch.decode.filter(|_| launch.part != Part::Prefill),
         generated: launch.generated,
         stopping: launch.stopping,
-        life: Needs::of_whole_life(tokens, pool)?,
+        life: Needs::of_whole_life(held, pool)?,
         epoch: Epoch(0),
         is_scored: launch.content.as_ref().is_some_and(|content| !content.may_reuse),
         content: launch.content.filter(|_| config.prefix_cache),

@@ -12,7 +12,10 @@ use crate::stopping::Stopping;
 pub struct GraphLaunch {
     /// Its name, unique among all that the scheduler holds.
     pub key: GraphKey,
-    /// The prefill, at least one segment. Output of earlier incarnations belongs to the last one.
+    /// Which part of the request runs here.
+    pub part: Part,
+    /// The prefill, at least one segment. Output of earlier incarnations belongs to the last one. Of a request that is
+    /// only decoded here the tokens count, not the walks.
     pub prefill: Vec<Segment>,
     /// The walk of the passes after the prefill; needed when more than one token may be sampled.
     pub decode: Option<WalkId>,
@@ -26,6 +29,20 @@ pub struct GraphLaunch {
     pub priority: i32,
     /// When the request ends unless it has by itself, by the clock of [`Scheduler::plan`](crate::Scheduler::plan).
     pub deadline: Option<Duration>,
+}
+
+/// Which part of a request a worker runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Up to the first token. Unless that ends it, the request keeps its pages until its planes are with whoever goes on,
+    /// and is then [let go](crate::Scheduler::let_go).
+    Prefill,
+    /// What follows the first token. It holds its pages and takes part in no step until it is
+    /// [handed over](crate::Scheduler::hand_over); from then on it is like any other.
+    Decode,
 }
 
 /// In steps, of each priority class before the next: a request is served as if it had come so much earlier than one of

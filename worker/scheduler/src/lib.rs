@@ -43,12 +43,17 @@
 //! - **A page that is whole and computed can be shared** with requests whose tokens are the same up to its end. Only its
 //!   readers hold it; when there are none it is kept until its place is needed, the longest unused first.
 //!
+//! - **A request may be divided** ([`Part`]): one worker prefills it, another holds pages for it meanwhile and decodes it.
+//!   The scheduler knows who waits for planes and who waits until they are copied; none of these is part of a step or
+//!   gives up its pages, and each is cancelled, late or [failed](Scheduler::fail_transfer) like any other.
+//!
 //! # Where things are
 //!
 //! `scheduler` is the turn above; `door` what is refused; `admission` what a request must hold; `packing` the policy of
 //! a step, `pace` how much prefill it has time for and `step_time` what is known of that; `least_time` what shows that a
-//! deadline cannot be met; `ahead` what is ready of the next step; `request` the states of one request; [`pages`] the pool
-//! and its block tables, `prefix` what they hold; `stopping` when output ends.
+//! deadline cannot be met; `ahead` what is ready of the next step; `request` the states of one request; `divided`, of the
+//! scheduler and of a request, what becomes of those that run here in part; [`pages`] the pool and its block tables, `prefix`
+//! what they hold; `stopping` when output ends.
 
 mod admission;
 mod ahead;
@@ -68,9 +73,12 @@ mod stopping;
 mod walks;
 
 pub use config::{Admission, Chunking, ConfigError, PrefillSharing, SchedulerConfig};
-pub use launch::{Content, GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal, Segment};
+pub use launch::{Content, GraphLaunch, HEAD_START, MAX_PRIORITY, Part, Refusal, Segment};
 pub use packing::PATIENCE;
 pub use pages::PageId;
 pub use scheduler::{Load, Scheduler, Tally};
-pub use step::{Ending, Outcome, OutputToken, Row, RowCommit, RowOutcome, StepPlan, Terminality, Turn};
+pub use step::{
+    Ending, Outcome, OutputToken, Reserved, Row, RowCommit, RowOutcome, StepPlan, Terminality, TransferError,
+    Turn,
+};
 pub use stopping::{Finish, Stopping};

@@ -5,6 +5,8 @@
 //! is terminal all follow from it. A running request that is preempted waits again, and all that it had computed and
 //! sampled is then its prefill.
 
+mod divided;
+
 use std::time::Duration;
 
 use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
@@ -12,7 +14,7 @@ use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
 use crate::{
     admission::Needs,
     config::Admission,
-    launch::Content,
+    launch::{Content, Part},
     least_time::LeastTime,
     pages::{BlockTable, PagePool},
     prefix::Chain,
@@ -51,6 +53,8 @@ pub(crate) struct Span {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub key: GraphKey,
+    /// What of it runs here; all of it, once it has been handed over.
+    pub part: Part,
     /// Ascending by `end`, without gaps from position 0; at least one. Fixed while the request runs.
     pub prefill: Vec<Span>,
     /// How sampled tokens are computed again.
@@ -84,6 +88,8 @@ pub(crate) struct Running {
     in_step: Option<InStep>,
     /// Steps that passed it over since its last one.
     pub passed_over: u32,
+    /// Its planes leave more slowly than it computes them.
+    pub held_back: bool,
     /// What the blocks end that are recorded in the pool; none when no more can be.
     chain: Option<Chain>,
     /// How many blocks those are.
@@ -153,6 +159,10 @@ impl Request {
             return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: None });
         };
         let start = Chain::Start { salt: content.salt };
+        if self.part == Part::Decode {
+            // Another worker writes to them, so nobody else may read them.
+            return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: Some(start) });
+        }
         // At least one position is always computed: something must be sampled from.
         let most = if content.may_reuse { self.prefill_end() - 1 } else { 0 };
         let mut known = pool.find(start, &content.tokens[..most]);
@@ -204,6 +214,7 @@ impl Request {
             computed,
             in_step: None,
             passed_over: 0,
+            held_back: false,
             chain,
             recorded: shared,
         }
@@ -267,7 +278,7 @@ impl Running {
 
     /// Whether it can be part of the next step.
     pub fn is_ready(&self, page_tokens: usize) -> bool {
-        !self.is_in_step() && self.has_room(page_tokens)
+        !self.is_in_step() && self.has_room(page_tokens) && !self.held_back && !self.awaits_planes()
     }
 
     /// Adds a page for its next positions; false if there is none.

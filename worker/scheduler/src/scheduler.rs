@@ -1,5 +1,7 @@
 //! The scheduler: what waits, what runs, and the passage from one step to the next.
 
+mod divided;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
     ops::Bound,
@@ -12,13 +14,13 @@ use crate::{
     ahead::Ahead,
     config::{Admission, ConfigError, SchedulerConfig},
     door,
-    launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
+    launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Part, Refusal},
     least_time::LeastTime,
     pace::Pace,
     packing::{Before, Candidate, pack},
     pages::PagePool,
     request::{Request, Running, Ticket},
-    step::{Ending, Outcome, Row, RowCommit, RowOutcome, StepPlan, Turn},
+    step::{Ending, Outcome, Reserved, Row, RowCommit, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
     walks::Walks,
 };
@@ -42,6 +44,8 @@ pub struct Scheduler {
     tickets: HashMap<GraphKey, Ticket>,
     /// Held requests to end at the head of the next plan.
     cancelled: BTreeSet<GraphKey>,
+    /// The same, whose planes do not get across; why.
+    failed_transfers: BTreeMap<GraphKey, TransferError>,
     /// Keys that were cancelled before they came.
     cancelled_early: VecDeque<GraphKey>,
     /// Of held requests, the earliest first.
@@ -100,6 +104,7 @@ impl Scheduler {
             running: BTreeMap::new(),
             tickets: HashMap::new(),
             cancelled: BTreeSet::new(),
+            failed_transfers: BTreeMap::new(),
             cancelled_early: VecDeque::new(),
             deadlines: BTreeSet::new(),
             next_ticket: 0,
@@ -154,8 +159,8 @@ impl Scheduler {
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.sweep(now);
         let preempted = if self.config.admission == Admission::Optimistic { self.grow() } else { vec![] };
-        self.admit();
-        Turn { endings, preempted, step: self.pack() }
+        let reserved = self.admit();
+        Turn { endings, preempted, reserved, step: self.pack() }
     }
 
     /// Makes the decodes of the next plan ready while a step runs, supposing that each row of that step goes well and ends
@@ -211,6 +216,11 @@ impl Scheduler {
         }
     }
 
+    /// The first deadline of a held request. Where nothing runs, somebody has to plan then.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
     /// Whether no request is held.
     pub fn is_empty(&self) -> bool {
         self.tickets.is_empty()
@@ -223,6 +233,11 @@ impl Scheduler {
         for key in std::mem::take(&mut self.cancelled) {
             if !self.end(key, Outcome::Cancelled, &mut endings) {
                 self.cancelled.insert(key);
+            }
+        }
+        for (key, why) in std::mem::take(&mut self.failed_transfers) {
+            if !self.end(key, Outcome::TransferFailed(why.clone()), &mut endings) {
+                self.failed_transfers.insert(key, why);
             }
         }
         // Whoever has more time than the longest prefill needs at the least is in no danger.
@@ -247,9 +262,11 @@ impl Scheduler {
         let Some(ticket) = self.tickets.get(&key) else { return Duration::ZERO };
         let (known, chunk) = (&self.least_time, self.config.max_chunk());
         if let Some(request) = self.running.get(ticket) {
-            return request.least_time(chunk, known);
+            return if request.awaits_planes() { Duration::ZERO } else { request.least_time(chunk, known) };
         }
-        let Some(request) = self.waiting.get_mut(ticket) else { return Duration::ZERO };
+        // What another worker needs is not known here.
+        let divided = |request: &&mut Request| request.part != Part::Decode;
+        let Some(request) = self.waiting.get_mut(ticket).filter(divided) else { return Duration::ZERO };
         let needed = request.least_time(request.known_tokens, chunk, known);
         // What others have computed of it is looked up only where that decides, since it takes time to do.
         if needed <= left || !request.look_up(&self.pool) {
@@ -285,7 +302,8 @@ impl Scheduler {
     fn grow(&mut self) -> Vec<GraphKey> {
         let page_tokens = self.config.page_tokens;
         let short = |(ticket, request): (&Ticket, &Running)| {
-            (!request.is_in_step() && !request.has_room(page_tokens)).then_some(*ticket)
+            let settled = request.is_in_step() || request.is_divided() || request.has_room(page_tokens);
+            (!settled).then_some(*ticket)
         };
         let short: Vec<Ticket> = self.running.iter().filter_map(short).collect();
         let mut preempted = Vec::new();
@@ -305,21 +323,23 @@ impl Scheduler {
         preempted
     }
 
-    /// Who gives up its pages for `ticket`: the last in order that no step computes. None while all behind it are inside
-    /// steps, since those may end.
+    /// Who gives up its pages for `ticket`: the last in order that no step computes and no other worker fills or reads. None
+    /// while all behind it are of those, since they end.
     fn victim(&self, ticket: Ticket) -> Option<Ticket> {
         let (&last, _) = self.running.last_key_value()?;
         if last == ticket {
             return Some(ticket);
         }
         let mut behind = self.running.range((Bound::Excluded(ticket), Bound::Unbounded));
-        behind.rfind(|(_, request)| !request.is_in_step()).map(|(&victim, _)| victim)
+        let pinned = |request: &Running| request.is_in_step() || request.is_divided();
+        behind.rfind(|(_, request)| !pinned(request)).map(|(&victim, _)| victim)
     }
 
     /// Waiting becomes running, strictly in order. Whoever is first can be held by the empty pool, so it is only ever
-    /// waiting for requests that end.
-    fn admit(&mut self) {
+    /// waiting for requests that end. Gives the room of those whose planes come from elsewhere.
+    fn admit(&mut self) -> Vec<Reserved> {
         let slots = self.config.slots();
+        let mut reserved = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
             let needs = first.get().needs(self.config.admission, &self.pool);
             if needs.slots > slots - self.running.len() {
@@ -327,11 +347,18 @@ impl Scheduler {
             }
             let Some(pages) = first.get().take_pages(needs.pages, &mut self.pool) else { break };
             let (ticket, request) = first.remove_entry();
-            self.tally.prefill_tokens += request.prefill_end() as u64;
+            let prefill_tokens = request.prefill_end() as u64;
             let running = request.admit(pages, &self.pool);
-            self.tally.cached_tokens += running.computed() as u64;
+            match running.reserved(&self.pool) {
+                Some(room) => reserved.push(room),
+                None => {
+                    self.tally.prefill_tokens += prefill_tokens;
+                    self.tally.cached_tokens += running.computed() as u64;
+                }
+            }
             self.running.insert(ticket, running);
         }
+        reserved
     }
 
     /// What a step has to do.

@@ -14,8 +14,21 @@ pub struct Turn {
     pub endings: Vec<Ending>,
     /// Requests that gave up their pages and wait for new ones, to compute everything again.
     pub preempted: Vec<GraphKey>,
+    /// Requests that now hold the pages that another worker is to fill.
+    pub reserved: Vec<Reserved>,
     /// None when nothing can run now.
     pub step: Option<StepPlan>,
+}
+
+/// Room for planes that another worker computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Whose.
+    pub key: GraphKey,
+    /// The pages of its prefill, in order; they are its own until it ends, or is handed over.
+    pub pages: Vec<PageId>,
+    /// Tokens that they are to hold.
+    pub tokens: usize,
 }
 
 /// One forward over one batch, complete: whoever runs it applies it and chooses nothing.
@@ -128,6 +141,17 @@ pub struct Ending {
     pub outcome: Outcome,
 }
 
+/// Why planes did not get across.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransferError {
+    /// The other side is gone, or too slow: nothing is wrong with the request.
+    #[error("{0}")]
+    Lost(String),
+    /// What was to be handed over is not what the other side waits for.
+    #[error("{0}")]
+    Refused(String),
+}
+
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -138,6 +162,13 @@ pub enum Outcome {
         /// Tokens of output, over all incarnations.
         generated: u32,
     },
+    /// As it should, for its prefill: another worker has its planes, or soon will.
+    HandedOver {
+        /// Tokens of output, over all incarnations.
+        generated: u32,
+    },
+    /// Its planes did not get across.
+    TransferFailed(TransferError),
     /// Somebody took it back.
     Cancelled,
     /// Its deadline came first.

@@ -7,8 +7,8 @@
 use std::sync::{Arc, Mutex};
 
 use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
-use tutti_kernels::{DeviceError, Sampled, StepInputs, TokenScore};
-use tutti_models::{Limits, LogitRequests, LogitResults, Model};
+use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
+use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout};
 use tutti_proto::{
     Rank,
     cluster::v1 as pb,
@@ -95,6 +95,31 @@ impl Model for Hashing {
 
     fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
         self.pages = vec![[NOTHING; PAGE_TOKENS]; pages];
+        Ok(())
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        PageLayout {
+            sections: 1,
+            units: 1,
+            unit_bytes: PAGE_TOKENS * size_of::<u32>(),
+            page_tokens: PAGE_TOKENS,
+            format: "tokens".into(),
+        }
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let tokens = pages.iter().flat_map(|page| self.pages[page.0 as usize]);
+        out.extend(tokens.flat_map(u32::to_le_bytes));
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let mut tokens = data.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        for page in pages {
+            self.pages[page.0 as usize] = std::array::from_fn(|_| tokens.next().expect("whole pages"));
+        }
+        assert_eq!(tokens.next(), None);
         Ok(())
     }
 
@@ -217,8 +242,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
             prompt_logprobs: None,
             priority: 0,
         }),
-        generated: vec![],
-        timeout_ms: None,
+        ..Default::default()
     }
 }
 

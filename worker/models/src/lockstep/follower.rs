@@ -2,7 +2,7 @@
 
 use prost::Message;
 use tutti_kernels::{
-    DeviceError,
+    DeviceError, PageId,
     collective::{Collective, CollectiveError, Patience},
 };
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
@@ -47,6 +47,18 @@ pub fn follow(
                 let rows: Vec<usize> = rows.into_iter().map(|row| row as usize).collect();
                 model.follow_logits(&rows)
             }
+            Some(Action::ReadPages(pb::ReadPages { pages })) => {
+                let mut own = Vec::new();
+                let read = model.read_pages(&page_ids(&pages), &mut own);
+                // Where this rank refuses, so has the leader, and it waits for nothing.
+                match read {
+                    Ok(()) => Ok(plans.all_gather(&own, &mut Vec::new())?),
+                    Err(error) => Err(error),
+                }
+            }
+            Some(Action::WritePages(pb::WritePages { pages, data })) => {
+                model.write_pages(&page_ids(&pages), &data)
+            }
             None => Err(DeviceError::Lost(format!("the leader's plan {number} is of no kind known here"))),
         };
         match outcome {
@@ -56,4 +68,8 @@ pub fn follow(
         }
     }
     Ok(())
+}
+
+fn page_ids(pages: &[u32]) -> Vec<PageId> {
+    pages.iter().copied().map(PageId).collect()
 }

@@ -2,7 +2,7 @@
 
 use prost::Message;
 use tutti_kernels::{
-    DeviceError, StepInputs,
+    DeviceError, PageId, StepInputs,
     collective::{Collective, Patience},
 };
 use tutti_proto::{
@@ -11,7 +11,7 @@ use tutti_proto::{
 };
 
 use super::plan;
-use crate::{Limits, LogitRequests, LogitResults, Model};
+use crate::{Limits, LogitRequests, LogitResults, Model, PageLayout};
 
 /// A TP group as one model: the leader's own part, and the other ranks at its word.
 ///
@@ -76,6 +76,26 @@ impl Model for Leader {
             Some(rank) => Err(DeviceError::Lost(format!("rank {rank} cannot allocate {pages} KV pages"))),
             None => Ok(()),
         }
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        self.model.page_layout()
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let action = pb::ReadPages { pages: pages.iter().map(|page| page.0).collect() };
+        self.send(Action::ReadPages(action))?;
+        let (mut own, mut all) = (Vec::new(), Vec::new());
+        self.model.read_pages(pages, &mut own)?;
+        self.plans.all_gather(&own, &mut all)?;
+        self.model.page_layout().join(&all, self.plans.seat().size, out);
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let action = pb::WritePages { pages: pages.iter().map(|page| page.0).collect(), data: data.to_vec() };
+        self.send(Action::WritePages(action))?;
+        self.model.write_pages(pages, data)
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {

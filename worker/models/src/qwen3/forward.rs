@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
-use tutti_kernels::{Device, DeviceError, KvShape, SampleRow, ScoreRow, StepInputs, collective::Seat};
+use tutti_kernels::{
+    Device, DeviceError, KvShape, PageId, SampleRow, ScoreRow, StepInputs, collective::Seat,
+};
 use tutti_proto::walks::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
+    PageLayout,
     model::{Limits, LogitRequests, LogitResults, Model},
     weights::share,
 };
@@ -56,6 +59,36 @@ impl<D: Device> Model for Qwen3<D> {
         Ok(())
     }
 
+    fn page_layout(&self) -> PageLayout {
+        let KvShape { layers, head_dim, page_tokens, dtype, .. } = self.kv_shape;
+        PageLayout {
+            sections: layers,
+            units: self.config.kv_heads,
+            unit_bytes: 2 * page_tokens * head_dim * dtype.bytes(),
+            page_tokens,
+            format: format!("{dtype:?} heads of {head_dim}, {}", self.device.kv_format()),
+        }
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let kv = self.kv.as_ref().ok_or_else(no_pages)?;
+        self.device.read_pages(kv, pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let layout = self.page_layout();
+        let wanted = pages.len() * layout.page_bytes();
+        if data.len() != wanted {
+            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
+        }
+        let kv = self.kv.as_mut().ok_or_else(no_pages)?;
+        if self.seat.is_alone() {
+            return self.device.write_pages(kv, pages, data);
+        }
+        let own: Vec<u8> = layout.cut(data, layout.units_of(self.seat)).flatten().copied().collect();
+        self.device.write_pages(kv, pages, &own)
+    }
+
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
         self.logit_rows = 0;
         let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
@@ -63,9 +96,7 @@ impl<D: Device> Model for Qwen3<D> {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
         let Self { device, seat, weights, activations: a, kv, attention, config, .. } = self;
-        let Some(kv) = kv else {
-            return Err(DeviceError::Misuse("a step before any KV page is allocated".into()));
-        };
+        let kv = kv.as_mut().ok_or_else(no_pages)?;
         let eps = config.rms_norm_eps;
 
         device.begin_step(inputs)?;
@@ -175,6 +206,10 @@ impl<D: Device> Qwen3<D> {
         }
         Ok(())
     }
+}
+
+fn no_pages() -> DeviceError {
+    DeviceError::Misuse("no KV page is allocated yet".into())
 }
 
 fn first_index<T>(rows: &[(usize, T)]) -> Option<usize> {

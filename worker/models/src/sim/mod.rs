@@ -12,13 +12,13 @@ mod digest;
 use std::path::Path;
 
 use serde::Deserialize;
-use tutti_kernels::{DeviceError, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
+use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
 use tutti_proto::walks::ModelDeclaration;
 use tutti_runtime::sim::SimSettings;
 
 use self::clock::SimClock;
 use crate::{
-    LoadError, Model,
+    LoadError, Model, PageLayout,
     config::{ConfigFile, TokenIds, eos_token_ids},
     model::{Limits, LogitRequests, LogitResults},
     thinker,
@@ -109,6 +109,39 @@ impl Model for Sim {
 
     fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
         self.pool = vec![0; pages * self.page_tokens];
+        Ok(())
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        PageLayout {
+            sections: 1,
+            units: 1,
+            unit_bytes: self.page_bytes(),
+            page_tokens: self.page_tokens,
+            format: "simulated: digests".into(),
+        }
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        for page in pages {
+            let digests = self.pool.chunks_exact(self.page_tokens).nth(page.0 as usize);
+            out.extend(digests.ok_or_else(|| no_page(*page))?.iter().flat_map(|digest| digest.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let wanted = pages.len() * self.page_bytes();
+        if data.len() != wanted {
+            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
+        }
+        let page_bytes = self.page_bytes();
+        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
+            let digests = self.pool.chunks_exact_mut(self.page_tokens).nth(page.0 as usize);
+            for (digest, bytes) in digests.ok_or_else(|| no_page(*page))?.iter_mut().zip(data.as_chunks().0) {
+                *digest = u64::from_le_bytes(*bytes);
+            }
+        }
         Ok(())
     }
 
@@ -209,6 +242,10 @@ impl Sim {
         let top = (0..top.min(self.limits.vocab_size as u32)).map(|id| (id, logprob)).collect();
         TokenScore { logprob, rank: 1, top }
     }
+}
+
+fn no_page(page: PageId) -> DeviceError {
+    DeviceError::Misuse(format!("page {} is not one of the pool's", page.0))
 }
 
 fn no_row(index: usize) -> DeviceError {

@@ -58,7 +58,7 @@ pub struct Request {
     pub tokens: Vec<u32>,
     /// How many of them stand in the pages.
     pub computed: usize,
-    pages: Vec<PageId>,
+    pub pages: Vec<PageId>,
     /// What the model thinks of each prompt token but the first, all of the vocabulary.
     pub scores: Vec<TokenScore>,
 }

@@ -8,7 +8,7 @@ use tutti_proto::{
     walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_scheduler::{
-    Admission, Chunking, Content, GraphLaunch, PrefillSharing, Row, RowCommit, RowOutcome, Scheduler,
+    Admission, Chunking, Content, GraphLaunch, Part, PrefillSharing, Row, RowCommit, RowOutcome, Scheduler,
     SchedulerConfig, Segment, StepPlan, Stopping,
 };
 
@@ -74,6 +74,7 @@ pub fn text(request: u64, prompt: usize, max_tokens: u32) -> GraphLaunch {
 pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> GraphLaunch {
     GraphLaunch {
         key: key(request),
+        part: Part::Whole,
         prefill: prefill.iter().map(|&(walk, tokens)| Segment { walk, tokens }).collect(),
         decode: Some(DECODE),
         generated: 0,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::walks::WalkId;
 use tutti_scheduler::{
-    Admission, Chunking, Content, GraphLaunch, PrefillSharing, SchedulerConfig, Segment, Stopping,
+    Admission, Chunking, Content, GraphLaunch, Part, PrefillSharing, SchedulerConfig, Segment, Stopping,
 };
 
 use crate::common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key};
@@ -49,6 +49,7 @@ impl Arrival {
         let content = Content { tokens: self.tokens(request), salt: 0, may_reuse: self.may_reuse };
         GraphLaunch {
             key: key(request),
+            part: Part::Whole,
             prefill: self.prefill.iter().map(|&(walk, tokens)| Segment { walk, tokens }).collect(),
             decode: Some(self.decode()),
             generated: self.generated,

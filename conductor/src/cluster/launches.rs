@@ -1,0 +1,96 @@
+//! Where the parts of requests run: placing, launching, and the way from a prefill to its decode.
+
+use std::{net::SocketAddr, time::Instant};
+
+use tutti_proto::{
+    GraphKey, RequestId, WorkerId,
+    cluster::v1::{self as pb, conductor_message::Message as ToWorker},
+};
+use tutti_runtime::Error;
+
+use super::{Cluster, State, workers::Booking};
+use crate::{
+    backend::random_bytes,
+    request::{Dropped, Part, Placement, Room},
+};
+
+impl Cluster {
+    /// What a request's planes travel under, if they ever do.
+    pub(super) fn new_reservation(&self) -> Result<pb::PlaneReservation, Error> {
+        let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
+        let secret = if self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
+        Ok(pb::PlaneReservation { secret, lease_ms })
+    }
+
+    /// Sends the request's first graph to a worker; where none can take it, it waits.
+    pub(super) fn launch(&self, state: &mut State, id: RequestId) {
+        let Some(request) = state.requests.get_mut(&id).filter(|request| request.is_waiting()) else {
+            return;
+        };
+        let Some((part, at)) = state.workers.place(request.may_decode(), request.is_suspect()) else {
+            state.waiting.insert(id);
+            return;
+        };
+        let booking = Booking::of(request);
+        if let Some(launch) = request.launch(part, at.clone(), Instant::now()) {
+            self.send_launch(state, at, booking, launch, part == Part::Decode);
+        }
+    }
+
+    /// A decode's worker holds the room for it: the prefill can begin, if there is somebody to do it.
+    pub fn on_reserved(&self, from: WorkerId, reserved: pb::Reserved) {
+        let state = &mut *self.state.lock();
+        let Some(host) = state.workers.hear(from).map(|worker| worker.host) else {
+            return self.metrics.dropped(Dropped::Stale);
+        };
+        let key = GraphKey::from(reserved.key.unwrap_or_default());
+        let Some(request) = state.requests.get_mut(&key.request) else {
+            return self.metrics.dropped(self.why_unknown(state, key.request));
+        };
+        if let Err(why) = request.check_reserved(from, key) {
+            return self.metrics.dropped(why);
+        }
+        let Some(at) = state.workers.place_prefill(request.is_suspect()) else {
+            let effects = request.give_room_back();
+            return self.apply(state, key.request, effects);
+        };
+        let room = Room {
+            // A port that is none is one that the prefill's worker will not reach.
+            address: SocketAddr::new(host, u16::try_from(reserved.port).unwrap_or_default()).to_string(),
+            layout_hash: reserved.layout_hash,
+            shared_memory: reserved.shared_memory,
+        };
+        let booking = Booking::of(request);
+        if let Some(launch) = request.launch_prefill(at.clone(), room, Instant::now()) {
+            self.send_launch(state, at, booking, launch, false);
+        }
+    }
+
+    fn send_launch(
+        &self,
+        state: &mut State,
+        at: Placement,
+        booking: Booking,
+        launch: pb::LaunchGraph,
+        resting: bool,
+    ) {
+        let key = GraphKey::from(launch.key.unwrap_or_default());
+        let mut workers: Vec<WorkerId> = at.into_values().collect();
+        // The last one takes the message itself: most graphs have one worker, and prompts may be long.
+        let last = workers.pop();
+        for worker in workers {
+            state.workers.book(worker, key, booking, resting);
+            state.workers.send(worker, ToWorker::Launch(launch.clone()));
+        }
+        if let Some(worker) = last {
+            state.workers.book(worker, key, booking, resting);
+            state.workers.send(worker, ToWorker::Launch(launch));
+        }
+    }
+
+    /// Of a request that is not here: ids are minted in order, so one at or below the newest was a request of ours, and it
+    /// is over.
+    pub(super) fn why_unknown(&self, state: &State, id: RequestId) -> Dropped {
+        if (1..=state.next_request).contains(&id.0) { Dropped::Stale } else { Dropped::Unknown }
+    }
+}

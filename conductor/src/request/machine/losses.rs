@@ -1,0 +1,88 @@
+//! Losses: what ends a try, and the next one.
+
+use tutti_proto::{WorkerId, cluster::v1 as pb};
+use tutti_runtime::Error;
+
+use super::{Effects, Phase, Request, Stage};
+use crate::mailbox::Ending;
+
+impl Request {
+    /// A worker is gone with all it held. What ran there is tried again, or fails with `why` where that was the last try.
+    pub fn on_worker_lost(&mut self, worker: WorkerId, why: &str) -> Effects {
+        let mut released = Vec::new();
+        for run in &mut self.leaving {
+            if run.lose(worker) {
+                released.push((worker, run.key));
+            }
+        }
+        self.leaving.retain(|run| !run.is_over());
+        let mut needed = false;
+        if let Phase::Live { stage, .. } = &mut self.phase {
+            for run in stage.runs_mut() {
+                if run.lose(worker) {
+                    released.push((worker, run.key));
+                    needed = true;
+                }
+            }
+        }
+        let effects = if needed { self.on_try_lost(why) } else { Effects::default() };
+        Effects { released, ..effects }
+    }
+
+    /// The try cannot go on without what was lost.
+    fn on_try_lost(&mut self, why: &str) -> Effects {
+        let Phase::Live { stage, .. } = &self.phase else { return Effects::default() };
+        let all_here = |finished: &pb::Finished| finished.generated as usize == self.generated.len();
+        let ended = |finished: &pb::Finished| finished.reason() != pb::FinishReason::Unspecified;
+        let finished = stage.runs().filter_map(|run| run.finished).find(|f| all_here(f) && ended(f));
+        let in_vain = stage.runs().all(|run| run.had == self.generated.len());
+        if let Some(finished) = finished {
+            // Another try would go on behind the end.
+            return self.end_early(Ending::Finished(self.as_first_computed(finished)));
+        }
+        self.lost += 1;
+        if self.lost > self.max_replays {
+            let times = if self.lost == 1 { "once".to_owned() } else { format!("{} times", self.lost) };
+            let message = format!("the request was tried {times} and lost its worker each time: {why}");
+            return self.end_early(Ending::Failed(Error::unavailable(message)));
+        }
+        self.in_vain = in_vain;
+        self.replay(why)
+    }
+
+    /// The planes of this try did not get from one worker to the other.
+    pub(super) fn on_handover_failed(&mut self, why: &Error) -> Effects {
+        self.failed_handovers += 1;
+        if self.failed_handovers > self.max_replays {
+            let times = self.failed_handovers;
+            let message = format!("the request could not be handed over, {times} times in all: {why}");
+            return self.end_early(Ending::Failed(Error::unavailable(message)));
+        }
+        self.replay(&format!("it could not be handed over: {why}"))
+    }
+
+    fn replay(&mut self, why: &str) -> Effects {
+        let effects = self.start_over();
+        self.span.in_scope(|| {
+            tracing::info!(incarnation = %self.incarnation, tokens = self.generated.len(), why, "starts over");
+        });
+        Effects { replayed: true, ..effects }
+    }
+
+    /// The room that is held for the request is of no use now: nothing is there that could fill it. No try is lost by
+    /// this, since nothing was tried.
+    pub fn give_room_back(&mut self) -> Effects {
+        match &self.phase {
+            Phase::Live { stage: Stage::Reserving { .. }, .. } => self.start_over(),
+            _ => Effects::default(),
+        }
+    }
+
+    fn start_over(&mut self) -> Effects {
+        let Phase::Live { stage, .. } = &mut self.phase else { return Effects::default() };
+        let stage = std::mem::replace(stage, Stage::Waiting);
+        let cancel = self.leave(stage);
+        self.incarnation = self.incarnation.next();
+        Effects { place: true, cancel, ..Effects::default() }
+    }
+}

@@ -1,0 +1,233 @@
+"""Prefill apart from decode: the same answers to the last bit, whoever dies, and nothing left behind."""
+
+import concurrent.futures
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+from harness import GOLDENS, wait_for
+from safetensors.numpy import load_file
+from streams import Streams
+from test_golden import BOUND, LENGTHS, MODELS, answers
+from test_replay import sampling_zoo
+from test_sim import VOCAB, sampled
+from test_topology import TOPOLOGIES
+from test_tp import greatest_deviation, workers_by_rank
+
+SIM = ("--device", "sim")
+QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
+APART, TWO_PREFILL, TP_2_TO_1 = (TOPOLOGIES / f"{name}.toml" for name in ("apart", "two-prefill", "tp2-to-tp1"))
+
+
+def handovers(cluster):
+    return cluster.metrics().get("tutti_request_handovers_total", 0)
+
+
+def loads(cluster, name):
+    """{rank: a worker's gauge}."""
+    text = cluster.client.get("/metrics").text
+    return {int(rank): float(value) for rank, value in re.findall(rf'^tutti_{name}\{{worker="(\d+)"\}} (\S+)', text, re.M)}
+
+
+def all_accepted(cluster, bodies):
+    """Nothing new is taken while there is nobody to prefill or to decode."""
+    wait_for("all accepted", lambda: cluster.metrics()["tutti_requests_in_flight"] == len(bodies), every=0.005)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_apart_is_bit_identical_to_together(start, figure, model):
+    directory = GOLDENS / "seed0" / model
+    golden = load_file(directory / "goldens.safetensors")
+    served = ("--model", directory, "--skip-tokenizer-init", "--max-step-tokens", 64)
+    got = {}
+    for shape in (("--workers", 1), ("--topology", APART), ("--topology", TWO_PREFILL)):
+        cluster = start(*shape, *served)
+        got[str(shape[1])] = answers(cluster, golden)
+        cluster.wait_until_idle()
+        if shape[0] == "--topology":
+            assert handovers(cluster) == len(LENGTHS)
+        cluster.stop()
+    together, *apart = got.values()
+    assert apart == [together, together]
+    worst = greatest_deviation(golden, together)
+    assert worst <= BOUND
+    figure(f"{model}, prefill apart: equal to together; greatest |logprob - reference| {worst:.1e}")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prefill_of_two_ranks_goes_on_at_one_within_the_tolerance(start, figure, model):
+    directory = GOLDENS / "seed0" / model
+    golden = load_file(directory / "goldens.safetensors")
+    cluster = start("--topology", TP_2_TO_1, "--model", directory, "--skip-tokenizer-init")
+    first = answers(cluster, golden)
+    worst = greatest_deviation(golden, first)
+    assert worst <= BOUND
+    # Prompts are in the prefix cache now, and no bit changes for it.
+    assert answers(cluster, golden) == first and handovers(cluster) == 2 * len(LENGTHS)
+    cluster.wait_until_idle()
+    figure(f"{model}, tp 2 to tp 1: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+
+
+def small_zoo():
+    """What a hand-over must take along, and where requests end that have nothing to hand over."""
+    ask = dict(prompt=list(range(1, 60)), max_tokens=20, temperature=1, seed=3, return_token_ids=True)
+    yield ask
+    yield ask | dict(max_tokens=1)
+    yield ask | dict(max_tokens=2, ignore_eos=True)
+    yield ask | dict(max_tokens=0, echo=True, logprobs=2)
+    yield ask | dict(echo=True, logprobs=3, prompt_logprobs=2)
+    yield ask | dict(temperature=0, logprobs=0)
+    yield ask | dict(min_tokens=10, stop_token_ids=list(range(100)))
+    # The first token ends it, the second, or only the third may.
+    yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9])
+    yield ask | dict(logit_bias={"9": 100, "10": 99}, presence_penalty=2, stop_token_ids=[10])
+    yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9], min_tokens=3)
+    yield ask | dict(presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.3, ignore_eos=True)
+    yield ask | dict(logit_bias={"9": 5, "10": -100}, top_k=20, top_p=0.9, min_p=0.01, n=4)
+    yield ask | dict(prompt=[7])
+    yield ask | dict(prompt=[[1, 2, 3], [4, 5], list(range(16)), list(range(33))])
+
+
+def test_whatever_an_answer_depends_on_goes_along(start):
+    bodies = list(small_zoo()) + [body | dict(max_tokens=100, min_tokens=0) for body in sampling_zoo()]
+    together = start("--workers", 1, *QWEN3)
+    expected = Streams(together, "/v1/completions", bodies).results()
+    apart = start("--topology", APART, *QWEN3)
+    # Twice: the second time with what the prefix cache has.
+    for _ in range(2):
+        for body, want, got in zip(bodies, expected, Streams(apart, "/v1/completions", bodies).results()):
+            assert want == got, body
+    apart.wait_until_idle()
+
+
+def test_cached_prompts_are_told_as_together(start):
+    ask = dict(prompt=list(range(200)), max_tokens=4, temperature=0)
+    usages = []
+    for shape in (("--workers", 1), ("--topology", APART)):
+        cluster = start(*shape, *QWEN3)
+        usages.append([cluster.complete(**ask)["usage"] for _ in range(2)])
+    assert usages[0] == usages[1]
+    assert usages[1][1]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_prefill_and_decode_do_what_they_are_for(start):
+    cluster = start("--topology", APART, *SIM)
+    bodies = [dict(prompt=[1] * 400, max_tokens=60, seed=seed, ignore_eos=True, return_token_ids=True) for seed in range(6)]
+    Streams(cluster, "/v1/completions", bodies).results()
+    text = cluster.client.get("/metrics").text
+    rows = {(int(rank), kind): int(n) for rank, kind, n in re.findall(r'^tutti_step_rows_total\{worker="(\d+)",kind="(\w+)"\} (\d+)', text, re.M)}
+    assert rows.get((0, "decode"), 0) == 0 and rows[0, "last_prefill"] == 6
+    assert rows[1, "decode"] == 6 * 59 and rows.get((1, "last_prefill"), 0) + rows.get((1, "prefill"), 0) == 0
+
+
+@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSTOP), ids=("killed", "stopped"))
+@pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
+def test_every_stream_survives_either_side(start, victim, number):
+    cluster = start("--topology", APART, "--heartbeat-timeout", 2, *SIM)
+    bodies, expected = [], []
+    for seed in range(16):
+        prompt = [seed] * (20 if seed % 2 else 3000)
+        expected.append(sampled(prompt, seed, 1, 120))
+        bodies.append(dict(prompt=prompt, seed=seed, temperature=1, max_tokens=120, ignore_eos=True, return_token_ids=True))
+    streams = Streams(cluster, "/v1/completions", bodies)
+    all_accepted(cluster, bodies)
+    wait_for("some that decode", lambda: sum(seen > 5 for seen in streams.seen) >= 2, every=0.002)
+    pid = workers_by_rank(cluster)[victim]
+    os.kill(pid, number)
+    assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
+    wait_for("another in its place", lambda: workers_by_rank(cluster).get(victim, pid) != pid)
+    cluster.wait_until_ready()
+    cluster.wait_until_idle()
+    assert cluster.metrics()["tutti_request_replays_total"] >= 1
+    assert cluster.metrics().get("tutti_workers_fenced_total", 0) == (number == signal.SIGSTOP)
+
+
+def test_answers_are_bit_identical_though_both_sides_die(start):
+    # A prefill that dies and a decode that dies may both cost the same request a try, and its hand-over another.
+    cluster = start("--topology", APART, "--max-replays", 4, *QWEN3)
+    bodies = list(sampling_zoo())
+    undisturbed = Streams(cluster, "/v1/completions", bodies).results()
+    streams = Streams(cluster, "/v1/completions", bodies)
+    streams.wait_for_tokens(15)
+    os.kill(workers_by_rank(cluster)[1], signal.SIGKILL)
+    os.kill(workers_by_rank(cluster)[0], signal.SIGKILL)
+    streams.wait_for_tokens(60)
+    wait_for("both again", lambda: len(workers_by_rank(cluster)) == 2)
+    os.kill(workers_by_rank(cluster)[1], signal.SIGKILL)
+    for body, expected, got in zip(bodies, undisturbed, streams.results()):
+        assert expected == got, body
+    assert cluster.metrics()["tutti_request_replays_total"] >= 2
+    cluster.wait_until_idle()
+
+
+def test_a_death_of_one_prefill_leaves_the_other(start):
+    cluster = start("--topology", TWO_PREFILL, *SIM)
+    bodies = [dict(prompt=[s] * 2000, seed=s, max_tokens=40, ignore_eos=True, temperature=1, return_token_ids=True) for s in range(10)]
+    streams = Streams(cluster, "/v1/completions", bodies)
+    all_accepted(cluster, bodies)
+    wait_for("both prefill", lambda: {0, 1} <= {rank for rank, steps in loads(cluster, "worker_steps").items() if steps > 0})
+    os.kill(workers_by_rank(cluster)[0], signal.SIGKILL)
+    expected = [sampled([s] * 2000, s, 1, 40) for s in range(10)]
+    assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
+    cluster.wait_until_idle()
+
+
+def test_many_requests_share_a_small_decode_pool(start):
+    # Room for about three of them at a time: the others wait before anything of them is computed.
+    cluster = start("--topology", TWO_PREFILL, "--kv-cache-memory", "4MiB", *SIM)
+    pages = loads(cluster, "kv_pages_total")
+    most = cluster.client.get("/v1/models").json()["data"][0].get("max_model_len", 4096)
+    length = int(min(pages[2] * 16 // 3, most)) - 100
+    assert length > 50, (pages, most)
+
+    def ask(seed):
+        body = dict(prompt=[seed] * length, seed=seed, max_tokens=60, ignore_eos=True, temperature=1, return_token_ids=True)
+        return cluster.complete(**body)["choices"][0]["token_ids"] == sampled([seed] * length, seed, 1, 60)
+
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        assert all(pool.map(ask, range(40)))
+    assert handovers(cluster) == 40
+    cluster.wait_until_idle()
+
+
+def test_clients_that_leave_leave_nothing_wherever_their_request_is(start):
+    cluster = start("--topology", APART, *SIM)
+    rng = np.random.default_rng(3)
+
+    def leave(seed):
+        body = dict(prompt=[seed % VOCAB] * int(rng.integers(1, 3800)), seed=seed, max_tokens=200, ignore_eos=True)
+        stream = cluster.stream("/v1/completions", **body)
+        for _ in range(seed % 4):
+            next(stream)
+        stream.close()
+
+    def late(seed):
+        body = dict(prompt=[1] * 3500, max_tokens=200, ignore_eos=True, timeout_ms=1 + 15 * (seed % 10))
+        return cluster.post("/v1/completions", body).status_code
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        leaving, timed_out = pool.map(leave, range(40)), pool.map(late, range(40))
+        list(leaving)
+        assert set(timed_out) <= {200, 504}
+    cluster.wait_until_idle()
+    assert cluster.complete(prompt=[1, 2], max_tokens=3, seed=0, temperature=1, ignore_eos=True, return_token_ids=True)[
+        "choices"
+    ][0]["token_ids"] == sampled([1, 2], 0, 1, 3)
+
+
+def test_groups_apart_and_whole_serve_side_by_side(start, tmp_path):
+    path = tmp_path / "mixed.toml"
+    path.write_text(APART.read_text() + "\n[[group]]\nname = 'all'\n")
+    cluster = start("--topology", path, *QWEN3)
+    ask = dict(prompt=list(range(1, 100)), max_tokens=300, temperature=1, seed=8, ignore_eos=True, logprobs=1, return_token_ids=True)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answered = list(pool.map(lambda _: cluster.complete(**ask)["choices"], range(8)))
+    assert all(choices == answered[0] for choices in answered)
+    assert 0 < handovers(cluster) < 8
+    # The whole one serves alone as well.
+    for rank in (0, 1):
+        os.kill(workers_by_rank(cluster)[rank], signal.SIGKILL)
+    assert cluster.complete(**ask)["choices"] == answered[0]
+    cluster.wait_until_idle()

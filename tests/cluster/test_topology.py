@@ -1,0 +1,102 @@
+"""Topology files: what they say comes to be, and what they cannot mean is refused by name."""
+
+import re
+
+import httpx
+import pytest
+from harness import GOLDENS, REPO, run_to_exit, wait_for
+
+TOPOLOGIES = REPO / "deploy/topology"
+SIM = ("--device", "sim")
+GROUP = "[[group]]\nname = 'g'\n"
+
+
+def groups(cluster):
+    """{role: groups that take requests}, as /metrics shows them."""
+    text = cluster.client.get("/metrics").text
+    counts = re.findall(r'^tutti_groups_ready\{role="(\w+)"\} (\d+)', text, re.M)
+    return {role: int(count) for role, count in counts if count != "0"}
+
+
+@pytest.mark.parametrize(
+    "name, workers, expected",
+    [
+        ("all-in-one", 2, {"whole": 2}),
+        ("apart", 2, {"prefill": 1, "decode": 1}),
+        ("two-prefill", 3, {"prefill": 2, "decode": 1}),
+        ("tp2-to-tp1", 3, {"prefill": 1, "decode": 1}),
+    ],
+)
+def test_each_example_serves(start, name, workers, expected):
+    cluster = start("--topology", TOPOLOGIES / f"{name}.toml", *SIM)
+    assert len(cluster.workers()) == workers and groups(cluster) == expected
+    alone = start("--workers", 1, *SIM)
+    ask = dict(prompt=[1, 2, 3], max_tokens=12, ignore_eos=True, temperature=1, seed=5, return_token_ids=True)
+    assert cluster.complete(**ask)["choices"] == alone.complete(**ask)["choices"]
+    cluster.wait_until_idle()
+
+
+def test_every_example_is_tried():
+    assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == ["all-in-one", "apart", "tp2-to-tp1", "two-prefill"]
+
+
+def refused(tmp_path, text, ending=".toml", *more):
+    path = tmp_path / f"topology{ending}"
+    path.write_text(text)
+    arguments = ("--topology", path, *SIM, *more, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
+    code, log = run_to_exit("conductor", arguments, tmp_path)
+    assert code == 64, log
+    return log
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        (GROUP + "wlaks = ['prefill_text']", "wlaks"),
+        (GROUP + "ranks = 3\ntp = 2", 'group "g": ranks: is 3, which tp 2 does not divide'),
+        (GROUP + "walks = ['prefill_txt']", "walks: the model has no walk"),
+        (GROUP + "nodes = ['talker']", "nodes: the model has no node"),
+        (GROUP + "walks = ['prefill_text']", "no group runs thinker_decode apart"),
+        (GROUP + "walks = ['thinker_step']", "only batches others"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_served(tmp_path, text, told):
+    log = refused(tmp_path, text)
+    assert told in log, log
+
+
+def test_yaml_is_read_and_refused_alike(tmp_path):
+    assert "wlaks" in refused(tmp_path, "group:\n- name: g\n  wlaks: [prefill_text]\n", ".yaml")
+
+
+def test_a_file_and_workers_contradict_each_other(tmp_path):
+    log = refused(tmp_path, GROUP, ".toml", "--workers", 2)
+    assert "workers: is for the topology file to say" in log, log
+
+
+def test_a_group_may_join_by_hand(start, spawn, tmp_path):
+    path, socket = tmp_path / "topology.toml", tmp_path / "gate"
+    path.write_text(
+        "[[group]]\nname = 'far'\nwalks = ['thinker_decode']\nspawn = false\n"
+        "[[group]]\nname = 'near'\nwalks = ['prefill_text']\n"
+    )
+    cluster = start(
+        "--topology", path, "--worker-listen", f"unix:{socket}", *SIM, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", ready=False
+    )
+    not_ready = wait_for("the prefill group", lambda: (r := reason(cluster)) and "none of them a decode group" in r and r)
+    assert "1 of 1 workers are loaded" in not_ready
+    # Rank 0 is spawned; the topology has no rank 2.
+    stranger = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 2)
+    assert stranger.wait() == 64 and "rank: is 2, the limit is 1" in stranger.log()
+    spawn("worker", "--conductor", f"unix:{socket}", "--rank", 1)
+    cluster.wait_until_ready()
+    ask = dict(prompt=[1, 2, 3], max_tokens=5, ignore_eos=True, return_token_ids=True)
+    assert len(cluster.complete(**ask)["choices"][0]["token_ids"]) == 5
+
+
+def reason(cluster):
+    """Why it is not ready, once it answers."""
+    try:
+        return cluster.client.get("/ready").text
+    except httpx.TransportError:
+        return None

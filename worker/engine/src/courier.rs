@@ -1,0 +1,73 @@
+//! The seam between an engine and whoever carries its planes to and from other workers.
+
+use std::time::Instant;
+
+use tutti_proto::GraphKey;
+use tutti_runtime::Error;
+use tutti_scheduler::{OutputToken, TransferError};
+
+/// Carries planes off the engine's thread. No call waits for anything; whatever comes later is announced by the engine's
+/// [`Bell`](crate::Bell).
+pub trait Courier: Send {
+    /// Bytes of pages that it takes now. It rings when there is room again after there was none.
+    fn room(&self) -> usize;
+    /// Takes pages of a request that is prefilled here. They are whole: nothing will change them.
+    fn send(&mut self, run: PageRun);
+    /// All pages of the request have been sent; it goes on elsewhere.
+    fn hand_over(&mut self, key: GraphKey, handed: HandedOver);
+    /// The pages that another worker is to fill are held.
+    fn reserved(&mut self, key: GraphKey, pages: usize);
+    /// The request has ended here, for whatever reason: nothing of it is to be sent or taken any more. Also told of requests
+    /// that the courier has never heard of.
+    fn ended(&mut self, key: GraphKey);
+    /// What has come from elsewhere, in order.
+    fn take(&mut self) -> Option<Arrival>;
+}
+
+/// Some of a request's pages, as they travel ([`PageLayout`](tutti_models::PageLayout)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// Whose.
+    pub key: GraphKey,
+    /// The place of the first one in the request.
+    pub first: usize,
+    /// One or more whole pages.
+    pub data: Vec<u8>,
+}
+
+/// Where a prefill ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandedOver {
+    /// Sampled after the prefill; its keys and values are not among the planes.
+    pub first: OutputToken,
+    /// Tokens whose planes were sent.
+    pub computed: usize,
+    /// Pages that they take.
+    pub pages: usize,
+    /// When the prefill's last row was committed: what the transfer takes from then on was not hidden behind it.
+    pub since: Instant,
+}
+
+/// What a courier brings.
+pub enum Arrival {
+    /// Pages for a request that is reserved here.
+    Pages(PageRun),
+    /// A request goes on here behind its pages, all of which have been brought before. The sender learns by `answer`
+    /// whether it does.
+    HandOver {
+        /// Whose.
+        key: GraphKey,
+        /// Sampled after the prefill.
+        first: OutputToken,
+        /// Tokens before it.
+        computed: usize,
+        /// Pages that the sender has sent.
+        pages: usize,
+        /// Takes the outcome; nothing has changed if that is an error.
+        answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
+    },
+    /// The other side has taken over what was handed over.
+    Taken(GraphKey),
+    /// The planes of this request will not come, or cannot be sent.
+    Failed(GraphKey, TransferError),
+}

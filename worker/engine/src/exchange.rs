@@ -1,0 +1,318 @@
+//! Requests that are divided between this engine and another: which of their pages are to be copied, and what follows.
+//!
+//! Decided between steps, under the desk's lock; the copying itself ([`Errands`]) is the device's thread's, right after
+//! and before the next step, so that no page changes hands between the two. Pieces are bounded: whoever decodes waits for
+//! no more than one.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Instant,
+};
+
+use tutti_kernels::PageId;
+use tutti_models::{Model, PageLayout};
+use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
+use tutti_runtime::{Error, ErrorKind};
+use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
+
+use crate::{
+    courier::{Arrival, Courier, HandedOver, PageRun},
+    report,
+};
+
+/// Bytes that are copied each way between two steps.
+const PIECE: usize = 8 << 20;
+
+pub(crate) struct Exchange {
+    courier: Box<dyn Courier>,
+    page_tokens: usize,
+    page_bytes: usize,
+    /// Prefilled here, to be decoded elsewhere.
+    outgoing: BTreeMap<GraphKey, Outgoing>,
+    /// Prefilled elsewhere, to be decoded here.
+    incoming: BTreeMap<GraphKey, Incoming>,
+    /// Pages to be written, in the order in which they came.
+    to_write: VecDeque<PageRun>,
+    /// Bytes of those.
+    unwritten: usize,
+    /// Hand-overs behind pages that are to be written.
+    to_settle: VecDeque<Arrival>,
+    /// Ended here, once the other side has taken over.
+    untaken: BTreeMap<GraphKey, Ending>,
+}
+
+#[derive(Default)]
+struct Outgoing {
+    table: Arc<[scheduler::PageId]>,
+    /// Tokens whose planes stand in the pages.
+    computed: usize,
+    /// Pages that the courier has.
+    sent: usize,
+    /// Once the prefill is done.
+    first: Option<(OutputToken, Instant)>,
+    /// Whether the scheduler holds it back.
+    held_back: bool,
+}
+
+struct Incoming {
+    pages: Arc<[scheduler::PageId]>,
+    /// Which of them have been written.
+    written: Vec<bool>,
+}
+
+/// What the device's thread copies before the next step.
+#[derive(Default)]
+pub(crate) struct Errands {
+    reads: Vec<(Pages, Vec<u8>)>,
+    writes: Vec<(Pages, Vec<u8>)>,
+}
+
+/// Some of a request's pages on the device.
+struct Pages {
+    key: GraphKey,
+    first: usize,
+    pages: Vec<PageId>,
+}
+
+impl Errands {
+    pub fn is_empty(&self) -> bool {
+        self.reads.is_empty() && self.writes.is_empty()
+    }
+
+    /// An error is the end of the worker: what it copied cannot be told from what it did not.
+    pub fn run(&mut self, model: &mut dyn Model) -> Result<(), Error> {
+        let failed = |e| Error::internal(format!("cannot copy pages for another worker: {e}"));
+        for (pages, data) in &mut self.reads {
+            model.read_pages(&pages.pages, data).map_err(failed)?;
+        }
+        for (pages, data) in &self.writes {
+            model.write_pages(&pages.pages, data).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+fn on_device(pages: &[scheduler::PageId]) -> Vec<PageId> {
+    pages.iter().map(|page| PageId(page.0)).collect()
+}
+
+impl Outgoing {
+    /// Pages that nothing will change any more.
+    fn whole_pages(&self, page_tokens: usize) -> usize {
+        match self.first {
+            Some(_) => self.computed.div_ceil(page_tokens),
+            None => self.computed / page_tokens,
+        }
+    }
+}
+
+impl Exchange {
+    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout) -> Self {
+        Self {
+            courier,
+            page_tokens: layout.page_tokens,
+            page_bytes: layout.page_bytes(),
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            to_write: VecDeque::new(),
+            unwritten: 0,
+            to_settle: VecDeque::new(),
+            untaken: BTreeMap::new(),
+        }
+    }
+
+    /// Whether nothing is left that the conductor is to be told of.
+    pub fn is_idle(&self) -> bool {
+        self.untaken.is_empty()
+    }
+
+    /// A request that is prefilled for another worker was accepted.
+    pub fn will_send(&mut self, key: GraphKey) {
+        self.outgoing.insert(key, Outgoing::default());
+    }
+
+    /// A request holds the pages that another worker is to fill.
+    pub fn reserved(&mut self, reserved: Reserved) {
+        let Reserved { key, pages, .. } = reserved;
+        self.courier.reserved(key, pages.len());
+        self.incoming.insert(key, Incoming { written: vec![false; pages.len()], pages: pages.into() });
+    }
+
+    /// A request has ended here.
+    pub fn ended(&mut self, key: GraphKey) {
+        self.outgoing.remove(&key);
+        self.incoming.remove(&key);
+        self.courier.ended(key);
+    }
+
+    /// Cancels a request that has ended here and waits for the other side. Gives its completion.
+    pub fn cancel(&mut self, key: GraphKey, rank: Rank) -> Option<pb::Completion> {
+        let mut ending = self.untaken.remove(&key)?;
+        self.courier.ended(key);
+        ending.outcome = Outcome::Cancelled;
+        Some(report::completion(ending, rank))
+    }
+
+    /// A step was committed.
+    pub fn committed(&mut self, commits: &[RowCommit]) {
+        if self.outgoing.is_empty() {
+            return;
+        }
+        for commit in commits.iter().filter(|commit| commit.ending.is_none()) {
+            if let Some(outgoing) = self.outgoing.get_mut(&commit.row.key) {
+                outgoing.computed = commit.row.positions.end;
+                outgoing.table = Arc::clone(&commit.row.block_table);
+                outgoing.first = commit.sampled.map(|first| (first, Instant::now()));
+            }
+        }
+    }
+
+    /// Takes what has come. Gives the completions that follow from it, and the requests that go on here with their first
+    /// tokens.
+    pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, news: &mut Received) {
+        while self.unwritten < PIECE
+            && let Some(arrival) = self.courier.take()
+        {
+            match arrival {
+                Arrival::Pages(run) => {
+                    self.unwritten += run.data.len();
+                    self.to_write.push_back(run);
+                }
+                Arrival::HandOver { .. } => self.to_settle.push_back(arrival),
+                Arrival::Taken(key) => {
+                    let ending = self.untaken.remove(&key);
+                    news.completions.extend(ending.map(|ending| report::completion(ending, rank)));
+                }
+                Arrival::Failed(key, why) => match self.untaken.remove(&key) {
+                    Some(mut ending) => {
+                        ending.outcome = Outcome::TransferFailed(why);
+                        news.completions.push(report::completion(ending, rank));
+                    }
+                    None => scheduler.fail_transfer(key, why),
+                },
+            }
+        }
+        self.settle(scheduler, news);
+    }
+
+    /// Lets those go on here whose pages are all written.
+    fn settle(&mut self, scheduler: &mut Scheduler, news: &mut Received) {
+        for arrival in std::mem::take(&mut self.to_settle) {
+            match arrival {
+                Arrival::HandOver { key, first, computed, pages, answer } => {
+                    if self.to_write.iter().any(|run| run.key == key) {
+                        self.to_settle.push_back(Arrival::HandOver { key, first, computed, pages, answer });
+                        continue;
+                    }
+                    let outcome = self.take_over(scheduler, key, first, computed, pages);
+                    if outcome.is_ok() {
+                        self.incoming.remove(&key);
+                        news.taken_over.push((key, first.token));
+                    }
+                    answer(outcome);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn take_over(
+        &mut self,
+        scheduler: &mut Scheduler,
+        key: GraphKey,
+        first: OutputToken,
+        computed: usize,
+        pages: usize,
+    ) -> Result<(), Error> {
+        let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
+        let Some(incoming) = self.incoming.get(&key) else {
+            return Err(Error::unavailable(format!("{key} waits for no planes here")));
+        };
+        let wanted = incoming.pages.len();
+        if pages != wanted {
+            return Err(refused(format!("{pages} pages are handed over, but {wanted} are reserved")));
+        }
+        if let Some(missing) = incoming.written.iter().position(|written| !written) {
+            return Err(refused(format!("page {missing} of {wanted} is missing")));
+        }
+        scheduler.hand_over(key, first, computed).map_err(refused)
+    }
+
+    /// What is to be copied before the next step. Whoever computes faster than its pages leave is held back.
+    pub fn errands(&mut self, scheduler: &mut Scheduler) -> Errands {
+        let mut errands = Errands::default();
+        let mut room = self.courier.room().min(PIECE.max(self.page_bytes)) / self.page_bytes;
+        for (&key, outgoing) in &mut self.outgoing {
+            let whole = outgoing.whole_pages(self.page_tokens);
+            let count = (whole - outgoing.sent).min(room);
+            if count > 0 {
+                let first = outgoing.sent;
+                let pages = on_device(&outgoing.table[first..first + count]);
+                errands
+                    .reads
+                    .push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
+                outgoing.sent += count;
+                room -= count;
+            }
+            let held_back = outgoing.sent < whole;
+            if held_back != outgoing.held_back {
+                outgoing.held_back = held_back;
+                scheduler.hold_back(key, held_back);
+            }
+        }
+        let mut bytes = 0;
+        while bytes < PIECE
+            && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
+        {
+            self.unwritten -= data.len();
+            // Who is no longer waiting for pages has none that may be written to.
+            let Some(incoming) = self.incoming.get(&key) else { continue };
+            let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
+                continue;
+            };
+            bytes += data.len();
+            errands.writes.push((Pages { key, first, pages: on_device(pages) }, data));
+        }
+        errands
+    }
+
+    /// The errands have been run.
+    pub fn carried(&mut self, errands: Errands, scheduler: &mut Scheduler, news: &mut Received) {
+        for (Pages { key, first, .. }, data) in errands.reads {
+            self.courier.send(PageRun { key, first, data });
+        }
+        for (Pages { key, first, pages }, _) in errands.writes {
+            if let Some(incoming) = self.incoming.get_mut(&key) {
+                incoming.written[first..first + pages.len()].fill(true);
+            }
+        }
+        let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
+            let (first, since) = outgoing.first?;
+            let pages = outgoing.whole_pages(self.page_tokens);
+            let handed = HandedOver { first, computed: outgoing.computed, pages, since };
+            (outgoing.sent == pages).then_some((*key, handed))
+        };
+        let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
+        for (key, handed) in done {
+            self.outgoing.remove(&key);
+            // None if it was cancelled since; then its end is told elsewhere.
+            if let Some(ending) = scheduler.let_go(key) {
+                self.courier.hand_over(key, handed);
+                self.untaken.insert(key, ending);
+                news.gone.push(key);
+            }
+        }
+        self.settle(scheduler, news);
+    }
+}
+
+/// What has changed for the engine's requests.
+#[derive(Default)]
+pub(crate) struct Received {
+    pub completions: Vec<pb::Completion>,
+    /// Requests that go on here, with their first tokens.
+    pub taken_over: Vec<(GraphKey, u32)>,
+    /// Requests that run here no more, but whose completions come later.
+    pub gone: Vec<GraphKey>,
+}

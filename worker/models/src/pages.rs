@@ -1,0 +1,114 @@
+//! Pages on their way between workers: as bytes that do not depend on how many ranks a group has.
+//!
+//! A page travels as a whole model at TP 1 would hold it. Where ranks hold parts of it, their leader puts the parts
+//! together before it is sent, and each rank takes its own part of what arrives; so the groups on both sides may differ.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    ops::Range,
+};
+
+use tutti_kernels::collective::Seat;
+
+use crate::weights::share;
+
+/// A page as it travels: sections (layers) after each other, in each of them all units (KV heads) in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PageLayout {
+    /// Parts of a page that are as large as each other.
+    pub sections: usize,
+    /// What ranks divide a section into.
+    pub units: usize,
+    /// Of one unit in one section.
+    pub unit_bytes: usize,
+    /// Tokens a page.
+    pub page_tokens: usize,
+    /// What the bytes of a unit mean.
+    pub format: String,
+}
+
+impl PageLayout {
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> usize {
+        self.sections * self.units * self.unit_bytes
+    }
+
+    /// What two workers compare before either uses a byte of the other: equal layouts have equal hashes, in every process
+    /// of one build.
+    pub fn id(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The units of a rank; neighbours hold the same one where there are more ranks than units.
+    pub(crate) fn units_of(&self, seat: Seat) -> Range<usize> {
+        share(self.units, seat)
+    }
+
+    /// What a rank with these units holds of pages, section by section.
+    pub(crate) fn cut<'a>(&self, pages: &'a [u8], units: Range<usize>) -> impl Iterator<Item = &'a [u8]> {
+        let bytes = units.start * self.unit_bytes..units.end * self.unit_bytes;
+        pages.chunks_exact(self.units * self.unit_bytes).map(move |section| &section[bytes.clone()])
+    }
+
+    /// Puts together what the ranks of a group hold of the same pages, given end to end in the order of ranks.
+    pub(crate) fn join(&self, parts: &[u8], ranks: usize, out: &mut Vec<u8>) {
+        let section_bytes = self.units * self.unit_bytes;
+        let part = |rank| {
+            let units = self.units_of(Seat { rank, size: ranks });
+            (units.start * self.unit_bytes, units.len() * self.unit_bytes)
+        };
+        let (_, part_bytes) = part(0);
+        let sections = parts.len() / (ranks * part_bytes).max(1);
+        let first = out.len();
+        out.resize(first + sections * section_bytes, 0);
+        for rank in 0..ranks {
+            let (at, bytes) = part(rank);
+            let from = parts[rank * sections * bytes..].chunks_exact(bytes);
+            for (section, part) in out[first..].chunks_exact_mut(section_bytes).zip(from) {
+                section[at..at + bytes].copy_from_slice(part);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(units: usize) -> PageLayout {
+        PageLayout { sections: 3, units, unit_bytes: 2, page_tokens: 16, format: "test".into() }
+    }
+
+    #[test]
+    fn what_is_cut_for_any_number_of_ranks_is_whole_when_joined() {
+        for (units, ranks) in [(4, 1), (4, 2), (4, 4), (2, 4), (1, 4)] {
+            let layout = layout(units);
+            let pages: Vec<u8> = (0..2 * layout.page_bytes() as u8).collect();
+            let part = |rank| {
+                let units = layout.units_of(Seat { rank, size: ranks });
+                layout.cut(&pages, units).flatten().copied().collect::<Vec<u8>>()
+            };
+            let parts: Vec<u8> = (0..ranks).flat_map(part).collect();
+            let mut joined = vec![99];
+            layout.join(&parts, ranks, &mut joined);
+            assert_eq!(joined[1..], pages, "{units} units, {ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn layouts_that_differ_in_anything_have_other_ids() {
+        let one = layout(4);
+        for other in [
+            PageLayout { sections: 2, ..one.clone() },
+            PageLayout { units: 2, ..one.clone() },
+            PageLayout { unit_bytes: 4, ..one.clone() },
+            PageLayout { page_tokens: 8, ..one.clone() },
+            PageLayout { format: "other".into(), ..one.clone() },
+        ] {
+            assert_ne!(one.id(), other.id());
+        }
+        assert_eq!(one.id(), one.clone().id());
+    }
+}

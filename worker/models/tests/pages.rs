@@ -1,0 +1,88 @@
+//! Pages that one group of ranks has filled and another goes on with.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use common::{Request, config, group::of_ranks, prompt, requests, step, write_config};
+use serde_json::json;
+use tutti_kernels::{DeviceError, PageId};
+use tutti_models::{LoadFormat::Dummy, Model};
+
+const PROMPT: usize = 40;
+const OUTPUT: usize = 8;
+
+/// Two key heads, so that four ranks hold each one twice.
+fn checkpoint(dtype: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config(&json!({"vocab_size": 96, "torch_dtype": dtype})));
+    dir
+}
+
+fn go_on(model: &mut dyn Model, request: &mut Request) {
+    while request.tokens.len() < PROMPT + OUTPUT {
+        step(model, std::slice::from_mut(request), usize::MAX);
+    }
+}
+
+/// The pages of a request after its prefill in chunks, and the request.
+fn prefilled(model: &mut dyn Model) -> (Vec<u8>, Request) {
+    let prompt: Vec<u32> = prompt(PROMPT).iter().map(|token| token % 96).collect();
+    let mut request = requests(&[&prompt]).remove(0);
+    while request.tokens.len() == PROMPT {
+        step(model, std::slice::from_mut(&mut request), 24);
+    }
+    let mut pages = Vec::new();
+    model.read_pages(&request.pages[..PROMPT.div_ceil(16)], &mut pages).unwrap();
+    assert_eq!(pages.len(), PROMPT.div_ceil(16) * model.page_layout().page_bytes());
+    (pages, request)
+}
+
+#[test]
+fn a_group_of_any_size_goes_on_where_another_stopped() {
+    for dtype in ["float32", "bfloat16"] {
+        let dir = checkpoint(dtype);
+        for from in [1, 2, 4] {
+            let (pages, request) = of_ranks(from, dir.path(), Dummy, prefilled);
+            let whole = of_ranks(from, dir.path(), Dummy, |model| {
+                let (_, mut request) = prefilled(model);
+                go_on(model, &mut request);
+                request.tokens
+            });
+            for to in [1, 2, 4] {
+                of_ranks(to, dir.path(), Dummy, |model| {
+                    let mut request = request.clone();
+                    // Elsewhere than they were.
+                    request.pages.iter_mut().for_each(|page| page.0 -= 100);
+                    let own = &request.pages[..PROMPT.div_ceil(16)];
+                    model.write_pages(own, &pages).unwrap();
+                    let mut back = Vec::new();
+                    model.read_pages(own, &mut back).unwrap();
+                    assert!(back == pages, "{dtype}, {from} to {to} ranks: other bytes");
+                    go_on(model, &mut request);
+                    // Of bfloat16, sums over other ranks round to other tokens.
+                    if from == to || dtype == "float32" {
+                        assert_eq!(request.tokens, whole, "{dtype}, {from} to {to} ranks");
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_that_are_not_there_and_bytes_of_another_length_are_refused_by_all_ranks() {
+    let dir = checkpoint("float32");
+    for ranks in [1, 2] {
+        of_ranks(ranks, dir.path(), Dummy, |model| {
+            let bytes = vec![0; model.page_layout().page_bytes()];
+            let misuse = |outcome| assert!(matches!(outcome, Err(DeviceError::Misuse(_))), "{outcome:?}");
+            misuse(model.read_pages(&[PageId(1), PageId(100_000)], &mut Vec::new()));
+            misuse(model.write_pages(&[PageId(100_000)], &bytes));
+            misuse(model.write_pages(&[PageId(1)], &bytes[1..]));
+            // They are still together.
+            let (_, mut request) = prefilled(model);
+            go_on(model, &mut request);
+        });
+    }
+}

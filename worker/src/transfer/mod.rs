@@ -1,0 +1,297 @@
+//! Requests that one worker prefills and another decodes: their planes on the way between the two.
+//!
+//! ```text
+//! prefilling worker                                              decoding worker
+//! engine ─▶ staging ─▶ sender (a task a request) ══ Push ══▶ receiver (gRPC) ─▶ engine
+//!                         └──────────▶ segment of shared memory ─────┘
+//! ```
+//!
+//! Engines copy between steps ([`tutti_engine::Courier`]); everything here runs beside them. On one host pages go through
+//! a [`segment`] and the stream says where they are, between hosts they go in the stream; which of the two it is follows
+//! from whether the sender can open the receiver's segment. Both sides have a lease: a receiver that hears nothing
+//! ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to be sent is bounded
+//! ([`staging`]): a request that computes faster than its pages leave waits, others do not.
+
+mod receiver;
+mod reservations;
+mod segment;
+mod sender;
+mod staging;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::Ipv4Addr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    net::TcpListener,
+    runtime::Handle,
+    sync::{OnceCell, mpsc},
+    time::{Instant, sleep_until},
+};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+use tutti_engine::{Arrival, Bell, Courier, FrontDesk, HandedOver, PageRun, TransferError};
+use tutti_proto::{
+    GraphKey,
+    cluster::v1::{
+        self as pb, plane_transfer_server::PlaneTransferServer, worker_message::Message as ToConductor,
+    },
+};
+
+use self::{
+    receiver::Receiver,
+    reservations::Reservations,
+    segment::Segment,
+    sender::{Connections, Push},
+    staging::{Queue, Room},
+    tally::Tally,
+};
+
+/// Bytes of pages in one message, unless one page is larger.
+const FRAME_BYTES: usize = 1 << 20;
+/// Runs of pages that wait for the engine; more wait in their streams.
+const ARRIVALS: usize = 16;
+/// Flow control of one stream: a few messages.
+const WINDOW_BYTES: u32 = 4 << 20;
+/// What a message takes beside its pages.
+const ENVELOPE_BYTES: usize = 4096;
+
+/// The longest message of a stream.
+fn message_bytes(page_bytes: usize) -> usize {
+    FRAME_BYTES.max(page_bytes) + ENVELOPE_BYTES
+}
+
+/// A worker's end of all transfers.
+#[derive(Clone)]
+pub struct Transfer {
+    hub: Arc<Hub>,
+}
+
+struct Hub {
+    runtime: Handle,
+    bell: Bell,
+    layout_id: u64,
+    page_tokens: usize,
+    page_bytes: usize,
+    arrivals: mpsc::Sender<Arrival>,
+    /// Weak, since the conductor takes the end of the last strong one for the worker's.
+    outbox: mpsc::WeakSender<pb::WorkerMessage>,
+    room: Arc<Room>,
+    sending: Mutex<HashMap<GraphKey, Arc<Queue>>>,
+    reservations: Arc<Reservations>,
+    connections: Arc<Connections>,
+    tally: Arc<Tally>,
+    /// The receiver's, once somebody has to know it.
+    port: OnceCell<u16>,
+}
+
+impl Transfer {
+    /// Lets a worker's requests be divided between it and others. Must be called inside a Tokio runtime.
+    pub fn connect(desk: &mut FrontDesk, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
+        let layout = desk.page_layout();
+        let (arrivals, inbox) = mpsc::channel(ARRIVALS);
+        let hub = Arc::new(Hub {
+            runtime: Handle::current(),
+            bell: desk.bell(),
+            layout_id: layout.id(),
+            page_tokens: layout.page_tokens,
+            page_bytes: layout.page_bytes(),
+            arrivals,
+            outbox: outbox.downgrade(),
+            room: Arc::new(Room::new(layout.page_bytes())),
+            sending: Mutex::default(),
+            reservations: Arc::default(),
+            connections: Arc::default(),
+            tally: Arc::default(),
+            port: OnceCell::new(),
+        });
+        desk.connect(Box::new(Post { hub: Arc::clone(&hub), inbox }));
+        hub.runtime.spawn(Arc::clone(&hub.room).ring(hub.bell.clone()));
+        Self { hub }
+    }
+
+    /// A graph is about to be launched.
+    pub fn launched(&self, graph: &pb::LaunchGraph) {
+        let Some(key) = graph.key.map(GraphKey::from) else { return };
+        if let Some(reservation) = &graph.receive {
+            self.hub.reservations.expect(key, reservation);
+        }
+        if let Some(destination) = &graph.send_to {
+            let prompt = graph.spec.as_ref().map_or(0, |spec| spec.prompt.len());
+            self.hub.push(key, destination.clone(), prompt + graph.generated.len());
+        }
+    }
+
+    /// What has been sent so far; none where nothing has.
+    pub fn tally(&self) -> Option<pb::TransferTally> {
+        let tally = self.hub.tally.message();
+        (tally != pb::TransferTally::default()).then_some(tally)
+    }
+}
+
+impl Hub {
+    fn sending(&self) -> MutexGuard<'_, HashMap<GraphKey, Arc<Queue>>> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the task that pushes a request of so many tokens.
+    fn push(self: &Arc<Self>, key: GraphKey, destination: pb::PlaneDestination, tokens: usize) {
+        let queue = Arc::new(Queue::new(Arc::clone(&self.room)));
+        let mut sending = self.sending();
+        if sending.contains_key(&key) {
+            return;
+        }
+        sending.insert(key, Arc::clone(&queue));
+        drop(sending);
+        let push = Push {
+            destination,
+            pages: tokens.div_ceil(self.page_tokens),
+            page_bytes: self.page_bytes,
+            queue,
+            connections: Arc::clone(&self.connections),
+            tally: Arc::clone(&self.tally),
+        };
+        let hub = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let Some(outcome) = push.run().await else { return };
+            // What is still to come of it has nowhere to go.
+            let queue = hub.sending().remove(&key);
+            queue.iter().for_each(|queue| queue.close());
+            hub.tell(match outcome {
+                Ok(()) => Arrival::Taken(key),
+                Err(error) => {
+                    tracing::warn!(%key, %error, "planes did not get across");
+                    Arrival::Failed(key, error)
+                }
+            })
+            .await;
+        });
+    }
+
+    async fn tell(&self, arrival: Arrival) {
+        // An error means that the engine has ended.
+        if self.arrivals.send(arrival).await.is_ok() {
+            self.bell.ring();
+        }
+    }
+
+    /// Tells the conductor of a room, and watches over its lease.
+    async fn offer(self: Arc<Self>, key: GraphKey, pages: usize, secret: Vec<u8>) {
+        let port = match self.port.get_or_try_init(|| self.serve()).await {
+            Ok(port) => *port,
+            Err(error) => {
+                let why = format!("cannot listen for planes: {error}");
+                return self.tell(Arrival::Failed(key, TransferError::Lost(why))).await;
+            }
+        };
+        let shared_memory = match Segment::create(&secret, (pages * self.page_bytes) as u64) {
+            Ok(segment) => {
+                let path = segment.path();
+                self.reservations.set_segment(key, segment);
+                path
+            }
+            Err(error) => {
+                tracing::warn!(%key, %error, "no shared memory: bytes are to be sent");
+                String::new()
+            }
+        };
+        let reserved = pb::Reserved {
+            key: Some(key.into()),
+            port: port.into(),
+            layout_hash: self.layout_id,
+            shared_memory,
+        };
+        let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
+        let Some(outbox) = self.outbox.upgrade() else { return };
+        if outbox.send(message).await.is_err() {
+            return;
+        }
+        drop(outbox);
+        while let Some((until, lease)) = self.reservations.lease_until(key) {
+            if Instant::now() < until {
+                sleep_until(until).await;
+                continue;
+            }
+            self.reservations.end(key);
+            let why = format!("its sender was not heard of for {lease:?}");
+            tracing::warn!(%key, why, "room for planes is given back");
+            return self.tell(Arrival::Failed(key, TransferError::Lost(why))).await;
+        }
+    }
+
+    /// Listens for senders, as long as the process lives. Gives the port.
+    async fn serve(&self) -> io::Result<u16> {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
+        let port = listener.local_addr()?.port();
+        let receiver = Receiver {
+            reservations: Arc::clone(&self.reservations),
+            arrivals: self.arrivals.clone(),
+            bell: self.bell.clone(),
+            layout_id: self.layout_id,
+            page_bytes: self.page_bytes,
+        };
+        let service =
+            PlaneTransferServer::new(receiver).max_decoding_message_size(message_bytes(self.page_bytes));
+        let server = Server::builder()
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(4 * WINDOW_BYTES)
+            .tcp_nodelay(true)
+            .add_service(service);
+        self.runtime.spawn(async move {
+            if let Err(error) = server.serve_with_incoming(TcpListenerStream::new(listener)).await {
+                tracing::error!(%error, "no longer listens for planes");
+            }
+        });
+        tracing::info!(port, "listens for planes");
+        Ok(port)
+    }
+}
+
+/// What the engine gives and takes.
+struct Post {
+    hub: Arc<Hub>,
+    inbox: mpsc::Receiver<Arrival>,
+}
+
+impl Courier for Post {
+    fn room(&self) -> usize {
+        self.hub.room.left()
+    }
+
+    fn send(&mut self, run: PageRun) {
+        let queue = self.hub.sending().get(&run.key).cloned();
+        // Without a queue the push has failed, which the engine will be told.
+        if let Some(queue) = queue {
+            queue.put_pages(run);
+        }
+    }
+
+    fn hand_over(&mut self, key: GraphKey, handed: HandedOver) {
+        let queue = self.hub.sending().get(&key).cloned();
+        if let Some(queue) = queue {
+            queue.put_hand_over(handed);
+        }
+    }
+
+    fn reserved(&mut self, key: GraphKey, pages: usize) {
+        if let Some(secret) = self.hub.reservations.hold(key, pages) {
+            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, pages, secret));
+        }
+    }
+
+    fn ended(&mut self, key: GraphKey) {
+        let queue = self.hub.sending().remove(&key);
+        queue.iter().for_each(|queue| queue.close());
+        self.hub.reservations.end(key);
+    }
+
+    fn take(&mut self) -> Option<Arrival> {
+        self.inbox.try_recv().ok()
+    }
+}

@@ -1,0 +1,222 @@
+//! The receiving side's door: takes pushes of whoever shows a reservation's secret, and hands them to the engine.
+//!
+//! What a sender may be wrong about is checked before anything is used: a message is refused by its length before it is
+//! read, a run of pages by its place and length. What the engine has not taken stays in the stream, whose flow control
+//! holds the sender.
+
+use std::sync::Arc;
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::interval,
+};
+use tonic::{Request, Response, Status, Streaming};
+use tutti_engine::{Arrival, Bell, OutputToken, PageRun};
+use tutti_proto::{
+    GraphKey,
+    cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_server::PlaneTransfer},
+};
+use tutti_runtime::ErrorKind;
+
+use super::{
+    FRAME_BYTES,
+    reservations::{Found, NotFound, Reservations, Room},
+};
+
+pub(super) struct Receiver {
+    pub reservations: Arc<Reservations>,
+    pub arrivals: mpsc::Sender<Arrival>,
+    pub bell: Bell,
+    pub layout_id: u64,
+    pub page_bytes: usize,
+}
+
+#[tonic::async_trait]
+impl PlaneTransfer for Receiver {
+    async fn push(
+        &self,
+        request: Request<Streaming<pb::PlanePiece>>,
+    ) -> Result<Response<pb::TransferReceipt>, Status> {
+        let mut pieces = request.into_inner();
+        let Some(Piece::Manifest(manifest)) = next(&mut pieces).await? else {
+            return Err(Status::invalid_argument("the first message is no manifest"));
+        };
+        let key = manifest.key.map(GraphKey::from);
+        let key = key.ok_or_else(|| Status::invalid_argument("the manifest names no graph"))?;
+        let room = match self.find(key, &manifest.secret)? {
+            Found::Taken(taken) => return again(key, &taken, &mut pieces).await,
+            Found::Waiting(room) => room,
+        };
+        if manifest.layout_hash != self.layout_id {
+            let (theirs, ours) = (manifest.layout_hash, self.layout_id);
+            let message = format!("the sender's pages are of layout {theirs:x}, those here of {ours:x}");
+            return Err(Status::failed_precondition(message));
+        }
+        if manifest.counts != [room.pages as u32] {
+            let (counts, pages) = (&manifest.counts, room.pages);
+            let message = format!("{counts:?} pages are announced, but {pages} are reserved");
+            return Err(Status::failed_precondition(message));
+        }
+        while let Some(piece) = next(&mut pieces).await? {
+            if !self.reservations.renew(key) {
+                return Err(Status::aborted(format!("{key} waits for planes no more")));
+            }
+            match piece {
+                Piece::Data(data) => self.take(key, &room, data).await?,
+                Piece::Renewal(_) => {}
+                Piece::HandOver(hand_over) => return self.hand_over(key, hand_over).await,
+                Piece::Manifest(_) => return Err(Status::invalid_argument("a second manifest")),
+            }
+        }
+        Err(Status::cancelled("the stream has ended before the hand-over"))
+    }
+}
+
+impl Receiver {
+    fn find(&self, key: GraphKey, secret: &[u8]) -> Result<Found, Status> {
+        self.reservations.find(key, secret).map_err(|error| match error {
+            NotFound::NoSuchGraph => Status::not_found(format!("{key} waits for no planes here")),
+            NotFound::WrongSecret => Status::unauthenticated(format!("this is not the secret of {key}")),
+        })
+    }
+
+    /// Takes a run of pages, in pieces of bounded size.
+    async fn take(&self, key: GraphKey, room: &Room, data: pb::PlaneData) -> Result<(), Status> {
+        let pb::PlaneData { plane, first, count, place } = data;
+        let (first, count) = (first as usize, count as usize);
+        if plane != 0 || count == 0 || first.saturating_add(count) > room.pages {
+            let message = format!(
+                "{count} pages of plane {plane} from {first} on, but {} of plane 0 are reserved",
+                room.pages
+            );
+            return Err(Status::failed_precondition(message));
+        }
+        let wanted = count * self.page_bytes;
+        let wrong_length = |length: u64| {
+            Status::failed_precondition(format!("{length} bytes for {count} pages, which take {wanted}"))
+        };
+        match place {
+            Some(Place::Inline(data)) if data.len() == wanted => {
+                self.give(PageRun { key, first, data }).await
+            }
+            Some(Place::Inline(data)) => Err(wrong_length(data.len() as u64)),
+            Some(Place::Shared(range)) if range.length != wanted as u64 => Err(wrong_length(range.length)),
+            Some(Place::Shared(pb::SharedRange { offset, length })) => {
+                let segment = room.segment.as_ref().filter(|segment| segment.holds(offset, length));
+                let segment = segment.ok_or_else(|| {
+                    Status::failed_precondition(format!("{length} bytes at {offset} are not in the segment"))
+                })?;
+                let at_once = (FRAME_BYTES / self.page_bytes).max(1);
+                for done in (0..count).step_by(at_once) {
+                    let segment = Arc::clone(segment);
+                    let offset = offset + (done * self.page_bytes) as u64;
+                    let length = at_once.min(count - done) * self.page_bytes;
+                    let read = tokio::task::spawn_blocking(move || segment.read(offset, length)).await;
+                    let data = read
+                        .map_err(|_| Status::unavailable("the worker is ending"))?
+                        .map_err(|e| Status::unavailable(format!("cannot read the segment: {e}")))?;
+                    self.give(PageRun { key, first: first + done, data }).await?;
+                }
+                Ok(())
+            }
+            None => Err(Status::invalid_argument("pages without bytes")),
+        }
+    }
+
+    async fn give(&self, run: PageRun) -> Result<(), Status> {
+        self.tell(Arrival::Pages(run)).await
+    }
+
+    /// Waits while the engine has enough to take.
+    async fn tell(&self, arrival: Arrival) -> Result<(), Status> {
+        self.arrivals.send(arrival).await.map_err(|_| Status::unavailable("the worker is ending"))?;
+        self.bell.ring();
+        Ok(())
+    }
+
+    async fn hand_over(
+        &self,
+        key: GraphKey,
+        hand_over: pb::HandOver,
+    ) -> Result<Response<pb::TransferReceipt>, Status> {
+        let (Some(first), &[pages]) = (&hand_over.first, &hand_over.counts[..]) else {
+            return Err(Status::invalid_argument("a hand-over without a token, or not of one plane"));
+        };
+        let (answer, mut answered) = oneshot::channel();
+        let (reservations, taken) = (Arc::clone(&self.reservations), hand_over.clone());
+        self.tell(Arrival::HandOver {
+            key,
+            first: OutputToken { token: first.token_id, index: first.index },
+            computed: hand_over.computed_tokens as usize,
+            pages: pages as usize,
+            answer: Box::new(move |outcome| {
+                // Before the engine goes on, so that it is remembered however soon the request ends.
+                if outcome.is_ok() {
+                    reservations.take(key, taken);
+                }
+                // A sender that has gone comes again.
+                let _ = answer.send(outcome);
+            }),
+        })
+        .await?;
+        let Some((_, lease)) = self.reservations.lease_until(key) else {
+            return self.answer(key, hand_over, answered.await.ok());
+        };
+        // What the engine takes for it is not the sender's silence.
+        let mut pace = interval(lease / 3);
+        loop {
+            tokio::select! {
+                outcome = &mut answered => return self.answer(key, hand_over, outcome.ok()),
+                _ = pace.tick() => self.reservations.renew(key),
+            };
+        }
+    }
+
+    fn answer(
+        &self,
+        key: GraphKey,
+        hand_over: pb::HandOver,
+        outcome: Option<Result<(), tutti_runtime::Error>>,
+    ) -> Result<Response<pb::TransferReceipt>, Status> {
+        match outcome {
+            Some(Ok(())) => Ok(receipt(key, &hand_over)),
+            Some(Err(error)) if error.kind() == ErrorKind::InvalidArgument => {
+                Err(Status::failed_precondition(error.message()))
+            }
+            Some(Err(error)) => Err(Status::not_found(error.message())),
+            None => Err(Status::unavailable("the worker is ending")),
+        }
+    }
+}
+
+/// A sender comes again for a request that goes on here: nothing changes, and it is told so if it says the same.
+async fn again(
+    key: GraphKey,
+    taken: &pb::HandOver,
+    pieces: &mut Streaming<pb::PlanePiece>,
+) -> Result<Response<pb::TransferReceipt>, Status> {
+    while let Some(piece) = next(pieces).await? {
+        match piece {
+            Piece::HandOver(hand_over) if hand_over == *taken => return Ok(receipt(key, taken)),
+            Piece::HandOver(_) => {
+                return Err(Status::failed_precondition(format!("{key} goes on by another hand-over")));
+            }
+            Piece::Data(_) | Piece::Renewal(_) | Piece::Manifest(_) => {}
+        }
+    }
+    Err(Status::cancelled("the stream has ended before the hand-over"))
+}
+
+fn receipt(key: GraphKey, hand_over: &pb::HandOver) -> Response<pb::TransferReceipt> {
+    let pb::HandOver { computed_tokens, counts, .. } = hand_over;
+    let (key, computed_tokens, counts) = (Some(key.into()), *computed_tokens, counts.clone());
+    Response::new(pb::TransferReceipt { key, computed_tokens, counts })
+}
+
+async fn next(pieces: &mut Streaming<pb::PlanePiece>) -> Result<Option<Piece>, Status> {
+    match pieces.message().await? {
+        None => Ok(None),
+        Some(pb::PlanePiece { piece: Some(piece) }) => Ok(Some(piece)),
+        Some(_) => Err(Status::invalid_argument("a message of no kind known here")),
+    }
+}

@@ -1,0 +1,306 @@
+//! The sending side: one task for each request that is prefilled here, from its launch to the receiver's answer.
+
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
+use tutti_engine::{HandedOver, PageRun, TransferError};
+use tutti_proto::cluster::v1::{
+    self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
+};
+
+use super::{
+    FRAME_BYTES, WINDOW_BYTES,
+    segment::Segment,
+    staging::{Parcel, Queue},
+    tally::{Tally, Transport},
+};
+
+/// Messages between the task and the stream.
+const IN_FLIGHT: usize = 2;
+/// How often a hand-over is told again whose answer was lost.
+const RETRIES: usize = 3;
+/// Receivers whose connections are kept.
+const KEPT: usize = 64;
+
+/// Connections to receivers, made when they are needed, and again when they broke.
+#[derive(Default)]
+pub(super) struct Connections {
+    open: Mutex<HashMap<String, Connection>>,
+}
+
+struct Connection {
+    channel: Channel,
+    /// The transport that was told in the log last.
+    told: Option<Transport>,
+}
+
+impl Connections {
+    fn to(&self, address: &str) -> Result<Channel, TransferError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = open.get(address) {
+            return Ok(connection.channel.clone());
+        }
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|e| TransferError::Refused(format!("{address:?} is no address: {e}")))?
+            .initial_stream_window_size(WINDOW_BYTES)
+            .tcp_nodelay(true);
+        let channel = endpoint.connect_lazy();
+        if open.len() == KEPT {
+            open.clear();
+        }
+        open.insert(address.to_owned(), Connection { channel: channel.clone(), told: None });
+        Ok(channel)
+    }
+
+    /// Tells in the log how pages travel to a receiver, whenever that changes.
+    fn tell(&self, address: &str, transport: Transport) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(connection) = open.get_mut(address) else { return };
+        if connection.told.replace(transport) != Some(transport) {
+            tracing::info!(receiver = address, transport = transport.name(), "planes are handed over");
+        }
+    }
+}
+
+/// What one task needs.
+pub(super) struct Push {
+    pub destination: pb::PlaneDestination,
+    /// Of the whole prefill.
+    pub pages: usize,
+    pub page_bytes: usize,
+    pub queue: Arc<Queue>,
+    pub connections: Arc<Connections>,
+    pub tally: Arc<Tally>,
+}
+
+/// How far it came.
+#[derive(Default)]
+struct Progress {
+    /// When the first page was there to be sent.
+    began: Option<Instant>,
+    /// Once all pages are sent.
+    handed: Option<HandedOver>,
+}
+
+impl Push {
+    /// Runs until the receiver goes on, or cannot; none if the request has ended here before.
+    pub async fn run(self) -> Option<Result<(), TransferError>> {
+        let mut progress = Progress::default();
+        let mut outcome = self.attempt(&mut progress).await;
+        for _ in 0..RETRIES {
+            let (Err(TransferError::Lost(why)), Some(handed)) = (&outcome, progress.handed) else { break };
+            tracing::debug!(why, "a hand-over is told again: its answer was lost");
+            outcome = self.tell_again(handed).await.map(Some);
+        }
+        match outcome {
+            Ok(None) => return None,
+            Ok(Some(())) => {
+                if let Some(handed) = progress.handed {
+                    let exposed = handed.since.elapsed();
+                    // Of a short prompt, all pages come once the prefill has ended.
+                    let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
+                    self.tally.handed_over(pushing, exposed);
+                }
+            }
+            Err(_) => self.tally.failed(),
+        }
+        Some(outcome.map(|_| ()))
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_millis(self.destination.lease_ms.into())
+    }
+
+    fn client(&self) -> Result<PlaneTransferClient<Channel>, TransferError> {
+        let channel = self.connections.to(&self.destination.address)?;
+        Ok(PlaneTransferClient::new(channel).max_encoding_message_size(super::message_bytes(self.page_bytes)))
+    }
+
+    /// None if the request has ended here.
+    async fn attempt(&self, progress: &mut Progress) -> Result<Option<()>, TransferError> {
+        let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
+        let mut client = self.client()?;
+        let mut call = pin!(client.push(ReceiverStream::new(outbound)));
+        let sent = tokio::select! {
+            answered = &mut call => {
+                return Err(answered.map_or_else(of_status, |_| {
+                    TransferError::Refused("the receiver has answered before the hand-over".to_owned())
+                }));
+            }
+            sent = self.send_all(pieces, progress) => sent?,
+        };
+        let Some(handed) = sent else { return Ok(None) };
+        self.answer(call, &handed).await.map(Some)
+    }
+
+    /// The hand-over alone, to a receiver that may have taken it already.
+    async fn tell_again(&self, handed: HandedOver) -> Result<(), TransferError> {
+        let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
+        let mut client = self.client()?;
+        for piece in [self.manifest(), hand_over(&handed)] {
+            // There is room for two.
+            let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
+        }
+        drop(pieces);
+        let answer = self.answer(pin!(client.push(ReceiverStream::new(outbound))), &handed).await;
+        answer.map_err(|error| match error {
+            TransferError::Refused(why) => TransferError::Lost(format!("pages were lost on the way: {why}")),
+            lost => lost,
+        })
+    }
+
+    async fn answer(
+        &self,
+        call: impl Future<Output = Result<tonic::Response<pb::TransferReceipt>, Status>>,
+        handed: &HandedOver,
+    ) -> Result<(), TransferError> {
+        let late = || TransferError::Lost(format!("the receiver has not answered within {:?}", self.lease()));
+        let receipt = timeout(self.lease(), call).await.map_err(|_| late())?.map_err(of_status)?.into_inner();
+        let same = receipt.computed_tokens as usize == handed.computed
+            && receipt.counts == [handed.pages as u32]
+            && receipt.key == self.destination.key;
+        if same { Ok(()) } else { Err(TransferError::Refused(format!("another receipt: {receipt:?}"))) }
+    }
+
+    /// All pages as they come, then the hand-over. None if the request has ended here.
+    async fn send_all(
+        &self,
+        pieces: mpsc::Sender<pb::PlanePiece>,
+        progress: &mut Progress,
+    ) -> Result<Option<HandedOver>, TransferError> {
+        let outlet = Outlet { pieces, lease: self.lease() };
+        outlet.send(self.manifest()).await?;
+        let segment = self.open_segment().await;
+        let transport = if segment.is_some() { Transport::SharedMemory } else { Transport::Tcp };
+        self.connections.tell(&self.destination.address, transport);
+        loop {
+            let parcel = match timeout(self.lease() / 3, self.queue.next()).await {
+                Err(_) => {
+                    outlet.send(Piece::Renewal(pb::LeaseRenewal {})).await?;
+                    continue;
+                }
+                Ok(None) => return Ok(None),
+                Ok(Some(parcel)) => parcel,
+            };
+            match parcel {
+                Parcel::Pages(staged) => {
+                    progress.began.get_or_insert_with(Instant::now);
+                    self.tally.sent(transport, staged.run.data.len());
+                    match &segment {
+                        Some(segment) => self.send_shared(&outlet, segment, staged).await?,
+                        None => self.send_inline(&outlet, &staged.run).await?,
+                    }
+                }
+                Parcel::HandOver(handed) => {
+                    outlet.send(hand_over(&handed)).await?;
+                    progress.handed = Some(handed);
+                    return Ok(Some(handed));
+                }
+            }
+        }
+    }
+
+    fn manifest(&self) -> Piece {
+        let pb::PlaneDestination { key, secret, layout_hash, .. } = self.destination.clone();
+        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts: vec![self.pages as u32] })
+    }
+
+    /// The receiver's segment, if this is its host.
+    async fn open_segment(&self) -> Option<Arc<Segment>> {
+        let pb::PlaneDestination { shared_memory, secret, .. } = self.destination.clone();
+        if shared_memory.is_empty() {
+            return None;
+        }
+        let opened =
+            tokio::task::spawn_blocking(move || Segment::open(&shared_memory, &secret)).await.ok()?;
+        match opened {
+            Ok(segment) => Some(Arc::new(segment)),
+            Err(error) => {
+                tracing::debug!(%error, "the receiver's segment is not on this host: bytes are sent");
+                None
+            }
+        }
+    }
+
+    async fn send_shared(
+        &self,
+        outlet: &Outlet,
+        segment: &Arc<Segment>,
+        staged: super::staging::Staged,
+    ) -> Result<(), TransferError> {
+        let (first, length) = (staged.run.first, staged.run.data.len());
+        let offset = (first * self.page_bytes) as u64;
+        let segment = Arc::clone(segment);
+        let written = tokio::task::spawn_blocking(move || segment.write(offset, &staged.run.data)).await;
+        let lost =
+            |why: String| TransferError::Lost(format!("cannot write to the receiver's segment: {why}"));
+        written.map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))?;
+        let place = Some(Place::Shared(pb::SharedRange { offset, length: length as u64 }));
+        let count = (length / self.page_bytes) as u32;
+        outlet.send(Piece::Data(pb::PlaneData { plane: 0, first: first as u32, count, place })).await
+    }
+
+    async fn send_inline(&self, outlet: &Outlet, run: &PageRun) -> Result<(), TransferError> {
+        let at_once = (FRAME_BYTES / self.page_bytes).max(1);
+        for (place, data) in run.data.chunks(at_once * self.page_bytes).enumerate() {
+            let first = (run.first + place * at_once) as u32;
+            let count = (data.len() / self.page_bytes) as u32;
+            let place = Some(Place::Inline(data.to_vec()));
+            outlet.send(Piece::Data(pb::PlaneData { plane: 0, first, count, place })).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The stream, as long as the receiver takes what is sent.
+struct Outlet {
+    pieces: mpsc::Sender<pb::PlanePiece>,
+    lease: Duration,
+}
+
+impl Outlet {
+    async fn send(&self, piece: Piece) -> Result<(), TransferError> {
+        match timeout(self.lease, self.pieces.send(pb::PlanePiece { piece: Some(piece) })).await {
+            Ok(Ok(())) => Ok(()),
+            // Why is told by the call's own end, which comes with this.
+            Ok(Err(_)) => std::future::pending().await,
+            Err(_) => {
+                Err(TransferError::Lost(format!("the receiver has taken nothing for {:?}", self.lease)))
+            }
+        }
+    }
+}
+
+fn hand_over(handed: &HandedOver) -> Piece {
+    let HandedOver { first, computed, pages, .. } = *handed;
+    let first = pb::SampledToken { token_id: first.token, index: first.index, logprob: None };
+    Piece::HandOver(pb::HandOver {
+        first: Some(first),
+        computed_tokens: computed as u32,
+        counts: vec![pages as u32],
+    })
+}
+
+/// A receiver that says no, or one that is not there.
+fn of_status(status: Status) -> TransferError {
+    let message = format!("the receiver says: {}", status.message());
+    match status.code() {
+        Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => {
+            TransferError::Refused(message)
+        }
+        _ => TransferError::Lost(message),
+    }
+}

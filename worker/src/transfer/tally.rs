@@ -1,0 +1,70 @@
+//! What has been transferred since the process began.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tutti_proto::cluster::v1 as pb;
+
+/// How planes travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    /// The receiver's segment on this host.
+    SharedMemory,
+    /// Bytes in the stream.
+    Tcp,
+}
+
+impl Transport {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SharedMemory => "shared memory",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// Counts of the sending side.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    shared_memory_bytes: AtomicU64,
+    tcp_bytes: AtomicU64,
+    handed_over: AtomicU64,
+    failed: AtomicU64,
+    pushing_us: AtomicU64,
+    exposed_us: AtomicU64,
+}
+
+impl Tally {
+    pub fn sent(&self, transport: Transport, bytes: usize) {
+        let count = match transport {
+            Transport::SharedMemory => &self.shared_memory_bytes,
+            Transport::Tcp => &self.tcp_bytes,
+        };
+        count.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// A request was handed over: `pushing` after its first page could be sent, `exposed` after its prefill's end.
+    pub fn handed_over(&self, pushing: Duration, exposed: Duration) {
+        self.handed_over.fetch_add(1, Ordering::Relaxed);
+        self.pushing_us.fetch_add(pushing.as_micros() as u64, Ordering::Relaxed);
+        self.exposed_us.fetch_add(exposed.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    pub fn failed(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn message(&self) -> pb::TransferTally {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        pb::TransferTally {
+            shared_memory_bytes: count(&self.shared_memory_bytes),
+            tcp_bytes: count(&self.tcp_bytes),
+            handed_over: count(&self.handed_over),
+            failed: count(&self.failed),
+            pushing_us: count(&self.pushing_us),
+            exposed_us: count(&self.exposed_us),
+        }
+    }
+}
