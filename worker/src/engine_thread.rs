@@ -128,7 +128,12 @@ fn follow(member: Member, wires: &Wires) -> Result<(), Error> {
 }
 
 /// Runs the engine until it has drained or `commands` ends. By then all that was told is in the outbox.
-fn work(mut stepper: Stepper, desk: FrontDesk, wires: Wires, runtime: &Handle) -> Result<(), Error> {
+pub(crate) fn work(
+    mut stepper: Stepper,
+    desk: FrontDesk,
+    wires: Wires,
+    runtime: &Handle,
+) -> Result<(), Error> {
     let (told, news) = mpsc::channel(NEWS);
     let desk = runtime.spawn(keep_desk(desk, wires, news));
     let ended = step_until_done(&mut stepper, &told);

@@ -18,6 +18,8 @@ mod segment;
 mod sender;
 mod staging;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,

@@ -109,8 +109,10 @@ impl Push {
             Ok(None) => return None,
             Ok(Some(())) => {
                 if let Some(handed) = progress.handed {
-                    let pushing = progress.began.map_or(Duration::ZERO, |began| began.elapsed());
-                    self.tally.handed_over(pushing, handed.since.elapsed());
+                    let exposed = handed.since.elapsed();
+                    // Of a short prompt, all pages come once the prefill has ended.
+                    let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
+                    self.tally.handed_over(pushing, exposed);
                 }
             }
             Err(_) => self.tally.failed(),

@@ -45,7 +45,7 @@ impl Tally {
         count.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A request was handed over: `pushing` after its first page was there to be sent, `exposed` after its prefill's end.
+    /// A request was handed over: `pushing` after its first page could be sent, `exposed` after its prefill's end.
     pub fn handed_over(&self, pushing: Duration, exposed: Duration) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
         self.pushing_us.fetch_add(pushing.as_micros() as u64, Ordering::Relaxed);

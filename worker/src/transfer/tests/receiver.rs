@@ -1,0 +1,204 @@
+//! The receiving side against senders that are wrong, broken, late or there twice.
+
+use tokio_stream::iter;
+use tonic::{Code, Status, transport::Channel};
+use tutti_proto::cluster::v1::{
+    plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
+};
+
+use super::*;
+
+const PAGE_BYTES: usize = 16 * 8;
+
+/// A sender that says what the test wants.
+struct Sender {
+    client: PlaneTransferClient<Channel>,
+    manifest: pb::TransferManifest,
+}
+
+impl Sender {
+    async fn of(reserved: &pb::Reserved) -> Self {
+        let address = format!("http://127.0.0.1:{}", reserved.port);
+        Self {
+            client: PlaneTransferClient::connect(address).await.unwrap(),
+            manifest: pb::TransferManifest {
+                key: reserved.key,
+                secret: SECRET.into(),
+                layout_hash: reserved.layout_hash,
+                counts: vec![PAGES as u32],
+            },
+        }
+    }
+
+    async fn push(&mut self, pieces: Vec<Piece>) -> Result<pb::TransferReceipt, Status> {
+        let manifest = Piece::Manifest(self.manifest.clone());
+        self.send([vec![manifest], pieces].concat()).await
+    }
+
+    async fn send(&mut self, pieces: Vec<Piece>) -> Result<pb::TransferReceipt, Status> {
+        let pieces = pieces.into_iter().map(|piece| pb::PlanePiece { piece: Some(piece) });
+        let call = self.client.push(iter(pieces.collect::<Vec<_>>()));
+        timeout(WAIT, call).await.expect("no answer").map(tonic::Response::into_inner)
+    }
+
+    /// What it is answered to a manifest that was changed.
+    async fn announce(&mut self, change: impl FnOnce(&mut pb::TransferManifest)) -> Code {
+        let right = self.manifest.clone();
+        change(&mut self.manifest);
+        let answer = self.push([vec![pages(0, PAGES)], vec![hand_over()]].concat()).await;
+        self.manifest = right;
+        answer.unwrap_err().code()
+    }
+}
+
+fn pages(first: usize, count: usize) -> Piece {
+    run(first, count, Place::Inline(vec![1; count * PAGE_BYTES]))
+}
+
+fn run(first: usize, count: usize, place: Place) -> Piece {
+    Piece::Data(pb::PlaneData { plane: 0, first: first as u32, count: count as u32, place: Some(place) })
+}
+
+fn handed(first: u32) -> pb::HandOver {
+    pb::HandOver {
+        first: Some(pb::SampledToken { token_id: first, index: 0, logprob: None }),
+        computed_tokens: PROMPT as u32,
+        counts: vec![PAGES as u32],
+    }
+}
+
+fn hand_over() -> Piece {
+    Piece::HandOver(handed(5))
+}
+
+fn code(answer: Result<pb::TransferReceipt, Status>) -> Code {
+    answer.unwrap_err().code()
+}
+
+#[tokio::test]
+async fn nobody_else_and_nothing_else_is_let_in() {
+    let mut to = Worker::start();
+    let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
+    assert_eq!(sender.announce(|manifest| manifest.secret[3] ^= 1).await, Code::Unauthenticated);
+    assert_eq!(sender.announce(|manifest| manifest.secret.clear()).await, Code::Unauthenticated);
+    assert_eq!(sender.announce(|manifest| manifest.layout_hash ^= 1).await, Code::FailedPrecondition);
+    assert_eq!(sender.announce(|manifest| manifest.counts = vec![4]).await, Code::FailedPrecondition);
+    assert_eq!(sender.announce(|manifest| manifest.counts.push(5)).await, Code::FailedPrecondition);
+    let other = pb::GraphKey { request: 1, incarnation: 1, graph: 1 };
+    assert_eq!(sender.announce(|manifest| manifest.key = Some(other)).await, Code::NotFound);
+    assert_eq!(sender.announce(|manifest| manifest.key = None).await, Code::InvalidArgument);
+    assert_eq!(code(sender.send(vec![pages(0, PAGES), hand_over()]).await), Code::InvalidArgument);
+    // It still waits, for whoever is right.
+    sender.push(vec![pages(0, PAGES), hand_over()]).await.unwrap();
+    assert_eq!(to.ends().await.0.len(), 11);
+}
+
+#[tokio::test]
+async fn pages_that_are_missing_misplaced_or_of_another_length_are_an_error() {
+    let mut to = Worker::start();
+    let reserved = to.reserve(1, 60_000).await;
+    let mut sender = Sender::of(&reserved).await;
+    let shared = |offset: u64, length: u64| Place::Shared(pb::SharedRange { offset, length });
+    for wrong in [
+        run(0, 1, Place::Inline(vec![1; PAGE_BYTES - 1])),
+        run(0, 2, Place::Inline(vec![1; PAGE_BYTES])),
+        pages(4, 2),
+        pages(u32::MAX as usize, 1),
+        run(0, 0, Place::Inline(vec![])),
+        run(0, PAGES, shared(PAGE_BYTES as u64, (PAGES * PAGE_BYTES) as u64)),
+        run(0, 1, shared(u64::MAX, PAGE_BYTES as u64)),
+        run(0, 1, shared(0, 7)),
+        Piece::Data(pb::PlaneData { plane: 1, first: 0, count: 1, place: None }),
+        Piece::HandOver(pb::HandOver { computed_tokens: 69, ..handed(5) }),
+        Piece::HandOver(pb::HandOver { counts: vec![4], ..handed(5) }),
+        hand_over(),
+    ] {
+        // Of which page 3 is missing.
+        let pieces = vec![pages(0, 3), pages(4, 1), wrong.clone()];
+        assert_eq!(code(sender.push(pieces).await), Code::FailedPrecondition, "{wrong:?}");
+    }
+    let too_long = run(0, 1, Place::Inline(vec![1; 2 << 20]));
+    assert_eq!(code(sender.push(vec![too_long]).await), Code::OutOfRange);
+    let broken = vec![Piece::Data(pb::PlaneData { count: 1, ..Default::default() })];
+    assert_eq!(code(sender.push(broken).await), Code::InvalidArgument);
+    let empty = vec![Piece::HandOver(pb::HandOver { first: None, ..handed(5) })];
+    assert_eq!(code(sender.push(empty).await), Code::InvalidArgument);
+    // What was right of all that is still there.
+    sender.push(vec![pages(3, 1), hand_over()]).await.unwrap();
+    assert_eq!(to.ends().await.0.len(), 11);
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_is_gone_on_with_by_another_one() {
+    let mut to = Worker::start();
+    let reserved = to.reserve(1, 60_000).await;
+    let mut sender = Sender::of(&reserved).await;
+    assert_eq!(code(sender.push(vec![pages(0, 2)]).await), Code::Cancelled);
+    let (pieces, outbound) = mpsc::channel(4);
+    let mut other = Sender::of(&reserved).await;
+    let manifest = Piece::Manifest(other.manifest.clone());
+    for piece in [manifest, pages(2, 1)] {
+        pieces.send(pb::PlanePiece { piece: Some(piece) }).await.unwrap();
+    }
+    let stream = tokio_stream::wrappers::ReceiverStream::new(outbound);
+    let call = tokio::spawn(async move { other.client.push(stream).await });
+    // Taken from the stream, or about to be; then its socket is closed.
+    let _ = timeout(WAIT, pieces.reserve_many(4)).await.unwrap();
+    call.abort();
+    sender.push(vec![pages(2, 3), Piece::Renewal(pb::LeaseRenewal {}), hand_over()]).await.unwrap();
+    assert_eq!(to.ends().await.0.len(), 11);
+}
+
+#[tokio::test]
+async fn the_same_hand_over_is_acknowledged_again_and_another_one_is_not() {
+    let mut to = Worker::start();
+    let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
+    let receipt = sender.push(vec![pages(0, PAGES), hand_over()]).await.unwrap();
+    assert_eq!((receipt.computed_tokens, receipt.counts.clone()), (PROMPT as u32, vec![PAGES as u32]));
+    let other = || Piece::HandOver(handed(6));
+    assert_eq!(sender.push(vec![hand_over()]).await.unwrap(), receipt);
+    assert_eq!(code(sender.push(vec![other()]).await), Code::FailedPrecondition);
+    assert_eq!(to.ends().await.0.len(), 11);
+    // And after its end, with pages that nobody takes any more.
+    assert_eq!(sender.push(vec![pages(0, PAGES), hand_over()]).await.unwrap(), receipt);
+    assert_eq!(code(sender.push(vec![other()]).await), Code::FailedPrecondition);
+    assert_eq!(sender.announce(|manifest| manifest.secret[0] ^= 1).await, Code::Unauthenticated);
+    to.load(|load| load.kv_pages_used == 0).await;
+}
+
+#[tokio::test]
+async fn room_whose_sender_is_silent_is_given_back() {
+    let mut to = Worker::start();
+    let reserved = to.reserve(1, 100).await;
+    let mut sender = Sender::of(&reserved).await;
+    let (tokens, outcome) = to.ends().await;
+    assert!(tokens.is_empty() && matches!(outcome, Outcome::HandoverFailed(_)), "{outcome:?}");
+    to.load(|load| load.kv_pages_used == 0).await;
+    assert_eq!(code(sender.push(vec![pages(0, PAGES), hand_over()]).await), Code::NotFound);
+    assert!(Segment::open(&reserved.shared_memory, &SECRET).is_err(), "its shared memory is gone");
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_pages_wait_for_their_offer() {
+    let mut to = Worker::start();
+    for request in 0..4 {
+        to.reserve(request, 60_000).await;
+    }
+    let receive = pb::PlaneReservation { secret: SECRET.into(), lease_ms: 60_000 };
+    let fifth =
+        pb::LaunchGraph { key: Some(key(4, 1).into()), walks: vec![1], receive: Some(receive), ..whole(4) };
+    to.launch(fifth).await;
+    to.commands.send(Command::Cancel(key(2, 1))).await.unwrap();
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
+        match to.message().await {
+            ToConductor::Reserved(reserved) => seen.push(reserved.key.unwrap().request),
+            ToConductor::StepReport(report) => {
+                seen.extend(report.completions.iter().map(|completion| completion.key.unwrap().request));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [2, 4]);
+}

@@ -1,0 +1,244 @@
+//! The sending side against receivers that are slow, gone, or say no.
+
+use std::sync::Mutex;
+
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+use tutti_engine::OutputToken;
+use tutti_proto::cluster::v1::{
+    plane_piece::Piece,
+    plane_transfer_server::{PlaneTransfer, PlaneTransferServer},
+};
+
+use super::*;
+
+const PAGE_BYTES: usize = 1 << 20;
+
+/// What a receiver does with its calls, in turn; the last one again and again.
+#[derive(Clone, Copy)]
+enum Act {
+    /// Takes nothing.
+    Sleeps,
+    /// Takes all and says this.
+    Says(tonic::Code),
+    /// Takes all and acknowledges, so many tokens.
+    Acknowledges(u32),
+}
+
+/// What it was sent, call by call.
+type Heard = Arc<Mutex<Vec<Vec<Piece>>>>;
+
+struct Fake {
+    acts: Vec<Act>,
+    heard: Heard,
+}
+
+#[tonic::async_trait]
+impl PlaneTransfer for Fake {
+    async fn push(
+        &self,
+        request: Request<Streaming<pb::PlanePiece>>,
+    ) -> Result<Response<pb::TransferReceipt>, Status> {
+        let call = {
+            let mut heard = self.heard.lock().unwrap();
+            heard.push(vec![]);
+            heard.len() - 1
+        };
+        let act = self.acts[call.min(self.acts.len() - 1)];
+        let mut pieces = request.into_inner();
+        if let Act::Sleeps = act {
+            std::future::pending::<()>().await;
+        }
+        while let Some(piece) = pieces.message().await? {
+            self.heard.lock().unwrap()[call].push(piece.piece.unwrap());
+        }
+        match act {
+            Act::Acknowledges(computed_tokens) => {
+                let key = Some(key(1, 1).into());
+                Ok(Response::new(pb::TransferReceipt { key, computed_tokens, counts: vec![PAGES as u32] }))
+            }
+            Act::Says(code) => Err(Status::new(code, "as it was told")),
+            Act::Sleeps => unreachable!("it sleeps for ever"),
+        }
+    }
+}
+
+struct Bench {
+    heard: Heard,
+    queue: Arc<Queue>,
+    tally: Arc<Tally>,
+    push: Push,
+}
+
+/// A push to a receiver that acts so; to a port that nobody listens at, where it does not act at all.
+async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let heard = Heard::default();
+    if !acts.is_empty() {
+        let fake = Fake { acts: acts.to_vec(), heard: Arc::clone(&heard) };
+        let service = PlaneTransferServer::new(fake).max_decoding_message_size(message_bytes(PAGE_BYTES));
+        let server = Server::builder().add_service(service);
+        tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    }
+    let queue = Arc::new(Queue::new(Arc::new(Room::new(PAGE_BYTES))));
+    let tally = Arc::<Tally>::default();
+    let push = Push {
+        destination: pb::PlaneDestination {
+            key: Some(key(1, 1).into()),
+            address,
+            secret: SECRET.into(),
+            lease_ms,
+            layout_hash: 7,
+            shared_memory: String::new(),
+        },
+        pages: PAGES,
+        page_bytes: PAGE_BYTES,
+        queue: Arc::clone(&queue),
+        connections: Arc::default(),
+        tally: Arc::clone(&tally),
+    };
+    Bench { heard, queue, tally, push }
+}
+
+impl Bench {
+    fn stage(&self) {
+        for first in 0..PAGES {
+            let data = vec![first as u8; PAGE_BYTES];
+            self.queue.put_pages(PageRun { key: key(1, 0), first, data });
+        }
+    }
+
+    fn hand_over(&self) {
+        self.queue.put_hand_over(HandedOver {
+            first: OutputToken { token: 9, index: 0 },
+            computed: PROMPT,
+            pages: PAGES,
+            since: std::time::Instant::now(),
+        });
+    }
+
+    async fn run(self) -> Option<Result<(), TransferError>> {
+        timeout(WAIT, self.push.run()).await.expect("it does not end")
+    }
+}
+
+fn is_lost(outcome: Option<Result<(), TransferError>>, why: &str) {
+    match outcome {
+        Some(Err(TransferError::Lost(message))) => assert!(message.contains(why), "{message}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn all_pages_come_in_order_between_manifest_and_hand_over() {
+    let bench = bench(&[Act::Acknowledges(PROMPT as u32)], 60_000).await;
+    bench.stage();
+    bench.hand_over();
+    let (heard, tally) = (Arc::clone(&bench.heard), Arc::clone(&bench.tally));
+    assert_eq!(bench.run().await, Some(Ok(())));
+    let heard = heard.lock().unwrap();
+    let [Piece::Manifest(manifest), pages @ .., Piece::HandOver(hand_over)] = &heard[0][..] else {
+        panic!("{} pieces", heard[0].len())
+    };
+    assert_eq!((manifest.layout_hash, &manifest.counts), (7, &vec![PAGES as u32]));
+    assert_eq!(hand_over.computed_tokens, PROMPT as u32);
+    let firsts = pages.iter().map(|piece| match piece {
+        Piece::Data(data) => (data.first, data.count),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(firsts.collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)]);
+    let tally = tally.message();
+    assert_eq!((tally.tcp_bytes, tally.handed_over), ((PAGES * PAGE_BYTES) as u64, 1));
+}
+
+#[tokio::test]
+async fn a_receiver_that_takes_nothing_is_given_up() {
+    let bench = bench(&[Act::Sleeps], 200).await;
+    // More than the stream's window.
+    (0..8).for_each(|_| bench.stage());
+    let (tally, queue) = (Arc::clone(&bench.tally), Arc::clone(&bench.queue));
+    is_lost(bench.run().await, "has taken nothing for 200ms");
+    assert_eq!(tally.message().failed, 1);
+    queue.close();
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_answer_is_given_up() {
+    let bench = bench(&[Act::Sleeps], 100).await;
+    bench.hand_over();
+    is_lost(bench.run().await, "has not answered within 100ms");
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_gone_is_lost() {
+    let bench = bench(&[], 60_000).await;
+    bench.stage();
+    bench.hand_over();
+    is_lost(bench.run().await, "");
+}
+
+#[tokio::test]
+async fn a_receiver_that_says_no_is_believed() {
+    let bench = bench(&[Act::Says(tonic::Code::FailedPrecondition)], 60_000).await;
+    bench.hand_over();
+    let heard = Arc::clone(&bench.heard);
+    let outcome = bench.run().await;
+    assert!(matches!(&outcome, Some(Err(TransferError::Refused(why))) if why.contains("as it was told")));
+    assert_eq!(heard.lock().unwrap().len(), 1, "and not asked again");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_is_asked_for_again() {
+    let bench = bench(&[Act::Says(tonic::Code::Unavailable), Act::Acknowledges(PROMPT as u32)], 60_000).await;
+    bench.stage();
+    bench.hand_over();
+    let heard = Arc::clone(&bench.heard);
+    assert_eq!(bench.run().await, Some(Ok(())));
+    assert!(matches!(&heard.lock().unwrap()[1][..], [Piece::Manifest(_), Piece::HandOver(_)]));
+}
+
+#[tokio::test]
+async fn pages_that_were_lost_with_the_answer_are_no_fault_of_the_request() {
+    let acts = [Act::Says(tonic::Code::Unavailable), Act::Says(tonic::Code::FailedPrecondition)];
+    let bench = bench(&acts, 60_000).await;
+    bench.hand_over();
+    is_lost(bench.run().await, "pages were lost on the way");
+}
+
+#[tokio::test]
+async fn a_receipt_for_something_else_is_refused() {
+    let bench = bench(&[Act::Acknowledges(3)], 60_000).await;
+    bench.hand_over();
+    assert!(matches!(bench.run().await, Some(Err(TransferError::Refused(_)))));
+}
+
+#[tokio::test]
+async fn a_request_that_has_ended_here_is_pushed_no_further() {
+    let bench = bench(&[Act::Acknowledges(3)], 60_000).await;
+    bench.stage();
+    bench.queue.close();
+    let tally = Arc::clone(&bench.tally);
+    assert_eq!(bench.run().await, None);
+    assert_eq!(tally.message().failed, 0);
+}
+
+#[tokio::test]
+async fn a_sender_that_has_nothing_to_send_is_heard_of() {
+    let bench = bench(&[Act::Acknowledges(PROMPT as u32)], 300).await;
+    let (heard, queue) = (Arc::clone(&bench.heard), Arc::clone(&bench.queue));
+    let run = tokio::spawn(bench.run());
+    let renewals = || {
+        let heard = heard.lock().unwrap();
+        heard.iter().flatten().filter(|piece| matches!(piece, Piece::Renewal(_))).count()
+    };
+    timeout(WAIT, async {
+        while renewals() < 4 {
+            tokio::task::yield_now().await
+        }
+    })
+    .await
+    .unwrap();
+    queue.close();
+    assert_eq!(run.await.unwrap(), None);
+}
