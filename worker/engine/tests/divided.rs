@@ -89,7 +89,8 @@ impl Side {
                 self.tokens.entry(row.key.unwrap().request).or_default().extend(row.tokens);
             }
             for completion in report.completions {
-                let ended = self.outcomes.insert(completion.key.unwrap().request, completion.outcome.unwrap());
+                let ended =
+                    self.outcomes.insert(completion.key.unwrap().request, completion.outcome.unwrap());
                 assert!(ended.is_none(), "two endings");
             }
         }
