@@ -220,8 +220,13 @@ def test_a_preempted_request_gives_what_it_gives_undisturbed(references, tmp_pat
     try:
         for request, expected in zip(outgrowing(prompts), grown):
             before = cluster.server.metrics()["tutti_worker_preemptions"]
-            assert cluster.ask(request)[0] == expected
-            assert cluster.server.metrics()["tutti_worker_preemptions"] > before
+            # On a busy machine the first choices may have ended before the last one comes, so that all fit after all.
+            for _ in range(20):
+                assert cluster.ask(request)[0] == expected
+                if cluster.server.metrics()["tutti_worker_preemptions"] > before:
+                    break
+            else:
+                pytest.fail("the choices never outgrew the pool together")
         answers, streams = cluster.beside_decoders(prompts, SHORT)
         cluster.server.wait_until_idle()
     finally:
