@@ -1,5 +1,7 @@
 //! What the conductor counts. Names get the prefix `tutti_`; a worker's label is its rank, which outlives its process.
 
+mod transfers;
+
 use std::sync::atomic::AtomicU64;
 
 use tutti_proto::{Rank, cluster::v1 as pb};
@@ -17,6 +19,7 @@ use tutti_runtime::{
     },
 };
 
+use self::transfers::TransferMetrics;
 use crate::request::{Dropped, EndingKind};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -106,6 +109,7 @@ pub struct ConductorMetrics {
     budget_fill: Family<WorkerLabel, Histogram, Buckets>,
     rows: Family<RowLabel, Counter>,
     memory: Family<MemoryLabel, Gauge>,
+    transfers: TransferMetrics,
 }
 
 impl ConductorMetrics {
@@ -140,7 +144,9 @@ impl ConductorMetrics {
             budget_fill: Family::new_with_constructor(BUDGET_FILL),
             rows: Default::default(),
             memory: Default::default(),
+            transfers: Default::default(),
         };
+        new.transfers.register(metrics);
         metrics.register(|r| {
             r.register("requests", "Requests that have ended, by outcome", new.requests.clone());
             let help = "Requests accepted and not yet let go of by every worker";
@@ -273,6 +279,9 @@ impl ConductorMetrics {
         set(&self.preemptions, load.preemptions as i64);
         set(&self.prefill_tokens, load.prefill_tokens as i64);
         set(&self.cached_tokens, load.cached_tokens as i64);
+        if let Some(tally) = &load.transfers {
+            self.transfers.take(worker, tally);
+        }
         let oldest = f64::from(load.oldest_waiting_ms) / 1e3;
         self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);
     }
@@ -300,6 +309,7 @@ impl ConductorMetrics {
         ] {
             gauge.remove(&label);
         }
+        self.transfers.gone(worker);
         self.oldest_waiting.remove(&label);
         for kind in ["weights", "kv", "step"] {
             self.memory.remove(&MemoryLabel { worker: worker.0, kind });

@@ -61,8 +61,8 @@ def spawn(tmp_path):
     """Starts an executable that serves no address; it is killed at the end."""
     started = []
 
-    def spawn(name, *args, env=None):
-        started.append(Process(name, args, tmp_path, env))
+    def spawn(name, *args, env=None, under=()):
+        started.append(Process(name, args, tmp_path, env, under))
         return started[-1]
 
     yield spawn

@@ -62,14 +62,15 @@ def processes_marked(mark):
 class Process:
     """One of our executables, its log, and whatever it spawns."""
 
-    def __init__(self, name, args, log_dir, env=None):
+    def __init__(self, name, args, log_dir, env=None, under=()):
+        """`under` is a command that runs the executable in a place of its own."""
         self.name, self.args, self.mark = name, [str(a) for a in args], uuid.uuid4().hex
         self.log_path = pathlib.Path(log_dir) / f"{name}-{self.mark[:8]}.log"
         # No setting of the developer's own leaks in.
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TUTTI_", "HF_"))}
         self.log_file = self.log_path.open("wb")
         self.child = subprocess.Popen(
-            [str(BINARIES / name), *self.args],
+            [*under, str(BINARIES / name), *self.args],
             env=clean | {MARK: self.mark} | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=self.log_file,

@@ -4,10 +4,11 @@ import concurrent.futures
 import os
 import re
 import signal
+import subprocess
 
 import numpy as np
 import pytest
-from harness import GOLDENS, wait_for
+from harness import GOLDENS, free_port, wait_for
 from safetensors.numpy import load_file
 from streams import Streams
 from test_golden import BOUND, LENGTHS, MODELS, answers
@@ -117,9 +118,36 @@ def test_prefill_and_decode_do_what_they_are_for(start):
     bodies = [dict(prompt=[1] * 400, max_tokens=60, seed=seed, ignore_eos=True, return_token_ids=True) for seed in range(6)]
     Streams(cluster, "/v1/completions", bodies).results()
     text = cluster.client.get("/metrics").text
+    went = dict(re.findall(r'^tutti_worker_transfer_bytes\{worker="0",transport="(\w+)"\} (\d+)', text, re.M))
+    # A simulated token's state is 8 bytes.
+    assert went == {"shared_memory": str(6 * 400 * 8), "tcp": "0"}
+    assert 'tutti_worker_transfers{worker="0",outcome="handed_over"} 6' in text
     rows = {(int(rank), kind): int(n) for rank, kind, n in re.findall(r'^tutti_step_rows_total\{worker="(\d+)",kind="(\w+)"\} (\d+)', text, re.M)}
     assert rows.get((0, "decode"), 0) == 0 and rows[0, "last_prefill"] == 6
     assert rows[1, "decode"] == 6 * 59 and rows.get((1, "last_prefill"), 0) + rows.get((1, "prefill"), 0) == 0
+
+
+# What stands for another host: the segment that a process in there names cannot be found from here.
+ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.mark.skipif(subprocess.run([*ELSEWHERE, "true"], capture_output=True).returncode, reason="no namespaces here")
+def test_between_hosts_planes_go_over_tcp_and_give_the_same_bits(start, spawn, tmp_path):
+    topology, secret, address = tmp_path / "topology.toml", tmp_path / "secret", f"127.0.0.1:{free_port()}"
+    topology.write_text(APART.read_text() + "spawn = false\n")
+    secret.write_text("open sesame\n")
+    far = ("--topology", topology, "--worker-listen", address, "--join-token-file", secret)
+    cluster = start(*far, *QWEN3, ready=False)
+    spawn("worker", "--conductor", f"http://{address}", "--rank", 1, "--join-token-file", secret, under=ELSEWHERE)
+    cluster.wait_until_ready()
+    ask = dict(prompt=list(range(300)), max_tokens=40, temperature=1, seed=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    together = start("--workers", 1, *QWEN3)
+    assert cluster.complete(**ask)["choices"] == together.complete(**ask)["choices"]
+    text = cluster.client.get("/metrics").text
+    went = dict(re.findall(r'^tutti_worker_transfer_bytes\{worker="0",transport="(\w+)"\} (\d+)', text, re.M))
+    # 19 pages of keys and values: 3 layers, 2 heads of 32 floats.
+    assert went == {"tcp": str(19 * 16 * 2 * 3 * 2 * 32 * 4), "shared_memory": "0"}
+    cluster.wait_until_idle()
 
 
 @pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSTOP), ids=("killed", "stopped"))

@@ -8,6 +8,7 @@ mod groups;
 mod launches;
 mod lives;
 mod model;
+mod placement;
 mod ranks;
 mod requests;
 mod roles;

@@ -4,7 +4,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod divided;
 mod memory;
+mod rows;
 mod script;
 
 use std::{
@@ -13,6 +15,7 @@ use std::{
 };
 
 use common::{AUDIO, DECODE, EOS, MIXED, SPEECH_DECODE, SPEECH_MIXED, STOP, WORD, key};
+use divided::Away;
 use memory::{History, Memory, remember};
 use proptest::prelude::*;
 use script::{Arrival, Script, script};
@@ -38,6 +41,10 @@ struct Live<'a> {
     passes: u32,
     in_step: bool,
     cancelled: bool,
+    /// What happens to it at another worker.
+    away: Away,
+    /// Its planes were said not to get across.
+    failing: bool,
     /// Steps planned without it since its last one; counted once it has pages.
     passed_over: usize,
 }
@@ -133,7 +140,8 @@ impl<'a> Simulation<'a> {
         // for each request before it.
         let work: usize = script.requests.iter().map(Arrival::max_total).sum();
         let again = if script.config.admission == Admission::Optimistic { script.requests.len() } else { 1 };
-        let bound = last + 10 + (work + script.requests.len()) * 8 * again;
+        let away: usize = script.requests.iter().map(|request| request.away + divided::LONGEST_HOLD).sum();
+        let bound = last + 10 + (work + away + script.requests.len()) * 8 * again;
         while self.turn <= last || !self.scheduler.is_empty() || !self.flying.is_empty() {
             let turn = self.turn;
             assert!(turn < bound, "{} requests not ended after {turn} turns", self.live.len());
@@ -147,6 +155,7 @@ impl<'a> Simulation<'a> {
                     self.live.entry(key(request as u64)).and_modify(|live| live.cancelled = true);
                 }
             }
+            self.happen_elsewhere();
             self.take_turn();
             self.turn += 1;
         }
@@ -160,7 +169,7 @@ impl<'a> Simulation<'a> {
         let config = &self.script.config;
         let total = arrival.max_total();
         let possible = total <= config.max_context
-            && total.div_ceil(config.page_tokens) < config.pages
+            && arrival.max_held().div_ceil(config.page_tokens) < config.pages
             && self.live.len() < config.max_running_requests + config.max_waiting_requests;
         let added = self.scheduler.add(arrival.launch(request));
         assert_eq!(added.is_ok(), possible, "{added:?}");
@@ -181,6 +190,8 @@ impl<'a> Simulation<'a> {
                 passes: 0,
                 in_step: false,
                 cancelled,
+                away: Away::No,
+                failing: false,
                 passed_over: 0,
             };
             self.live.insert(key(request), live);
@@ -201,11 +212,12 @@ impl<'a> Simulation<'a> {
                     assert_eq!(left, Duration::from_millis((deadline - self.turn) as u64));
                     assert!(needed > left && live.computed < live.target);
                 }
+                Outcome::TransferFailed(_) => assert!(live.failing),
                 ref other => panic!("{} ended between steps: {other:?}", ending.key),
             }
             self.end(ending);
         }
-        let over = |live: &Live<'_>| live.cancelled || live.is_due(self.turn);
+        let over = |live: &Live<'_>| live.cancelled || live.failing || live.is_due(self.turn);
         let late = self.live.iter().find(|(_, live)| over(live) && !live.in_step);
         assert!(late.is_none(), "{:?} outlived its cancel or deadline", late.map(|(key, _)| key));
         for key in planned.preempted {
@@ -216,8 +228,10 @@ impl<'a> Simulation<'a> {
             live.target = live.arrival.prompt_tokens() + live.generated as usize;
             self.log.push(format!("{key} preempted"));
         }
+        let told = told || !planned.reserved.is_empty();
+        planned.reserved.into_iter().for_each(|reserved| self.reserved(reserved));
         let stalled = planned.step.is_none() && self.flying.is_empty() && !told;
-        assert!(!stalled || self.live.is_empty(), "requests wait, but nothing runs");
+        assert!(!stalled || self.live.is_empty() || self.is_any_away(), "requests wait, but nothing runs");
         let idle = planned.step.is_none();
         if let Some(step) = planned.step {
             self.check_plan(&step);
@@ -252,9 +266,12 @@ impl<'a> Simulation<'a> {
         let (mixed, decode_walk) = if of_talker { (SPEECH_MIXED, SPEECH_DECODE) } else { (MIXED, DECODE) };
         assert_eq!(step.batch_walk, if decodes == step.rows.len() { decode_walk } else { mixed });
         let partition = self.live.values().filter(|live| live.arrival.decode() == decode_walk);
-        let could_decode = partition.filter(|live| live.decodes() && !live.in_step).count();
-        // Whoever waits for a page of somebody inside a step sits out.
-        let waits = config.admission == Admission::Optimistic && !self.flying.is_empty();
+        let could_decode =
+            partition.filter(|live| live.decodes() && !live.in_step && !live.is_away()).count();
+        // Whoever waits for a page of somebody inside a step, or of a request that other workers have to do with, sits out.
+        let optimistic = config.admission == Admission::Optimistic;
+        let pinned = optimistic && self.live.values().any(Live::gives_up_no_page);
+        let waits = optimistic && !self.flying.is_empty() || pinned;
         let all_decode = if waits { decodes <= could_decode } else { decodes == could_decode };
         assert!(all_decode || alone, "{could_decode} could decode, {decodes} do");
         self.check_grid(&step.rows[decodes..], step.rows.len());
@@ -266,7 +283,7 @@ impl<'a> Simulation<'a> {
         // Each of the two partitions has every other step.
         let most = 2 * (PATIENCE as usize + 1) * config.max_running_requests;
         for (key, live) in self.live.iter_mut().filter(|(_, live)| !live.in_step) {
-            let admitted = live.computed > 0;
+            let admitted = live.computed > 0 && !live.is_away() && !pinned;
             live.passed_over += usize::from(admitted && !here.contains(key));
             let atomic = live.segment().is_some_and(|(walk, _)| walk == AUDIO || whole);
             let bounded = atomic || live.decodes() || config.prefill_sharing == PrefillSharing::Fair;
@@ -276,76 +293,6 @@ impl<'a> Simulation<'a> {
             if let Some(live) = self.live.get_mut(&key) {
                 (live.in_step, live.fresh, live.passed_over) = (true, false, 0);
             }
-        }
-    }
-
-    fn check_row(&self, row: &Row) {
-        let config = &self.script.config;
-        let live = self.live.get(&row.key).unwrap_or_else(|| panic!("{} is not there", row.key));
-        let arrival = live.arrival;
-        assert!(!live.in_step, "{} is in two steps", row.key);
-        assert_eq!(row.positions.start, live.computed, "a position is skipped or computed again");
-        assert_eq!(row.epoch.0, live.passes);
-        match live.segment() {
-            None => assert_eq!((row.walk, row.positions.len()), (arrival.decode(), 1)),
-            Some((walk, end)) if walk == AUDIO || config.chunking == Chunking::Whole => {
-                assert_eq!((row.walk, row.positions.end), (walk, end), "atomic was cut");
-            }
-            Some((walk, end)) => {
-                assert_eq!(row.walk, walk);
-                assert!(!row.positions.is_empty() && row.positions.end <= end);
-                assert!(row.positions.len() <= config.max_prefill_chunk.unwrap_or(usize::MAX));
-            }
-        }
-        let last = row.positions.end >= live.target;
-        assert_eq!(row.terminality.is_terminal(), last && live.generated < arrival.max_tokens);
-        if let Terminality::Terminal { forbidden } = &row.terminality {
-            let early = arrival.stops && live.generated < arrival.min_tokens;
-            assert_eq!(**forbidden, if early { vec![EOS, STOP] } else { vec![] });
-        }
-        assert!(row.block_table.len() * config.page_tokens >= row.positions.end, "pages do not cover");
-        assert!(!row.block_table.contains(&PageId::NULL));
-    }
-
-    /// The first row of an admission may begin behind whole blocks that somebody else has computed.
-    fn check_start(&mut self, row: &Row) {
-        let config = &self.script.config;
-        let live = self.live.get_mut(&row.key).unwrap_or_else(|| panic!("{} is not there", row.key));
-        let start = row.positions.start;
-        if live.fresh && start > 0 {
-            assert!(live.arrival.shares && live.arrival.may_reuse && config.prefix_cache);
-            assert!(start.is_multiple_of(config.page_tokens) && start < live.target);
-            live.computed = start;
-            if let Some((AUDIO, end)) = live.segment() {
-                assert_eq!(row.positions.end, end);
-                let length = live.arrival.prefill.iter().scan(0, |at, s| {
-                    Some((*at, {
-                        *at += s.1;
-                        *at
-                    }))
-                });
-                assert!(length.into_iter().any(|span| span == (start, end)), "it begins inside an atomic");
-            }
-        }
-        if live.fresh && !live.preempted {
-            live.cached = Some(start.min(live.arrival.prompt_tokens()));
-        }
-    }
-
-    /// Of the prefills that are cut, only the first may end off the grid.
-    fn check_grid(&self, prefills: &[Row], rows: usize) {
-        let config = &self.script.config;
-        for (place, row) in prefills.iter().enumerate() {
-            let Some((walk, end)) = self.live[&row.key].segment() else { continue };
-            if walk == AUDIO || config.chunking == Chunking::Whole {
-                continue;
-            }
-            let threshold = config.long_prefill_tokens.filter(|_| rows > 1).unwrap_or(usize::MAX);
-            assert!(row.positions.len() <= threshold);
-            let cap = config.max_prefill_chunk.unwrap_or(usize::MAX).min(threshold);
-            let on_grid = row.positions.end.is_multiple_of(config.page_tokens) || row.positions.end == end;
-            let small = cap.min(config.max_step_tokens) < config.page_tokens;
-            assert!(on_grid || place == 0 || small, "a sliver: {row:?}");
         }
     }
 
@@ -391,8 +338,9 @@ impl<'a> Simulation<'a> {
                 expected = expected.or_else(|| ending_of(live, &outcome));
             }
             assert_eq!(commit.ending.as_ref().map(|e| e.outcome.clone()), expected);
-            if let Some(ending) = commit.ending {
-                self.end(ending);
+            match commit.ending {
+                Some(ending) => self.end(ending),
+                None => self.computed_for_others(&commit.row, commit.sampled.is_some()),
             }
         }
     }
@@ -431,6 +379,7 @@ impl<'a> Simulation<'a> {
                 assert!(other == row.key || !(writes || written), "page {page:?} has two owners");
             }
         }
+        self.check_rooms(&owner);
         let load = self.scheduler.load();
         let config = &self.script.config;
         assert!(load.running <= config.max_running_requests.min(config.max_step_tokens));
@@ -440,7 +389,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn pages(&self, live: &Live<'_>) -> usize {
-        live.arrival.max_total().div_ceil(self.script.config.page_tokens)
+        live.arrival.max_held().div_ceil(self.script.config.page_tokens)
     }
 }
 

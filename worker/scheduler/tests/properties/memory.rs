@@ -34,6 +34,19 @@ impl Memory {
         }
     }
 
+    /// Another worker has filled these pages with planes of these tokens.
+    pub fn fill(&mut self, table: &[PageId], history: &History) {
+        for (position, value) in history.iter().enumerate() {
+            let slot = self.slot(table, position);
+            self.slots[slot] = *value;
+        }
+    }
+
+    /// Whether the pages still hold this.
+    pub fn holds(&self, table: &[PageId], history: &[u64]) -> bool {
+        history.iter().enumerate().all(|(position, value)| self.slots[self.slot(table, position)] == *value)
+    }
+
     /// The row has run; `sound` or not.
     pub fn write(&mut self, row: &Row, history: &History, sound: bool) {
         for position in row.positions.clone() {

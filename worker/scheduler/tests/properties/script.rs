@@ -41,6 +41,11 @@ pub struct Arrival {
     pub alike: usize,
     pub shares: bool,
     pub may_reuse: bool,
+    pub part: Part,
+    /// Turns until its planes come from another worker, or are with it.
+    pub away: usize,
+    /// Whether they never are.
+    pub fails: bool,
 }
 
 impl Arrival {
@@ -49,9 +54,9 @@ impl Arrival {
         let content = Content { tokens: self.tokens(request), salt: 0, may_reuse: self.may_reuse };
         GraphLaunch {
             key: key(request),
-            part: Part::Whole,
+            part: self.part,
             prefill: self.prefill.iter().map(|&(walk, tokens)| Segment { walk, tokens }).collect(),
-            decode: Some(self.decode()),
+            decode: (self.part != Part::Prefill).then(|| self.decode()),
             generated: self.generated,
             stopping: Stopping::new(self.max_tokens, self.min_tokens, ends.0, ends.1),
             content: self.shares.then_some(content),
@@ -81,6 +86,11 @@ impl Arrival {
         self.prefill_tokens() - self.generated as usize
     }
 
+    /// The most tokens that it has pages for.
+    pub fn max_held(&self) -> usize {
+        if self.part == Part::Prefill { self.prefill_tokens() } else { self.max_total() }
+    }
+
     pub fn max_total(&self) -> usize {
         self.prompt_tokens() + self.max_tokens.max(self.generated) as usize
     }
@@ -95,9 +105,17 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let weighted = proptest::option::weighted;
     let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
     let content = (0_u32..3, 0_usize..longest * 2, any::<bool>(), proptest::bool::weighted(0.8));
-    (when, prefill, output, content).prop_map(
-        |((turn, cancel, deadline, priority), prefill, output, (family, alike, shares, may_reuse))| {
+    let part = prop_oneof![3 => Just(Part::Whole), 1 => Just(Part::Prefill), 1 => Just(Part::Decode)];
+    let part = (part, 0_usize..30, proptest::bool::weighted(0.15));
+    (when, prefill, output, content, part).prop_map(
+        |(when, mut prefill, output, (family, alike, shares, may_reuse), (part, away, fails))| {
+            let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
+            if part == Part::Decode {
+                // Only ever computed here after a preemption, and then as one.
+                let walk = if prefill[0].0 == SPEECH { SPEECH } else { TEXT };
+                prefill = vec![(walk, prefill.iter().map(|segment| segment.1).sum())];
+            }
             let tokens: usize = prefill.iter().map(|segment| segment.1).sum();
             let generated = generated.min(tokens as u32 - 1).min(max_tokens);
             Arrival {
@@ -114,6 +132,9 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
                 alike,
                 shares,
                 may_reuse,
+                part,
+                away,
+                fails,
             }
         },
     )
