@@ -1,5 +1,5 @@
 """Chaos: two clusters, one of simulated devices and one that computes, under mixed load and random faults. In both, each
-worker does everything; in those of two other shapes, prefill and decode are apart.
+worker does everything; in other shapes, prefill and decode are apart, or a model is divided among ranks.
 
 Each answer is checked against what it is without faults. All choices come from one seed. The log has a JSON line for
 each fault and each request that went wrong; --replay injects the faults of a log again, at the same times.
@@ -23,18 +23,23 @@ from test_sim import asked
 
 # Faults come faster here than a request may be expected to outlive by default.
 ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
+SIM = ("--device", "sim")
+CPU = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)
+TOPOLOGIES = REPO / "deploy/topology"
+# Workers, and what the conductor is told.
 SHAPES = {
-    "sim": (4, ("--workers", 4, "--device", "sim")),
-    "cpu": (2, ("--workers", 2, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)),
+    "sim": (4, ("--workers", 4, *SIM)),
+    "cpu": (2, ("--workers", 2, *CPU)),
     # Prefill and decode at different workers.
-    "sim-apart": (3, ("--topology", REPO / "deploy/topology/two-prefill.toml", "--device", "sim")),
-    "cpu-apart": (
-        2,
-        ("--topology", REPO / "deploy/topology/apart.toml", "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1),
-    ),
+    "sim-apart": (3, ("--topology", TOPOLOGIES / "two-prefill.toml", *SIM)),
+    "cpu-apart": (2, ("--topology", TOPOLOGIES / "apart.toml", *CPU)),
+    # Two ranks a model. Not with other ranks on one side than on the other: who computes a token again at another one
+    # rounds otherwise.
+    "cpu-tp": (4, ("--workers", 4, "--tp", 2, *CPU)),
+    "cpu-tp-apart": (4, ("--topology", TOPOLOGIES / "tp2-apart.toml", *CPU)),
 }
 TOGETHER = ("sim", "cpu")
-CLIENTS = {"sim": 12, "cpu": 5, "sim-apart": 8, "cpu-apart": 4}
+CLIENTS = {"sim": 12, "cpu": 5, "sim-apart": 8, "cpu-apart": 4, "cpu-tp": 3, "cpu-tp-apart": 3}
 RECOVERY_S = 90
 
 
