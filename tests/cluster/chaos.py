@@ -12,6 +12,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -47,6 +48,8 @@ SHAPES = {
     # Prefill and decode at different workers.
     "sim-apart": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
     "cpu-apart": Shape(2, ("--topology", TOPOLOGIES / "apart.toml", *QWEN3), clients=4),
+    # Not with other ranks on one side than on the other: who computes a token again at another one rounds otherwise.
+    "tp-apart": Shape(4, ("--topology", TOPOLOGIES / "tp2-apart.toml", "--collective-timeout", 1, *QWEN3), clients=3),
 }
 
 
@@ -94,7 +97,7 @@ def run(options, say=print):
     clusters, disks = {}, {}
     try:
         for name in options.shape or SHAPES:
-            disks[name] = disk = Disk(directory / f"disk-{name}")
+            disks[name] = disk = Disk(directory, name)
             clusters[name] = Server("conductor", [*SHAPES[name].args, *ALL, "--trace-steps", disk.trace], directory)
         for cluster in clusters.values():
             cluster.wait_until_ready()
@@ -133,4 +136,6 @@ def options(arguments=None):
 
 
 if __name__ == "__main__":
+    # However it is ended, its clusters and disks are too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(0 if unharmed(run(options())) else 1)

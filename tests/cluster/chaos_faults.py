@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 RECOVERY_S = 90
@@ -20,9 +21,8 @@ class Disk:
     Where not, a full disk is one that refuses whoever opens a file on it from then on.
     """
 
-    def __init__(self, directory):
-        self.directory = pathlib.Path(directory)
-        self.directory.mkdir()
+    def __init__(self, parent, name):
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix=f"disk-{name}-", dir=parent))
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", str(self.directory)]
         may = shutil.which("mount") and os.geteuid() == 0
         self.mounted = bool(may) and subprocess.run(mount, capture_output=True).returncode == 0
@@ -56,6 +56,7 @@ class Disk:
     def destroy(self):
         if self.mounted:
             subprocess.run(["umount", "--lazy", str(self.directory)], check=True)
+        shutil.rmtree(self.directory)
 
 
 class Faults:

@@ -19,7 +19,8 @@ from test_tp import greatest_deviation, workers_by_rank
 
 SIM = ("--device", "sim")
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-APART, TWO_PREFILL, TP_2_TO_1 = (TOPOLOGIES / f"{name}.toml" for name in ("apart", "two-prefill", "tp2-to-tp1"))
+APART, TWO_PREFILL = TOPOLOGIES / "apart.toml", TOPOLOGIES / "two-prefill.toml"
+TP_2_TO_1, TP_2_APART = TOPOLOGIES / "tp2-to-tp1.toml", TOPOLOGIES / "tp2-apart.toml"
 
 
 def handovers(cluster):
@@ -34,7 +35,8 @@ def loads(cluster, name):
 
 def all_accepted(cluster, bodies):
     """Nothing new is taken while there is nobody to prefill or to decode."""
-    wait_for("all accepted", lambda: cluster.metrics()["tutti_requests_in_flight"] == len(bodies), every=0.005)
+    prompts = sum(len(body["prompt"]) for body in bodies)
+    wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -42,19 +44,29 @@ def test_apart_is_bit_identical_to_together(start, figure, model):
     directory = GOLDENS / "seed0" / model
     golden = load_file(directory / "goldens.safetensors")
     served = ("--model", directory, "--skip-tokenizer-init", "--max-step-tokens", 64)
-    got = {}
-    for shape in (("--workers", 1), ("--topology", APART), ("--topology", TWO_PREFILL)):
-        cluster = start(*shape, *served)
-        got[str(shape[1])] = answers(cluster, golden)
-        cluster.wait_until_idle()
-        if shape[0] == "--topology":
-            assert handovers(cluster) == len(LENGTHS)
-        cluster.stop()
-    together, *apart = got.values()
-    assert apart == [together, together]
+    together = served_by(start, golden, "--workers", 1, *served)
+    for topology in (APART, TWO_PREFILL):
+        assert served_by(start, golden, "--topology", topology, *served) == together, topology
     worst = greatest_deviation(golden, together)
     assert worst <= BOUND
     figure(f"{model}, prefill apart: equal to together; greatest |logprob - reference| {worst:.1e}")
+
+
+def served_by(start, golden, *arguments):
+    """The answers of a cluster that then has nothing left, each handed over where prefill is apart."""
+    cluster = start(*arguments)
+    got = answers(cluster, golden)
+    cluster.wait_until_idle()
+    assert handovers(cluster) == (len(LENGTHS) if "--topology" in arguments else 0)
+    cluster.stop()
+    return got
+
+
+def test_two_ranks_on_either_side_are_bit_identical_to_two_ranks(start):
+    directory = GOLDENS / "seed0/qwen3"
+    golden, served = load_file(directory / "goldens.safetensors"), ("--model", directory, "--skip-tokenizer-init")
+    together = served_by(start, golden, "--workers", 2, "--tp", 2, *served)
+    assert served_by(start, golden, "--topology", TP_2_APART, *served) == together
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -172,6 +184,46 @@ def test_every_stream_survives_either_side(start, victim, number):
     assert cluster.metrics().get("tutti_workers_fenced_total", 0) == (number == signal.SIGSTOP)
 
 
+@pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
+def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
+    # Stopped for longer than the other side waits, and for less than it takes to be taken for dead.
+    waits = ("--transfer-timeout", 1, "--heartbeat-timeout", 30, "--max-replays", 20)
+    cluster = start("--topology", APART, *waits, *SIM)
+    bodies = [dict(prompt=[s] * 3500, seed=s, temperature=1, max_tokens=30, ignore_eos=True, return_token_ids=True) for s in range(32)]
+    streams = Streams(cluster, "/v1/completions", bodies)
+    wait_for("a hand-over", lambda: handovers(cluster) >= 1, every=0.002)
+    pid = workers_by_rank(cluster)[victim]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        if victim == 0:
+            wait_for("a lease to run out", lambda: cluster.metrics().get("tutti_request_replays_total", 0) > 0)
+        else:
+            wait_for("a push to fail", lambda: "planes did not get across" in cluster.log())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    expected = [sampled([s] * 3500, s, 1, 30) for s in range(32)]
+    assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
+    cluster.wait_until_idle()
+    assert workers_by_rank(cluster)[victim] == pid and cluster.metrics()["tutti_request_replays_total"] >= 1
+
+
+@pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
+def test_a_worker_that_is_sent_away_finishes_what_it_has(start, victim):
+    cluster = start("--topology", APART, *SIM)
+    bodies = [dict(prompt=[s] * 800, seed=s, temperature=1, max_tokens=60, ignore_eos=True, return_token_ids=True) for s in range(8)]
+    streams = Streams(cluster, "/v1/completions", bodies)
+    all_accepted(cluster, bodies)
+    streams.wait_for_tokens(1 if victim else 0)
+    pid = workers_by_rank(cluster)[victim]
+    os.kill(pid, signal.SIGTERM)
+    expected = [sampled([s] * 800, s, 1, 60) for s in range(8)]
+    assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
+    assert cluster.metrics().get("tutti_request_replays_total", 0) == 0
+    wait_for("another in its place", lambda: workers_by_rank(cluster).get(victim, pid) != pid)
+    cluster.wait_until_ready()
+    cluster.wait_until_idle()
+
+
 def test_answers_are_bit_identical_though_both_sides_die(start):
     # A prefill that dies and a decode that dies may both cost the same request a try, and its hand-over another.
     cluster = start("--topology", APART, "--max-replays", 4, *QWEN3)
@@ -194,7 +246,6 @@ def test_a_death_of_one_prefill_leaves_the_other(start):
     cluster = start("--topology", TWO_PREFILL, *SIM)
     bodies = [dict(prompt=[s] * 2000, seed=s, max_tokens=40, ignore_eos=True, temperature=1, return_token_ids=True) for s in range(10)]
     streams = Streams(cluster, "/v1/completions", bodies)
-    all_accepted(cluster, bodies)
     wait_for("both prefill", lambda: {0, 1} <= {rank for rank, steps in loads(cluster, "worker_steps").items() if steps > 0})
     os.kill(workers_by_rank(cluster)[0], signal.SIGKILL)
     expected = [sampled([s] * 2000, s, 1, 40) for s in range(10)]

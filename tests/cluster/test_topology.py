@@ -25,6 +25,7 @@ def groups(cluster):
         ("apart", 2, {"prefill": 1, "decode": 1}),
         ("two-prefill", 3, {"prefill": 2, "decode": 1}),
         ("tp2-to-tp1", 3, {"prefill": 1, "decode": 1}),
+        ("tp2-apart", 4, {"prefill": 1, "decode": 1}),
     ],
 )
 def test_each_example_serves(start, name, workers, expected):
@@ -37,7 +38,7 @@ def test_each_example_serves(start, name, workers, expected):
 
 
 def test_every_example_is_tried():
-    assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == ["all-in-one", "apart", "tp2-to-tp1", "two-prefill"]
+    assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == ["all-in-one", "apart", "tp2-apart", "tp2-to-tp1", "two-prefill"]
 
 
 def refused(tmp_path, text, ending=".toml", *more):

@@ -48,24 +48,26 @@ pub struct HandedOver {
     pub since: Instant,
 }
 
+/// A request that is to go on here.
+pub struct HandOver {
+    /// Whose.
+    pub key: GraphKey,
+    /// Sampled after the prefill.
+    pub first: OutputToken,
+    /// Tokens before it.
+    pub computed: usize,
+    /// Pages that the sender has sent.
+    pub pages: usize,
+    /// Takes the outcome for the sender; nothing has changed if that is an error.
+    pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
+}
+
 /// What a courier brings.
 pub enum Arrival {
     /// Pages for a request that is reserved here.
     Pages(PageRun),
-    /// A request goes on here behind its pages, all of which have been brought before. The sender learns by `answer`
-    /// whether it does.
-    HandOver {
-        /// Whose.
-        key: GraphKey,
-        /// Sampled after the prefill.
-        first: OutputToken,
-        /// Tokens before it.
-        computed: usize,
-        /// Pages that the sender has sent.
-        pages: usize,
-        /// Takes the outcome; nothing has changed if that is an error.
-        answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
-    },
+    /// A request goes on here behind its pages, all of which have been brought before.
+    HandOver(HandOver),
     /// The other side has taken over what was handed over.
     Taken(GraphKey),
     /// The planes of this request will not come, or cannot be sent.

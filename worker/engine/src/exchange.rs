@@ -17,7 +17,7 @@ use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
 
 use crate::{
-    courier::{Arrival, Courier, HandedOver, PageRun},
+    courier::{Arrival, Courier, HandOver, HandedOver, PageRun},
     report,
 };
 
@@ -37,7 +37,7 @@ pub(crate) struct Exchange {
     /// Bytes of those.
     unwritten: usize,
     /// Hand-overs behind pages that are to be written.
-    to_settle: VecDeque<Arrival>,
+    to_settle: VecDeque<HandOver>,
     /// Ended here, once the other side has taken over.
     untaken: BTreeMap<GraphKey, Ending>,
 }
@@ -179,7 +179,7 @@ impl Exchange {
                     self.unwritten += run.data.len();
                     self.to_write.push_back(run);
                 }
-                Arrival::HandOver { .. } => self.to_settle.push_back(arrival),
+                Arrival::HandOver(hand_over) => self.to_settle.push_back(hand_over),
                 Arrival::Taken(key) => {
                     let ending = self.untaken.remove(&key);
                     news.completions.extend(ending.map(|ending| report::completion(ending, rank)));
@@ -198,33 +198,23 @@ impl Exchange {
 
     /// Lets those go on here whose pages are all written.
     fn settle(&mut self, scheduler: &mut Scheduler, news: &mut Received) {
-        for arrival in std::mem::take(&mut self.to_settle) {
-            match arrival {
-                Arrival::HandOver { key, first, computed, pages, answer } => {
-                    if self.to_write.iter().any(|run| run.key == key) {
-                        self.to_settle.push_back(Arrival::HandOver { key, first, computed, pages, answer });
-                        continue;
-                    }
-                    let outcome = self.take_over(scheduler, key, first, computed, pages);
-                    if outcome.is_ok() {
-                        self.incoming.remove(&key);
-                        news.taken_over.push((key, first.token));
-                    }
-                    answer(outcome);
-                }
-                _ => {}
+        for hand_over in std::mem::take(&mut self.to_settle) {
+            let key = hand_over.key;
+            if self.to_write.iter().any(|run| run.key == key) {
+                self.to_settle.push_back(hand_over);
+                continue;
             }
+            let outcome = self.take_over(scheduler, &hand_over);
+            if outcome.is_ok() {
+                self.incoming.remove(&key);
+                news.taken_over.push((key, hand_over.first.token));
+            }
+            (hand_over.answer)(outcome);
         }
     }
 
-    fn take_over(
-        &mut self,
-        scheduler: &mut Scheduler,
-        key: GraphKey,
-        first: OutputToken,
-        computed: usize,
-        pages: usize,
-    ) -> Result<(), Error> {
+    fn take_over(&mut self, scheduler: &mut Scheduler, hand_over: &HandOver) -> Result<(), Error> {
+        let HandOver { key, first, computed, pages, .. } = *hand_over;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let Some(incoming) = self.incoming.get(&key) else {
             return Err(Error::unavailable(format!("{key} waits for no planes here")));

@@ -38,7 +38,7 @@ mod spec;
 mod step_memory;
 mod warm_up;
 
-pub use courier::{Arrival, Courier, HandedOver, PageRun};
+pub use courier::{Arrival, Courier, HandOver, HandedOver, PageRun};
 pub use desk::News;
 pub use engine::Engine;
 pub use kv::{DEFAULT_KV_BYTES, kv_pages};

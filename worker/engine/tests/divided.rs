@@ -1,5 +1,7 @@
 //! A request that one engine prefills and another decodes gets what it gets from one.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod common;
 
 use std::{
@@ -10,8 +12,8 @@ use std::{
 
 use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, engine, expected, launch, settings};
 use tutti_engine::{
-    Admission, Arrival, Courier, EngineSettings, FrontDesk, HandedOver, OutputToken, PageRun, Stepper,
-    TransferError,
+    Admission, Arrival, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken, PageRun,
+    Stepper, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
@@ -89,7 +91,8 @@ impl Side {
                 self.tokens.entry(row.key.unwrap().request).or_default().extend(row.tokens);
             }
             for completion in report.completions {
-                let ended = self.outcomes.insert(completion.key.unwrap().request, completion.outcome.unwrap());
+                let ended =
+                    self.outcomes.insert(completion.key.unwrap().request, completion.outcome.unwrap());
                 assert!(ended.is_none(), "two endings");
             }
         }
@@ -129,13 +132,13 @@ type Answers = Arc<Mutex<Vec<Result<(), Error>>>>;
 
 fn hand_over(request: u64, handed: HandedOver, answers: &Answers) -> Arrival {
     let answers = Arc::clone(answers);
-    Arrival::HandOver {
+    Arrival::HandOver(HandOver {
         key: key(request, 1),
         first: handed.first,
         computed: handed.computed,
         pages: handed.pages,
         answer: Box::new(move |outcome| answers.lock().expect("nobody panicked").push(outcome)),
-    }
+    })
 }
 
 /// Carries all that waits at the prefill's side. Gives the requests that were handed over.

@@ -26,6 +26,7 @@ use std::{
     io,
     net::Ipv4Addr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use tokio::{
@@ -59,6 +60,10 @@ const FRAME_BYTES: usize = 1 << 20;
 const ARRIVALS: usize = 16;
 /// Flow control of one stream: a few messages.
 const WINDOW_BYTES: u32 = 4 << 20;
+/// Pushes of one sender at a time; more wait there.
+const STREAMS: u32 = 1024;
+/// A peer that answers no ping for this long, and as long again, is gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// What a message takes beside its pages.
 const ENVELOPE_BYTES: usize = 4096;
 
@@ -239,6 +244,8 @@ impl Hub {
         let service =
             PlaneTransferServer::new(receiver).max_decoding_message_size(message_bytes(self.page_bytes));
         let server = Server::builder()
+            .max_concurrent_streams(STREAMS)
+            .http2_keepalive_interval(Some(KEEP_ALIVE))
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(4 * WINDOW_BYTES)
             .tcp_nodelay(true)

@@ -11,7 +11,7 @@ use tokio::{
     time::interval,
 };
 use tonic::{Request, Response, Status, Streaming};
-use tutti_engine::{Arrival, Bell, OutputToken, PageRun};
+use tutti_engine::{Arrival, Bell, HandOver, OutputToken, PageRun};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_server::PlaneTransfer},
@@ -144,7 +144,7 @@ impl Receiver {
         };
         let (answer, mut answered) = oneshot::channel();
         let (reservations, taken) = (Arc::clone(&self.reservations), hand_over.clone());
-        self.tell(Arrival::HandOver {
+        self.tell(Arrival::HandOver(HandOver {
             key,
             first: OutputToken { token: first.token_id, index: first.index },
             computed: hand_over.computed_tokens as usize,
@@ -157,7 +157,7 @@ impl Receiver {
                 // A sender that has gone comes again.
                 let _ = answer.send(outcome);
             }),
-        })
+        }))
         .await?;
         let Some((_, lease)) = self.reservations.lease_until(key) else {
             return self.answer(key, hand_over, answered.await.ok());

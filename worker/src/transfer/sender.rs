@@ -22,7 +22,7 @@ use tutti_proto::cluster::v1::{
 };
 
 use super::{
-    FRAME_BYTES, WINDOW_BYTES,
+    FRAME_BYTES, KEEP_ALIVE, WINDOW_BYTES,
     segment::Segment,
     staging::{Parcel, Queue},
     tally::{Tally, Transport},
@@ -56,6 +56,8 @@ impl Connections {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|e| TransferError::Refused(format!("{address:?} is no address: {e}")))?
             .initial_stream_window_size(WINDOW_BYTES)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
             .tcp_nodelay(true);
         let channel = endpoint.connect_lazy();
         if open.len() == KEPT {

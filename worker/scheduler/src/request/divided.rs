@@ -50,9 +50,12 @@ impl Running {
 
     /// The pages that another worker is to fill; none where no other does.
     pub fn reserved(&self, pool: &PagePool) -> Option<Reserved> {
+        if !self.awaits_planes() {
+            return None;
+        }
         let tokens = self.request.prefill_end();
         let pages = self.block_table.pages()[..pool.pages_for(tokens)].to_vec();
-        self.awaits_planes().then(|| Reserved { key: self.request.key, pages, tokens })
+        Some(Reserved { key: self.request.key, pages, tokens })
     }
 
     /// How it ends once its planes are copied; none before its prefill is done.

@@ -3,7 +3,7 @@
 mod receiver;
 mod sender;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use tokio::{
     sync::{mpsc, watch},
