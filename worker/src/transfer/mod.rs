@@ -156,6 +156,7 @@ impl Hub {
         drop(sending);
         let push = Push {
             destination,
+            layout_id: self.layout_id,
             pages: tokens.div_ceil(self.page_tokens),
             page_bytes: self.page_bytes,
             queue,

@@ -80,6 +80,8 @@ impl Connections {
 /// What one task needs.
 pub(super) struct Push {
     pub destination: pb::PlaneDestination,
+    /// Of the pages here.
+    pub layout_id: u64,
     /// Of the whole prefill.
     pub pages: usize,
     pub page_bytes: usize,
@@ -216,8 +218,9 @@ impl Push {
     }
 
     fn manifest(&self) -> Piece {
-        let pb::PlaneDestination { key, secret, layout_hash, .. } = self.destination.clone();
-        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts: vec![self.pages as u32] })
+        let pb::PlaneDestination { key, secret, .. } = self.destination.clone();
+        let (layout_hash, counts) = (self.layout_id, vec![self.pages as u32]);
+        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts })
     }
 
     /// The receiver's segment, if this is its host.

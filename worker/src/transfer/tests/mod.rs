@@ -37,9 +37,13 @@ struct Worker {
 
 impl Worker {
     fn start() -> Self {
+        Self::with_pages_of(16)
+    }
+
+    fn with_pages_of(tokens: usize) -> Self {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
-        let model = load_sim(&shipped, 64, 16, 0, &sim).unwrap();
+        let model = load_sim(&shipped, 64, tokens, 0, &sim).unwrap();
         let settings = EngineSettings {
             max_step_tokens: 64,
             chunking: Chunking::Scheduler,
@@ -185,4 +189,15 @@ async fn a_decode_that_is_cancelled_meanwhile_is_an_end_for_both() {
     for worker in [&mut from, &mut to] {
         worker.load(|load| load.kv_pages_used == 0).await;
     }
+}
+
+#[tokio::test]
+async fn workers_whose_pages_differ_exchange_none() {
+    let (mut from, mut to) = (Worker::with_pages_of(32), Worker::start());
+    let reserved = to.reserve(1, 60_000).await;
+    from.launch(prefill(1, &reserved)).await;
+    let (_, outcome) = from.ends().await;
+    let Outcome::Failed(fault) = outcome else { panic!("{outcome:?}") };
+    assert!(fault.message.contains("are of layout"), "{fault:?}");
+    assert_eq!(from.load(|load| load.kv_pages_used == 0).await.transfers.unwrap().failed, 1);
 }

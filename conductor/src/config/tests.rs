@@ -1,0 +1,107 @@
+//! Every layer of the settings reaches them, and what cannot serve is refused by name.
+
+use std::io::Write;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Front {
+    skip_tokenizer_init: bool,
+    max_body_bytes: u64,
+}
+
+fn load(arguments: &[&str]) -> Result<ConductorConfig<Front>, Error> {
+    let flags = ConductorFlags::try_parse_from([&["conductor"], arguments].concat()).unwrap();
+    ConductorConfig::load(&flags)
+}
+
+#[test]
+fn no_flags_give_the_documented_defaults() {
+    let config = load(&[]).unwrap();
+    assert_eq!(config, ConductorConfig::default());
+    assert_eq!((config.workers, config.http.port(), config.grpc.port()), (1, 8000, 50051));
+}
+
+#[test]
+fn flags_reach_their_settings() {
+    let config = load(&[
+        "--workers=2",
+        "--device=cpu",
+        "--skip-tokenizer-init",
+        "--no-router",
+        "--kv-cache-memory=512MiB",
+        "--worker-listen=unix:/tmp/x",
+        "--load-format=dummy",
+        "--drain-timeout=5",
+    ])
+    .unwrap();
+    assert_eq!((config.workers, config.device), (2, DeviceChoice::Cpu));
+    assert!(config.router.skip_tokenizer_init && config.no_router);
+    assert_eq!(config.kv_cache_memory, Some(ByteSize(512 << 20)));
+    assert_eq!(config.worker_listen, Some(WorkerAddress::Unix("/tmp/x".into())));
+    assert_eq!((config.load_format, config.drain_timeout().as_secs()), (LoadFormat::Dummy, 5));
+}
+
+#[test]
+fn settings_that_cannot_serve_are_refused_by_name() {
+    for (flag, field) in [
+        ("--workers=0", "workers"),
+        ("--workers=257", "workers"),
+        ("--tp=0", "tp"),
+        ("--tp=2", "tp"),
+        ("--topology=/no/such/file.toml", "topology"),
+        ("--transfer-timeout=0", "transfer_timeout"),
+        ("--collective-timeout=0", "collective_timeout"),
+        ("--max-step-tokens=0", "max_step_tokens"),
+        ("--max-prefill-chunk-size=0", "max_prefill_chunk_size"),
+        ("--long-prefill-token-threshold=0", "long_prefill_token_threshold"),
+        ("--target-itl-ms=0", "target_itl_ms"),
+        ("--max-running-requests=0", "max_running_requests"),
+        ("--max-model-len=0", "max_model_len"),
+        ("--max-replays=101", "max_replays"),
+        ("--heartbeat-timeout=1", "heartbeat_timeout"),
+        ("--hang-timeout=0", "hang_timeout"),
+        ("--threads=0", "threads"),
+        ("--kv-cache-memory=0", "kv_cache_memory"),
+        ("--served-model-name=", "served_model_name"),
+        ("--grpc=127.0.0.1:8000", "grpc"),
+        ("--grpc=0.0.0.0:8000", "grpc"),
+        ("--worker-listen=127.0.0.1:50051", "worker_listen"),
+        ("--trace-steps=/no/such/directory/steps", "trace_steps"),
+    ] {
+        let error = load(&[flag]).unwrap_err();
+        assert_eq!(error.field(), Some(field), "{flag}: {error}");
+    }
+}
+
+#[test]
+fn a_device_of_a_later_build_is_refused_with_what_there_is() {
+    let error = ConductorFlags::try_parse_from(["conductor", "--device=cuda"]).unwrap_err().to_string();
+    assert!(error.contains("cuda") && error.contains("auto, cpu, sim"), "{error}");
+}
+
+#[test]
+fn a_topology_file_says_how_many_workers_there_are() {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    file.write_all(b"[[group]]\nname = 'all'\nranks = 3\n").unwrap();
+    let topology = format!("--topology={}", file.path().display());
+    let config = load(&[&topology, "--device=sim"]).unwrap();
+    let layout = config.layout().unwrap();
+    assert_eq!((layout.topology.spawned_workers(), layout.devices), (3, vec![DeviceChoice::Sim]));
+    assert_eq!(load(&[&topology, "--workers=2"]).unwrap_err().field(), Some("workers"));
+}
+
+#[test]
+fn two_free_ports_do_not_clash() {
+    assert!(load(&["--http=127.0.0.1:0", "--grpc=127.0.0.1:0"]).is_ok());
+}
+
+#[test]
+fn the_printed_config_is_a_config() {
+    let config = load(&["--workers=3", "--kv-cache-memory=2GB", "--worker-listen=0.0.0.0:7000"]).unwrap();
+    let printed = config::print(&config).unwrap();
+    assert_eq!(serde_json::from_str::<ConductorConfig<Front>>(&printed).unwrap(), config);
+}
