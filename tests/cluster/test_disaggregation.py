@@ -15,7 +15,7 @@ from test_golden import BOUND, LENGTHS, MODELS, answers
 from test_replay import sampling_zoo
 from test_sim import VOCAB, sampled
 from test_topology import TOPOLOGIES
-from test_tp import greatest_deviation, workers_by_rank
+from test_tp import greatest_deviation
 
 SIM = ("--device", "sim")
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
@@ -174,10 +174,10 @@ def test_every_stream_survives_either_side(start, victim, number):
     streams = Streams(cluster, "/v1/completions", bodies)
     all_accepted(cluster, bodies)
     wait_for("some that decode", lambda: sum(seen > 5 for seen in streams.seen) >= 2, every=0.002)
-    pid = workers_by_rank(cluster)[victim]
+    pid = cluster.workers_by_rank()[victim]
     os.kill(pid, number)
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
-    wait_for("another in its place", lambda: workers_by_rank(cluster).get(victim, pid) != pid)
+    wait_for("another in its place", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
     cluster.wait_until_ready()
     cluster.wait_until_idle()
     assert cluster.metrics()["tutti_request_replays_total"] >= 1
@@ -192,7 +192,7 @@ def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
     bodies = [dict(prompt=[s] * 3500, seed=s, temperature=1, max_tokens=30, ignore_eos=True, return_token_ids=True) for s in range(32)]
     streams = Streams(cluster, "/v1/completions", bodies)
     wait_for("a hand-over", lambda: handovers(cluster) >= 1, every=0.002)
-    pid = workers_by_rank(cluster)[victim]
+    pid = cluster.workers_by_rank()[victim]
     os.kill(pid, signal.SIGSTOP)
     try:
         if victim == 0:
@@ -204,7 +204,7 @@ def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
     expected = [sampled([s] * 3500, s, 1, 30) for s in range(32)]
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
     cluster.wait_until_idle()
-    assert workers_by_rank(cluster)[victim] == pid and cluster.metrics()["tutti_request_replays_total"] >= 1
+    assert cluster.workers_by_rank()[victim] == pid and cluster.metrics()["tutti_request_replays_total"] >= 1
 
 
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
@@ -214,12 +214,12 @@ def test_a_worker_that_is_sent_away_finishes_what_it_has(start, victim):
     streams = Streams(cluster, "/v1/completions", bodies)
     all_accepted(cluster, bodies)
     streams.wait_for_tokens(1 if victim else 0)
-    pid = workers_by_rank(cluster)[victim]
+    pid = cluster.workers_by_rank()[victim]
     os.kill(pid, signal.SIGTERM)
     expected = [sampled([s] * 800, s, 1, 60) for s in range(8)]
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
     assert cluster.metrics().get("tutti_request_replays_total", 0) == 0
-    wait_for("another in its place", lambda: workers_by_rank(cluster).get(victim, pid) != pid)
+    wait_for("another in its place", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
     cluster.wait_until_ready()
     cluster.wait_until_idle()
 
@@ -231,11 +231,11 @@ def test_answers_are_bit_identical_though_both_sides_die(start):
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
     streams = Streams(cluster, "/v1/completions", bodies)
     streams.wait_for_tokens(15)
-    os.kill(workers_by_rank(cluster)[1], signal.SIGKILL)
-    os.kill(workers_by_rank(cluster)[0], signal.SIGKILL)
+    os.kill(cluster.workers_by_rank()[1], signal.SIGKILL)
+    os.kill(cluster.workers_by_rank()[0], signal.SIGKILL)
     streams.wait_for_tokens(60)
-    wait_for("both again", lambda: len(workers_by_rank(cluster)) == 2)
-    os.kill(workers_by_rank(cluster)[1], signal.SIGKILL)
+    wait_for("both again", lambda: len(cluster.workers_by_rank()) == 2)
+    os.kill(cluster.workers_by_rank()[1], signal.SIGKILL)
     for body, expected, got in zip(bodies, undisturbed, streams.results()):
         assert expected == got, body
     assert cluster.metrics()["tutti_request_replays_total"] >= 2
@@ -247,7 +247,7 @@ def test_a_death_of_one_prefill_leaves_the_other(start):
     bodies = [dict(prompt=[s] * 2000, seed=s, max_tokens=40, ignore_eos=True, temperature=1, return_token_ids=True) for s in range(10)]
     streams = Streams(cluster, "/v1/completions", bodies)
     wait_for("both prefill", lambda: {0, 1} <= {rank for rank, steps in loads(cluster, "worker_steps").items() if steps > 0})
-    os.kill(workers_by_rank(cluster)[0], signal.SIGKILL)
+    os.kill(cluster.workers_by_rank()[0], signal.SIGKILL)
     expected = [sampled([s] * 2000, s, 1, 40) for s in range(10)]
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
     cluster.wait_until_idle()
@@ -307,6 +307,6 @@ def test_groups_apart_and_whole_serve_side_by_side(start, tmp_path):
     assert 0 < handovers(cluster) < 8
     # The whole one serves alone as well.
     for rank in (0, 1):
-        os.kill(workers_by_rank(cluster)[rank], signal.SIGKILL)
+        os.kill(cluster.workers_by_rank()[rank], signal.SIGKILL)
     assert cluster.complete(**ask)["choices"] == answered[0]
     cluster.wait_until_idle()
