@@ -2,8 +2,8 @@
 //!
 //! It dials its conductor ([`join`]) and holds one stream for its whole life. Everything that computes runs on one
 //! thread of its own ([`engine_thread`]), so that a long step never delays a heartbeat, and the stream never delays a
-//! step unless the conductor stops reading. Requests that are prefilled here and decoded elsewhere, or the other way round, are
-//! handed over by [`transfer`]. A worker that the conductor has spawned is tied to it by its [`lifeline`].
+//! step unless the conductor stops reading. Requests that one worker prefills and another decodes are handed over by
+//! [`transfer`]. A worker that the conductor has spawned is tied to it by its [`lifeline`].
 
 pub mod config;
 mod engine_thread;

@@ -172,7 +172,7 @@ impl Hub {
             hub.tell(match outcome {
                 Ok(()) => Arrival::Taken(key),
                 Err(error) => {
-                    tracing::warn!(%key, %error, "planes did not get across");
+                    tracing::info!(%key, %error, "planes did not get across");
                     Arrival::Failed(key, error)
                 }
             })
