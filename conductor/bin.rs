@@ -205,6 +205,7 @@ fn worker_settings(config: &Config, checkpoint: &Checkpoint) -> Result<WorkerSet
         max_prefill_chunk_size: config.max_prefill_chunk_size.map(|tokens| tokens as usize),
         long_prefill_token_threshold: config.long_prefill_token_threshold.map(|tokens| tokens as usize),
         prefill_sharing: match config.prefill_sharing {
+            config::PrefillSharing::ShortestFirst => PrefillSharing::ShortestFirst,
             config::PrefillSharing::Fair => PrefillSharing::Fair,
             config::PrefillSharing::FirstCome => PrefillSharing::FirstCome,
         },

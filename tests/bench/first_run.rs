@@ -6,14 +6,14 @@
 
 mod cluster;
 mod figures;
+mod results;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use serde_json::json;
-use tutti_load::machine::Machine;
 
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, results::Origin};
 
 #[derive(Parser)]
 struct Args {
@@ -27,17 +27,11 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match measure(Args::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("first_run: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    results::exit("first_run", measure(Args::parse()).await)
 }
 
 async fn measure(args: Args) -> Result<(), String> {
-    let machine = Machine::this();
+    let origin = Origin::now("first_run");
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bench/qwen3-0.6b");
     let pool = figures::KV_POOL_BYTES.to_string();
     let large = Cluster::start(&[
@@ -66,16 +60,8 @@ async fn measure(args: Args) -> Result<(), String> {
     small.stop()?;
 
     let figures = json!({
-        "machine": machine,
         "qwen3_0_6b_bf16": { "start": start, "prefill": prefill, "decode": decode, "memory": memory },
         "control_plane": control,
     });
-    let text = serde_json::to_string_pretty(&figures).map_err(|e| e.to_string())? + "\n";
-    match args.out {
-        Some(file) => std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display())),
-        None => {
-            use std::io::Write;
-            std::io::stdout().write_all(text.as_bytes()).map_err(|e| e.to_string())
-        }
-    }
+    results::write(&origin, figures, args.out.as_deref())
 }

@@ -76,13 +76,7 @@ struct Found {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match measure(Args::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("knee: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    results::exit("knee", measure(Args::parse()).await)
 }
 
 async fn measure(args: Args) -> Result<(), String> {

@@ -1,7 +1,11 @@
 //! What a bench found, as JSON with everything that is needed to judge it.
 #![allow(dead_code, reason = "each bench uses its own part")]
 
-use std::{io::Write, path::Path, process::Command};
+use std::{
+    io::Write,
+    path::Path,
+    process::{Command, ExitCode},
+};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -49,6 +53,17 @@ pub fn write(origin: &Origin, figures: Value, out: Option<&Path>) -> Result<(), 
     match out {
         Some(file) => std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display())),
         None => std::io::stdout().write_all(text.as_bytes()).map_err(|e| e.to_string()),
+    }
+}
+
+/// How the bench's process ends.
+pub fn exit(bench: &str, measured: Result<(), String>) -> ExitCode {
+    match measured {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{bench}: {message}");
+            ExitCode::FAILURE
+        }
     }
 }
 

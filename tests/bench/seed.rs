@@ -7,7 +7,7 @@ use tutti_load::report::Summary;
 
 use crate::{
     cluster::Cluster,
-    results::median,
+    comparison::{self, Better, Figure},
     stream::{Ended, Stream, prompts},
     way::Device,
 };
@@ -32,21 +32,6 @@ pub struct Run {
     itl_ms_during: Summary,
     /// Of all, from when the long prompt is sent until the last of all has ended.
     output_tokens_per_s: f64,
-    /// Why the run does not count; empty where it does.
-    invalid: Vec<String>,
-}
-
-/// The middle of each figure over the runs.
-#[derive(Debug, Serialize)]
-pub struct Medians {
-    samples: usize,
-    pub ttft_ms_of_long: f64,
-    pub ttft_ms_of_short: f64,
-    itl_ms_before_p50: f64,
-    itl_ms_during_p50: f64,
-    itl_ms_during_p99: f64,
-    itl_ms_during_max: f64,
-    pub output_tokens_per_s: f64,
 }
 
 impl Run {
@@ -75,7 +60,9 @@ impl Run {
         for stream in four {
             ended.push(stream.end().await?);
         }
-        Ok(Self::of(&ended, &long.end().await?, &short.end().await?))
+        let (long, short) = (long.end().await?, short.end().await?);
+        check_overlap(&ended, &short, long.first_token())?;
+        Ok(Self::of(&ended, &long, &short))
     }
 
     fn of(four: &[Ended], long: &Ended, short: &Ended) -> Self {
@@ -91,38 +78,32 @@ impl Run {
             itl_ms_before: gaps(began, sent),
             itl_ms_during: gaps(sent, first),
             output_tokens_per_s: f64::from(tokens) / (last - sent).as_secs_f64(),
-            invalid: doubts(four, short, first),
         }
     }
 }
 
-fn doubts(four: &[Ended], short: &Ended, first: Instant) -> Vec<String> {
-    let mut doubts = Vec::new();
+/// A run counts only if the requests met as they should.
+fn check_overlap(four: &[Ended], short: &Ended, first: Instant) -> Result<(), String> {
     if four.iter().any(|stream| stream.last_token() <= first) {
-        doubts.push("a request stopped decoding before the long prompt had its first token".into());
+        return Err("a request stopped decoding before the long prompt had its first token".into());
     }
     if short.began >= first {
-        doubts.push("the short prompt was sent after the long one had its first token".into());
+        return Err("the short prompt was sent after the long one had its first token".into());
     }
-    doubts
+    Ok(())
 }
 
-impl Medians {
-    /// Of runs that count; an error if one does not.
-    pub fn of(runs: &[Run]) -> Result<Self, String> {
-        if let Some(doubt) = runs.iter().find_map(|run| run.invalid.first()) {
-            return Err(doubt.clone());
-        }
-        let of = |figure: fn(&Run) -> f64| median(runs.iter().map(figure));
-        Ok(Self {
-            samples: runs.len(),
-            ttft_ms_of_long: of(|run| run.ttft_ms_of_long),
-            ttft_ms_of_short: of(|run| run.ttft_ms_of_short),
-            itl_ms_before_p50: of(|run| run.itl_ms_before.p50),
-            itl_ms_during_p50: of(|run| run.itl_ms_during.p50),
-            itl_ms_during_p99: of(|run| run.itl_ms_during.p99),
-            itl_ms_during_max: of(|run| run.itl_ms_during.max),
-            output_tokens_per_s: of(|run| run.output_tokens_per_s),
-        })
+impl comparison::Run for Run {
+    fn figures(&self) -> Vec<Figure> {
+        let lower = |name, value| Figure { name, value, better: Better::Lower };
+        vec![
+            lower("ttft_ms_of_long", self.ttft_ms_of_long),
+            lower("ttft_ms_of_short", self.ttft_ms_of_short),
+            lower("itl_ms_before_p50", self.itl_ms_before.p50),
+            lower("itl_ms_during_p50", self.itl_ms_during.p50),
+            lower("itl_ms_during_p99", self.itl_ms_during.p99),
+            lower("itl_ms_during_max", self.itl_ms_during.max),
+            Figure { name: "output_tokens_per_s", value: self.output_tokens_per_s, better: Better::Higher },
+        ]
     }
 }

@@ -63,6 +63,7 @@ impl Device {
             way("engine", &["--chunking=engine", &whole, &chunk]),
             way("engine-target", &["--chunking=engine", &whole, &chunk, &target]),
             way("scheduler", &["--chunking=scheduler", &cut]),
+            way("scheduler-fair", &["--chunking=scheduler", &cut, "--prefill-sharing=fair"]),
             way("scheduler-first-come", &["--chunking=scheduler", &cut, "--prefill-sharing=first-come"]),
             // The target decides, not the budget.
             way("scheduler-target", &["--chunking=scheduler", "--max-step-tokens=2048", &target]),

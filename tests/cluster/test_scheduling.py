@@ -23,14 +23,14 @@ SMALL_POOL = 24
 SCHEDULER = {
     "--max-prefill-chunk-size=1": 1,
     "--max-prefill-chunk-size=7 --prefill-sharing=first-come": 7,
-    "--max-prefill-chunk-size=64 --long-prefill-token-threshold=33": 64,
+    "--max-prefill-chunk-size=64 --long-prefill-token-threshold=33 --prefill-sharing=fair": 64,
     "--max-step-tokens=7": 7,
     "--target-itl-ms=1": 512,
     "--admission=optimistic --no-prefix-cache": 512,
 }
 WHOLE = (
     "--chunking=engine --max-prefill-chunk-size=1",
-    "--chunking=engine --max-prefill-chunk-size=7",
+    "--chunking=engine --max-prefill-chunk-size=7 --prefill-sharing=fair",
     "--chunking=engine --max-prefill-chunk-size=64 --prefill-sharing=first-come",
     "--chunking=off",
     "--chunking=off --max-step-tokens=7",

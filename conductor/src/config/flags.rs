@@ -113,7 +113,7 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     long_prefill_token_threshold: Option<u32>,
 
-    /// How the prompts in a step share what decodes leave of it [default: fair]
+    /// How the prompts in a step share what decodes leave of it [default: shortest-first]
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_sharing: Option<PrefillSharing>,

@@ -20,8 +20,10 @@ pub enum Chunking {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrefillSharing {
-    /// Equally; what the shortest leave of theirs goes to the others
+    /// Half to the earliest, the rest to whoever has least left
     #[default]
+    ShortestFirst,
+    /// Equally; what the shortest leave of theirs goes to the others
     Fair,
     /// The earliest takes what it can, then the next
     FirstCome,

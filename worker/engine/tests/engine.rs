@@ -99,7 +99,9 @@ fn check(story: &Story, launch: &pb::LaunchGraph) {
 #[test]
 fn every_chunking_gives_each_request_what_it_gets_alone() {
     for chunking in [Chunking::Scheduler, Chunking::Engine, Chunking::Off] {
-        for prefill_sharing in [PrefillSharing::Fair, PrefillSharing::FirstCome] {
+        for prefill_sharing in
+            [PrefillSharing::ShortestFirst, PrefillSharing::Fair, PrefillSharing::FirstCome]
+        {
             for max_step_tokens in [1, 2, 7, 16, 64] {
                 for max_prefill_chunk in [None, Some(1), Some(3), Some(5)] {
                     let settings = EngineSettings {

@@ -27,7 +27,7 @@ const PARTS: [&str; 4] = ["plan afresh", "make ready", "settle", "commit"];
 fn main() -> std::io::Result<()> {
     let machine = Machine::this();
     let mut policies = Vec::new();
-    for prefill_sharing in [PrefillSharing::Fair, PrefillSharing::FirstCome] {
+    for prefill_sharing in [PrefillSharing::ShortestFirst, PrefillSharing::Fair, PrefillSharing::FirstCome] {
         for prefix_cache in [true, false] {
             let times = measure(SchedulerConfig {
                 max_step_tokens: 2048,

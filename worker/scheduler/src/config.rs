@@ -49,8 +49,11 @@ pub enum Chunking {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrefillSharing {
-    /// Equally, except that nobody gets more than is left of it: max-min fair.
+    /// Half goes to the earliest request, so that it moves on whoever comes; the rest to whoever has least left, which
+    /// makes the mean wait short.
     #[default]
+    ShortestFirst,
+    /// Equally, except that nobody gets more than is left of it: max-min fair.
     Fair,
     /// The earliest request takes what it can, then the next one.
     FirstCome,

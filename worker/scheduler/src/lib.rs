@@ -28,7 +28,7 @@
 //!   it, first-come prefill goes by it, and preemption takes from its end. It never changes, so whoever is first stays
 //!   first and ends, and nobody waits for ever.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills what is left of
-//!   [`max_step_tokens`](SchedulerConfig::max_step_tokens), [shared](PrefillSharing) equally or in order. Only a prefill
+//!   [`max_step_tokens`](SchedulerConfig::max_step_tokens), [shared](PrefillSharing) as configured. Only a prefill
 //!   that must not be cut exceeds the budget, and then runs alone; see [`PATIENCE`]. With a
 //!   [target](SchedulerConfig::target_itl) for the time between tokens, prefill beside decodes gets the time that a model
 //!   of past steps says they leave.

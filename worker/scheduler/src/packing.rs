@@ -142,8 +142,9 @@ fn share_out(
     since_alone: u32,
 ) -> bool {
     let decodes = beside.decodes();
-    let fair = config.prefill_sharing == PrefillSharing::Fair;
-    let order = |prefill: &Prefill| if fair || prefill.is_overdue() { prefill.age } else { 0 };
+    let sharing = config.prefill_sharing;
+    let by_age = |prefill: &Prefill| sharing == PrefillSharing::Fair || prefill.is_overdue();
+    let order = |prefill: &Prefill| if by_age(prefill) { prefill.age } else { 0 };
     prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.place));
     let budget = config.max_step_tokens.saturating_sub(decodes);
     let may_be_alone = |first: &Prefill| decodes == 0 || first.is_overdue() && since_alone >= PATIENCE;
@@ -158,8 +159,15 @@ fn share_out(
     let overdue = prefills.iter().take_while(|prefill| prefill.is_overdue()).count();
     let (overdue, in_time) = prefills.split_at_mut(overdue);
     overdue.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
-    if fair {
-        step.share_equally(in_time);
+    match sharing {
+        PrefillSharing::Fair => step.share_equally(in_time),
+        PrefillSharing::FirstCome => (),
+        PrefillSharing::ShortestFirst => {
+            if let Some(first) = in_time.first_mut() {
+                step.serve(first, step.half_for(first));
+            }
+            in_time.sort_by_key(|prefill| (prefill.left - prefill.tokens, prefill.place));
+        }
     }
     in_time.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
     false
@@ -242,6 +250,12 @@ impl Room {
             0 if !self.begun => most,
             _ => on_grid,
         }
+    }
+
+    /// Half of what there is, or all of it where half is less than a chunk, or where the prefill cannot be cut.
+    fn half_for(&self, prefill: &Prefill) -> usize {
+        let half = self.room_for(prefill) / 2;
+        if prefill.is_whole() || half < self.grid { usize::MAX } else { half }
     }
 
     /// Max-min fair: equal shares, and what the smallest leave of theirs is shared by the others. Where there is less

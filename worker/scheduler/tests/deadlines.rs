@@ -242,12 +242,17 @@ fn device() -> impl Strategy<Value = Device> {
 /// What an operator may choose of what bears on it.
 fn policies() -> impl Strategy<Value = SchedulerConfig> {
     let chunk = proptest::option::of(4_usize..100);
-    (8_usize..200, chunk, proptest::bool::weighted(0.2), any::<bool>()).prop_map(
-        |(max_step_tokens, max_prefill_chunk, whole, fair)| SchedulerConfig {
+    let sharing = prop_oneof![
+        Just(PrefillSharing::ShortestFirst),
+        Just(PrefillSharing::Fair),
+        Just(PrefillSharing::FirstCome)
+    ];
+    (8_usize..200, chunk, proptest::bool::weighted(0.2), sharing).prop_map(
+        |(max_step_tokens, max_prefill_chunk, whole, prefill_sharing)| SchedulerConfig {
             max_step_tokens,
             max_prefill_chunk,
             chunking: if whole { Chunking::Whole } else { Chunking::Cut },
-            prefill_sharing: if fair { PrefillSharing::Fair } else { PrefillSharing::FirstCome },
+            prefill_sharing,
             ..roomy()
         },
     )

@@ -47,6 +47,22 @@ fn first_come_gives_all_to_the_first() {
 }
 
 #[test]
+fn the_first_has_half_and_the_shortest_the_rest() {
+    let prefill_sharing = PrefillSharing::ShortestFirst;
+    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 24, prefill_sharing, ..config() });
+    for (request, prompt) in [(1, 40), (2, 20), (3, 2), (4, 30)] {
+        scheduler.add(text(request, prompt, 1)).unwrap();
+    }
+    assert_eq!(
+        shares(&mut scheduler),
+        [(3, 0..2), (2, 0..8), (1, 0..12)],
+        "12 and 10 are left, on a grid of four"
+    );
+    assert_eq!(shares(&mut scheduler), [(2, 8..20), (1, 12..24)]);
+    assert_eq!(shares(&mut scheduler), [(1, 24..40), (4, 0..8)], "which the first needs no longer");
+}
+
+#[test]
 fn where_there_is_less_than_a_chunk_for_each_they_take_turns() {
     let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 8, ..fair() });
     for request in 1..=4 {

@@ -120,7 +120,11 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
 
 fn policies() -> impl Strategy<Value = SchedulerConfig> {
     let chunking = prop_oneof![4 => Just(Chunking::Cut), 1 => Just(Chunking::Whole)];
-    let sharing = prop_oneof![Just(PrefillSharing::Fair), Just(PrefillSharing::FirstCome)];
+    let sharing = prop_oneof![
+        Just(PrefillSharing::ShortestFirst),
+        Just(PrefillSharing::Fair),
+        Just(PrefillSharing::FirstCome)
+    ];
     let admission = prop_oneof![Just(Admission::WholeLife), Just(Admission::Optimistic)];
     let target = proptest::option::of((1_u64..5).prop_map(Duration::from_millis));
     let caps = (proptest::option::of(1_usize..24), proptest::option::of(1_usize..24));

@@ -1,4 +1,4 @@
-//! The production form: twelve long prompts, four at a time, each with an answer.
+//! Twelve long prompts, each with an answer: some at a time, as in production, or all at once.
 
 use std::time::Instant;
 
@@ -8,12 +8,11 @@ use tutti_load::report::Summary;
 
 use crate::{
     cluster::Cluster,
-    results::median,
+    comparison::{self, Better, Figure},
     stream::{Ended, Stream, prompts},
 };
 
 const REQUESTS: usize = 12;
-const CONCURRENCY: usize = 4;
 
 /// One run of it.
 #[derive(Debug, Serialize)]
@@ -24,32 +23,19 @@ pub struct Run {
     seconds: f64,
 }
 
-/// The middle of each figure over the runs.
-#[derive(Debug, Serialize)]
-pub struct Medians {
-    samples: usize,
-    pub ttft_ms_mean: f64,
-    ttft_ms_p50: f64,
-    ttft_ms_max: f64,
-    pub itl_ms_p50: f64,
-    itl_ms_p99: f64,
-    itl_ms_max: f64,
-    pub output_tokens_per_s: f64,
-}
-
 impl Run {
     /// Runs it on a cluster that serves nothing else. A new request is sent as soon as one has ended.
     pub async fn measure(
         cluster: &Cluster,
-        prompt: usize,
-        max_tokens: u32,
+        (prompt, max_tokens): (usize, u32),
+        at_a_time: usize,
         seed: u64,
     ) -> Result<Self, String> {
         let began = Instant::now();
         let mut waiting = prompts(REQUESTS, prompt, seed).into_iter();
         let start = |prompt| Stream::start(&cluster.target, prompt, max_tokens).end();
         let mut running = JoinSet::new();
-        for prompt in waiting.by_ref().take(CONCURRENCY) {
+        for prompt in waiting.by_ref().take(at_a_time) {
             running.spawn(start(prompt));
         }
         let mut ended: Vec<Ended> = Vec::new();
@@ -70,18 +56,17 @@ impl Run {
     }
 }
 
-impl Medians {
-    pub fn of(runs: &[Run]) -> Self {
-        let of = |figure: fn(&Run) -> f64| median(runs.iter().map(figure));
-        Self {
-            samples: runs.len(),
-            ttft_ms_mean: of(|run| run.ttft_ms.mean),
-            ttft_ms_p50: of(|run| run.ttft_ms.p50),
-            ttft_ms_max: of(|run| run.ttft_ms.max),
-            itl_ms_p50: of(|run| run.itl_ms.p50),
-            itl_ms_p99: of(|run| run.itl_ms.p99),
-            itl_ms_max: of(|run| run.itl_ms.max),
-            output_tokens_per_s: of(|run| run.output_tokens_per_s),
-        }
+impl comparison::Run for Run {
+    fn figures(&self) -> Vec<Figure> {
+        let lower = |name, value| Figure { name, value, better: Better::Lower };
+        vec![
+            lower("ttft_ms_mean", self.ttft_ms.mean),
+            lower("ttft_ms_p50", self.ttft_ms.p50),
+            lower("ttft_ms_max", self.ttft_ms.max),
+            lower("itl_ms_p50", self.itl_ms.p50),
+            lower("itl_ms_p99", self.itl_ms.p99),
+            lower("itl_ms_max", self.itl_ms.max),
+            Figure { name: "output_tokens_per_s", value: self.output_tokens_per_s, better: Better::Higher },
+        ]
     }
 }
