@@ -65,8 +65,8 @@ impl Conductor for ConductorService {
         &self,
         request: Request<pb::SubmitRequest>,
     ) -> Result<Response<Self::SubmitStream>, Status> {
-        let pb::SubmitRequest { spec, timeout_ms } = request.into_inner();
-        let submission = self.cluster.submit(spec.unwrap_or_default(), timeout_ms)?;
+        let pb::SubmitRequest { spec, timeout_ms, generated } = request.into_inner();
+        let submission = self.cluster.resume(spec.unwrap_or_default(), timeout_ms, generated)?;
         Ok(Response::new(Events(submission)))
     }
 

@@ -1,25 +1,17 @@
-//! One front door: everything that its HTTP and gRPC surfaces share, and the task that follows the conductor.
+//! One front door: everything that its HTTP and gRPC surfaces share, and the task that follows the conductors.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
-use tutti_runtime::{
-    Error, ErrorKind,
-    health::{Health, State},
-    metrics::Metrics,
-};
+use tutti_runtime::{Error, health::Health, metrics::Metrics};
 
 use crate::{
-    config::RouterConfig, generation::Generator, grpc, http, metrics::RouterMetrics, served::ServedModel,
+    config::RouterConfig,
+    fleet::{Conductors, Fleet, FleetSettings},
+    generation::Generator,
+    grpc, http,
+    metrics::RouterMetrics,
 };
-
-/// How often the conductor is asked whether it is ready: while that is soon to change, and while it is not.
-const POLL_STARTING: Duration = Duration::from_millis(100);
-const POLL_SETTLED: Duration = Duration::from_secs(1);
-
-/// A conductor that has not answered within this is taken to be unable to.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Flow control towards the conductor: what one slow client leaves unread stays within its own stream's window, and
 /// the connection's window holds a thousand such streams, so that nobody else stalls.
@@ -31,7 +23,7 @@ pub fn tune(endpoint: Endpoint) -> Endpoint {
     endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW)
 }
 
-/// The front door of one conductor; clones share it.
+/// The front door of one conductor or several; clones share it.
 #[derive(Clone)]
 pub struct FrontDoor {
     generator: Arc<Generator>,
@@ -39,13 +31,26 @@ pub struct FrontDoor {
 }
 
 impl FrontDoor {
-    /// A front door to the conductor behind `channel` (see [`tune`]). Answers 503 until [`FrontDoor::follow`] has
-    /// fetched the model's description and text files.
+    /// A front door to the conductor behind `channel` (see [`tune`]), which it is part of: what that conductor says is
+    /// final. Answers 503 until [`FrontDoor::follow`] has fetched the model's description and text files.
     pub fn new(channel: Channel, config: &RouterConfig, metrics: &Metrics) -> Result<Self, Error> {
+        let conductors = Conductors { fixed: vec![("embedded".into(), channel)], discover: None };
+        Self::before(conductors, FleetSettings::embedded(), config, metrics)
+    }
+
+    /// A front door to several conductors, any of which may die or come at any time.
+    pub fn before(
+        conductors: Conductors,
+        settings: FleetSettings,
+        config: &RouterConfig,
+        metrics: &Metrics,
+    ) -> Result<Self, Error> {
         config.validate()?;
+        settings.validate()?;
+        let fleet = Fleet::new(conductors, settings, config.skip_tokenizer_init, metrics);
         let metrics = RouterMetrics::register(metrics);
         let max_body_bytes = config.max_body_bytes;
-        Ok(Self { generator: Arc::new(Generator::new(channel, config, metrics)), max_body_bytes })
+        Ok(Self { generator: Arc::new(Generator::new(fleet, config, metrics)), max_body_bytes })
     }
 
     /// The OpenAI routes, with OpenAI's error shape for unknown routes too. To be merged with
@@ -60,45 +65,15 @@ impl FrontDoor {
         grpc::routes(self.generator.clone(), self.max_body_bytes, health)
     }
 
-    /// Follows the conductor for as long as it is polled: fetches what is served once it is there, again when it
-    /// changes, and writes into `health` whether a request sent now would be served. It is the readiness's only
+    /// Follows the conductors for as long as it is polled: fetches what is served once one of them is there, again when
+    /// it changes, and writes into `health` whether a request sent now would be served. It is the readiness's only
     /// writer where a router runs.
     pub async fn follow(self, health: Health) {
-        loop {
-            let (state, pause) = match self.refresh().await {
-                Ok(State::Ok) => (State::Ok, POLL_SETTLED),
-                Ok(not) => (not, POLL_STARTING),
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    (State::Not(error.to_string()), POLL_STARTING)
-                }
-                // A file that cannot be read, say: looking again soon would cost much and help little.
-                Err(error) => (State::Not(error.to_string()), POLL_SETTLED),
-            };
-            if health.ready() != state {
-                match &state {
-                    State::Ok => tracing::info!("the front door is ready"),
-                    State::Not(reason) => tracing::info!(%reason, "the front door is not ready"),
-                }
-            }
-            health.set_ready(state);
-            tokio::time::sleep(pause).await;
-        }
+        self.generator.fleet().clone().follow(health).await;
     }
 
     /// Completes once no generation is under way. While this is polled, no new one is admitted: it is for the end.
     pub async fn idle(&self) {
         self.generator.idle().await;
-    }
-
-    /// Asks the conductor what it serves and fetches the text files when that changed; says whether it is ready too.
-    async fn refresh(&self) -> Result<State, Error> {
-        let silent = |_| Error::unavailable("the conductor does not answer");
-        let (description, ready) = timeout(PATIENCE, self.generator.describe()).await.map_err(silent)??;
-        let known = self.generator.served();
-        if known.is_none_or(|served| served.description != description) {
-            let model = ServedModel::fetch(&self.generator, description).await?;
-            self.generator.publish(model);
-        }
-        Ok(ready)
     }
 }

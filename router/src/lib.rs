@@ -1,7 +1,9 @@
-//! The front door: OpenAI HTTP and gRPC text in, token ids to the conductor. Stateless: it tokenises, applies the chat
+//! The front door: OpenAI HTTP and gRPC text in, token ids to a conductor, the
+//! best of those that it knows. Stateless: it tokenises, applies the chat
 //! template, fans choices out, turns tokens back into text, cuts at stop strings, and renders.
 
 mod config;
+mod fleet;
 mod front_door;
 mod generation;
 mod grpc;
@@ -15,5 +17,6 @@ mod text;
 mod test_support;
 
 pub use config::RouterConfig;
+pub use fleet::{Conductors, FleetSettings};
 pub use front_door::{FrontDoor, tune};
 pub use served::check_checkpoint;

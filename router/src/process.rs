@@ -3,9 +3,8 @@
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::time::timeout;
-use tonic::transport::Endpoint;
 use tutti_runtime::{
     Error, config, exit,
     health::{Health, State},
@@ -16,15 +15,12 @@ use tutti_runtime::{
     telemetry::{LogFormat, Telemetry},
 };
 
-use crate::{FrontDoor, RouterConfig, tune};
+use crate::{Conductors, FleetSettings, FrontDoor, RouterConfig, fleet::check_conductors};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A conductor that does not answer a ping within twice this is gone.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// How long connections may take to close once no request is left: a health watch would never.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// Serves the OpenAI HTTP and gRPC surfaces in front of a conductor that runs elsewhere.
+/// Serves the OpenAI HTTP and gRPC surfaces in front of conductors that run elsewhere.
 ///
 /// Every setting can also stand in a file (--config) or in an environment variable (TUTTI_CONDUCTOR).
 #[derive(Debug, Parser, Serialize)]
@@ -40,10 +36,15 @@ struct Flags {
     #[serde(skip)]
     print_config: bool,
 
-    /// The conductor's gRPC address, such as http://10.0.0.1:50051
+    /// A conductor's gRPC address, such as http://10.0.0.1:50051; once for each conductor
     #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    conductor: Vec<String>,
+
+    /// A name whose every address is a conductor's, looked up again and again
+    #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    conductor: Option<String>,
+    discover: Option<String>,
 
     /// Address of the OpenAI API, health and metrics [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDR")]
@@ -54,6 +55,9 @@ struct Flags {
     #[arg(long, value_name = "ADDR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     grpc: Option<SocketAddr>,
+
+    #[command(flatten)]
+    fleet: FleetFlags,
 
     #[command(flatten)]
     router: RouterFlags,
@@ -79,6 +83,15 @@ struct Flags {
     otlp_endpoint: Option<String>,
 }
 
+/// The flags about conductors; their other settings stand in the file's `fleet` table.
+#[derive(Debug, clap::Args, Serialize)]
+struct FleetFlags {
+    /// How often a stream goes on at another conductor when its own is lost [default: 2]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_replays: Option<u32>,
+}
+
 /// The front door's flags; its other settings stand in the file's `router` table.
 #[derive(Debug, clap::Args, Serialize)]
 struct RouterFlags {
@@ -92,7 +105,11 @@ struct RouterFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    conductor: Option<String>,
+    /// One, or a list; a text may have several with commas between, as an environment variable must.
+    #[serde(deserialize_with = "urls")]
+    conductor: Vec<String>,
+    discover: Option<String>,
+    fleet: FleetSettings,
     http: SocketAddr,
     grpc: SocketAddr,
     router: RouterConfig,
@@ -106,7 +123,9 @@ impl Default for Settings {
     fn default() -> Self {
         let Telemetry { log_format, log, otlp_endpoint } = Telemetry::default();
         Self {
-            conductor: None,
+            conductor: Vec::new(),
+            discover: None,
+            fleet: FleetSettings::default(),
             http: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 50051)),
             router: RouterConfig::default(),
@@ -118,6 +137,19 @@ impl Default for Settings {
     }
 }
 
+fn urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Urls {
+        Text(String),
+        List(Vec<String>),
+    }
+    Ok(match Urls::deserialize(deserializer)? {
+        Urls::Text(text) => text.split(',').map(|url| url.trim().to_owned()).collect(),
+        Urls::List(list) => list,
+    })
+}
+
 /// Runs the process until it is told to end; `arguments` are the command line, the program's name first.
 ///
 /// # Errors
@@ -126,37 +158,20 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     let flags: Flags = exit::flags(arguments);
     let settings: Settings = config::layered(flags.config.as_deref(), &flags)?;
     settings.router.validate()?;
+    settings.fleet.validate()?;
     if flags.print_config {
         return writeln!(std::io::stdout(), "{}", config::print(&settings)?)
             .map_err(|e| Error::internal(format!("cannot print: {e}")));
     }
-    let endpoint = endpoint(settings.conductor.as_deref())?;
+    check_conductors(&settings.conductor, settings.discover.as_deref())?;
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start the async runtime: {e}")))?
-        .block_on(run_until_told(settings, endpoint))
+        .block_on(run_until_told(settings))
 }
 
-/// Where the conductor is. It need not be there yet.
-fn endpoint(conductor: Option<&str>) -> Result<Endpoint, Error> {
-    let Some(url) = conductor else {
-        return Err(Error::invalid("conductor", "is required: the gRPC address of a conductor"));
-    };
-    let invalid =
-        || Error::invalid("conductor", format!("{url:?} is not a URL such as http://10.0.0.1:50051"));
-    if !url.starts_with("http://") {
-        return Err(invalid());
-    }
-    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
-    Ok(tune(endpoint)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true))
-}
-
-async fn run_until_told(settings: Settings, endpoint: Endpoint) -> Result<(), Error> {
+async fn run_until_told(settings: Settings) -> Result<(), Error> {
     let Settings { log_format, log, otlp_endpoint, .. } = settings;
     let _telemetry = Telemetry { log_format, log, otlp_endpoint }.install("router")?;
     let shutdown = Shutdown::on_signals()?;
@@ -165,7 +180,8 @@ async fn run_until_told(settings: Settings, endpoint: Endpoint) -> Result<(), Er
     tracing::info!(http = %settings.http, grpc = %settings.grpc, "listening");
 
     let (health, metrics) = (Health::default(), Metrics::default());
-    let front_door = FrontDoor::new(endpoint.connect_lazy(), &settings.router, &metrics)?;
+    let conductors = Conductors::new(&settings.conductor, settings.discover.as_deref(), &settings.fleet)?;
+    let front_door = FrontDoor::before(conductors, settings.fleet, &settings.router, &metrics)?;
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;
     let following = tokio::spawn(front_door.clone().follow(health.clone()));
@@ -208,6 +224,11 @@ mod tests {
         assert_eq!(refused(&[]).as_deref(), Some("conductor"));
         assert_eq!(refused(&["--conductor", "10.0.0.1:1"]).as_deref(), Some("conductor"));
         assert_eq!(refused(&["--conductor", "http://x y"]).as_deref(), Some("conductor"));
+        assert_eq!(
+            refused(&["--conductor", "http://a:1", "--conductor", "b:1"]).as_deref(),
+            Some("conductor")
+        );
+        assert_eq!(refused(&["--discover", "nowhere"]).as_deref(), Some("discover"));
         assert_eq!(refused(&["--config", "nowhere.toml"]).as_deref(), Some("config"));
     }
 }

@@ -7,7 +7,8 @@ use tutti_proto::cluster::v1::{CheckpointFile, ModelDescription};
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
 
 use crate::{
-    generation::{Generator, Sampling, validate},
+    fleet::Member,
+    generation::{Sampling, validate},
     text::{template::ChatTemplate, tokenizer::Tokenizer},
 };
 
@@ -16,7 +17,7 @@ pub struct ServedModel {
     /// As the conductor describes it.
     pub description: ModelDescription,
     /// How text is made of its tokens.
-    pub text: ServedText,
+    pub text: Arc<ServedText>,
 }
 
 /// What the checkpoint's text files give.
@@ -56,7 +57,7 @@ impl SamplingDefaults {
 }
 
 /// The bytes of the checkpoint's text files, each where it exists.
-#[derive(Default)]
+#[derive(Clone, Default, Hash)]
 pub struct TextFiles {
     /// `tokenizer.json`.
     pub tokenizer: Option<Vec<u8>>,
@@ -86,23 +87,24 @@ impl TextFiles {
         })
     }
 
-    async fn fetch(generator: &Generator, skip_tokenizer_init: bool) -> Result<Self, Error> {
+    /// Fetches those that are needed from a conductor.
+    pub async fn fetch(conductor: &Member, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let mut files = Self {
-            generation_config: fetch(generator, CheckpointFile::GenerationConfig).await?,
+            generation_config: fetch(conductor, CheckpointFile::GenerationConfig).await?,
             ..Self::default()
         };
         if !skip_tokenizer_init {
-            files.tokenizer = fetch(generator, CheckpointFile::Tokenizer).await?;
-            files.tokenizer_config = fetch(generator, CheckpointFile::TokenizerConfig).await?;
-            files.chat_template = fetch(generator, CheckpointFile::ChatTemplate).await?;
+            files.tokenizer = fetch(conductor, CheckpointFile::Tokenizer).await?;
+            files.tokenizer_config = fetch(conductor, CheckpointFile::TokenizerConfig).await?;
+            files.chat_template = fetch(conductor, CheckpointFile::ChatTemplate).await?;
         }
         Ok(files)
     }
 }
 
 /// The file, or none if the checkpoint lacks it.
-async fn fetch(generator: &Generator, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
-    match generator.read_file(file).await {
+async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
+    match conductor.read_file(file).await {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -135,16 +137,6 @@ impl ServedText {
 }
 
 impl ServedModel {
-    /// Fetches the text files of the described model from the conductor and builds what they give.
-    pub async fn fetch(generator: &Generator, description: ModelDescription) -> Result<Self, Error> {
-        let skip = generator.skip_tokenizer_init();
-        let files = TextFiles::fetch(generator, skip).await?;
-        let text = tokio::task::spawn_blocking(move || ServedText::read(&files, skip))
-            .await
-            .map_err(|e| Error::internal(format!("reading the tokenizer failed: {e}")))??;
-        Ok(Self { description, text })
-    }
-
     /// The tokenizer, or why this kind of input cannot be taken without one.
     pub fn tokenizer(&self, field: &str, kind: &str) -> Result<&Arc<Tokenizer>, Error> {
         self.text.tokenizer.as_ref().ok_or_else(|| {

@@ -183,6 +183,12 @@ impl Error {
         self
     }
 
+    /// Whether a process of Tutti made this status, out of an error of its own. Any other comes from the way to it: a
+    /// broken connection, a proxy, or the gRPC library.
+    pub fn is_told_by(status: &Status) -> bool {
+        status.metadata().contains_key(KIND)
+    }
+
     /// What kind it is.
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -286,7 +292,9 @@ mod tests {
 
     #[test]
     fn a_foreign_status_is_told_by_its_code() {
-        let error = Error::from(Status::unavailable("connection refused"));
+        let status = Status::unavailable("connection refused");
+        assert!(!Error::is_told_by(&status) && Error::is_told_by(&Error::unavailable("draining").into()));
+        let error = Error::from(status);
         assert_eq!((error.kind(), error.field()), (ErrorKind::Unavailable, None));
     }
 

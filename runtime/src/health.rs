@@ -16,11 +16,17 @@ pub enum State {
 pub struct Health {
     ready: watch::Sender<State>,
     live: watch::Sender<State>,
+    /// What an operator should know although the process is ready.
+    remarks: watch::Sender<Vec<String>>,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        Self { ready: watch::Sender::new(State::Not("starting".into())), live: watch::Sender::new(State::Ok) }
+        Self {
+            ready: watch::Sender::new(State::Not("starting".into())),
+            live: watch::Sender::new(State::Ok),
+            remarks: watch::Sender::default(),
+        }
     }
 }
 
@@ -32,6 +38,16 @@ impl Health {
             *old = state;
             changed
         });
+    }
+
+    /// Sets what is not as it should be although the process is ready, a line for each thing; returns at once.
+    pub fn set_remarks(&self, remarks: Vec<String>) {
+        self.remarks.send_replace(remarks);
+    }
+
+    /// What was set by [`Health::set_remarks`].
+    pub fn remarks(&self) -> Vec<String> {
+        self.remarks.borrow().clone()
     }
 
     /// Sets liveness; returns at once.

@@ -17,8 +17,11 @@ use crate::{
 /// The routes, to serve alone or merged with others.
 pub fn routes(health: Health, metrics: Metrics) -> Router {
     Router::new()
-        .route("/health", get(|Shared(health): Shared<Health>| async move { answer(health.live(), "live") }))
-        .route("/ready", get(|Shared(health): Shared<Health>| async move { answer(health.ready(), "ready") }))
+        .route(
+            "/health",
+            get(|Shared(health): Shared<Health>| async move { answer(health.live(), "live", &[]) }),
+        )
+        .route("/ready", get(ready))
         .with_state(health)
         .route(
             "/metrics",
@@ -26,9 +29,14 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
         )
 }
 
-fn answer(state: State, word: &str) -> Response {
+async fn ready(Shared(health): Shared<Health>) -> Response {
+    answer(health.ready(), "ready", &health.remarks())
+}
+
+fn answer(state: State, word: &str, remarks: &[String]) -> Response {
     match state {
-        State::Ok => Json(json!({ "status": word })).into_response(),
+        State::Ok if remarks.is_empty() => Json(json!({ "status": word })).into_response(),
+        State::Ok => Json(json!({ "status": word, "remarks": remarks })).into_response(),
         State::Not(reason) => {
             let body = Json(json!({ "status": format!("not {word}"), "reason": reason }));
             (StatusCode::SERVICE_UNAVAILABLE, body).into_response()

@@ -92,6 +92,18 @@ class Process:
     def workers(self):
         return sorted(pid for pid, name in self.processes().items() if name == "worker")
 
+    def workers_by_rank(self):
+        """{rank: pid} of the workers, by their command lines."""
+        ranks = {}
+        for pid in self.workers():
+            try:
+                argv = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it ended while we looked
+            if b"--rank" in argv:
+                ranks[int(argv[argv.index(b"--rank") + 1])] = pid
+        return ranks
+
     def signal(self, number):
         self.child.send_signal(number)
 

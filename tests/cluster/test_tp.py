@@ -19,19 +19,6 @@ ASK = dict(prompt=[5, 6, 7], max_tokens=24, temperature=1, seed=11, ignore_eos=T
 LONG = dict(prompt=[1, 2, 3], max_tokens=2500, ignore_eos=True, temperature=1, return_token_ids=True)
 
 
-def workers_by_rank(cluster):
-    """{rank: pid} of the workers, by their command lines."""
-    ranks = {}
-    for pid in cluster.workers():
-        try:
-            argv = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it ended while we looked
-        if b"--rank" in argv:
-            ranks[int(argv[argv.index(b"--rank") + 1])] = pid
-    return ranks
-
-
 def steps(cluster):
     """{rank: steps so far}, as /metrics shows them."""
     text = cluster.client.get("/metrics").text
@@ -120,7 +107,7 @@ def group_is_replaced(cluster, before, ranks):
     """Until these ranks have new processes, and all four workers have loaded."""
 
     def replaced():
-        now = workers_by_rank(cluster)
+        now = cluster.workers_by_rank()
         return sorted(now) == sorted(before) and all((now[rank] != before[rank]) == (rank in ranks) for rank in now)
 
     wait_for(f"new processes for ranks {ranks}", replaced)
@@ -130,7 +117,7 @@ def group_is_replaced(cluster, before, ranks):
 @pytest.mark.parametrize("victim", (2, 3), ids=("leader", "follower"))
 def test_a_killed_rank_ends_its_group_which_comes_back_while_the_other_goes_on(start, figure, victim):
     cluster = start("--workers", 4, "--tp", 2, *QWEN3)
-    expected, before = tokens(cluster), workers_by_rank(cluster)
+    expected, before = tokens(cluster), cluster.workers_by_rank()
     began = time.monotonic()
 
     def kill():
@@ -147,7 +134,7 @@ def test_a_killed_rank_ends_its_group_which_comes_back_while_the_other_goes_on(s
 
 def test_a_stopped_rank_trips_the_watchdog_and_its_group_is_replaced(start, figure):
     cluster = start("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3)
-    expected, before = tokens(cluster), workers_by_rank(cluster)
+    expected, before = tokens(cluster), cluster.workers_by_rank()
     began = time.monotonic()
 
     def stop():

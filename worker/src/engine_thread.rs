@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Steps whose news may wait for the desk. Enough that a desk that comes late on a busy machine stops no short step.
-const NEWS: usize = 16;
+pub(crate) const NEWS: usize = 16;
 
 /// What the engine is told.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use tutti_runtime::Error;
 
 use crate::{
     config::{DeviceKind, WorkerSettings},
+    engine_thread::NEWS,
     group::{Formation, Member},
     join::OUTBOX,
 };
@@ -99,7 +100,8 @@ fn load_model(
 
 /// What the largest step takes of this process.
 fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
-    StepMemory::of(engine.model(), &settings.engine(), engine.max_request_tokens() as usize, OUTBOX)
+    let longest = engine.max_request_tokens() as usize;
+    StepMemory::of(engine.model(), &settings.engine(), longest, NEWS + OUTBOX)
 }
 
 /// What the engine says of itself once it takes requests.

@@ -29,10 +29,20 @@ impl Cluster {
         spec: pb::RequestSpec,
         timeout_ms: Option<u32>,
     ) -> Result<Submission, Error> {
+        self.resume(spec, timeout_ms, Vec::new())
+    }
+
+    /// As [`Cluster::submit`], for a request that has had this output elsewhere: it goes on behind it.
+    pub fn resume(
+        self: &Arc<Self>,
+        spec: pb::RequestSpec,
+        timeout_ms: Option<u32>,
+        generated: Vec<u32>,
+    ) -> Result<Submission, Error> {
         let came = Instant::now();
         let accept = || {
             let deadline = timeout_ms.map(|timeout_ms| Deadline::new(came, timeout_ms)).transpose()?;
-            let (id, output) = self.accept(spec, deadline)?;
+            let (id, output) = self.accept(spec, deadline, generated)?;
             Ok(Submission::new(self.clone(), id, output, deadline))
         };
         accept().inspect_err(|error: &Error| self.metrics.refused(error.kind()))
@@ -42,9 +52,12 @@ impl Cluster {
         &self,
         spec: pb::RequestSpec,
         deadline: Option<Deadline>,
+        generated: Vec<u32>,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
         // Outside the lock: a prompt may be long.
-        door::check(&spec, &*self.model()?)?;
+        let model = self.model()?;
+        door::check(&spec, &model)?;
+        door::check_generated(&generated, &spec, &model)?;
         let mut state = self.state.lock();
         self.check_admission(&state)?;
         let graphs = state.model.as_ref().map(|model| model.graphs.clone()).unwrap_or_default();
@@ -53,6 +66,7 @@ impl Cluster {
         let (output, receiver) = mailbox::channel();
         let prompt_tokens = spec.prompt.len();
         let request = Request::accept(id, spec, deadline, graphs, self.limits.max_replays, output);
+        let request = request.behind(generated);
         state.requests.insert(id, request);
         self.metrics.accepted(prompt_tokens, state.requests.len());
         self.in_flight.send_replace(state.requests.len());

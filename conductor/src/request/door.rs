@@ -22,6 +22,21 @@ pub fn check(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Result<(),
     check_priority(spec.priority)
 }
 
+/// Refuses output that the request cannot go on behind.
+pub fn check_generated(
+    generated: &[u32],
+    spec: &pb::RequestSpec,
+    model: &pb::ModelDescription,
+) -> Result<(), Error> {
+    let max_tokens = spec.stopping.as_ref().map_or(0, |stopping| stopping.max_tokens as usize);
+    let count = generated.len();
+    if count > 0 && count >= max_tokens {
+        let message = format!("has {count} tokens, which leaves none of max_tokens {max_tokens}");
+        return Err(Error::invalid("generated", message));
+    }
+    check_ids("generated", generated.iter().copied(), model.vocab_size)
+}
+
 fn check_prompt(prompt: &[u32], model: &pb::ModelDescription) -> Result<(), Error> {
     if prompt.is_empty() {
         return Err(Error::invalid("prompt", "is empty: at least 1 token is needed"));
@@ -191,6 +206,14 @@ mod tests {
         names(&stopping(|s| s.max_tokens = 46), "max_tokens", &["49", "48", "KV pool"]);
         names(&stopping(|s| s.max_tokens = u32::MAX), "max_tokens", &["64", "context"]);
         names(&refusal(|s| s.prompt = vec![1; 64]), "prompt", &["80", "64"]);
+    }
+
+    #[test]
+    fn output_from_elsewhere_leaves_room_and_has_known_ids() {
+        assert_eq!(check_generated(&[], &good(), &model()), Ok(()));
+        assert_eq!(check_generated(&[5; 15], &good(), &model()), Ok(()));
+        names(&check_generated(&[5; 16], &good(), &model()).unwrap_err(), "generated", &["16"]);
+        names(&check_generated(&[100], &good(), &model()).unwrap_err(), "generated", &["100"]);
     }
 
     #[test]

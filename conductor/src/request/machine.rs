@@ -101,6 +101,12 @@ impl Request {
         }
     }
 
+    /// The same request, behind output that it has had elsewhere.
+    #[must_use]
+    pub fn behind(self, generated: Vec<u32>) -> Self {
+        Self { generated, ..self }
+    }
+
     /// What was asked for.
     pub fn spec(&self) -> &pb::RequestSpec {
         &self.spec

@@ -33,6 +33,21 @@ async fn a_request_runs_to_its_end_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_request_goes_on_behind_output_that_it_had_elsewhere() {
+    let (bench, mut worker) = one().await;
+    let mut submission = bench.cluster.resume(spec(3), None, vec![10]).unwrap();
+    let launch = worker.launched().await;
+    assert_eq!((&launch.generated, &launch.spec), (&vec![10], &Some(spec(3))));
+    worker.step(launch.key, &[1], None).await;
+    worker.finish(launch.key, &[2]).await;
+    let (indices, ending) = read(&mut submission).await;
+    assert_eq!((indices, ending.unwrap().generated), (vec![1, 2], 3));
+    let error = bench.cluster.resume(spec(3), None, vec![10; 3]).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("generated")));
+    bench.idle().await;
+}
+
+#[tokio::test]
 async fn a_dropped_stream_cancels_once() {
     let (bench, mut worker) = one().await;
     let submission = bench.submit(3).unwrap();
@@ -209,7 +224,7 @@ async fn client(bench: &Bench) -> (ConductorClient<tonic::transport::Channel>, t
 async fn a_router_submits_and_cancels_by_dropping() {
     let (bench, mut worker) = one().await;
     let (mut client, _directory) = client(&bench).await;
-    let request = pb::SubmitRequest { spec: Some(spec(3)), timeout_ms: None };
+    let request = pb::SubmitRequest { spec: Some(spec(3)), timeout_ms: None, generated: vec![] };
     let mut events = client.submit(request).await.unwrap().into_inner();
     let key = worker.launched().await.key;
     worker.step(key, &[0], None).await;
@@ -222,10 +237,10 @@ async fn a_router_submits_and_cancels_by_dropping() {
 async fn a_refusal_reaches_the_router_with_its_field() {
     let (bench, _worker) = one().await;
     let (mut client, _directory) = client(&bench).await;
-    let request = pb::SubmitRequest { spec: Some(spec(1000)), timeout_ms: None };
+    let request = pb::SubmitRequest { spec: Some(spec(1000)), timeout_ms: None, generated: vec![] };
     let error = Error::from(client.submit(request).await.unwrap_err());
     assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("max_tokens")));
-    let request = pb::SubmitRequest { spec: Some(spec(1)), timeout_ms: Some(0) };
+    let request = pb::SubmitRequest { spec: Some(spec(1)), timeout_ms: Some(0), generated: vec![] };
     let error = Error::from(client.submit(request).await.unwrap_err());
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
 }

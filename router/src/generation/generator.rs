@@ -6,20 +6,13 @@ use std::{
 };
 
 use futures_util::future::try_join_all;
-use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tonic::transport::Channel;
 use tracing::Instrument;
-use tutti_proto::{
-    MAX_MESSAGE_BYTES,
-    cluster::v1::{
-        self as pb, CheckpointFile, DescribeRequest, ModelDescription, ReadCheckpointFileRequest,
-        SubmitRequest, conductor_client::ConductorClient,
-    },
-};
-use tutti_runtime::{Error, ErrorKind, health::State};
+use tutti_proto::cluster::v1 as pb;
+use tutti_runtime::{Error, ErrorKind};
 
 use super::{
+    attempts::{Attempts, Wanted},
     choice::{Choice, ChoiceSettings},
     prompts::{self, Echo, EncodedPrompt},
     request::GenerationRequest,
@@ -28,38 +21,29 @@ use super::{
 };
 use crate::{
     config::RouterConfig,
+    fleet::{Fleet, PromptBlocks},
     metrics::{RequestMeter, RouterMetrics},
     served::ServedModel,
     text::{detokenizer::Detokenizer, pool::TextPool},
 };
 
-/// The largest text file taken from a conductor: a guard against a runaway stream, far above real tokenizers.
-const MAX_FILE_BYTES: usize = 256 << 20;
-
-/// What both surfaces share: the way to the conductor, what is served, and the bounds on what is under way.
+/// What both surfaces share: the conductors, what they serve, and the bounds on what is under way.
 pub struct Generator {
-    client: ConductorClient<Channel>,
-    served: RwLock<Option<Arc<ServedModel>>>,
+    fleet: Arc<Fleet>,
     pool: TextPool,
     places: Arc<Semaphore>,
     max_choices: u32,
-    skip_tokenizer_init: bool,
     metrics: RouterMetrics,
 }
 
 impl Generator {
-    /// A generator with nothing served yet.
-    pub fn new(channel: Channel, config: &RouterConfig, metrics: RouterMetrics) -> Self {
-        let client = ConductorClient::new(channel)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    /// A generator before these conductors.
+    pub fn new(fleet: Arc<Fleet>, config: &RouterConfig, metrics: RouterMetrics) -> Self {
         Self {
-            client,
-            served: RwLock::new(None),
+            fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue),
             places: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
-            skip_tokenizer_init: config.skip_tokenizer_init,
             metrics,
         }
     }
@@ -69,19 +53,14 @@ impl Generator {
         &self.metrics
     }
 
-    /// Whether text is off.
-    pub fn skip_tokenizer_init(&self) -> bool {
-        self.skip_tokenizer_init
-    }
-
-    /// What is served, once it is known.
-    pub fn served(&self) -> Option<Arc<ServedModel>> {
-        self.served.read().clone()
+    /// The conductors.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
     }
 
     /// What is served, or the error that says it is not known yet.
     pub fn model(&self) -> Result<Arc<ServedModel>, Error> {
-        self.served().ok_or_else(|| Error::unavailable("not ready: what is served is not known yet"))
+        self.fleet.served().ok_or_else(|| Error::unavailable("not ready: what is served is not known yet"))
     }
 
     /// As [`Generator::model`], for a request that names one.
@@ -95,36 +74,6 @@ impl Generator {
             }
             _ => Ok(model),
         }
-    }
-
-    /// Serves this model from now on; requests under way keep theirs.
-    pub fn publish(&self, model: ServedModel) {
-        let name = &model.description.served_name;
-        let (tokenizer, template) = (model.text.tokenizer.is_some(), model.text.template.is_some());
-        tracing::info!(%name, tokenizer, chat_template = template, "the front door knows its model");
-        *self.served.write() = Some(Arc::new(model));
-    }
-
-    /// What the conductor serves, and whether it can take requests, or why not.
-    pub async fn describe(&self) -> Result<(ModelDescription, State), Error> {
-        let answer = self.client.clone().describe(DescribeRequest {}).await?.into_inner();
-        let model = answer.model.ok_or_else(|| Error::internal("the conductor describes no model"))?;
-        Ok((model, if answer.ready { State::Ok } else { State::Not(answer.reason) }))
-    }
-
-    /// One of the checkpoint's text files.
-    pub async fn read_file(&self, file: CheckpointFile) -> Result<Vec<u8>, Error> {
-        let request = ReadCheckpointFileRequest { file: file.into() };
-        let mut pieces = self.client.clone().read_checkpoint_file(request).await?.into_inner();
-        let mut bytes = Vec::new();
-        while let Some(piece) = pieces.message().await? {
-            bytes.extend_from_slice(&piece.data);
-            if bytes.len() > MAX_FILE_BYTES {
-                let message = format!("{} is over {MAX_FILE_BYTES} bytes", file.as_str_name());
-                return Err(Error::internal(message));
-            }
-        }
-        Ok(bytes)
     }
 
     /// Runs CPU-bound work on text in the bounded pool.
@@ -165,20 +114,54 @@ impl Generator {
             let model = model.clone();
             self.on_text(move || prompts::encode(prompts, &model, echo)).await??
         };
-        let specs = specs(&request, sampling, &prompts, n, model.token_limit())?;
+        let specs = self.specs(&request, sampling, &prompts, n, &model)?;
         let settings = settings(&request, &model, &prompts, n);
         // What tokenising took is gone from the client's time; none left is for the conductor to say.
-        let timeout_ms = request.timeout.map(|timeout| millis(timeout.saturating_sub(arrived.elapsed())));
-        let started = specs.into_iter().zip(settings).map(|(spec, settings)| {
-            let submit = SubmitRequest { spec: Some(spec), timeout_ms };
-            let mut client = self.client.clone();
-            async move {
-                let events = client.submit(submit).await?.into_inner();
-                Ok::<_, Error>(ChoiceStream::new(Choice::new(settings), events))
+        let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
+        let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
+            let wanted = Wanted { model: model.clone(), prompt, spec, deadline };
+            async {
+                let attempts = Attempts::start(self.fleet.clone(), wanted).await?;
+                Ok::<_, Error>(ChoiceStream::new(Choice::new(settings), attempts))
             }
         });
         let choices = try_join_all(started).await?;
         Ok(Accepted { model, prompts, n, output: request.output, choices, places })
+    }
+
+    /// The conductor's request for each choice, in order: a prompt, and the rest.
+    fn specs(
+        &self,
+        request: &GenerationRequest,
+        sampling: pb::Sampling,
+        prompts: &[EncodedPrompt],
+        n: u32,
+        model: &ServedModel,
+    ) -> Result<Vec<(Arc<PromptBlocks>, pb::RequestSpec)>, Error> {
+        let mut specs = Vec::with_capacity(prompts.len() * n as usize);
+        for prompt in prompts {
+            let max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), model.token_limit())?;
+            let blocks = Arc::new(self.fleet.cut(model, prompt.ids.clone()));
+            for choice in 0..n {
+                let seed = validate::choice_seed(sampling.seed, choice);
+                let spec = pb::RequestSpec {
+                    prompt: Vec::new(),
+                    sampling: Some(pb::Sampling { seed, ..sampling.clone() }),
+                    stopping: Some(pb::Stopping {
+                        max_tokens,
+                        min_tokens: request.stopping.min_tokens,
+                        stop_token_ids: request.stopping.stop_token_ids.clone(),
+                        ignore_eos: request.stopping.ignore_eos,
+                    }),
+                    logprobs: request.output.logprobs,
+                    // The choices of a prompt would all bring the same ones, and each choice reports them.
+                    prompt_logprobs: request.output.prompt_logprobs_needed(),
+                    priority: request.priority,
+                };
+                specs.push((blocks.clone(), spec));
+            }
+        }
+        Ok(specs)
     }
 
     /// Completes once no generation is under way; until then, no new one is admitted.
@@ -218,40 +201,8 @@ async fn within<T>(
 }
 
 /// Milliseconds, rounded up so that a short time is not none.
-fn millis(time: Duration) -> u32 {
+pub(super) fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
-}
-
-/// The conductor's request for each choice, in order.
-fn specs(
-    request: &GenerationRequest,
-    sampling: pb::Sampling,
-    prompts: &[EncodedPrompt],
-    n: u32,
-    limit: (u32, &str),
-) -> Result<Vec<pb::RequestSpec>, Error> {
-    let mut specs = Vec::with_capacity(prompts.len() * n as usize);
-    for prompt in prompts {
-        let max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), limit)?;
-        for choice in 0..n {
-            let seed = validate::choice_seed(sampling.seed, choice);
-            specs.push(pb::RequestSpec {
-                prompt: prompt.ids.to_vec(),
-                sampling: Some(pb::Sampling { seed, ..sampling.clone() }),
-                stopping: Some(pb::Stopping {
-                    max_tokens,
-                    min_tokens: request.stopping.min_tokens,
-                    stop_token_ids: request.stopping.stop_token_ids.clone(),
-                    ignore_eos: request.stopping.ignore_eos,
-                }),
-                logprobs: request.output.logprobs,
-                // The choices of a prompt would all bring the same ones, and each choice reports them.
-                prompt_logprobs: request.output.prompt_logprobs_needed(),
-                priority: request.priority,
-            });
-        }
-    }
-    Ok(specs)
 }
 
 /// What each choice is told at its start, in order.

@@ -1,5 +1,6 @@
 //! The one core under both surfaces: a request in, the deltas of its choices out.
 
+mod attempts;
 mod choice;
 mod generator;
 mod prompt_logprobs;

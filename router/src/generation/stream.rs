@@ -9,14 +9,14 @@ use std::{
 
 use futures_util::{
     Stream, StreamExt,
-    stream::{FusedStream, SelectAll},
+    stream::{BoxStream, FusedStream, SelectAll},
 };
 use tokio::sync::OwnedSemaphorePermit;
-use tonic::{Status, Streaming};
 use tutti_proto::cluster::v1::RequestEvent;
 use tutti_runtime::Error;
 
 use super::{
+    attempts::Attempts,
     choice::{Choice, Delta},
     prompts::EncodedPrompt,
     request::Output,
@@ -131,23 +131,23 @@ impl Generation {
     }
 }
 
-/// One choice's stream of deltas; it ends behind the delta with `finish`, and drops the conductor's stream with it.
+/// One choice's stream of deltas; it ends behind the delta with `finish`, and lets go of its conductor with it.
 pub struct ChoiceStream {
     choice: Choice,
-    events: Option<Streaming<RequestEvent>>,
+    events: Option<BoxStream<'static, Result<RequestEvent, Error>>>,
 }
 
 impl ChoiceStream {
-    pub(super) fn new(choice: Choice, events: Streaming<RequestEvent>) -> Self {
-        Self { choice, events: Some(events) }
+    pub(super) fn new(choice: Choice, attempts: Attempts) -> Self {
+        Self { choice, events: Some(attempts.into_stream().boxed()) }
     }
 
     /// What an event, or the end of the events, means; none if it has nothing for the client.
-    fn on_event(&mut self, event: Option<Result<RequestEvent, Status>>) -> Option<Result<Delta, Error>> {
+    fn on_event(&mut self, event: Option<Result<RequestEvent, Error>>) -> Option<Result<Delta, Error>> {
         match event {
             Some(Ok(event)) => self.choice.take(event).transpose(),
-            Some(Err(status)) => Some(Err(status.into())),
-            None => Some(Err(Error::internal("the conductor ended the stream of an unfinished request"))),
+            Some(Err(error)) => Some(Err(error)),
+            None => Some(Err(Error::internal("the events of an unfinished request have ended"))),
         }
     }
 }

@@ -30,8 +30,8 @@ pub struct StepMemory {
 }
 
 impl StepMemory {
-    /// Of a model that has run once. `longest` is the most tokens of a request, `waiting` the most reports that wait to
-    /// be sent.
+    /// Of a model that has run once. `longest` is the most tokens of a request, `waiting` the most steps that wait to be
+    /// reported or whose reports wait to be sent.
     pub fn of(model: &dyn Model, settings: &EngineSettings, longest: usize, waiting: usize) -> Self {
         let tokens = match settings.chunking {
             Chunking::Scheduler => settings.max_step_tokens,

@@ -1,0 +1,77 @@
+//! What a conductor serves, so that conductors can be compared: a request may go on at any that serve the same.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use tutti_proto::cluster::v1::ModelDescription;
+
+use crate::served::TextFiles;
+
+/// A model and its text files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Identity {
+    /// Without the room of its workers, which does not make it another model.
+    description: ModelDescription,
+    text_files: u64,
+}
+
+impl Identity {
+    /// Of what a conductor described, and the files it has for it.
+    pub fn new(description: &ModelDescription, files: &TextFiles) -> Self {
+        let mut hasher = DefaultHasher::new();
+        files.hash(&mut hasher);
+        Self { description: without_room(description), text_files: hasher.finish() }
+    }
+
+    /// Whether it is of this description.
+    pub fn describes(&self, description: &ModelDescription) -> bool {
+        self.description == without_room(description)
+    }
+
+    /// In what it differs from what the others serve; none if in nothing.
+    pub fn difference(&self, others: &Self) -> Option<String> {
+        let (ours, theirs) = (&self.description, &others.description);
+        if ours.served_name != theirs.served_name {
+            return Some(format!("serves {:?}, the others {:?}", ours.served_name, theirs.served_name));
+        }
+        if ours != theirs {
+            return Some(format!(
+                "serves another model than the others under the name {:?}",
+                ours.served_name
+            ));
+        }
+        if self.text_files != others.text_files {
+            return Some("has another tokenizer, chat template or generation config than the others".into());
+        }
+        None
+    }
+}
+
+fn without_room(description: &ModelDescription) -> ModelDescription {
+    ModelDescription { max_request_tokens: 0, ..description.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_makes_no_difference_and_all_else_is_named() {
+        let description = ModelDescription {
+            served_name: "tiny".into(),
+            vocab_size: 8,
+            max_request_tokens: 5,
+            ..Default::default()
+        };
+        let files = TextFiles { tokenizer: Some(vec![1]), ..TextFiles::default() };
+        let first = Identity::new(&description, &files);
+        let differs = |change: &dyn Fn(&mut ModelDescription, &mut TextFiles)| {
+            let (mut description, mut files) = (description.clone(), files.clone());
+            change(&mut description, &mut files);
+            Identity::new(&description, &files).difference(&first)
+        };
+        assert_eq!(differs(&|d, _| d.max_request_tokens = 9), None);
+        assert!(differs(&|d, _| d.served_name = "other".into()).unwrap().contains("\"other\""));
+        assert!(differs(&|d, _| d.vocab_size = 9).unwrap().contains("another model"));
+        assert!(differs(&|_, f| f.tokenizer = Some(vec![2])).unwrap().contains("tokenizer"));
+    }
+}

@@ -1,0 +1,230 @@
+//! The conductors behind a router: who they are, how they are, and which of them a request goes to.
+
+mod address;
+mod breaker;
+mod choice;
+mod failure;
+mod follow;
+mod identity;
+mod lease;
+mod load;
+mod member;
+mod metrics;
+mod prefix_index;
+mod recency;
+mod roster;
+mod settings;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+use tonic::transport::Channel;
+use tutti_proto::cluster::v1::plane;
+use tutti_runtime::metrics::Metrics;
+
+pub use self::{
+    address::{Conductors, check as check_conductors},
+    failure::Failure,
+    lease::Lease,
+    member::Member,
+    prefix_index::PromptBlocks,
+    settings::FleetSettings,
+};
+use self::{
+    choice::Candidate,
+    identity::Identity,
+    lease::Hold,
+    load::Booking,
+    member::Timeouts,
+    metrics::FleetMetrics,
+    prefix_index::{Holder, PrefixIndex},
+    roster::Roster,
+};
+use crate::served::ServedModel;
+
+/// Blocks of a model that declares no paged plane.
+const BLOCK_TOKENS: usize = 16;
+
+/// All conductors of one router.
+pub struct Fleet {
+    settings: FleetSettings,
+    skip_tokenizer_init: bool,
+    discover: Option<String>,
+    roster: RwLock<Roster>,
+    /// Why the name given by `discover` leads nowhere at the moment.
+    lookup_trouble: Mutex<Option<String>>,
+    index: Mutex<PrefixIndex>,
+    agreed: RwLock<Option<Agreed>>,
+    /// Held by whoever decides what is served, so that two never do at once.
+    deciding: tokio::sync::Mutex<()>,
+    picks: AtomicU64,
+    holders: AtomicU64,
+    /// Raised whenever anything about a member may have changed.
+    changed: watch::Sender<u64>,
+    metrics: FleetMetrics,
+}
+
+/// What the fleet serves.
+#[derive(Clone)]
+struct Agreed {
+    identity: Identity,
+    served: Arc<ServedModel>,
+}
+
+/// A conductor that failed a choice: it is passed over until it says, in answer to a later question, that it is ready.
+pub struct Avoided {
+    member: Arc<Member>,
+    since: Instant,
+}
+
+impl Avoided {
+    /// Who.
+    pub fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    /// It failed now.
+    pub fn now(member: Arc<Member>) -> Self {
+        Self { member, since: Instant::now() }
+    }
+}
+
+/// How much is known of a conductor before it is sent a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// One that is ready, or was when it was asked last.
+    Ready,
+    /// Any that serves the model: its own answer is better than none.
+    Any,
+}
+
+impl Fleet {
+    /// A fleet of these conductors; nothing is known of any yet.
+    pub fn new(
+        conductors: Conductors,
+        settings: FleetSettings,
+        skip_tokenizer_init: bool,
+        metrics: &Metrics,
+    ) -> Arc<Self> {
+        let index = PrefixIndex::new(settings.prefix_index_bytes, settings.prefix_index_age());
+        let fleet = Self {
+            settings,
+            skip_tokenizer_init,
+            discover: conductors.discover,
+            roster: RwLock::default(),
+            lookup_trouble: Mutex::default(),
+            index: Mutex::new(index),
+            agreed: RwLock::new(None),
+            deciding: tokio::sync::Mutex::new(()),
+            picks: AtomicU64::new(0),
+            holders: AtomicU64::new(0),
+            changed: watch::Sender::new(0),
+            metrics: FleetMetrics::register(metrics),
+        };
+        let fixed = conductors.fixed.into_iter();
+        let members = fixed.map(|(name, channel)| Arc::new(fleet.member(name, channel))).collect();
+        *fleet.roster.write() = Roster::fixed(members);
+        Arc::new(fleet)
+    }
+
+    /// How it was set up.
+    pub fn settings(&self) -> &FleetSettings {
+        &self.settings
+    }
+
+    /// What is served, once it is known.
+    pub fn served(&self) -> Option<Arc<ServedModel>> {
+        self.agreed.read().as_ref().map(|agreed| agreed.served.clone())
+    }
+
+    /// To wait for a conductor to come back.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// A prompt as its choices are placed by it.
+    pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>) -> PromptBlocks {
+        let block_tokens = block_tokens(model);
+        // Nothing is chosen between, and hashing a long prompt takes a while.
+        match self.roster.read().members().len() {
+            0 | 1 => PromptBlocks::unhashed(prompt, block_tokens),
+            _ => PromptBlocks::new(prompt, block_tokens),
+        }
+    }
+
+    /// Where a choice of this prompt, which has `generated` tokens already, goes best. None if there is nowhere, or if
+    /// what is served is no longer `model`.
+    pub fn pick(
+        &self,
+        model: &ServedModel,
+        prompt: &PromptBlocks,
+        generated: usize,
+        avoided: &[Avoided],
+        need: Need,
+    ) -> Option<Lease> {
+        let now = Instant::now();
+        let same = |agreed: &Agreed| Arc::ptr_eq(&agreed.served.text, &model.text);
+        if !self.agreed.read().as_ref().is_some_and(same) {
+            return None;
+        }
+        let block_tokens = block_tokens(model);
+        let needed = prompt.needed() + generated.div_ceil(block_tokens);
+        let roster = self.roster.read();
+        let mut index = self.index.lock();
+        let held = index.held(prompt, now);
+        let offer = |member: &Arc<Member>| {
+            let failed = avoided.iter().find(|avoided| Arc::ptr_eq(&avoided.member, member)).map(|a| a.since);
+            let standing = member.standing.lock();
+            let tier = standing.tier(failed, need, now)?;
+            let load = standing.reported.load(&member.own, needed);
+            let held = held.iter().find(|(holder, _)| *holder == standing.holder);
+            let cached_blocks = held.map_or(0, |(_, blocks)| *blocks);
+            Some((member.clone(), Candidate { tier, load, cached_blocks, last_pick: standing.last_pick }))
+        };
+        let (mut members, candidates): (Vec<_>, Vec<_>) = roster.members().iter().filter_map(offer).unzip();
+        let place = choice::choose(&candidates, needed)?;
+        let (member, cached) = (members.swap_remove(place), candidates[place].cached_blocks);
+        let (holder, ticket) = {
+            let mut standing = member.standing.lock();
+            standing.last_pick = self.picks.fetch_add(1, Relaxed) + 1;
+            (standing.holder, standing.breaker.pass(now))
+        };
+        if prompt.len() > 0 {
+            index.insert(prompt, holder, now);
+            self.metrics.index(index.entries(), index.bytes());
+        }
+        self.metrics.picked(&member, prompt.len(), cached);
+        let booking = Booking::new(member.own.clone(), needed - cached);
+        let hold = Hold { member, holder, ticket };
+        Some(Lease::new(hold, booking, block_tokens, self.metrics.clone()))
+    }
+
+    /// Counts a choice that leaves a conductor, before its first token or `behind` it.
+    pub fn count_leaving(&self, member: &Member, behind: bool) {
+        self.metrics.left(member, behind);
+    }
+
+    fn member(&self, name: String, channel: Channel) -> Member {
+        let timeouts =
+            Timeouts { answer: self.settings.answer_timeout(), accept: self.settings.accept_timeout() };
+        Member::new(name, channel, timeouts, self.new_holder())
+    }
+
+    fn new_holder(&self) -> Holder {
+        Holder(self.holders.fetch_add(1, Relaxed))
+    }
+}
+
+fn block_tokens(model: &ServedModel) -> usize {
+    let planes = model.description.declaration.as_ref().map_or(&[][..], |declaration| &declaration.planes);
+    let paged = planes.iter().find_map(|plane| plane.kind);
+    let paged = paged.map(|plane::Kind::PagedKv(paged)| paged.page_tokens as usize);
+    paged.filter(|tokens| *tokens > 0).unwrap_or(BLOCK_TOKENS)
+}

@@ -1,0 +1,367 @@
+//! Which conductor this router sent which prompt prefixes to, within a bound on bytes and on age.
+//!
+//! A prefix is a chain of whole blocks of tokens. An entry is found by a hash chained over the blocks before it, and is
+//! believed only if its own tokens are those of the prompt and its parent is the entry that the walk came from: a
+//! collision costs a hit, never gives a wrong one.
+//!
+//! Using a prefix touches its entries from the last block to the first, so that a parent is always more recent than its
+//! children: what is evicted, the least recent, has none.
+
+use std::{
+    collections::HashMap,
+    mem::size_of,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::recency::Recency;
+
+/// One life of a conductor: when it comes back from the dead, what it held is gone, and it has another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Holder(pub u64);
+
+/// A prompt's whole blocks, each with the hash of itself and all before it.
+#[derive(Clone, Debug)]
+pub struct PromptBlocks {
+    tokens: Arc<[u32]>,
+    block_tokens: usize,
+    hashes: Vec<u64>,
+}
+
+impl PromptBlocks {
+    /// Cuts a prompt into blocks of so many tokens, at least 1. What is left over belongs to none.
+    pub fn new(tokens: Arc<[u32]>, block_tokens: usize) -> Self {
+        let block_tokens = block_tokens.max(1);
+        let mut hash = 0;
+        let chain = |block: &[u32]| {
+            hash = block.iter().fold(hash, |hash, token| mix(hash ^ (u64::from(*token) + 1)));
+            hash
+        };
+        let hashes = tokens.chunks_exact(block_tokens).map(chain).collect();
+        Self { tokens, block_tokens, hashes }
+    }
+
+    /// As [`PromptBlocks::new`], of no use to an index.
+    pub fn unhashed(tokens: Arc<[u32]>, block_tokens: usize) -> Self {
+        Self { tokens, block_tokens: block_tokens.max(1), hashes: Vec::new() }
+    }
+
+    /// The prompt.
+    pub fn tokens(&self) -> &Arc<[u32]> {
+        &self.tokens
+    }
+
+    /// How many whole blocks an index can know.
+    pub fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// How many blocks the whole prompt takes, the last one not full perhaps.
+    pub fn needed(&self) -> usize {
+        self.tokens.len().div_ceil(self.block_tokens)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, &[u32])> {
+        self.hashes.iter().copied().zip(self.tokens.chunks_exact(self.block_tokens))
+    }
+}
+
+/// A bijection that spreads nearby numbers (MurmurHash3's finaliser, Appleby, 2011).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
+
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    /// The slot of the block before; none for a prompt's first.
+    parent: Option<u32>,
+    tokens: Box<[u32]>,
+    /// Who was sent it, and when last.
+    holders: Vec<(Holder, Instant)>,
+    used: Instant,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    max_bytes: usize,
+    max_age: Duration,
+    slots: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    by_hash: HashMap<u64, u32>,
+    recency: Recency,
+    bytes: usize,
+}
+
+impl PrefixIndex {
+    /// An index of at most so many bytes, 0 for none at all, that forgets what was not used for `max_age`.
+    pub fn new(max_bytes: usize, max_age: Duration) -> Self {
+        Self {
+            max_bytes,
+            max_age,
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_hash: HashMap::new(),
+            recency: Recency::default(),
+            bytes: 0,
+        }
+    }
+
+    /// For each holder of any of the prompt's prefixes, how many of its blocks that is.
+    pub fn held(&self, prompt: &PromptBlocks, now: Instant) -> Vec<(Holder, usize)> {
+        // Those that hold all blocks so far stand first, with the count of blocks yet to be raised.
+        let mut found: Vec<(Holder, usize)> = Vec::new();
+        let mut parent = None;
+        for (depth, (hash, tokens)) in prompt.iter().enumerate() {
+            let Some(slot) = self.find(hash, parent, tokens) else { break };
+            let Some(entry) = &self.slots[slot as usize] else { break };
+            let fresh =
+                entry.holders.iter().filter(|(_, at)| self.is_fresh(*at, now)).map(|(holder, _)| *holder);
+            if depth == 0 {
+                found.extend(fresh.map(|holder| (holder, 1)));
+            } else {
+                let mut any = false;
+                for holder in fresh {
+                    if let Some((_, blocks)) =
+                        found.iter_mut().find(|(h, blocks)| *h == holder && *blocks == depth)
+                    {
+                        *blocks += 1;
+                        any = true;
+                    }
+                }
+                if !any {
+                    break;
+                }
+            }
+            parent = Some(slot);
+        }
+        found
+    }
+
+    /// Takes into account that this prompt is being sent there.
+    pub fn insert(&mut self, prompt: &PromptBlocks, holder: Holder, now: Instant) {
+        self.forget_old(now);
+        let mut path = Vec::new();
+        // A prompt too long for all of the index keeps its beginning.
+        let room = self.max_bytes / (entry_bytes(prompt.block_tokens) + holders_bytes(1));
+        for (hash, tokens) in prompt.iter().take(room) {
+            let parent = path.last().copied();
+            let slot = match self.find(hash, parent, tokens) {
+                Some(slot) => slot,
+                // Another prefix of the same hash is there: it stays.
+                None if self.by_hash.contains_key(&hash) => break,
+                None => self.add(hash, parent, tokens, now),
+            };
+            path.push(slot);
+            self.note(slot, holder, now);
+        }
+        for slot in path.iter().rev() {
+            self.recency.touch(*slot);
+        }
+        while self.bytes > self.max_bytes && self.evict() {}
+    }
+
+    /// How many blocks are indexed.
+    pub fn entries(&self) -> usize {
+        self.by_hash.len()
+    }
+
+    /// What they take, as the bound counts it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn is_fresh(&self, at: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(at) <= self.max_age
+    }
+
+    fn find(&self, hash: u64, parent: Option<u32>, tokens: &[u32]) -> Option<u32> {
+        let slot = *self.by_hash.get(&hash)?;
+        let entry = self.slots[slot as usize].as_ref()?;
+        (entry.parent == parent && *entry.tokens == *tokens).then_some(slot)
+    }
+
+    fn add(&mut self, hash: u64, parent: Option<u32>, tokens: &[u32], now: Instant) -> u32 {
+        let entry = Entry { hash, parent, tokens: tokens.into(), holders: Vec::new(), used: now };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Some(entry);
+        self.by_hash.insert(hash, slot);
+        self.recency.push(slot);
+        self.bytes += entry_bytes(tokens.len());
+        slot
+    }
+
+    /// Notes the holder at an entry, and lets go of those whose time is over.
+    fn note(&mut self, slot: u32, holder: Holder, now: Instant) {
+        let max_age = self.max_age;
+        let Some(entry) = &mut self.slots[slot as usize] else { return };
+        self.bytes -= holders_bytes(entry.holders.len());
+        entry.used = now;
+        entry.holders.retain(|(h, at)| *h != holder && now.saturating_duration_since(*at) <= max_age);
+        entry.holders.push((holder, now));
+        self.bytes += holders_bytes(entry.holders.len());
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        while let Some(oldest) = self.recency.oldest() {
+            let entry = self.slots[oldest as usize].as_ref();
+            if entry.is_some_and(|entry| self.is_fresh(entry.used, now)) || !self.evict() {
+                break;
+            }
+        }
+    }
+
+    /// Lets go of the entry used longest ago; false if there is none.
+    fn evict(&mut self) -> bool {
+        let Some(slot) = self.recency.oldest() else { return false };
+        self.recency.remove(slot);
+        if let Some(entry) = self.slots[slot as usize].take() {
+            self.by_hash.remove(&entry.hash);
+            self.bytes -= entry_bytes(entry.tokens.len()) + holders_bytes(entry.holders.len());
+            self.free.push(slot);
+        }
+        true
+    }
+}
+
+/// What an entry takes without its holders: itself, its tokens, its place in the table and in the order.
+const fn entry_bytes(block_tokens: usize) -> usize {
+    size_of::<Option<Entry>>() + block_tokens * size_of::<u32>() + 3 * size_of::<u64>() + 2 * size_of::<u32>()
+}
+
+const fn holders_bytes(count: usize) -> usize {
+    count * size_of::<(Holder, Instant)>()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn blocks(tokens: &[u32]) -> PromptBlocks {
+        PromptBlocks::new(tokens.into(), 2)
+    }
+
+    fn index() -> PrefixIndex {
+        PrefixIndex::new(1 << 20, MINUTE)
+    }
+
+    #[test]
+    fn whole_shared_blocks_are_found_for_each_holder() {
+        let (mut index, now) = (index(), Instant::now());
+        index.insert(&blocks(&[1, 2, 3, 4, 5]), Holder(1), now);
+        index.insert(&blocks(&[1, 2, 9, 9]), Holder(2), now);
+        assert_eq!(index.entries(), 3, "what is left over is no block, what is shared is one");
+        assert_eq!(index.held(&blocks(&[1, 2, 3, 4, 7, 7]), now), [(Holder(1), 2), (Holder(2), 1)]);
+        assert_eq!(index.held(&blocks(&[3, 4]), now), [], "a block counts only behind the same blocks");
+    }
+
+    #[test]
+    fn what_was_not_used_for_its_age_is_gone() {
+        let (mut index, now) = (index(), Instant::now());
+        index.insert(&blocks(&[1, 2, 3, 4]), Holder(1), now);
+        index.insert(&blocks(&[1, 2]), Holder(1), now + MINUTE);
+        let later = now + MINUTE + MINUTE / 2;
+        assert_eq!(index.held(&blocks(&[1, 2, 3, 4]), later), [(Holder(1), 1)]);
+        index.insert(&blocks(&[8, 8]), Holder(1), later);
+        assert_eq!(index.entries(), 2, "the aged block makes room");
+    }
+
+    #[test]
+    fn over_the_bound_the_least_recent_goes_first_and_leaves_before_their_parents() {
+        let now = Instant::now();
+        let room = 3 * (entry_bytes(2) + holders_bytes(1));
+        let mut index = PrefixIndex::new(room, MINUTE);
+        index.insert(&blocks(&[1, 1, 2, 2, 3, 3]), Holder(1), now);
+        index.insert(&blocks(&[7, 7]), Holder(1), now);
+        assert_eq!(index.held(&blocks(&[1, 1, 2, 2, 3, 3]), now), [(Holder(1), 2)]);
+        index.insert(&blocks(&[4, 4, 5, 5, 6, 6, 8, 8, 9, 9]), Holder(1), now);
+        assert_eq!(index.held(&blocks(&[4, 4, 5, 5, 6, 6, 8, 8, 9, 9]), now), [(Holder(1), 3)]);
+        assert_eq!((index.bytes(), index.entries()), (room, 3));
+        let mut none = PrefixIndex::new(0, MINUTE);
+        none.insert(&blocks(&[1, 1]), Holder(1), now);
+        assert_eq!((none.bytes(), none.entries()), (0, 0));
+    }
+
+    #[test]
+    fn a_collision_costs_a_hit_and_never_gives_a_wrong_one() {
+        let now = Instant::now();
+        let collide = |tokens: &[u32]| {
+            let mut blocks = blocks(tokens);
+            blocks.hashes = (0..blocks.hashes.len() as u64).collect();
+            blocks
+        };
+        let mut index = index();
+        index.insert(&collide(&[1, 1, 2, 2]), Holder(1), now);
+        index.insert(&collide(&[3, 3, 2, 2]), Holder(2), now);
+        assert_eq!(index.held(&collide(&[1, 1, 2, 2]), now), [(Holder(1), 2)]);
+        assert_eq!(index.held(&collide(&[3, 3, 2, 2]), now), []);
+    }
+
+    /// What was inserted, without any bound: prefixes by holder, and when.
+    #[derive(Default)]
+    struct Model(BTreeMap<(Vec<u32>, Holder), Instant>);
+
+    impl Model {
+        fn held(&self, tokens: &[u32], now: Instant) -> Vec<(Holder, usize)> {
+            let mut found = BTreeMap::new();
+            for ((prefix, holder), at) in &self.0 {
+                if tokens.starts_with(prefix) && now - *at <= MINUTE {
+                    let blocks = found.entry(*holder).or_insert(0);
+                    *blocks = (prefix.len() / 2).max(*blocks);
+                }
+            }
+            found.into_iter().collect()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_a_list_of_all_prefixes_as_far_as_it_has_room(
+            sent in prop::collection::vec((prop::collection::vec(0u32..2, 0..9), 0u64..3, 0u64..25), 1..60),
+            asked in prop::collection::vec(0u32..2, 0..9),
+            room in prop_oneof![Just(1usize << 20), 0usize..2000],
+            buckets in prop_oneof![Just(u64::MAX), 1u64..20],
+        ) {
+            let cut = |tokens: &[u32]| {
+                let mut blocks = blocks(tokens);
+                blocks.hashes.iter_mut().for_each(|hash| *hash %= buckets);
+                blocks
+            };
+            let (mut index, mut model, mut now) = (PrefixIndex::new(room, MINUTE), Model::default(), Instant::now());
+            for (tokens, holder, seconds) in sent {
+                now += Duration::from_secs(seconds);
+                index.insert(&cut(&tokens), Holder(holder), now);
+                for end in (2..=tokens.len()).step_by(2) {
+                    model.0.insert((tokens[..end].to_vec(), Holder(holder)), now);
+                }
+                prop_assert!(index.bytes() <= room);
+                let mut held = index.held(&cut(&asked), now);
+                held.sort_unstable();
+                let expected = model.held(&asked, now);
+                if room == 1 << 20 && buckets == u64::MAX {
+                    prop_assert_eq!(held, expected);
+                } else {
+                    let all: BTreeMap<_, _> = expected.into_iter().collect();
+                    prop_assert!(held.iter().all(|(holder, blocks)| all.get(holder) >= Some(blocks)));
+                }
+            }
+            // What is counted is what is there, and every child has its parent.
+            let entries: Vec<_> = index.slots.iter().flatten().collect();
+            let bytes: usize = entries.iter().map(|e| entry_bytes(2) + holders_bytes(e.holders.len())).sum();
+            prop_assert_eq!((entries.len(), bytes), (index.entries(), index.bytes()));
+            prop_assert!(entries.iter().all(|e| e.parent.is_none_or(|p| index.slots[p as usize].is_some())));
+        }
+    }
+}

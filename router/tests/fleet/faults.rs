@@ -1,0 +1,130 @@
+//! Conductors that fail requests, and the breakers before them.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use tokio::net::TcpListener;
+use tonic::Status;
+use tutti_router::FleetSettings;
+use tutti_runtime::{Error, health::State};
+
+use crate::support::{Fake, Router, ask, expected, impatient, settings, token_ids};
+
+fn broken() -> Status {
+    Error::internal("the device is lost").into()
+}
+
+#[tokio::test]
+async fn an_unavailable_conductor_costs_a_retry_and_no_request() {
+    let (a, b) = (Fake::start(), Fake::start());
+    let router = Router::before(&[&a, &b], settings()).await;
+    a.refuse(Status::from(Error::unavailable("draining")));
+    for kind in 0..8 {
+        let (status, answer) = router.complete(&ask(&[kind; 20], 3)).await;
+        assert_eq!((status, token_ids(&answer, 0)), (StatusCode::OK, expected(&[kind; 20], 3)));
+    }
+    assert_eq!(b.count(), 8);
+    assert_eq!(a.count() as u64, router.metric_of("tutti_router_conductor_retries_total", &a));
+}
+
+#[tokio::test]
+async fn what_a_conductor_says_of_a_request_is_final_and_opens_nothing() {
+    let (a, b) = (Fake::start(), Fake::start());
+    let router = Router::before(&[&a, &b], settings()).await;
+    for fake in [&a, &b] {
+        fake.refuse(Status::from(Error::invalid("max_tokens", "is too many")));
+    }
+    for _ in 0..10 {
+        assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::BAD_REQUEST);
+    }
+    assert_eq!(a.count() + b.count(), 10, "each was asked of one");
+    let positions = [&a, &b].map(|fake| router.metric_of("tutti_router_conductor_breaker", fake));
+    assert_eq!((positions, router.health.remarks().len()), ([0, 0], 0));
+}
+
+#[tokio::test]
+async fn a_conductor_that_fails_requests_is_left_alone_and_then_tried_again() {
+    let (a, b) = (Fake::start(), Fake::start());
+    let router = Router::before(&[&a, &b], settings()).await;
+    a.refuse(broken());
+    let mut failed = 0;
+    for kind in 0..20 {
+        failed +=
+            usize::from(router.complete(&ask(&[kind; 20], 1)).await.0 == StatusCode::INTERNAL_SERVER_ERROR);
+    }
+    assert_eq!(
+        (failed, a.count()),
+        (3, 3),
+        "a request that a conductor failed would most likely fail elsewhere"
+    );
+    router.until("a's breaker shows", || router.health.remarks().len() == 1).await;
+    assert_eq!(router.metric_of("tutti_router_conductor_up", &a), 0);
+    a.refuse(None);
+    // After its pause a request goes there as a probe, and closes it.
+    while a.count() == failed {
+        assert_eq!(router.complete(&ask(&[9], 1)).await.0, StatusCode::OK);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    router.all_in_use().await;
+    assert_eq!(router.metric_of("tutti_router_conductor_breaker", &a), 0);
+}
+
+#[tokio::test]
+async fn all_breakers_open_is_no_reason_to_refuse() {
+    let (a, b) = (Fake::start(), Fake::start());
+    let router = Router::before(&[&a, &b], settings()).await;
+    a.refuse(broken());
+    b.refuse(broken());
+    for kind in 0..12 {
+        let (status, answer) = router.complete(&ask(&[kind; 20], 1)).await;
+        assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(answer.to_string().contains("the device is lost"), "{answer}");
+    }
+    assert_eq!(a.count() + b.count(), 12, "each was tried, for want of a better place");
+    assert_eq!([&a, &b].map(|fake| router.metric_of("tutti_router_conductor_up", fake)), [0, 0]);
+    a.refuse(None);
+    b.refuse(None);
+    assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_address_that_takes_connections_and_says_nothing_holds_nobody_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let a = Fake::start();
+    let router = Router::to(&[url.clone(), a.url.clone()], impatient()).await;
+    router.until("a is in", || router.health.ready() == State::Ok).await;
+    let silence = format!("{url}: the conductor does not answer");
+    router.until("the other is told of", || router.health.remarks().first() == Some(&silence)).await;
+    for _ in 0..5 {
+        assert_eq!(router.complete(&ask(&[1], 2)).await.0, StatusCode::OK);
+    }
+    assert_eq!(a.count(), 5);
+}
+
+#[tokio::test]
+async fn a_dead_fleet_refuses_at_once() {
+    let (mut a, mut b) = (Fake::start(), Fake::start());
+    let router = Router::before(&[&a, &b], settings()).await;
+    a.kill();
+    b.kill();
+    for _ in 0..5 {
+        let (status, _) = router.complete(&ask(&[1], 2)).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    router.until("it says so", || router.health.ready() != State::Ok).await;
+}
+
+#[tokio::test]
+async fn a_conductor_that_does_not_answer_requests_costs_each_a_while_until_its_breaker_opens() {
+    let (a, b) = (Fake::start(), Fake::start());
+    let router = Router::before(&[&a, &b], FleetSettings { accept_timeout_ms: 1_000, ..settings() }).await;
+    *a.behaviour.ignores.lock().unwrap() = true;
+    for kind in 0..10 {
+        assert_eq!(router.complete(&ask(&[kind; 20], 2)).await.0, StatusCode::OK);
+    }
+    // A slow machine may take longer over the rest than the breaker's pause, and probe again.
+    assert!((3..6).contains(&a.count()) && b.count() == 10, "{}", a.count());
+    // It still says that it is well, which its breaker knows better.
+    assert_eq!(router.metric_of("tutti_router_conductor_breaker", &a), 2);
+}

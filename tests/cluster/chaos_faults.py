@@ -1,0 +1,144 @@
+"""The faults of chaos: processes die, stop or pause, and the disk of the step trace fills up."""
+
+import asyncio
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+RECOVERY_S = 90
+# Each kind, and how many of a round are of it.
+KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 2}
+DISK_BYTES = 1 << 20
+
+
+class Disk:
+    """Where a cluster's step trace goes: a file system of its own that can be filled, where one may be mounted.
+
+    Where not, a full disk is one that refuses whoever opens a file on it from then on.
+    """
+
+    def __init__(self, directory):
+        self.directory = pathlib.Path(directory)
+        self.directory.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", str(self.directory)]
+        may = shutil.which("mount") and os.geteuid() == 0
+        self.mounted = bool(may) and subprocess.run(mount, capture_output=True).returncode == 0
+
+    @property
+    def trace(self):
+        return self.directory / "steps"
+
+    def fill(self, ranks):
+        if not self.mounted:
+            for rank in range(ranks):
+                path = self.directory / f"steps.rank{rank}"
+                path.unlink(missing_ok=True)
+                path.symlink_to("/dev/full")
+            return
+        with (self.directory / "filler").open("wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass  # full
+
+    def free(self):
+        for path in self.directory.iterdir():
+            # Files that are being written stay, and are empty.
+            if path.is_symlink() or path.name == "filler":
+                path.unlink()
+            else:
+                os.truncate(path, 0)
+
+    def destroy(self):
+        if self.mounted:
+            subprocess.run(["umount", "--lazy", str(self.directory)], check=True)
+
+
+class Faults:
+    """One fault after another on one cluster, each with the time until all is as before."""
+
+    def __init__(self, name, cluster, workers, disk, log, rng):
+        self.name, self.cluster, self.workers, self.disk, self.log, self.rng = name, cluster, workers, disk, log, rng
+
+    async def run(self, ended):
+        left = []
+        while not ended.is_set():
+            left = left or self.rng.sample(tuple(KINDS), sum(KINDS.values()), counts=KINDS.values())
+            kind = left.pop()
+            place, seconds = self.rng.randrange(self.workers), self.rng.random()
+            await self.inject(kind, place, seconds)
+            await asyncio.sleep(self.rng.expovariate(1))
+
+    async def inject(self, kind, place, seconds):
+        ranks = sorted(self.cluster.workers_by_rank().items())
+        if not ranks:
+            return
+        self.log.fault(self.name, kind, place=place, seconds=seconds)
+        began, restarts = time.monotonic(), await self.seen("tutti_worker_restarts_total")
+        rank, pid = ranks[place % len(ranks)]
+        match kind:
+            case "kill":
+                self.signal(pid, signal.SIGKILL)
+            case "kill two":
+                # Of one TP group or of two.
+                for victim in {pid, ranks[(place + 1) % len(ranks)][1]}:
+                    self.signal(victim, signal.SIGKILL)
+            case "stop":
+                # For longer than it takes to be found; what goes on afterwards is nobody.
+                self.signal(pid, signal.SIGSTOP)
+                await asyncio.sleep(3 + seconds)
+                self.signal(pid, signal.SIGCONT)
+            case "pause":
+                self.signal(pid, signal.SIGSTOP)
+                await asyncio.sleep(seconds)
+                self.signal(pid, signal.SIGCONT)
+            case "pause conductor":
+                self.signal(self.cluster.pid, signal.SIGSTOP)
+                await asyncio.sleep(2 + 2 * seconds)
+                self.signal(self.cluster.pid, signal.SIGCONT)
+            case "full disk":
+                # Those that write find it full, and so does one that begins.
+                self.disk.fill(self.workers)
+                await asyncio.sleep(1 + seconds)
+                self.signal(pid, signal.SIGKILL)
+        if "pause" not in kind:
+            await self.recovered(began, restarts)
+        if kind == "full disk":
+            lost = await self.seen("tutti_trace_steps_lost")
+            self.log.clusters[self.name].trace_steps_lost += int(lost)
+            self.disk.free()
+
+    def signal(self, pid, number):
+        """To a process of this cluster only, whoever has the number by now."""
+        if pid in self.cluster.processes():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+    async def seen(self, metric):
+        # The loop goes on meanwhile: this conductor may be paused.
+        return (await asyncio.to_thread(self.cluster.metrics)).get(metric, 0)
+
+    async def recovered(self, began, restarts):
+        while time.monotonic() - began < RECOVERY_S:
+            await asyncio.sleep(0.05)
+            seen = await asyncio.to_thread(self.cluster.metrics)
+            if seen["tutti_workers_ready"] == self.workers and seen.get("tutti_worker_restarts_total", 0) > restarts:
+                self.log.clusters[self.name].recovery.append(time.monotonic() - began)
+                return
+        self.log.bad(self.name, "lost", why=f"not as before within {RECOVERY_S} s")
+
+
+async def again(faults, lines):
+    """The faults of a log, at their times."""
+    began, injected = time.monotonic(), []
+    for line in lines:
+        await asyncio.sleep(max(0, line["at"] - (time.monotonic() - began)))
+        fault = faults[line["cluster"]].inject(line["fault"], line["place"], line["seconds"])
+        injected.append(asyncio.create_task(fault))
+    await asyncio.gather(*injected)

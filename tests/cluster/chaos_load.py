@@ -1,0 +1,128 @@
+"""The load of chaos: clients that stream, read slowly or leave, and know what each answer has to be."""
+
+import asyncio
+import json
+import socket
+
+from harness import events
+from streams import merge
+from test_sim import asked
+
+# An answer that takes longer is lost: no fault, nor several in a row, are to cost a client more.
+LOST_S = 240
+
+
+class Failure(Exception):
+    """What a client was told in place of an answer."""
+
+
+class Refused(Exception):
+    """Turned away before anything had begun: not lost, but to be asked again."""
+
+
+def bodies(rng, count):
+    """Requests for clusters that compute: whatever a replay must take along is in one of them."""
+    for _ in range(count):
+        body = dict(prompt=[rng.randrange(256) for _ in range(rng.choice((1, 7, 40, 300)))], seed=rng.randrange(2**63))
+        body |= dict(max_tokens=rng.choice((8, 60, 300, 900)), temperature=rng.choice((0, 0.7, 1.3)), n=rng.choice((1, 1, 3)))
+        body |= dict(ignore_eos=rng.random() < 0.8, presence_penalty=rng.choice((0, 1.1)), repetition_penalty=rng.choice((1, 1.2)))
+        body |= dict(top_k=rng.choice((0, 30)), logprobs=rng.choice((None, 2)), min_tokens=rng.choice((0, 5)))
+        if rng.random() < 0.3:
+            body |= dict(echo=True, prompt_logprobs=1)
+        yield {k: v for k, v in body.items() if v is not None} | dict(return_token_ids=True)
+
+
+class Client:
+    """Asks one request after another, each in a way of its own, until it is told to end."""
+
+    def __init__(self, name, cluster, log, rng, known):
+        self.name, self.cluster, self.log, self.rng, self.known = name, cluster, log, rng, known
+
+    async def run(self, ended):
+        while not ended.is_set():
+            body, expected = self.next()
+            how = self.rng.choices(("stream", "whole", "slow", "leave", "stall and leave"), (6, 2, 2, 2, 1))[0]
+            leave_after = self.rng.randint(1, 40)
+            while True:
+                try:
+                    answer = await asyncio.wait_for(self.ask(body, how, leave_after), LOST_S)
+                except Refused:
+                    self.log.count(self.name, "refused")
+                    await asyncio.sleep(0.3)
+                    continue
+                except (Failure, AssertionError, OSError, TimeoutError, ValueError) as problem:
+                    self.log.bad(self.name, "lost", body=body, how=how, why=repr(problem))
+                else:
+                    self.judge(body, how, expected, answer)
+                break
+            self.log.count(self.name, "requests")
+
+    def next(self):
+        if self.known:
+            return self.rng.choice(self.known)
+        body, (tokens, reason) = asked(self.rng)
+        # Greedy choices are all the same.
+        body["n"] = 1 if body["temperature"] else self.rng.choice((1, 1, 2, 4))
+        return {k: v for k, v in body.items() if not k.startswith("stream")}, (tokens, reason)
+
+    def judge(self, body, how, expected, answer):
+        if answer is None:
+            self.log.count(self.name, "cancelled")
+        elif self.known and answer != expected:
+            self.log.bad(self.name, "wrong", body=body, how=how, answer=answer, expected=expected)
+        elif not self.known:
+            said = [(choice["token_ids"], *(reason for reason, _ in choice["ends"])) for choice in answer["choices"].values()]
+            if said != [expected] * body["n"]:
+                self.log.bad(self.name, "wrong", body=body, how=how, answer=said, expected=expected)
+
+    async def ask(self, body, how, leave_after=0):
+        """All that the answer says; None for one that was left."""
+        body = {"model": self.cluster.model} | body
+        if how != "whole":
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        content = json.dumps(body)
+        reader, writer = await self.connect(patient=how not in ("slow", "stall and leave"))
+        try:
+            head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+            writer.write(f"{head}{content}".encode())
+            status = int((await reader.readline()).split()[1])
+            while (await reader.readline()).strip():
+                pass
+            begun = b""
+            if status == 200:
+                match how:
+                    case "leave":
+                        for _ in range(leave_after):
+                            await reader.read(512)
+                        return None
+                    case "stall and leave":
+                        # Nothing is read, and what the sockets hold is soon full.
+                        await asyncio.sleep(leave_after / 10)
+                        return None
+                    case "slow":
+                        for _ in range(leave_after):
+                            begun += await reader.read(512)
+                            await asyncio.sleep(self.rng.random() / 4)
+            text = (begun + await reader.read()).decode()
+        finally:
+            # Not `close`, which would first wait for what is still to be written.
+            writer.transport.abort()
+        if status != 200:
+            # "tried": it was accepted, and then given up.
+            raise (Refused if status in (429, 503) and "tried" not in text else Failure)(f"{status}: {text}")
+        answer = {}
+        for event in [json.loads(text)] if how == "whole" else events(text.split("\n")):
+            if "error" in event:
+                raise Failure(event["error"]["message"])
+            merge(answer, event)
+        return answer
+
+    async def connect(self, patient):
+        """To the cluster. One who reads slowly takes little beforehand, so that the other side feels it."""
+        if patient:
+            return await asyncio.open_connection("127.0.0.1", self.cluster.http_port)
+        slow = socket.socket()
+        slow.setblocking(False)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.get_running_loop().sock_connect(slow, ("127.0.0.1", self.cluster.http_port))
+        return await asyncio.open_connection(sock=slow, limit=2048)
