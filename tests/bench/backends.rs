@@ -100,10 +100,8 @@ fn serve(step: Duration, ports: Vec<u16>) -> Result<(), String> {
             thread::spawn(move || run_steps(device, step));
             servers.spawn(axum::serve(tcp_nodelay(listener), routes(arrivals)).into_future());
         }
-        while let Some(ended) = servers.join_next().await {
-            return Err(format!("a backend ended: {ended:?}"));
-        }
-        Ok(())
+        let ended = servers.join_next().await;
+        Err(format!("a backend ended: {ended:?}"))
     })
 }
 
