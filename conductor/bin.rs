@@ -16,12 +16,11 @@ use tokio::{
     task::{AbortHandle, JoinSet},
     time::{Instant, timeout, timeout_at},
 };
-use tonic::{service::Routes, transport::Endpoint};
+use tonic::service::Routes;
 use tutti_conductor::{
     Backend, BackendOptions,
     cluster::{GroupSpec, Limits, MAX_WORKERS, Served},
     config::{self, ConductorFlags, DeviceChoice, Layout},
-    in_process,
     listen::WorkerListener,
     random_token,
     service::{ConductorServer, ConductorService},
@@ -267,14 +266,13 @@ impl Front {
         }
     }
 
-    /// A router before the conductor, which it reaches as it would from another process.
+    /// A router before the conductor, whose gRPC service it calls as it would from another process.
     fn with_router(
         conductor: ConductorServer<ConductorService>,
         config: &RouterConfig,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
-        let endpoint = tutti_router::tune(Endpoint::from_static("http://conductor"));
-        let door = FrontDoor::new(in_process::serve(conductor.clone(), endpoint), config, metrics)?;
+        let door = FrontDoor::new(conductor.clone(), config, metrics)?;
         let health = Health::default();
         let follower = tokio::spawn(door.clone().follow(health.clone()));
         Ok(Self {

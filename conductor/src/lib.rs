@@ -8,7 +8,6 @@ mod backend;
 pub mod cluster;
 pub mod config;
 pub mod gate;
-pub mod in_process;
 pub mod listen;
 pub mod mailbox;
 mod metrics;

@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    body::Body,
+    codegen::http::{Request, Response},
+    transport::Endpoint,
+};
+use tower::Service;
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
 
 use crate::{
@@ -11,6 +16,7 @@ use crate::{
     generation::Generator,
     grpc, http,
     metrics::RouterMetrics,
+    way,
 };
 
 /// Flow control towards the conductor: what one slow client leaves unread stays within its own stream's window, and
@@ -18,7 +24,7 @@ use crate::{
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
-/// Settings that every connection to a conductor should have, in-process or not.
+/// Settings that every connection to a conductor should have.
 pub fn tune(endpoint: Endpoint) -> Endpoint {
     endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW)
 }
@@ -31,10 +37,16 @@ pub struct FrontDoor {
 }
 
 impl FrontDoor {
-    /// A front door to the conductor behind `channel` (see [`tune`]), which it is part of: what that conductor says is
-    /// final. Answers 503 until [`FrontDoor::follow`] has fetched the model's description and text files.
-    pub fn new(channel: Channel, config: &RouterConfig, metrics: &Metrics) -> Result<Self, Error> {
-        let conductors = Conductors { fixed: vec![("embedded".into(), channel)], discover: None };
+    /// A front door to the one conductor that it is part of, by its gRPC service or a channel (see [`tune`]): what that
+    /// conductor says is final. Answers 503 until [`FrontDoor::follow`] has fetched the model's description and text
+    /// files.
+    pub fn new<S>(conductor: S, config: &RouterConfig, metrics: &Metrics) -> Result<Self, Error>
+    where
+        S: Service<Request<Body>, Response = Response<Body>, Future: Send> + Clone + Send + Sync + 'static,
+        S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
+    {
+        let conductors =
+            Conductors { fixed: vec![("embedded".into(), way::through(conductor))], discover: None };
         Self::before(conductors, FleetSettings::embedded(), config, metrics)
     }
 

@@ -12,6 +12,7 @@ mod metrics;
 pub mod process;
 mod served;
 mod text;
+mod way;
 
 #[cfg(test)]
 mod test_support;

@@ -1,4 +1,4 @@
-//! One conductor with one worker, started from the release build and watched from outside.
+//! One conductor with its workers, started from the release build and watched from outside.
 #![allow(dead_code, reason = "each bench uses its own part")]
 
 use std::{
@@ -43,7 +43,7 @@ impl Cluster {
         let spawned = Instant::now();
         let conductor = Command::new(env!("CARGO_BIN_EXE_conductor"))
             .args(args)
-            .args(["--workers=1", &format!("--http=127.0.0.1:{http}"), &format!("--grpc=127.0.0.1:{grpc}")])
+            .args([format!("--http=127.0.0.1:{http}"), format!("--grpc=127.0.0.1:{grpc}")])
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()
@@ -68,13 +68,14 @@ impl Cluster {
         self.conductor.id()
     }
 
-    /// The worker's process id.
+    /// The process id of its worker, or of one of them.
     pub fn worker(&self) -> Result<u32, String> {
-        let processes = fs::read_dir("/proc").map_err(|e| format!("/proc: {e}"))?;
-        processes
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .find(|pid| stat(*pid).is_ok_and(|fields| fields[1] == self.conductor.id().to_string()))
-            .ok_or_else(|| "the conductor has no worker".to_owned())
+        self.workers()?.first().copied().ok_or_else(|| "the conductor has no worker".to_owned())
+    }
+
+    /// The process ids of all of its workers.
+    pub fn workers(&self) -> Result<Vec<u32>, String> {
+        children(self.conductor.id())
     }
 
     /// Ctrl-C, and waits.
@@ -97,7 +98,8 @@ impl Drop for Cluster {
     }
 }
 
-async fn wait_until_ready(url: &str, since: Instant) -> Result<Target, String> {
+/// Waits for a server that lists its models and says whether it is ready.
+pub async fn wait_until_ready(url: &str, since: Instant) -> Result<Target, String> {
     loop {
         // The list of models needs a worker that has described its model; readiness needs all of them.
         let target = Target::new(url, None, Duration::from_secs(600)).await;
@@ -111,9 +113,20 @@ async fn wait_until_ready(url: &str, since: Instant) -> Result<Target, String> {
     }
 }
 
-fn free_port() -> Result<u16, String> {
+/// A port that nobody listens at.
+pub fn free_port() -> Result<u16, String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|e| format!("no free port: {e}"))?;
     listener.local_addr().map(|address| address.port()).map_err(|e| format!("no free port: {e}"))
+}
+
+/// The processes whose parent this one is.
+pub fn children(parent: u32) -> Result<Vec<u32>, String> {
+    let parent = parent.to_string();
+    let processes = fs::read_dir("/proc").map_err(|e| format!("/proc: {e}"))?;
+    Ok(processes
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| stat(*pid).is_ok_and(|fields| fields[1] == parent))
+        .collect())
 }
 
 /// The fields of /proc/PID/stat behind the command, which may itself hold spaces: state, parent, …

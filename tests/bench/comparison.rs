@@ -5,7 +5,9 @@ use std::fmt::Debug;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::{results::median, way::Way};
+use tutti_load::results::median;
+
+use crate::way::Way;
 
 /// A figure that ways are compared by.
 #[derive(Clone, Copy, Debug)]

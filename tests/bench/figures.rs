@@ -1,36 +1,18 @@
 //! Each figure: what is sent, and how the number comes from what came back.
 
-use std::time::Duration;
-
 use serde::Serialize;
-use tutti_load::{client::Record, plan::Workload, run::run};
+use tutti_load::{plan::Workload, results::median, run::run};
 
-use crate::cluster::{Cluster, cpu_seconds, peak_memory};
+use crate::{
+    cluster::{Cluster, cpu_seconds, peak_memory},
+    speed,
+};
 
 /// Told to the conductor, so that memory can be compared with it.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 /// The goal for a worker's peak over weights and pool.
 const MEMORY_LIMIT: f64 = 1.25;
 const REPEATS: usize = 3;
-const VOCABULARY: u32 = 150_000;
-
-fn at_once(requests: usize, prompt: u32, max_tokens: u32, vocab_size: u32, seed: u64) -> Workload {
-    let rate = f64::INFINITY;
-    Workload { requests, rate, prompt_tokens: (prompt, prompt), max_tokens, vocab_size, seed }
-}
-
-async fn served(cluster: &Cluster, workload: &Workload) -> Result<Vec<Record>, String> {
-    let (records, _) = run(&cluster.target, workload).await;
-    match records.iter().find_map(|record| record.failure.clone()) {
-        Some(why) => Err(why),
-        None => Ok(records),
-    }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
 
 #[derive(Serialize)]
 pub struct Prefill {
@@ -44,9 +26,7 @@ pub async fn prefill(cluster: &Cluster) -> Result<Prefill, String> {
     let prompt_tokens = 512;
     let mut rates = Vec::new();
     for seed in 0..REPEATS as u64 {
-        let records = served(cluster, &at_once(1, prompt_tokens, 1, VOCABULARY, seed)).await?;
-        let (first, _) = records[0].arrivals[0];
-        rates.push(f64::from(prompt_tokens) / first.as_secs_f64());
+        rates.push(speed::prefill(&cluster.target, prompt_tokens, seed).await?);
     }
     Ok(Prefill { prompt_tokens, samples: rates.len(), tokens_per_s: median(rates) })
 }
@@ -61,27 +41,17 @@ pub struct Decode {
 }
 
 pub async fn decode(cluster: &Cluster, batch: usize) -> Result<Decode, String> {
-    let (prompt_tokens, max_tokens) = (128, 64);
+    let decode = speed::Decode { batch, prompt_tokens: 128, max_tokens: 64 };
     let mut rates = Vec::new();
     for seed in 0..REPEATS as u64 {
-        let records = served(cluster, &at_once(batch, prompt_tokens, max_tokens, VOCABULARY, seed)).await?;
-        rates.push(shared_rate(&records)?);
+        rates.push(decode.sample(&cluster.target, seed).await?);
     }
-    Ok(Decode { batch, prompt_tokens, samples: rates.len(), tokens_per_s: median(rates) })
-}
-
-/// Tokens a second between the last stream's first token and the first stream's last. All were sent at one time, so
-/// their clocks agree.
-fn shared_rate(records: &[Record]) -> Result<f64, String> {
-    let firsts = records.iter().filter_map(|r| r.arrivals.first());
-    let lasts = records.iter().filter_map(|r| r.arrivals.last());
-    let from: Duration = firsts.map(|(at, _)| *at).max().unwrap_or_default();
-    let to: Duration = lasts.map(|(at, _)| *at).min().unwrap_or_default();
-    if to <= from {
-        return Err("the streams did not decode at the same time".into());
-    }
-    let inside = records.iter().flat_map(|r| &r.arrivals).filter(|(at, _)| from < *at && *at <= to);
-    Ok(inside.map(|(_, tokens)| f64::from(*tokens)).sum::<f64>() / (to - from).as_secs_f64())
+    Ok(Decode {
+        batch,
+        prompt_tokens: decode.prompt_tokens,
+        samples: rates.len(),
+        tokens_per_s: median(rates),
+    })
 }
 
 #[derive(Serialize)]
@@ -135,7 +105,9 @@ pub async fn control_plane(cluster: &Cluster) -> Result<ControlPlane, String> {
     let before = (cpu_seconds(conductor)?, cpu_seconds(worker)?);
     let (mut tokens, mut seconds) = (0, 0.0);
     for seed in 0..REPEATS as u64 {
-        let (records, duration) = run(&cluster.target, &at_once(streams, 16, max_tokens, 256, seed)).await;
+        let (rate, prompt_tokens) = (f64::INFINITY, (16, 16));
+        let workload = Workload { requests: streams, rate, prompt_tokens, max_tokens, vocab_size: 256, seed };
+        let (records, duration) = run(&cluster.target, &workload).await;
         if let Some(why) = records.iter().find_map(|record| record.failure.clone()) {
             return Err(why);
         }

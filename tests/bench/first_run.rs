@@ -6,14 +6,15 @@
 
 mod cluster;
 mod figures;
-mod results;
+mod speed;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use serde_json::json;
+use tutti_load::results::{self, Origin};
 
-use crate::{cluster::Cluster, results::Origin};
+use crate::cluster::Cluster;
 
 #[derive(Parser)]
 struct Args {

@@ -7,7 +7,6 @@
 
 mod background;
 mod cluster;
-mod results;
 mod stream;
 mod way;
 
@@ -17,12 +16,14 @@ use clap::Parser;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
-use tutti_load::report::Summary;
+use tutti_load::{
+    report::Summary,
+    results::{self, Origin},
+};
 
 use crate::{
     background::Background,
     cluster::Cluster,
-    results::Origin,
     stream::{Stream, prompts},
     way::{Device, Way},
 };

@@ -6,7 +6,6 @@
 
 mod cluster;
 mod comparison;
-mod results;
 mod seed;
 mod stream;
 mod twelve;
@@ -19,11 +18,11 @@ use std::{
 
 use clap::Parser;
 use serde_json::{Value, json};
+use tutti_load::results::{self, Origin};
 
 use crate::{
     cluster::Cluster,
     comparison::compare,
-    results::Origin,
     way::{Device, Way},
 };
 

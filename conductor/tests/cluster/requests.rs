@@ -1,8 +1,7 @@
 //! Requests through a cluster: launched, cancelled, expired, refused, lost, drained.
 
 use tokio_stream::StreamExt;
-use tonic::transport::Endpoint;
-use tutti_conductor::{in_process, service::ConductorService};
+use tutti_conductor::service::{ConductorServer, ConductorService};
 use tutti_proto::cluster::v1::{self as pb, conductor_client::ConductorClient, conductor_message::Message};
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint, health::State};
 
@@ -209,15 +208,14 @@ async fn what_outlasts_the_drain_fails() {
     assert_eq!(worker.cancelled().await, key);
 }
 
-/// The same, as a router sees it: over gRPC, in memory.
-async fn client(bench: &Bench) -> (ConductorClient<tonic::transport::Channel>, tempfile::TempDir) {
+/// The same, as a router in this process sees it.
+async fn client(bench: &Bench) -> (ConductorClient<ConductorServer<ConductorService>>, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.json"), "{}").unwrap();
     std::fs::write(directory.path().join("tokenizer.json"), vec![b'x'; (2 << 20) + 1]).unwrap();
     let checkpoint = Checkpoint::open(directory.path(), "tiny").unwrap();
     let service = ConductorService::new(bench.cluster.clone(), checkpoint.into()).into_server();
-    let channel = in_process::serve(service, Endpoint::from_static("http://conductor"));
-    (ConductorClient::new(channel), directory)
+    (ConductorClient::new(service), directory)
 }
 
 #[tokio::test]

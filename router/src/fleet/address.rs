@@ -2,11 +2,14 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tutti_runtime::Error;
 
 use super::FleetSettings;
-use crate::tune;
+use crate::{
+    tune,
+    way::{self, Way},
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -14,7 +17,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub struct Conductors {
     /// Those that are always part of it, each with the name that operators know it by.
-    pub fixed: Vec<(String, Channel)>,
+    pub fixed: Vec<(String, Way)>,
     /// `HOST:PORT`: every address behind the name is one.
     pub discover: Option<String>,
 }
@@ -27,7 +30,7 @@ impl Conductors {
     /// That name the setting, `conductor` or `discover`.
     pub fn new(urls: &[String], discover: Option<&str>, settings: &FleetSettings) -> Result<Self, Error> {
         check(urls, discover)?;
-        let named = |url: &String| Ok((url.clone(), channel(url, settings)?));
+        let named = |url: &String| Ok((url.clone(), connection(url, settings)?));
         let fixed = urls.iter().map(named).collect::<Result<_, Error>>()?;
         Ok(Self { fixed, discover: discover.map(str::to_owned) })
     }
@@ -59,13 +62,13 @@ pub fn url(address: SocketAddr) -> String {
 }
 
 /// A way there that connects when it is first used, and again whenever it breaks.
-pub fn channel(url: &str, settings: &FleetSettings) -> Result<Channel, Error> {
+pub fn connection(url: &str, settings: &FleetSettings) -> Result<Way, Error> {
     let endpoint = tune(endpoint(url)?)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(settings.keep_alive())
         .keep_alive_timeout(settings.keep_alive())
         .keep_alive_while_idle(true);
-    Ok(endpoint.connect_lazy())
+    Ok(way::through(endpoint.connect_lazy()))
 }
 
 fn endpoint(url: &str) -> Result<Endpoint, Error> {

@@ -280,7 +280,8 @@ impl Fleet {
         if found.is_empty() {
             return Some(format!("discover: {name} has no address"));
         }
-        let join = |url: &str| Some(self.member(url.to_owned(), address::channel(url, &self.settings).ok()?));
+        let join =
+            |url: &str| Some(self.member(url.to_owned(), address::connection(url, &self.settings).ok()?));
         let change = self.roster.write().found(&found, join);
         for member in &change.joined {
             tracing::info!(conductor = %member.name, "found");

@@ -13,7 +13,7 @@ use tokio::{
     sync::Notify,
     time::{error::Elapsed, timeout},
 };
-use tonic::{Response, Status, Streaming, transport::Channel};
+use tonic::{Response, Status, Streaming};
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
     cluster::v1::{
@@ -32,6 +32,7 @@ use super::{
     load::{OwnLoad, Reported},
     prefix_index::Holder,
 };
+use crate::way::Way;
 
 /// The largest text file taken from a conductor: a guard against a runaway stream, far above real tokenizers.
 const MAX_FILE_BYTES: usize = 256 << 20;
@@ -48,7 +49,7 @@ pub struct Member {
     pub own: Arc<OwnLoad>,
     /// What is known of it, behind a lock that is never held across an await.
     pub standing: Mutex<Standing>,
-    client: ConductorClient<Channel>,
+    client: ConductorClient<Way>,
     timeouts: Timeouts,
     removed: AtomicBool,
     /// Raised where a request finds it lost, so that it is asked now and not in a while.
@@ -99,9 +100,9 @@ pub enum Contact {
 }
 
 impl Member {
-    /// A conductor behind this channel, which has not been asked anything yet.
-    pub fn new(name: String, channel: Channel, timeouts: Timeouts, holder: Holder) -> Self {
-        let client = ConductorClient::new(channel)
+    /// A conductor at the end of this way, which has not been asked anything yet.
+    pub fn new(name: String, way: Way, timeouts: Timeouts, holder: Holder) -> Self {
+        let client = ConductorClient::new(way)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let standing = Standing {

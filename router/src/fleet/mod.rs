@@ -25,7 +25,6 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
-use tonic::transport::Channel;
 use tutti_proto::cluster::v1::plane;
 use tutti_runtime::metrics::Metrics;
 
@@ -47,7 +46,7 @@ use self::{
     prefix_index::{Holder, PrefixIndex},
     roster::Roster,
 };
-use crate::served::ServedModel;
+use crate::{served::ServedModel, way::Way};
 
 /// Blocks of a model that declares no paged plane.
 const BLOCK_TOKENS: usize = 16;
@@ -129,7 +128,7 @@ impl Fleet {
             metrics: FleetMetrics::register(metrics),
         };
         let fixed = conductors.fixed.into_iter();
-        let members = fixed.map(|(name, channel)| Arc::new(fleet.member(name, channel))).collect();
+        let members = fixed.map(|(name, way)| Arc::new(fleet.member(name, way))).collect();
         *fleet.roster.write() = Roster::fixed(members);
         Arc::new(fleet)
     }
@@ -211,10 +210,10 @@ impl Fleet {
         self.metrics.left(member, behind);
     }
 
-    fn member(&self, name: String, channel: Channel) -> Member {
+    fn member(&self, name: String, way: Way) -> Member {
         let timeouts =
             Timeouts { answer: self.settings.answer_timeout(), accept: self.settings.accept_timeout() };
-        Member::new(name, channel, timeouts, self.new_holder())
+        Member::new(name, way, timeouts, self.new_holder())
     }
 
     fn new_holder(&self) -> Holder {

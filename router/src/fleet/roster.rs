@@ -69,9 +69,9 @@ mod tests {
     use crate::fleet::{FleetSettings, address, member::Timeouts, prefix_index::Holder};
 
     fn member(name: &str) -> Option<Member> {
-        let channel = address::channel(name, &FleetSettings::default()).ok()?;
+        let way = address::connection(name, &FleetSettings::default()).ok()?;
         let timeouts = Timeouts { answer: Duration::from_secs(1), accept: Duration::from_secs(1) };
-        Some(Member::new(name.to_owned(), channel, timeouts, Holder(0)))
+        Some(Member::new(name.to_owned(), way, timeouts, Holder(0)))
     }
 
     fn names(members: &[Arc<Member>]) -> Vec<&str> {

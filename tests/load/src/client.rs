@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json, value::RawValue};
 
 /// What became of a request. Times count from the moment it was sent.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,17 +36,21 @@ pub struct Target {
 impl Target {
     /// A server by its base URL. Without a model's name the first one it lists is meant.
     pub async fn new(url: &str, model: Option<String>, timeout: Duration) -> Result<Self, String> {
+        let mut target = Self::named(url, model.as_deref().unwrap_or_default(), timeout)?;
+        if model.is_none() {
+            target.model = first_model(&target.client, &target.url).await?;
+        }
+        Ok(target)
+    }
+
+    /// A server by its base URL, and the model that it has. It need not run yet.
+    pub fn named(url: &str, model: &str, timeout: Duration) -> Result<Self, String> {
         let client = reqwest::Client::builder()
             .timeout(timeout)
             .tcp_nodelay(true)
             .build()
             .map_err(|e| format!("no HTTP client: {e}"))?;
-        let url = url.trim_end_matches('/').to_owned();
-        let model = match model {
-            Some(model) => model,
-            None => first_model(&client, &url).await?,
-        };
-        Ok(Self { client, url, model })
+        Ok(Self { client, url: url.trim_end_matches('/').to_owned(), model: model.to_owned() })
     }
 
     /// Whether `/ready` says so, for servers that have one.
@@ -67,13 +72,23 @@ impl Target {
         seed: u64,
         watch: impl FnMut(&Record),
     ) -> Record {
+        self.send(self.body(prompt, max_tokens, seed), max_tokens, watch).await
+    }
+
+    /// What is sent for a prompt, as text or as token ids.
+    pub fn body(&self, prompt: impl Serialize, max_tokens: u32, seed: u64) -> String {
         let body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "ignore_eos": true,
             "stream": true, "stream_options": { "include_usage": true }, "return_token_ids": true,
         });
+        body.to_string()
+    }
+
+    /// Sends a [body](Target::body) that asks for so many tokens; as [`Target::generate_watched`].
+    pub async fn send(&self, body: String, max_tokens: u32, watch: impl FnMut(&Record)) -> Record {
         let start = Instant::now();
         let mut record = Record::default();
-        let outcome = self.read(&body, start, &mut record, watch).await;
+        let outcome = self.read(body, start, &mut record, watch).await;
         record.end = start.elapsed();
         record.failure = match outcome {
             Err(why) => Some(why),
@@ -88,7 +103,7 @@ impl Target {
 
     async fn read(
         &self,
-        body: &Value,
+        body: String,
         start: Instant,
         record: &mut Record,
         mut watch: impl FnMut(&Record),
@@ -97,7 +112,7 @@ impl Target {
             .client
             .post(format!("{}/v1/completions", self.url))
             .header("content-type", "application/json")
-            .body(body.to_string());
+            .body(body);
         let mut response = request.send().await.map_err(|e| format!("not sent: {e}"))?;
         if !response.status().is_success() {
             let status = response.status().as_u16();
@@ -109,7 +124,8 @@ impl Target {
         let mut lines = Lines::default();
         while let Some(chunk) = response.chunk().await.map_err(|e| format!("the stream broke: {e}"))? {
             let now = start.elapsed();
-            for line in lines.push(&chunk) {
+            lines.push(&chunk);
+            while let Some(line) = lines.next()? {
                 if line == "data: [DONE]" {
                     return Ok(());
                 }
@@ -132,17 +148,41 @@ async fn first_model(client: &reqwest::Client, url: &str) -> Result<String, Stri
     Ok(model.to_owned())
 }
 
+/// Of an event, what counts here. The rest is skipped unread: at full load the generator shares its machine with what it
+/// measures.
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    choices: Vec<Choice<'a>>,
+    usage: Option<Usage>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow, default)]
+    text: Option<&'a RawValue>,
+    token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+}
+
 fn take(event: &str, now: Duration, record: &mut Record) -> Result<(), String> {
-    let event: Value = serde_json::from_str(event).map_err(|e| format!("an event is no JSON: {e}"))?;
-    if let Some(error) = event.get("error") {
+    let event: Event<'_> = serde_json::from_str(event).map_err(|e| format!("an event is no JSON: {e}"))?;
+    if let Some(error) = event.error {
         return Err(format!("error in the stream: {error}"));
     }
-    let count = |field: &str| event["usage"][field].as_u64().map(|n| n as u32);
-    record.tokens = count("completion_tokens").unwrap_or(record.tokens);
-    record.prompt_tokens = count("prompt_tokens").unwrap_or(record.prompt_tokens);
-    let choice = &event["choices"][0];
-    let ids = choice["token_ids"].as_array().map_or(0, Vec::len) as u32;
-    let text = choice["text"].as_str().is_some_and(|text| !text.is_empty());
+    if let Some(usage) = event.usage {
+        (record.prompt_tokens, record.tokens) = (usage.prompt_tokens, usage.completion_tokens);
+    }
+    let Some(choice) = event.choices.first() else { return Ok(()) };
+    let ids = choice.token_ids.as_ref().map_or(0, Vec::len) as u32;
+    let text = choice.text.is_some_and(|text| text.get() != r#""""#);
     // Servers that do not give token ids are taken to send one token an event.
     match ids.max(u32::from(text)) {
         0 => {}
@@ -153,15 +193,26 @@ fn take(event: &str, now: Duration, record: &mut Record) -> Result<(), String> {
 
 /// Cuts a byte stream into lines, whatever its chunks are.
 #[derive(Default)]
-struct Lines(Vec<u8>);
+struct Lines {
+    held: Vec<u8>,
+    /// How much of `held` has been given out.
+    read: usize,
+}
 
 impl Lines {
-    fn push(&mut self, chunk: &[u8]) -> Vec<String> {
-        self.0.extend_from_slice(chunk);
-        let Some(end) = self.0.iter().rposition(|b| *b == b'\n') else { return Vec::new() };
-        let rest = self.0.split_off(end + 1);
-        let whole = std::mem::replace(&mut self.0, rest);
-        String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect()
+    fn push(&mut self, chunk: &[u8]) {
+        self.held.drain(..self.read);
+        self.read = 0;
+        self.held.extend_from_slice(chunk);
+    }
+
+    /// The next line that is complete.
+    fn next(&mut self) -> Result<Option<&str>, String> {
+        let rest = &self.held[self.read..];
+        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
+        self.read += end + 1;
+        let line = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
+        std::str::from_utf8(line).map(Some).map_err(|e| format!("a line is no text: {e}"))
     }
 }
 
@@ -174,7 +225,13 @@ mod tests {
         let text = "data: {\"é\": 1}\n\ndata: [DONE]\n";
         for size in 1..text.len() {
             let mut lines = Lines::default();
-            let got: Vec<String> = text.as_bytes().chunks(size).flat_map(|chunk| lines.push(chunk)).collect();
+            let mut got = Vec::new();
+            for chunk in text.as_bytes().chunks(size) {
+                lines.push(chunk);
+                while let Some(line) = lines.next().unwrap() {
+                    got.push(line.to_owned());
+                }
+            }
             assert_eq!(got, ["data: {\"é\": 1}", "", "data: [DONE]"], "chunks of {size}");
         }
     }
@@ -185,7 +242,7 @@ mod tests {
         let now = Duration::from_millis(3);
         take(r#"{"choices":[{"text":"","token_ids":[1,2]}]}"#, now, &mut record).unwrap();
         take(r#"{"choices":[{"text":"a"}]}"#, now, &mut record).unwrap();
-        take(r#"{"choices":[{"text":"","finish_reason":"stop"}]}"#, now, &mut record).unwrap();
+        take(r#"{"choices":[{"text":"","finish_reason":"stop"}],"usage":null}"#, now, &mut record).unwrap();
         take(r#"{"choices":[],"usage":{"completion_tokens":3,"prompt_tokens":4}}"#, now, &mut record)
             .unwrap();
         assert_eq!(record.arrivals, [(now, 2), (now, 1)]);

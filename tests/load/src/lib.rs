@@ -5,4 +5,5 @@ pub mod client;
 pub mod machine;
 pub mod plan;
 pub mod report;
+pub mod results;
 pub mod run;

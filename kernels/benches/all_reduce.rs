@@ -1,39 +1,42 @@
 //! All-reduce of two ranks in shared memory, beside what bounds it: a copy of as many bytes, and the round trip of a
-//! flag between two threads. `cargo bench -p tutti-kernels --bench collectives`; one JSON line a figure.
+//! flag between two threads. `cargo bench -p tutti-kernels --bench all_reduce` prints them as JSON, with their machine.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench")]
+#![allow(clippy::unwrap_used, reason = "a bench")]
 
 use std::{
     hint::black_box,
+    process::ExitCode,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tutti_kernels::collective::{Collective, Seat, SharedMemory};
+use tutti_load::results::{self, Origin};
 
 const WAIT: Duration = Duration::from_secs(60);
 /// Many and short, so that on a machine with other work some of them are undisturbed.
 const SAMPLES: usize = 300;
 
-/// The median and the least of samples, in microseconds.
-fn report(name: &str, bytes: usize, mut samples: Vec<f64>) {
-    samples.sort_by(f64::total_cmp);
-    let (median, least) = (samples[samples.len() / 2], samples[0]);
-    let rate = |us: f64| bytes as f64 / us / 1e3;
-    println!(
-        "{}",
-        json!({
-            "bench": name, "bytes": bytes, "samples": samples.len(),
-            "load_1m": load(), "median_us": median, "least_us": least, "median_gb_per_s": rate(median), "best_gb_per_s": rate(least),
-        })
-    );
+/// The median and the least of samples.
+struct Times {
+    median_us: f64,
+    least_us: f64,
 }
 
-/// How busy the machine is.
-fn load() -> Option<f64> {
-    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
+impl Times {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        Self { median_us: samples[samples.len() / 2], least_us: samples[0] }
+    }
+
+    /// With the bytes that one call moves, where that is the point.
+    fn json(&self, bytes: Option<usize>) -> Value {
+        let Self { median_us, least_us } = self;
+        let rate = |us: f64| bytes.map(|bytes| bytes as f64 / us / 1e3);
+        json!({ "median_us": median_us, "least_us": least_us, "median_gb_per_s": rate(*median_us) })
+    }
 }
 
 /// Calls `act` often enough for a sample to be long against the clock; microseconds a call.
@@ -95,10 +98,21 @@ fn round_trip(calls: usize) -> Vec<f64> {
     })
 }
 
-fn main() {
-    report("flag_round_trip", 4, round_trip(500));
-    for (bytes, calls) in [(8 << 10, 100), (8 << 20, 1)] {
-        report("memcpy", bytes, copy(bytes, calls));
-        report("all_reduce_2_ranks", bytes, all_reduce(bytes, calls));
+fn main() -> ExitCode {
+    let origin = Origin::of("cargo bench -p tutti-kernels --bench all_reduce");
+    let flag = Times::of(round_trip(500));
+    let mut sizes = Map::new();
+    for (name, bytes, calls) in [("8 KiB", 8 << 10, 100), ("8 MiB", 8 << 20, 1)] {
+        let (copy, sum) = (Times::of(copy(bytes, calls)), Times::of(all_reduce(bytes, calls)));
+        let over = sum.median_us / copy.median_us;
+        let size = json!({
+            "all_reduce": sum.json(Some(bytes)),
+            "copy_by_one_thread": copy.json(Some(bytes)),
+            "all_reduce_over_copy": over,
+            "all_reduce_over_flag": sum.median_us / flag.median_us,
+        });
+        sizes.insert(name.to_owned(), size);
     }
+    let figures = json!({ "samples": SAMPLES, "flag_there_and_back": flag.json(None), "sizes": sizes });
+    results::exit("all_reduce", results::write(&origin, figures, None))
 }

@@ -1,5 +1,4 @@
 //! What a bench found, as JSON with everything that is needed to judge it.
-#![allow(dead_code, reason = "each bench uses its own part")]
 
 use std::{
     io::Write,
@@ -9,10 +8,11 @@ use std::{
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use tutti_load::machine::Machine;
+
+use crate::machine::Machine;
 
 /// What was run, on what, and of which source.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Origin {
     command: String,
     commit: String,
@@ -20,11 +20,16 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// To be taken before anything runs, since it tells how busy the machine is.
+    /// Of a bench of the root package. To be taken before anything runs, since it tells how busy the machine is.
     pub fn now(bench: &str) -> Self {
+        Self::of(&format!("cargo bench --bench {bench}"))
+    }
+
+    /// Of the bench that this command runs, to which the arguments of this process are added.
+    pub fn of(command: &str) -> Self {
         // Cargo adds --bench.
         let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-        let command = format!("cargo bench --bench {bench} -- {}", args.join(" "));
+        let command = format!("{command} -- {}", args.join(" "));
         Self {
             command: command.trim_end_matches(" -- ").to_owned(),
             commit: commit(),
@@ -39,7 +44,8 @@ fn commit() -> String {
         let out = Command::new("git").args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output();
         out.ok().map_or(String::new(), |out| String::from_utf8_lossy(&out.stdout).trim().to_owned())
     };
-    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", "*.rs", "Cargo.*"]);
+    let sources = ["--", ":/*.rs", ":/*Cargo.*"];
+    let changed = git(&[&["status", "--porcelain", "--untracked-files=no"], &sources[..]].concat());
     git(&["rev-parse", "--short=12", "HEAD"]) + if changed.is_empty() { "" } else { " with changes" }
 }
 
