@@ -59,6 +59,14 @@ impl Target {
         answer.is_ok_and(|response| response.status().is_success())
     }
 
+    /// What it counts of itself, for servers that have `/metrics`.
+    pub async fn metrics(&self) -> Result<String, String> {
+        let answer = self.client.get(format!("{}/metrics", self.url)).send().await;
+        let answer = answer.and_then(reqwest::Response::error_for_status);
+        let text = async { answer?.text().await };
+        text.await.map_err(|e| format!("{}/metrics: {e}", self.url))
+    }
+
     /// Sends one prompt and reads its stream to the end. A request that gives fewer tokens than asked for has failed.
     pub async fn generate(&self, prompt: &[u32], max_tokens: u32, seed: u64) -> Record {
         self.generate_watched(prompt, max_tokens, seed, |_| {}).await
