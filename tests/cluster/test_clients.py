@@ -220,7 +220,8 @@ def in_use(cluster):
 
 def test_a_reader_that_goes_away_frees_its_pages(tiny):
     with tiny.client.stream("POST", "/v1/completions", json=LONG | {"model": tiny.model, "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # dropped, it would close the stream
+        next(lines)
         wait_for("pages in use", lambda: in_use(tiny), every=0.005)
     tiny.wait_until_idle()
 
