@@ -1,6 +1,6 @@
 //! Conductors that fail requests, and the breakers before them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::net::TcpListener;
@@ -47,16 +47,15 @@ async fn a_conductor_that_fails_requests_is_left_alone_and_then_tried_again() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;
     a.refuse(broken());
-    let mut failed = 0;
+    let (began, mut failed) = (Instant::now(), 0);
     for kind in 0..20 {
         failed +=
             usize::from(router.complete(&ask(&[kind; 20], 1)).await.0 == StatusCode::INTERNAL_SERVER_ERROR);
     }
-    assert_eq!(
-        (failed, a.count()),
-        (3, 3),
-        "a request that a conductor failed would most likely fail elsewhere"
-    );
+    assert_eq!(failed, a.count(), "a request that a conductor failed would most likely fail elsewhere");
+    // Where twenty requests take longer than the pause does, which is a second or more, some of them are probes.
+    let probes = began.elapsed().as_secs() as usize;
+    assert!((3..=3 + probes).contains(&failed), "{failed} failed in {:?}", began.elapsed());
     router.until("a's breaker shows", || router.health.remarks().len() == 1).await;
     assert_eq!(router.metric_of("tutti_router_conductor_up", &a), 0);
     a.refuse(None);
