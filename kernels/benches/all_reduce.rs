@@ -11,9 +11,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::Parser;
 use serde_json::{Map, Value, json};
 use tutti_kernels::collective::{Collective, Seat, SharedMemory};
 use tutti_load::results::{self, Origin};
+
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    output: results::Output,
+}
 
 const WAIT: Duration = Duration::from_secs(60);
 /// Many and short, so that on a machine with other work some of them are undisturbed.
@@ -99,6 +106,7 @@ fn round_trip(calls: usize) -> Vec<f64> {
 }
 
 fn main() -> ExitCode {
+    let args = Args::parse();
     let origin = Origin::of("cargo bench -p tutti-kernels --bench all_reduce");
     let flag = Times::of(round_trip(500));
     let mut sizes = Map::new();
@@ -114,5 +122,5 @@ fn main() -> ExitCode {
         sizes.insert(name.to_owned(), size);
     }
     let figures = json!({ "samples": SAMPLES, "flag_there_and_back": flag.json(None), "sizes": sizes });
-    results::exit("all_reduce", results::write(&origin, figures, None))
+    results::exit("all_reduce", results::write(&origin, figures, &args.output))
 }

@@ -12,7 +12,7 @@ mod many_streams;
 mod rival;
 mod small_requests;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::{Map, Value, json};
@@ -38,12 +38,8 @@ struct Args {
     /// Only what this project does.
     #[arg(long)]
     alone: bool,
-    /// Where to write the figures; standard output where this is not given.
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// What `cargo bench` adds.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    output: results::Output,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -89,7 +85,7 @@ async fn measure(args: Args) -> Result<(), String> {
     if is_asked(Part::LongPrompts) {
         figures["long_prompts"] = long_prompts(kinds).await?;
     }
-    results::write(&origin, figures, args.out.as_deref())
+    results::write(&origin, figures, &args.output)
 }
 
 /// The most tokens a second before streams become uneven, by going up until they do.

@@ -12,7 +12,6 @@ mod stream;
 mod way;
 
 use std::{
-    path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -48,12 +47,8 @@ struct Args {
     /// Tokens of the short one.
     #[arg(long, default_value_t = 64)]
     short: usize,
-    /// Where to write the figures; standard output where this is not given.
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// What `cargo bench` adds.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    output: results::Output,
 }
 
 /// One run of the seed workload.
@@ -105,7 +100,7 @@ async fn measure(args: Args) -> Result<(), String> {
     };
     let found = compare(&ways, &["together"], args.repeats, run).await?;
     let figures = json!({ "device": device, "long": long, "short": short, "found": found });
-    results::write(&origin, figures, args.out.as_deref())
+    results::write(&origin, figures, &args.output)
 }
 
 impl Transfer {

@@ -8,7 +8,7 @@ mod cluster;
 mod figures;
 mod speed;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
@@ -18,12 +18,8 @@ use crate::cluster::Cluster;
 
 #[derive(Parser)]
 struct Args {
-    /// Where to write the figures; standard output where this is not given.
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// What `cargo bench` adds.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    output: results::Output,
 }
 
 #[tokio::main]
@@ -64,5 +60,5 @@ async fn measure(args: Args) -> Result<(), String> {
         "qwen3_0_6b_bf16": { "start": start, "prefill": prefill, "decode": decode, "memory": memory },
         "control_plane": control,
     });
-    results::write(&origin, figures, args.out.as_deref())
+    results::write(&origin, figures, &args.output)
 }

@@ -10,7 +10,7 @@ mod cluster;
 mod stream;
 mod way;
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use clap::Parser;
 use serde::Serialize;
@@ -42,12 +42,8 @@ struct Args {
     /// Cells that run at one time.
     #[arg(long, default_value_t = 1)]
     together: usize,
-    /// Where to write the figures; standard output where this is not given.
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// What `cargo bench` adds.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    output: results::Output,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -105,7 +101,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let figures = json!({
         "device": Device::Sim, "ways": ways, "cells": cells, "again_alone": again, "without_arrivals": without,
     });
-    results::write(&origin, figures, args.out.as_deref())
+    results::write(&origin, figures, &args.output)
 }
 
 /// Each on a conductor of its own.

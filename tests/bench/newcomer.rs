@@ -52,12 +52,8 @@ struct Args {
     /// Writes the step traces of each way's first run of the seed workload to this directory.
     #[arg(long)]
     traces: Option<PathBuf>,
-    /// Where to write the figures; standard output where this is not given.
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// What `cargo bench` adds.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    output: results::Output,
 }
 
 #[tokio::main]
@@ -75,7 +71,7 @@ async fn measure(args: Args) -> Result<(), String> {
             figures["twelve_at_once"] = twelve_prompts(&args, twelve, 12).await?;
         }
     }
-    results::write(&origin, figures, args.out.as_deref())
+    results::write(&origin, figures, &args.output)
 }
 
 async fn seed_workload(args: &Args) -> Result<Value, String> {

@@ -9,7 +9,7 @@ mod cluster;
 mod speed;
 mod way;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
 use serde::Serialize;
@@ -31,12 +31,8 @@ struct Args {
     /// Samples of each figure.
     #[arg(long, default_value_t = 7)]
     samples: usize,
-    /// Where to write the figures; standard output where this is not given.
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// What `cargo bench` adds.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    output: results::Output,
 }
 
 #[derive(Serialize)]
@@ -96,7 +92,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let flags = json!({ "one_worker": one.flags, "two_ranks": two.flags, "shared": Device::Cpu.flags() });
     one.cluster.stop()?;
     two.cluster.stop()?;
-    results::write(&origin, json!({ "flags": flags, "figures": figures }), args.out.as_deref())
+    results::write(&origin, json!({ "flags": flags, "figures": figures }), &args.output)
 }
 
 #[derive(Clone, Copy)]

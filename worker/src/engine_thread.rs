@@ -239,7 +239,7 @@ mod tests {
     use std::path::Path;
 
     use tokio::task::{JoinHandle, spawn_blocking};
-    use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
+    use tutti_engine::{Engine, EngineSettings};
     use tutti_models::load_sim;
     use tutti_runtime::sim::{SimProfile, SimSettings};
 
@@ -256,19 +256,7 @@ mod tests {
         let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
         let model = load_sim(&shipped, 64, 16, 0, &sim).unwrap();
-        let settings = EngineSettings {
-            max_step_tokens: 64,
-            chunking: Chunking::Scheduler,
-            max_prefill_chunk: None,
-            long_prefill_tokens: None,
-            prefill_sharing: PrefillSharing::Fair,
-            target_itl: None,
-            admission: Admission::WholeLife,
-            prefix_cache: true,
-            max_running_requests: 4,
-            max_waiting_requests: 4,
-            kv_cache_memory: None,
-        };
+        let settings = EngineSettings::bounded(64, 4, 4);
         let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(2);

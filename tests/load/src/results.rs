@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    path::Path,
+    path::PathBuf,
     process::{Command, ExitCode},
 };
 
@@ -49,14 +49,25 @@ fn commit() -> String {
     git(&["rev-parse", "--short=12", "HEAD"]) + if changed.is_empty() { "" } else { " with changes" }
 }
 
-/// Writes them to a file, or to standard output.
-pub fn write(origin: &Origin, figures: Value, out: Option<&Path>) -> Result<(), String> {
+/// Flags that every bench has.
+#[derive(Debug, clap::Args)]
+pub struct Output {
+    /// Where to write the figures; standard output where this is not given.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// What `cargo bench` adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Writes them where the flags say.
+pub fn write(origin: &Origin, figures: Value, output: &Output) -> Result<(), String> {
     let mut all = json!({ "origin": origin });
     if let (Some(all), Value::Object(figures)) = (all.as_object_mut(), figures) {
         all.extend(figures);
     }
     let text = serde_json::to_string_pretty(&all).map_err(|e| e.to_string())? + "\n";
-    match out {
+    match &output.out {
         Some(file) => std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display())),
         None => std::io::stdout().write_all(text.as_bytes()).map_err(|e| e.to_string()),
     }

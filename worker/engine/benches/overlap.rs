@@ -14,7 +14,7 @@ use std::{
 
 use prost::Message;
 use serde::Serialize;
-use tutti_engine::{Admission, Chunking, Engine, EngineSettings, FrontDesk, News, PrefillSharing};
+use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Model, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
@@ -251,17 +251,8 @@ fn engine(shape: &Shape) -> Result<Engine, Failure> {
     let model = (shape.model)()?;
     let pages = shape.rows * (PROMPT + 2 * shape.steps as usize + 100).div_ceil(PAGE_TOKENS) + 1;
     let settings = EngineSettings {
-        max_step_tokens: MAX_STEP_TOKENS,
-        chunking: Chunking::Scheduler,
-        max_prefill_chunk: None,
-        long_prefill_tokens: None,
-        prefill_sharing: PrefillSharing::Fair,
-        target_itl: None,
-        admission: Admission::WholeLife,
-        prefix_cache: true,
-        max_running_requests: shape.rows,
-        max_waiting_requests: shape.rows,
         kv_cache_memory: Some((pages * model.page_bytes()) as u64),
+        ..EngineSettings::bounded(MAX_STEP_TOKENS, shape.rows, shape.rows)
     };
     let mut engine = Engine::new(model, Rank(0), &settings)?;
     engine.warm_up()?;

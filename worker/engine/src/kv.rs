@@ -105,19 +105,7 @@ mod tests {
 
     fn bytes(max_context_tokens: usize, available: Option<u64>) -> u64 {
         let limits = Limits { vocab_size: 8, max_context_tokens, eos_token_ids: vec![], max_step_tokens: 8 };
-        let settings = EngineSettings {
-            max_step_tokens: 8,
-            chunking: crate::Chunking::Scheduler,
-            max_prefill_chunk: None,
-            long_prefill_tokens: None,
-            prefill_sharing: crate::PrefillSharing::Fair,
-            target_itl: None,
-            admission: crate::Admission::WholeLife,
-            prefix_cache: true,
-            max_running_requests: 4,
-            max_waiting_requests: 4,
-            kv_cache_memory: None,
-        };
+        let settings = EngineSettings::bounded(8, 4, 4);
         default_bytes(16, 1 << 20, &limits, &settings, available)
     }
 

@@ -47,6 +47,23 @@ pub enum Chunking {
 }
 
 impl EngineSettings {
+    /// These bounds, and every policy by its default.
+    pub fn bounded(max_step_tokens: usize, max_running_requests: usize, max_waiting_requests: usize) -> Self {
+        Self {
+            max_step_tokens,
+            chunking: Chunking::default(),
+            max_prefill_chunk: None,
+            long_prefill_tokens: None,
+            prefill_sharing: PrefillSharing::default(),
+            target_itl: None,
+            admission: Admission::default(),
+            prefix_cache: true,
+            max_running_requests,
+            max_waiting_requests,
+            kv_cache_memory: None,
+        }
+    }
+
     /// The most tokens of a row in one forward.
     pub(crate) fn forward_tokens(&self) -> usize {
         match self.chunking {

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
+use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
 use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout};
 use tutti_proto::{
@@ -174,19 +174,7 @@ impl Model for Hashing {
 }
 
 pub fn settings() -> EngineSettings {
-    EngineSettings {
-        max_step_tokens: 16,
-        chunking: Chunking::Scheduler,
-        max_prefill_chunk: None,
-        long_prefill_tokens: None,
-        prefill_sharing: PrefillSharing::Fair,
-        target_itl: None,
-        admission: Admission::WholeLife,
-        prefix_cache: true,
-        max_running_requests: 8,
-        max_waiting_requests: 64,
-        kv_cache_memory: Some(129 * PAGE_BYTES as u64),
-    }
+    EngineSettings { kv_cache_memory: Some(129 * PAGE_BYTES as u64), ..EngineSettings::bounded(16, 8, 64) }
 }
 
 pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {

@@ -10,7 +10,7 @@ use tokio::{
     task::spawn_blocking,
     time::timeout,
 };
-use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
+use tutti_engine::{Engine, EngineSettings};
 use tutti_models::load_sim;
 use tutti_proto::{
     GraphKey, Rank,
@@ -44,19 +44,7 @@ impl Worker {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
         let model = load_sim(&shipped, 64, tokens, 0, &sim).unwrap();
-        let settings = EngineSettings {
-            max_step_tokens: 64,
-            chunking: Chunking::Scheduler,
-            max_prefill_chunk: Some(24),
-            long_prefill_tokens: None,
-            prefill_sharing: PrefillSharing::Fair,
-            target_itl: None,
-            admission: Admission::WholeLife,
-            prefix_cache: true,
-            max_running_requests: 4,
-            max_waiting_requests: 4,
-            kv_cache_memory: None,
-        };
+        let settings = EngineSettings { max_prefill_chunk: Some(24), ..EngineSettings::bounded(64, 4, 4) };
         let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
