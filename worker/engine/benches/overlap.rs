@@ -16,7 +16,7 @@ use prost::Message;
 use serde::Serialize;
 use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadFormat, LoadOptions, Model, load, load_sim};
+use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::sim::{SimProfile, SimSettings};
 
@@ -276,8 +276,14 @@ fn millisecond() -> Result<Box<dyn Model>, Failure> {
 }
 
 fn cpu(dir: PathBuf, load_format: LoadFormat) -> Result<Box<dyn Model>, Failure> {
-    let options =
-        LoadOptions { dir, load_format, max_step_tokens: MAX_STEP_TOKENS, page_tokens: PAGE_TOKENS, seed: 0 };
+    let options = LoadOptions {
+        dir,
+        load_format,
+        quantize: Quantize::None,
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens: PAGE_TOKENS,
+        seed: 0,
+    };
     Ok(load(&options, CpuDevice::new(threads(), Isa::detect())?, &mut |_| {})?)
 }
 

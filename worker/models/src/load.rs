@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
-use tutti_kernels::Device;
+use tutti_kernels::{Device, Quantize};
 
 use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
 
@@ -46,6 +46,8 @@ pub struct LoadOptions {
     pub dir: PathBuf,
     /// Where its weights come from.
     pub load_format: LoadFormat,
+    /// What becomes of its matrices: embedding, projections and LM head. Norms and biases stay as they are.
+    pub quantize: Quantize,
     /// The most tokens a step will have: activation buffers are made for it.
     pub max_step_tokens: usize,
     /// Tokens a KV page holds.
