@@ -9,9 +9,12 @@
 //! y[o] = Σ over groups g, in order: Σ over inputs i of g (w[o,i] · x[i]) · (w_scale[o,g] · x_scale[g])
 //! ```
 //!
+//! The sum begins with zero or, where the product is added to something, with that; a bias comes last.
+//!
 //! All of it is exact or rounded in one way only (nothing is fused), so the bits are the same on every instruction
 //! path, and for any batch. A group lies within a rank's share of the inputs wherever that is a multiple of [`GROUP`]:
-//! ranks then hold the very numbers that one would.
+//! ranks then hold the very numbers that one would. An embedding is read from the same bytes as its LM head, so that a
+//! tied table is held once.
 //!
 //! A panel of sixteen outputs is, group after group, sixteen f32 scales and then steps of as many inputs as the path's
 //! dot product takes (`Simd::DOT_INPUTS`), sixteen outputs each. Weights lie there plus 128, as the unsigned side that

@@ -25,8 +25,8 @@ fn quantised(group: &[f32]) -> (Vec<i32>, f32) {
 }
 
 /// One output, in the order that is promised.
-fn reference(x: &[f32], w: &[f32]) -> f32 {
-    x.chunks(GROUP).zip(w.chunks(GROUP)).fold(0.0, |sum, (x, w)| {
+fn reference(x: &[f32], w: &[f32], before: f32) -> f32 {
+    x.chunks(GROUP).zip(w.chunks(GROUP)).fold(before, |sum, (x, w)| {
         let ((x, x_scale), (w, w_scale)) = (quantised(x), quantised(w));
         let dot: i32 = x.iter().zip(&w).map(|(x, w)| x * w).sum();
         dot as f32 * (w_scale * x_scale) + sum
@@ -58,7 +58,7 @@ fn products_have_the_bits_of_plain_arithmetic_on_every_path() {
                 for (i, got) in got.iter().enumerate() {
                     let (x, w) =
                         (&x[i / outputs * inputs..][..inputs], &weights[i % outputs * inputs..][..inputs]);
-                    let want = reference(x, w);
+                    let want = reference(x, w, 0.0);
                     assert_eq!(
                         got.to_bits(),
                         want.to_bits(),
@@ -78,7 +78,7 @@ fn nothing_saturates() {
             let weight = int8(&mut device, WeightType::F32, 20, &vec![2.0; 20 * inputs]);
             let x = tensor(&mut device, inputs, &vec![sign * 3.0; inputs]);
             let got = product(&mut device, &x, &weight, 20);
-            let want = reference(&vec![sign * 3.0; inputs], &vec![2.0; inputs]);
+            let want = reference(&vec![sign * 3.0; inputs], &vec![2.0; inputs], 0.0);
             assert!((want / (sign * 6.0 * inputs as f32) - 1.0).abs() < 1e-5);
             assert!(got.iter().all(|got| got.to_bits() == want.to_bits()), "{name}: {got:?}, wanted {want}");
         }
@@ -90,7 +90,7 @@ fn nothing_saturates() {
 fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     for (name, mut device) in devices("int8 batches") {
         let mut random = Random::new(22);
-        for (inputs, outputs) in [(33, 130), (512, 528)] {
+        for (inputs, outputs) in [(33, 130), (1100, 528)] {
             let weights = random.normals(outputs * inputs, 0.5);
             let weight = int8(&mut device, WeightType::Bf16, outputs, &weights);
             let x = random.normals(70 * inputs, 1.0);
@@ -114,12 +114,13 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
 fn bias_residual_and_parts() {
     for (name, mut device) in devices("int8 bias") {
         let mut random = Random::new(23);
-        let (rows, inputs, outputs) = (9, 40, 55);
+        let (rows, inputs, outputs) = (29, 700, 55);
         let weights = random.normals(outputs * inputs, 0.5);
         let (x, bias) = (random.normals(rows * inputs, 1.0), random.normals(outputs, 1.0));
         let before = random.normals(rows * outputs, 1.0);
         let weight = int8(&mut device, WeightType::F32, outputs, &weights);
-        let x = tensor(&mut device, inputs, &x);
+        let values = x;
+        let x = tensor(&mut device, inputs, &values);
         let plain = product(&mut device, &x, &weight, outputs);
         let raw = bytes(WeightType::F32, &weights);
         let (top, bottom) = raw.split_at(18 * inputs * 4);
@@ -132,7 +133,15 @@ fn bias_residual_and_parts() {
         assert_eq!(out.values(), want, "{name}");
         out.fill(&before).unwrap();
         device.linear_add(&x, &fused, Some(&vector), &mut out).unwrap();
-        let want: Vec<f32> = before.iter().zip(&want).map(|(before, y)| before + y).collect();
+        let want: Vec<f32> = before
+            .iter()
+            .enumerate()
+            .map(|(i, &before)| {
+                let (row, output) = (i / outputs, i % outputs);
+                let (x, w) = (&values[row * inputs..][..inputs], &weights[output * inputs..][..inputs]);
+                reference(x, w, before) + bias[output]
+            })
+            .collect();
         assert_eq!(out.values(), want, "{name}");
     }
 }

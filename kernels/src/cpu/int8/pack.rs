@@ -1,5 +1,7 @@
 //! Quantises the weights of a checkpoint into panels.
 
+use std::marker::PhantomData;
+
 use super::super::format::{Bf16, F16, F32, Format};
 use super::super::isa::Path;
 use super::super::matrix::{check, row_bytes};
@@ -31,9 +33,9 @@ impl Int8Matrix {
             let to = unsafe { data.part(panel * panel_bytes(inputs), panel_bytes(inputs)) };
             let rows = std::array::from_fn(|lane| row_bytes(parts, panel * LANES + lane));
             match dtype {
-                WeightType::F32 => path.run_int8(Panel::<F32> { rows, inputs, to, format: F32 }),
-                WeightType::F16 => path.run_int8(Panel::<F16> { rows, inputs, to, format: F16 }),
-                WeightType::Bf16 => path.run_int8(Panel::<Bf16> { rows, inputs, to, format: Bf16 }),
+                WeightType::F32 => path.run_int8(Panel::<F32> { rows, inputs, to, format: PhantomData }),
+                WeightType::F16 => path.run_int8(Panel::<F16> { rows, inputs, to, format: PhantomData }),
+                WeightType::Bf16 => path.run_int8(Panel::<Bf16> { rows, inputs, to, format: PhantomData }),
             }
         })?;
         Ok(matrix)
@@ -45,8 +47,7 @@ struct Panel<'a, W: Format> {
     rows: [Option<&'a [u8]>; LANES],
     inputs: usize,
     to: &'a mut [u8],
-    #[allow(dead_code)] // It stands for its type.
-    format: W,
+    format: PhantomData<W>,
 }
 
 impl<W: Format> Op for Panel<'_, W> {

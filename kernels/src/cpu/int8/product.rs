@@ -15,8 +15,10 @@ use crate::DeviceError;
 
 /// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
 const CACHED_WEIGHTS: usize = 192 << 10;
+/// Inputs of all rows of a tile, and of a panel, that the first-level cache holds beside each other; whole groups.
+const CACHED_INPUTS: usize = 4 * GROUP;
 /// Bytes of a panel that are asked for ahead of their use.
-const AHEAD: usize = 1536;
+const AHEAD: usize = 4096;
 /// Tiles below which passing the door is not worth waking another thread.
 const INLINE_TILES: usize = 4;
 
@@ -94,6 +96,19 @@ impl Work<'_> {
         let inputs = self.matrix.inputs;
         2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / S::DOT_INPUTS
     }
+
+    /// Where a row meets a panel.
+    ///
+    /// # Safety
+    ///
+    /// (row, panel) is the calling task's, which holds one such slice at a time.
+    #[allow(clippy::mut_from_ref)] // As `Shared::part`.
+    #[inline(always)]
+    unsafe fn out(&self, row: usize, panel: usize) -> &mut [f32] {
+        let (outputs, column) = (self.matrix.outputs, panel * LANES);
+        // SAFETY: the caller's contract.
+        unsafe { self.out.part(row * outputs + column, LANES.min(outputs - column)) }
+    }
 }
 
 /// A tile's way through the door.
@@ -140,25 +155,36 @@ impl Op for Block<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let cached = (CACHED_WEIGHTS / panel_bytes(self.work.matrix.inputs).max(1)).max(4);
-        let (mut first, end) = self.panels;
+        let Self { work, panels: (mut first, end), tiles } = self;
+        let inputs = work.matrix.inputs;
+        let cached = (CACHED_WEIGHTS / panel_bytes(inputs).max(1)).max(4);
+        // A single tile reads weights from memory: in one go, as they lie there.
+        let at_once = if tiles.1 - tiles.0 > 1 { CACHED_INPUTS } else { usize::MAX };
         while first < end {
             let last = end.min(first + cached);
-            for tile in self.tiles.0..self.tiles.1 {
-                let (row, rows) = self.work.tiling.tile(tile);
-                for_tile!(S, rows, s.call(Sweep::<R, P> { work: self.work, row, first, last }));
+            let mut from = 0;
+            while from < inputs {
+                let to = inputs.min(from.saturating_add(at_once));
+                for tile in tiles.0..tiles.1 {
+                    let (row, rows) = work.tiling.tile(tile);
+                    for_tile!(S, rows, s.call(Sweep::<R, P> { work, row, first, last, from, to }));
+                }
+                from = to;
             }
             first = last;
         }
     }
 }
 
-/// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once.
+/// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once, over inputs `from .. to`, which
+/// begin with a group and end with one.
 struct Sweep<'a, const R: usize, const P: usize> {
     work: Work<'a>,
     row: usize,
     first: usize,
     last: usize,
+    from: usize,
+    to: usize,
 }
 
 impl<const R: usize, const P: usize> Op for Sweep<'_, R, P> {
@@ -167,73 +193,75 @@ impl<const R: usize, const P: usize> Op for Sweep<'_, R, P> {
     fn run<S: Simd>(self, s: S) {
         let mut panel = self.first;
         while panel + P <= self.last {
-            self.work.tile::<S, R, P>(s, self.row, panel);
+            self.tile::<S, P>(s, panel);
             panel += P;
         }
         while panel < self.last {
-            self.work.tile::<S, R, 1>(s, self.row, panel);
+            self.tile::<S, 1>(s, panel);
             panel += 1;
         }
     }
 }
 
-impl Work<'_> {
+impl<const R: usize, const P: usize> Sweep<'_, R, P> {
     #[inline(always)]
-    fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, row: usize, panel: usize) {
-        let bytes = panel_bytes(self.matrix.inputs);
-        let data = &self.matrix.data[panel * bytes..(panel + P) * bytes];
-        let panels: [*const u8; P] = std::array::from_fn(|p| data[p * bytes..].as_ptr());
+    fn tile<S: Simd, const N: usize>(&self, s: S, panel: usize) {
+        let Self { work, row, from, to, .. } = *self;
+        let bytes = panel_bytes(work.matrix.inputs);
+        let data = &work.matrix.data[panel * bytes..(panel + N) * bytes];
+        let groups = from / GROUP;
+        let panels: [*const u8; N] =
+            std::array::from_fn(|p| data[p * bytes + groups * group_bytes(GROUP)..].as_ptr());
+        let mut sums = [[s.splat(0.0); N]; R];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (p, sum) in sums.iter_mut().enumerate() {
+                if from > 0 || matches!(work.store, Store::Add(_)) {
+                    // SAFETY: these rows by these panels are this task's.
+                    *sum = s.load_some(unsafe { work.out(row + r, panel + p) }, 0.0);
+                }
+            }
+        }
         // SAFETY: the door holds the tile's words, which were written before; nobody writes to it now. The panels are
         // whole by the slice above.
-        let sums = unsafe {
-            let x = self.door.as_ptr().add(row * self.door_words::<S>()).cast_const();
-            product::<S, R, P>(s, x, panels, self.matrix.inputs, bytes)
+        unsafe {
+            let words = row * work.door_words::<S>() + R * groups * (2 + GROUP / S::DOT_INPUTS);
+            let x = work.door.as_ptr().add(words).cast_const();
+            add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
+        }
+        let bias = match work.store {
+            Store::Set(bias) | Store::Add(bias) if to == work.matrix.inputs => bias,
+            _ => None,
         };
         for (r, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
-                self.finish(s, row + r, (panel + p) * LANES, sum);
+                // SAFETY: as above.
+                let out = unsafe { work.out(row + r, panel + p) };
+                let sum = match bias {
+                    Some(bias) => s.add(sum, s.load_some(&bias[(panel + p) * LANES..][..out.len()], 0.0)),
+                    None => sum,
+                };
+                s.store_some(out, sum);
             }
         }
     }
-
-    /// Adds the bias and what is there already, and stores.
-    #[inline(always)]
-    fn finish<S: Simd>(&self, s: S, row: usize, column: usize, sum: S::F) {
-        let outputs = self.matrix.outputs;
-        let width = LANES.min(outputs - column);
-        // SAFETY: each (row, panel) belongs to one task.
-        let out = unsafe { self.out.part(row * outputs + column, width) };
-        let (bias, add) = match self.store {
-            Store::Set(bias) => (bias, false),
-            Store::Add(bias) => (bias, true),
-        };
-        let mut sum = sum;
-        if let Some(bias) = bias {
-            sum = s.add(sum, s.load_some(&bias[column..column + width], 0.0));
-        }
-        if add {
-            sum = s.add(s.load_some(out, 0.0), sum);
-        }
-        s.store_some(out, sum);
-    }
 }
 
-/// `[r][p]`, sixteen lanes each: a tile's rows times panels, group by group.
+/// `sums[r][p] += ` sixteen lanes of a tile's rows times panels, group by group.
 ///
 /// # Safety
 ///
 /// `x` holds the words of `R` rows of `inputs` activations, and each of `panels` all groups of as many weights.
 /// `panel_bytes` is how far the panels are apart that will be asked for next; any number will do.
 #[inline(always)]
-unsafe fn product<S: Simd, const R: usize, const P: usize>(
+unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     s: S,
+    sums: &mut [[S::F; P]; R],
     x: *const f32,
     panels: [*const u8; P],
     inputs: usize,
     panel_bytes: usize,
-) -> [[S::F; P]; R] {
+) {
     let step_bytes = S::DOT_INPUTS * LANES;
-    let mut sums = [[s.splat(0.0); P]; R];
     let (mut x, mut at) = (x, 0);
     let mut left = inputs;
     while left > 0 {
@@ -245,18 +273,21 @@ unsafe fn product<S: Simd, const R: usize, const P: usize>(
             for (r, dots) in dots.iter_mut().enumerate() {
                 *dots = [s.splat_i((*begins.add(r)).to_bits().cast_signed()); P];
             }
-            for step in 0..inputs / S::DOT_INPUTS {
-                let offset = at + SCALES + step * step_bytes;
+            // `PAD` inputs at a time, which are a cache line of a panel.
+            for line in 0..inputs / PAD {
                 for panel in panels {
                     // Of these panels or, at their end, of the `P` after them.
-                    let ahead = offset + AHEAD;
+                    let ahead = at + SCALES + line * PAD * LANES + AHEAD;
                     let ahead = if ahead < panel_bytes { ahead } else { ahead + (P - 1) * panel_bytes };
                     s.prefetch(panel.wrapping_add(ahead));
                 }
-                for (p, panel) in panels.iter().enumerate() {
-                    for (r, dots) in dots.iter_mut().enumerate() {
-                        let word = (*steps.add(step * R + r)).to_bits();
-                        dots[p] = s.dot_u8(dots[p], panel.add(offset), word);
+                for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
+                    let offset = at + SCALES + step * step_bytes;
+                    for (p, panel) in panels.iter().enumerate() {
+                        for (r, dots) in dots.iter_mut().enumerate() {
+                            let word = (*steps.add(step * R + r)).to_bits();
+                            dots[p] = s.dot_u8(dots[p], panel.add(offset), word);
+                        }
                     }
                 }
             }
@@ -272,5 +303,4 @@ unsafe fn product<S: Simd, const R: usize, const P: usize>(
         at += group_bytes(GROUP);
         left = left.saturating_sub(GROUP);
     }
-    sums
 }
