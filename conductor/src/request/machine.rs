@@ -39,6 +39,7 @@
 //! so the client's stream goes on as if nothing had happened. Lost workers and failed hand-overs are counted apart: of a
 //! worker's death the hand-over to it often tells first, and the next try may still be sent there.
 
+mod blocks;
 mod completions;
 mod losses;
 mod rows;
@@ -47,7 +48,7 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{Span, field};
 use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, prefix_index::PromptPieces};
 
 use super::{Deadline, Dropped, Effects, EndingKind, Part, Placement, RowOutcome, TextWalks, run::Run};
 use crate::mailbox::{self, Ending};
@@ -61,6 +62,8 @@ pub struct Request {
     walks: TextWalks,
     /// What its planes travel under, where they do.
     reservation: pb::PlaneReservation,
+    /// Where its prompt is cut, to be found where it has been before.
+    pieces: PromptPieces,
     /// Which try this is. Replay makes a new one.
     incarnation: Incarnation,
     max_replays: u32,
@@ -155,6 +158,7 @@ impl Request {
         Self {
             id,
             span,
+            pieces: PromptPieces::uncut(spec.prompt.len(), 1),
             spec: Arc::new(spec),
             deadline,
             walks,
