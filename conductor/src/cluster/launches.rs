@@ -91,6 +91,7 @@ impl Cluster {
             address: SocketAddr::new(host, u16::try_from(reserved.port).unwrap_or_default()).to_string(),
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,
+            known_pages: reserved.known_pages,
         };
         let booking = self.take_place(&mut state.prefixes, request, &place, now);
         if let Some(launch) = request.launch_prefill(place.at.clone(), room, now) {

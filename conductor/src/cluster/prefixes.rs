@@ -6,11 +6,11 @@
 use std::time::{Duration, Instant};
 
 use tutti_proto::{WorkerId, cluster::v1 as pb};
-use tutti_runtime::prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens};
+use tutti_runtime::prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens, bytes_of_block};
 
 use crate::request::Request;
 
-/// What the index may take: room for 5 million tokens of short prompts, 15 million of long ones.
+/// What the index may take at the most: room for 5 million tokens of short prompts, 15 million of long ones.
 const MAX_BYTES: usize = 64 << 20;
 /// A prefix that was not sent for so long is forgotten.
 const MAX_AGE: Duration = Duration::from_secs(900);
@@ -43,6 +43,14 @@ fn holder_of(worker: WorkerId) -> Holder {
 impl Prefixes {
     pub fn new(prefix_cache: bool) -> Self {
         Self(prefix_cache.then(|| PrefixIndex::new(MAX_BYTES, MAX_AGE)))
+    }
+
+    /// Workers have so many pages now. No more than these hold is worth to be remembered.
+    pub fn bound(&mut self, pages: u64, model: &pb::ModelDescription) {
+        if let Some(index) = &mut self.0 {
+            let bytes = (pages as usize).saturating_mul(bytes_of_block(block_tokens(model)));
+            index.bound(bytes.min(MAX_BYTES));
+        }
     }
 
     /// Who has the beginning of this request's prompt.

@@ -77,6 +77,10 @@ impl Cluster {
         {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
         }
+        if let Some(model) = &state.model {
+            let pages = state.workers.ready().map(|(_, worker)| u64::from(worker.load.kv_pages_total)).sum();
+            state.prefixes.bound(pages, &model.description);
+        }
         // One that may be gone any moment is no reason to send requests.
         let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);
         let counts = Role::ALL.map(|role| {

@@ -265,6 +265,7 @@ impl Request {
             lease_ms,
             layout_hash: room.layout_hash,
             shared_memory: room.shared_memory,
+            known_pages: room.known_pages,
         };
         let message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(Part::Prefill, now) };
         let prefill = self.begin(Part::Prefill, at);
@@ -359,6 +360,8 @@ pub struct Room {
     pub layout_hash: u64,
     /// For senders on the same machine; empty for none.
     pub shared_memory: String,
+    /// Pages that need not be sent.
+    pub known_pages: u32,
 }
 
 fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {

@@ -74,6 +74,12 @@ impl PrefixIndex {
         }
     }
 
+    /// The same index, of at most so many bytes from now on.
+    pub fn bound(&mut self, max_bytes: usize) {
+        self.max_bytes = max_bytes;
+        self.make_room();
+    }
+
     /// For each holder of any of the prompt's prefixes, how many of its blocks that is.
     pub fn held(&self, pieces: &PromptPieces, prompt: &[u32], now: Instant) -> Vec<(Holder, usize)> {
         // Those that hold all pieces so far have all blocks so far.
@@ -125,7 +131,7 @@ impl PrefixIndex {
         for slot in path.iter().rev() {
             self.recency.touch(*slot);
         }
-        while self.bytes > self.max_bytes && self.evict() {}
+        self.make_room();
     }
 
     /// How many pieces are indexed.
@@ -181,6 +187,10 @@ impl PrefixIndex {
         }
     }
 
+    fn make_room(&mut self) {
+        while self.bytes > self.max_bytes && self.evict() {}
+    }
+
     /// Lets go of the entry used longest ago; false if there is none.
     fn evict(&mut self) -> bool {
         let Some(slot) = self.recency.oldest() else { return false };
@@ -192,6 +202,11 @@ impl PrefixIndex {
         }
         true
     }
+}
+
+/// What an entry of one block takes that one holder has.
+pub const fn bytes_of_block(block_tokens: usize) -> usize {
+    entry_bytes(block_tokens) + holders_bytes(1)
 }
 
 /// What an entry takes without its holders: itself, its tokens, its place in the table and in the order.
@@ -263,7 +278,7 @@ mod tests {
     #[test]
     fn over_the_bound_the_least_recent_goes_first_and_leaves_before_their_parents() {
         let now = Instant::now();
-        let room = 3 * (entry_bytes(2) + holders_bytes(1));
+        let room = 3 * bytes_of_block(2);
         let mut index = PrefixIndex::new(room, MINUTE);
         index.take(&blocks(&[1, 1, 2, 2, 3, 3]), 1, now);
         index.take(&blocks(&[7, 7]), 1, now);
@@ -271,6 +286,8 @@ mod tests {
         index.take(&blocks(&[4, 4, 5, 5, 6, 6, 8, 8, 9, 9]), 1, now);
         assert_eq!(index.has(&blocks(&[4, 4, 5, 5, 6, 6, 8, 8, 9, 9]), now), [(Holder(1), 3)]);
         assert_eq!((index.bytes(), index.entries()), (room, 3));
+        index.bound(room - 1);
+        assert_eq!(index.entries(), 2);
         let mut none = PrefixIndex::new(0, MINUTE);
         none.take(&blocks(&[1, 1]), 1, now);
         assert_eq!((none.bytes(), none.entries()), (0, 0));
