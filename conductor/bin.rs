@@ -160,6 +160,7 @@ fn backend_options(
             max_running_requests: config.max_running_requests,
             max_queued_requests: config.max_queued_requests,
             max_model_len: config.max_model_len,
+            prefix_cache: !config.no_prefix_cache,
             max_replays: config.max_replays,
             transfer_timeout: Duration::from_secs(config.transfer_timeout.into()),
             heartbeat_timeout: Duration::from_secs(config.heartbeat_timeout.into()),

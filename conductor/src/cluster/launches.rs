@@ -8,10 +8,15 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, State, workers::Booking};
+use super::{
+    Cluster, State,
+    placement::{Place, Wanted},
+    prefixes::{Cached, Prefixes},
+    workers::Booking,
+};
 use crate::{
     backend::random_bytes,
-    request::{Dropped, Part, Placement, Room},
+    request::{Dropped, Part, Placement, Request, Room},
 };
 
 impl Cluster {
@@ -27,14 +32,39 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&id).filter(|request| request.is_waiting()) else {
             return;
         };
-        let Some((part, at)) = state.workers.place(request.may_decode(), request.is_suspect()) else {
+        let now = Instant::now();
+        let cached = state.prefixes.cached(request, now);
+        let Some(place) = state.workers.place(&self.wanted(request, &cached)) else {
             state.waiting.insert(id);
             return;
         };
-        let booking = Booking::of(request);
-        if let Some(launch) = request.launch(part, at.clone(), Instant::now()) {
+        let booking = self.take_place(&mut state.prefixes, request, &place, now);
+        let Place { part, at, .. } = place;
+        if let Some(launch) = request.launch(part, at.clone(), now) {
             self.send_launch(state, at, booking, launch, part == Part::Decode);
         }
+    }
+
+    fn wanted<'a>(&self, request: &Request, cached: &'a Cached) -> Wanted<'a> {
+        Wanted {
+            may_decode: request.may_decode(),
+            suspect: request.is_suspect(),
+            blocks: request.blocks(),
+            cached,
+            most_requests: self.limits.max_running_requests.into(),
+        }
+    }
+
+    /// The request, or a part of it, goes there, and has what was computed for it from now on. Returns what it takes.
+    fn take_place(&self, prefixes: &mut Prefixes, request: &Request, place: &Place, now: Instant) -> Booking {
+        let known = request.pieces().indexable();
+        if known > 0 {
+            for worker in place.at.values() {
+                prefixes.sent(request, *worker, now);
+            }
+            self.metrics.placed(known, place.cached, prefixes.size());
+        }
+        Booking::of(request, place)
     }
 
     /// A decode's worker holds the room for it: the prefill can begin, if there is somebody to do it.
@@ -50,7 +80,9 @@ impl Cluster {
         if let Err(why) = request.check_reserved(from, key) {
             return self.metrics.dropped(why);
         }
-        let Some(at) = state.workers.place_prefill(request.is_suspect()) else {
+        let now = Instant::now();
+        let cached = state.prefixes.cached(request, now);
+        let Some(place) = state.workers.place_prefill(&self.wanted(request, &cached)) else {
             let effects = request.give_room_back();
             return self.apply(state, key.request, effects);
         };
@@ -59,10 +91,11 @@ impl Cluster {
             address: SocketAddr::new(host, u16::try_from(reserved.port).unwrap_or_default()).to_string(),
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,
+            known_pages: reserved.known_pages,
         };
-        let booking = Booking::of(request);
-        if let Some(launch) = request.launch_prefill(at.clone(), room, Instant::now()) {
-            self.send_launch(state, at, booking, launch, false);
+        let booking = self.take_place(&mut state.prefixes, request, &place, now);
+        if let Some(launch) = request.launch_prefill(place.at.clone(), room, now) {
+            self.send_launch(state, place.at, booking, launch, false);
         }
     }
 

@@ -142,7 +142,12 @@ impl World {
                     return;
                 }
                 if self.prefills {
-                    let room = Room { address: String::new(), layout_hash: 0, shared_memory: String::new() };
+                    let room = Room {
+                        address: String::new(),
+                        layout_hash: 0,
+                        shared_memory: String::new(),
+                        known_pages: 0,
+                    };
                     let worker = self.new_worker();
                     let launch = self.request.launch_prefill(at(worker), room, Instant::now()).unwrap();
                     return self.live(Part::Prefill, worker, &launch);

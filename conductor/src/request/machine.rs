@@ -39,6 +39,7 @@
 //! so the client's stream goes on as if nothing had happened. Lost workers and failed hand-overs are counted apart: of a
 //! worker's death the hand-over to it often tells first, and the next try may still be sent there.
 
+mod blocks;
 mod completions;
 mod losses;
 mod rows;
@@ -47,7 +48,7 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{Span, field};
 use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, prefix_index::PromptPieces};
 
 use super::{Deadline, Dropped, Effects, EndingKind, Part, Placement, RowOutcome, TextWalks, run::Run};
 use crate::mailbox::{self, Ending};
@@ -61,6 +62,8 @@ pub struct Request {
     walks: TextWalks,
     /// What its planes travel under, where they do.
     reservation: pb::PlaneReservation,
+    /// Where its prompt is cut, to be found where it has been before.
+    pieces: PromptPieces,
     /// Which try this is. Replay makes a new one.
     incarnation: Incarnation,
     max_replays: u32,
@@ -155,6 +158,7 @@ impl Request {
         Self {
             id,
             span,
+            pieces: PromptPieces::uncut(spec.prompt.len(), 1),
             spec: Arc::new(spec),
             deadline,
             walks,
@@ -261,6 +265,7 @@ impl Request {
             lease_ms,
             layout_hash: room.layout_hash,
             shared_memory: room.shared_memory,
+            known_pages: room.known_pages,
         };
         let message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(Part::Prefill, now) };
         let prefill = self.begin(Part::Prefill, at);
@@ -355,6 +360,8 @@ pub struct Room {
     pub layout_hash: u64,
     /// For senders on the same machine; empty for none.
     pub shared_memory: String,
+    /// Pages that need not be sent.
+    pub known_pages: u32,
 }
 
 fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {

@@ -100,14 +100,14 @@ impl Desk {
             return;
         }
         let accepted = parsed.and_then(|(launch, sequence)| {
-            let part = launch.part;
+            let (part, tokens) = (launch.part, launch.prefill_tokens());
             if part != Part::Whole && self.exchange.is_none() {
                 let message = "this engine exchanges no planes with others";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             self.scheduler.add(launch).map_err(refusal)?;
             if let Some(exchange) = self.exchange.as_mut().filter(|_| part == Part::Prefill) {
-                exchange.will_send(key);
+                exchange.will_send(key, tokens, sequence.known_elsewhere);
             }
             self.sequences.insert(key, Some(sequence));
             self.arrivals.add(key);

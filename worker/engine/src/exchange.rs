@@ -47,7 +47,7 @@ struct Outgoing {
     table: Arc<[scheduler::PageId]>,
     /// Tokens whose planes stand in the pages.
     computed: usize,
-    /// Pages that the courier has.
+    /// Pages that the courier has, or that the other side had before.
     sent: usize,
     /// Once the prefill is done.
     first: Option<(OutputToken, Instant)>,
@@ -57,7 +57,9 @@ struct Outgoing {
 
 struct Incoming {
     pages: Arc<[scheduler::PageId]>,
-    /// Which of them have been written.
+    /// Those before this one are known here, and others read them: they are never written.
+    first_own: usize,
+    /// Which of them hold what they should.
     written: Vec<bool>,
 }
 
@@ -127,16 +129,19 @@ impl Exchange {
         self.untaken.is_empty()
     }
 
-    /// A request that is prefilled for another worker was accepted.
-    pub fn will_send(&mut self, key: GraphKey) {
-        self.outgoing.insert(key, Outgoing::default());
+    /// A request of so many tokens that is prefilled for another worker was accepted; the first pages are there already.
+    pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
+        // The last page always goes, and the hand-over behind it.
+        let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
+        self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
     }
 
     /// A request holds the pages that another worker is to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
-        let Reserved { key, pages, .. } = reserved;
-        self.courier.reserved(key, pages.len());
-        self.incoming.insert(key, Incoming { written: vec![false; pages.len()], pages: pages.into() });
+        let Reserved { key, pages, known, .. } = reserved;
+        self.courier.reserved(key, pages.len(), known);
+        let written = (0..pages.len()).map(|place| place < known).collect();
+        self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
     }
 
     /// A request has ended here.
@@ -175,6 +180,8 @@ impl Exchange {
             && let Some(arrival) = self.courier.take()
         {
             match arrival {
+                // Nothing waits for what is not taken.
+                Arrival::Pages(run) if !self.may_write(&run) => {}
                 Arrival::Pages(run) => {
                     self.unwritten += run.data.len();
                     self.to_write.push_back(run);
@@ -194,6 +201,12 @@ impl Exchange {
             }
         }
         self.settle(scheduler, news);
+    }
+
+    /// Whether these pages are of somebody who waits for them, and none of them known here already.
+    fn may_write(&self, run: &PageRun) -> bool {
+        let end = run.first + run.data.len() / self.page_bytes;
+        self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
     }
 
     /// Lets those go on here whose pages are all written.
@@ -235,7 +248,7 @@ impl Exchange {
         let mut room = self.courier.room().min(PIECE.max(self.page_bytes)) / self.page_bytes;
         for (&key, outgoing) in &mut self.outgoing {
             let whole = outgoing.whole_pages(self.page_tokens);
-            let count = (whole - outgoing.sent).min(room);
+            let count = whole.saturating_sub(outgoing.sent).min(room);
             if count > 0 {
                 let first = outgoing.sent;
                 let pages = on_device(&outgoing.table[first..first + count]);

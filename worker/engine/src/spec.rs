@@ -60,7 +60,9 @@ pub(crate) fn parse(
         priority: priority(spec.priority)?,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
+    let known_elsewhere = message.send_to.as_ref().map_or(0, |send_to| send_to.known_pages as usize);
     let sequence = Sequence {
+        known_elsewhere,
         prompt: spec.prompt,
         output: message.generated,
         sampling: self::sampling(sampling, limits)?,

@@ -188,7 +188,7 @@ impl Hub {
     }
 
     /// Tells the conductor of a room, and watches over its lease.
-    async fn offer(self: Arc<Self>, key: GraphKey, pages: usize, secret: Vec<u8>) {
+    async fn offer(self: Arc<Self>, key: GraphKey, pages: usize, known: usize, secret: Vec<u8>) {
         let port = match self.port.get_or_try_init(|| self.serve()).await {
             Ok(port) => *port,
             Err(error) => {
@@ -212,6 +212,7 @@ impl Hub {
             port: port.into(),
             layout_hash: self.layout_id,
             shared_memory,
+            known_pages: known as u32,
         };
         let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
         let Some(outbox) = self.outbox.upgrade() else { return };
@@ -287,9 +288,9 @@ impl Courier for Post {
         }
     }
 
-    fn reserved(&mut self, key: GraphKey, pages: usize) {
-        if let Some(secret) = self.hub.reservations.hold(key, pages) {
-            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, pages, secret));
+    fn reserved(&mut self, key: GraphKey, pages: usize, known: usize) {
+        if let Some(secret) = self.hub.reservations.hold(key, pages, known) {
+            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, pages, known, secret));
         }
     }
 

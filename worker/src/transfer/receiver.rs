@@ -84,10 +84,10 @@ impl Receiver {
     async fn take(&self, key: GraphKey, room: &Room, data: pb::PlaneData) -> Result<(), Status> {
         let pb::PlaneData { plane, first, count, place } = data;
         let (first, count) = (first as usize, count as usize);
-        if plane != 0 || count == 0 || first.saturating_add(count) > room.pages {
+        if plane != 0 || count == 0 || first < room.known || first.saturating_add(count) > room.pages {
             let message = format!(
-                "{count} pages of plane {plane} from {first} on, but {} of plane 0 are reserved",
-                room.pages
+                "{count} pages of plane {plane} from {first} on, but pages {} to {} of plane 0 are to be filled",
+                room.known, room.pages
             );
             return Err(Status::failed_precondition(message));
         }

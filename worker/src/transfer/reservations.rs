@@ -46,6 +46,8 @@ struct Held {
 pub(super) struct Room {
     /// Of the one plane.
     pub pages: usize,
+    /// The first of them are known here already, and are not to be filled.
+    pub known: usize,
     /// None where it could not be made: then bytes come with the messages.
     pub segment: Option<Arc<Segment>>,
 }
@@ -83,10 +85,10 @@ impl Reservations {
     }
 
     /// Its pages are held: from now on it can be pushed to, and its lease runs. Gives its secret; none if it has ended.
-    pub fn hold(&self, key: GraphKey, pages: usize) -> Option<Vec<u8>> {
+    pub fn hold(&self, key: GraphKey, pages: usize, known: usize) -> Option<Vec<u8>> {
         let mut state = self.lock();
         let reservation = state.waiting.get_mut(&key)?;
-        let room = Room { pages, segment: None };
+        let room = Room { pages, known, segment: None };
         reservation.held = Some(Held { heard: Instant::now(), room });
         Some(reservation.secret.clone())
     }
@@ -167,7 +169,7 @@ mod tests {
         let find = |secret: u8| reservations.find(key(1), &[secret; 16]).err();
         assert_eq!(find(1), Some(NotFound::NoSuchGraph), "no pages are held");
         assert!(!reservations.renew(key(1)));
-        assert_eq!(reservations.hold(key(1), 3), Some(vec![1; 16]));
+        assert_eq!(reservations.hold(key(1), 3, 0), Some(vec![1; 16]));
         assert_eq!((find(1), find(2)), (None, Some(NotFound::WrongSecret)));
         assert!(reservations.renew(key(1)));
         reservations.end(key(1));
@@ -180,7 +182,7 @@ mod tests {
         let reservations = Reservations::default();
         for request in 0..REMEMBERED as u64 + 1 {
             expect(&reservations, request);
-            reservations.hold(key(request), 1);
+            reservations.hold(key(request), 1, 0);
             let hand_over = pb::HandOver { computed_tokens: request as u32, ..Default::default() };
             reservations.take(key(request), hand_over);
             reservations.end(key(request));

@@ -91,6 +91,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             lease_ms,
             layout_hash: 8,
             shared_memory: String::new(),
+            known_pages: 0,
         },
         layout_id: 7,
         pages: PAGES,
