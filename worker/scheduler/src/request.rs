@@ -55,6 +55,8 @@ pub(crate) struct Request {
     pub key: GraphKey,
     /// What of it runs here; all of it, once it has been handed over.
     pub part: Part,
+    /// It waits for embeddings of its media, and for nothing else.
+    pub awaits_media: bool,
     /// Ascending by `end`, without gaps from position 0; at least one. Fixed while the request runs.
     pub prefill: Vec<Span>,
     /// How sampled tokens are computed again.
@@ -158,16 +160,15 @@ impl Request {
         let Some(content) = &self.content else {
             return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: None });
         };
-        let start = Chain::Start { salt: content.salt };
         if self.part == Part::Decode {
             // Another worker writes to them, so nobody else may read them.
-            return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: Some(start) });
+            return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: Some(Chain::Start) });
         }
         // At least one position is always computed: something must be sampled from.
         let most = if content.may_reuse { self.prefill_end() - 1 } else { 0 };
-        let mut known = pool.find(start, &content.tokens[..most]);
+        let mut known = pool.find(content.blocks(most, pool.page_tokens()));
         known.truncate(self.blocks_to_resume_behind(known.len(), pool.page_tokens()));
-        let chain = known.last().map_or(start, |&(_, chain)| chain);
+        let chain = known.last().map_or(Chain::Start, |&(_, chain)| chain);
         Some(Pages { table: pool.allocate_behind(&known, pages)?, shared: known.len(), chain: Some(chain) })
     }
 
@@ -175,7 +176,7 @@ impl Request {
     pub fn look_up(&mut self, pool: &PagePool) -> bool {
         let Some(content) = self.content.as_ref().filter(|content| content.may_reuse) else { return false };
         let most = self.prefill_end() - 1;
-        let known = pool.find(Chain::Start { salt: content.salt }, &content.tokens[..most]).len();
+        let known = pool.find(content.blocks(most, pool.page_tokens())).len();
         self.known_tokens = self.known_tokens.max(known * pool.page_tokens());
         true
     }
@@ -271,9 +272,9 @@ impl Running {
         self.computed
     }
 
-    /// Whether it holds the page of its next position.
+    /// Whether it holds the page of its next position, or needs none.
     pub fn has_room(&self, page_tokens: usize) -> bool {
-        self.computed < self.block_table.len() * page_tokens
+        self.request.part == Part::Encode || self.computed < self.block_table.len() * page_tokens
     }
 
     /// Whether it can be part of the next step.
@@ -387,7 +388,7 @@ impl Running {
         request.epoch = request.epoch.next();
         let Some(token) = token else {
             // Nothing is sampled inside a prompt, nor at its end where no output is wanted: then that is the end.
-            let done = prefilled && !request.wants_output(request.generated);
+            let done = prefilled && !request.wants_output(request.generated) && request.part != Part::Encode;
             return (None, done.then(|| request.finished(Finish::Length)));
         };
         let index = request.generated;
@@ -404,8 +405,8 @@ impl Running {
         while let Some(chain) = self.chain
             && (self.recorded + 1) * page_tokens <= self.computed
         {
-            let block = &content.tokens[self.recorded * page_tokens..][..page_tokens];
-            self.chain = pool.record(&self.block_table, self.recorded, chain, block);
+            let block = content.block(self.recorded, page_tokens);
+            self.chain = pool.record(&self.block_table, self.recorded, chain, &block);
             self.recorded += 1;
         }
     }
