@@ -215,7 +215,7 @@ async fn room<'a>(
 fn take(desk: &mut FrontDesk, transfer: &Transfer, command: Command, until: &mut Until) {
     match command {
         Command::Launch(graph) => {
-            transfer.launched(&graph);
+            transfer.launched(&graph, desk);
             desk.launch(*graph);
         }
         Command::Cancel(key) => desk.cancel(key),

@@ -75,6 +75,7 @@ fn load_model(
         load_format: settings.load_format,
         max_step_tokens: settings.max_step_tokens,
         page_tokens: PAGE_TOKENS,
+        nodes: settings.nodes.clone(),
         seed: DUMMY_SEED,
     };
     let mut told: Option<Instant> = None;

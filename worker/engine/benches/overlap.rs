@@ -276,8 +276,14 @@ fn millisecond() -> Result<Box<dyn Model>, Failure> {
 }
 
 fn cpu(dir: PathBuf, load_format: LoadFormat) -> Result<Box<dyn Model>, Failure> {
-    let options =
-        LoadOptions { dir, load_format, max_step_tokens: MAX_STEP_TOKENS, page_tokens: PAGE_TOKENS, nodes: None, seed: 0 };
+    let options = LoadOptions {
+        dir,
+        load_format,
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens: PAGE_TOKENS,
+        nodes: None,
+        seed: 0,
+    };
     Ok(load(&options, CpuDevice::new(threads(), Isa::detect())?, &mut |_| {})?)
 }
 
