@@ -8,17 +8,18 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, State, workers::Booking};
+use super::{Cluster, State, roles::Role, workers::Booking};
 use crate::{
     backend::random_bytes,
-    request::{Dropped, Part, Placement, Room},
+    request::{Dropped, Part, Placement, Room, RoomFor},
 };
 
 impl Cluster {
-    /// What a request's planes travel under, if they ever do.
-    pub(super) fn new_reservation(&self) -> Result<pb::PlaneReservation, Error> {
+    /// What a request's planes and embeddings travel under, if they ever do.
+    pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
-        let secret = if self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
+        let secret =
+            if has_media || self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
         Ok(pb::PlaneReservation { secret, lease_ms })
     }
 
@@ -27,17 +28,22 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&id).filter(|request| request.is_waiting()) else {
             return;
         };
-        let Some((part, at)) = state.workers.place(request.may_decode(), request.is_suspect()) else {
+        let somewhere = match request.has_media() && state.workers.ready_for(Role::Encode).next().is_none() {
+            true => None,
+            false => state.workers.place(request.may_decode(), request.is_suspect()),
+        };
+        let Some((part, at)) = somewhere else {
             state.waiting.insert(id);
             return;
         };
         let booking = Booking::of(request);
+        let resting = part == Part::Decode || request.has_media();
         if let Some(launch) = request.launch(part, at.clone(), Instant::now()) {
-            self.send_launch(state, at, booking, launch, part == Part::Decode);
+            self.send_launch(state, at, booking, launch, resting);
         }
     }
 
-    /// A decode's worker holds the room for it: the prefill can begin, if there is somebody to do it.
+    /// A worker holds room for what another one computes of a request: that one can begin, if there is one to do it.
     pub fn on_reserved(&self, from: WorkerId, reserved: pb::Reserved) {
         let state = &mut *self.state.lock();
         let Some(host) = state.workers.hear(from).map(|worker| worker.host) else {
@@ -47,10 +53,15 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&key.request) else {
             return self.metrics.dropped(self.why_unknown(state, key.request));
         };
-        if let Err(why) = request.check_reserved(from, key) {
-            return self.metrics.dropped(why);
-        }
-        let Some(at) = state.workers.place_prefill(request.is_suspect()) else {
+        let wanted = match request.check_reserved(from, key) {
+            Ok(wanted) => wanted,
+            Err(why) => return self.metrics.dropped(why),
+        };
+        let somewhere = match wanted {
+            RoomFor::Planes => state.workers.place_prefill(request.is_suspect()),
+            RoomFor::Embeddings => state.workers.place_encoder(from, request.is_suspect()),
+        };
+        let Some(at) = somewhere else {
             let effects = request.give_room_back();
             return self.apply(state, key.request, effects);
         };
@@ -60,9 +71,18 @@ impl Cluster {
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,
         };
-        let booking = Booking::of(request);
-        if let Some(launch) = request.launch_prefill(at.clone(), room, Instant::now()) {
-            self.send_launch(state, at, booking, launch, false);
+        let (launch, booking, resting) = match wanted {
+            RoomFor::Planes => {
+                let booking = Booking::of(request);
+                (request.launch_prefill(at.clone(), room, Instant::now()), booking, request.has_media())
+            }
+            RoomFor::Embeddings => {
+                let booking = Booking::of_media(request);
+                (request.launch_encode(at.clone(), room, Instant::now()), booking, false)
+            }
+        };
+        if let Some(launch) = launch {
+            self.send_launch(state, at, booking, launch, resting);
         }
     }
 

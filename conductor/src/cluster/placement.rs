@@ -40,6 +40,14 @@ impl Workers {
         let (id, worker) = self.least_loaded(Role::Prefill, suspect)?;
         Some(Placement::from([(worker.rank, id)]))
     }
+
+    /// Where the media of a request are encoded that `prefill` waits for: there, if it encodes too, and nothing has to leave
+    /// the worker.
+    pub fn place_encoder(&self, prefill: WorkerId, suspect: bool) -> Option<Placement> {
+        let itself = self.ready_for(Role::Encode).find(|(id, _)| *id == prefill);
+        let (id, worker) = itself.or_else(|| self.least_loaded(Role::Encode, suspect))?;
+        Some(Placement::from([(worker.rank, id)]))
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
 use tutti_runtime::{Error, health::State as HealthState};
 
 use super::{Cluster, State, ranks::RankRecord, roles::Role};
@@ -23,11 +23,19 @@ impl Cluster {
         Ok(model.description.clone())
     }
 
+    /// The same with its declaration.
+    pub(super) fn model_declared(&self) -> Result<(Arc<pb::ModelDescription>, Arc<ModelDeclaration>), Error> {
+        let state = self.state.lock();
+        let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
+        Ok((model.description.clone(), model.declaration.clone()))
+    }
+
     /// The cluster as it is now.
     pub fn status(&self) -> pb::GetClusterResponse {
         let state = self.state.lock();
-        let role =
-            |rank| state.workers.role(rank).map_or(pb::WorkerRole::Unspecified, pb::WorkerRole::from).into();
+        let role = |rank| {
+            state.workers.duties(rank).main().map_or(pb::WorkerRole::Unspecified, pb::WorkerRole::from).into()
+        };
         let mut workers: Vec<pb::WorkerStatus> = state
             .workers
             .iter()
@@ -96,9 +104,9 @@ impl Cluster {
         let troubles = state.ranks.details();
         let loaded = state.workers.loaded().count();
         let mut summary = format!("{loaded} of {} workers are loaded", self.spawned_workers());
-        for role in [Role::Prefill, Role::Decode] {
+        for role in [Role::Prefill, Role::Decode, Role::Encode] {
             if state.workers.has_role(role) && state.workers.ready_for(role).next().is_none() {
-                summary.push_str(&format!(", none of them a {} group", role.label()));
+                summary.push_str(&format!(", none of them {} {} group", role.article(), role.label()));
             }
         }
         if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }

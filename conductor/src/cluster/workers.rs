@@ -12,7 +12,7 @@ use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
 use super::{
-    roles::Role,
+    roles::{Duties, Role},
     topology::{Replica, Topology},
 };
 use crate::request::Request;
@@ -121,6 +121,11 @@ impl Booking {
         Self { requests: 1, tokens: spec.prompt.len() as u64 + output, suspects }
     }
 
+    /// What encodes its media.
+    pub fn of_media(request: &Request) -> Self {
+        Self { tokens: request.media_tokens(), ..Self::of(request) }
+    }
+
     fn add(&mut self, other: Self) {
         self.requests += other.requests;
         self.tokens += other.tokens;
@@ -150,7 +155,7 @@ pub struct Workers {
     next: u32,
     topology: Topology,
     /// Of each group; empty until a model is known.
-    roles: Vec<Role>,
+    duties: Vec<Duties>,
 }
 
 impl Workers {
@@ -160,18 +165,19 @@ impl Workers {
     }
 
     /// What each group is for.
-    pub fn take_roles(&mut self, roles: Vec<Role>) {
-        self.roles = roles;
+    pub fn take_roles(&mut self, duties: Vec<impl Into<Duties>>) {
+        self.duties = duties.into_iter().map(Into::into).collect();
     }
 
     /// What this rank's group is for, once that is known.
-    pub fn role(&self, rank: Rank) -> Option<Role> {
-        self.roles.get(self.topology.replica_of(rank)?.group).copied()
+    pub fn duties(&self, rank: Rank) -> Duties {
+        let group = self.topology.replica_of(rank).and_then(|replica| self.duties.get(replica.group));
+        group.copied().unwrap_or_default()
     }
 
     /// Whether some group is for this.
     pub fn has_role(&self, role: Role) -> bool {
-        self.roles.contains(&role)
+        self.duties.iter().any(|duties| duties.include(role))
     }
 
     /// Takes in a worker that said Hello and gives it a name that no earlier one had.
@@ -269,7 +275,7 @@ impl Workers {
 
     /// Those of them whose group is for this.
     pub fn ready_for(&self, role: Role) -> impl Iterator<Item = (WorkerId, &Worker)> {
-        self.ready().filter(move |(_, worker)| self.role(worker.rank) == Some(role))
+        self.ready().filter(move |(_, worker)| self.duties(worker.rank).include(role))
     }
 
     /// Counts a graph that was sent there. One that is `resting` waits for another worker.

@@ -146,7 +146,10 @@ impl Receiver {
         let (reservations, taken) = (Arc::clone(&self.reservations), hand_over.clone());
         self.tell(Arrival::HandOver(HandOver {
             key,
-            first: hand_over.first.as_ref().map(|first| OutputToken { token: first.token_id, index: first.index }),
+            first: hand_over
+                .first
+                .as_ref()
+                .map(|first| OutputToken { token: first.token_id, index: first.index }),
             computed: hand_over.computed_tokens as usize,
             pages: pages as usize,
             answer: Box::new(move |outcome| {
