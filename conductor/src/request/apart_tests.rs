@@ -26,7 +26,7 @@ struct Apart {
 fn apart(max_replays: u32) -> Apart {
     let (mut request, receiver) = accepted(max_replays);
     let decode = request.launch(Part::Decode, at(DECODE), Instant::now()).unwrap().key;
-    assert_eq!(request.check_reserved(DECODE, decode.unwrap().into()), Ok(()));
+    assert_eq!(request.check_reserved(DECODE, decode.unwrap().into()), Ok(RoomFor::Planes));
     let prefill = request.launch_prefill(at(PREFILL), room(), Instant::now()).unwrap().key;
     Apart { request, receiver, prefill, decode }
 }
@@ -237,5 +237,5 @@ fn a_decode_on_several_ranks_is_led_by_its_lowest() {
     let both = Placement::from([(Rank(2), DECODE), (Rank(3), WorkerId(9))]);
     let decode = request.launch(Part::Decode, both, Instant::now()).unwrap().key.unwrap().into();
     assert_eq!(request.check_reserved(WorkerId(9), decode), Err(Dropped::Unknown));
-    assert_eq!(request.check_reserved(DECODE, decode), Ok(()));
+    assert_eq!(request.check_reserved(DECODE, decode), Ok(RoomFor::Planes));
 }

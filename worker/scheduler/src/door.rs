@@ -59,6 +59,8 @@ pub(crate) fn check(
         key: launch.key,
         part: launch.part,
         awaits_media: launch.awaits_media,
+        is_pinned: launch.part == Part::Decode
+            && launch.content.as_ref().is_some_and(|content| !content.media.is_empty()),
         prefill,
         recompute: (recompute, walks.cut(recompute)?),
         prompt_tokens,

@@ -57,6 +57,8 @@ pub(crate) struct Request {
     pub part: Part,
     /// It waits for embeddings of its media, and for nothing else.
     pub awaits_media: bool,
+    /// It has media and only ever its planes, so that they could not be computed again here: it never gives up a page.
+    pub is_pinned: bool,
     /// Ascending by `end`, without gaps from position 0; at least one. Fixed while the request runs.
     pub prefill: Vec<Span>,
     /// How sampled tokens are computed again.
@@ -152,6 +154,7 @@ impl Request {
 
     /// What must be there before it runs.
     pub fn needs(&self, admission: Admission, pool: &PagePool) -> Needs {
+        let admission = if self.is_pinned { Admission::WholeLife } else { admission };
         self.life.to_run(admission, self.prefill_end(), pool)
     }
 
@@ -237,6 +240,11 @@ impl Request {
 impl Running {
     pub fn is_in_step(&self) -> bool {
         self.in_step.is_some()
+    }
+
+    /// Whether its pages are its own until it ends.
+    pub fn is_pinned(&self) -> bool {
+        self.request.is_pinned || self.is_divided()
     }
 
     pub fn phase(&self) -> Option<Phase> {

@@ -338,7 +338,7 @@ impl Scheduler {
             return Some(ticket);
         }
         let mut behind = self.running.range((Bound::Excluded(ticket), Bound::Unbounded));
-        let pinned = |request: &Running| request.is_in_step() || request.is_divided();
+        let pinned = |request: &Running| request.is_in_step() || request.is_pinned();
         behind.rfind(|(_, request)| !pinned(request)).map(|(&victim, _)| victim)
     }
 
