@@ -94,7 +94,14 @@ fn load_model(
             load(&options, device, &mut progress)?
         }
         DeviceKind::Sim => {
-            load_sim(&settings.model_dir, settings.max_step_tokens, PAGE_TOKENS, rank.0, &settings.sim)?
+            load_sim(
+                &settings.model_dir,
+                settings.max_step_tokens,
+                PAGE_TOKENS,
+                rank.0,
+                &settings.sim,
+                settings.nodes.as_deref(),
+            )?
         }
     })
 }

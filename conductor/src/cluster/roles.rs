@@ -108,15 +108,6 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
     {
         return Err(refused(group, "nodes: they encode, and no group runs the rest of a request"));
     }
-    if let (Some(input), Some(group)) = (model.media().first(), topology.groups().first())
-        && !has(Role::Encode)
-    {
-        let walk = model.walk(input.walk).map_or("", |walk| &walk.name);
-        return Err(refused(
-            group,
-            &format!("nodes: neither it nor another group runs {walk}, which the model's media pass"),
-        ));
-    }
     for (apart, other, walk) in
         [(Role::Prefill, Role::Decode, text.decode), (Role::Decode, Role::Prefill, text.prefill)]
     {
@@ -126,6 +117,15 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
             let why = format!("walks: it is for the {} alone, and no group runs {walk} apart", apart.label());
             return Err(refused(group, &why));
         }
+    }
+    if let (Some(input), Some(group)) = (model.media().first(), topology.groups().first())
+        && !has(Role::Encode)
+    {
+        let walk = model.walk(input.walk).map_or("", |walk| &walk.name);
+        return Err(refused(
+            group,
+            &format!("nodes: neither it nor another group runs {walk}, which the model's media pass"),
+        ));
     }
     Ok(duties)
 }

@@ -264,7 +264,7 @@ fn root() -> PathBuf {
 }
 
 fn sim(settings: &SimSettings) -> Result<Box<dyn Model>, Failure> {
-    Ok(load_sim(&root().join("tests/tutti-tiny/checkpoint"), MAX_STEP_TOKENS, PAGE_TOKENS, 0, settings)?)
+    Ok(load_sim(&root().join("tests/tutti-tiny/checkpoint"), MAX_STEP_TOKENS, PAGE_TOKENS, 0, settings, None)?)
 }
 
 fn instant() -> Result<Box<dyn Model>, Failure> {
