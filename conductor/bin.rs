@@ -188,7 +188,8 @@ fn worker_settings(config: &Config, layout: &Layout, checkpoint: &Checkpoint) ->
             DeviceChoice::Auto | DeviceChoice::Cpu => DeviceKind::Cpu,
             DeviceChoice::Sim => DeviceKind::Sim,
         };
-        json(&WorkerSettings { tp: group.tp as usize, device, ..common.clone() })
+        let nodes = group.nodes.clone();
+        json(&WorkerSettings { tp: group.tp as usize, nodes, device, ..common.clone() })
     };
     layout.topology.groups().iter().zip(&layout.devices).map(of_group).collect()
 }
@@ -209,6 +210,7 @@ fn common_settings(
             config::LoadFormat::Auto => LoadFormat::Auto,
             config::LoadFormat::Dummy => LoadFormat::Dummy,
         },
+        nodes: None,
         device: DeviceKind::default(),
         sim: config.sim.clone(),
         threads: config.threads_per_worker(layout.topology.spawned_workers()) as usize,

@@ -171,7 +171,7 @@ impl ConductorMetrics {
             r.register("requests_waiting", "Requests in a worker's queue", new.requests_waiting.clone());
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
-            let help = "Groups that take requests, by what they run of one: whole, prefill, decode";
+            let help = "Groups that take requests, by what they run of one: whole, prefill, decode, encode";
             r.register("groups_ready", help, new.groups_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
             let help = "Workers taken for dead while they held their streams, by what they did";

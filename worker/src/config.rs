@@ -35,6 +35,8 @@ pub struct WorkerSettings {
     pub model_dir: PathBuf,
     /// Where weights come from.
     pub load_format: LoadFormat,
+    /// The parts of the model that this worker holds; all without.
+    pub nodes: Option<Vec<String>>,
     /// What to compute on.
     pub device: DeviceKind,
     /// The simulated device, where it is that.

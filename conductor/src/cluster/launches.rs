@@ -12,18 +12,20 @@ use super::{
     Cluster, State,
     placement::{Place, Wanted},
     prefixes::{Cached, Prefixes},
+    roles::Role,
     workers::Booking,
 };
 use crate::{
     backend::random_bytes,
-    request::{Dropped, Part, Placement, Request, Room},
+    request::{Dropped, Part, Placement, Request, Room, RoomFor},
 };
 
 impl Cluster {
-    /// What a request's planes travel under, if they ever do.
-    pub(super) fn new_reservation(&self) -> Result<pb::PlaneReservation, Error> {
+    /// What a request's planes and embeddings travel under, if they ever do.
+    pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
-        let secret = if self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
+        let secret =
+            if has_media || self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
         Ok(pb::PlaneReservation { secret, lease_ms })
     }
 
@@ -34,14 +36,17 @@ impl Cluster {
         };
         let now = Instant::now();
         let cached = state.prefixes.cached(request, now);
-        let Some(place) = state.workers.place(&self.wanted(request, &cached)) else {
+        let encodable = !request.has_media() || state.workers.ready_for(Role::Encode).next().is_some();
+        let place = state.workers.place(&self.wanted(request, &cached)).filter(|_| encodable);
+        let Some(place) = place else {
             state.waiting.insert(id);
             return;
         };
         let booking = self.take_place(&mut state.prefixes, request, &place, now);
         let Place { part, at, .. } = place;
+        let resting = part == Part::Decode || request.has_media();
         if let Some(launch) = request.launch(part, at.clone(), now) {
-            self.send_launch(state, at, booking, launch, part == Part::Decode);
+            self.send_launch(state, at, booking, launch, resting);
         }
     }
 
@@ -67,7 +72,7 @@ impl Cluster {
         Booking::of(request, place)
     }
 
-    /// A decode's worker holds the room for it: the prefill can begin, if there is somebody to do it.
+    /// A worker holds room for what another one computes of a request: that one can begin, if there is one to do it.
     pub fn on_reserved(&self, from: WorkerId, reserved: pb::Reserved) {
         let state = &mut *self.state.lock();
         let Some(host) = state.workers.hear(from).map(|worker| worker.host) else {
@@ -77,12 +82,18 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&key.request) else {
             return self.metrics.dropped(self.why_unknown(state, key.request));
         };
-        if let Err(why) = request.check_reserved(from, key) {
-            return self.metrics.dropped(why);
-        }
+        let room_for = match request.check_reserved(from, key) {
+            Ok(room_for) => room_for,
+            Err(why) => return self.metrics.dropped(why),
+        };
         let now = Instant::now();
         let cached = state.prefixes.cached(request, now);
-        let Some(place) = state.workers.place_prefill(&self.wanted(request, &cached)) else {
+        let wanted = self.wanted(request, &cached);
+        let place = match room_for {
+            RoomFor::Planes => state.workers.place_prefill(&wanted),
+            RoomFor::Embeddings => state.workers.place_encoder(from, &wanted),
+        };
+        let Some(place) = place else {
             let effects = request.give_room_back();
             return self.apply(state, key.request, effects);
         };
@@ -94,8 +105,13 @@ impl Cluster {
             known_pages: reserved.known_pages,
         };
         let booking = self.take_place(&mut state.prefixes, request, &place, now);
-        if let Some(launch) = request.launch_prefill(place.at.clone(), room, now) {
-            self.send_launch(state, place.at, booking, launch, false);
+        let at = place.at;
+        let (launch, resting) = match room_for {
+            RoomFor::Planes => (request.launch_prefill(at.clone(), room, now), request.has_media()),
+            RoomFor::Embeddings => (request.launch_encode(at.clone(), room, now), false),
+        };
+        if let Some(launch) = launch {
+            self.send_launch(state, at, booking, launch, resting);
         }
     }
 

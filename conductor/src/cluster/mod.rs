@@ -41,7 +41,10 @@ pub use self::{
     workers::Link,
 };
 use self::{model::ServedModel, prefixes::Prefixes, ranks::Ranks, workers::Workers};
-use crate::{metrics::ConductorMetrics, request::Request};
+use crate::{
+    metrics::ConductorMetrics,
+    request::{Request, media::Digest},
+};
 
 /// Ranks are places in a cluster of at most this many workers.
 pub const MAX_WORKERS: u32 = 1024;
@@ -82,6 +85,8 @@ pub struct Cluster {
     served: Served,
     /// Requests that some worker may still hold something of.
     in_flight: watch::Sender<usize>,
+    /// Tells requests' media apart.
+    digest: Digest,
     /// Set once, where starting again unchanged would fail again.
     fatal: watch::Sender<Option<Error>>,
 }
@@ -130,6 +135,7 @@ impl Cluster {
             health,
             served,
             in_flight: watch::Sender::new(0),
+            digest: Digest::default(),
             fatal: watch::Sender::new(None),
         };
         cluster.refresh_health(&mut cluster.state.lock());
@@ -143,7 +149,7 @@ impl Cluster {
     }
 
     /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each try of each
-    /// request that can be in flight, and a few that come once. Tries are lost with workers or in hand-overs, and as often
+    /// graph of each request that can be in flight, and a few that come once. Tries are lost with workers or in hand-overs, and as often
     /// again room is held for a prefill that nobody is there to do. Room in a link costs nothing until it is used.
     pub fn link_capacity(&self) -> usize {
         let Limits { max_running_requests, max_queued_requests, max_replays, .. } = self.limits;

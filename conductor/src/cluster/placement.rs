@@ -100,6 +100,17 @@ impl Workers {
         let (_, id, worker) = self.cheapest(Role::Prefill, wanted)?;
         Some(Place::new(Part::Prefill, id, worker, wanted))
     }
+
+    /// Where the media of a request are encoded that `prefill` waits for: there, if it encodes too, and nothing has to leave
+    /// the worker.
+    pub fn place_encoder(&self, prefill: WorkerId, wanted: &Wanted<'_>) -> Option<Place> {
+        // Encoders keep nothing of what they have encoded.
+        let wanted = Wanted { cached: &Cached::default(), ..*wanted };
+        let itself = self.ready_for(Role::Encode).find(|(id, _)| *id == prefill);
+        let (id, worker) =
+            itself.or_else(|| self.cheapest(Role::Encode, &wanted).map(|(_, id, worker)| (id, worker)))?;
+        Some(Place::new(Part::Encode, id, worker, &wanted))
+    }
 }
 
 impl Place {

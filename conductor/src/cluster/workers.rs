@@ -13,7 +13,7 @@ use tutti_runtime::Error;
 
 use super::{
     placement::Place,
-    roles::Role,
+    roles::{Duties, Role},
     topology::{Replica, Topology},
 };
 use crate::request::{Part, Request};
@@ -122,6 +122,7 @@ impl Booking {
         let (queued_blocks, active_blocks) = match place.part {
             Part::Whole | Part::Prefill => (blocks.saturating_sub(place.cached), 0),
             Part::Decode => (0, blocks),
+            Part::Encode => (request.media_blocks(), 0),
         };
         Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
     }
@@ -162,7 +163,7 @@ pub struct Workers {
     next: u32,
     topology: Topology,
     /// Of each group; empty until a model is known.
-    roles: Vec<Role>,
+    duties: Vec<Duties>,
 }
 
 impl Workers {
@@ -172,18 +173,19 @@ impl Workers {
     }
 
     /// What each group is for.
-    pub fn take_roles(&mut self, roles: Vec<Role>) {
-        self.roles = roles;
+    pub fn take_roles(&mut self, duties: Vec<impl Into<Duties>>) {
+        self.duties = duties.into_iter().map(Into::into).collect();
     }
 
     /// What this rank's group is for, once that is known.
-    pub fn role(&self, rank: Rank) -> Option<Role> {
-        self.roles.get(self.topology.replica_of(rank)?.group).copied()
+    pub fn duties(&self, rank: Rank) -> Duties {
+        let group = self.topology.replica_of(rank).and_then(|replica| self.duties.get(replica.group));
+        group.copied().unwrap_or_default()
     }
 
     /// Whether some group is for this.
     pub fn has_role(&self, role: Role) -> bool {
-        self.roles.contains(&role)
+        self.duties.iter().any(|duties| duties.include(role))
     }
 
     /// Takes in a worker that said Hello and gives it a name that no earlier one had.
@@ -281,14 +283,15 @@ impl Workers {
 
     /// Those of them whose group is for this.
     pub fn ready_for(&self, role: Role) -> impl Iterator<Item = (WorkerId, &Worker)> {
-        self.ready().filter(move |(_, worker)| self.role(worker.rank) == Some(role))
+        self.ready().filter(move |(_, worker)| self.duties(worker.rank).include(role))
     }
 
-    /// Whether any part of a request could go to more than one of those that are here, ready or not.
+    /// Whether any part of a request that prompts matter to could go to more than one of those that are here, ready or not.
     pub fn have_choice(&self) -> bool {
         let mut seen = BTreeSet::new();
         let leaders = self.iter().filter(|(_, worker)| self.leads(worker.rank));
-        let mut decodes = leaders.map(|(_, worker)| self.role(worker.rank) == Some(Role::Decode));
+        let thinkers = leaders.filter_map(|(_, worker)| self.duties(worker.rank).thinks);
+        let mut decodes = thinkers.map(|role| role == Role::Decode);
         decodes.any(|decodes| !seen.insert(decodes))
     }
 

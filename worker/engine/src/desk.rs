@@ -100,14 +100,25 @@ impl Desk {
             return;
         }
         let accepted = parsed.and_then(|(launch, sequence)| {
-            let (part, tokens) = (launch.part, launch.prefill_tokens());
-            if part != Part::Whole && self.exchange.is_none() {
+            let (part, awaits_media) = (launch.part, launch.awaits_media);
+            let tokens = launch.prefill_tokens();
+            if (part != Part::Whole || awaits_media) && self.exchange.is_none() {
                 let message = "this engine exchanges no planes with others";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             self.scheduler.add(launch).map_err(refusal)?;
-            if let Some(exchange) = self.exchange.as_mut().filter(|_| part == Part::Prefill) {
-                exchange.will_send(key, tokens, sequence.known_elsewhere);
+            if let Some(exchange) = &mut self.exchange {
+                match part {
+                    Part::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
+                    Part::Encode => {
+                        exchange
+                            .will_encode(key, sequence.encodings.iter().map(|item| item.rows.len()).sum());
+                    }
+                    Part::Whole | Part::Decode => {}
+                }
+                if awaits_media {
+                    exchange.awaits_media(key, sequence.media.tokens());
+                }
             }
             self.sequences.insert(key, Some(sequence));
             self.arrivals.add(key);
@@ -135,8 +146,8 @@ impl Desk {
     }
 
     /// From now on requests may be divided between this engine and others.
-    pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout) {
-        self.exchange = Some(Exchange::new(courier, layout));
+    pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout, width: usize) {
+        self.exchange = Some(Exchange::new(courier, layout, width));
     }
 
     /// What the next step can be prepared of while one runs.
@@ -171,7 +182,9 @@ impl Desk {
                 self.arrivals.remove(room.key);
                 exchange.reserved(room);
             }
-            errands = exchange.errands(&mut self.scheduler);
+            let mut received = Received::default();
+            errands = exchange.errands(&mut self.scheduler, &mut received);
+            self.take(received);
         }
         let job = step.map(|step| self.job(step, started, watch)).transpose()?;
         Ok(Planned { completions, errands, job })
@@ -205,8 +218,13 @@ impl Desk {
     }
 
     fn take(&mut self, received: Received) {
-        let Received { completions, taken_over, gone } = received;
+        let Received { completions, taken_over, embedded, gone } = received;
         self.untold.extend(completions);
+        for (key, embeddings) in embedded {
+            if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
+                sequence.media.embeddings = embeddings;
+            }
+        }
         for (key, token) in taken_over {
             if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
                 sequence.output.push(token);
@@ -230,7 +248,7 @@ impl Desk {
         let outcomes = results.iter().map(outcome).collect();
         let commits = self.scheduler.commit(step, outcomes, took);
         if let Some(exchange) = &mut self.exchange {
-            exchange.committed(&commits);
+            exchange.committed(&commits, results.iter().map(|result| result.as_ref().ok()));
         }
         for (commit, mut sequence) in commits.iter().zip(sequences) {
             if let Some(ending) = &commit.ending {

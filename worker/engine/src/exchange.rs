@@ -1,8 +1,11 @@
 //! Requests that are divided between this engine and another: which of their pages are to be copied, and what follows.
+//! Embeddings of media, which are no pages, are [`tensors`].
 //!
 //! Decided between steps, under the desk's lock; the copying itself ([`Errands`]) is the device's thread's, right after
 //! and before the next step, so that no page changes hands between the two. Pieces are bounded: whoever decodes waits for
 //! no more than one.
+
+mod tensors;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,8 +19,10 @@ use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
 
+use self::tensors::Tensors;
 use crate::{
-    courier::{Arrival, Courier, HandOver, HandedOver, PageRun},
+    batch::RowResult,
+    courier::{Arrival, Cargo, Courier, HandOver, HandedOver, PageRun},
     report,
 };
 
@@ -40,6 +45,7 @@ pub(crate) struct Exchange {
     to_settle: VecDeque<HandOver>,
     /// Ended here, once the other side has taken over.
     untaken: BTreeMap<GraphKey, Ending>,
+    tensors: Tensors,
 }
 
 #[derive(Default)]
@@ -110,17 +116,20 @@ impl Outgoing {
 }
 
 impl Exchange {
-    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout) -> Self {
+    /// Embeddings of media are so many elements wide.
+    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout, width: usize) -> Self {
         Self {
             courier,
             page_tokens: layout.page_tokens,
-            page_bytes: layout.page_bytes(),
+            // Where there are no pages, none will ever be sent.
+            page_bytes: layout.page_bytes().max(1),
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
             to_write: VecDeque::new(),
             unwritten: 0,
             to_settle: VecDeque::new(),
             untaken: BTreeMap::new(),
+            tensors: Tensors::new(width),
         }
     }
 
@@ -136,10 +145,20 @@ impl Exchange {
         self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
     }
 
+    /// A request was accepted whose media are encoded here, so many tokens of them, for whoever prefills it.
+    pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
+        self.tensors.will_send(key, tokens);
+    }
+
+    /// A request was accepted that waits for so many tokens' embeddings.
+    pub fn awaits_media(&mut self, key: GraphKey, tokens: usize) {
+        self.tensors.will_receive(key, tokens, &mut *self.courier);
+    }
+
     /// A request holds the pages that another worker is to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
         let Reserved { key, pages, known, .. } = reserved;
-        self.courier.reserved(key, pages.len(), known);
+        self.courier.reserved(key, Cargo::Pages, pages.len(), known);
         let written = (0..pages.len()).map(|place| place < known).collect();
         self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
     }
@@ -148,6 +167,7 @@ impl Exchange {
     pub fn ended(&mut self, key: GraphKey) {
         self.outgoing.remove(&key);
         self.incoming.remove(&key);
+        self.tensors.ended(key, &mut *self.courier);
         self.courier.ended(key);
     }
 
@@ -159,8 +179,17 @@ impl Exchange {
         Some(report::completion(ending, rank))
     }
 
-    /// A step was committed.
-    pub fn committed(&mut self, commits: &[RowCommit]) {
+    /// A step was committed, with these results.
+    pub fn committed<'a>(
+        &mut self,
+        commits: &[RowCommit],
+        results: impl Iterator<Item = Option<&'a RowResult>>,
+    ) {
+        for (commit, result) in commits.iter().zip(results) {
+            if let Some(result) = result.filter(|result| !result.encoded.is_empty()) {
+                self.tensors.encoded(commit.row.key, commit.row.positions.start, &result.encoded);
+            }
+        }
         if self.outgoing.is_empty() {
             return;
         }
@@ -183,8 +212,10 @@ impl Exchange {
                 // Nothing waits for what is not taken.
                 Arrival::Pages(run) if !self.may_write(&run) => {}
                 Arrival::Pages(run) => {
-                    self.unwritten += run.data.len();
-                    self.to_write.push_back(run);
+                    if let Some(run) = self.tensors.fill(run) {
+                        self.unwritten += run.data.len();
+                        self.to_write.push_back(run);
+                    }
                 }
                 Arrival::HandOver(hand_over) => self.to_settle.push_back(hand_over),
                 Arrival::Taken(key) => {
@@ -217,16 +248,35 @@ impl Exchange {
                 self.to_settle.push_back(hand_over);
                 continue;
             }
-            let outcome = self.take_over(scheduler, &hand_over);
-            if outcome.is_ok() {
-                self.incoming.remove(&key);
-                news.taken_over.push((key, hand_over.first.token));
-            }
+            let outcome = if self.tensors.has(key) {
+                self.take_embeddings(scheduler, &hand_over, news)
+            } else {
+                self.take_over(scheduler, &hand_over, news)
+            };
             (hand_over.answer)(outcome);
         }
     }
 
-    fn take_over(&mut self, scheduler: &mut Scheduler, hand_over: &HandOver) -> Result<(), Error> {
+    fn take_embeddings(
+        &mut self,
+        scheduler: &mut Scheduler,
+        hand_over: &HandOver,
+        news: &mut Received,
+    ) -> Result<(), Error> {
+        let (key, embeddings) = (hand_over.key, self.tensors.take_over(hand_over)?);
+        if !scheduler.media_here(key) {
+            return Err(Error::unavailable(format!("{key} waits for no embeddings here")));
+        }
+        news.embedded.push((key, embeddings));
+        Ok(())
+    }
+
+    fn take_over(
+        &mut self,
+        scheduler: &mut Scheduler,
+        hand_over: &HandOver,
+        news: &mut Received,
+    ) -> Result<(), Error> {
         let HandOver { key, first, computed, pages, .. } = *hand_over;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let Some(incoming) = self.incoming.get(&key) else {
@@ -239,12 +289,22 @@ impl Exchange {
         if let Some(missing) = incoming.written.iter().position(|written| !written) {
             return Err(refused(format!("page {missing} of {wanted} is missing")));
         }
-        scheduler.hand_over(key, first, computed).map_err(refused)
+        let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
+        scheduler.hand_over(key, first, computed).map_err(refused)?;
+        self.incoming.remove(&key);
+        news.taken_over.push((key, first.token));
+        Ok(())
     }
 
-    /// What is to be copied before the next step. Whoever computes faster than its pages leave is held back.
-    pub fn errands(&mut self, scheduler: &mut Scheduler) -> Errands {
+    /// What is to be copied before the next step. Whoever computes faster than its pages leave is held back. Embeddings need
+    /// no copying, and leave at once.
+    pub fn errands(&mut self, scheduler: &mut Scheduler, news: &mut Received) -> Errands {
         let mut errands = Errands::default();
+        let encoded =
+            self.tensors.send(&mut *self.courier, |key, held_back| scheduler.hold_back(key, held_back));
+        for (key, handed) in encoded {
+            self.let_go(key, handed, scheduler, news);
+        }
         let mut room = self.courier.room().min(PIECE.max(self.page_bytes)) / self.page_bytes;
         for (&key, outgoing) in &mut self.outgoing {
             let whole = outgoing.whole_pages(self.page_tokens);
@@ -293,20 +353,26 @@ impl Exchange {
         let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
             let (first, since) = outgoing.first?;
             let pages = outgoing.whole_pages(self.page_tokens);
-            let handed = HandedOver { first, computed: outgoing.computed, pages, since };
+            let handed = HandedOver { first: Some(first), computed: outgoing.computed, pages, since };
             (outgoing.sent == pages).then_some((*key, handed))
         };
         let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
         for (key, handed) in done {
             self.outgoing.remove(&key);
-            // None if it was cancelled since; then its end is told elsewhere.
-            if let Some(ending) = scheduler.let_go(key) {
-                self.courier.hand_over(key, handed);
-                self.untaken.insert(key, ending);
-                news.gone.push(key);
-            }
+            self.let_go(key, handed, scheduler, news);
         }
         self.settle(scheduler, news);
+    }
+
+    /// The courier has all of a request: it ends here once the other side has taken over.
+    fn let_go(&mut self, key: GraphKey, handed: HandedOver, scheduler: &mut Scheduler, news: &mut Received) {
+        // None if it was cancelled since; then its end is told elsewhere.
+        if let Some(ending) = scheduler.let_go(key) {
+            self.courier.hand_over(key, handed);
+            self.untaken.insert(key, ending);
+            self.tensors.ended(key, &mut *self.courier);
+            news.gone.push(key);
+        }
     }
 }
 
@@ -316,6 +382,8 @@ pub(crate) struct Received {
     pub completions: Vec<pb::Completion>,
     /// Requests that go on here, with their first tokens.
     pub taken_over: Vec<(GraphKey, u32)>,
+    /// Requests whose media are here, with the embeddings.
+    pub embedded: Vec<(GraphKey, Vec<f32>)>,
     /// Requests that run here no more, but whose completions come later.
     pub gone: Vec<GraphKey>,
 }

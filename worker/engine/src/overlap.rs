@@ -17,17 +17,17 @@ use std::{
 };
 
 use tutti_models::{Limits, PageLayout};
-use tutti_proto::{GraphKey, cluster::v1 as pb};
+use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
 use tutti_runtime::Error;
 
 use crate::{
-    courier::Courier,
+    courier::{Cargo, Courier},
     desk::{Desk, Job, News, Planned},
     exchange::Errands,
     observe::Stopwatch,
     reporter::Reporter,
     runner::{RowResults, Runner},
-    spec,
+    spec::{self, Served},
 };
 
 /// Steps shorter than this are over before it pays to prepare the next one beside them: the two threads would only get in
@@ -165,7 +165,8 @@ impl FrontDesk {
     /// As [`Engine::launch`](crate::Engine::launch), also while a step runs.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = spec::key(&graph) else { return };
-        let parsed = spec::parse(key, graph, &self.limits, self.began.elapsed());
+        let model = Served { limits: &self.limits, declaration: &self.reporter.declaration };
+        let parsed = spec::parse(key, graph, model, self.began.elapsed());
         self.shared.call(|state| state.desk.launch(key, parsed));
     }
 
@@ -176,7 +177,23 @@ impl FrontDesk {
 
     /// From now on requests may be divided between this engine and others; `courier` carries their planes.
     pub fn connect(&mut self, courier: Box<dyn Courier>) {
-        self.shared.lock().desk.connect(courier, &self.layout);
+        let width = self.embedding_width();
+        self.shared.lock().desk.connect(courier, &self.layout, width);
+    }
+
+    /// Elements of the embeddings that encoders give; 0 where the model takes text alone.
+    pub fn embedding_width(&self) -> usize {
+        self.reporter.declaration.media().first().map_or(0, |input| input.width as usize)
+    }
+
+    /// What a graph with `send_to` sends, and how much of it in all: pages of its prefill, or rows of embeddings.
+    pub fn to_send(&self, graph: &pb::LaunchGraph) -> (Cargo, usize) {
+        let Some(spec) = &graph.spec else { return (Cargo::Pages, 0) };
+        if graph.walks.iter().any(|walk| self.reporter.declaration.encodes(WalkId(*walk))) {
+            return (Cargo::Embeddings, spec.media.iter().map(|item| item.tokens as usize).sum());
+        }
+        let tokens = spec.prompt.len() + graph.generated.len();
+        (Cargo::Pages, tokens.div_ceil(self.layout.page_tokens.max(1)))
     }
 
     /// For whoever brings something.

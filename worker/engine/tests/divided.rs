@@ -12,8 +12,8 @@ use std::{
 
 use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, engine, expected, launch, settings};
 use tutti_engine::{
-    Admission, Arrival, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken, PageRun,
-    Stepper, TransferError,
+    Admission, Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken,
+    PageRun, Stepper, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
@@ -50,7 +50,7 @@ impl Courier for Post {
     fn hand_over(&mut self, key: GraphKey, handed: HandedOver) {
         self.lock().handed.push_back((key, handed));
     }
-    fn reserved(&mut self, key: GraphKey, pages: usize, known: usize) {
+    fn reserved(&mut self, key: GraphKey, _: Cargo, pages: usize, known: usize) {
         self.lock().reserved.push((key, pages, known));
     }
     fn ended(&mut self, key: GraphKey) {
@@ -274,7 +274,7 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
     to.give(Arrival::Pages(pages[2].clone()));
     refused(&mut to, &|handed| handed.pages = 4, "4 pages are handed over, but 5 are reserved");
     refused(&mut to, &|handed| handed.computed = 17, "17 tokens are handed over, but its prefill has 18");
-    let other = OutputToken { index: 1, ..handed.first };
+    let other = handed.first.map(|first| OutputToken { index: 1, ..first });
     refused(&mut to, &|handed| handed.first = other, "token 1 of its output is handed over, but 0 is due");
     assert_eq!((to.ids(1), to.load.running), (vec![], 0), "no step has had a row of it");
 

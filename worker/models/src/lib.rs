@@ -7,6 +7,7 @@ mod config;
 mod error;
 mod load;
 pub mod lockstep;
+mod media_test;
 mod model;
 mod pages;
 mod qwen3;
@@ -17,7 +18,7 @@ mod weights;
 
 pub use error::LoadError;
 pub use load::{LoadFormat, LoadOptions, load};
-pub use model::{Limits, LogitRequests, LogitResults, Model};
+pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
 pub use pages::PageLayout;
 pub use sim::load as load_sim;
 pub use weights::LoadProgress;

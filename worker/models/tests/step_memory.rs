@@ -73,8 +73,14 @@ fn a_step_that_scores_all_its_tokens_takes_what_was_said_before_it() {
         })),
     );
     let (dir, load_format) = (dir.path().to_owned(), LoadFormat::Dummy);
-    let options =
-        LoadOptions { dir, load_format, max_step_tokens: TOKENS, page_tokens: PAGE_TOKENS, seed: 0 };
+    let options = LoadOptions {
+        dir,
+        load_format,
+        max_step_tokens: TOKENS,
+        page_tokens: PAGE_TOKENS,
+        nodes: None,
+        seed: 0,
+    };
     let mut model = load(&options, device(), &mut |_| {}).unwrap();
     model.allocate_pages(1 + TOKENS / PAGE_TOKENS).unwrap();
     step(&mut *model, 1);

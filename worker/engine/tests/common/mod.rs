@@ -229,6 +229,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
             logprobs: None,
             prompt_logprobs: None,
             priority: 0,
+            media: vec![],
         }),
         ..Default::default()
     }

@@ -10,7 +10,7 @@ use tutti_proto::walks::ModelDeclaration;
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
     PageLayout,
-    model::{Limits, LogitRequests, LogitResults, Model},
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     weights::share,
 };
 
@@ -90,6 +90,14 @@ impl<D: Device> Model for Qwen3<D> {
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        self.forward_with(inputs, &[])
+    }
+
+    fn forward_with(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
         self.logit_rows = 0;
         let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
         if tokens > limit {
@@ -106,6 +114,9 @@ impl<D: Device> Model for Qwen3<D> {
             let first = share(config.vocab_size, *seat).start;
             device.embed_shard(&weights.embedding, first, config.vocab_size, &mut a.hidden)?;
             device.all_reduce(&mut a.hidden)?;
+        }
+        for rows in embeddings {
+            device.overwrite_rows(&mut a.hidden, rows.first_token, rows.values)?;
         }
         device.rope_angles(&self.rope, &mut a.angles)?;
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {

@@ -37,6 +37,7 @@ pub fn try_load_on(
         load_format,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
+        nodes: None,
         seed: 11,
     };
     let mut last = None;

@@ -18,6 +18,10 @@ pub const LONGEST_HOLD: usize = 6;
 #[derive(Debug, PartialEq)]
 pub enum Away {
     No,
+    /// Its media come from an encoder at that turn. It holds nothing.
+    Parked {
+        until: usize,
+    },
     /// Another worker fills these pages until that turn, all but the first ones, which are known.
     Filled {
         room: Vec<PageId>,
@@ -42,15 +46,20 @@ impl Live<'_> {
 
     /// Whether another worker fills or reads its pages, or will.
     pub fn gives_up_no_page(&self) -> bool {
-        self.is_away() || self.arrival.part == Part::Prefill
+        self.is_away() && !self.is_parked() || self.arrival.part == Part::Prefill
+    }
+
+    fn is_parked(&self) -> bool {
+        matches!(self.away, Away::Parked { .. })
     }
 
     fn is_back(&self, turn: usize) -> bool {
         match self.away {
             Away::No => false,
-            Away::Filled { until, .. } | Away::HeldBack { until } | Away::Copied { until, .. } => {
-                until <= turn
-            }
+            Away::Parked { until }
+            | Away::Filled { until, .. }
+            | Away::HeldBack { until }
+            | Away::Copied { until, .. } => until <= turn,
         }
     }
 }
@@ -110,6 +119,11 @@ impl Simulation<'_> {
                 away if fails => {
                     (live.away, live.failing) = (away, true);
                     self.scheduler.fail_transfer(key, TransferError::Lost("planted".into()));
+                }
+                Away::Parked { .. } => {
+                    assert_eq!(live.passes, 0, "{key} ran before its media were here");
+                    assert!(self.scheduler.media_here(key));
+                    assert!(!self.scheduler.media_here(key), "twice");
                 }
                 Away::Filled { room, known, until } => self.brought(key, room, known, until),
                 Away::Copied { room, .. } => self.copied(key, &room),
@@ -186,7 +200,7 @@ impl Simulation<'_> {
             let (room, known) = match &live.away {
                 Away::Filled { room, known, .. } => (room, *known),
                 Away::Copied { room, .. } => (room, room.len()),
-                Away::No | Away::HeldBack { .. } => continue,
+                Away::No | Away::Parked { .. } | Away::HeldBack { .. } => continue,
             };
             let owned = room.iter().enumerate().filter_map(|(place, page)| Some((place, owner.get(page)?)));
             for (place, (other, writes)) in owned {
