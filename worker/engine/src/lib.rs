@@ -22,6 +22,7 @@
 
 mod arrivals;
 mod batch;
+mod beside;
 mod courier;
 mod desk;
 mod engine;

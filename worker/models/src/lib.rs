@@ -5,6 +5,7 @@
 
 mod config;
 mod error;
+mod interlude;
 mod load;
 pub mod lockstep;
 mod model;
@@ -16,6 +17,7 @@ mod thinker;
 mod weights;
 
 pub use error::LoadError;
+pub use interlude::{Interlude, PausedPages};
 pub use load::{LoadFormat, LoadOptions, load};
 pub use model::{Limits, LogitRequests, LogitResults, Model};
 pub use pages::PageLayout;

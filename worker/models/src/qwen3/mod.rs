@@ -18,7 +18,7 @@ use self::{
     weights::{Specs, Weights},
 };
 use crate::{
-    LoadError, LoadFormat, LoadOptions, Model,
+    Interlude, LoadError, LoadFormat, LoadOptions, Model,
     config::{ConfigFile, eos_token_ids},
     model::Limits,
     thinker,
@@ -51,6 +51,7 @@ struct Qwen3<D: Device> {
     /// The pool's shape; its `pages` are 0 until it is allocated.
     kv_shape: KvShape,
     kv: Option<D::KvPool>,
+    interlude: Option<Box<dyn Interlude>>,
     /// How many logit rows the last step left to be read.
     logit_rows: usize,
 }
@@ -135,6 +136,7 @@ pub(crate) fn load<D: Device>(
         activations,
         kv_shape,
         kv: None,
+        interlude: None,
         logit_rows: 0,
     }))
 }
