@@ -1,9 +1,10 @@
 //! Requests that are divided between this engine and another: which of their pages are to be copied, and what follows.
 //! Embeddings of media, which are no pages, are [`tensors`].
 //!
-//! Decided between steps, under the desk's lock; the copying itself ([`Errands`]) is the device's thread's, right after
-//! and before the next step, so that no page changes hands between the two. Pieces are bounded: whoever decodes waits for
-//! no more than one.
+//! Decided under the desk's lock, between steps or in a step's [pauses](crate::beside); the copying itself ([`Errands`]) is
+//! the device's thread's, right after. Pages are given up by plans alone, which that thread makes, so no page changes hands
+//! between the two; and what is copied in a pause is of no row of the step: pages that are whole since the step before, or
+//! that a request waits for. Pieces are bounded: whoever decodes waits for no more than one at a time.
 
 mod tensors;
 
@@ -13,8 +14,8 @@ use std::{
     time::Instant,
 };
 
-use tutti_kernels::PageId;
-use tutti_models::{Model, PageLayout};
+use tutti_kernels::{DeviceError, PageId};
+use tutti_models::{PageLayout, PausedPages};
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
@@ -88,14 +89,20 @@ impl Errands {
         self.reads.is_empty() && self.writes.is_empty()
     }
 
+    /// Bytes that they copy.
+    pub fn bytes(&self) -> usize {
+        let read = self.reads.iter().map(|(_, data)| data.capacity()).sum::<usize>();
+        read + self.writes.iter().map(|(_, data)| data.len()).sum::<usize>()
+    }
+
     /// An error is the end of the worker: what it copied cannot be told from what it did not.
-    pub fn run(&mut self, model: &mut dyn Model) -> Result<(), Error> {
-        let failed = |e| Error::internal(format!("cannot copy pages for another worker: {e}"));
-        for (pages, data) in &mut self.reads {
-            model.read_pages(&pages.pages, data).map_err(failed)?;
+    pub fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
+        let failed = |e| DeviceError::Lost(format!("cannot copy pages for another worker: {e}"));
+        for (read, data) in &mut self.reads {
+            pages.read_pages(&read.pages, data).map_err(failed)?;
         }
-        for (pages, data) in &self.writes {
-            model.write_pages(&pages.pages, data).map_err(failed)?;
+        for (written, data) in &self.writes {
+            pages.write_pages(&written.pages, data).map_err(failed)?;
         }
         Ok(())
     }
@@ -136,6 +143,11 @@ impl Exchange {
     /// Whether nothing is left that the conductor is to be told of.
     pub fn is_idle(&self) -> bool {
         self.untaken.is_empty()
+    }
+
+    /// Whether any request is on its way from or to another worker, so that there may be something to copy.
+    pub fn is_active(&self) -> bool {
+        !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
     /// A request of so many tokens that is prefilled for another worker was accepted; the first pages are there already.
@@ -209,10 +221,9 @@ impl Exchange {
             && let Some(arrival) = self.courier.take()
         {
             match arrival {
-                // Nothing waits for what is not taken.
-                Arrival::Pages(run) if !self.may_write(&run) => {}
                 Arrival::Pages(run) => {
-                    if let Some(run) = self.tensors.fill(run) {
+                    // Nothing waits for what is not taken.
+                    if let Some(run) = self.tensors.fill(run).filter(|run| self.may_write(run)) {
                         self.unwritten += run.data.len();
                         self.to_write.push_back(run);
                     }

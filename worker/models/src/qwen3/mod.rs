@@ -19,7 +19,7 @@ use self::{
     weights::{Specs, Weights},
 };
 use crate::{
-    LoadError, LoadFormat, LoadOptions, Model,
+    Interlude, LoadError, LoadFormat, LoadOptions, Model,
     config::ConfigFile,
     model::Limits,
     thinker,
@@ -52,6 +52,7 @@ pub(crate) struct Qwen3<D: Device> {
     /// The pool's shape; its `pages` are 0 until it is allocated.
     kv_shape: KvShape,
     kv: Option<D::KvPool>,
+    interlude: Option<Box<dyn Interlude>>,
     /// How many logit rows the last step left to be read.
     logit_rows: usize,
 }
@@ -147,6 +148,7 @@ impl<D: Device> Qwen3<D> {
             activations,
             kv_shape,
             kv: None,
+            interlude: None,
             logit_rows: 0,
         })
     }
