@@ -160,6 +160,7 @@ fn backend_options(
             max_running_requests: config.max_running_requests,
             max_queued_requests: config.max_queued_requests,
             max_model_len: config.max_model_len,
+            prefix_cache: !config.no_prefix_cache,
             max_replays: config.max_replays,
             transfer_timeout: Duration::from_secs(config.transfer_timeout.into()),
             heartbeat_timeout: Duration::from_secs(config.heartbeat_timeout.into()),
@@ -187,7 +188,8 @@ fn worker_settings(config: &Config, layout: &Layout, checkpoint: &Checkpoint) ->
             DeviceChoice::Auto | DeviceChoice::Cpu => DeviceKind::Cpu,
             DeviceChoice::Sim => DeviceKind::Sim,
         };
-        json(&WorkerSettings { tp: group.tp as usize, device, ..common.clone() })
+        let nodes = group.nodes.clone();
+        json(&WorkerSettings { tp: group.tp as usize, nodes, device, ..common.clone() })
     };
     layout.topology.groups().iter().zip(&layout.devices).map(of_group).collect()
 }
@@ -212,6 +214,7 @@ fn common_settings(
             config::Quantize::None => Quantize::None,
             config::Quantize::Int8 => Quantize::Int8,
         },
+        nodes: None,
         device: DeviceKind::default(),
         sim: config.sim.clone(),
         threads: config.threads_per_worker(layout.topology.spawned_workers()) as usize,

@@ -209,6 +209,19 @@ impl Device for CpuDevice {
         self.step.begin(inputs)
     }
 
+    fn upload(&mut self, values: &[f32], out: &mut Tensor) -> Result<(), DeviceError> {
+        out.fill(values)
+    }
+
+    fn overwrite_rows(&mut self, out: &mut Tensor, first: usize, values: &[f32]) -> Result<(), DeviceError> {
+        out.overwrite(first, values)
+    }
+
+    fn download(&mut self, x: &Tensor, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        out.extend_from_slice(x.values());
+        Ok(())
+    }
+
     fn embed(&mut self, table: &Weights, out: &mut Tensor) -> Result<(), DeviceError> {
         let out = out.written(self.step.tokens(), table.inputs())?;
         rowwise::embed(self.path, &mut self.pool, table, 0, table.outputs(), &self.step.token_ids, out)

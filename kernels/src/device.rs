@@ -190,6 +190,18 @@ pub trait Device: Send + Sized + 'static {
     /// Copies the step's inputs into the device's fixed buffers. Every later operation is about this step.
     fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
 
+    /// `out` becomes rows from the host, `[values / width, width]`: the input of an encoder, which is no step.
+    fn upload(&mut self, values: &[f32], out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// Rows of `out` from `first` on become rows from the host: embeddings of tokens that are no text.
+    fn overwrite_rows(
+        &mut self,
+        out: &mut Self::Tensor,
+        first: usize,
+        values: &[f32],
+    ) -> Result<(), DeviceError>;
+    /// Appends all rows of `x`. Waits for the device.
+    fn download(&mut self, x: &Self::Tensor, out: &mut Vec<f32>) -> Result<(), DeviceError>;
+
     /// `out[t] = table[token_ids[t]]`.
     fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor) -> Result<(), DeviceError>;
     /// The same of a table that holds the rows from `first` on of one of `vocabulary` rows: zeros for ids that are not

@@ -72,12 +72,37 @@ pub enum PlaneKind {
     },
 }
 
-/// A model's nodes, walks and planes; every index in it is known to be in range.
+/// A kind of media that a model takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediaInput {
+    /// Which.
+    pub kind: pb::MediaKind,
+    /// The atomic walk that encodes an item. What it gives are the embeddings of the item's tokens.
+    pub walk: WalkId,
+    /// What a prompt holds in the place of each token of an item.
+    pub placeholder: u32,
+    /// Bytes of an item for each of its tokens, at least 1; the last one may stand for fewer.
+    pub bytes_per_token: u32,
+    /// Elements of a token's embedding.
+    pub width: u32,
+    /// The formats that its data may have.
+    pub formats: Vec<String>,
+}
+
+impl MediaInput {
+    /// How many tokens an item of so many bytes has.
+    pub fn tokens(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.bytes_per_token.max(1) as usize)
+    }
+}
+
+/// A model's nodes, walks, planes and media; every index in it is known to be in range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelDeclaration {
     nodes: Vec<String>,
     walks: Vec<Walk>,
     planes: Vec<Plane>,
+    media: Vec<MediaInput>,
 }
 
 /// Why a declaration does not hold together.
@@ -113,6 +138,14 @@ pub enum DeclarationError {
         /// The plane's name.
         plane: String,
     },
+    /// Media of a kind that is not known or declared twice, or that no atomic walk encodes.
+    #[error("media {kind:?}: {problem}")]
+    Media {
+        /// As declared.
+        kind: pb::MediaKind,
+        /// What is wrong.
+        problem: &'static str,
+    },
 }
 
 impl ModelDeclaration {
@@ -129,7 +162,27 @@ impl ModelDeclaration {
                 return Err(DeclarationError::NotMixed { walk: walk.name.clone(), by: by.0 });
             }
         }
-        Ok(Self { nodes, walks, planes })
+        Ok(Self { nodes, walks, planes, media: Vec::new() })
+    }
+
+    /// The same model, which takes these media too. Checks that each kind is there once, and that an atomic walk encodes it.
+    pub fn with_media(self, media: Vec<MediaInput>) -> Result<Self, DeclarationError> {
+        for (place, input) in media.iter().enumerate() {
+            let atomic = matches!(self.walk(input.walk), Some(Walk { kind: WalkKind::Atomic { .. }, .. }));
+            let problem = if input.kind == pb::MediaKind::Unspecified {
+                "is of no kind known here"
+            } else if media[..place].iter().any(|other| other.kind == input.kind) {
+                "is declared twice"
+            } else if !atomic {
+                "is encoded by a walk that is not atomic"
+            } else if input.bytes_per_token == 0 || input.width == 0 {
+                "has tokens of no bytes, or embeddings of no width"
+            } else {
+                continue;
+            };
+            return Err(DeclarationError::Media { kind: input.kind, problem });
+        }
+        Ok(Self { media, ..self })
     }
 
     /// The nodes' names; a [`NodeId`] is an index into them.
@@ -145,6 +198,21 @@ impl ModelDeclaration {
     /// The planes every request of this model owns.
     pub fn planes(&self) -> &[Plane] {
         &self.planes
+    }
+
+    /// What a prompt may hold beside text.
+    pub fn media(&self) -> &[MediaInput] {
+        &self.media
+    }
+
+    /// How the model takes media of this kind, if it does.
+    pub fn media_input(&self, kind: pb::MediaKind) -> Option<&MediaInput> {
+        self.media.iter().find(|input| input.kind == kind)
+    }
+
+    /// Whether this walk encodes media, and prefills nothing.
+    pub fn encodes(&self, walk: WalkId) -> bool {
+        self.media.iter().any(|input| input.walk == walk)
     }
 
     /// The walk of this id, if it is declared.
@@ -193,6 +261,33 @@ impl From<&ModelDeclaration> for pb::ModelDeclaration {
             nodes: declaration.nodes.iter().map(|name| pb::Node { name: name.clone() }).collect(),
             walks: declaration.walks.iter().map(walk).collect(),
             planes: declaration.planes.iter().map(plane).collect(),
+            media: declaration.media.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<&MediaInput> for pb::MediaInput {
+    fn from(input: &MediaInput) -> Self {
+        Self {
+            kind: input.kind.into(),
+            walk: input.walk.0,
+            placeholder_token_id: input.placeholder,
+            bytes_per_token: input.bytes_per_token,
+            width: input.width,
+            formats: input.formats.clone(),
+        }
+    }
+}
+
+impl From<pb::MediaInput> for MediaInput {
+    fn from(message: pb::MediaInput) -> Self {
+        Self {
+            kind: message.kind(),
+            walk: WalkId(message.walk),
+            placeholder: message.placeholder_token_id,
+            bytes_per_token: message.bytes_per_token,
+            width: message.width,
+            formats: message.formats,
         }
     }
 }
@@ -222,7 +317,8 @@ impl TryFrom<pb::ModelDeclaration> for ModelDeclaration {
             message.nodes.into_iter().map(|n| n.name).collect(),
             message.walks.into_iter().map(walk).collect::<Result<_, _>>()?,
             message.planes.into_iter().map(plane).collect::<Result<_, _>>()?,
-        )
+        )?
+        .with_media(message.media.into_iter().map(Into::into).collect())
     }
 }
 
@@ -248,10 +344,33 @@ mod tests {
         .unwrap()
     }
 
+    fn audio(walk: u32) -> MediaInput {
+        let (kind, walk, formats) = (pb::MediaKind::Audio, WalkId(walk), vec!["wav".into()]);
+        MediaInput { kind, walk, placeholder: 7, bytes_per_token: 64, width: 8, formats }
+    }
+
+    fn omni() -> ModelDeclaration {
+        let mut walks = thinker().walks;
+        let kind = WalkKind::Atomic { batched_by: WalkId(2) };
+        walks.push(Walk { name: "prefill_audio".into(), nodes: vec![NodeId(1)], kind });
+        ModelDeclaration::new(vec!["thinker".into(), "audio_encoder".into()], walks, vec![]).unwrap()
+    }
+
     #[test]
     fn a_declaration_survives_the_wire() {
-        let sent = thinker();
-        assert_eq!(ModelDeclaration::try_from(pb::ModelDeclaration::from(&sent)), Ok(sent));
+        for sent in [thinker(), omni().with_media(vec![audio(3)]).unwrap()] {
+            assert_eq!(ModelDeclaration::try_from(pb::ModelDeclaration::from(&sent)), Ok(sent));
+        }
+    }
+
+    #[test]
+    fn media_have_an_atomic_walk_and_are_declared_once() {
+        let problem = |media: Vec<MediaInput>| omni().with_media(media).unwrap_err().to_string();
+        assert!(problem(vec![audio(0)]).contains("not atomic"));
+        assert!(problem(vec![audio(9)]).contains("not atomic"));
+        assert!(problem(vec![audio(3), audio(3)]).contains("twice"));
+        assert!(problem(vec![MediaInput { width: 0, ..audio(3) }]).contains("no width"));
+        assert_eq!((audio(3).tokens(1), audio(3).tokens(64), audio(3).tokens(65)), (1, 1, 2));
     }
 
     #[test]

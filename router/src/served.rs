@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use tutti_proto::cluster::v1::{CheckpointFile, ModelDescription};
+use tutti_proto::{
+    cluster::v1::{CheckpointFile, MediaKind, ModelDescription},
+    walks::MediaInput,
+};
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
 
 use crate::{
@@ -147,12 +150,25 @@ impl ServedModel {
         })
     }
 
+    /// The text that stands in a prompt in the place of media of this kind; none where the model takes no such media, or has
+    /// no text.
+    pub fn placeholder_text(&self, kind: MediaKind) -> Option<String> {
+        let input = self.media_inputs().into_iter().find(|input| input.kind == kind)?;
+        Some(self.text.tokenizer.as_ref()?.token_string(input.placeholder))
+    }
+
     /// One token as logprobs show it; without a tokenizer, by its id.
     pub fn token_string(&self, id: u32) -> String {
         match &self.text.tokenizer {
             Some(tokenizer) => tokenizer.token_string(id),
             None => format!("token_id:{id}"),
         }
+    }
+
+    /// What a prompt may hold beside text.
+    pub fn media_inputs(&self) -> Vec<MediaInput> {
+        let declared = self.description.declaration.iter().flat_map(|declaration| &declaration.media);
+        declared.cloned().map(Into::into).collect()
     }
 
     /// The most tokens, prompt and output together, that one request may have, and what sets that limit.

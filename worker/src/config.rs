@@ -37,6 +37,8 @@ pub struct WorkerSettings {
     pub load_format: LoadFormat,
     /// In how many bits they are held.
     pub quantize: Quantize,
+    /// The parts of the model that this worker holds; all without.
+    pub nodes: Option<Vec<String>>,
     /// What to compute on.
     pub device: DeviceKind,
     /// The simulated device, where it is that.

@@ -215,7 +215,7 @@ async fn room<'a>(
 fn take(desk: &mut FrontDesk, transfer: &Transfer, command: Command, until: &mut Until) {
     match command {
         Command::Launch(graph) => {
-            transfer.launched(&graph);
+            transfer.launched(&graph, desk);
             desk.launch(*graph);
         }
         Command::Cancel(key) => desk.cancel(key),
@@ -255,7 +255,7 @@ mod tests {
     fn bench(lose_after: Option<u64>) -> Bench {
         let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
-        let model = load_sim(&shipped, 64, 16, 0, &sim).unwrap();
+        let model = load_sim(&shipped, 64, 16, 0, &sim, None).unwrap();
         let settings = EngineSettings::bounded(64, 4, 4);
         let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);

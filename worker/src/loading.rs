@@ -76,6 +76,7 @@ fn load_model(
         quantize: settings.quantize,
         max_step_tokens: settings.max_step_tokens,
         page_tokens: PAGE_TOKENS,
+        nodes: settings.nodes.clone(),
         seed: DUMMY_SEED,
     };
     let mut told: Option<Instant> = None;
@@ -93,9 +94,14 @@ fn load_model(
             }
             load(&options, device, &mut progress)?
         }
-        DeviceKind::Sim => {
-            load_sim(&settings.model_dir, settings.max_step_tokens, PAGE_TOKENS, rank.0, &settings.sim)?
-        }
+        DeviceKind::Sim => load_sim(
+            &settings.model_dir,
+            settings.max_step_tokens,
+            PAGE_TOKENS,
+            rank.0,
+            &settings.sim,
+            settings.nodes.as_deref(),
+        )?,
     })
 }
 

@@ -8,17 +8,24 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, State, workers::Booking};
+use super::{
+    Cluster, State,
+    placement::{Place, Wanted},
+    prefixes::{Cached, Prefixes},
+    roles::Role,
+    workers::Booking,
+};
 use crate::{
     backend::random_bytes,
-    request::{Dropped, Part, Placement, Room},
+    request::{Dropped, Part, Placement, Request, Room, RoomFor},
 };
 
 impl Cluster {
-    /// What a request's planes travel under, if they ever do.
-    pub(super) fn new_reservation(&self) -> Result<pb::PlaneReservation, Error> {
+    /// What a request's planes and embeddings travel under, if they ever do.
+    pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
-        let secret = if self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
+        let secret =
+            if has_media || self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
         Ok(pb::PlaneReservation { secret, lease_ms })
     }
 
@@ -27,17 +34,45 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&id).filter(|request| request.is_waiting()) else {
             return;
         };
-        let Some((part, at)) = state.workers.place(request.may_decode(), request.is_suspect()) else {
+        let now = Instant::now();
+        let cached = state.prefixes.cached(request, now);
+        let encodable = !request.has_media() || state.workers.ready_for(Role::Encode).next().is_some();
+        let place = state.workers.place(&self.wanted(request, &cached)).filter(|_| encodable);
+        let Some(place) = place else {
             state.waiting.insert(id);
             return;
         };
-        let booking = Booking::of(request);
-        if let Some(launch) = request.launch(part, at.clone(), Instant::now()) {
-            self.send_launch(state, at, booking, launch, part == Part::Decode);
+        let booking = self.take_place(&mut state.prefixes, request, &place, now);
+        let Place { part, at, .. } = place;
+        let resting = part == Part::Decode || request.has_media();
+        if let Some(launch) = request.launch(part, at.clone(), now) {
+            self.send_launch(state, at, booking, launch, resting);
         }
     }
 
-    /// A decode's worker holds the room for it: the prefill can begin, if there is somebody to do it.
+    fn wanted<'a>(&self, request: &Request, cached: &'a Cached) -> Wanted<'a> {
+        Wanted {
+            may_decode: request.may_decode(),
+            suspect: request.is_suspect(),
+            blocks: request.blocks(),
+            cached,
+            most_requests: self.limits.max_running_requests.into(),
+        }
+    }
+
+    /// The request, or a part of it, goes there, and has what was computed for it from now on. Returns what it takes.
+    fn take_place(&self, prefixes: &mut Prefixes, request: &Request, place: &Place, now: Instant) -> Booking {
+        let known = request.pieces().indexable();
+        if known > 0 {
+            for worker in place.at.values() {
+                prefixes.sent(request, *worker, now);
+            }
+            self.metrics.placed(known, place.cached, prefixes.size());
+        }
+        Booking::of(request, place)
+    }
+
+    /// A worker holds room for what another one computes of a request: that one can begin, if there is one to do it.
     pub fn on_reserved(&self, from: WorkerId, reserved: pb::Reserved) {
         let state = &mut *self.state.lock();
         let Some(host) = state.workers.hear(from).map(|worker| worker.host) else {
@@ -47,10 +82,18 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&key.request) else {
             return self.metrics.dropped(self.why_unknown(state, key.request));
         };
-        if let Err(why) = request.check_reserved(from, key) {
-            return self.metrics.dropped(why);
-        }
-        let Some(at) = state.workers.place_prefill(request.is_suspect()) else {
+        let room_for = match request.check_reserved(from, key) {
+            Ok(room_for) => room_for,
+            Err(why) => return self.metrics.dropped(why),
+        };
+        let now = Instant::now();
+        let cached = state.prefixes.cached(request, now);
+        let wanted = self.wanted(request, &cached);
+        let place = match room_for {
+            RoomFor::Planes => state.workers.place_prefill(&wanted),
+            RoomFor::Embeddings => state.workers.place_encoder(from, &wanted),
+        };
+        let Some(place) = place else {
             let effects = request.give_room_back();
             return self.apply(state, key.request, effects);
         };
@@ -59,10 +102,16 @@ impl Cluster {
             address: SocketAddr::new(host, u16::try_from(reserved.port).unwrap_or_default()).to_string(),
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,
+            known_pages: reserved.known_pages,
         };
-        let booking = Booking::of(request);
-        if let Some(launch) = request.launch_prefill(at.clone(), room, Instant::now()) {
-            self.send_launch(state, at, booking, launch, false);
+        let booking = self.take_place(&mut state.prefixes, request, &place, now);
+        let at = place.at;
+        let (launch, resting) = match room_for {
+            RoomFor::Planes => (request.launch_prefill(at.clone(), room, now), request.has_media()),
+            RoomFor::Embeddings => (request.launch_encode(at.clone(), room, now), false),
+        };
+        if let Some(launch) = launch {
+            self.send_launch(state, at, booking, launch, resting);
         }
     }
 

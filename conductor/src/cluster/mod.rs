@@ -9,6 +9,7 @@ mod launches;
 mod lives;
 mod model;
 mod placement;
+mod prefixes;
 mod ranks;
 mod requests;
 mod roles;
@@ -39,8 +40,11 @@ pub use self::{
     topology::{GroupSpec, Topology},
     workers::Link,
 };
-use self::{model::ServedModel, ranks::Ranks, workers::Workers};
-use crate::{metrics::ConductorMetrics, request::Request};
+use self::{model::ServedModel, prefixes::Prefixes, ranks::Ranks, workers::Workers};
+use crate::{
+    metrics::ConductorMetrics,
+    request::{Request, media::Digest},
+};
 
 /// Ranks are places in a cluster of at most this many workers.
 pub const MAX_WORKERS: u32 = 1024;
@@ -56,6 +60,8 @@ pub struct Limits {
     pub max_queued_requests: u32,
     /// The most tokens of a request, prompt and output together, where that is fewer than the model's own limit.
     pub max_model_len: Option<u32>,
+    /// Whether workers keep what they computed of prompts, so that it matters who has had which.
+    pub prefix_cache: bool,
     /// How often a request whose worker died is tried again, and one that could not be handed over.
     pub max_replays: u32,
     /// How long the two sides of a hand-over may keep each other waiting.
@@ -79,6 +85,8 @@ pub struct Cluster {
     served: Served,
     /// Requests that some worker may still hold something of.
     in_flight: watch::Sender<usize>,
+    /// Tells requests' media apart.
+    digest: Digest,
     /// Set once, where starting again unchanged would fail again.
     fatal: watch::Sender<Option<Error>>,
 }
@@ -98,6 +106,7 @@ struct State {
     requests: BTreeMap<RequestId, Request>,
     /// Those that no worker could take when they needed one.
     waiting: BTreeSet<RequestId>,
+    prefixes: Prefixes,
     next_request: u64,
     /// Set by the first worker to be ready; the others must declare the same.
     model: Option<ServedModel>,
@@ -117,14 +126,16 @@ impl Cluster {
     /// A cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
         let workers = Workers::of(limits.topology.clone());
+        let prefixes = Prefixes::new(limits.prefix_cache);
         let cluster = Self {
-            state: Mutex::new(State { workers, ..State::default() }),
+            state: Mutex::new(State { workers, prefixes, ..State::default() }),
             meeting_places: std::env::temp_dir(),
             metrics: ConductorMetrics::new(metrics),
             limits,
             health,
             served,
             in_flight: watch::Sender::new(0),
+            digest: Digest::default(),
             fatal: watch::Sender::new(None),
         };
         cluster.refresh_health(&mut cluster.state.lock());
@@ -138,7 +149,7 @@ impl Cluster {
     }
 
     /// How many messages a worker's link must hold so that it cannot be full: a launch and a cancel for each try of each
-    /// request that can be in flight, and a few that come once. Tries are lost with workers or in hand-overs, and as often
+    /// graph of each request that can be in flight, and a few that come once. Tries are lost with workers or in hand-overs, and as often
     /// again room is held for a prefill that nobody is there to do. Room in a link costs nothing until it is used.
     pub fn link_capacity(&self) -> usize {
         let Limits { max_running_requests, max_queued_requests, max_replays, .. } = self.limits;

@@ -16,10 +16,12 @@ use crate::request::TextWalks;
 pub struct ServedModel {
     /// Its `max_request_tokens` is the smallest of the ready workers'.
     pub description: Arc<pb::ModelDescription>,
+    /// The same, checked.
+    pub declaration: Arc<ModelDeclaration>,
     /// Of a request for text.
     pub walks: TextWalks,
-    /// Of the planes of whoever told it, and its rank.
-    layout: (u64, Rank),
+    /// Of the planes of whoever told of some first, and its rank: who only encodes has none.
+    layout: Option<(u64, Rank)>,
 }
 
 impl Cluster {
@@ -31,21 +33,25 @@ impl Cluster {
         ready: &pb::Ready,
     ) -> Result<pb::ModelDescription, Error> {
         let description = self.describe_better(ready.model.clone().unwrap_or_default())?;
-        let Some(first) = &state.model else {
+        let Some(first) = &mut state.model else {
             let declaration = description.declaration.clone().unwrap_or_default();
             let declaration = ModelDeclaration::try_from(declaration).map_err(|e| {
                 Error::internal(format!("its model's declaration does not hold together: {e}"))
             })?;
             let walks = TextWalks::of(&declaration)?;
             state.workers.take_roles(roles::roles(&self.limits.topology, &declaration, walks)?);
-            let layout = (ready.layout_hash, rank);
-            state.model = Some(ServedModel { description: Arc::new(description.clone()), walks, layout });
+            let layout = state.workers.duties(rank).thinks.map(|_| (ready.layout_hash, rank));
+            let (declaration, told) = (Arc::new(declaration), Arc::new(description.clone()));
+            state.model = Some(ServedModel { description: told, declaration, walks, layout });
             return Ok(description);
         };
         if of_all_ranks(&first.description) != of_all_ranks(&description) {
             return Err(Error::invalid("model", "is another than that of the workers before it"));
         }
-        let (layout, other) = first.layout;
+        if state.workers.duties(rank).thinks.is_none() {
+            return Ok(description);
+        }
+        let (layout, other) = *first.layout.get_or_insert((ready.layout_hash, rank));
         if ready.layout_hash != layout && state.workers.has_role(Role::Prefill) {
             let message = format!(
                 "group {:?} keeps what is computed of a request in another layout than group {:?}: neither could go on \

@@ -20,10 +20,17 @@ pub enum Role {
     Prefill,
     /// The decode of what it is handed.
     Decode,
+    /// The encoding of its media, which it hands over. A group may do this beside one of the others.
+    Encode,
 }
 
 impl Role {
-    pub const ALL: [Self; 3] = [Self::Whole, Self::Prefill, Self::Decode];
+    pub const ALL: [Self; 4] = [Self::Whole, Self::Prefill, Self::Decode, Self::Encode];
+
+    /// Before its label.
+    pub fn article(self) -> &'static str {
+        if self == Self::Encode { "an" } else { "a" }
+    }
 
     /// In metrics and messages.
     pub fn label(self) -> &'static str {
@@ -31,7 +38,33 @@ impl Role {
             Self::Whole => "whole",
             Self::Prefill => "prefill",
             Self::Decode => "decode",
+            Self::Encode => "encode",
         }
+    }
+}
+
+/// All that a group is for: a part of the thinker's work, encoding, or both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Duties {
+    /// Never `Encode`.
+    pub thinks: Option<Role>,
+    pub encodes: bool,
+}
+
+impl Duties {
+    pub fn include(self, role: Role) -> bool {
+        if role == Role::Encode { self.encodes } else { self.thinks == Some(role) }
+    }
+
+    /// The one to be known by.
+    pub fn main(self) -> Option<Role> {
+        self.thinks.or(self.encodes.then_some(Role::Encode))
+    }
+}
+
+impl From<Role> for Duties {
+    fn from(role: Role) -> Self {
+        Self { thinks: (role != Role::Encode).then_some(role), encodes: role == Role::Encode }
     }
 }
 
@@ -41,34 +74,73 @@ impl From<Role> for pb::WorkerRole {
             Role::Whole => Self::WholeRequest,
             Role::Prefill => Self::PrefillApart,
             Role::Decode => Self::DecodeApart,
+            Role::Encode => Self::EncoderApart,
         }
     }
 }
 
-/// The role of each group, in order. Refuses a topology that the model cannot be served with, with the group and the key
+/// What each group is for, in order. Refuses a topology that the model cannot be served with, with the group and the key
 /// at fault.
-pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> Result<Vec<Role>, Error> {
-    let roles = topology.groups().iter().map(|group| {
+pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> Result<Vec<Duties>, Error> {
+    let duties = topology.groups().iter().map(|group| {
         let walks = served(group, model).map_err(|why| refused(group, &why))?;
-        match (walks.contains(&text.prefill), walks.contains(&text.decode)) {
-            (true, true) => Ok(Role::Whole),
-            (true, false) => Ok(Role::Prefill),
-            (false, true) => Ok(Role::Decode),
-            (false, false) => Err(refused(group, "walks: no request for text passes any of them")),
+        let thinks = match (walks.contains(&text.prefill), walks.contains(&text.decode)) {
+            (true, true) => Some(Role::Whole),
+            (true, false) => Some(Role::Prefill),
+            (false, true) => Some(Role::Decode),
+            (false, false) => None,
+        };
+        let encodes = encodes(group, &walks, model).map_err(|why| refused(group, &why))?;
+        let duties = Duties { thinks, encodes };
+        match duties.main() {
+            None => Err(refused(group, "walks: no request passes any of them")),
+            Some(Role::Encode) if group.tp > 1 => {
+                let why = format!("tp: is {}, but encoders are not divided among ranks", group.tp);
+                Err(refused(group, &why))
+            }
+            Some(_) => Ok(duties),
         }
     });
-    let roles = roles.collect::<Result<Vec<Role>, Error>>()?;
+    let duties = duties.collect::<Result<Vec<Duties>, Error>>()?;
+    let has = |role| duties.iter().any(|duties| duties.include(role));
+    if let Some(group) = topology.groups().first()
+        && !duties.iter().any(|duties| duties.thinks.is_some())
+    {
+        return Err(refused(group, "nodes: they encode, and no group runs the rest of a request"));
+    }
     for (apart, other, walk) in
         [(Role::Prefill, Role::Decode, text.decode), (Role::Decode, Role::Prefill, text.prefill)]
     {
-        let alone = roles.iter().position(|role| *role == apart).filter(|_| !roles.contains(&other));
+        let alone = duties.iter().position(|duties| duties.include(apart)).filter(|_| !has(other));
         if let Some(group) = alone.and_then(|place| topology.groups().get(place)) {
             let walk = model.walk(walk).map_or("", |walk| &walk.name);
             let why = format!("walks: it is for the {} alone, and no group runs {walk} apart", apart.label());
             return Err(refused(group, &why));
         }
     }
-    Ok(roles)
+    if let (Some(input), Some(group)) = (model.media().first(), topology.groups().first())
+        && !has(Role::Encode)
+    {
+        let walk = model.walk(input.walk).map_or("", |walk| &walk.name);
+        return Err(refused(
+            group,
+            &format!("nodes: neither it nor another group runs {walk}, which the model's media pass"),
+        ));
+    }
+    Ok(duties)
+}
+
+/// Whether a group of these walks encodes media: all of them, or a request with several kinds would find no group.
+fn encodes(group: &GroupSpec, walks: &BTreeSet<WalkId>, model: &ModelDeclaration) -> Result<bool, String> {
+    let (some, missing): (Vec<_>, Vec<_>) =
+        model.media().iter().partition(|input| walks.contains(&input.walk));
+    match missing.first().and_then(|input| model.walk(input.walk)) {
+        Some(missing) if !some.is_empty() => {
+            let key = if group.nodes.is_some() { "nodes" } else { "walks" };
+            Err(format!("{key}: it runs some encoders and not {}: encoders stay together", missing.name))
+        }
+        _ => Ok(!some.is_empty()),
+    }
 }
 
 fn refused(group: &GroupSpec, why: &str) -> Error {
@@ -114,7 +186,7 @@ fn node(name: &str, model: &ModelDeclaration) -> Result<NodeId, String> {
 
 #[cfg(test)]
 mod tests {
-    use tutti_proto::walks::Walk;
+    use tutti_proto::walks::{MediaInput, Walk};
 
     use super::*;
 
@@ -128,12 +200,21 @@ mod tests {
             kind,
         };
         let walks = vec![
-            walk("prefill_audio", &[0, 1], WalkKind::Atomic { batched_by }),
+            walk("prefill_audio", &[0], WalkKind::Atomic { batched_by }),
             walk("prefill_text", &[1], WalkKind::Chunkable { batched_by }),
             walk("thinker_decode", &[1], WalkKind::Decode { batched_by }),
             walk("thinker_step", &[1], WalkKind::Mixed),
         ];
-        ModelDeclaration::new(vec!["audio_encoder".into(), "thinker".into()], walks, vec![]).unwrap()
+        let audio = MediaInput {
+            kind: pb::MediaKind::Audio,
+            walk: WalkId(0),
+            placeholder: 7,
+            bytes_per_token: 4,
+            width: 8,
+            formats: vec![],
+        };
+        let nodes = vec!["audio_encoder".into(), "thinker".into()];
+        ModelDeclaration::new(nodes, walks, vec![]).unwrap().with_media(vec![audio]).unwrap()
     }
 
     fn group(nodes: Option<&[&str]>, walks: Option<&[&str]>) -> GroupSpec {
@@ -142,7 +223,7 @@ mod tests {
         GroupSpec { name: "g".into(), nodes, walks, tp: 1, replicas: 1, spawned: true }
     }
 
-    fn found(groups: &[GroupSpec]) -> Result<Vec<Role>, String> {
+    fn found(groups: &[GroupSpec]) -> Result<Vec<Duties>, String> {
         roles(&Topology::new(groups.to_vec()), &model(), TEXT).map_err(|error| error.to_string())
     }
 
@@ -151,8 +232,19 @@ mod tests {
         let (all, prefill) = (group(None, None), group(None, Some(&["prefill_text"])));
         let decode = group(Some(&["thinker"]), Some(&["thinker_decode"]));
         let thinker = group(Some(&["thinker"]), None);
-        assert_eq!(found(&[all.clone(), thinker]), Ok(vec![Role::Whole, Role::Whole]));
-        assert_eq!(found(&[prefill, decode, all]), Ok(vec![Role::Prefill, Role::Decode, Role::Whole]));
+        let everything = Duties { encodes: true, ..Role::Whole.into() };
+        let expected = [everything, Role::Whole.into()];
+        assert_eq!(found(&[all.clone(), thinker.clone()]), Ok(expected.to_vec()));
+        let expected = [Role::Prefill.into(), Role::Decode.into(), everything];
+        assert_eq!(found(&[prefill.clone(), decode.clone(), all]), Ok(expected.to_vec()));
+        let encoder = group(Some(&["audio_encoder"]), None);
+        assert_eq!(found(&[encoder.clone(), thinker]), Ok(vec![Role::Encode.into(), Role::Whole.into()]));
+        let by_walk = group(None, Some(&["prefill_audio"]));
+        let expected: Vec<Duties> = [Role::Encode, Role::Prefill, Role::Decode].map(Duties::from).into();
+        assert_eq!(found(&[by_walk, prefill, decode.clone()]), Ok(expected));
+        let prefill = group(None, Some(&["prefill_text", "prefill_audio"]));
+        let expected = [Duties { encodes: true, ..Role::Prefill.into() }, Role::Decode.into()];
+        assert_eq!(found(&[prefill, decode]), Ok(expected.to_vec()));
     }
 
     #[test]
@@ -165,7 +257,15 @@ mod tests {
             (vec![group(Some(&["talker"]), None)], "no node \"talker\"; it has audio_encoder, thinker"),
             (vec![group(Some(&["thinker"]), Some(&["prefill_audio"]))], "passes node \"audio_encoder\""),
             (vec![group(None, Some(&["thinker_step"]))], "only batches others"),
-            (vec![group(Some(&["audio_encoder"]), None)], "no request for text"),
+            (vec![group(Some(&["audio_encoder"]), None)], "no group runs the rest"),
+            (vec![group(Some(&["thinker"]), None)], "runs prefill_audio, which the model's media pass"),
+            (
+                vec![
+                    GroupSpec { tp: 2, ..group(Some(&["audio_encoder"]), None) },
+                    group(Some(&["thinker"]), None),
+                ],
+                "tp: is 2, but encoders",
+            ),
             (
                 vec![group(None, None), group(None, Some(&["prefill_text"]))],
                 "no group runs thinker_decode apart",

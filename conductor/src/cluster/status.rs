@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
 use tutti_runtime::{Error, health::State as HealthState};
 
 use super::{Cluster, State, ranks::RankRecord, roles::Role};
@@ -17,17 +17,25 @@ impl Cluster {
         })
     }
 
-    pub(super) fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
+    fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
+        Ok(self.model_and_choice()?.0)
+    }
+
+    /// What is served, its declaration, and whether it matters to which group a request goes.
+    pub(super) fn model_and_choice(
+        &self,
+    ) -> Result<(Arc<pb::ModelDescription>, Arc<ModelDeclaration>, bool), Error> {
         let state = self.state.lock();
         let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
-        Ok(model.description.clone())
+        Ok((model.description.clone(), model.declaration.clone(), state.workers.have_choice()))
     }
 
     /// The cluster as it is now.
     pub fn status(&self) -> pb::GetClusterResponse {
         let state = self.state.lock();
-        let role =
-            |rank| state.workers.role(rank).map_or(pb::WorkerRole::Unspecified, pb::WorkerRole::from).into();
+        let role = |rank| {
+            state.workers.duties(rank).main().map_or(pb::WorkerRole::Unspecified, pb::WorkerRole::from).into()
+        };
         let mut workers: Vec<pb::WorkerStatus> = state
             .workers
             .iter()
@@ -72,6 +80,10 @@ impl Cluster {
         {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
         }
+        if let Some(model) = &state.model {
+            let pages = state.workers.ready().map(|(_, worker)| u64::from(worker.load.kv_pages_total)).sum();
+            state.prefixes.bound(pages, &model.description);
+        }
         // One that may be gone any moment is no reason to send requests.
         let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);
         let counts = Role::ALL.map(|role| {
@@ -96,9 +108,9 @@ impl Cluster {
         let troubles = state.ranks.details();
         let loaded = state.workers.loaded().count();
         let mut summary = format!("{loaded} of {} workers are loaded", self.spawned_workers());
-        for role in [Role::Prefill, Role::Decode] {
+        for role in [Role::Prefill, Role::Decode, Role::Encode] {
             if state.workers.has_role(role) && state.workers.ready_for(role).next().is_none() {
-                summary.push_str(&format!(", none of them a {} group", role.label()));
+                summary.push_str(&format!(", none of them {} {} group", role.article(), role.label()));
             }
         }
         if troubles.is_empty() { summary } else { format!("{summary}; {}", troubles.join("; ")) }

@@ -64,7 +64,7 @@ impl Cluster {
 
     /// Whether no worker of this role is here that could take a request, now or later, and none is to be expected.
     fn is_hopeless_for(&self, state: &State, role: Role) -> bool {
-        let is_for = |rank| state.workers.role(rank) == Some(role);
+        let is_for = |rank| state.workers.duties(rank).include(role);
         let here = state.workers.iter().any(|(_, worker)| {
             is_for(worker.rank) && worker.link.is_some() && worker.phase != pb::WorkerPhase::Draining
         });

@@ -12,10 +12,11 @@ use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
 use super::{
-    roles::Role,
+    placement::Place,
+    roles::{Duties, Role},
     topology::{Replica, Topology},
 };
-use crate::request::Request;
+use crate::request::{Part, Request};
 
 /// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a request in
 /// flight is launched and cancelled at most once on a worker.
@@ -103,34 +104,46 @@ impl Worker {
 }
 
 /// What a worker graph takes of a worker while it is there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Booking {
     pub requests: u64,
-    /// Prompt and output.
-    pub tokens: u64,
+    /// Prompt blocks yet to be computed.
+    pub queued_blocks: u64,
+    /// Blocks of what decodes, or waits for it with all of its prompt computed.
+    pub active_blocks: u64,
     /// Requests that may be what brings their workers down.
     pub suspects: u64,
 }
 
 impl Booking {
-    /// One graph of this request.
-    pub fn of(request: &Request) -> Self {
-        let spec = request.spec();
-        let output = spec.stopping.as_ref().map_or(0, |stopping| u64::from(stopping.max_tokens));
-        let suspects = u64::from(request.is_suspect());
-        Self { requests: 1, tokens: spec.prompt.len() as u64 + output, suspects }
+    /// This part of this request, where it goes.
+    pub fn of(request: &Request, place: &Place) -> Self {
+        let blocks = request.blocks();
+        let (queued_blocks, active_blocks) = match place.part {
+            Part::Whole | Part::Prefill => (blocks.saturating_sub(place.cached), 0),
+            Part::Decode => (0, blocks),
+            Part::Encode => (request.media_blocks(), 0),
+        };
+        Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
+    }
+
+    /// What a request that comes now has to wait for, or to share each step with.
+    pub fn blocks(&self) -> u64 {
+        self.queued_blocks + self.active_blocks
     }
 
     fn add(&mut self, other: Self) {
         self.requests += other.requests;
-        self.tokens += other.tokens;
+        self.queued_blocks += other.queued_blocks;
+        self.active_blocks += other.active_blocks;
         self.suspects += other.suspects;
     }
 
     /// Only what was added is ever taken away.
     fn take(&mut self, other: Self) {
         self.requests -= other.requests;
-        self.tokens -= other.tokens;
+        self.queued_blocks -= other.queued_blocks;
+        self.active_blocks -= other.active_blocks;
         self.suspects -= other.suspects;
     }
 }
@@ -150,7 +163,7 @@ pub struct Workers {
     next: u32,
     topology: Topology,
     /// Of each group; empty until a model is known.
-    roles: Vec<Role>,
+    duties: Vec<Duties>,
 }
 
 impl Workers {
@@ -160,18 +173,19 @@ impl Workers {
     }
 
     /// What each group is for.
-    pub fn take_roles(&mut self, roles: Vec<Role>) {
-        self.roles = roles;
+    pub fn take_roles(&mut self, duties: Vec<impl Into<Duties>>) {
+        self.duties = duties.into_iter().map(Into::into).collect();
     }
 
     /// What this rank's group is for, once that is known.
-    pub fn role(&self, rank: Rank) -> Option<Role> {
-        self.roles.get(self.topology.replica_of(rank)?.group).copied()
+    pub fn duties(&self, rank: Rank) -> Duties {
+        let group = self.topology.replica_of(rank).and_then(|replica| self.duties.get(replica.group));
+        group.copied().unwrap_or_default()
     }
 
     /// Whether some group is for this.
     pub fn has_role(&self, role: Role) -> bool {
-        self.roles.contains(&role)
+        self.duties.iter().any(|duties| duties.include(role))
     }
 
     /// Takes in a worker that said Hello and gives it a name that no earlier one had.
@@ -269,7 +283,16 @@ impl Workers {
 
     /// Those of them whose group is for this.
     pub fn ready_for(&self, role: Role) -> impl Iterator<Item = (WorkerId, &Worker)> {
-        self.ready().filter(move |(_, worker)| self.role(worker.rank) == Some(role))
+        self.ready().filter(move |(_, worker)| self.duties(worker.rank).include(role))
+    }
+
+    /// Whether any part of a request that prompts matter to could go to more than one of those that are here, ready or not.
+    pub fn have_choice(&self) -> bool {
+        let mut seen = BTreeSet::new();
+        let leaders = self.iter().filter(|(_, worker)| self.leads(worker.rank));
+        let thinkers = leaders.filter_map(|(_, worker)| self.duties(worker.rank).thinks);
+        let mut decodes = thinkers.map(|role| role == Role::Decode);
+        decodes.any(|decodes| !seen.insert(decodes))
     }
 
     /// Counts a graph that was sent there. One that is `resting` waits for another worker.
@@ -292,6 +315,15 @@ impl Workers {
         if let Some(worker) = self.by_id.get_mut(&id) {
             worker.wake(key);
         }
+    }
+
+    /// Tokens have come of this graph: its prompt is computed, and with its output it has so many blocks.
+    pub fn decodes(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
+        let Some(worker) = self.by_id.get_mut(&id) else { return };
+        let Some(held) = worker.graphs.get_mut(&key) else { return };
+        let booking = Booking { queued_blocks: 0, active_blocks: blocks, ..held.booking };
+        worker.booked.take(std::mem::replace(&mut held.booking, booking));
+        worker.booked.add(booking);
     }
 
     /// Counts a graph that is over there. Whether that makes room: a worker that is gone has none.

@@ -1,5 +1,5 @@
-//! A request whose prefill and decode run apart, under deaths, failed hand-overs, echoes, and messages of two workers in any
-//! order: the client sees each token once and in order, and nothing stays booked.
+//! A request whose encoding, prefill and decode run apart, under deaths, failed hand-overs, echoes, and messages of workers in
+//! any order: the client sees each token once and in order, and nothing stays booked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,7 +24,7 @@ struct Life {
     epoch: u32,
     scored: u32,
     next: u32,
-    /// It has what it needs to go on: a prefill at once, a decode when it has been handed over.
+    /// It has what it needs to go on: a prefill at once, or when its media have been handed over, as a decode its planes.
     begun: bool,
     over: bool,
 }
@@ -41,8 +41,9 @@ struct World {
     request: Request,
     total: u32,
     chunk: u32,
-    /// Whether there is a worker that prefills.
+    /// Whether there is a worker that prefills, and one that encodes.
     prefills: bool,
+    encodes: bool,
     alive: Vec<Life>,
     /// What has been said and not been heard: in order of each worker, in any order of two.
     outboxes: BTreeMap<WorkerId, VecDeque<Said>>,
@@ -54,13 +55,15 @@ struct World {
 }
 
 impl World {
-    fn new(max_replays: u32, total: u32) -> (Self, mailbox::Receiver) {
+    fn new(max_replays: u32, total: u32, has_media: bool) -> (Self, mailbox::Receiver) {
         let (request, receiver) = accepted_for(max_replays, total);
+        let request = request.encoded_by(if has_media { vec![WalkId(7)] } else { vec![] });
         let world = Self {
             request,
             total,
             chunk: 2,
             prefills: true,
+            encodes: true,
             alive: vec![],
             outboxes: BTreeMap::new(),
             heard: vec![],
@@ -80,10 +83,13 @@ impl World {
         // A try that has output has no prompt to score, and a decode goes on behind the prefill's token.
         let scored = if generated > 0 || part == Part::Decode { PROMPT } else { 1 };
         let next = generated + u32::from(part == Part::Decode);
-        let begun = part != Part::Decode;
+        let (for_decode, for_media) = (launch.receive.is_some(), launch.receive_media.is_some());
+        assert_eq!(for_decode, part == Part::Decode);
+        assert_eq!(for_media, self.request.has_media() && matches!(part, Part::Whole | Part::Prefill));
+        let begun = !for_decode && !for_media;
         let chunk = self.chunk;
         self.alive.push(Life { worker, part, key, chunk, epoch: 0, scored, next, begun, over: false });
-        if part == Part::Decode {
+        if !begun {
             self.say(worker, Said::Reserved(key));
         }
     }
@@ -94,7 +100,8 @@ impl World {
     }
 
     fn place(&mut self, whole: bool) {
-        if !self.request.is_waiting() || (!self.prefills && !whole) {
+        let nobody_encodes = self.request.has_media() && !self.encodes;
+        if !self.request.is_waiting() || (!self.prefills && !whole) || nobody_encodes {
             return;
         }
         let part = match (whole, self.request.may_decode()) {
@@ -138,16 +145,25 @@ impl World {
             }
             Said::Completion(completion) => self.request.on_completion(from, completion),
             Said::Reserved(key) => {
-                if self.request.check_reserved(from, key.into()).is_err() {
-                    return;
+                let Ok(wanted) = self.request.check_reserved(from, key.into()) else { return };
+                let room = Room {
+                    address: String::new(),
+                    layout_hash: 0,
+                    shared_memory: String::new(),
+                    known_pages: 0,
+                };
+                let worker = self.new_worker();
+                match wanted {
+                    RoomFor::Planes if self.prefills => {
+                        let launch = self.request.launch_prefill(at(worker), room, Instant::now()).unwrap();
+                        return self.live(Part::Prefill, worker, &launch);
+                    }
+                    RoomFor::Embeddings if self.encodes => {
+                        let launch = self.request.launch_encode(at(worker), room, Instant::now()).unwrap();
+                        return self.live(Part::Encode, worker, &launch);
+                    }
+                    _ => self.request.give_room_back(),
                 }
-                if self.prefills {
-                    let room = Room { address: String::new(), layout_hash: 0, shared_memory: String::new() };
-                    let worker = self.new_worker();
-                    let launch = self.request.launch_prefill(at(worker), room, Instant::now()).unwrap();
-                    return self.live(Part::Prefill, worker, &launch);
-                }
-                self.request.give_room_back()
             }
         };
         self.apply(effects);
@@ -177,6 +193,12 @@ impl World {
         }
         let (key, epoch) = (Some(life.key), life.epoch);
         life.epoch += 1;
+        if life.part == Part::Encode {
+            (life.over, life.next) = (true, 0);
+            self.hand_over(&life);
+            self.alive[index] = life;
+            return;
+        }
         let mut said = pb::RowReport { key, epoch, ..Default::default() };
         if life.scored < PROMPT {
             let count = life.chunk.min(PROMPT - life.scored);
@@ -202,8 +224,14 @@ impl World {
 
     /// The receiver acknowledges while it is there, and goes on.
     fn hand_over(&mut self, life: &Life) {
+        let of_media = life.part == Part::Encode;
+        let goes_on = |part| match part {
+            Part::Decode => !of_media,
+            Part::Whole | Part::Prefill => of_media,
+            Part::Encode => false,
+        };
         let receiver = self.alive.iter_mut().find(|other| {
-            other.part == Part::Decode && other.key.incarnation == life.key.incarnation && !other.over
+            goes_on(other.part) && other.key.incarnation == life.key.incarnation && !other.over
         });
         let outcome = match receiver {
             Some(receiver) => {
@@ -219,7 +247,7 @@ impl World {
     fn fail_handover(&mut self, place: usize) {
         let Some(index) = place.checked_rem(self.alive.len()) else { return };
         let life = &mut self.alive[index];
-        if life.over || life.part == Part::Whole || (life.part == Part::Decode && life.begun) {
+        if life.over || (life.begun && matches!(life.part, Part::Whole | Part::Decode)) {
             return;
         }
         life.over = true;
@@ -241,12 +269,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn two_graphs_are_one_request(
+    fn all_graphs_are_one_request(
         total in 1u32..7,
+        has_media in any::<bool>(),
         max_replays in 0u32..4,
-        events in proptest::collection::vec((0u8..24, 0usize..64, 1u32..4), 0..80),
+        events in proptest::collection::vec((0u8..25, 0usize..64, 1u32..4), 0..80),
     ) {
-        let (mut world, mut receiver) = World::new(max_replays, total);
+        let (mut world, mut receiver) = World::new(max_replays, total, has_media);
         for (event, place, chunk) in events {
             world.chunk = chunk;
             match event {
@@ -259,18 +288,20 @@ proptest! {
                 },
                 20 => world.fail_handover(place),
                 21 => world.prefills = place % 4 > 0,
+                22 => world.encodes = place % 4 > 0,
                 _ => world.lose(place),
             }
             prop_assert!(world.endings <= 1);
             prop_assert_eq!(world.endings == 1, !world.request.is_live());
         }
         // From here on all goes well.
-        world.prefills = true;
+        (world.prefills, world.encodes) = (true, true);
         for _ in 0..300 {
             world.place(false);
             (0..world.alive.len()).for_each(|place| world.step(place));
             world.deliver(0);
             world.deliver(1);
+            world.deliver(2);
         }
         prop_assert!(world.request.is_over(), "{:?}", world.request);
         prop_assert!(world.booked.is_empty(), "{:?}", world.booked);

@@ -12,7 +12,12 @@ const PREFILL: WorkerId = WorkerId(1);
 const DECODE: WorkerId = WorkerId(2);
 
 fn room() -> Room {
-    Room { address: "127.0.0.1:9".into(), layout_hash: 77, shared_memory: "/dev/shm/room".into() }
+    Room {
+        address: "127.0.0.1:9".into(),
+        layout_hash: 77,
+        shared_memory: "/dev/shm/room".into(),
+        known_pages: 3,
+    }
 }
 
 /// Both parts of a first try, launched, with their names.
@@ -26,7 +31,7 @@ struct Apart {
 fn apart(max_replays: u32) -> Apart {
     let (mut request, receiver) = accepted(max_replays);
     let decode = request.launch(Part::Decode, at(DECODE), Instant::now()).unwrap().key;
-    assert_eq!(request.check_reserved(DECODE, decode.unwrap().into()), Ok(()));
+    assert_eq!(request.check_reserved(DECODE, decode.unwrap().into()), Ok(RoomFor::Planes));
     let prefill = request.launch_prefill(at(PREFILL), room(), Instant::now()).unwrap().key;
     Apart { request, receiver, prefill, decode }
 }
@@ -65,6 +70,7 @@ fn the_decode_is_launched_first_and_the_prefill_is_told_where_it_is() {
         lease_ms: 500,
         layout_hash: 77,
         shared_memory: "/dev/shm/room".into(),
+        known_pages: 3,
     };
     assert_eq!(prefill.send_to, Some(to));
     assert_eq!(request.launch_prefill(at(PREFILL), room(), Instant::now()), None);
@@ -237,5 +243,73 @@ fn a_decode_on_several_ranks_is_led_by_its_lowest() {
     let both = Placement::from([(Rank(2), DECODE), (Rank(3), WorkerId(9))]);
     let decode = request.launch(Part::Decode, both, Instant::now()).unwrap().key.unwrap().into();
     assert_eq!(request.check_reserved(WorkerId(9), decode), Err(Dropped::Unknown));
-    assert_eq!(request.check_reserved(DECODE, decode), Ok(()));
+    assert_eq!(request.check_reserved(DECODE, decode), Ok(RoomFor::Planes));
+}
+
+const ENCODER: WorkerId = WorkerId(3);
+
+/// One with media that are to be encoded for its prefill, whose name is given.
+fn with_media(max_replays: u32, part: Part) -> (Request, mailbox::Receiver, GraphKey) {
+    let (mut request, receiver) = accepted(max_replays);
+    let item = |first| pb::MediaItem {
+        data: vec![1, 2],
+        digest: vec![3; 16],
+        first,
+        tokens: 1,
+        ..Default::default()
+    };
+    Arc::get_mut(&mut request.spec).unwrap().media = vec![item(0), item(2)];
+    let mut request = request.encoded_by(vec![WalkId(7)]);
+    let launch = request.launch(part, at(PREFILL), Instant::now()).unwrap();
+    assert_eq!(launch.receive_media, Some(pb::PlaneReservation { secret: vec![9; 16], lease_ms: 500 }));
+    let media = launch.spec.unwrap().media;
+    assert!(media.iter().all(|item| item.data.is_empty() && item.digest == [3; 16] && item.tokens == 1));
+    (request, receiver, launch.key.unwrap().into())
+}
+
+#[test]
+fn media_are_encoded_for_whoever_prefills_once_it_has_room() {
+    let (mut request, _receiver, prefill) = with_media(0, Part::Whole);
+    assert_eq!(request.launch_prefill(at(PREFILL), room(), Instant::now()), None, "no planes are waited for");
+    assert_eq!(request.check_reserved(ENCODER, prefill), Err(Dropped::Unknown));
+    assert_eq!(request.check_reserved(PREFILL, prefill), Ok(RoomFor::Embeddings));
+    let launch = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap();
+    let spec = launch.spec.unwrap();
+    assert_eq!((launch.walks, spec.prompt, spec.media[1].data.clone()), (vec![7], vec![], vec![1, 2]));
+    let send_to = launch.send_to.unwrap();
+    assert_eq!((send_to.key.map(GraphKey::from), send_to.layout_hash), (Some(prefill), 77));
+    assert_eq!(request.launch_encode(at(ENCODER), room(), Instant::now()), None);
+    assert_eq!(request.check_reserved(PREFILL, prefill), Err(Dropped::Duplicate));
+    let effects = request.on_completion(ENCODER, handed_over(launch.key, 0));
+    assert_eq!((effects.handed_over, effects.begun, effects.ended), (true, vec![(PREFILL, prefill)], None));
+    assert_eq!(effects.released, [named(ENCODER, launch.key)]);
+    let again = request.on_completion(ENCODER, handed_over(launch.key, 0));
+    assert_eq!(again.dropped, Some(Dropped::Stale));
+    assert_eq!(request.on_worker_lost(ENCODER, "killed"), Effects::default(), "it is done with it");
+}
+
+#[test]
+fn an_encoder_that_dies_is_replayed_and_one_that_is_not_there_is_waited_for() {
+    let (mut request, _receiver, prefill) = with_media(1, Part::Prefill);
+    let effects = request.give_room_back();
+    assert_eq!((effects.place, effects.replayed, effects.cancel), (true, false, vec![(PREFILL, prefill)]));
+    let prefill = request.launch(Part::Prefill, at(PREFILL), Instant::now()).unwrap().key.unwrap();
+    assert_eq!(request.check_reserved(PREFILL, prefill.into()), Ok(RoomFor::Embeddings));
+    let encoder = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap().key;
+    let effects = request.on_worker_lost(ENCODER, "killed");
+    assert_eq!((effects.replayed, effects.place), (true, true));
+    assert_eq!(
+        (effects.released, effects.cancel),
+        (vec![named(ENCODER, encoder)], vec![(PREFILL, prefill.into())])
+    );
+    assert!(request.is_waiting());
+}
+
+#[test]
+fn an_encoder_that_hands_nothing_over_fails_the_request() {
+    let (mut request, mut receiver, _) = with_media(1, Part::Whole);
+    let encoder = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap().key;
+    let effects = request.on_completion(ENCODER, finish(encoder, 9, 0, 0));
+    assert_eq!(effects.ended, Some(EndingKind::Failed(ErrorKind::Internal)));
+    assert!(read(&mut receiver).ending.unwrap().is_err());
 }

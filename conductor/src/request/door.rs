@@ -155,6 +155,7 @@ mod tests {
             logprobs: Some(20),
             prompt_logprobs: Some(0),
             priority: -MAX_PRIORITY,
+            media: vec![],
         }
     }
 

@@ -1,7 +1,8 @@
 //! The state machine of one request.
 //!
 //! A request runs as one worker graph at one worker (or TP group), or as two: the *prefill* at one, and the *decode* at
-//! another, which is launched first so that it holds room for what will be pushed to it.
+//! another, which is launched first so that it holds room for what will be pushed to it. One with media has one graph more,
+//! which encodes them for whichever prefills; see `encoding`, whose table goes beside this one.
 //!
 //! | stage      | event                                                  | next stage | what follows                           |
 //! |------------|--------------------------------------------------------|------------|----------------------------------------|
@@ -39,16 +40,20 @@
 //! so the client's stream goes on as if nothing had happened. Lost workers and failed hand-overs are counted apart: of a
 //! worker's death the hand-over to it often tells first, and the next try may still be sent there.
 
+mod blocks;
 mod completions;
+mod encoding;
 mod losses;
 mod rows;
 
 use std::{sync::Arc, time::Instant};
 
 use tracing::{Span, field};
-use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb};
-use tutti_runtime::Error;
+use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, walks::WalkId};
+use tutti_runtime::{Error, prefix_index::PromptPieces};
 
+use self::encoding::Encoding;
+pub use self::encoding::RoomFor;
 use super::{Deadline, Dropped, Effects, EndingKind, Part, Placement, RowOutcome, TextWalks, run::Run};
 use crate::mailbox::{self, Ending};
 
@@ -59,8 +64,12 @@ pub struct Request {
     spec: Arc<pb::RequestSpec>,
     deadline: Option<Deadline>,
     walks: TextWalks,
-    /// What its planes travel under, where they do.
+    /// Walks that encode its media; none of a request for text.
+    encoders: Vec<WalkId>,
+    /// What its planes and embeddings travel under, where they do.
     reservation: pb::PlaneReservation,
+    /// Where its prompt is cut, to be found where it has been before.
+    pieces: PromptPieces,
     /// Which try this is. Replay makes a new one.
     incarnation: Incarnation,
     max_replays: u32,
@@ -86,7 +95,7 @@ pub struct Request {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a request is live for nearly all of its life")]
 enum Phase {
-    Live { output: mailbox::Sender, stage: Stage },
+    Live { output: mailbox::Sender, stage: Stage, encoding: Encoding },
     Ended,
 }
 
@@ -110,6 +119,14 @@ enum Stage {
 }
 
 impl Stage {
+    /// What prefills now, or has: where embeddings of the request's media go.
+    fn prefilling(&self) -> Option<&Run> {
+        match self {
+            Self::Prefilling { prefill: run, .. } | Self::Running { run } => Some(run),
+            Self::Waiting | Self::Reserving { .. } => None,
+        }
+    }
+
     fn runs(&self) -> impl Iterator<Item = &Run> {
         let (first, second) = match self {
             Self::Waiting => (None, None),
@@ -155,9 +172,11 @@ impl Request {
         Self {
             id,
             span,
+            pieces: PromptPieces::uncut(spec.prompt.len(), 1),
             spec: Arc::new(spec),
             deadline,
             walks,
+            encoders: Vec::new(),
             reservation,
             incarnation: Incarnation(0),
             max_replays,
@@ -167,7 +186,7 @@ impl Request {
             generated: Vec::new(),
             next_scored: 1,
             cached_tokens: None,
-            phase: Phase::Live { output, stage: Stage::Waiting },
+            phase: Phase::Live { output, stage: Stage::Waiting, encoding: Encoding::Over },
             leaving: Vec::new(),
         }
     }
@@ -176,6 +195,12 @@ impl Request {
     #[must_use]
     pub fn behind(self, generated: Vec<u32>) -> Self {
         Self { generated, ..self }
+    }
+
+    /// The same request, whose media these walks encode.
+    #[must_use]
+    pub fn encoded_by(self, encoders: Vec<WalkId>) -> Self {
+        Self { encoders, ..self }
     }
 
     /// What was asked for.
@@ -224,28 +249,32 @@ impl Request {
         let mut message = self.message(part, now);
         let run = self.begin(part, at);
         let stage = match part {
-            Part::Whole | Part::Prefill => Stage::Running { run },
+            Part::Whole | Part::Prefill => {
+                self.await_embeddings(&mut message);
+                Stage::Running { run }
+            }
             Part::Decode => {
                 message.receive = Some(self.reservation.clone());
                 Stage::Reserving { decode: run }
             }
+            // What it would hand over has nowhere to go yet.
+            Part::Encode => return None,
         };
         self.enter(stage);
         Some(message)
     }
 
-    /// Whether this worker's word that it holds the room is what is waited for; why not, where it is not.
-    pub fn check_reserved(&self, from: WorkerId, key: GraphKey) -> Result<(), Dropped> {
-        let stage = match &self.phase {
-            Phase::Live { stage, .. } => stage,
-            Phase::Ended => return Err(self.why_unmatched(key)),
+    /// What this worker's word that it holds room is to be followed by; why it is dropped, where nobody waits for it.
+    pub fn check_reserved(&self, from: WorkerId, key: GraphKey) -> Result<RoomFor, Dropped> {
+        let Phase::Live { stage, encoding, .. } = &self.phase else { return Err(self.why_unmatched(key)) };
+        let (run, wanted) = match stage {
+            Stage::Reserving { decode } => (Some(decode), RoomFor::Planes),
+            _ => (stage.prefilling().filter(|_| encoding.is_due()), RoomFor::Embeddings),
         };
-        match stage {
-            Stage::Reserving { decode } if decode.key == key && decode.leader() == Some(from) => Ok(()),
-            Stage::Reserving { decode } if decode.key == key => Err(Dropped::Unknown),
-            Stage::Prefilling { .. } | Stage::Running { .. } if stage.runs().any(|run| run.key == key) => {
-                Err(Dropped::Duplicate)
-            }
+        match run {
+            Some(run) if run.key == key && run.leader() == Some(from) => Ok(wanted),
+            Some(run) if run.key == key => Err(Dropped::Unknown),
+            _ if stage.runs().any(|run| run.key == key) => Err(Dropped::Duplicate),
             _ => Err(self.why_unmatched(key)),
         }
     }
@@ -253,16 +282,9 @@ impl Request {
     /// Starts the prefill there, which goes to where room is held. `None`, and no change, unless room was asked for.
     pub fn launch_prefill(&mut self, at: Placement, room: Room, now: Instant) -> Option<pb::LaunchGraph> {
         let Phase::Live { stage: Stage::Reserving { decode }, .. } = &self.phase else { return None };
-        let pb::PlaneReservation { secret, lease_ms } = self.reservation.clone();
-        let send_to = pb::PlaneDestination {
-            key: Some(decode.key.into()),
-            address: room.address,
-            secret,
-            lease_ms,
-            layout_hash: room.layout_hash,
-            shared_memory: room.shared_memory,
-        };
-        let message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(Part::Prefill, now) };
+        let send_to = self.destination(decode.key, room);
+        let mut message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(Part::Prefill, now) };
+        self.await_embeddings(&mut message);
         let prefill = self.begin(Part::Prefill, at);
         if let Phase::Live { stage, .. } = &mut self.phase {
             *stage = match std::mem::replace(stage, Stage::Waiting) {
@@ -273,15 +295,27 @@ impl Request {
         Some(message)
     }
 
+    fn destination(&self, to: GraphKey, room: Room) -> pb::PlaneDestination {
+        let pb::PlaneReservation { secret, lease_ms } = self.reservation.clone();
+        pb::PlaneDestination {
+            key: Some(to.into()),
+            address: room.address,
+            secret,
+            lease_ms,
+            layout_hash: room.layout_hash,
+            shared_memory: room.shared_memory,
+            known_pages: room.known_pages,
+        }
+    }
+
     fn message(&self, part: Part, now: Instant) -> pb::LaunchGraph {
         pb::LaunchGraph {
             key: Some(self.key(part).into()),
-            walks: part.walks(self.walks),
-            spec: Some(self.spec.as_ref().clone()),
-            generated: self.generated.clone(),
+            walks: part.walks(self.walks, &self.encoders),
+            spec: Some(encoding::spec_for(part, &self.spec)),
+            generated: if part == Part::Encode { Vec::new() } else { self.generated.clone() },
             timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
-            receive: None,
-            send_to: None,
+            ..Default::default()
         }
     }
 
@@ -299,7 +333,9 @@ impl Request {
 
     fn run_mut(&mut self, key: GraphKey) -> Option<&mut Run> {
         match &mut self.phase {
-            Phase::Live { stage, .. } => stage.runs_mut().find(|run| run.key == key),
+            Phase::Live { stage, encoding, .. } => {
+                stage.runs_mut().chain(encoding.run_mut()).find(|run| run.key == key)
+            }
             Phase::Ended => None,
         }
     }
@@ -311,6 +347,11 @@ impl Request {
         }
         match &self.phase {
             Phase::Ended if key.incarnation == self.incarnation => Dropped::Stale,
+            Phase::Live { encoding: Encoding::Over, .. }
+                if !self.encoders.is_empty() && key == self.key(Part::Encode) =>
+            {
+                Dropped::Stale
+            }
             Phase::Live { stage: Stage::Running { run }, .. }
                 if key.incarnation == self.incarnation && key.graph < run.key.graph =>
             {
@@ -322,19 +363,19 @@ impl Request {
 
     /// Ends the request for its client now; workers that run it are told to let go. No-op once it has ended.
     pub fn end_early(&mut self, ending: Ending) -> Effects {
-        let Phase::Live { output, stage } = std::mem::replace(&mut self.phase, Phase::Ended) else {
+        let Phase::Live { output, stage, encoding } = std::mem::replace(&mut self.phase, Phase::Ended) else {
             return Effects::default();
         };
         self.span.record("ending", field::debug(&ending));
         self.span.in_scope(|| tracing::debug!(tokens = self.generated.len(), ?ending, "ended"));
         let ended = Some(conclude(output, ending));
-        Effects { ended, cancel: self.leave(stage), ..Effects::default() }
+        Effects { ended, cancel: self.leave(stage, encoding), ..Effects::default() }
     }
 
     /// What runs is over for the client. Gives those that are to be told so.
-    fn leave(&mut self, stage: Stage) -> Vec<(WorkerId, GraphKey)> {
+    fn leave(&mut self, stage: Stage, encoding: Encoding) -> Vec<(WorkerId, GraphKey)> {
         let mut holders = Vec::new();
-        for run in stage.into_runs().filter(|run| !run.is_over()) {
+        for run in stage.into_runs().chain(encoding.into_run()).filter(|run| !run.is_over()) {
             holders.extend(run.holders());
             self.leaving.push(run);
         }
@@ -346,15 +387,17 @@ impl Request {
     }
 }
 
-/// Where a decode's room is: what its worker said, with the address as others reach it.
+/// Where room is for planes or embeddings: what its worker said, with the address as others reach it.
 #[derive(Clone, Debug)]
 pub struct Room {
     /// As ip:port.
     pub address: String,
-    /// Of its pages.
+    /// Of what it is for.
     pub layout_hash: u64,
     /// For senders on the same machine; empty for none.
     pub shared_memory: String,
+    /// Pages that need not be sent.
+    pub known_pages: u32,
 }
 
 fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {

@@ -5,11 +5,12 @@ mod deadline;
 pub mod door;
 mod effects;
 mod machine;
+pub mod media;
 mod plan;
 mod run;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
-pub use machine::{Request, Room};
+pub use machine::{Request, Room, RoomFor};
 pub use plan::{Part, TextWalks};
 pub use run::Placement;

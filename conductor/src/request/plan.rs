@@ -43,20 +43,27 @@ pub enum Part {
     Prefill,
     /// What is handed over.
     Decode,
+    /// The encoding of its media, handed over to whichever part prefills.
+    Encode,
 }
 
 impl Part {
     /// Its place among the request's graphs.
     pub fn id(self) -> GraphId {
-        GraphId(u32::from(self == Self::Decode))
+        GraphId(match self {
+            Self::Whole | Self::Prefill => 0,
+            Self::Decode => 1,
+            Self::Encode => 2,
+        })
     }
 
-    /// In the order in which they run.
-    pub fn walks(self, text: TextWalks) -> Vec<u32> {
+    /// In the order in which they run; `encoders` are those of the request's media.
+    pub fn walks(self, text: TextWalks, encoders: &[WalkId]) -> Vec<u32> {
         match self {
             Self::Whole => vec![text.prefill.0, text.decode.0],
             Self::Prefill => vec![text.prefill.0],
             Self::Decode => vec![text.decode.0],
+            Self::Encode => encoders.iter().map(|walk| walk.0).collect(),
         }
     }
 }
@@ -74,10 +81,11 @@ mod tests {
     #[test]
     fn a_text_request_passes_no_encoder() {
         let batched_by = WalkId(3);
+        let encoders = [WalkId(0)];
         let omni = ModelDeclaration::new(
             vec!["audio_encoder".into(), "thinker".into()],
             vec![
-                walk("prefill_audio", &[0, 1], WalkKind::Atomic { batched_by }),
+                walk("prefill_audio", &[0], WalkKind::Atomic { batched_by }),
                 walk("prefill_text", &[1], WalkKind::Chunkable { batched_by }),
                 walk("thinker_decode", &[1], WalkKind::Decode { batched_by }),
                 walk("thinker_step", &[1], WalkKind::Mixed),
@@ -86,9 +94,14 @@ mod tests {
         );
         let text = TextWalks::of(&omni.unwrap()).unwrap();
         assert_eq!(text, TextWalks { prefill: WalkId(1), decode: WalkId(2) });
-        assert_eq!(Part::Whole.walks(text), [1, 2]);
-        assert_eq!((Part::Prefill.walks(text), Part::Decode.walks(text)), (vec![1], vec![2]));
+        let walks = |part: Part| part.walks(text, &encoders);
+        assert_eq!(walks(Part::Whole), [1, 2]);
+        assert_eq!(
+            (walks(Part::Prefill), walks(Part::Decode), walks(Part::Encode)),
+            (vec![1], vec![2], vec![0])
+        );
         assert_ne!(Part::Prefill.id(), Part::Decode.id());
+        assert_ne!(Part::Prefill.id(), Part::Encode.id());
     }
 
     #[test]

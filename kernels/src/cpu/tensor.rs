@@ -36,13 +36,31 @@ impl Tensor {
         &self.data[..self.live * self.width]
     }
 
-    /// Makes the tensor hold exactly `rows`, as an input from the host: for tests and benchmarks.
+    /// Makes the tensor hold exactly `rows`, as an input from the host.
     pub fn fill(&mut self, rows: &[f32]) -> Result<(), DeviceError> {
         if self.width == 0 || !rows.len().is_multiple_of(self.width) {
             return Err(DeviceError::Misuse(format!("{} values for rows of {}", rows.len(), self.width)));
         }
         self.written(rows.len() / self.width, self.width)?.copy_from_slice(rows);
         Ok(())
+    }
+
+    /// Replaces those of the rows that mean something which begin at `first`.
+    pub(super) fn overwrite(&mut self, first: usize, rows: &[f32]) -> Result<(), DeviceError> {
+        let (width, live) = (self.width, self.live);
+        let place = first.saturating_mul(width);
+        match self.values_mut().get_mut(place..place.saturating_add(rows.len())) {
+            Some(values) if width > 0 && rows.len().is_multiple_of(width) => {
+                values.copy_from_slice(rows);
+                Ok(())
+            }
+            _ => {
+                let count = rows.len();
+                Err(DeviceError::Misuse(format!(
+                    "{count} values from row {first} on into {live} rows of {width}"
+                )))
+            }
+        }
     }
 
     /// The rows that mean something, where the operation wants them `width` wide.

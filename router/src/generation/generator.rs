@@ -109,10 +109,10 @@ impl Generator {
 
         let echo =
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
-        let prompts = std::mem::take(&mut request.prompts);
+        let (prompts, media) = (std::mem::take(&mut request.prompts), std::mem::take(&mut request.media));
         let prompts = {
             let model = model.clone();
-            self.on_text(move || prompts::encode(prompts, &model, echo)).await??
+            self.on_text(move || prompts::encode(prompts, media, &model, echo)).await??
         };
         let specs = self.specs(&request, sampling, &prompts, n, &model)?;
         let settings = settings(&request, &model, &prompts, n);
@@ -157,6 +157,7 @@ impl Generator {
                     // The choices of a prompt would all bring the same ones, and each choice reports them.
                     prompt_logprobs: request.output.prompt_logprobs_needed(),
                     priority: request.priority,
+                    media: prompt.media.clone(),
                 };
                 specs.push((blocks.clone(), spec));
             }

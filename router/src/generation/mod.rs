@@ -3,6 +3,7 @@
 mod attempts;
 mod choice;
 mod generator;
+mod media;
 mod prompt_logprobs;
 mod prompts;
 pub mod request;
@@ -12,5 +13,5 @@ pub mod validate;
 pub use choice::{Delta, Finish, OutputToken, Reason};
 pub use generator::Generator;
 pub use prompts::{EncodedPrompt, to_tokens};
-pub use request::{GenerationRequest, Output, Prompt, Sampling, Stopping};
+pub use request::{GenerationRequest, Media, Output, Prompt, Sampling, Stopping};
 pub use stream::{Generation, Usage};

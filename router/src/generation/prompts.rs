@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
+use tutti_proto::cluster::v1::MediaItem;
 use tutti_runtime::Error;
 
-use super::{request::Prompt, validate};
+use super::{
+    media,
+    request::{Media, Prompt},
+    validate,
+};
 use crate::{
     served::ServedModel,
-    text::{detokenizer::Detokenizer, tokenizer::Tokenizer},
+    text::{detokenizer::Detokenizer, template::Message, tokenizer::Tokenizer},
 };
 
 /// A prompt in tokens, with the text that an echo repeats.
@@ -15,6 +20,8 @@ use crate::{
 pub struct EncodedPrompt {
     /// Its tokens; at least one.
     pub ids: Arc<[u32]>,
+    /// What stands among them.
+    pub media: Vec<MediaItem>,
     /// Only where an echo was asked for; empty under `skip_tokenizer_init`.
     pub text: Arc<str>,
     /// How many characters `text` has.
@@ -30,17 +37,23 @@ pub struct Echo {
     pub keep_special_tokens: bool,
 }
 
-/// Encodes all prompts of a request. CPU-bound: to be run in the text pool.
+/// Encodes all prompts of a request; the media are the only one's. CPU-bound: to be run in the text pool.
 pub fn encode(
     prompts: Vec<Prompt>,
+    mut media: Vec<Media>,
     model: &ServedModel,
     echo: Option<Echo>,
 ) -> Result<Vec<EncodedPrompt>, Error> {
     let count = prompts.len();
+    if count > 1 && !media.is_empty() {
+        return Err(Error::invalid("media", format!("cannot be used with {count} prompts")));
+    }
     let numbered = prompts.into_iter().enumerate();
     numbered
         .map(|(i, prompt)| {
-            encode_one(prompt, model, echo).map_err(|error| if count == 1 { error } else { locate(error, i) })
+            let media = std::mem::take(&mut media);
+            encode_one(prompt, media, model, echo)
+                .map_err(|error| if count == 1 { error } else { locate(error, i) })
         })
         .collect()
 }
@@ -55,8 +68,14 @@ fn locate(error: Error, index: usize) -> Error {
     }
 }
 
-fn encode_one(prompt: Prompt, model: &ServedModel, echo: Option<Echo>) -> Result<EncodedPrompt, Error> {
+fn encode_one(
+    prompt: Prompt,
+    media: Vec<Media>,
+    model: &ServedModel,
+    echo: Option<Echo>,
+) -> Result<EncodedPrompt, Error> {
     let (ids, given) = to_tokens(prompt, model, Some(model.token_limit()))?;
+    let (ids, media) = media::place(ids, media, model)?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));
     }
@@ -69,7 +88,7 @@ fn encode_one(prompt: Prompt, model: &ServedModel, echo: Option<Echo>) -> Result
         (None, _) => (String::new(), Vec::new()),
     };
     let chars = text.chars().count();
-    Ok(EncodedPrompt { ids: ids.into(), text: text.into(), chars, offsets: offsets.into() })
+    Ok(EncodedPrompt { ids: ids.into(), media, text: text.into(), chars, offsets: offsets.into() })
 }
 
 /// A prompt's tokens, and its text if it came as text. CPU-bound: to be run in the text pool. A text that is far over
@@ -97,6 +116,8 @@ pub fn to_tokens(
                     "cannot be used: the checkpoint has no chat template",
                 ));
             };
+            let messages = messages.into_iter().map(|message| with_places(message, model));
+            let messages = messages.collect::<Result<Vec<_>, Error>>()?;
             (template.render(&messages, &options)?, add_special_tokens, tokenizer)
         }
     };
@@ -108,6 +129,18 @@ pub fn to_tokens(
         return Err(Error::invalid("prompt", message));
     }
     Ok((tokenizer.encode(&text, add_special_tokens)?, Some(text)))
+}
+
+/// The message with the model's placeholders in the places of its media.
+fn with_places(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
+    for (kind, at) in message.media_at.drain(..).rev() {
+        let Some(place) = model.placeholder_text(kind) else {
+            let kind = kind.as_str_name().to_lowercase();
+            return Err(Error::invalid("messages", format!("hold {kind}, which the model does not take")));
+        };
+        message.content.insert_str(at, &place);
+    }
+    Ok(message)
 }
 
 /// A prompt's text, and how many characters of it stand before each token.

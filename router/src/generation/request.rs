@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tutti_proto::cluster::v1::MediaKind;
+
 use crate::text::template::{Message, RenderOptions};
 
 /// One request: its prompts, and how each is to be continued. Fields that are `None` take the checkpoint's default,
@@ -12,6 +14,8 @@ pub struct GenerationRequest {
     pub model: Option<String>,
     /// What to continue; each prompt yields `n` choices.
     pub prompts: Vec<Prompt>,
+    /// What stands in the prompt beside text, in its order; only where there is one prompt.
+    pub media: Vec<Media>,
     /// Choices a prompt; `None` means 1.
     pub n: Option<u32>,
     /// How tokens are chosen.
@@ -47,6 +51,19 @@ pub enum Prompt {
         /// Whether special tokens are added to what the template gives.
         add_special_tokens: bool,
     },
+}
+
+/// An item of media. The prompt has one of the model's placeholder tokens in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Media {
+    /// Where it is in the request, for errors.
+    pub path: String,
+    /// What it is.
+    pub kind: MediaKind,
+    /// As the model's declaration spells it.
+    pub format: String,
+    /// As the client's.
+    pub data: Vec<u8>,
 }
 
 /// How tokens are chosen. Ranges are those of `tutti.v1.Sampling`.

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tonic::metadata::MetadataMap;
-use tutti_proto::v1 as pb;
+use tutti_proto::{cluster::v1::MediaKind, v1 as pb};
 use tutti_runtime::Error;
 
 use crate::{
-    generation::{GenerationRequest, Output, Prompt, Sampling, Stopping},
+    generation::{GenerationRequest, Media, Output, Prompt, Sampling, Stopping},
     text::template::{Message, RenderOptions},
 };
 
@@ -35,6 +35,7 @@ pub fn read(
     let generation = GenerationRequest {
         model: Some(request.model).filter(|name| !name.is_empty()),
         prompts: vec![prompt],
+        media: request.media.into_iter().enumerate().map(media).collect::<Result<_, _>>()?,
         n: request.n,
         sampling: sampling(request.sampling.unwrap_or_default()),
         stopping: Stopping {
@@ -68,12 +69,29 @@ fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, Promp
             if chat.messages.is_empty() {
                 return Err(Error::invalid("chat.messages", "is empty"));
             }
-            let message = |m: pb::ChatMessage| Message { role: m.role, content: m.content, name: None };
+            let message = |m: pb::ChatMessage| Message {
+                role: m.role,
+                content: m.content,
+                name: None,
+                // Placeholders stand in the text as they are.
+                media_at: Vec::new(),
+            };
             let messages = chat.messages.into_iter().map(message).collect();
             let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
             (Prompt::Chat { messages, options, add_special_tokens: false }, PromptKind::Chat)
         }
     })
+}
+
+fn media((place, media): (usize, pb::Media)) -> Result<Media, Error> {
+    let path = format!("media[{place}]");
+    let kind = match media.kind() {
+        pb::media::Kind::Audio => MediaKind::Audio,
+        pb::media::Kind::Unspecified => {
+            return Err(Error::invalid(format!("{path}.kind"), "is required: AUDIO"));
+        }
+    };
+    Ok(Media { path, kind, format: media.format, data: media.data })
 }
 
 fn sampling(sampling: pb::Sampling) -> Sampling {

@@ -71,9 +71,11 @@ fn parse(body: &[u8]) -> Result<Chat, Error> {
     };
     refuse(&mut fields)?;
     fields.finish()?;
+    let (prompt, media) = conversation.split();
     let request = GenerationRequest {
         model: shared.model,
-        prompts: vec![conversation.into()],
+        prompts: vec![prompt],
+        media,
         n: shared.n,
         sampling: shared.sampling,
         stopping: Stopping { max_tokens, ..shared.stopping },

@@ -72,6 +72,7 @@ fn parse(body: &[u8]) -> Result<Completion, Error> {
     fields.finish()?;
     let stopping = Stopping { max_tokens, default_max_tokens: Some(DEFAULT_MAX_TOKENS), ..shared.stopping };
     let request = GenerationRequest {
+        media: Vec::new(),
         model: shared.model,
         prompts,
         n: shared.n,

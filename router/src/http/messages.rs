@@ -1,11 +1,13 @@
-//! Chat messages: roles and text. What else OpenAI's messages may carry is refused by name.
+//! Chat messages: roles, text and audio. What else OpenAI's messages may carry is refused by name.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{json, value::RawValue};
+use tutti_proto::cluster::v1::MediaKind;
 use tutti_runtime::Error;
 
 use super::fields::{self, Fields};
 use crate::{
-    generation::Prompt,
+    generation::{Media, Prompt},
     text::template::{Message, RenderOptions},
 };
 
@@ -13,16 +15,19 @@ use crate::{
 pub struct Conversation {
     /// The turns so far; at least one.
     pub messages: Vec<Message>,
+    /// What stands in them beside text, in order.
+    pub media: Vec<Media>,
     /// How the template is asked.
     pub options: RenderOptions,
     /// Whether special tokens are added to what the template gives; templates write their own.
     pub add_special_tokens: bool,
 }
 
-impl From<Conversation> for Prompt {
-    fn from(conversation: Conversation) -> Self {
-        let Conversation { messages, options, add_special_tokens } = conversation;
-        Self::Chat { messages, options, add_special_tokens }
+impl Conversation {
+    /// A prompt, and its media.
+    pub fn split(self) -> (Prompt, Vec<Media>) {
+        let Self { messages, media, options, add_special_tokens } = self;
+        (Prompt::Chat { messages, options, add_special_tokens }, media)
     }
 }
 
@@ -32,10 +37,11 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
     if given.is_empty() {
         return Err(Error::invalid("messages", "is empty"));
     }
+    let mut media = Vec::new();
     let messages = given
         .into_iter()
         .enumerate()
-        .map(|(i, value)| message(&format!("messages[{i}]"), value))
+        .map(|(i, value)| message(&format!("messages[{i}]"), value, &mut media))
         .collect::<Result<_, _>>()?;
     let continue_final_message: bool = fields.take_or_default("continue_final_message")?;
     let add_generation_prompt: Option<bool> = fields.take("add_generation_prompt")?;
@@ -51,48 +57,72 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
     };
     fields.refuse("chat_template", &[], "the checkpoint's own template is used")?;
     let add_special_tokens = fields.take_or_default("add_special_tokens")?;
-    Ok(Conversation { messages, options, add_special_tokens })
+    Ok(Conversation { messages, media, options, add_special_tokens })
 }
 
-fn message(path: &str, value: &RawValue) -> Result<Message, Error> {
+fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Message, Error> {
     let mut fields = Fields::of_value(path, value)?;
     let role = fields.require("role")?;
     let name = fields.take("name")?;
     for member in ["tool_calls", "tool_call_id", "function_call"] {
         fields.refuse(member, &[json!([])], "tools are not available")?;
     }
-    fields.refuse("audio", &[], "the model takes text only")?;
+    fields.refuse("audio", &[], "the server keeps no answers; send the audio itself, as input_audio")?;
     // Members of OpenAI's answers that a client sends back with the conversation.
     fields.ignore(&["refusal", "annotations"]);
     let content_name = fields.name("content");
-    let content = match fields.take_raw("content") {
+    let (content, media_at) = match fields.take_raw("content") {
         None => return Err(Error::invalid(content_name, "is required")),
-        Some(value) if value.get().starts_with('[') => parts(&content_name, value)?,
-        Some(value) => fields::parse(&content_name, value)?,
+        Some(value) if value.get().starts_with('[') => parts(&content_name, value, media)?,
+        Some(value) => (fields::parse(&content_name, value)?, Vec::new()),
     };
     fields.finish()?;
-    Ok(Message { role, content, name })
+    Ok(Message { role, content, name, media_at })
 }
 
-/// Text parts, a line each.
-fn parts(path: &str, value: &RawValue) -> Result<String, Error> {
+/// Text parts, a line each, and where the others stand between them.
+fn parts(
+    path: &str,
+    value: &RawValue,
+    media: &mut Vec<Media>,
+) -> Result<(String, Vec<(MediaKind, usize)>), Error> {
     let parts: Vec<&RawValue> = fields::parse(path, value)?;
-    let texts = parts
-        .into_iter()
-        .enumerate()
-        .map(|(i, part)| {
-            let mut fields = Fields::of_value(&format!("{path}[{i}]"), part)?;
-            let kind: String = fields.require("type")?;
-            if kind != "text" {
-                let message = format!("{kind:?} is not supported: the model takes text only");
+    let (mut text, mut media_at, mut after_text) = (String::new(), Vec::new(), false);
+    for (i, part) in parts.into_iter().enumerate() {
+        let path = format!("{path}[{i}]");
+        let mut fields = Fields::of_value(&path, part)?;
+        let kind: String = fields.require("type")?;
+        match kind.as_str() {
+            "text" => {
+                let line: String = fields.require("text")?;
+                text.push_str(if after_text { "\n" } else { "" });
+                text.push_str(&line);
+            }
+            "input_audio" => {
+                let value: &RawValue = fields.require("input_audio")?;
+                media.push(audio(&format!("{path}.input_audio"), value)?);
+                media_at.push((MediaKind::Audio, text.len()));
+            }
+            _ => {
+                let message = format!("{kind:?} is not supported: it must be one of text, input_audio");
                 return Err(Error::invalid(fields.name("type"), message));
             }
-            let text: String = fields.require("text")?;
-            fields.finish()?;
-            Ok(text)
-        })
-        .collect::<Result<Vec<_>, Error>>()?;
-    Ok(texts.join("\n"))
+        }
+        after_text = kind == "text";
+        fields.finish()?;
+    }
+    Ok((text, media_at))
+}
+
+/// OpenAI's way to send audio: base64, and what it is of.
+fn audio(path: &str, value: &RawValue) -> Result<Media, Error> {
+    let mut fields = Fields::of_value(path, value)?;
+    let (data, format): (String, String) = (fields.require("data")?, fields.require("format")?);
+    let data = BASE64_STANDARD
+        .decode(&data)
+        .map_err(|e| Error::invalid(fields.name("data"), format!("is not base64: {e}")))?;
+    fields.finish()?;
+    Ok(Media { path: path.into(), kind: MediaKind::Audio, format, data })
 }
 
 #[cfg(test)]
@@ -120,6 +150,19 @@ mod tests {
     }
 
     #[test]
+    fn audio_stands_where_it_was_between_the_text() {
+        let body = r#"{"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "é"}, {"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}},
+            {"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}"#;
+        let conversation = conversation(body).unwrap();
+        assert_eq!(conversation.messages[0].content, "éb\nc");
+        assert_eq!(conversation.messages[0].media_at, [(MediaKind::Audio, 2)]);
+        let path = "messages[0].content[1].input_audio".to_owned();
+        let expected = Media { path, kind: MediaKind::Audio, format: "wav".into(), data: vec![1, 2] };
+        assert_eq!(conversation.media, [expected]);
+    }
+
+    #[test]
     fn an_assistant_message_as_the_openai_client_gives_it_back_is_taken() {
         let body = r#"{"messages": [{"role": "assistant", "content": "hi", "refusal": null, "annotations": null,
             "audio": null, "function_call": null, "tool_calls": null}]}"#;
@@ -135,6 +178,14 @@ mod tests {
         let image =
             r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#;
         assert_eq!(refused(image), "messages[0].content[0].type");
+        let audio = |audio: &str| {
+            let part = format!(r#"{{"type": "input_audio", "input_audio": {audio}}}"#);
+            refused(&format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#))
+        };
+        let path = "messages[0].content[0].input_audio";
+        assert_eq!(audio(r#"{"data": "A", "format": "wav"}"#), format!("{path}.data"));
+        assert_eq!(audio(r#"{"data": "AQI="}"#), format!("{path}.format"));
+        assert_eq!(audio(r#"{"data": "AQI=", "format": "wav", "id": 1}"#), format!("{path}.id"));
         let tools = r#"{"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}"#;
         assert_eq!(refused(tools), "messages[0].tool_calls");
     }

@@ -40,14 +40,19 @@ fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
         Some(text) => {
             Prompt::Text { text, add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(true) }
         }
-        None => messages::take(&mut fields)
-            .map_err(|error| match error.field() {
+        None => {
+            let conversation = messages::take(&mut fields).map_err(|error| match error.field() {
                 Some("messages") if error.message() == "is required" => {
                     Error::invalid("prompt", "is required, or messages in its place")
                 }
                 _ => error,
-            })?
-            .into(),
+            })?;
+            let (prompt, media) = conversation.split();
+            if let Some(item) = media.first() {
+                return Err(Error::invalid(&item.path, "is no text, and only text is tokenized"));
+            }
+            prompt
+        }
     };
     fields.finish()?;
     Ok(TokenizeRequest { model, prompt, return_token_strs })

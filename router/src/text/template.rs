@@ -8,6 +8,7 @@ use minijinja::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter};
+use tutti_proto::cluster::v1::MediaKind;
 use tutti_runtime::Error;
 
 const NAME: &str = "chat_template";
@@ -28,6 +29,9 @@ pub struct Message {
     /// Who speaks, for templates that show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Where media stand in the text, as byte offsets, ascending. Templates see the model's placeholders there.
+    #[serde(skip)]
+    pub media_at: Vec<(MediaKind, usize)>,
 }
 
 /// How the prompt ends, and what else the template is told.
@@ -219,7 +223,7 @@ mod tests {
     }
 
     fn user(content: &str) -> Vec<Message> {
-        vec![Message { role: "user".into(), content: content.into(), name: None }]
+        vec![Message { role: "user".into(), content: content.into(), name: None, media_at: vec![] }]
     }
 
     fn prompt() -> RenderOptions {

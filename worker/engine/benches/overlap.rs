@@ -264,7 +264,14 @@ fn root() -> PathBuf {
 }
 
 fn sim(settings: &SimSettings) -> Result<Box<dyn Model>, Failure> {
-    Ok(load_sim(&root().join("tests/tutti-tiny/checkpoint"), MAX_STEP_TOKENS, PAGE_TOKENS, 0, settings)?)
+    Ok(load_sim(
+        &root().join("tests/tutti-tiny/checkpoint"),
+        MAX_STEP_TOKENS,
+        PAGE_TOKENS,
+        0,
+        settings,
+        None,
+    )?)
 }
 
 fn instant() -> Result<Box<dyn Model>, Failure> {
@@ -282,6 +289,7 @@ fn cpu(dir: PathBuf, load_format: LoadFormat) -> Result<Box<dyn Model>, Failure>
         quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
+        nodes: None,
         seed: 0,
     };
     Ok(load(&options, CpuDevice::new(threads(), Isa::detect())?, &mut |_| {})?)

@@ -9,10 +9,10 @@ use std::{
 };
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
-use tutti_models::{LogitRequests, LogitResults, Model};
+use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
 use tutti_scheduler::{Row, Terminality};
 
-use crate::sequence::Sequence;
+use crate::{media::Encoding, sequence::Sequence};
 
 /// Buffers of the largest forward, filled anew for each one.
 #[derive(Debug, Default)]
@@ -39,6 +39,8 @@ pub(crate) struct RowResult {
     pub first_scored: usize,
     /// Of the prompt tokens after the row's positions, as far as asked for.
     pub prompt_scores: Vec<TokenScore>,
+    /// Embeddings of the row's tokens, of an encoder's graph.
+    pub encoded: Vec<f32>,
 }
 
 /// What one forward computes of a row.
@@ -86,6 +88,11 @@ impl Batch {
     ) -> Result<Vec<RowResult>, DeviceError> {
         let mut results: Vec<RowResult> = rows.iter().map(|_| RowResult::default()).collect();
         let mut next: Vec<usize> = rows.iter().map(|(row, _)| row.positions.start).collect();
+        for (place, (row, sequence)) in rows.iter().enumerate().filter(|(_, row)| !row.1.encodings.is_empty())
+        {
+            encode(model, &row.positions, &sequence.encodings, &mut results[place].encoded)?;
+            next[place] = row.positions.end;
+        }
         loop {
             let mut room = self.max_tokens;
             let mut parts = Vec::with_capacity(rows.len());
@@ -112,12 +119,18 @@ impl Batch {
     ) -> Result<(), DeviceError> {
         let (sample, score) = self.fill(parts);
         let inputs = self.row_inputs(parts);
-        model.forward(&StepInputs {
+        let embedded = parts
+            .iter()
+            .zip(&inputs)
+            .flat_map(|(part, inputs)| part.sequence.media.rows(&part.positions, inputs.first_token));
+        let embedded: Vec<EmbeddedRows<'_>> = embedded.collect();
+        let inputs = StepInputs {
             token_ids: &self.token_ids,
             positions: &self.positions,
             rows: &inputs,
             logit_rows: &self.logit_rows,
-        })?;
+        };
+        model.forward_with(&inputs, &embedded)?;
         self.forwards.fetch_add(1, Ordering::Relaxed);
         self.results.sampled.clear();
         self.results.scores.clear();
@@ -198,4 +211,30 @@ impl Batch {
     fn pages_of(&self, part: &Part<'_>) -> usize {
         part.positions.end.div_ceil(self.page_tokens)
     }
+}
+
+/// Runs an encoder over those items whose rows these are.
+fn encode(
+    model: &mut dyn Model,
+    rows: &Range<usize>,
+    encodings: &[Encoding],
+    out: &mut Vec<f32>,
+) -> Result<(), DeviceError> {
+    let of_row = |encoding: &&Encoding| rows.start <= encoding.rows.start && encoding.rows.end <= rows.end;
+    for Encoding { walk, rows, data } in encodings.iter().filter(of_row) {
+        let input = model.declaration().media().iter().find(|input| input.walk == *walk);
+        let width = input.map_or(0, |input| input.width as usize);
+        let before = out.len();
+        model.encode(*walk, data, out)?;
+        let encoded = &out[before..];
+        if encoded.len() != rows.len() * width || !encoded.iter().all(|value| value.is_finite()) {
+            let message = format!(
+                "{} values for {} embeddings of {width}, or some that are no numbers",
+                encoded.len(),
+                rows.len()
+            );
+            return Err(DeviceError::Lost(message));
+        }
+    }
+    Ok(())
 }

@@ -15,8 +15,9 @@ pub trait Courier: Send {
     fn send(&mut self, run: PageRun);
     /// All pages of the request have been sent; it goes on elsewhere.
     fn hand_over(&mut self, key: GraphKey, handed: HandedOver);
-    /// The pages that another worker is to fill are held.
-    fn reserved(&mut self, key: GraphKey, pages: usize);
+    /// Room for so many pages, or rows of embeddings, that another worker is to fill is held; the first `known` of them need
+    /// not be, and must not.
+    fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize);
     /// The request has ended here, for whatever reason: nothing of it is to be sent or taken any more. Also told of requests
     /// that the courier has never heard of.
     fn ended(&mut self, key: GraphKey);
@@ -24,27 +25,36 @@ pub trait Courier: Send {
     fn take(&mut self) -> Option<Arrival>;
 }
 
-/// Some of a request's pages, as they travel ([`PageLayout`](tutti_models::PageLayout)).
+/// What goes from worker to worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cargo {
+    /// Pages of a request's planes, as [`PageLayout`](tutti_models::PageLayout) has them.
+    Pages,
+    /// Embeddings of a request's media, a row for each token, in little-endian f32.
+    Embeddings,
+}
+
+/// Some of a request's pages, or of its rows of embeddings, as they travel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRun {
     /// Whose.
     pub key: GraphKey,
     /// The place of the first one in the request.
     pub first: usize,
-    /// One or more whole pages.
+    /// One or more whole pages or rows.
     pub data: Vec<u8>,
 }
 
-/// Where a prefill ends.
+/// Where a prefill, or an encoder's work, ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandedOver {
-    /// Sampled after the prefill; its keys and values are not among the planes.
-    pub first: OutputToken,
-    /// Tokens whose planes were sent.
+    /// Sampled after the prefill; its keys and values are not among the planes. None behind embeddings.
+    pub first: Option<OutputToken>,
+    /// Tokens whose planes or embeddings were sent.
     pub computed: usize,
-    /// Pages that they take.
+    /// Pages, or rows, that they take.
     pub pages: usize,
-    /// When the prefill's last row was committed: what the transfer takes from then on was not hidden behind it.
+    /// When the last row was committed: what the transfer takes from then on was not hidden behind it.
     pub since: Instant,
 }
 
@@ -52,11 +62,11 @@ pub struct HandedOver {
 pub struct HandOver {
     /// Whose.
     pub key: GraphKey,
-    /// Sampled after the prefill.
-    pub first: OutputToken,
+    /// Sampled after the prefill. None behind embeddings.
+    pub first: Option<OutputToken>,
     /// Tokens before it.
     pub computed: usize,
-    /// Pages that the sender has sent.
+    /// Pages, or rows, that the sender has sent.
     pub pages: usize,
     /// Takes the outcome for the sender; nothing has changed if that is an error.
     pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
@@ -64,9 +74,9 @@ pub struct HandOver {
 
 /// What a courier brings.
 pub enum Arrival {
-    /// Pages for a request that is reserved here.
+    /// Pages or rows for a request that room is held for here.
     Pages(PageRun),
-    /// A request goes on here behind its pages, all of which have been brought before.
+    /// A request goes on here behind its pages or rows, all of which have been brought before.
     HandOver(HandOver),
     /// The other side has taken over what was handed over.
     Taken(GraphKey),

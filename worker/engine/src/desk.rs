@@ -100,14 +100,25 @@ impl Desk {
             return;
         }
         let accepted = parsed.and_then(|(launch, sequence)| {
-            let part = launch.part;
-            if part != Part::Whole && self.exchange.is_none() {
+            let (part, awaits_media) = (launch.part, launch.awaits_media);
+            let tokens = launch.prefill_tokens();
+            if (part != Part::Whole || awaits_media) && self.exchange.is_none() {
                 let message = "this engine exchanges no planes with others";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             self.scheduler.add(launch).map_err(refusal)?;
-            if let Some(exchange) = self.exchange.as_mut().filter(|_| part == Part::Prefill) {
-                exchange.will_send(key);
+            if let Some(exchange) = &mut self.exchange {
+                match part {
+                    Part::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
+                    Part::Encode => {
+                        exchange
+                            .will_encode(key, sequence.encodings.iter().map(|item| item.rows.len()).sum());
+                    }
+                    Part::Whole | Part::Decode => {}
+                }
+                if awaits_media {
+                    exchange.awaits_media(key, sequence.media.tokens());
+                }
             }
             self.sequences.insert(key, Some(sequence));
             self.arrivals.add(key);
@@ -135,8 +146,8 @@ impl Desk {
     }
 
     /// From now on requests may be divided between this engine and others.
-    pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout) {
-        self.exchange = Some(Exchange::new(courier, layout));
+    pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout, width: usize) {
+        self.exchange = Some(Exchange::new(courier, layout, width));
     }
 
     /// What the next step can be prepared of while one runs.
@@ -171,7 +182,9 @@ impl Desk {
                 self.arrivals.remove(room.key);
                 exchange.reserved(room);
             }
-            errands = exchange.errands(&mut self.scheduler);
+            let mut received = Received::default();
+            errands = exchange.errands(&mut self.scheduler, &mut received);
+            self.take(received);
         }
         let job = step.map(|step| self.job(step, started, watch)).transpose()?;
         Ok(Planned { completions, errands, job })
@@ -196,7 +209,22 @@ impl Desk {
         Ok(Job { step, sequences, started, times })
     }
 
-    /// What was to be copied before the step is copied.
+    /// Whether anything may have to be copied while the next step runs.
+    pub fn exchanges(&self) -> bool {
+        self.exchange.as_ref().is_some_and(Exchange::is_active)
+    }
+
+    /// What is to be copied now that a step has paused, which changes nothing that the step counts on.
+    pub fn errands(&mut self) -> Errands {
+        let Some(exchange) = &mut self.exchange else { return Errands::default() };
+        let mut received = Received::default();
+        exchange.receive(&mut self.scheduler, self.rank, &mut received);
+        let errands = exchange.errands(&mut self.scheduler, &mut received);
+        self.take(received);
+        errands
+    }
+
+    /// What was to be copied is copied.
     pub fn carried(&mut self, errands: Errands) {
         let Some(exchange) = &mut self.exchange else { return };
         let mut received = Received::default();
@@ -205,8 +233,13 @@ impl Desk {
     }
 
     fn take(&mut self, received: Received) {
-        let Received { completions, taken_over, gone } = received;
+        let Received { completions, taken_over, embedded, gone } = received;
         self.untold.extend(completions);
+        for (key, embeddings) in embedded {
+            if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
+                sequence.media.embeddings = embeddings;
+            }
+        }
         for (key, token) in taken_over {
             if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
                 sequence.output.push(token);
@@ -230,7 +263,7 @@ impl Desk {
         let outcomes = results.iter().map(outcome).collect();
         let commits = self.scheduler.commit(step, outcomes, took);
         if let Some(exchange) = &mut self.exchange {
-            exchange.committed(&commits);
+            exchange.committed(&commits, results.iter().map(|result| result.as_ref().ok()));
         }
         for (commit, mut sequence) in commits.iter().zip(sequences) {
             if let Some(ending) = &commit.ending {

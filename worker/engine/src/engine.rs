@@ -20,7 +20,8 @@ use crate::{
     report,
     reporter::Reporter,
     runner::Runner,
-    spec, warm_up,
+    spec::{self, Served},
+    warm_up,
 };
 
 /// See the crate's own page.
@@ -106,7 +107,8 @@ impl Engine {
     /// here as elsewhere.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = spec::key(&graph) else { return };
-        let parsed = spec::parse(key, graph, self.runner.model.limits(), self.began.elapsed());
+        let model = Served { limits: self.runner.model.limits(), declaration: &self.reporter.declaration };
+        let parsed = spec::parse(key, graph, model, self.began.elapsed());
         self.desk.launch(key, parsed);
     }
 
@@ -154,7 +156,7 @@ impl Engine {
 
     /// Pages that requests can have: all but the null page.
     pub fn kv_pages_total(&self) -> u32 {
-        (self.kv.pages - 1) as u32
+        if self.model().thinks() { (self.kv.pages - 1) as u32 } else { 0 }
     }
 
     /// Bytes of the KV pool, the null page included.
@@ -164,7 +166,9 @@ impl Engine {
 
     /// The most tokens, prompt and output together, that a request can have here.
     pub fn max_request_tokens(&self) -> u32 {
-        self.kv.tokens().min(self.model().limits().max_context_tokens) as u32
+        let context = self.model().limits().max_context_tokens;
+        // Nothing that has no pages is limited by them.
+        (if self.model().thinks() { self.kv.tokens().min(context) } else { context }) as u32
     }
 
     /// The model that runs.

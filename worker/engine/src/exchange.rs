@@ -1,8 +1,12 @@
 //! Requests that are divided between this engine and another: which of their pages are to be copied, and what follows.
+//! Embeddings of media, which are no pages, are [`tensors`].
 //!
-//! Decided between steps, under the desk's lock; the copying itself ([`Errands`]) is the device's thread's, right after
-//! and before the next step, so that no page changes hands between the two. Pieces are bounded: whoever decodes waits for
-//! no more than one.
+//! Decided under the desk's lock, between steps or in a step's [pauses](crate::beside); the copying itself ([`Errands`]) is
+//! the device's thread's, right after. Pages are given up by plans alone, which that thread makes, so no page changes hands
+//! between the two; and what is copied in a pause is of no row of the step: pages that are whole since the step before, or
+//! that a request waits for. Pieces are bounded: whoever decodes waits for no more than one at a time.
+
+mod tensors;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,14 +14,16 @@ use std::{
     time::Instant,
 };
 
-use tutti_kernels::PageId;
-use tutti_models::{Model, PageLayout};
+use tutti_kernels::{DeviceError, PageId};
+use tutti_models::{PageLayout, PausedPages};
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
 
+use self::tensors::Tensors;
 use crate::{
-    courier::{Arrival, Courier, HandOver, HandedOver, PageRun},
+    batch::RowResult,
+    courier::{Arrival, Cargo, Courier, HandOver, HandedOver, PageRun},
     report,
 };
 
@@ -40,6 +46,7 @@ pub(crate) struct Exchange {
     to_settle: VecDeque<HandOver>,
     /// Ended here, once the other side has taken over.
     untaken: BTreeMap<GraphKey, Ending>,
+    tensors: Tensors,
 }
 
 #[derive(Default)]
@@ -47,7 +54,7 @@ struct Outgoing {
     table: Arc<[scheduler::PageId]>,
     /// Tokens whose planes stand in the pages.
     computed: usize,
-    /// Pages that the courier has.
+    /// Pages that the courier has, or that the other side had before.
     sent: usize,
     /// Once the prefill is done.
     first: Option<(OutputToken, Instant)>,
@@ -57,7 +64,9 @@ struct Outgoing {
 
 struct Incoming {
     pages: Arc<[scheduler::PageId]>,
-    /// Which of them have been written.
+    /// Those before this one are known here, and others read them: they are never written.
+    first_own: usize,
+    /// Which of them hold what they should.
     written: Vec<bool>,
 }
 
@@ -80,14 +89,20 @@ impl Errands {
         self.reads.is_empty() && self.writes.is_empty()
     }
 
+    /// Bytes that they copy.
+    pub fn bytes(&self) -> usize {
+        let read = self.reads.iter().map(|(_, data)| data.capacity()).sum::<usize>();
+        read + self.writes.iter().map(|(_, data)| data.len()).sum::<usize>()
+    }
+
     /// An error is the end of the worker: what it copied cannot be told from what it did not.
-    pub fn run(&mut self, model: &mut dyn Model) -> Result<(), Error> {
-        let failed = |e| Error::internal(format!("cannot copy pages for another worker: {e}"));
-        for (pages, data) in &mut self.reads {
-            model.read_pages(&pages.pages, data).map_err(failed)?;
+    pub fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
+        let failed = |e| DeviceError::Lost(format!("cannot copy pages for another worker: {e}"));
+        for (read, data) in &mut self.reads {
+            pages.read_pages(&read.pages, data).map_err(failed)?;
         }
-        for (pages, data) in &self.writes {
-            model.write_pages(&pages.pages, data).map_err(failed)?;
+        for (written, data) in &self.writes {
+            pages.write_pages(&written.pages, data).map_err(failed)?;
         }
         Ok(())
     }
@@ -108,17 +123,20 @@ impl Outgoing {
 }
 
 impl Exchange {
-    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout) -> Self {
+    /// Embeddings of media are so many elements wide.
+    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout, width: usize) -> Self {
         Self {
             courier,
             page_tokens: layout.page_tokens,
-            page_bytes: layout.page_bytes(),
+            // Where there are no pages, none will ever be sent.
+            page_bytes: layout.page_bytes().max(1),
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
             to_write: VecDeque::new(),
             unwritten: 0,
             to_settle: VecDeque::new(),
             untaken: BTreeMap::new(),
+            tensors: Tensors::new(width),
         }
     }
 
@@ -127,22 +145,41 @@ impl Exchange {
         self.untaken.is_empty()
     }
 
-    /// A request that is prefilled for another worker was accepted.
-    pub fn will_send(&mut self, key: GraphKey) {
-        self.outgoing.insert(key, Outgoing::default());
+    /// Whether any request is on its way from or to another worker, so that there may be something to copy.
+    pub fn is_active(&self) -> bool {
+        !self.outgoing.is_empty() || !self.incoming.is_empty()
+    }
+
+    /// A request of so many tokens that is prefilled for another worker was accepted; the first pages are there already.
+    pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
+        // The last page always goes, and the hand-over behind it.
+        let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
+        self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
+    }
+
+    /// A request was accepted whose media are encoded here, so many tokens of them, for whoever prefills it.
+    pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
+        self.tensors.will_send(key, tokens);
+    }
+
+    /// A request was accepted that waits for so many tokens' embeddings.
+    pub fn awaits_media(&mut self, key: GraphKey, tokens: usize) {
+        self.tensors.will_receive(key, tokens, &mut *self.courier);
     }
 
     /// A request holds the pages that another worker is to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
-        let Reserved { key, pages, .. } = reserved;
-        self.courier.reserved(key, pages.len());
-        self.incoming.insert(key, Incoming { written: vec![false; pages.len()], pages: pages.into() });
+        let Reserved { key, pages, known, .. } = reserved;
+        self.courier.reserved(key, Cargo::Pages, pages.len(), known);
+        let written = (0..pages.len()).map(|place| place < known).collect();
+        self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
     }
 
     /// A request has ended here.
     pub fn ended(&mut self, key: GraphKey) {
         self.outgoing.remove(&key);
         self.incoming.remove(&key);
+        self.tensors.ended(key, &mut *self.courier);
         self.courier.ended(key);
     }
 
@@ -154,8 +191,17 @@ impl Exchange {
         Some(report::completion(ending, rank))
     }
 
-    /// A step was committed.
-    pub fn committed(&mut self, commits: &[RowCommit]) {
+    /// A step was committed, with these results.
+    pub fn committed<'a>(
+        &mut self,
+        commits: &[RowCommit],
+        results: impl Iterator<Item = Option<&'a RowResult>>,
+    ) {
+        for (commit, result) in commits.iter().zip(results) {
+            if let Some(result) = result.filter(|result| !result.encoded.is_empty()) {
+                self.tensors.encoded(commit.row.key, commit.row.positions.start, &result.encoded);
+            }
+        }
         if self.outgoing.is_empty() {
             return;
         }
@@ -176,8 +222,11 @@ impl Exchange {
         {
             match arrival {
                 Arrival::Pages(run) => {
-                    self.unwritten += run.data.len();
-                    self.to_write.push_back(run);
+                    // Nothing waits for what is not taken.
+                    if let Some(run) = self.tensors.fill(run).filter(|run| self.may_write(run)) {
+                        self.unwritten += run.data.len();
+                        self.to_write.push_back(run);
+                    }
                 }
                 Arrival::HandOver(hand_over) => self.to_settle.push_back(hand_over),
                 Arrival::Taken(key) => {
@@ -196,6 +245,12 @@ impl Exchange {
         self.settle(scheduler, news);
     }
 
+    /// Whether these pages are of somebody who waits for them, and none of them known here already.
+    fn may_write(&self, run: &PageRun) -> bool {
+        let end = run.first + run.data.len() / self.page_bytes;
+        self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
+    }
+
     /// Lets those go on here whose pages are all written.
     fn settle(&mut self, scheduler: &mut Scheduler, news: &mut Received) {
         for hand_over in std::mem::take(&mut self.to_settle) {
@@ -204,16 +259,35 @@ impl Exchange {
                 self.to_settle.push_back(hand_over);
                 continue;
             }
-            let outcome = self.take_over(scheduler, &hand_over);
-            if outcome.is_ok() {
-                self.incoming.remove(&key);
-                news.taken_over.push((key, hand_over.first.token));
-            }
+            let outcome = if self.tensors.has(key) {
+                self.take_embeddings(scheduler, &hand_over, news)
+            } else {
+                self.take_over(scheduler, &hand_over, news)
+            };
             (hand_over.answer)(outcome);
         }
     }
 
-    fn take_over(&mut self, scheduler: &mut Scheduler, hand_over: &HandOver) -> Result<(), Error> {
+    fn take_embeddings(
+        &mut self,
+        scheduler: &mut Scheduler,
+        hand_over: &HandOver,
+        news: &mut Received,
+    ) -> Result<(), Error> {
+        let (key, embeddings) = (hand_over.key, self.tensors.take_over(hand_over)?);
+        if !scheduler.media_here(key) {
+            return Err(Error::unavailable(format!("{key} waits for no embeddings here")));
+        }
+        news.embedded.push((key, embeddings));
+        Ok(())
+    }
+
+    fn take_over(
+        &mut self,
+        scheduler: &mut Scheduler,
+        hand_over: &HandOver,
+        news: &mut Received,
+    ) -> Result<(), Error> {
         let HandOver { key, first, computed, pages, .. } = *hand_over;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let Some(incoming) = self.incoming.get(&key) else {
@@ -226,16 +300,26 @@ impl Exchange {
         if let Some(missing) = incoming.written.iter().position(|written| !written) {
             return Err(refused(format!("page {missing} of {wanted} is missing")));
         }
-        scheduler.hand_over(key, first, computed).map_err(refused)
+        let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
+        scheduler.hand_over(key, first, computed).map_err(refused)?;
+        self.incoming.remove(&key);
+        news.taken_over.push((key, first.token));
+        Ok(())
     }
 
-    /// What is to be copied before the next step. Whoever computes faster than its pages leave is held back.
-    pub fn errands(&mut self, scheduler: &mut Scheduler) -> Errands {
+    /// What is to be copied before the next step. Whoever computes faster than its pages leave is held back. Embeddings need
+    /// no copying, and leave at once.
+    pub fn errands(&mut self, scheduler: &mut Scheduler, news: &mut Received) -> Errands {
         let mut errands = Errands::default();
+        let encoded =
+            self.tensors.send(&mut *self.courier, |key, held_back| scheduler.hold_back(key, held_back));
+        for (key, handed) in encoded {
+            self.let_go(key, handed, scheduler, news);
+        }
         let mut room = self.courier.room().min(PIECE.max(self.page_bytes)) / self.page_bytes;
         for (&key, outgoing) in &mut self.outgoing {
             let whole = outgoing.whole_pages(self.page_tokens);
-            let count = (whole - outgoing.sent).min(room);
+            let count = whole.saturating_sub(outgoing.sent).min(room);
             if count > 0 {
                 let first = outgoing.sent;
                 let pages = on_device(&outgoing.table[first..first + count]);
@@ -280,20 +364,26 @@ impl Exchange {
         let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
             let (first, since) = outgoing.first?;
             let pages = outgoing.whole_pages(self.page_tokens);
-            let handed = HandedOver { first, computed: outgoing.computed, pages, since };
+            let handed = HandedOver { first: Some(first), computed: outgoing.computed, pages, since };
             (outgoing.sent == pages).then_some((*key, handed))
         };
         let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
         for (key, handed) in done {
             self.outgoing.remove(&key);
-            // None if it was cancelled since; then its end is told elsewhere.
-            if let Some(ending) = scheduler.let_go(key) {
-                self.courier.hand_over(key, handed);
-                self.untaken.insert(key, ending);
-                news.gone.push(key);
-            }
+            self.let_go(key, handed, scheduler, news);
         }
         self.settle(scheduler, news);
+    }
+
+    /// The courier has all of a request: it ends here once the other side has taken over.
+    fn let_go(&mut self, key: GraphKey, handed: HandedOver, scheduler: &mut Scheduler, news: &mut Received) {
+        // None if it was cancelled since; then its end is told elsewhere.
+        if let Some(ending) = scheduler.let_go(key) {
+            self.courier.hand_over(key, handed);
+            self.untaken.insert(key, ending);
+            self.tensors.ended(key, &mut *self.courier);
+            news.gone.push(key);
+        }
     }
 }
 
@@ -303,6 +393,8 @@ pub(crate) struct Received {
     pub completions: Vec<pb::Completion>,
     /// Requests that go on here, with their first tokens.
     pub taken_over: Vec<(GraphKey, u32)>,
+    /// Requests whose media are here, with the embeddings.
+    pub embedded: Vec<(GraphKey, Vec<f32>)>,
     /// Requests that run here no more, but whose completions come later.
     pub gone: Vec<GraphKey>,
 }

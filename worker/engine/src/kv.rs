@@ -43,6 +43,10 @@ impl KvSize {
         };
         let PlaneKind::PagedKv { page_tokens, .. } = plane.kind;
         let (page_tokens, page_bytes) = (page_tokens as usize, model.page_bytes());
+        if !model.thinks() {
+            // What only encodes has no pages; a scheduler has two at the least.
+            return Ok(Self { pages: 2, page_tokens, page_bytes: 0 });
+        }
         if page_tokens == 0 || page_bytes == 0 {
             return Err(Error::internal(format!("plane {:?} has empty pages", plane.name)));
         }

@@ -15,18 +15,21 @@
 //! One report carries what all rows of a step emitted, and the completions of all graphs that ended with it. The
 //! scheduler counts positions and pages and decides; the engine holds the tokens and applies: it fills the step's host
 //! inputs, asks the model for logits of terminal rows and of prompt positions whose logprobs are wanted, and for no
-//! others.
+//! others. Rows of an encoder's walk run by themselves, item by item; what they give goes to whoever prefills the request
+//! (`exchange`), also where that is this engine.
 //!
 //! Errors: what a request asks for wrongly fails that request (`spec`); the rows of a step that the device refuses run
 //! again one by one, and requests whose rows fail alone fail; a lost device ends the worker, by an error from [`Engine::step`] or [`Stepper::run`].
 
 mod arrivals;
 mod batch;
+mod beside;
 mod courier;
 mod desk;
 mod engine;
 mod exchange;
 mod kv;
+mod media;
 mod observe;
 mod overlap;
 mod report;
@@ -38,7 +41,7 @@ mod spec;
 mod step_memory;
 mod warm_up;
 
-pub use courier::{Arrival, Courier, HandOver, HandedOver, PageRun};
+pub use courier::{Arrival, Cargo, Courier, HandOver, HandedOver, PageRun};
 pub use desk::News;
 pub use engine::Engine;
 pub use kv::{DEFAULT_KV_BYTES, kv_pages};

@@ -12,22 +12,23 @@
 //! while anything runs, is parsed or is sent.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use tutti_models::{Limits, PageLayout};
-use tutti_proto::{GraphKey, cluster::v1 as pb};
+use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
 use tutti_runtime::Error;
 
 use crate::{
-    courier::Courier,
+    beside::{Beside, Hints, Resting},
+    courier::{Cargo, Courier},
     desk::{Desk, Job, News, Planned},
     exchange::Errands,
     observe::Stopwatch,
     reporter::Reporter,
     runner::{RowResults, Runner},
-    spec,
+    spec::{self, Served},
 };
 
 /// Steps shorter than this are over before it pays to prepare the next one beside them: the two threads would only get in
@@ -35,14 +36,15 @@ use crate::{
 const WORTH_PREPARING: Duration = Duration::from_millis(1);
 
 /// What both threads have.
-struct Shared {
+pub(crate) struct Shared {
     state: Mutex<State>,
+    pub hints: Hints,
     /// Signalled with `called` and `closed`.
     call: Condvar,
 }
 
-struct State {
-    desk: Desk,
+pub(crate) struct State {
+    pub desk: Desk,
     /// There may be something to do.
     called: bool,
     /// Nobody is left to work for.
@@ -53,7 +55,7 @@ struct State {
 
 impl Shared {
     /// A panic on the other thread ends the process; until then its state is as good as any.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,6 +64,7 @@ impl Shared {
         change(&mut state);
         state.called = true;
         drop(state);
+        self.hints.wanted.store(true, Ordering::Release);
         self.call.notify_one();
     }
 }
@@ -96,8 +99,12 @@ impl Stepper {
         let Planned { completions, errands, job } = desk.plan()?;
         self.stage = job.map_or(Stage::Nothing, Stage::Planned);
         self.errands = errands;
+        let exchanges = desk.exchanges();
         let news = desk.news(step, completions);
         *untold += usize::from(news.is_some());
+        // What one piece does not hold is left for the step's pauses.
+        self.shared.hints.wanted.store(exchanges, Ordering::Release);
+        self.shared.hints.may_come.store(exchanges, Ordering::Relaxed);
         Ok(news)
     }
 
@@ -108,7 +115,7 @@ impl Stepper {
         let mut errands = std::mem::take(&mut self.errands);
         let carries = !errands.is_empty();
         if carries {
-            errands.run(&mut *self.runner.model)?;
+            errands.run(&mut Resting(&mut *self.runner.model)).map_err(|e| Error::internal(e.to_string()))?;
             self.shared.lock().desk.carried(errands);
         }
         let Stage::Planned(job) = std::mem::replace(&mut self.stage, Stage::Nothing) else {
@@ -165,7 +172,8 @@ impl FrontDesk {
     /// As [`Engine::launch`](crate::Engine::launch), also while a step runs.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = spec::key(&graph) else { return };
-        let parsed = spec::parse(key, graph, &self.limits, self.began.elapsed());
+        let model = Served { limits: &self.limits, declaration: &self.reporter.declaration };
+        let parsed = spec::parse(key, graph, model, self.began.elapsed());
         self.shared.call(|state| state.desk.launch(key, parsed));
     }
 
@@ -176,7 +184,23 @@ impl FrontDesk {
 
     /// From now on requests may be divided between this engine and others; `courier` carries their planes.
     pub fn connect(&mut self, courier: Box<dyn Courier>) {
-        self.shared.lock().desk.connect(courier, &self.layout);
+        let width = self.embedding_width();
+        self.shared.lock().desk.connect(courier, &self.layout, width);
+    }
+
+    /// Elements of the embeddings that encoders give; 0 where the model takes text alone.
+    pub fn embedding_width(&self) -> usize {
+        self.reporter.declaration.media().first().map_or(0, |input| input.width as usize)
+    }
+
+    /// What a graph with `send_to` sends, and how much of it in all: pages of its prefill, or rows of embeddings.
+    pub fn to_send(&self, graph: &pb::LaunchGraph) -> (Cargo, usize) {
+        let Some(spec) = &graph.spec else { return (Cargo::Pages, 0) };
+        if graph.walks.iter().any(|walk| self.reporter.declaration.encodes(WalkId(*walk))) {
+            return (Cargo::Embeddings, spec.media.iter().map(|item| item.tokens as usize).sum());
+        }
+        let tokens = spec.prompt.len() + graph.generated.len();
+        (Cargo::Pages, tokens.div_ceil(self.layout.page_tokens.max(1)))
     }
 
     /// For whoever brings something.
@@ -221,7 +245,9 @@ impl Drop for FrontDesk {
 pub(crate) fn split(desk: Desk, runner: Runner, reporter: Reporter, began: Instant) -> (Stepper, FrontDesk) {
     let (limits, layout) = (runner.model.limits().clone(), runner.model.page_layout());
     let state = Mutex::new(State { desk, called: false, closed: false, untold: 0 });
-    let shared = Arc::new(Shared { state, call: Condvar::new() });
+    let shared = Arc::new(Shared { state, hints: Hints::default(), call: Condvar::new() });
+    let mut runner = runner;
+    runner.model.set_interlude(Box::new(Beside::new(Arc::clone(&shared))));
     let (stage, errands) = (Stage::Nothing, Errands::default());
     let stepper = Stepper { shared: Arc::clone(&shared), runner, stage, errands };
     (stepper, FrontDesk { shared, limits, layout, began, reporter, last_run: Duration::ZERO })

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use tutti_kernels::{SampleRow, SamplingParams};
 
+use crate::media::{Encoding, Media};
+
 /// Made by [`crate::spec`], grown by one token with each committed terminal row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
@@ -15,8 +17,14 @@ pub(crate) struct Sequence {
     pub logprobs: Option<u32>,
     /// The same for the prompt's tokens.
     pub prompt_logprobs: Option<u32>,
+    /// Pages of its prefill, from the first on, that whoever goes on with it has: they are not sent.
+    pub known_elsewhere: usize,
     /// Positions whose prompt logprobs have been told. They are not again when a preempted request computes them anew.
     pub told: usize,
+    /// What stands for media in the prompt.
+    pub media: Media,
+    /// The items of an encoder's graph, which has no tokens; empty in any other.
+    pub encodings: Vec<Encoding>,
 }
 
 impl Sequence {

@@ -7,11 +7,18 @@ use std::time::Duration;
 
 use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
-use tutti_proto::{GraphKey, MAX_PRIORITY, cluster::v1 as pb, walks::WalkId};
+use tutti_proto::{
+    GraphKey, MAX_PRIORITY,
+    cluster::v1 as pb,
+    walks::{ModelDeclaration, WalkId},
+};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{Content, GraphLaunch, Part, Segment, Stopping};
 
-use crate::sequence::Sequence;
+use crate::{
+    media::{self, Media},
+    sequence::Sequence,
+};
 
 /// The most alternatives beside a token.
 pub(crate) const MAX_LOGPROBS: u32 = 20;
@@ -27,13 +34,24 @@ pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {
     message.key.map(GraphKey::from)
 }
 
+/// What is known of the model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served<'a> {
+    pub limits: &'a Limits,
+    pub declaration: &'a ModelDeclaration,
+}
+
 /// What the scheduler and the engine each need of a launch that comes `now`, by the scheduler's clock.
 pub(crate) fn parse(
     key: GraphKey,
     message: pb::LaunchGraph,
-    limits: &Limits,
+    model: Served<'_>,
     now: Duration,
 ) -> Result<(GraphLaunch, Sequence), Error> {
+    if message.walks.iter().any(|walk| model.declaration.encodes(WalkId(*walk))) {
+        return encoding(key, message, model.declaration, now);
+    }
+    let limits = model.limits;
     let Parts { part, prefill, decode } = parts(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
@@ -43,6 +61,11 @@ pub(crate) fn parse(
     }
     token_ids("prompt", &spec.prompt, limits)?;
     token_ids("generated", &message.generated, limits)?;
+    let (media, marks) = media::placed(&spec.media, &spec.prompt, model.declaration)?;
+    let awaits_media = message.receive_media.is_some();
+    if awaits_media == (media.spans.is_empty() || part == Part::Decode) {
+        return Err(Error::invalid("receive_media", "is not as the request's media and part have it"));
+    }
     let tokens = [&*spec.prompt, &message.generated].concat();
     // A replay that has output has sent all its prompt's logprobs before the first token of it, and so has whoever
     // prefills for another worker.
@@ -56,19 +79,85 @@ pub(crate) fn parse(
         generated: message.generated.len() as u32,
         stopping: self::stopping(&stopping, limits)?,
         // Logprobs need the hidden states of every position, not only its keys and values.
-        content: Some(Content { tokens, salt: 0, may_reuse: prompt_logprobs.is_none() }),
+        content: Some(Content { tokens, media: marks, may_reuse: prompt_logprobs.is_none() }),
         priority: priority(spec.priority)?,
+        awaits_media,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
+    let known_elsewhere = message.send_to.as_ref().map_or(0, |send_to| send_to.known_pages as usize);
     let sequence = Sequence {
+        known_elsewhere,
         prompt: spec.prompt,
         output: message.generated,
         sampling: self::sampling(sampling, limits)?,
         logprobs: alternatives("logprobs", spec.logprobs)?,
         prompt_logprobs: alternatives("prompt_logprobs", prompt_logprobs)?,
         told: 0,
+        media,
+        encodings: Vec::new(),
     };
     Ok((launch, sequence))
+}
+
+/// A graph of encoders alone: an item is a segment, and nothing is sampled.
+fn encoding(
+    key: GraphKey,
+    message: pb::LaunchGraph,
+    model: &ModelDeclaration,
+    now: Duration,
+) -> Result<(GraphLaunch, Sequence), Error> {
+    let send_to = message.send_to.as_ref();
+    let send_to =
+        send_to.ok_or_else(|| Error::invalid("send_to", "is missing: nothing is encoded for nobody"))?;
+    secret("send_to", &send_to.secret)?;
+    let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
+    let encodings = media::encodings(spec.media, &message.walks, model)?;
+    let segment = |item: &media::Encoding| Segment { walk: item.walk, tokens: item.rows.len() };
+    let launch = GraphLaunch {
+        key,
+        part: Part::Encode,
+        prefill: encodings.iter().map(segment).collect(),
+        decode: None,
+        generated: 0,
+        stopping: Stopping::new(0, 0, &[], &[]),
+        content: None,
+        priority: priority(spec.priority)?,
+        awaits_media: false,
+        deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
+    };
+    let sequence = Sequence {
+        known_elsewhere: 0,
+        prompt: Vec::new(),
+        output: Vec::new(),
+        sampling: NO_SAMPLING,
+        logprobs: None,
+        prompt_logprobs: None,
+        told: 0,
+        media: Media::default(),
+        encodings,
+    };
+    Ok((launch, sequence))
+}
+
+/// Of a graph that samples nothing.
+const NO_SAMPLING: SamplingParams = SamplingParams {
+    temperature: 0.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    repetition_penalty: 1.0,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+    logit_bias: Vec::new(),
+    seed: 0,
+};
+
+/// Whoever shows it may write to a request's room.
+fn secret(field: &str, secret: &[u8]) -> Result<(), Error> {
+    match secret.len() {
+        SECRET_BYTES => Ok(()),
+        bytes => Err(Error::invalid(field, format!("a secret of {bytes} bytes, must be {SECRET_BYTES}"))),
+    }
 }
 
 /// What of a request runs here, under which walks.
@@ -79,12 +168,10 @@ struct Parts {
 }
 
 fn parts(message: &pb::LaunchGraph) -> Result<Parts, Error> {
-    let pb::LaunchGraph { receive, send_to, walks, .. } = message;
-    // Whoever shows it may write to the request's pages.
-    let secret = |field: &str, secret: &[u8]| match secret.len() {
-        SECRET_BYTES => Ok(()),
-        bytes => Err(Error::invalid(field, format!("a secret of {bytes} bytes, must be {SECRET_BYTES}"))),
-    };
+    let pb::LaunchGraph { receive, receive_media, send_to, walks, .. } = message;
+    if let Some(receive_media) = receive_media {
+        secret("receive_media", &receive_media.secret)?;
+    }
     if let Some(receive) = receive {
         secret("receive", &receive.secret)?;
     }
@@ -224,6 +311,7 @@ mod tests {
                 logprobs: None,
                 prompt_logprobs: None,
                 priority: -3,
+                media: vec![],
             }),
             generated: vec![],
             timeout_ms: Some(40),
@@ -235,13 +323,17 @@ mod tests {
     fn fault(change: impl FnOnce(&mut pb::RequestSpec)) -> String {
         let mut message = message();
         change(message.spec.as_mut().unwrap());
-        let error = parse(key(), message, &limits(), Duration::ZERO).unwrap_err();
+        let (limits, declaration) = (limits(), ModelDeclaration::new(vec![], vec![], vec![]).unwrap());
+        let model = Served { limits: &limits, declaration: &declaration };
+        let error = parse(key(), message, model, Duration::ZERO).unwrap_err();
         error.field().unwrap().to_owned()
     }
 
     #[test]
     fn a_sound_message_passes() {
-        let (launch, sequence) = parse(key(), message(), &limits(), Duration::from_secs(1)).unwrap();
+        let (limits, declaration) = (limits(), ModelDeclaration::new(vec![], vec![], vec![]).unwrap());
+        let model = Served { limits: &limits, declaration: &declaration };
+        let (launch, sequence) = parse(key(), message(), model, Duration::from_secs(1)).unwrap();
         assert_eq!((launch.prefill_tokens(), launch.priority), (3, -3));
         assert_eq!(launch.deadline, Some(Duration::from_millis(1040)));
         assert_eq!(sequence.prompt, [1, 2, 3]);

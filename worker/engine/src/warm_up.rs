@@ -6,12 +6,22 @@ use tutti_models::{LogitRequests, LogitResults, Model};
 /// Enough for the matrix path of a prefill, few enough that a large model on a small CPU is ready in seconds.
 const TOKENS: usize = 32;
 
-/// Runs a small prefill and samples from it. All of it stands on the null page, which nobody reads afterwards.
+/// Encodes a token of each kind of media, runs a small prefill and samples from it. All of it stands on the null page, which nobody reads afterwards.
 pub(crate) fn run(
     model: &mut dyn Model,
     max_step_tokens: usize,
     page_tokens: usize,
 ) -> Result<(), DeviceError> {
+    for input in model.declaration().media().to_vec() {
+        match model.encode(input.walk, &vec![0; input.bytes_per_token as usize], &mut Vec::new()) {
+            // An encoder that other workers hold.
+            Err(DeviceError::Misuse(_)) => {}
+            encoded => encoded?,
+        }
+    }
+    if !model.thinks() {
+        return Ok(());
+    }
     let context = model.limits().max_context_tokens;
     // One page holds it all, since no two tokens of a request may share a place.
     let tokens = TOKENS.min(max_step_tokens).min(context).min(page_tokens);

@@ -31,6 +31,7 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
         quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: 16,
+        nodes: None,
         seed: 5,
     };
     let device = CpuDevice::new(1, Isa::detect()).expect("there is a CPU");

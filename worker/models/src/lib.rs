@@ -5,8 +5,10 @@
 
 mod config;
 mod error;
+mod interlude;
 mod load;
 pub mod lockstep;
+mod media_test;
 mod model;
 mod pages;
 mod qwen3;
@@ -16,8 +18,9 @@ mod thinker;
 mod weights;
 
 pub use error::LoadError;
+pub use interlude::{Interlude, PausedPages};
 pub use load::{LoadFormat, LoadOptions, load};
-pub use model::{Limits, LogitRequests, LogitResults, Model};
+pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
 pub use pages::PageLayout;
 pub use sim::load as load_sim;
 pub use tutti_kernels::Quantize;

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf, str::FromStr};
 use serde::{Deserialize, Serialize};
 use tutti_kernels::{Device, Quantize};
 
-use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
+use crate::{LoadError, LoadProgress, Model, config::ConfigFile, media_test, qwen3};
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,12 +46,15 @@ pub struct LoadOptions {
     pub dir: PathBuf,
     /// Where its weights come from.
     pub load_format: LoadFormat,
-    /// What becomes of its matrices: embedding, projections and LM head. Norms and biases stay as they are.
+    /// What becomes of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders stay as
+    /// they are stored.
     pub quantize: Quantize,
     /// The most tokens a step will have: activation buffers are made for it.
     pub max_step_tokens: usize,
     /// Tokens a KV page holds.
     pub page_tokens: usize,
+    /// The nodes to load; all without. Names that the model does not have are refused by whoever knows its declaration.
+    pub nodes: Option<Vec<String>>,
     /// Of dummy weights.
     pub seed: u64,
 }
@@ -75,10 +78,13 @@ pub fn load<D: Device>(
     if named(qwen3::ARCHITECTURE, qwen3::MODEL_TYPE) {
         return qwen3::load(&file, dir, options, device, progress);
     }
+    if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {
+        return media_test::load(&file, dir, options, device, progress);
+    }
     Err(LoadError::Architecture {
         path: file.path,
         architectures: file.architectures,
         model_type: file.model_type,
-        supported: qwen3::ARCHITECTURE.into(),
+        supported: format!("{}, {}", qwen3::ARCHITECTURE, media_test::ARCHITECTURE),
     })
 }

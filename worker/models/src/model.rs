@@ -1,9 +1,9 @@
 //! What the engine sees of a model: its declaration, its limits, and the operations of a step.
 
 use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::walks::{ModelDeclaration, WalkId};
 
-use crate::PageLayout;
+use crate::{Interlude, PageLayout};
 
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,15 @@ pub struct LogitResults {
     pub scores: Vec<TokenScore>,
 }
 
+/// Embeddings that an encoder gave, in the place of tokens' own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EmbeddedRows<'a> {
+    /// Index of the first of those tokens among the step's tokens.
+    pub first_token: usize,
+    /// `[tokens, width]`, end to end.
+    pub values: &'a [f32],
+}
+
 /// A loaded model on its device. Which device that is stays hidden here.
 pub trait Model: Send {
     /// Its nodes, walks and planes.
@@ -64,11 +73,43 @@ pub trait Model: Send {
     /// Takes its part of whole pages.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
+    /// Has every step pause between its layers, or as often, for `interlude`. A model that cannot pause drops it: a TP group
+    /// does, whose ranks would all have to pause at the same place.
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        drop(interlude);
+    }
+
     /// Runs all layers over the step's tokens, writing their keys and values. The hidden states stay on the device
     /// until the next call.
     ///
     /// Fails, having run nothing, when the step is larger than [`Limits::max_step_tokens`] or no pages are allocated.
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
+
+    /// As [`forward`](Self::forward), with the embeddings of tokens that stand for media. The same whatever rows they come
+    /// in, and however many steps an item is cut into.
+    fn forward_with(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
+        match embeddings {
+            [] => self.forward(inputs),
+            [..] => Err(DeviceError::Misuse("this model takes no embeddings".into())),
+        }
+    }
+
+    /// Whether it holds the node that prefills and decodes. Without it there are no pages, and nothing but
+    /// [`encode`](Self::encode) can be run.
+    fn thinks(&self) -> bool {
+        true
+    }
+
+    /// Runs an encoder over one item of media, appending the embeddings of its tokens, `[tokens, width]`. Waits for the
+    /// device. Of a TP group the leader does so by itself.
+    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let _ = (data, out);
+        Err(DeviceError::Misuse(format!("walk {walk} passes no encoder that is held here")))
+    }
 
     /// Computes logits of the last [`Model::forward`] and answers `wanted`, appending to `out`. The LM head runs over
     /// one tile of rows at a time, and only over tiles that something is wanted of, so that scratch does not grow with

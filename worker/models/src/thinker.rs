@@ -1,8 +1,41 @@
-//! What a text model with one node declares, whoever runs it.
+//! What a model declares whose thinker is a text model, whoever runs it.
 
-use tutti_proto::walks::{
-    DeclarationError, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
+use tutti_proto::{
+    cluster::v1::MediaKind,
+    walks::{
+        DeclarationError, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
+    },
 };
+
+/// The node that prefills and decodes.
+pub(crate) const THINKER: &str = "thinker";
+/// The node of [`with_audio`].
+pub(crate) const AUDIO_ENCODER: &str = "audio_encoder";
+
+/// How audio becomes tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Audio {
+    /// Stands in a prompt for each token of an item.
+    pub placeholder: u32,
+    pub bytes_per_token: usize,
+    /// Of the embeddings.
+    pub width: usize,
+}
+
+/// What of a model a worker holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub thinker: bool,
+    pub encoder: bool,
+}
+
+impl Held {
+    /// Of nodes by these names; all without any. The conductor refuses names that the model does not have.
+    pub fn of(nodes: Option<&[String]>) -> Self {
+        let held = |name| nodes.is_none_or(|nodes| nodes.iter().any(|node| node == name));
+        Self { thinker: held(THINKER), encoder: held(AUDIO_ENCODER) }
+    }
+}
 
 /// One node; text prefill and decode, batched together; one plane of paged keys and values.
 pub(crate) fn declaration(
@@ -14,7 +47,7 @@ pub(crate) fn declaration(
     let kind =
         PlaneKind::PagedKv { page_tokens: page_tokens as u32, bytes_per_token: bytes_per_token as u64 };
     ModelDeclaration::new(
-        vec!["thinker".into()],
+        vec![THINKER.into()],
         vec![
             walk("prefill_text", WalkKind::Chunkable { batched_by }),
             walk("thinker_decode", WalkKind::Decode { batched_by }),
@@ -22,4 +55,29 @@ pub(crate) fn declaration(
         ],
         vec![Plane { name: "kv".into(), kind }],
     )
+}
+
+/// The same with an encoder beside it, whose items run one by one in steps of their own. What it gives is prefilled as text
+/// is, and may be cut like it.
+pub(crate) fn with_audio(
+    text: &ModelDeclaration,
+    audio: Audio,
+) -> Result<ModelDeclaration, DeclarationError> {
+    let (mut nodes, mut walks) = (text.nodes().to_vec(), text.walks().to_vec());
+    let encoder = vec![NodeId(nodes.len() as u32)];
+    nodes.push(AUDIO_ENCODER.into());
+    let walk = WalkId(walks.len() as u32);
+    let batched_by = WalkId(walk.0 + 1);
+    let kind = WalkKind::Atomic { batched_by };
+    walks.push(Walk { name: "prefill_audio".into(), nodes: encoder.clone(), kind });
+    walks.push(Walk { name: "audio_encoder_step".into(), nodes: encoder, kind: WalkKind::Mixed });
+    let input = MediaInput {
+        kind: MediaKind::Audio,
+        walk,
+        placeholder: audio.placeholder,
+        bytes_per_token: audio.bytes_per_token as u32,
+        width: audio.width as u32,
+        formats: vec!["wav".into()],
+    };
+    ModelDeclaration::new(nodes, walks, text.planes().to_vec())?.with_media(vec![input])
 }

@@ -85,8 +85,15 @@ fn loading_takes_little_more_than_the_weights() {
     ] {
         for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
             let dir = dir.path().to_owned();
-            let options =
-                LoadOptions { dir, load_format, quantize, max_step_tokens: 16, page_tokens: 16, seed: 0 };
+            let options = LoadOptions {
+                dir,
+                load_format,
+                quantize,
+                max_step_tokens: 16,
+                page_tokens: 16,
+                nodes: None,
+                seed: 0,
+            };
             let model = load(&options, device().with_group(Box::new(Lone(seat))), &mut |_| {}).unwrap();
             let (taken, weights) = (peak() - before, model.weight_bytes());
             assert!(weights > least, "{weights} bytes are too few to tell");

@@ -79,6 +79,7 @@ fn a_step_that_scores_all_its_tokens_takes_what_was_said_before_it() {
         quantize: Quantize::None,
         max_step_tokens: TOKENS,
         page_tokens: PAGE_TOKENS,
+        nodes: None,
         seed: 0,
     };
     let mut model = load(&options, device(), &mut |_| {}).unwrap();

@@ -48,12 +48,19 @@ pub(crate) fn check(
     if let Some(content) = launch.content.as_ref().filter(|content| content.tokens.len() != end) {
         return Err(Refusal::WrongContent { tokens: content.tokens.len(), prefill: end });
     }
-    let held = if launch.part == Part::Prefill { launch.prefill_tokens() } else { tokens };
+    let held = match launch.part {
+        Part::Prefill => launch.prefill_tokens(),
+        Part::Encode => 0,
+        Part::Whole | Part::Decode => tokens,
+    };
     let last = prefill.last().map_or(WalkId(0), |span| span.walk);
     let recompute = walks.recompute(last);
     Ok(Request {
         key: launch.key,
         part: launch.part,
+        awaits_media: launch.awaits_media,
+        is_pinned: launch.part == Part::Decode
+            && launch.content.as_ref().is_some_and(|content| !content.media.is_empty()),
         prefill,
         recompute: (recompute, walks.cut(recompute)?),
         prompt_tokens,

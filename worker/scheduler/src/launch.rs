@@ -1,6 +1,6 @@
 //! What a request brings to the door, and why it may be turned away there.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 pub use tutti_proto::MAX_PRIORITY;
 use tutti_proto::{GraphKey, walks::WalkId};
@@ -27,6 +27,8 @@ pub struct GraphLaunch {
     pub content: Option<Content>,
     /// Classes before (below 0) or behind (above 0) the ordinary one; see [`MAX_PRIORITY`].
     pub priority: i32,
+    /// It is not admitted before its media are [here](crate::Scheduler::media_here), and in nobody's way until then.
+    pub awaits_media: bool,
     /// When the request ends unless it has by itself, by the clock of [`Scheduler::plan`](crate::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
@@ -43,6 +45,9 @@ pub enum Part {
     /// What follows the first token. It holds its pages and takes part in no step until it is
     /// [handed over](crate::Scheduler::hand_over); from then on it is like any other.
     Decode,
+    /// What turns media into embeddings: prefill segments of encoders' walks, which hold no pages. When they are done, it
+    /// stays until its embeddings are with whoever prefills, and is then [let go](crate::Scheduler::let_go).
+    Encode,
 }
 
 /// In steps, of each priority class before the next: a request is served as if it had come so much earlier than one of
@@ -54,10 +59,44 @@ pub const HEAD_START: i64 = 256;
 pub struct Content {
     /// One for each position of the prefill.
     pub tokens: Vec<u32>,
-    /// Whatever else the planes depend on; 0 where tokens tell everything, a hash of the media where they do not.
-    pub salt: u64,
+    /// What tokens do not tell, in the order of the prompt.
+    pub media: Vec<MediaMark>,
     /// Whether pages of others may stand for computing: not where something is wanted of every position.
     pub may_reuse: bool,
+}
+
+/// Media among the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaMark {
+    /// The position of the item's first token.
+    pub first: usize,
+    /// Tells the item from any other.
+    pub digest: [u8; 16],
+}
+
+impl Content {
+    /// What is whole of the first `tokens` tokens, block by block: what each of them depends on beside the blocks before it.
+    pub(crate) fn blocks(&self, tokens: usize, page_tokens: usize) -> impl Iterator<Item = Cow<'_, [u32]>> {
+        (0..tokens / page_tokens).map(move |place| self.block(place, page_tokens))
+    }
+
+    /// The same of one block: its tokens, and behind them, for each item that begins in it, where it does and its digest.
+    /// Longer than a page if there are any, and so never the same as one without.
+    pub(crate) fn block(&self, place: usize, page_tokens: usize) -> Cow<'_, [u32]> {
+        let positions = place * page_tokens..(place + 1) * page_tokens;
+        let tokens = &self.tokens[positions.clone()];
+        let from = self.media.partition_point(|mark| mark.first < positions.start);
+        let to = self.media.partition_point(|mark| mark.first < positions.end);
+        if from == to {
+            return Cow::Borrowed(tokens);
+        }
+        let mut block = tokens.to_vec();
+        for mark in &self.media[from..to] {
+            block.push(mark.first as u32);
+            block.extend(mark.digest.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));
+        }
+        Cow::Owned(block)
+    }
 }
 
 /// Part of a prefill: `tokens` tokens under one walk, whose kind says whether they may be cut.

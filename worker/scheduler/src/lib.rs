@@ -45,7 +45,8 @@
 //!
 //! - **A request may be divided** ([`Part`]): one worker prefills it, another holds pages for it meanwhile and decodes it.
 //!   The scheduler knows who waits for planes and who waits until they are copied; none of these is part of a step or
-//!   gives up its pages, and each is cancelled, late or [failed](Scheduler::fail_transfer) like any other.
+//!   gives up its pages, and each is cancelled, late or [failed](Scheduler::fail_transfer) like any other. Who waits for
+//!   embeddings of its media holds nothing yet, and nobody waits for it.
 //!
 //! # Where things are
 //!
@@ -73,7 +74,7 @@ mod stopping;
 mod walks;
 
 pub use config::{Admission, Chunking, ConfigError, PrefillSharing, SchedulerConfig};
-pub use launch::{Content, GraphLaunch, HEAD_START, MAX_PRIORITY, Part, Refusal, Segment};
+pub use launch::{Content, GraphLaunch, HEAD_START, MAX_PRIORITY, MediaMark, Part, Refusal, Segment};
 pub use packing::PATIENCE;
 pub use pages::PageId;
 pub use scheduler::{Load, Scheduler, Tally};

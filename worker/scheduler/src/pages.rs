@@ -95,15 +95,15 @@ impl PagePool {
         Some(BlockTable { pages: taken })
     }
 
-    /// The pages that hold `tokens` from their start, as far as whole blocks are known, each with the chain that it ends.
-    pub(crate) fn find(&self, start: Chain, tokens: &[u32]) -> Vec<(PageId, Chain)> {
-        let mut chain = start;
-        let known = |block| {
-            let found = self.content.find(chain, block)?;
+    /// The pages that hold these blocks from their start, as far as they are known, each with the chain that it ends.
+    pub(crate) fn find<B: AsRef<[u32]>>(&self, blocks: impl IntoIterator<Item = B>) -> Vec<(PageId, Chain)> {
+        let mut chain = Chain::Start;
+        let known = |block: B| {
+            let found = self.content.find(chain, block.as_ref())?;
             chain = found.1;
             Some(found)
         };
-        tokens.chunks_exact(self.page_tokens).map_while(known).collect()
+        blocks.into_iter().map_while(known).collect()
     }
 
     /// A table of `pages` pages that begins with `known` ones; none if there are too few. Whoever shares pages only
@@ -202,7 +202,7 @@ impl PagePool {
 mod tests {
     use super::*;
 
-    const START: Chain = Chain::Start { salt: 0 };
+    const START: Chain = Chain::Start;
 
     /// A table of one page that holds `tokens`.
     fn page_of(pool: &mut PagePool, tokens: &[u32]) -> BlockTable {
@@ -227,7 +227,7 @@ mod tests {
         let table = page_of(&mut pool, &[1, 2]);
         pool.release(table);
         assert!(pool.allocate(4).is_none());
-        let known = pool.find(START, &[1, 2]);
+        let known = pool.find([[1, 2]]);
         assert!(pool.allocate_behind(&known, 4).is_none());
         assert_eq!((pool.available(), pool.idle()), (3, 1));
     }
@@ -236,7 +236,7 @@ mod tests {
     fn a_shared_page_is_idle_when_its_last_holder_lets_go() {
         let mut pool = PagePool::new(4, 2);
         let first = page_of(&mut pool, &[1, 2]);
-        let known = pool.find(START, &[1, 2, 3]);
+        let known = pool.find([[1, 2]]);
         let second = pool.allocate_behind(&known, 2).unwrap();
         assert_eq!((second.pages()[0], pool.used()), (first.pages()[0], 2));
         pool.release(first);
@@ -252,13 +252,13 @@ mod tests {
         for table in tables {
             pool.release(table);
         }
-        let known = pool.find(START, &[1, 1]);
+        let known = pool.find([[1, 1]]);
         let again = pool.allocate_behind(&known, 1).unwrap();
         pool.release(again); // now the youngest
         let fresh = pool.allocate(1).unwrap();
         assert_eq!(*fresh.pages(), [PageId(2)]);
-        assert_eq!(pool.find(START, &[2, 2]), []);
-        assert_eq!(pool.find(START, &[1, 1]).len(), 1);
+        assert_eq!(pool.find([[2, 2]]), []);
+        assert_eq!(pool.find([[1, 1]]).len(), 1);
         pool.release(fresh);
     }
 }

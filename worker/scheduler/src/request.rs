@@ -55,6 +55,10 @@ pub(crate) struct Request {
     pub key: GraphKey,
     /// What of it runs here; all of it, once it has been handed over.
     pub part: Part,
+    /// It waits for embeddings of its media, and for nothing else.
+    pub awaits_media: bool,
+    /// It has media and only ever its planes, so that they could not be computed again here: it never gives up a page.
+    pub is_pinned: bool,
     /// Ascending by `end`, without gaps from position 0; at least one. Fixed while the request runs.
     pub prefill: Vec<Span>,
     /// How sampled tokens are computed again.
@@ -150,6 +154,7 @@ impl Request {
 
     /// What must be there before it runs.
     pub fn needs(&self, admission: Admission, pool: &PagePool) -> Needs {
+        let admission = if self.is_pinned { Admission::WholeLife } else { admission };
         self.life.to_run(admission, self.prefill_end(), pool)
     }
 
@@ -158,16 +163,14 @@ impl Request {
         let Some(content) = &self.content else {
             return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: None });
         };
-        let start = Chain::Start { salt: content.salt };
-        if self.part == Part::Decode {
-            // Another worker writes to them, so nobody else may read them.
-            return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: Some(start) });
+        let computed_here = self.part != Part::Decode;
+        // At least one position is always computed, here or elsewhere: something must be sampled from.
+        let most = if content.may_reuse || !computed_here { self.prefill_end() - 1 } else { 0 };
+        let mut known = pool.find(content.blocks(most, pool.page_tokens()));
+        if computed_here {
+            known.truncate(self.blocks_to_resume_behind(known.len(), pool.page_tokens()));
         }
-        // At least one position is always computed: something must be sampled from.
-        let most = if content.may_reuse { self.prefill_end() - 1 } else { 0 };
-        let mut known = pool.find(start, &content.tokens[..most]);
-        known.truncate(self.blocks_to_resume_behind(known.len(), pool.page_tokens()));
-        let chain = known.last().map_or(start, |&(_, chain)| chain);
+        let chain = known.last().map_or(Chain::Start, |&(_, chain)| chain);
         Some(Pages { table: pool.allocate_behind(&known, pages)?, shared: known.len(), chain: Some(chain) })
     }
 
@@ -175,7 +178,7 @@ impl Request {
     pub fn look_up(&mut self, pool: &PagePool) -> bool {
         let Some(content) = self.content.as_ref().filter(|content| content.may_reuse) else { return false };
         let most = self.prefill_end() - 1;
-        let known = pool.find(Chain::Start { salt: content.salt }, &content.tokens[..most]).len();
+        let known = pool.find(content.blocks(most, pool.page_tokens())).len();
         self.known_tokens = self.known_tokens.max(known * pool.page_tokens());
         true
     }
@@ -206,7 +209,8 @@ impl Request {
     /// Waiting becomes running.
     pub fn admit(mut self, pages: Pages, pool: &PagePool) -> Running {
         let Pages { table: block_table, shared, chain } = pages;
-        let computed = shared * pool.page_tokens();
+        // Another worker computes all of it whatever is known here, and says what it had to.
+        let computed = if self.part == Part::Decode { 0 } else { shared * pool.page_tokens() };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
         Running {
             request: self,
@@ -236,6 +240,11 @@ impl Request {
 impl Running {
     pub fn is_in_step(&self) -> bool {
         self.in_step.is_some()
+    }
+
+    /// Whether its pages are its own until it ends.
+    pub fn is_pinned(&self) -> bool {
+        self.request.is_pinned || self.is_divided()
     }
 
     pub fn phase(&self) -> Option<Phase> {
@@ -271,9 +280,9 @@ impl Running {
         self.computed
     }
 
-    /// Whether it holds the page of its next position.
+    /// Whether it holds the page of its next position, or needs none.
     pub fn has_room(&self, page_tokens: usize) -> bool {
-        self.computed < self.block_table.len() * page_tokens
+        self.request.part == Part::Encode || self.computed < self.block_table.len() * page_tokens
     }
 
     /// Whether it can be part of the next step.
@@ -387,7 +396,7 @@ impl Running {
         request.epoch = request.epoch.next();
         let Some(token) = token else {
             // Nothing is sampled inside a prompt, nor at its end where no output is wanted: then that is the end.
-            let done = prefilled && !request.wants_output(request.generated);
+            let done = prefilled && !request.wants_output(request.generated) && request.part != Part::Encode;
             return (None, done.then(|| request.finished(Finish::Length)));
         };
         let index = request.generated;
@@ -404,8 +413,8 @@ impl Running {
         while let Some(chain) = self.chain
             && (self.recorded + 1) * page_tokens <= self.computed
         {
-            let block = &content.tokens[self.recorded * page_tokens..][..page_tokens];
-            self.chain = pool.record(&self.block_table, self.recorded, chain, block);
+            let block = content.block(self.recorded, page_tokens);
+            self.chain = pool.record(&self.block_table, self.recorded, chain, &block);
             self.recorded += 1;
         }
     }

@@ -38,9 +38,11 @@ pub struct Scheduler {
     least_time: LeastTime,
     /// Accepted, holding nothing, in order.
     waiting: BTreeMap<Ticket, Request>,
+    /// The same, whose media are not here.
+    parked: BTreeMap<Ticket, Request>,
     /// Holding pages, in order.
     running: BTreeMap<Ticket, Running>,
-    /// Every request in `waiting` or `running`.
+    /// Every request in `waiting`, `parked` or `running`.
     tickets: HashMap<GraphKey, Ticket>,
     /// Held requests to end at the head of the next plan.
     cancelled: BTreeSet<GraphKey>,
@@ -101,6 +103,7 @@ impl Scheduler {
             pool: PagePool::new(config.pages, config.page_tokens),
             config,
             waiting: BTreeMap::new(),
+            parked: BTreeMap::new(),
             running: BTreeMap::new(),
             tickets: HashMap::new(),
             cancelled: BTreeSet::new(),
@@ -135,7 +138,8 @@ impl Scheduler {
             self.cancelled.insert(request.key);
         }
         self.tickets.insert(request.key, ticket);
-        self.waiting.insert(ticket, request);
+        let queue = if request.awaits_media { &mut self.parked } else { &mut self.waiting };
+        queue.insert(ticket, request);
         Ok(())
     }
 
@@ -174,7 +178,9 @@ impl Scheduler {
     /// here does a request advance, and only by what its own row did.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
-        self.pace.observe(&self.work(&step), took);
+        if !step.rows.iter().any(|row| self.running.get(&row.ticket).is_some_and(Running::encodes)) {
+            self.pace.observe(&self.work(&step), took);
+        }
         let scored = |row: &Row| self.running.get(&row.ticket).is_some_and(Running::is_scored);
         self.least_time.observe(&step, &self.walks, scored, took);
         let mut commits = Vec::with_capacity(outcomes.len());
@@ -207,7 +213,7 @@ impl Scheduler {
     pub fn load(&self) -> Load {
         Load {
             running: self.running.len(),
-            waiting: self.waiting.len(),
+            waiting: self.waiting.len() + self.parked.len(),
             pages_used: self.pool.used(),
             pages_cached: self.pool.idle(),
             pages_total: self.pool.total(),
@@ -282,7 +288,8 @@ impl Scheduler {
     /// Ends a request unless it is inside a step. False if it is.
     fn end(&mut self, key: GraphKey, outcome: Outcome, endings: &mut Vec<Ending>) -> bool {
         let Some(&ticket) = self.tickets.get(&key) else { return true };
-        let (deadline, ending) = if let Some(request) = self.waiting.remove(&ticket) {
+        let waiting = self.waiting.remove(&ticket).or_else(|| self.parked.remove(&ticket));
+        let (deadline, ending) = if let Some(request) = waiting {
             (request.deadline, request.end(outcome))
         } else if let Entry::Occupied(request) = self.running.entry(ticket)
             && !request.get().is_in_step()
@@ -331,7 +338,7 @@ impl Scheduler {
             return Some(ticket);
         }
         let mut behind = self.running.range((Bound::Excluded(ticket), Bound::Unbounded));
-        let pinned = |request: &Running| request.is_in_step() || request.is_divided();
+        let pinned = |request: &Running| request.is_in_step() || request.is_pinned();
         behind.rfind(|(_, request)| !pinned(request)).map(|(&victim, _)| victim)
     }
 

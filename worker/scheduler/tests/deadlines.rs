@@ -179,7 +179,7 @@ fn prompts_that_are_scored_say_nothing_of_others() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     for request in 1..6 {
         // Each position's logits are computed, which takes much longer than the position alone.
-        let content = Content { tokens: vec![7; 64], salt: 0, may_reuse: false };
+        let content = Content { tokens: vec![7; 64], media: vec![], may_reuse: false };
         worker.scheduler.add(GraphLaunch { content: Some(content), ..text(request, 64, 1) }).unwrap();
         worker.drain();
     }

@@ -8,7 +8,9 @@ use common::{
     AUDIO, DECODE, SPEECH, SPEECH_DECODE, SPEECH_MIXED, TEXT, commit, config, key, scheduler, segments, text,
     tokens,
 };
-use tutti_scheduler::{Admission, HEAD_START, Outcome, PrefillSharing, Scheduler, SchedulerConfig, StepPlan};
+use tutti_scheduler::{
+    Admission, HEAD_START, MediaMark, Outcome, PrefillSharing, Scheduler, SchedulerConfig, StepPlan,
+};
 
 fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
@@ -123,9 +125,9 @@ fn a_prompt_that_starts_alike_computes_the_rest() {
     scheduler.add(tokens(3, &prompt[..12], 1)).unwrap();
     assert_eq!(shares(&mut scheduler), [(3, 8..12)], "at least one token is computed");
     let mut other = tokens(4, &prompt, 1);
-    other.content.as_mut().unwrap().salt = 1;
+    other.content.as_mut().unwrap().media.push(MediaMark { first: 5, digest: [1; 16] });
     scheduler.add(other).unwrap();
-    assert_eq!(shares(&mut scheduler), [(4, 0..14)]);
+    assert_eq!(shares(&mut scheduler), [(4, 4..14)], "the first block is before its media");
     let mut scored = tokens(5, &prompt, 1);
     scored.content.as_mut().unwrap().may_reuse = false;
     scheduler.add(scored).unwrap();

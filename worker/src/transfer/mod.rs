@@ -1,4 +1,5 @@
-//! Requests that one worker prefills and another decodes: their planes on the way between the two.
+//! Requests that one worker prefills and another decodes, or one encodes and another prefills: their planes and embeddings
+//! on the way between the two.
 //!
 //! ```text
 //! prefilling worker                                              decoding worker
@@ -6,7 +7,8 @@
 //!                         └──────────▶ segment of shared memory ─────┘
 //! ```
 //!
-//! Engines copy between steps ([`tutti_engine::Courier`]); everything here runs beside them. On one host pages go through
+//! Both are units of one size, counted from 0: pages of a plane, or rows of a tensor; here they differ in nothing else
+//! ([`Unit`]). Engines copy between steps ([`tutti_engine::Courier`]); everything here runs beside them. On one host pages go through
 //! a [`segment`] and the stream says where they are, between hosts they go in the stream; which of the two it is follows
 //! from whether the sender can open the receiver's segment. Both sides have a lease: a receiver that hears nothing
 //! ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to be sent is bounded
@@ -23,6 +25,7 @@ mod tests;
 
 use std::{
     collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
     io,
     net::Ipv4Addr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -37,7 +40,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
-use tutti_engine::{Arrival, Bell, Courier, FrontDesk, HandedOver, PageRun, TransferError};
+use tutti_engine::{Arrival, Bell, Cargo, Courier, FrontDesk, HandedOver, PageRun, TransferError};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{
@@ -68,8 +71,38 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const ENVELOPE_BYTES: usize = 4096;
 
 /// The longest message of a stream.
-fn message_bytes(page_bytes: usize) -> usize {
-    FRAME_BYTES.max(page_bytes) + ENVELOPE_BYTES
+fn message_bytes(unit_bytes: usize) -> usize {
+    FRAME_BYTES.max(unit_bytes) + ENVELOPE_BYTES
+}
+
+/// What a cargo comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unit {
+    /// What two workers compare before either uses a byte of the other.
+    layout_id: u64,
+    /// Of one page, or one row.
+    bytes: usize,
+    /// In messages.
+    name: &'static str,
+}
+
+impl Unit {
+    /// So many in one message.
+    fn at_once(self) -> usize {
+        (FRAME_BYTES / self.bytes.max(1)).max(1)
+    }
+
+    fn page(desk: &FrontDesk) -> Self {
+        let layout = desk.page_layout();
+        Self { layout_id: layout.id(), bytes: layout.page_bytes(), name: "pages" }
+    }
+
+    /// Rows of embeddings this wide, in f32.
+    fn row(width: usize) -> Self {
+        let mut hasher = DefaultHasher::new();
+        ("rows of embeddings, little-endian f32", width).hash(&mut hasher);
+        Self { layout_id: hasher.finish(), bytes: width * size_of::<f32>(), name: "embeddings" }
+    }
 }
 
 /// A worker's end of all transfers.
@@ -81,9 +114,8 @@ pub struct Transfer {
 struct Hub {
     runtime: Handle,
     bell: Bell,
-    layout_id: u64,
-    page_tokens: usize,
-    page_bytes: usize,
+    page: Unit,
+    row: Unit,
     arrivals: mpsc::Sender<Arrival>,
     /// Weak, since the conductor takes the end of the last strong one for the worker's.
     outbox: mpsc::WeakSender<pb::WorkerMessage>,
@@ -99,17 +131,16 @@ struct Hub {
 impl Transfer {
     /// Lets a worker's requests be divided between it and others. Must be called inside a Tokio runtime.
     pub fn connect(desk: &mut FrontDesk, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
-        let layout = desk.page_layout();
+        let (page, row) = (Unit::page(desk), Unit::row(desk.embedding_width()));
         let (arrivals, inbox) = mpsc::channel(ARRIVALS);
         let hub = Arc::new(Hub {
             runtime: Handle::current(),
             bell: desk.bell(),
-            layout_id: layout.id(),
-            page_tokens: layout.page_tokens,
-            page_bytes: layout.page_bytes(),
+            page,
+            row,
             arrivals,
             outbox: outbox.downgrade(),
-            room: Arc::new(Room::new(layout.page_bytes())),
+            room: Arc::new(Room::new(page.bytes.max(row.bytes))),
             sending: Mutex::default(),
             reservations: Arc::default(),
             connections: Arc::default(),
@@ -121,15 +152,16 @@ impl Transfer {
         Self { hub }
     }
 
-    /// A graph is about to be launched.
-    pub fn launched(&self, graph: &pb::LaunchGraph) {
+    /// A graph is about to be launched at this desk.
+    pub fn launched(&self, graph: &pb::LaunchGraph, desk: &FrontDesk) {
         let Some(key) = graph.key.map(GraphKey::from) else { return };
-        if let Some(reservation) = &graph.receive {
+        // What waits for planes waits for no embeddings: those are for its prefill.
+        if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
             self.hub.reservations.expect(key, reservation);
         }
         if let Some(destination) = &graph.send_to {
-            let prompt = graph.spec.as_ref().map_or(0, |spec| spec.prompt.len());
-            self.hub.push(key, destination.clone(), prompt + graph.generated.len());
+            let (cargo, count) = desk.to_send(graph);
+            self.hub.push(key, destination.clone(), self.hub.unit(cargo), count);
         }
     }
 
@@ -145,8 +177,15 @@ impl Hub {
         self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the task that pushes a request of so many tokens.
-    fn push(self: &Arc<Self>, key: GraphKey, destination: pb::PlaneDestination, tokens: usize) {
+    fn unit(&self, cargo: Cargo) -> Unit {
+        match cargo {
+            Cargo::Pages => self.page,
+            Cargo::Embeddings => self.row,
+        }
+    }
+
+    /// Starts the task that pushes so many units of a request.
+    fn push(self: &Arc<Self>, key: GraphKey, destination: pb::PlaneDestination, unit: Unit, count: usize) {
         let queue = Arc::new(Queue::new(Arc::clone(&self.room)));
         let mut sending = self.sending();
         if sending.contains_key(&key) {
@@ -156,9 +195,8 @@ impl Hub {
         drop(sending);
         let push = Push {
             destination,
-            layout_id: self.layout_id,
-            pages: tokens.div_ceil(self.page_tokens),
-            page_bytes: self.page_bytes,
+            unit,
+            count,
             queue,
             connections: Arc::clone(&self.connections),
             tally: Arc::clone(&self.tally),
@@ -188,7 +226,8 @@ impl Hub {
     }
 
     /// Tells the conductor of a room, and watches over its lease.
-    async fn offer(self: Arc<Self>, key: GraphKey, pages: usize, secret: Vec<u8>) {
+    async fn offer(self: Arc<Self>, key: GraphKey, room: reservations::Room, secret: Vec<u8>) {
+        let reservations::Room { unit, count, known, .. } = room;
         let port = match self.port.get_or_try_init(|| self.serve()).await {
             Ok(port) => *port,
             Err(error) => {
@@ -196,7 +235,7 @@ impl Hub {
                 return self.tell(Arrival::Failed(key, TransferError::Lost(why))).await;
             }
         };
-        let shared_memory = match Segment::create(&secret, (pages * self.page_bytes) as u64) {
+        let shared_memory = match Segment::create(&secret, (count * unit.bytes) as u64) {
             Ok(segment) => {
                 let path = segment.path();
                 self.reservations.set_segment(key, segment);
@@ -210,8 +249,9 @@ impl Hub {
         let reserved = pb::Reserved {
             key: Some(key.into()),
             port: port.into(),
-            layout_hash: self.layout_id,
+            layout_hash: unit.layout_id,
             shared_memory,
+            known_pages: known as u32,
         };
         let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
         let Some(outbox) = self.outbox.upgrade() else { return };
@@ -239,11 +279,9 @@ impl Hub {
             reservations: Arc::clone(&self.reservations),
             arrivals: self.arrivals.clone(),
             bell: self.bell.clone(),
-            layout_id: self.layout_id,
-            page_bytes: self.page_bytes,
         };
-        let service =
-            PlaneTransferServer::new(receiver).max_decoding_message_size(message_bytes(self.page_bytes));
+        let longest = message_bytes(self.page.bytes.max(self.row.bytes));
+        let service = PlaneTransferServer::new(receiver).max_decoding_message_size(longest);
         let server = Server::builder()
             .max_concurrent_streams(STREAMS)
             .http2_keepalive_interval(Some(KEEP_ALIVE))
@@ -287,9 +325,10 @@ impl Courier for Post {
         }
     }
 
-    fn reserved(&mut self, key: GraphKey, pages: usize) {
-        if let Some(secret) = self.hub.reservations.hold(key, pages) {
-            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, pages, secret));
+    fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize) {
+        let room = reservations::Room { unit: self.hub.unit(cargo), count, known, segment: None };
+        if let Some(secret) = self.hub.reservations.hold(key, room.clone()) {
+            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, room, secret));
         }
     }
 

@@ -19,7 +19,7 @@ use tutti_proto::{
 use tutti_runtime::ErrorKind;
 
 use super::{
-    FRAME_BYTES,
+    Unit,
     reservations::{Found, NotFound, Reservations, Room},
 };
 
@@ -27,8 +27,6 @@ pub(super) struct Receiver {
     pub reservations: Arc<Reservations>,
     pub arrivals: mpsc::Sender<Arrival>,
     pub bell: Bell,
-    pub layout_id: u64,
-    pub page_bytes: usize,
 }
 
 #[tonic::async_trait]
@@ -47,14 +45,15 @@ impl PlaneTransfer for Receiver {
             Found::Taken(taken) => return again(key, &taken, &mut pieces).await,
             Found::Waiting(room) => room,
         };
-        if manifest.layout_hash != self.layout_id {
-            let (theirs, ours) = (manifest.layout_hash, self.layout_id);
-            let message = format!("the sender's pages are of layout {theirs:x}, those here of {ours:x}");
+        let Unit { layout_id, name, .. } = room.unit;
+        if manifest.layout_hash != layout_id {
+            let (theirs, ours) = (manifest.layout_hash, layout_id);
+            let message = format!("the sender's {name} are of layout {theirs:x}, those here of {ours:x}");
             return Err(Status::failed_precondition(message));
         }
-        if manifest.counts != [room.pages as u32] {
-            let (counts, pages) = (&manifest.counts, room.pages);
-            let message = format!("{counts:?} pages are announced, but {pages} are reserved");
+        if manifest.counts != [room.count as u32] {
+            let (counts, reserved) = (&manifest.counts, room.count);
+            let message = format!("{counts:?} {name} are announced, but {reserved} are reserved");
             return Err(Status::failed_precondition(message));
         }
         while let Some(piece) = next(&mut pieces).await? {
@@ -80,20 +79,21 @@ impl Receiver {
         })
     }
 
-    /// Takes a run of pages, in pieces of bounded size.
+    /// Takes a run of pages or rows, in pieces of bounded size.
     async fn take(&self, key: GraphKey, room: &Room, data: pb::PlaneData) -> Result<(), Status> {
         let pb::PlaneData { plane, first, count, place } = data;
-        let (first, count) = (first as usize, count as usize);
-        if plane != 0 || count == 0 || first.saturating_add(count) > room.pages {
+        let (first, count, unit) = (first as usize, count as usize, room.unit);
+        if plane != 0 || count == 0 || first < room.known || first.saturating_add(count) > room.count {
             let message = format!(
-                "{count} pages of plane {plane} from {first} on, but {} of plane 0 are reserved",
-                room.pages
+                "{count} {} of plane {plane} from {first} on, but {} to {} of plane 0 are to be filled",
+                unit.name, room.known, room.count
             );
             return Err(Status::failed_precondition(message));
         }
-        let wanted = count * self.page_bytes;
+        let wanted = count * unit.bytes;
         let wrong_length = |length: u64| {
-            Status::failed_precondition(format!("{length} bytes for {count} pages, which take {wanted}"))
+            let name = unit.name;
+            Status::failed_precondition(format!("{length} bytes for {count} {name}, which take {wanted}"))
         };
         match place {
             Some(Place::Inline(data)) if data.len() == wanted => {
@@ -106,11 +106,11 @@ impl Receiver {
                 let segment = segment.ok_or_else(|| {
                     Status::failed_precondition(format!("{length} bytes at {offset} are not in the segment"))
                 })?;
-                let at_once = (FRAME_BYTES / self.page_bytes).max(1);
+                let at_once = unit.at_once();
                 for done in (0..count).step_by(at_once) {
                     let segment = Arc::clone(segment);
-                    let offset = offset + (done * self.page_bytes) as u64;
-                    let length = at_once.min(count - done) * self.page_bytes;
+                    let offset = offset + (done * unit.bytes) as u64;
+                    let length = at_once.min(count - done) * unit.bytes;
                     let read = tokio::task::spawn_blocking(move || segment.read(offset, length)).await;
                     let data = read
                         .map_err(|_| Status::unavailable("the worker is ending"))?
@@ -139,14 +139,17 @@ impl Receiver {
         key: GraphKey,
         hand_over: pb::HandOver,
     ) -> Result<Response<pb::TransferReceipt>, Status> {
-        let (Some(first), &[pages]) = (&hand_over.first, &hand_over.counts[..]) else {
-            return Err(Status::invalid_argument("a hand-over without a token, or not of one plane"));
+        let &[pages] = &hand_over.counts[..] else {
+            return Err(Status::invalid_argument("a hand-over that is not of one plane"));
         };
         let (answer, mut answered) = oneshot::channel();
         let (reservations, taken) = (Arc::clone(&self.reservations), hand_over.clone());
         self.tell(Arrival::HandOver(HandOver {
             key,
-            first: OutputToken { token: first.token_id, index: first.index },
+            first: hand_over
+                .first
+                .as_ref()
+                .map(|first| OutputToken { token: first.token_id, index: first.index }),
             computed: hand_over.computed_tokens as usize,
             pages: pages as usize,
             answer: Box::new(move |outcome| {

@@ -1,4 +1,5 @@
-//! The sending side: one task for each request that is prefilled here, from its launch to the receiver's answer.
+//! The sending side: one task for each request that is prefilled or encoded here for another worker, from its launch to the
+//! receiver's answer.
 
 use std::{
     collections::HashMap,
@@ -16,13 +17,13 @@ use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
 };
-use tutti_engine::{HandedOver, PageRun, TransferError};
+use tutti_engine::{HandedOver, OutputToken, PageRun, TransferError};
 use tutti_proto::cluster::v1::{
     self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
 };
 
 use super::{
-    FRAME_BYTES, KEEP_ALIVE, WINDOW_BYTES,
+    KEEP_ALIVE, Unit, WINDOW_BYTES,
     segment::Segment,
     staging::{Parcel, Queue},
     tally::{Tally, Transport},
@@ -80,11 +81,9 @@ impl Connections {
 /// What one task needs.
 pub(super) struct Push {
     pub destination: pb::PlaneDestination,
-    /// Of the pages here.
-    pub layout_id: u64,
-    /// Of the whole prefill.
-    pub pages: usize,
-    pub page_bytes: usize,
+    pub unit: Unit,
+    /// Pages of the whole prefill, or rows of all embeddings.
+    pub count: usize,
     pub queue: Arc<Queue>,
     pub connections: Arc<Connections>,
     pub tally: Arc<Tally>,
@@ -130,7 +129,7 @@ impl Push {
 
     fn client(&self) -> Result<PlaneTransferClient<Channel>, TransferError> {
         let channel = self.connections.to(&self.destination.address)?;
-        Ok(PlaneTransferClient::new(channel).max_encoding_message_size(super::message_bytes(self.page_bytes)))
+        Ok(PlaneTransferClient::new(channel).max_encoding_message_size(super::message_bytes(self.unit.bytes)))
     }
 
     /// None if the request has ended here.
@@ -219,7 +218,7 @@ impl Push {
 
     fn manifest(&self) -> Piece {
         let pb::PlaneDestination { key, secret, .. } = self.destination.clone();
-        let (layout_hash, counts) = (self.layout_id, vec![self.pages as u32]);
+        let (layout_hash, counts) = (self.unit.layout_id, vec![self.count as u32]);
         Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts })
     }
 
@@ -247,22 +246,23 @@ impl Push {
         staged: super::staging::Staged,
     ) -> Result<(), TransferError> {
         let (first, length) = (staged.run.first, staged.run.data.len());
-        let offset = (first * self.page_bytes) as u64;
+        let offset = (first * self.unit.bytes) as u64;
         let segment = Arc::clone(segment);
         let written = tokio::task::spawn_blocking(move || segment.write(offset, &staged.run.data)).await;
         let lost =
             |why: String| TransferError::Lost(format!("cannot write to the receiver's segment: {why}"));
         written.map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))?;
         let place = Some(Place::Shared(pb::SharedRange { offset, length: length as u64 }));
-        let count = (length / self.page_bytes) as u32;
+        let count = (length / self.unit.bytes) as u32;
         outlet.send(Piece::Data(pb::PlaneData { plane: 0, first: first as u32, count, place })).await
     }
 
     async fn send_inline(&self, outlet: &Outlet, run: &PageRun) -> Result<(), TransferError> {
-        let at_once = (FRAME_BYTES / self.page_bytes).max(1);
-        for (place, data) in run.data.chunks(at_once * self.page_bytes).enumerate() {
+        let Unit { bytes, .. } = self.unit;
+        let at_once = self.unit.at_once();
+        for (place, data) in run.data.chunks(at_once * bytes).enumerate() {
             let first = (run.first + place * at_once) as u32;
-            let count = (data.len() / self.page_bytes) as u32;
+            let count = (data.len() / bytes) as u32;
             let place = Some(Place::Inline(data.to_vec()));
             outlet.send(Piece::Data(pb::PlaneData { plane: 0, first, count, place })).await?;
         }
@@ -291,9 +291,10 @@ impl Outlet {
 
 fn hand_over(handed: &HandedOver) -> Piece {
     let HandedOver { first, computed, pages, .. } = *handed;
-    let first = pb::SampledToken { token_id: first.token, index: first.index, logprob: None };
+    let sampled =
+        |first: OutputToken| pb::SampledToken { token_id: first.token, index: first.index, logprob: None };
     Piece::HandOver(pb::HandOver {
-        first: Some(first),
+        first: first.map(sampled),
         computed_tokens: computed as u32,
         counts: vec![pages as u32],
     })

@@ -33,6 +33,10 @@ impl Request {
     fn on_outcome(&mut self, key: GraphKey, outcome: Option<pb::completion::Outcome>) -> Effects {
         use pb::completion::Outcome;
         match outcome {
+            Some(Outcome::HandedOver(_)) if self.encodes(key) => self.on_encoded(),
+            Some(Outcome::Finished(_)) if self.encodes(key) => {
+                self.break_off("an encoder's graph ended before anything was handed over")
+            }
             Some(Outcome::Finished(finished)) => self.on_rank_finished(key, finished),
             Some(Outcome::HandedOver(handed_over)) => self.on_handed_over(key, handed_over),
             Some(Outcome::HandoverFailed(fault)) => self.on_handover_failed(&Error::from(fault)),

@@ -3,7 +3,7 @@
 use tutti_proto::{WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
-use super::{Effects, Phase, Request, Stage};
+use super::{Effects, Encoding, Phase, Request, Stage};
 use crate::mailbox::Ending;
 
 impl Request {
@@ -17,8 +17,8 @@ impl Request {
         }
         self.leaving.retain(|run| !run.is_over());
         let mut needed = false;
-        if let Phase::Live { stage, .. } = &mut self.phase {
-            for run in stage.runs_mut() {
+        if let Phase::Live { stage, encoding, .. } = &mut self.phase {
+            for run in stage.runs_mut().chain(encoding.run_mut()) {
                 if run.lose(worker) {
                     released.push((worker, run.key));
                     needed = true;
@@ -69,19 +69,11 @@ impl Request {
         Effects { replayed: true, ..effects }
     }
 
-    /// The room that is held for the request is of no use now: nothing is there that could fill it. No try is lost by
-    /// this, since nothing was tried.
-    pub fn give_room_back(&mut self) -> Effects {
-        match &self.phase {
-            Phase::Live { stage: Stage::Reserving { .. }, .. } => self.start_over(),
-            _ => Effects::default(),
-        }
-    }
-
-    fn start_over(&mut self) -> Effects {
-        let Phase::Live { stage, .. } = &mut self.phase else { return Effects::default() };
+    pub(super) fn start_over(&mut self) -> Effects {
+        let Phase::Live { stage, encoding, .. } = &mut self.phase else { return Effects::default() };
         let stage = std::mem::replace(stage, Stage::Waiting);
-        let cancel = self.leave(stage);
+        let encoding = std::mem::replace(encoding, Encoding::Over);
+        let cancel = self.leave(stage, encoding);
         self.incarnation = self.incarnation.next();
         Effects { place: true, cancel, ..Effects::default() }
     }

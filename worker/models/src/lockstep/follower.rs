@@ -39,7 +39,8 @@ pub fn follow(
             }
             Some(Action::Forward(plan)) => {
                 forwards += 1;
-                let outcome = Forward::new(plan).run(|inputs| model.forward(inputs));
+                let outcome =
+                    Forward::new(plan).run(|inputs, embeddings| model.forward_with(inputs, embeddings));
                 ran(forwards);
                 outcome
             }

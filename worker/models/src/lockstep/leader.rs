@@ -7,11 +7,11 @@ use tutti_kernels::{
 };
 use tutti_proto::{
     cluster::v1::{self as pb, group_plan::Action},
-    walks::ModelDeclaration,
+    walks::{ModelDeclaration, WalkId},
 };
 
 use super::plan;
-use crate::{Limits, LogitRequests, LogitResults, Model, PageLayout};
+use crate::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout};
 
 /// A TP group as one model: the leader's own part, and the other ranks at its word.
 ///
@@ -99,8 +99,24 @@ impl Model for Leader {
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        self.send(Action::Forward(plan::forward(inputs)))?;
-        self.model.forward(inputs)
+        self.forward_with(inputs, &[])
+    }
+
+    fn forward_with(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
+        self.send(Action::Forward(plan::forward(inputs, embeddings)))?;
+        self.model.forward_with(inputs, embeddings)
+    }
+
+    fn thinks(&self) -> bool {
+        self.model.thinks()
+    }
+
+    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.model.encode(walk, data, out)
     }
 
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {

@@ -3,8 +3,14 @@
 use tutti_kernels::{PageId, RowInputs, StepInputs};
 use tutti_proto::cluster::v1 as pb;
 
+use crate::EmbeddedRows;
+
 /// A forward as a message.
-pub(super) fn forward(inputs: &StepInputs<'_>) -> pb::ForwardPlan {
+pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> pb::ForwardPlan {
+    let embedded = |rows: &EmbeddedRows<'_>| pb::EmbeddedRows {
+        first_token: rows.first_token as u32,
+        values: rows.values.to_vec(),
+    };
     let row = |row: &RowInputs<'_>| pb::ForwardRow {
         first_token: row.first_token as u32,
         tokens: row.tokens as u32,
@@ -16,6 +22,7 @@ pub(super) fn forward(inputs: &StepInputs<'_>) -> pb::ForwardPlan {
         positions: inputs.positions.to_vec(),
         rows: inputs.rows.iter().map(row).collect(),
         logit_rows: inputs.logit_rows.iter().map(|&row| row as u32).collect(),
+        embeddings: embeddings.iter().map(embedded).collect(),
     }
 }
 
@@ -34,7 +41,7 @@ impl Forward {
         Self { plan, pages, logit_rows }
     }
 
-    pub fn run<T>(&self, run: impl FnOnce(&StepInputs<'_>) -> T) -> T {
+    pub fn run<T>(&self, run: impl FnOnce(&StepInputs<'_>, &[EmbeddedRows<'_>]) -> T) -> T {
         let mut first_page = 0;
         let row = |row: &pb::ForwardRow| {
             let block_table = &self.pages[first_page..first_page + row.block_table.len()];
@@ -48,12 +55,17 @@ impl Forward {
             }
         };
         let rows: Vec<_> = self.plan.rows.iter().map(row).collect();
-        run(&StepInputs {
+        let embeddings = self.plan.embeddings.iter();
+        let embeddings: Vec<_> = embeddings
+            .map(|rows| EmbeddedRows { first_token: rows.first_token as usize, values: &rows.values })
+            .collect();
+        let inputs = StepInputs {
             token_ids: &self.plan.token_ids,
             positions: &self.plan.positions,
             rows: &rows,
             logit_rows: &self.logit_rows,
-        })
+        };
+        run(&inputs, &embeddings)
     }
 }
 
@@ -73,6 +85,9 @@ mod tests {
             ],
             logit_rows: &[0, 2],
         };
-        Forward::new(forward(&inputs)).run(|arrived| assert_eq!(*arrived, inputs));
+        let embeddings = [EmbeddedRows { first_token: 1, values: &[0.5, -2.0] }];
+        Forward::new(forward(&inputs, &embeddings)).run(|arrived, embedded| {
+            assert_eq!((arrived, embedded), (&inputs, &embeddings[..]));
+        });
     }
 }

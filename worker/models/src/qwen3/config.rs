@@ -1,11 +1,14 @@
 //! The keys of a Qwen3 `config.json`, checked.
 
+use std::path::Path;
+
 use serde::Deserialize;
 use tutti_kernels::{AttentionShape, WeightType, collective::Seat};
 
 use crate::{
     LoadError,
-    config::{ConfigFile, TokenIds, parse_dtype},
+    config::{ConfigFile, TokenIds, eos_token_ids, parse_dtype},
+    model::Limits,
     rope::{Rope, RopeKeys},
     weights::share,
 };
@@ -44,7 +47,7 @@ fn default_window() -> Option<usize> {
 
 /// A Qwen3 model's shape, in which every number is known to make sense.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Config {
+pub(crate) struct Config {
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -144,6 +147,16 @@ impl Config {
             intermediate_size: share(intermediate_size, seat).len(),
             vocab_size: share(vocab_size, seat).len(),
             ..self.clone()
+        })
+    }
+
+    /// The bounds of a model of this config in `dir`, whose steps have so many tokens at most.
+    pub fn limits(&self, dir: &Path, max_step_tokens: usize) -> Result<Limits, LoadError> {
+        Ok(Limits {
+            vocab_size: self.vocab_size,
+            max_context_tokens: self.max_context(),
+            eos_token_ids: eos_token_ids(dir, self.eos_token_id.clone())?,
+            max_step_tokens,
         })
     }
 

@@ -9,8 +9,8 @@ use tutti_proto::walks::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    PageLayout,
-    model::{Limits, LogitRequests, LogitResults, Model},
+    Interlude, PageLayout, PausedPages,
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     weights::share,
 };
 
@@ -93,13 +93,25 @@ impl<D: Device> Model for Qwen3<D> {
         self.device.write_pages(kv, pages, &own)
     }
 
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        self.interlude = Some(interlude).filter(|_| self.seat.is_alone());
+    }
+
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        self.forward_with(inputs, &[])
+    }
+
+    fn forward_with(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
         self.logit_rows = 0;
         let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
-        let Self { device, seat, weights, activations: a, kv, attention, config, .. } = self;
+        let Self { device, seat, weights, activations: a, kv, attention, config, interlude, .. } = self;
         let kv = kv.as_mut().ok_or_else(no_pages)?;
         let eps = config.rms_norm_eps;
 
@@ -110,6 +122,9 @@ impl<D: Device> Model for Qwen3<D> {
             let first = share(config.vocab_size, *seat).start;
             device.embed_shard(&weights.embedding, first, config.vocab_size, &mut a.hidden)?;
             device.all_reduce(&mut a.hidden)?;
+        }
+        for rows in embeddings {
+            device.overwrite_rows(&mut a.hidden, rows.first_token, rows.values)?;
         }
         device.rope_angles(&self.rope, &mut a.angles)?;
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {
@@ -126,6 +141,9 @@ impl<D: Device> Model for Qwen3<D> {
             device.silu_mul(&a.gate_up, &mut a.activated)?;
             let output = Output { x: &a.activated, weight: &layer.down, bias: None };
             output.add(device, &mut a.normed, &mut a.hidden)?;
+            if let Some(interlude) = interlude {
+                interlude.play(&mut Paused { device, kv })?;
+            }
         }
         self.logit_rows = inputs.logit_rows.len();
         Ok(())
@@ -162,6 +180,22 @@ impl<D: Device> Model for Qwen3<D> {
             self.compute_logits(tile)?;
         }
         Ok(())
+    }
+}
+
+/// The pages of a model that is a whole group, between two layers.
+struct Paused<'a, D: Device> {
+    device: &'a mut D,
+    kv: &'a mut D::KvPool,
+}
+
+impl<D: Device> PausedPages for Paused<'_, D> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.device.read_pages(self.kv, pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.device.write_pages(self.kv, pages, data)
     }
 }
 

@@ -13,13 +13,14 @@ use tutti_kernels::{
 };
 use tutti_proto::walks::ModelDeclaration;
 
+pub(crate) use self::config::Config as Shape;
 use self::{
     config::Config,
     weights::{Specs, Weights},
 };
 use crate::{
-    LoadError, LoadFormat, LoadOptions, Model,
-    config::{ConfigFile, eos_token_ids},
+    Interlude, LoadError, LoadFormat, LoadOptions, Model,
+    config::ConfigFile,
     model::Limits,
     thinker,
     weights::{Dummy, Loader, Progress, SafetensorsDir, Source},
@@ -34,7 +35,7 @@ pub(crate) const MODEL_TYPE: &str = "qwen3";
 const LOGIT_TILE: usize = 32;
 
 /// A dense Qwen3 on a device.
-struct Qwen3<D: Device> {
+pub(crate) struct Qwen3<D: Device> {
     device: D,
     seat: Seat,
     /// Of the whole model, whatever this rank's share.
@@ -53,6 +54,7 @@ struct Qwen3<D: Device> {
     /// The pool's shape; its `pages` are 0 until it is allocated.
     kv_shape: KvShape,
     kv: Option<D::KvPool>,
+    interlude: Option<Box<dyn Interlude>>,
     /// How many logit rows the last step left to be read.
     logit_rows: usize,
 }
@@ -84,62 +86,80 @@ struct Activations<D: Device> {
     gathered: Option<D::Tensor>,
 }
 
+/// A config's shape, for families that have this model as a node.
+pub(crate) fn shape(file: &ConfigFile) -> Result<Shape, LoadError> {
+    Config::parse(file)
+}
+
 /// Loads the family from a directory whose config is already read.
 pub(crate) fn load<D: Device>(
     file: &ConfigFile,
     dir: &Path,
     options: &LoadOptions,
-    mut device: D,
+    device: D,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let config = Config::parse(file)?;
-    let eos_token_ids = eos_token_ids(dir, config.eos_token_id.clone())?;
-    let source = match options.load_format {
-        LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
-        LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: config.dtype }),
-    };
+    Ok(Box::new(Qwen3::load(file, dir, options, device, progress)?))
+}
 
-    let seat = device.seat();
-    let shard = config.shard(seat).map_err(|problem| file.invalid(problem))?;
-    let specs = Specs::new(&config);
-    let mut loader = Loader::new(source, options.quantize, specs.all(), &mut device, progress)?;
-    let weight_type = loader.dtype(&specs.embedding)?;
-    let weights = Weights::load(&specs, &mut loader)?;
-    let weight_bytes = loader.finish();
+impl<D: Device> Qwen3<D> {
+    /// The model itself, for families that have it as a node.
+    pub(crate) fn load(
+        file: &ConfigFile,
+        dir: &Path,
+        options: &LoadOptions,
+        mut device: D,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
+        let config = Config::parse(file)?;
+        let source = match options.load_format {
+            LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
+            LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: config.dtype }),
+        };
 
-    let activations = Activations::allocate(&shard, options.max_step_tokens, &mut device)?;
-    let page_tokens = options.page_tokens;
-    let kv_shape = KvShape {
-        layers: config.layers,
-        kv_heads: shard.kv_heads,
-        head_dim: config.head_dim,
-        page_tokens,
-        pages: 0,
-        dtype: weight_type,
-    };
-    let attention = config.windows.iter().map(|&window| shard.attention(window)).collect();
-    Ok(Box::new(Qwen3 {
-        limits: Limits {
-            vocab_size: config.vocab_size,
-            max_context_tokens: config.max_context(),
-            eos_token_ids,
-            max_step_tokens: options.max_step_tokens,
-        },
-        declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
-        rope: config.rope.frequencies(config.head_dim),
-        device,
-        seat,
-        config,
-        weights,
-        weight_bytes,
-        weight_type,
-        quantize: options.quantize,
-        attention,
-        activations,
-        kv_shape,
-        kv: None,
-        logit_rows: 0,
-    }))
+        let seat = device.seat();
+        let shard = config.shard(seat).map_err(|problem| file.invalid(problem))?;
+        let specs = Specs::new(&config);
+        let mut loader = Loader::new(source, options.quantize, specs.all(), &mut device, progress)?;
+        let weight_type = loader.dtype(&specs.embedding)?;
+        let weights = Weights::load(&specs, &mut loader)?;
+        let weight_bytes = loader.finish();
+
+        let activations = Activations::allocate(&shard, options.max_step_tokens, &mut device)?;
+        let page_tokens = options.page_tokens;
+        let kv_shape = KvShape {
+            layers: config.layers,
+            kv_heads: shard.kv_heads,
+            head_dim: config.head_dim,
+            page_tokens,
+            pages: 0,
+            dtype: weight_type,
+        };
+        let attention = config.windows.iter().map(|&window| shard.attention(window)).collect();
+        Ok(Self {
+            limits: config.limits(dir, options.max_step_tokens)?,
+            declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
+            rope: config.rope.frequencies(config.head_dim),
+            device,
+            seat,
+            config,
+            weights,
+            weight_bytes,
+            weight_type,
+            quantize: options.quantize,
+            attention,
+            activations,
+            kv_shape,
+            kv: None,
+            interlude: None,
+            logit_rows: 0,
+        })
+    }
+
+    /// What it runs on.
+    pub(crate) fn device(&mut self) -> &mut D {
+        &mut self.device
+    }
 }
 
 impl<D: Device> Activations<D> {

@@ -6,23 +6,27 @@
 //! pages that nobody else wrote to. Alone or batched, in one chunk or many, on any worker: the same request has the same
 //! tokens, and [`digest`] is short enough to be written again in any language by whoever checks them.
 
+mod audio;
 mod clock;
 mod digest;
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use serde::Deserialize;
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::walks::{ModelDeclaration, WalkId};
 use tutti_runtime::sim::SimSettings;
 
 use self::clock::SimClock;
 use crate::{
-    LoadError, Model, PageLayout,
+    Interlude, LoadError, Model, PageLayout, PausedPages,
     config::{ConfigFile, TokenIds, eos_token_ids},
-    model::{Limits, LogitRequests, LogitResults},
-    thinker,
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
+    thinker::{self, Audio, Held},
 };
+
+/// How often a step pauses that others may wait for.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Of a digest.
 const BYTES_PER_TOKEN: usize = size_of::<u64>();
@@ -35,29 +39,34 @@ struct Keys {
     eos_token_id: Option<TokenIds>,
 }
 
-/// A simulated thinker.
+/// A simulated thinker, and an encoder where the checkpoint's config has one.
 struct Sim {
     declaration: ModelDeclaration,
+    held: Held,
+    /// None where the model takes text alone.
+    audio: Option<Audio>,
     limits: Limits,
     settings: SimSettings,
     clock: SimClock,
     page_tokens: usize,
     /// A digest for each place of the pool, page by page.
     pool: Vec<u64>,
+    interlude: Option<Box<dyn Interlude>>,
     /// Digests of the last step's tokens whose logits are wanted.
     hidden: Vec<u64>,
     /// Steps so far. The warm-up is step 0.
     steps: u64,
 }
 
-/// A simulated model with the vocabulary, context and ends of sequence of the checkpoint in `dir`, of whatever family.
-/// `rank` makes its jitter different from other workers'.
+/// A simulated model with the vocabulary, context, ends of sequence and audio of the checkpoint in `dir`, of whatever family,
+/// of which this worker holds `nodes`; all without. `rank` makes its jitter different from other workers'.
 pub fn load(
     dir: &Path,
     max_step_tokens: usize,
     page_tokens: usize,
     rank: u32,
     settings: &SimSettings,
+    nodes: Option<&[String]>,
 ) -> Result<Box<dyn Model>, LoadError> {
     let file = ConfigFile::read(dir)?;
     let keys: Keys = file.parse()?;
@@ -65,8 +74,12 @@ pub fn load(
         Some(value) if value > 0 => Ok(value),
         _ => Err(file.invalid(format!("{name}: must be at least 1"))),
     };
+    let (text, audio) = (thinker::declaration(page_tokens, BYTES_PER_TOKEN)?, audio::of(&file)?);
+    let held = audio.map_or(Held { thinker: true, encoder: false }, |_| Held::of(nodes));
     Ok(Box::new(Sim {
-        declaration: thinker::declaration(page_tokens, BYTES_PER_TOKEN)?,
+        declaration: audio.map_or(Ok(text.clone()), |audio| thinker::with_audio(&text, audio))?,
+        held,
+        audio,
         limits: Limits {
             vocab_size: needed("vocab_size", keys.vocab_size)?,
             max_context_tokens: needed("max_position_embeddings", keys.max_position_embeddings)?,
@@ -77,6 +90,7 @@ pub fn load(
         settings: settings.clone(),
         page_tokens,
         pool: Vec::new(),
+        interlude: None,
         hidden: Vec::new(),
         steps: 0,
     }))
@@ -92,7 +106,8 @@ impl Model for Sim {
     }
 
     fn describe(&self) -> String {
-        format!("simulated, {:?}", self.settings.costs())
+        let alone = if self.thinks() { "" } else { " encoder alone" };
+        format!("simulated{alone}, {:?}", self.settings.costs())
     }
 
     fn weight_bytes(&self) -> u64 {
@@ -123,38 +138,53 @@ impl Model for Sim {
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        for page in pages {
-            let digests = self.pool.chunks_exact(self.page_tokens).nth(page.0 as usize);
-            out.extend(digests.ok_or_else(|| no_page(*page))?.iter().flat_map(|digest| digest.to_le_bytes()));
-        }
-        Ok(())
+        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.read_pages(pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        let wanted = pages.len() * self.page_bytes();
-        if data.len() != wanted {
-            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
-        }
-        let page_bytes = self.page_bytes();
-        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
-            let digests = self.pool.chunks_exact_mut(self.page_tokens).nth(page.0 as usize);
-            for (digest, bytes) in digests.ok_or_else(|| no_page(*page))?.iter_mut().zip(data.as_chunks().0) {
-                *digest = u64::from_le_bytes(*bytes);
+        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.write_pages(pages, data)
+    }
+
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        self.interlude = Some(interlude);
+    }
+
+    fn thinks(&self) -> bool {
+        self.held.thinker
+    }
+
+    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        match self.audio {
+            Some(audio) if self.held.encoder && self.declaration.encodes(walk) => {
+                let tokens = data.len().div_ceil(audio.bytes_per_token);
+                self.begin(&[RowInputs { first_token: 0, tokens, start: 0, block_table: &[] }], &[])?;
+                audio::encode(data, audio, out);
+                Ok(())
             }
+            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder that is held here"))),
         }
-        Ok(())
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        self.forward_with(inputs, &[])
+    }
+
+    fn forward_with(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
         let (tokens, most) = (inputs.token_ids.len(), self.limits.max_step_tokens);
         if tokens > most {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the most is {most}")));
         }
-        self.clock.pass(inputs.rows);
-        let step = self.steps;
-        self.steps += 1;
-        self.fail(step, inputs.token_ids)?;
+        self.begin(inputs.rows, inputs.token_ids)?;
         self.hidden.clear();
+        let width = self.audio.map_or(1, |audio| audio.width);
+        let mut meanings = embeddings
+            .iter()
+            .flat_map(|rows| (rows.first_token..).zip(rows.values.chunks(width).map(audio::meaning)))
+            .peekable();
         let mut wanted = inputs.logit_rows.iter().copied().peekable();
         for row in inputs.rows {
             let mut digest = match row.start.checked_sub(1) {
@@ -163,7 +193,10 @@ impl Model for Sim {
             };
             for index in 0..row.tokens {
                 let token = row.first_token + index;
-                digest = digest::extend(digest, inputs.token_ids[token]);
+                digest = match meanings.next_if(|(place, _)| *place == token) {
+                    Some((_, meaning)) => digest::mix(digest ^ meaning),
+                    None => digest::extend(digest, inputs.token_ids[token]),
+                };
                 let place = self.place(row, row.start + index)?;
                 self.pool[place] = digest;
                 while wanted.next_if_eq(&token).is_some() {
@@ -187,7 +220,51 @@ impl Model for Sim {
     }
 }
 
+/// The pages, at any time.
+struct Pool<'a> {
+    digests: &'a mut [u64],
+    page_tokens: usize,
+}
+
+impl PausedPages for Pool<'_> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        for page in pages {
+            let digests = self.digests.chunks_exact(self.page_tokens).nth(page.0 as usize);
+            out.extend(digests.ok_or_else(|| no_page(*page))?.iter().flat_map(|digest| digest.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let wanted = pages.len() * self.page_tokens * BYTES_PER_TOKEN;
+        if data.len() != wanted {
+            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
+        }
+        let page_bytes = self.page_tokens * BYTES_PER_TOKEN;
+        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
+            let digests = self.digests.chunks_exact_mut(self.page_tokens).nth(page.0 as usize);
+            for (digest, bytes) in digests.ok_or_else(|| no_page(*page))?.iter_mut().zip(data.as_chunks().0) {
+                *digest = u64::from_le_bytes(*bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Sim {
+    /// A step of these rows takes its time, and may fail.
+    fn begin(&mut self, rows: &[RowInputs<'_>], token_ids: &[u32]) -> Result<(), DeviceError> {
+        let Self { clock, pool, page_tokens, interlude, .. } = self;
+        let may_come = interlude.as_ref().is_some_and(|interlude| interlude.may_come());
+        clock.pass(rows, if may_come { PAUSE } else { Duration::MAX }, || match interlude {
+            Some(interlude) => interlude.play(&mut Pool { digests: pool, page_tokens: *page_tokens }),
+            None => Ok(()),
+        })?;
+        let step = self.steps;
+        self.steps += 1;
+        self.fail(step, token_ids)
+    }
+
     /// What the settings want to go wrong in this step.
     fn fail(&self, step: u64, token_ids: &[u32]) -> Result<(), DeviceError> {
         let SimSettings { fail_every, fail_on_token, lose_after, hang_after, .. } = &self.settings;

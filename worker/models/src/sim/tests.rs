@@ -18,7 +18,7 @@ fn sim(settings: &SimSettings) -> Box<dyn Model> {
     let dir = tempfile::tempdir().unwrap();
     let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "eos_token_id": 3}"#;
     std::fs::write(dir.path().join("config.json"), config).unwrap();
-    let mut model = load(dir.path(), 64, PAGE_TOKENS, 0, settings).unwrap();
+    let mut model = load(dir.path(), 64, PAGE_TOKENS, 0, settings, None).unwrap();
     model.allocate_pages(8).unwrap();
     model
 }
@@ -136,4 +136,43 @@ fn faults_come_where_they_are_asked_for() {
     assert_eq!(failed(&SimSettings { fail_on_token: Some(9), ..settings() }), [0usize; 0]);
     let lost = outcomes(&SimSettings { lose_after: Some(3), ..settings() });
     assert!(matches!(lost[..], [None, None, None, None, Some(DeviceError::Lost(_))]), "{lost:?}");
+}
+
+#[test]
+fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "audio_token_id": 7, "audio_bytes_per_token": 2}"#;
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let load = |nodes: Option<&[String]>| load(dir.path(), 64, PAGE_TOKENS, 0, &settings(), nodes).unwrap();
+    let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
+    model.allocate_pages(8).unwrap();
+    let walk = model.declaration().media()[0].walk;
+    assert!(!encoder.thinks() && model.encode(walk, &[1], &mut vec![]).is_err());
+    let mut token_after = |data: &[u8], cuts: &[usize]| {
+        let mut rows = Vec::new();
+        encoder.encode(walk, data, &mut rows).unwrap();
+        assert_eq!(rows.len(), 3 * 4);
+        let tokens = [1, 7, 7, 7, 2];
+        let mut start = 0;
+        for &end in cuts {
+            let row = RowInputs { first_token: 0, tokens: end - start, start, block_table: &PAGES };
+            let positions = vec![0.0; end - start];
+            let inputs = StepInputs {
+                token_ids: &tokens[start..end],
+                positions: &positions,
+                rows: &[row],
+                logit_rows: &[end - start - 1],
+            };
+            let of_media = start.max(1)..end.min(4);
+            let values = rows.get((of_media.start - 1) * 4..(of_media.end - 1) * 4).unwrap_or_default();
+            let embedded = EmbeddedRows { first_token: of_media.start - start, values };
+            let embedded = if of_media.is_empty() { vec![] } else { vec![embedded] };
+            model.forward_with(&inputs, &embedded).unwrap();
+            start = end;
+        }
+        sample(&mut *model, &params(0.0, 0), &[])
+    };
+    let whole = token_after(&[1, 2, 3, 4, 5], &[5]);
+    assert_eq!(token_after(&[1, 2, 3, 4, 5], &[1, 2, 4, 5]), whole);
+    assert_ne!(token_after(&[1, 2, 3, 4, 6], &[5]), whole);
 }

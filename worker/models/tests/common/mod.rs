@@ -47,6 +47,7 @@ pub fn try_load_as(
         quantize,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
+        nodes: None,
         seed: 11,
     };
     let mut last = None;

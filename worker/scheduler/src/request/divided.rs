@@ -55,13 +55,19 @@ impl Running {
         }
         let tokens = self.request.prefill_end();
         let pages = self.block_table.pages()[..pool.pages_for(tokens)].to_vec();
-        Some(Reserved { key: self.request.key, pages, tokens })
+        // Nothing else is recorded of it before it is handed over.
+        Some(Reserved { key: self.request.key, pages, known: self.recorded, tokens })
     }
 
-    /// How it ends once its planes are copied; none before its prefill is done.
+    /// Whether what it computes is no prefill.
+    pub fn encodes(&self) -> bool {
+        self.request.part == Part::Encode
+    }
+
+    /// How it ends once its planes, or embeddings, are copied; none before its prefill is done.
     pub fn handed_over(&self) -> Option<Outcome> {
         let prefilled = self.computed >= self.request.prefill_end() && !self.is_in_step();
-        let done = prefilled && self.request.part == Part::Prefill;
+        let done = prefilled && matches!(self.request.part, Part::Prefill | Part::Encode);
         done.then_some(Outcome::HandedOver { generated: self.request.generated })
     }
 }

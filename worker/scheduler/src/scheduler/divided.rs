@@ -23,6 +23,16 @@ impl Scheduler {
         request.take_over(first, computed, &mut self.pool)
     }
 
+    /// The embeddings of a request's media are here: from now on it waits like any other, in the place that it came to.
+    /// False if it waits for none.
+    pub fn media_here(&mut self, key: GraphKey) -> bool {
+        let Some(&ticket) = self.tickets.get(&key) else { return false };
+        let Some(mut request) = self.parked.remove(&ticket) else { return false };
+        request.awaits_media = false;
+        self.waiting.insert(ticket, request);
+        true
+    }
+
     /// The planes of a request that was prefilled for another worker are copied, and its pages are free. None if it has
     /// ended before, or its prefill is not done.
     pub fn let_go(&mut self, key: GraphKey) -> Option<Ending> {

@@ -81,13 +81,14 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
         stopping: Stopping::new(max_tokens, 0, &[], &[]),
         content: None,
         priority: 0,
+        awaits_media: false,
         deadline: None,
     }
 }
 
 /// The same, with its tokens: pages of one are found for another.
 pub fn tokens(request: u64, prompt: &[u32], max_tokens: u32) -> GraphLaunch {
-    let content = Content { tokens: prompt.to_vec(), salt: 0, may_reuse: true };
+    let content = Content { tokens: prompt.to_vec(), media: vec![], may_reuse: true };
     GraphLaunch { content: Some(content), ..text(request, prompt.len(), max_tokens) }
 }
 

@@ -190,7 +190,7 @@ impl<'a> Simulation<'a> {
                 passes: 0,
                 in_step: false,
                 cancelled,
-                away: Away::No,
+                away: arrival.media.map_or(Away::No, |turns| Away::Parked { until: self.turn + turns }),
                 failing: false,
                 passed_over: 0,
             };

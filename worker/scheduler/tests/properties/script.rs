@@ -46,12 +46,14 @@ pub struct Arrival {
     pub away: usize,
     /// Whether they never are.
     pub fails: bool,
+    /// Turns until its media are here, where it has any.
+    pub media: Option<usize>,
 }
 
 impl Arrival {
     pub fn launch(&self, request: u64) -> GraphLaunch {
         let ends: (&[u32], &[u32]) = if self.stops { (&[EOS], &[STOP]) } else { (&[], &[]) };
-        let content = Content { tokens: self.tokens(request), salt: 0, may_reuse: self.may_reuse };
+        let content = Content { tokens: self.tokens(request), media: vec![], may_reuse: self.may_reuse };
         GraphLaunch {
             key: key(request),
             part: self.part,
@@ -61,6 +63,7 @@ impl Arrival {
             stopping: Stopping::new(self.max_tokens, self.min_tokens, ends.0, ends.1),
             content: self.shares.then_some(content),
             priority: self.priority,
+            awaits_media: self.media.is_some(),
             deadline: self.deadline.map(|turn| Duration::from_millis(turn as u64)),
         }
     }
@@ -106,9 +109,10 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
     let content = (0_u32..3, 0_usize..longest * 2, any::<bool>(), proptest::bool::weighted(0.8));
     let part = prop_oneof![3 => Just(Part::Whole), 1 => Just(Part::Prefill), 1 => Just(Part::Decode)];
-    let part = (part, 0_usize..30, proptest::bool::weighted(0.15));
+    let media = proptest::option::weighted(0.2, 0_usize..30);
+    let part = (part, 0_usize..30, proptest::bool::weighted(0.15), media);
     (when, prefill, output, content, part).prop_map(
-        |(when, mut prefill, output, (family, alike, shares, may_reuse), (part, away, fails))| {
+        |(when, mut prefill, output, (family, alike, shares, may_reuse), (part, away, fails, media))| {
             let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
             if part == Part::Decode {
@@ -135,6 +139,7 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
                 part,
                 away,
                 fails,
+                media: media.filter(|_| part != Part::Decode),
             }
         },
     )

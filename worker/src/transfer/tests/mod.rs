@@ -43,7 +43,7 @@ impl Worker {
     fn with_pages_of(tokens: usize) -> Self {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
-        let model = load_sim(&shipped, 64, tokens, 0, &sim).unwrap();
+        let model = load_sim(&shipped, 64, tokens, 0, &sim, None).unwrap();
         let settings = EngineSettings { max_prefill_chunk: Some(24), ..EngineSettings::bounded(64, 4, 4) };
         let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
@@ -131,6 +131,7 @@ fn prefill(request: u64, reserved: &pb::Reserved) -> pb::LaunchGraph {
         lease_ms: 60_000,
         layout_hash: reserved.layout_hash,
         shared_memory: reserved.shared_memory.clone(),
+        known_pages: reserved.known_pages,
     };
     pb::LaunchGraph { walks: vec![0], send_to: Some(send_to), ..whole(request) }
 }

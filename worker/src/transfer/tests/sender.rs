@@ -91,10 +91,10 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             lease_ms,
             layout_hash: 8,
             shared_memory: String::new(),
+            known_pages: 0,
         },
-        layout_id: 7,
-        pages: PAGES,
-        page_bytes: PAGE_BYTES,
+        unit: Unit { layout_id: 7, bytes: PAGE_BYTES, name: "pages" },
+        count: PAGES,
         queue: Arc::clone(&queue),
         connections: Arc::default(),
         tally: Arc::clone(&tally),
@@ -112,7 +112,7 @@ impl Bench {
 
     fn hand_over(&self) {
         self.queue.put_hand_over(HandedOver {
-            first: OutputToken { token: 9, index: 0 },
+            first: Some(OutputToken { token: 9, index: 0 }),
             computed: PROMPT,
             pages: PAGES,
             since: std::time::Instant::now(),

@@ -1,0 +1,42 @@
+"""A checkpoint of the family that has an audio encoder: the shipped model's texts, weights that are drawn."""
+
+import base64
+import json
+import random
+
+from harness import REPO
+
+SHIPPED = REPO / "tests/tutti-tiny/checkpoint"
+# <|endoftext|>, which no chat has.
+PLACEHOLDER, PLACEHOLDER_TEXT = 1021, "<|endoftext|>"
+BYTES_PER_TOKEN = 32
+
+
+def write(directory, **changes):
+    """The arguments that serve it."""
+    directory.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (directory / name).symlink_to(SHIPPED / name)
+    config = json.loads((SHIPPED / "config.json").read_text())
+    config |= {"architectures": ["TuttiMediaTestForCausalLM"], "model_type": "tutti_media_test", "torch_dtype": "float32"}
+    config |= {"audio_token_id": PLACEHOLDER, "audio_bytes_per_token": BYTES_PER_TOKEN} | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    return "--model", directory, "--load-format", "dummy"
+
+
+def sound(seed, tokens):
+    """Bytes of so many tokens, the last of them not whole."""
+    return random.Random(seed).randbytes(tokens * BYTES_PER_TOKEN - 3)
+
+
+def audio(data):
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def text(line):
+    return {"type": "text", "text": line}
+
+
+def ask(*parts, **more):
+    """The body of a chat of one turn."""
+    return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 24, "ignore_eos": True, "temperature": 0} | more

@@ -1,0 +1,97 @@
+//! The encoder: samples in, embeddings out.
+
+use std::path::Path;
+
+use tutti_kernels::{Device, DeviceError, Quantize};
+
+use crate::{
+    LoadError, LoadFormat, LoadOptions,
+    qwen3::Shape,
+    thinker::Audio,
+    weights::{Dummy, Loader, Role, SafetensorsDir, Source, TensorSpec},
+};
+
+/// Frames that run at once; each is computed by itself.
+const TILE: usize = 64;
+
+/// Weights and buffers on a device.
+pub(super) struct Encoder<D: Device> {
+    audio: Audio,
+    eps: f32,
+    /// `[width, samples]`.
+    frames_in: D::Matrix,
+    bias: D::Vector,
+    norm: D::Vector,
+    weight_bytes: u64,
+    /// `[TILE, samples]`.
+    samples: D::Tensor,
+    /// `[TILE, width]`.
+    mapped: D::Tensor,
+    /// `[TILE, width]`.
+    normed: D::Tensor,
+}
+
+impl<D: Device> Encoder<D> {
+    pub fn load(
+        audio: Audio,
+        thinker: &Shape,
+        dir: &Path,
+        options: &LoadOptions,
+        device: &mut D,
+    ) -> Result<Self, LoadError> {
+        let (samples, width) = (audio.bytes_per_token / 2, audio.width);
+        let name = |part: &str| format!("audio_encoder.{part}");
+        let linear = TensorSpec::matrix(name("frames_in.weight"), Role::Projection, width, samples);
+        let bias = TensorSpec::vector(name("frames_in.bias"), Role::Bias, width);
+        let norm = TensorSpec::vector(name("norm.weight"), Role::Norm, width);
+        let source = match options.load_format {
+            LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
+            LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: thinker.dtype }),
+        };
+        // Too little to be told of beside the thinker's.
+        let mut progress = |_| ();
+        let specs = [&linear, &bias, &norm].into_iter();
+        // Encoders stay as they are stored, whatever becomes of the thinker.
+        let mut loader = Loader::new(source, Quantize::None, specs, device, &mut progress)?;
+        let (frames_in, bias, norm) =
+            (loader.matrix(&[&linear])?, loader.vector(&[&bias])?, loader.vector(&[&norm])?);
+        let weight_bytes = loader.finish();
+        Ok(Self {
+            audio,
+            eps: thinker.rms_norm_eps,
+            frames_in,
+            bias,
+            norm,
+            weight_bytes,
+            samples: device.tensor(TILE, samples)?,
+            mapped: device.tensor(TILE, width)?,
+            normed: device.tensor(TILE, width)?,
+        })
+    }
+
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    /// Appends an embedding for each frame of the item. The last frame is filled up with silence.
+    pub fn run(&mut self, device: &mut D, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        if data.is_empty() {
+            return Err(DeviceError::Misuse("audio without a sample".into()));
+        }
+        let frame = self.audio.bytes_per_token / 2;
+        let mut samples: Vec<f32> = data
+            .chunks(2)
+            .map(|sample| f32::from(i16::from_le_bytes([sample[0], sample.get(1).copied().unwrap_or(0)])))
+            .collect();
+        samples.resize(samples.len().next_multiple_of(frame), 0.0);
+        let loudest = samples.iter().fold(1f32, |loudest, sample| loudest.max(sample.abs()));
+        samples.iter_mut().for_each(|sample| *sample /= loudest);
+        for tile in samples.chunks(TILE * frame) {
+            device.upload(tile, &mut self.samples)?;
+            device.linear(&self.samples, &self.frames_in, Some(&self.bias), &mut self.mapped)?;
+            device.rms_norm(&self.mapped, &self.norm, self.eps, &mut self.normed)?;
+            device.download(&self.normed, out)?;
+        }
+        Ok(())
+    }
+}
