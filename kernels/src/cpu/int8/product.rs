@@ -186,7 +186,7 @@ impl Op for Block<'_> {
         let inputs = work.matrix.inputs;
         let cached = (CACHED_WEIGHTS / panel_bytes(inputs).max(1)).max(4);
         // A single tile reads weights from memory: in one go, as they lie there.
-        let at_once = if tiles.1 - tiles.0 > 1 { CACHED_INPUTS } else { usize::MAX };
+        let at_once = if tiles.0 + 1 < tiles.1 { CACHED_INPUTS } else { usize::MAX };
         while first < end {
             let last = end.min(first + cached);
             let mut from = 0;
