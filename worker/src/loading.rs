@@ -93,16 +93,14 @@ fn load_model(
             }
             load(&options, device, &mut progress)?
         }
-        DeviceKind::Sim => {
-            load_sim(
-                &settings.model_dir,
-                settings.max_step_tokens,
-                PAGE_TOKENS,
-                rank.0,
-                &settings.sim,
-                settings.nodes.as_deref(),
-            )?
-        }
+        DeviceKind::Sim => load_sim(
+            &settings.model_dir,
+            settings.max_step_tokens,
+            PAGE_TOKENS,
+            rank.0,
+            &settings.sim,
+            settings.nodes.as_deref(),
+        )?,
     })
 }
 
