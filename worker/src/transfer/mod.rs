@@ -78,12 +78,11 @@ fn message_bytes(unit_bytes: usize) -> usize {
 /// What a cargo comes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
+    cargo: Cargo,
     /// What two workers compare before either uses a byte of the other.
     layout_id: u64,
     /// Of one page, or one row.
     bytes: usize,
-    /// In messages.
-    name: &'static str,
 }
 
 impl Unit {
@@ -92,16 +91,24 @@ impl Unit {
         (FRAME_BYTES / self.bytes.max(1)).max(1)
     }
 
+    /// In messages.
+    fn name(self) -> &'static str {
+        match self.cargo {
+            Cargo::Pages => "pages",
+            Cargo::Embeddings => "embeddings",
+        }
+    }
+
     fn page(desk: &FrontDesk) -> Self {
         let layout = desk.page_layout();
-        Self { layout_id: layout.id(), bytes: layout.page_bytes(), name: "pages" }
+        Self { cargo: Cargo::Pages, layout_id: layout.id(), bytes: layout.page_bytes() }
     }
 
     /// Rows of embeddings this wide, in f32.
     fn row(width: usize) -> Self {
         let mut hasher = DefaultHasher::new();
         ("rows of embeddings, little-endian f32", width).hash(&mut hasher);
-        Self { layout_id: hasher.finish(), bytes: width * size_of::<f32>(), name: "embeddings" }
+        Self { cargo: Cargo::Embeddings, layout_id: hasher.finish(), bytes: width * size_of::<f32>() }
     }
 }
 
