@@ -38,8 +38,7 @@ use tokio::{
     sync::{OnceCell, mpsc},
     time::{Instant, sleep_until},
 };
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
+use tonic::transport::{Server, server::TcpIncoming};
 use tutti_engine::{Arrival, Bell, Cargo, Courier, FrontDesk, HandedOver, PageRun, TransferError};
 use tutti_proto::{
     GraphKey,
@@ -294,10 +293,12 @@ impl Hub {
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(4 * WINDOW_BYTES)
-            .tcp_nodelay(true)
             .add_service(service);
+        // Or an answer of two segments waits for the sender's delayed acknowledgement, some 40 ms. The server's own setting
+        // is for listeners that it opens itself.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         self.runtime.spawn(async move {
-            if let Err(error) = server.serve_with_incoming(TcpListenerStream::new(listener)).await {
+            if let Err(error) = server.serve_with_incoming(incoming).await {
                 tracing::error!(%error, "no longer listens for planes");
             }
         });
