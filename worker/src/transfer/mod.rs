@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Both are units of one size, counted from 0: pages of a plane, or rows of a tensor; here they differ in nothing else
-//! ([`Unit`]). Engines copy between steps ([`tutti_engine::Courier`]); everything here runs beside them. On one host pages go through
-//! a [`segment`] and the stream says where they are, between hosts they go in the stream; which of the two it is follows
-//! from whether the sender can open the receiver's segment. Both sides have a lease: a receiver that hears nothing
-//! ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to be sent is bounded
-//! ([`staging`]): a request that computes faster than its pages leave waits, others do not.
+//! ([`Unit`]). Engines copy between steps and between layers ([`tutti_engine::Courier`]); everything here runs beside them.
+//! On one host pages go through a [`segment`] and the stream says where they are, between hosts they go in the stream; which
+//! of the two it is follows from whether the sender can open the receiver's segment. Both sides have a lease: a receiver
+//! that hears nothing ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to
+//! be sent is bounded ([`staging`]): a request that computes faster than its pages leave waits, others do not.
 
 mod receiver;
 mod reservations;
