@@ -40,7 +40,7 @@ use tutti_runtime::{
     shutdown::Shutdown,
 };
 use tutti_worker::{
-    config::{Admission, Chunking, DeviceKind, LoadFormat, PrefillSharing, WorkerSettings},
+    config::{Admission, Chunking, DeviceKind, LoadFormat, PrefillSharing, Quantize, WorkerSettings},
     lifeline::Lifeline,
 };
 
@@ -209,6 +209,10 @@ fn common_settings(
         load_format: match config.load_format {
             config::LoadFormat::Auto => LoadFormat::Auto,
             config::LoadFormat::Dummy => LoadFormat::Dummy,
+        },
+        quantize: match config.quantize {
+            config::Quantize::None => Quantize::None,
+            config::Quantize::Int8 => Quantize::Int8,
         },
         nodes: None,
         device: DeviceKind::default(),

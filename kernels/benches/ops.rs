@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use tutti_kernels::cpu::{CpuDevice, Isa, Matrix};
+use tutti_kernels::cpu::{CpuDevice, Isa, Weights};
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, HostMatrix, KvShape, PageId, RopeFrequencies, RowInputs, SampleRow,
-    SamplingParams, StepInputs, WeightType,
+    AttentionShape, Device, DeviceError, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies, RowInputs,
+    SampleRow, SamplingParams, StepInputs, WeightType,
 };
 
 const HIDDEN: usize = 1024;
@@ -110,8 +110,8 @@ impl Bench {
             };
             let part = HostMatrix { bytes: &weights, dtype, rows: outputs, columns: inputs };
             let copies = BEYOND_CACHES.div_ceil(bytes);
-            let matrices: Vec<Matrix> =
-                (0..copies).map(|_| self.device.matrix(&[part])).collect::<Result<_, _>>()?;
+            let matrices: Vec<Weights> =
+                (0..copies).map(|_| self.device.matrix(&[part], Quantize::None)).collect::<Result<_, _>>()?;
             drop(weights);
             for rows in [1, 4, 16, 512] {
                 if rows == 512 && outputs == VOCABULARY {

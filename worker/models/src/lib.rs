@@ -23,4 +23,5 @@ pub use load::{LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
 pub use pages::PageLayout;
 pub use sim::load as load_sim;
+pub use tutti_kernels::Quantize;
 pub use weights::LoadProgress;

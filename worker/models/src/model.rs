@@ -53,7 +53,7 @@ pub trait Model: Send {
     fn limits(&self) -> &Limits;
     /// One line for logs: family, size, weights' type, device.
     fn describe(&self) -> String;
-    /// Bytes of weights that the model holds, as the checkpoint stores them.
+    /// Bytes of weights that the model holds: as the checkpoint stores them, or as they were quantised.
     fn weight_bytes(&self) -> u64;
     /// Bytes that steps work in at their largest, beside weights and pages: activations of
     /// [`Limits::max_step_tokens`], one tile of logits, scratch. Complete once a step has run and sampled.

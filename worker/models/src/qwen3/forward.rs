@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tutti_kernels::{
-    Device, DeviceError, KvShape, PageId, SampleRow, ScoreRow, StepInputs, collective::Seat,
+    Device, DeviceError, KvShape, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
 };
 use tutti_proto::walks::ModelDeclaration;
 
@@ -27,8 +27,12 @@ impl<D: Device> Model for Qwen3<D> {
         let (config, device) = (&self.config, self.device.describe());
         let Seat { rank, size } = self.seat;
         let rank = if size == 1 { String::new() } else { format!(", rank {rank} of {size}") };
+        let quantized = match self.quantize {
+            Quantize::None => "",
+            Quantize::Int8 => " in int8",
+        };
         format!(
-            "Qwen3, {} layers of width {}, {} + {} heads of {}, vocabulary {}, {:?} weights{rank}, on {device}",
+            "Qwen3, {} layers of width {}, {} + {} heads of {}, vocabulary {}, {:?} weights{quantized}{rank}, on {device}",
             config.layers,
             config.hidden_size,
             config.heads,
