@@ -11,6 +11,7 @@
 //! Keys that a query does not see are masked before the softmax, and their values are never read: a page's unwritten
 //! slots may hold anything, and 0 * NaN would be NaN.
 
+mod panel;
 mod partial;
 mod plan;
 mod scores;
@@ -85,7 +86,8 @@ pub(super) fn attention(
     let floats = grown(floats, threads * part)?;
     let partials = grown(partials, if threads > 1 { plan::MOST_PARTIALS } else { 0 })?;
     plan.make(step, &shape, threads);
-    let (plan, floats, partials, out) = (&*plan, Shared::new(floats), Shared::new(partials), Shared::new(out));
+    let (plan, floats, partials, out) =
+        (&*plan, Shared::new(floats), Shared::new(partials), Shared::new(out));
     let layout = Layout::new(&kv.shape, layer);
     with_format!(&kv.data, Fmt, data => pool.run(plan.pieces.len(), |task, thread| {
         let piece = plan.pieces[task];
@@ -116,7 +118,7 @@ struct Sight {
 }
 
 /// Keys of a block that a query sees, counted from the block's start; none where `end` is not beyond `first`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Visible {
     first: usize,
     end: usize,

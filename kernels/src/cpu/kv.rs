@@ -1,8 +1,9 @@
 //! The paged KV plane: its layout, and what writes to it.
 //!
-//! A page of a layer holds, head by head, `page_tokens` keys and then as many values. Keys lie in panels of sixteen
-//! tokens (see [`super::format`]), so that scores of sixteen keys are one product's lanes; values lie token by token,
-//! so that the lanes of a weighted sum are elements of the head.
+//! A page of a layer holds, head by head, `page_tokens` keys and then as many values, both in panels (see
+//! [`super::format`]). A panel of keys has sixteen tokens as its lanes and runs over the elements of the head, so that
+//! scores of sixteen keys are one product; a panel of values has sixteen elements as its lanes and runs over sixteen
+//! tokens, so that a weighted sum is one too. Those of sixteen tokens follow each other.
 
 use std::ops::Range;
 
@@ -16,7 +17,10 @@ use super::step::{Row, Step};
 use crate::{AttentionShape, DeviceError, KvShape, PageId};
 
 /// The layout above, by name: what travels between workers is only understood by one that has the same.
-pub(super) const FORMAT: &str = "cpu: panels of 16 keys, then values";
+pub(super) const FORMAT: &str = "cpu: panels of 16 keys, then panels of 16 values";
+
+/// Elements of a panel of values: sixteen of the head by sixteen tokens.
+pub(super) const VALUE_PANEL: usize = LANES * LANES;
 
 /// The pages of a KV plane.
 pub struct KvPool {
@@ -141,11 +145,10 @@ impl Layout {
         self.head(page, head) + position % self.page_tokens / LANES * LANES * self.head_dim
     }
 
-    /// Where the value of `position` begins.
+    /// Where the panels of values begin that hold position `position`, each [`VALUE_PANEL`] elements long.
     #[inline(always)]
-    pub(super) fn value(&self, table: &[PageId], head: usize, position: usize) -> usize {
-        let page = table[position / self.page_tokens];
-        self.head(page, head) + (self.page_tokens + position % self.page_tokens) * self.head_dim
+    pub(super) fn value_panels(&self, table: &[PageId], head: usize, position: usize) -> usize {
+        self.key_panel(table, head, position) + self.page_tokens * self.head_dim
     }
 }
 
@@ -234,18 +237,19 @@ impl<W: Format> Op for RotateToken<'_, W> {
         }
         for (index, (k, v)) in k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate() {
             let panel = self.layout.key_panel(self.table, index, position);
-            let value = self.layout.value(self.table, index, position);
+            let values = self.layout.value_panels(self.table, index, position);
             // SAFETY: slots of this position in a page that this row alone writes to, as `Step::check_pages` found;
             // the row's other tokens, perhaps in other tasks, touch other elements of the panel. Elements are written
             // one by one through a pointer, so that no two slices overlap. In range: the page is one of the pool's.
             unsafe {
-                debug_assert!(panel + LANES * head_dim <= self.data.len());
+                debug_assert!(values + LANES * head_dim <= self.data.len());
                 let key = self.data.as_ptr().add(panel);
                 for (i, &x) in k.iter().enumerate() {
                     *key.add(i / 2 * STEP + W::place(i % 2, position % LANES)) = W::narrow(x);
                 }
-                for (to, &x) in self.data.part(value, head_dim).iter_mut().zip(v) {
-                    *to = W::narrow(x);
+                let value = self.data.as_ptr().add(values + position % LANES / 2 * STEP);
+                for (i, &x) in v.iter().enumerate() {
+                    *value.add(i / LANES * VALUE_PANEL + W::place(position % 2, i % LANES)) = W::narrow(x);
                 }
             }
         }

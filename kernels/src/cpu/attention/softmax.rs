@@ -1,61 +1,85 @@
 //! Scores of a block become exponentials. Scores are in units of log 2, so that these are powers of two.
 
-use super::super::simd::{LANES, Simd};
+use super::super::simd::{LANES, Op, Simd};
 use super::{BLOCK, BLOCK_PANELS, Visible};
 
-/// What [`softmax`] finds out about a query.
-pub(super) struct Moved {
-    pub(super) largest: f32,
-    pub(super) total: f32,
-    /// What sums of earlier blocks are to be multiplied with.
-    pub(super) decay: f32,
+/// The softmax of some queries, at most sixteen, over a block: turns the visible ones of each one's scores into
+/// `2^(score - largest)`, where `largest` is the largest of them and of those before.
+pub(super) struct Softmax<'t, F: Fn(usize) -> Visible> {
+    /// `[queries, BLOCK]`.
+    pub(super) scores: &'t mut [f32],
+    /// What a query sees.
+    pub(super) visible: F,
+    pub(super) largest: &'t mut [f32],
+    /// The sum of exponentials.
+    pub(super) total: &'t mut [f32],
+    /// What sums of earlier blocks are to be multiplied with; 1 for a query that sees nothing.
+    pub(super) decay: &'t mut [f32],
 }
 
-/// Turns the visible ones of a query's scores into `2^(score - largest)`, where `largest` is the largest of them and of
-/// those before, and moves the maximum and the total on.
-#[inline(always)]
-pub(super) fn softmax<S: Simd>(
-    s: S,
-    scores: &mut [f32; BLOCK],
-    visible: Visible,
-    before: f32,
-    total: f32,
-) -> Moved {
-    let (panels, end) = (visible.first / LANES, visible.end.div_ceil(LANES));
-    if (visible.first, visible.end) == (0, BLOCK) {
-        // The same as below, in registers.
-        let mut lanes = [s.splat(0.0); BLOCK_PANELS];
-        let mut block = s.splat(f32::NEG_INFINITY);
-        for (panel, lanes) in lanes.iter_mut().enumerate() {
-            *lanes = s.load_some(&scores[panel * LANES..], 0.0);
-            block = s.max(*lanes, block);
+impl<F: Fn(usize) -> Visible> Op for Softmax<'_, F> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let queries = self.decay.len();
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for (query, scores) in self.scores.chunks_exact_mut(BLOCK).enumerate() {
+            lanes[query] = s.largest(largest(s, scores, (self.visible)(query)));
         }
-        let largest = before.max(s.largest(block));
-        let mut sum = s.splat(0.0);
-        for (panel, &lanes) in lanes.iter().enumerate() {
-            let weight = exp2(s, s.sub(lanes, s.splat(largest)));
-            s.store_some(&mut scores[panel * LANES..(panel + 1) * LANES], weight);
-            sum = s.add(sum, weight);
+        let before = s.load_some(self.largest, f32::NEG_INFINITY);
+        let after = s.max(s.load_some(&lanes, 0.0), before);
+        // Before the first key it is 2^-infinity = 0, and where nothing has been seen it never is -infinity less itself.
+        let decay = s.less(before, after, exp2(s, s.sub(before, after)), s.splat(1.0));
+        s.store_some(self.largest, after);
+        s.store_some(self.decay, decay);
+        for (query, scores) in self.scores.chunks_exact_mut(BLOCK).enumerate().take(queries) {
+            let sum = exponentials(s, scores, (self.visible)(query), self.largest[query]);
+            self.total[query] = self.total[query] * self.decay[query] + s.sum(sum);
         }
-        return moved(s, before, largest, total, sum);
     }
-    let lowest = s.splat(f32::NEG_INFINITY);
-    let mut block = lowest;
-    for panel in panels..end {
+}
+
+/// The largest visible score in each lane; those that are not seen become -infinity.
+#[inline(always)]
+fn largest<S: Simd>(s: S, scores: &mut [f32], visible: Visible) -> S::F {
+    let mut block = s.splat(f32::NEG_INFINITY);
+    if (visible.first, visible.end) == (0, BLOCK) {
+        for panel in 0..BLOCK_PANELS {
+            block = s.max(s.load_some(&scores[panel * LANES..(panel + 1) * LANES], 0.0), block);
+        }
+        return block;
+    }
+    for panel in visible.first / LANES..visible.end.div_ceil(LANES) {
         let lanes = &mut scores[panel * LANES..(panel + 1) * LANES];
         let masked = mask(s, s.load_some(lanes, 0.0), panel, visible);
         s.store_some(lanes, masked);
         block = s.max(masked, block);
     }
-    let largest = before.max(s.largest(block));
-    let mut sum = s.splat(0.0);
-    for panel in panels..end {
-        let lanes = &mut scores[panel * LANES..(panel + 1) * LANES];
-        let weight = exp2(s, s.sub(s.load_some(lanes, 0.0), s.splat(largest)));
-        s.store_some(lanes, weight);
-        sum = s.add(sum, weight);
+    block
+}
+
+/// Turns the scores in visible panels into exponentials, and adds them up lane by lane.
+#[inline(always)]
+fn exponentials<S: Simd>(s: S, scores: &mut [f32], visible: Visible, largest: f32) -> S::F {
+    let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
+    // Written apart, the most frequent case is unrolled.
+    if (visible.first, visible.end) == (0, BLOCK) {
+        for panel in 0..BLOCK_PANELS {
+            exponentials_of_panel(s, &mut scores[panel * LANES..(panel + 1) * LANES], largest, &mut sum);
+        }
+        return sum;
     }
-    moved(s, before, largest, total, sum)
+    for panel in visible.first / LANES..visible.end.div_ceil(LANES) {
+        exponentials_of_panel(s, &mut scores[panel * LANES..(panel + 1) * LANES], largest, &mut sum);
+    }
+    sum
+}
+
+#[inline(always)]
+fn exponentials_of_panel<S: Simd>(s: S, scores: &mut [f32], largest: S::F, sum: &mut S::F) {
+    let weight = exp2(s, s.sub(s.load_some(scores, 0.0), largest));
+    s.store_some(scores, weight);
+    *sum = s.add(*sum, weight);
 }
 
 /// The scores, -infinity in place of those that are not seen.
@@ -66,13 +90,6 @@ fn mask<S: Simd>(s: S, scores: S::F, panel: usize, visible: Visible) -> S::F {
     let first = visible.first as f32 - (panel * LANES) as f32;
     let end = visible.end as f32 - (panel * LANES) as f32;
     s.less(lane, s.splat(first), lowest, s.less(lane, s.splat(end), scores, lowest))
-}
-
-#[inline(always)]
-fn moved<S: Simd>(s: S, before: f32, largest: f32, total: f32, sum: S::F) -> Moved {
-    // Before the first key it is 2^-infinity = 0; never -infinity less itself.
-    let decay = s.largest(exp2(s, s.splat(before - largest)));
-    Moved { largest, total: total * decay + s.sum(sum), decay }
 }
 
 /// 2 to the power of `x`, at most 0: within three units in the last place, 0 below -126, 1 for 0; NaN stays.

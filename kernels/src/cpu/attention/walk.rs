@@ -10,8 +10,8 @@ use super::super::simd::{LANES, Op, Simd};
 use super::super::step::Row;
 use super::super::tile::{Tiling, for_tile};
 use super::partial::Partial;
-use super::scores::{Scores, in_chain};
-use super::softmax::softmax;
+use super::scores::Scores;
+use super::softmax::Softmax;
 use super::weigh::Weigh;
 use super::{BLOCK, BLOCK_PANELS, Piece, Plan, RANGE, Sight, State, Visible};
 use crate::{AttentionShape, PageId};
@@ -43,12 +43,21 @@ pub(super) struct Block<W: Format> {
     pub(super) next_values: [*const W::Raw; BLOCK_PANELS],
 }
 
+/// What some queries see of a block.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// One of them, at least.
+    any: Visible,
+    /// All of them.
+    common: Visible,
+}
+
 impl<W: Format> Op for Walk<'_, W> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let queries = Tiling::new(self.queries(), S::ACCUMULATORS);
-        self.take_queries(queries);
+        self.take_queries();
         let last = self.position(self.piece.tile.tokens - 1);
         let ranges = self.sight.first(self.position(0)) / RANGE..last / RANGE + 1;
         let Some(part) = self.piece.part else {
@@ -102,23 +111,16 @@ impl<W: Format> Walk<'_, W> {
         self.row.start + self.piece.tile.first + token
     }
 
-    /// Copies the tile's queries, scaled, as [`Scores`] wants them.
+    /// Copies the tile's queries, scaled.
     #[inline(always)]
-    fn take_queries(&mut self, queries: Tiling) {
+    fn take_queries(&mut self) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
-        for index in 0..queries.tiles {
-            let (first, count) = queries.tile(index);
-            let to = &mut self.state.q[first * head_dim..(first + count) * head_dim];
-            for r in 0..count {
-                let (token, head) = ((first + r) / group, (first + r) % group);
-                let from = (self.row.first_token + self.piece.tile.first + token) * width;
-                let from = &self.qkv[from + (self.piece.kv_head * group + head) * head_dim..][..head_dim];
-                for (at, to) in to.chunks_exact_mut(count).enumerate() {
-                    to[r] = from[in_chain::<W>(at)] * scale;
-                }
-            }
+        for (token, to) in self.state.q.chunks_exact_mut(group * head_dim).enumerate() {
+            let from = (self.row.first_token + self.piece.tile.first + token) * width;
+            let from = &self.qkv[from + self.piece.kv_head * group * head_dim..][..group * head_dim];
+            to.iter_mut().zip(from).for_each(|(to, q)| *to = q * scale);
         }
     }
 
@@ -142,7 +144,7 @@ impl<W: Format> Walk<'_, W> {
         for index in 0..queries.tiles {
             let (first, count) = queries.tile(index);
             let Some(seen) = self.seen(first, count, start) else { continue };
-            let panels = (seen.first / LANES, seen.end.div_ceil(LANES));
+            let panels = (seen.any.first / LANES, seen.any.end.div_ceil(LANES));
             let q = &self.state.q[first * head_dim..(first + count) * head_dim];
             let scores = &mut self.state.scores[first * BLOCK..(first + count) * BLOCK];
             for_tile!(S, count, s.call(Scores::<W, R, P> { q, block: &block, panels, scores }));
@@ -151,32 +153,33 @@ impl<W: Format> Walk<'_, W> {
         }
         for index in 0..queries.tiles {
             let (first, count) = queries.tile(index);
-            if self.seen(first, count, start).is_none() {
-                continue;
-            }
-            // The keys that all of the tile's queries see share reads.
-            let mut common = Visible { first: 0, end: BLOCK };
-            for query in first..first + count {
-                let visible = self.visible(query, start);
-                common.first = common.first.max(visible.first);
-                common.end = common.end.min(visible.end);
-                if visible.first >= visible.end {
-                    self.state.decay[query] = 1.0;
-                    continue;
-                }
-                let Some(scores) = self.state.scores[query * BLOCK..].first_chunk_mut() else { continue };
-                let Partial { largest, total, .. } = &mut self.state.range;
-                let moved = softmax(s, scores, visible, largest[query], total[query]);
-                (largest[query], total[query]) = (moved.largest, moved.total);
-                self.state.decay[query] = moved.decay;
-            }
-            self.weigh(s, &block, first, count, common, start);
+            let Some(seen) = self.seen(first, count, start) else { continue };
+            self.softmax(s, first, count, seen, start);
+            self.weigh(s, &block, first, count, seen, start);
             block.next_values = block.values;
         }
     }
 
-    /// Adds the values of a block to the sums of `count` queries from `first` on. All of them see the keys `common`, if
-    /// those are any, and some see a few more on either side; each takes in its own in their order.
+    #[inline(always)]
+    fn softmax<S: Simd>(&mut self, s: S, first: usize, count: usize, seen: Seen, start: usize) {
+        let Partial { largest, total, .. } = &mut self.state.range;
+        let (scores, largest) = (
+            &mut self.state.scores[first * BLOCK..(first + count) * BLOCK],
+            &mut largest[first..first + count],
+        );
+        let (total, decay) = (&mut total[first..first + count], &mut self.state.decay[first..first + count]);
+        if seen.any == seen.common {
+            let visible = |_| seen.any;
+            return s.call(Softmax { scores, visible, largest, total, decay });
+        }
+        let (position, group, sight) =
+            (self.row.start + self.piece.tile.first, self.shape.heads / self.shape.kv_heads, self.sight);
+        let visible = |query: usize| sight.of_block(position + (first + query) / group, start);
+        s.call(Softmax { scores, visible, largest, total, decay });
+    }
+
+    /// Adds the values of a block to the sums of `count` queries from `first` on. All of them see some keys, and share
+    /// their reads, and some may see a few more on either side; each takes in its own in their order.
     #[inline(always)]
     fn weigh<S: Simd>(
         &mut self,
@@ -184,27 +187,32 @@ impl<W: Format> Walk<'_, W> {
         block: &Block<W>,
         first: usize,
         count: usize,
-        common: Visible,
+        seen: Seen,
         start: usize,
     ) {
+        let Seen { any, common } = seen;
         let shared = common.first < common.end;
-        for query in first..first + count {
-            let visible = self.visible(query, start);
-            let end = if shared { common.first } else { visible.end };
-            if visible.first < end {
-                self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: visible.first, end });
-                self.state.decay[query] = 1.0;
+        if !shared || any.first < common.first {
+            for query in first..first + count {
+                let visible = self.visible(query, start);
+                let end = if shared { common.first } else { visible.end };
+                if visible.first < end {
+                    self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: visible.first, end });
+                    self.state.decay[query] = 1.0;
+                }
             }
         }
         if !shared {
             return;
         }
         for_tile!(S, count, self.weigh_tile::<S, R, P>(s, block, first, common));
-        for query in first..first + count {
-            let visible = self.visible(query, start);
-            if common.end < visible.end {
-                self.state.decay[query] = 1.0;
-                self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: common.end, end: visible.end });
+        if common.end < any.end {
+            for query in first..first + count {
+                let end = self.visible(query, start).end;
+                if common.end < end {
+                    self.state.decay[query] = 1.0;
+                    self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: common.end, end });
+                }
             }
         }
     }
@@ -230,12 +238,14 @@ impl<W: Format> Walk<'_, W> {
         self.sight.of_block(self.position(query / self.group()), start)
     }
 
-    /// What some of `count` queries from `first` on see of the block at `start`; `None` if nothing.
+    /// What `count` queries from `first` on see of the block at `start`; `None` if nothing. Both ends of what a query
+    /// sees move on with its position.
     #[inline(always)]
-    fn seen(&self, first: usize, count: usize, start: usize) -> Option<Visible> {
+    fn seen(&self, first: usize, count: usize, start: usize) -> Option<Seen> {
         let (first, last) = (self.visible(first, start), self.visible(first + count - 1, start));
-        // Both ends move on with the position, and blocks are as long as what they are cut to.
-        (first.first < last.end).then_some(Visible { first: first.first, end: last.end })
+        let any = Visible { first: first.first, end: last.end };
+        let common = Visible { first: last.first, end: first.end };
+        (any.first < any.end).then_some(Seen { any, common })
     }
 
     /// Finds the panels of the block at `start` that the tile sees, and those after it.
@@ -244,8 +254,7 @@ impl<W: Format> Walk<'_, W> {
         let nothing = [self.data.as_ptr(); BLOCK_PANELS];
         let mut block = Block { keys: nothing, values: nothing, next_keys: nothing, next_values: nothing };
         let elements = LANES * self.shape.head_dim;
-        let (first, last) =
-            (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
+        let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
         for panel in 0..BLOCK_PANELS {
             let position = start + panel * LANES;
             if position > last || position + LANES <= first {
@@ -253,7 +262,7 @@ impl<W: Format> Walk<'_, W> {
             }
             let at = |position: usize| {
                 let key = self.layout.key_panel(self.table, self.piece.kv_head, position);
-                let value = self.layout.value(self.table, self.piece.kv_head, position);
+                let value = self.layout.value_panels(self.table, self.piece.kv_head, position);
                 (self.data[key..key + elements].as_ptr(), self.data[value..value + elements].as_ptr())
             };
             (block.keys[panel], block.values[panel]) = at(position);

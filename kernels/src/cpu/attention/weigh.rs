@@ -2,8 +2,12 @@
 //!
 //! An element of a sum is multiplied with the decay of the block, then takes in the block's keys in their order.
 
-use super::super::format::Format;
+use std::ops::Range;
+
+use super::super::format::{Format, STEP};
+use super::super::kv::VALUE_PANEL;
 use super::super::simd::{LANES, Op, Simd};
+use super::panel::{half_step, prefetch};
 use super::walk::Block;
 use super::{BLOCK, Visible};
 
@@ -49,30 +53,11 @@ impl<W: Format, const R: usize, const P: usize> Weigh<'_, W, R, P> {
                 *sum = s.mul(s.load_some(&from[p * LANES..], 0.0), decay);
             }
         }
-        let mut key = visible.first;
-        while key < visible.end {
-            let (panel, end) = (key / LANES, visible.end.min((key / LANES + 1) * LANES));
-            let offset = key % LANES * head_dim + column;
-            // Of a panel that is seen, so that all its values are there.
-            let mut values = self.block.values[panel].wrapping_add(offset);
-            let mut next = self.block.next_values[panel].wrapping_add(offset);
-            let mut weights = self.weights[key..].as_ptr();
-            for _ in key..end {
-                s.prefetch(next.cast());
-                for p in 0..N {
-                    // SAFETY: sixteen values of a key that is seen, within its `head_dim`.
-                    let value = unsafe { W::load_row(s, values.add(p * LANES)) };
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: by the assertions above, `R` rows of `BLOCK` weights.
-                        let weight = s.splat(unsafe { *weights.wrapping_add(r * BLOCK) });
-                        sums[p] = s.fma(weight, value, sums[p]);
-                    }
-                }
-                values = values.wrapping_add(head_dim);
-                next = next.wrapping_add(head_dim);
-                weights = weights.wrapping_add(1);
-            }
-            key = end;
+        let mut first = visible.first;
+        while first < visible.end {
+            let end = visible.end.min((first / LANES + 1) * LANES);
+            self.keys(s, &mut sums, first..end, column);
+            first = end;
         }
         for (r, sums) in sums.iter().enumerate() {
             let to = &mut self.sums[r * head_dim + column..][..N * LANES];
@@ -81,4 +66,55 @@ impl<W: Format, const R: usize, const P: usize> Weigh<'_, W, R, P> {
             }
         }
     }
+
+    /// Adds the values of some keys of one panel.
+    #[inline(always)]
+    fn keys<S: Simd, const N: usize>(
+        &self,
+        s: S,
+        sums: &mut [[S::F; N]; R],
+        keys: Range<usize>,
+        column: usize,
+    ) {
+        let panel = keys.start / LANES;
+        let at = column / LANES * VALUE_PANEL + keys.start % LANES / 2 * STEP;
+        let (mut panels, mut next) = ([self.block.values[panel]; N], [self.block.next_values[panel]; N]);
+        for p in 0..N {
+            panels[p] = panels[p].wrapping_add(at + p * VALUE_PANEL);
+            next[p] = next[p].wrapping_add(at + p * VALUE_PANEL);
+        }
+        // SAFETY: `R` rows of `BLOCK` weights, by the assertion in `columns`; and the block's panels have been found to be
+        // there as far as they are seen, for all of `head_dim`.
+        unsafe {
+            let mut weights = self.weights.as_ptr().add(keys.start);
+            let mut left = keys.len();
+            if keys.start % 2 == 1 {
+                half_step::<S, W, true, R, N>(s, sums, weights, BLOCK, panels);
+                weights = weights.add(1);
+                panels = later(panels);
+                left -= 1;
+            }
+            for _ in 0..left / 2 {
+                for &next in &next {
+                    prefetch::<S, W>(s, next);
+                }
+                half_step::<S, W, false, R, N>(s, sums, weights, BLOCK, panels);
+                half_step::<S, W, true, R, N>(s, sums, weights.add(1), BLOCK, panels);
+                weights = weights.add(2);
+                (panels, next) = (later(panels), later(next));
+            }
+            if left % 2 == 1 {
+                half_step::<S, W, false, R, N>(s, sums, weights, BLOCK, panels);
+            }
+        }
+    }
+}
+
+/// The same panels one step later.
+#[inline(always)]
+fn later<T, const N: usize>(mut panels: [*const T; N]) -> [*const T; N] {
+    for panel in &mut panels {
+        *panel = panel.wrapping_add(STEP);
+    }
+    panels
 }
