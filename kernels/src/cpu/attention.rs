@@ -146,7 +146,7 @@ struct State<'a> {
     q: &'a mut [f32],
     /// Scores of a block, then their exponentials, `[queries, BLOCK]`.
     scores: &'a mut [f32],
-    /// What the sums of earlier blocks are to be multiplied with.
+    /// What the sums of earlier blocks are to be multiplied with, and room for sixteen more.
     decay: &'a mut [f32],
     /// Of the range at hand.
     range: Partial<'a>,
@@ -156,14 +156,14 @@ struct State<'a> {
 
 impl<'a> State<'a> {
     fn floats(queries: usize, head_dim: usize) -> usize {
-        queries * (head_dim + BLOCK + 1) + 2 * Partial::floats(queries, head_dim)
+        queries * (head_dim + BLOCK + 1) + LANES + 2 * Partial::floats(queries, head_dim)
     }
 
     /// Cuts up [`floats`](Self::floats) floats, or more.
     fn new(floats: &'a mut [f32], queries: usize, head_dim: usize) -> Self {
         let (q, rest) = floats.split_at_mut(queries * head_dim);
         let (scores, rest) = rest.split_at_mut(queries * BLOCK);
-        let (decay, rest) = rest.split_at_mut(queries);
+        let (decay, rest) = rest.split_at_mut(queries + LANES);
         let (range, rest) = rest.split_at_mut(Partial::floats(queries, head_dim));
         let (whole, _) = rest.split_at_mut(Partial::floats(queries, head_dim));
         let (range, whole) = (Partial::new(range, queries, head_dim), Partial::new(whole, queries, head_dim));

@@ -7,7 +7,7 @@ use super::softmax::exp2;
 pub(super) struct Partial<'a> {
     /// Weighted sums of values, `[queries, head_dim]`.
     pub(super) sums: &'a mut [f32],
-    /// The largest score.
+    /// The largest score, with room for sixteen more behind it.
     pub(super) largest: &'a mut [f32],
     /// The sum of exponentials: at least 1, or 0 where the query has seen no key.
     pub(super) total: &'a mut [f32],
@@ -15,13 +15,13 @@ pub(super) struct Partial<'a> {
 
 impl<'a> Partial<'a> {
     pub(super) fn floats(queries: usize, head_dim: usize) -> usize {
-        queries * (head_dim + 2)
+        queries * (head_dim + 2) + LANES
     }
 
     /// Cuts up [`floats`](Self::floats) floats.
     pub(super) fn new(floats: &'a mut [f32], queries: usize, head_dim: usize) -> Self {
         let (sums, rest) = floats.split_at_mut(queries * head_dim);
-        let (largest, total) = rest.split_at_mut(queries);
+        let (largest, total) = rest.split_at_mut(queries + LANES);
         Self { sums, largest, total }
     }
 
@@ -86,7 +86,8 @@ mod tests {
     fn nothing_and_nothing_is_nothing() {
         for isa in testable("empty partials") {
             let path = Path::new(isa).unwrap();
-            let mut floats = [vec![f32::NAN; HEAD_DIM + 2], vec![f32::NAN; HEAD_DIM + 2]];
+            let mut floats =
+                [vec![f32::NAN; Partial::floats(1, HEAD_DIM)], vec![f32::NAN; Partial::floats(1, HEAD_DIM)]];
             let [one, two] = &mut floats;
             let (mut one, mut two) = (Partial::new(one, 1, HEAD_DIM), Partial::new(two, 1, HEAD_DIM));
             one.clear();

@@ -163,11 +163,15 @@ impl<W: Format> Walk<'_, W> {
     #[inline(always)]
     fn softmax<S: Simd>(&mut self, s: S, first: usize, count: usize, seen: Seen, start: usize) {
         let Partial { largest, total, .. } = &mut self.state.range;
-        let (scores, largest) = (
+        let (Some(largest), Some(decay)) =
+            (largest[first..].first_chunk_mut(), self.state.decay[first..].first_chunk_mut())
+        else {
+            unreachable!("sixteen floats of room behind every query")
+        };
+        let (scores, total) = (
             &mut self.state.scores[first * BLOCK..(first + count) * BLOCK],
-            &mut largest[first..first + count],
+            &mut total[first..first + count],
         );
-        let (total, decay) = (&mut total[first..first + count], &mut self.state.decay[first..first + count]);
         if seen.any == seen.common {
             let visible = |_| seen.any;
             return s.call(Softmax { scores, visible, largest, total, decay });
