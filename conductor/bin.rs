@@ -40,7 +40,7 @@ use tutti_runtime::{
     shutdown::Shutdown,
 };
 use tutti_worker::{
-    config::{Admission, Chunking, DeviceKind, LoadFormat, PrefillSharing, WorkerSettings},
+    config::{Admission, Chunking, DeviceKind, LoadFormat, PrefillSharing, Quantize, WorkerSettings},
     lifeline::Lifeline,
 };
 
@@ -160,6 +160,7 @@ fn backend_options(
             max_running_requests: config.max_running_requests,
             max_queued_requests: config.max_queued_requests,
             max_model_len: config.max_model_len,
+            prefix_cache: !config.no_prefix_cache,
             max_replays: config.max_replays,
             transfer_timeout: Duration::from_secs(config.transfer_timeout.into()),
             heartbeat_timeout: Duration::from_secs(config.heartbeat_timeout.into()),
@@ -208,6 +209,10 @@ fn common_settings(
         load_format: match config.load_format {
             config::LoadFormat::Auto => LoadFormat::Auto,
             config::LoadFormat::Dummy => LoadFormat::Dummy,
+        },
+        quantize: match config.quantize {
+            config::Quantize::None => Quantize::None,
+            config::Quantize::Int8 => Quantize::Int8,
         },
         nodes: None,
         device: DeviceKind::default(),

@@ -1,5 +1,6 @@
 //! What the conductor counts. Names get the prefix `tutti_`; a worker's label is its rank, which outlives its process.
 
+mod prefixes;
 mod transfers;
 
 use std::sync::atomic::AtomicU64;
@@ -19,7 +20,7 @@ use tutti_runtime::{
     },
 };
 
-use self::transfers::TransferMetrics;
+use self::{prefixes::PrefixMetrics, transfers::TransferMetrics};
 use crate::request::{Dropped, EndingKind};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -110,6 +111,7 @@ pub struct ConductorMetrics {
     rows: Family<RowLabel, Counter>,
     memory: Family<MemoryLabel, Gauge>,
     transfers: TransferMetrics,
+    prefixes: PrefixMetrics,
 }
 
 impl ConductorMetrics {
@@ -145,7 +147,9 @@ impl ConductorMetrics {
             rows: Default::default(),
             memory: Default::default(),
             transfers: Default::default(),
+            prefixes: Default::default(),
         };
+        new.prefixes.register(metrics);
         new.transfers.register(metrics);
         metrics.register(|r| {
             r.register("requests", "Requests that have ended, by outcome", new.requests.clone());
@@ -219,6 +223,12 @@ impl ConductorMetrics {
 
     pub(crate) fn handed_over(&self) {
         self.handovers.inc();
+    }
+
+    /// A prompt of so many blocks that an index can know, some of them known there, was sent somewhere; the index is so
+    /// large now.
+    pub(crate) fn placed(&self, blocks: usize, hits: u64, size: (usize, usize)) {
+        self.prefixes.placed(blocks, hits, size);
     }
 
     pub(crate) fn ended(&self, kind: EndingKind) {

@@ -4,6 +4,7 @@
 mod attention;
 mod format;
 mod gemm;
+mod int8;
 mod isa;
 mod kv;
 mod logits;
@@ -11,6 +12,7 @@ mod matrix;
 mod memory;
 mod philox;
 mod pool;
+mod rotate;
 mod rowwise;
 mod sample;
 mod simd;
@@ -20,23 +22,24 @@ mod tensor;
 mod testing;
 mod tile;
 mod truncate;
+mod weights;
 
 use std::ops::Range;
 
 pub use isa::Isa;
 pub use kv::KvPool;
-pub use matrix::Matrix;
 pub use tensor::{Tensor, Vector};
+pub use weights::Weights;
 
 use self::gemm::{Product, Store, linear};
 use self::isa::Path;
-use self::kv::{Norms, RotateAndStore};
 use self::memory::{Buffer, Shared};
 use self::pool::ThreadPool;
+use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
 use crate::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, RopeFrequencies, SampleRow,
-    Sampled, ScoreRow, StepInputs, TokenScore,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
+    SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
     collective::{Collective, CollectiveError, Seat},
 };
 
@@ -90,13 +93,19 @@ impl CpuDevice {
     fn product(
         &mut self,
         x: &Tensor,
-        weight: &Matrix,
+        weight: &Weights,
         store: Store<'_>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
         let rows = x.live();
-        let x = x.read(weight.inputs)?;
-        linear(self.path, &mut self.pool, &mut self.door, Product { x, rows, matrix: weight, store, out })
+        let x = x.read(weight.inputs())?;
+        let (path, pool, door) = (self.path, &mut self.pool, &mut self.door);
+        match weight {
+            Weights::Stored(matrix) => linear(path, pool, door, Product { x, rows, matrix, store, out }),
+            Weights::Int8(matrix) => {
+                int8::linear(path, pool, door, int8::Product { x, rows, matrix, store, out })
+            }
+        }
     }
 
     /// Runs `f` for each row of logits, in parallel, and appends the results in order.
@@ -132,7 +141,7 @@ impl CpuDevice {
 }
 
 impl Device for CpuDevice {
-    type Matrix = Matrix;
+    type Matrix = Weights;
     type Vector = Vector;
     type Tensor = Tensor;
     type KvPool = KvPool;
@@ -145,8 +154,12 @@ impl Device for CpuDevice {
         self.group.as_ref().map_or(Seat::ALONE, |group| group.seat())
     }
 
-    fn matrix(&mut self, parts: &[HostMatrix<'_>]) -> Result<Matrix, DeviceError> {
-        Matrix::pack(&mut self.pool, parts)
+    fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
+        Weights::pack(self.path, &mut self.pool, parts, quantize)
+    }
+
+    fn matrix_bytes(&self, matrix: &Weights) -> u64 {
+        matrix.bytes() as u64
     }
 
     fn vector(&mut self, values: &[f32]) -> Result<Vector, DeviceError> {
@@ -159,7 +172,8 @@ impl Device for CpuDevice {
         if width > self.widest.1 {
             self.widest = (rows, width);
         }
-        let padded = rows * width.next_multiple_of(2);
+        // What the door of either product wants of a row at most.
+        let padded = rows * width.next_multiple_of(4);
         if self.door.len() < padded {
             self.door = Buffer::zeroed(padded, "activations of a product")?;
         }
@@ -209,20 +223,20 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn embed(&mut self, table: &Matrix, out: &mut Tensor) -> Result<(), DeviceError> {
-        let out = out.written(self.step.tokens(), table.inputs)?;
-        rowwise::embed(&mut self.pool, table, 0, table.outputs, &self.step.token_ids, out)
+    fn embed(&mut self, table: &Weights, out: &mut Tensor) -> Result<(), DeviceError> {
+        let out = out.written(self.step.tokens(), table.inputs())?;
+        rowwise::embed(self.path, &mut self.pool, table, 0, table.outputs(), &self.step.token_ids, out)
     }
 
     fn embed_shard(
         &mut self,
-        table: &Matrix,
+        table: &Weights,
         first: usize,
         vocabulary: usize,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let out = out.written(self.step.tokens(), table.inputs)?;
-        rowwise::embed(&mut self.pool, table, first, vocabulary, &self.step.token_ids, out)
+        let out = out.written(self.step.tokens(), table.inputs())?;
+        rowwise::embed(self.path, &mut self.pool, table, first, vocabulary, &self.step.token_ids, out)
     }
 
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
@@ -245,24 +259,24 @@ impl Device for CpuDevice {
     fn linear(
         &mut self,
         x: &Tensor,
-        weight: &Matrix,
+        weight: &Weights,
         bias: Option<&Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let bias = bias.map(|bias| bias.read(weight.outputs)).transpose()?;
-        let out = out.written(x.live(), weight.outputs)?;
+        let bias = bias.map(|bias| bias.read(weight.outputs())).transpose()?;
+        let out = out.written(x.live(), weight.outputs())?;
         self.product(x, weight, Store::Set(bias), out)
     }
 
     fn linear_add(
         &mut self,
         x: &Tensor,
-        weight: &Matrix,
+        weight: &Weights,
         bias: Option<&Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let bias = bias.map(|bias| bias.read(weight.outputs)).transpose()?;
-        let out = out.change(x.live(), weight.outputs)?;
+        let bias = bias.map(|bias| bias.read(weight.outputs())).transpose()?;
+        let out = out.change(x.live(), weight.outputs())?;
         self.product(x, weight, Store::Add(bias), out)
     }
 
@@ -329,7 +343,7 @@ impl Device for CpuDevice {
         }
         let qkv = qkv.change(tokens, qkv_width(&shape))?;
         let operands = RotateAndStore { qkv, shape, norms, angles, kv, layer };
-        kv::rotate_and_store(self.path, &mut self.pool, &self.step, operands)
+        rotate_and_store(self.path, &mut self.pool, &self.step, operands)
     }
 
     fn attention(

@@ -1,5 +1,7 @@
 //! The seam between models and devices.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::Seat};
 
 /// How weights are stored.
@@ -21,6 +23,17 @@ impl WeightType {
             Self::F16 | Self::Bf16 => 2,
         }
     }
+}
+
+/// What becomes of weight matrices when a device takes them over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Quantize {
+    /// They stay as they are stored.
+    #[default]
+    None,
+    /// Eight bits an element with a scale for every group of inputs, multiplied by activations in eight bits.
+    Int8,
 }
 
 /// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`.
@@ -142,8 +155,11 @@ pub trait Device: Send + Sized + 'static {
     fn seat(&self) -> Seat;
 
     /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused; gate and up
-    /// fused). All parts have the same number of columns and the same type.
-    fn matrix(&mut self, parts: &[HostMatrix<'_>]) -> Result<Self::Matrix, DeviceError>;
+    /// fused). All parts have the same number of columns and the same type. Beside the device's own copy nothing as
+    /// large is allocated.
+    fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Self::Matrix, DeviceError>;
+    /// Bytes that a matrix takes on the device.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> u64;
     /// Takes over a vector.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
     /// An activation buffer.

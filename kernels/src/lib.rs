@@ -11,7 +11,8 @@ mod sampling;
 mod step;
 
 pub use device::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, RopeFrequencies, WeightType,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Quantize, RopeFrequencies,
+    WeightType,
 };
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, TokenScore};
 pub use step::{PageId, RowInputs, StepInputs};

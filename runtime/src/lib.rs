@@ -1,4 +1,5 @@
-//! What every process of Tutti does alike: layered config, telemetry, metrics, health, shutdown, the error type.
+//! What every process of Tutti does alike: layered config, telemetry, metrics, health, shutdown, the error type. And what
+//! routers and conductors place requests by alike: who has which prompt prefixes.
 
 pub mod checkpoint;
 pub mod config;
@@ -9,6 +10,7 @@ pub mod health;
 pub mod listen;
 pub mod metrics;
 pub mod operations;
+pub mod prefix_index;
 pub mod progress;
 pub mod serve;
 pub mod shutdown;

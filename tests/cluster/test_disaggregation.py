@@ -127,7 +127,7 @@ def test_cached_prompts_are_told_as_together(start):
 
 def test_prefill_and_decode_do_what_they_are_for(start):
     cluster = start("--topology", APART, *SIM)
-    bodies = [dict(prompt=[1] * 400, max_tokens=60, seed=seed, ignore_eos=True, return_token_ids=True) for seed in range(6)]
+    bodies = [dict(prompt=[seed] * 400, max_tokens=60, seed=seed, ignore_eos=True, return_token_ids=True) for seed in range(6)]
     Streams(cluster, "/v1/completions", bodies).results()
     text = cluster.client.get("/metrics").text
     went = dict(re.findall(r'^tutti_worker_transfer_bytes\{worker="0",transport="(\w+)"\} (\d+)', text, re.M))
@@ -137,6 +137,27 @@ def test_prefill_and_decode_do_what_they_are_for(start):
     rows = {(int(rank), kind): int(n) for rank, kind, n in re.findall(r'^tutti_step_rows_total\{worker="(\d+)",kind="(\w+)"\} (\d+)', text, re.M)}
     assert rows.get((0, "decode"), 0) == 0 and rows[0, "last_prefill"] == 6
     assert rows[1, "decode"] == 6 * 59 and rows.get((1, "last_prefill"), 0) + rows.get((1, "prefill"), 0) == 0
+
+
+def test_pages_that_the_decode_knows_are_not_sent(start):
+    cluster = start("--topology", TWO_PREFILL, *QWEN3)
+    page = 16 * 2 * 3 * 2 * 32 * 4
+    ask = dict(prompt=[place * 7 % 300 for place in range(400)], temperature=1, ignore_eos=True, logprobs=1, return_token_ids=True)
+    expected, usages, sent = [], [], []
+    together = start("--workers", 1, *QWEN3)
+    for seed in range(3):
+        # The last one has the first one's output in its prompt, which only the decode has computed.
+        more = expected[0]["token_ids"] if seed == 2 else []
+        body = ask | dict(prompt=ask["prompt"] + more, seed=seed, max_tokens=60)
+        expected.append(together.complete(**body)["choices"][0])
+        answer = cluster.complete(**body)
+        assert answer["choices"][0] == expected[-1]
+        usages.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        sent.append(cluster.metrics()["tutti_worker_transfer_bytes"])
+    # A prompt's last token is always computed, so its page is sent.
+    assert [after - before for before, after in zip([0, *sent], sent)] == [25 * page, page, page]
+    assert usages == [0, 384, 400], "what the prefill did not have to compute, whatever the decode has"
+    cluster.wait_until_idle()
 
 
 # What stands for another host: the segment that a process in there names cannot be found from here.

@@ -9,7 +9,7 @@ use clap::Parser;
 use serde::{Deserialize, Serialize};
 use tutti_engine::EngineSettings;
 pub use tutti_engine::{Admission, Chunking, PrefillSharing};
-pub use tutti_models::LoadFormat;
+pub use tutti_models::{LoadFormat, Quantize};
 use tutti_runtime::{
     Error, config,
     sim::SimSettings,
@@ -35,6 +35,8 @@ pub struct WorkerSettings {
     pub model_dir: PathBuf,
     /// Where weights come from.
     pub load_format: LoadFormat,
+    /// In how many bits they are held.
+    pub quantize: Quantize,
     /// The parts of the model that this worker holds; all without.
     pub nodes: Option<Vec<String>>,
     /// What to compute on.

@@ -73,6 +73,7 @@ fn load_model(
     let options = LoadOptions {
         dir: settings.model_dir.clone(),
         load_format: settings.load_format,
+        quantize: settings.quantize,
         max_step_tokens: settings.max_step_tokens,
         page_tokens: PAGE_TOKENS,
         nodes: settings.nodes.clone(),

@@ -8,10 +8,16 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, State, roles::Role, workers::Booking};
+use super::{
+    Cluster, State,
+    placement::{Place, Wanted},
+    prefixes::{Cached, Prefixes},
+    roles::Role,
+    workers::Booking,
+};
 use crate::{
     backend::random_bytes,
-    request::{Dropped, Part, Placement, Room, RoomFor},
+    request::{Dropped, Part, Placement, Request, Room, RoomFor},
 };
 
 impl Cluster {
@@ -28,19 +34,42 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&id).filter(|request| request.is_waiting()) else {
             return;
         };
-        let somewhere = match request.has_media() && state.workers.ready_for(Role::Encode).next().is_none() {
-            true => None,
-            false => state.workers.place(request.may_decode(), request.is_suspect()),
-        };
-        let Some((part, at)) = somewhere else {
+        let now = Instant::now();
+        let cached = state.prefixes.cached(request, now);
+        let encodable = !request.has_media() || state.workers.ready_for(Role::Encode).next().is_some();
+        let place = state.workers.place(&self.wanted(request, &cached)).filter(|_| encodable);
+        let Some(place) = place else {
             state.waiting.insert(id);
             return;
         };
-        let booking = Booking::of(request);
+        let booking = self.take_place(&mut state.prefixes, request, &place, now);
+        let Place { part, at, .. } = place;
         let resting = part == Part::Decode || request.has_media();
-        if let Some(launch) = request.launch(part, at.clone(), Instant::now()) {
+        if let Some(launch) = request.launch(part, at.clone(), now) {
             self.send_launch(state, at, booking, launch, resting);
         }
+    }
+
+    fn wanted<'a>(&self, request: &Request, cached: &'a Cached) -> Wanted<'a> {
+        Wanted {
+            may_decode: request.may_decode(),
+            suspect: request.is_suspect(),
+            blocks: request.blocks(),
+            cached,
+            most_requests: self.limits.max_running_requests.into(),
+        }
+    }
+
+    /// The request, or a part of it, goes there, and has what was computed for it from now on. Returns what it takes.
+    fn take_place(&self, prefixes: &mut Prefixes, request: &Request, place: &Place, now: Instant) -> Booking {
+        let known = request.pieces().indexable();
+        if known > 0 {
+            for worker in place.at.values() {
+                prefixes.sent(request, *worker, now);
+            }
+            self.metrics.placed(known, place.cached, prefixes.size());
+        }
+        Booking::of(request, place)
     }
 
     /// A worker holds room for what another one computes of a request: that one can begin, if there is one to do it.
@@ -53,15 +82,18 @@ impl Cluster {
         let Some(request) = state.requests.get_mut(&key.request) else {
             return self.metrics.dropped(self.why_unknown(state, key.request));
         };
-        let wanted = match request.check_reserved(from, key) {
-            Ok(wanted) => wanted,
+        let room_for = match request.check_reserved(from, key) {
+            Ok(room_for) => room_for,
             Err(why) => return self.metrics.dropped(why),
         };
-        let somewhere = match wanted {
-            RoomFor::Planes => state.workers.place_prefill(request.is_suspect()),
-            RoomFor::Embeddings => state.workers.place_encoder(from, request.is_suspect()),
+        let now = Instant::now();
+        let cached = state.prefixes.cached(request, now);
+        let wanted = self.wanted(request, &cached);
+        let place = match room_for {
+            RoomFor::Planes => state.workers.place_prefill(&wanted),
+            RoomFor::Embeddings => state.workers.place_encoder(from, &wanted),
         };
-        let Some(at) = somewhere else {
+        let Some(place) = place else {
             let effects = request.give_room_back();
             return self.apply(state, key.request, effects);
         };
@@ -70,16 +102,13 @@ impl Cluster {
             address: SocketAddr::new(host, u16::try_from(reserved.port).unwrap_or_default()).to_string(),
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,
+            known_pages: reserved.known_pages,
         };
-        let (launch, booking, resting) = match wanted {
-            RoomFor::Planes => {
-                let booking = Booking::of(request);
-                (request.launch_prefill(at.clone(), room, Instant::now()), booking, request.has_media())
-            }
-            RoomFor::Embeddings => {
-                let booking = Booking::of_media(request);
-                (request.launch_encode(at.clone(), room, Instant::now()), booking, false)
-            }
+        let booking = self.take_place(&mut state.prefixes, request, &place, now);
+        let at = place.at;
+        let (launch, resting) = match room_for {
+            RoomFor::Planes => (request.launch_prefill(at.clone(), room, now), request.has_media()),
+            RoomFor::Embeddings => (request.launch_encode(at.clone(), room, now), false),
         };
         if let Some(launch) = launch {
             self.send_launch(state, at, booking, launch, resting);

@@ -9,6 +9,7 @@ mod launches;
 mod lives;
 mod model;
 mod placement;
+mod prefixes;
 mod ranks;
 mod requests;
 mod roles;
@@ -39,7 +40,7 @@ pub use self::{
     topology::{GroupSpec, Topology},
     workers::Link,
 };
-use self::{model::ServedModel, ranks::Ranks, workers::Workers};
+use self::{model::ServedModel, prefixes::Prefixes, ranks::Ranks, workers::Workers};
 use crate::{
     metrics::ConductorMetrics,
     request::{Request, media::Digest},
@@ -59,6 +60,8 @@ pub struct Limits {
     pub max_queued_requests: u32,
     /// The most tokens of a request, prompt and output together, where that is fewer than the model's own limit.
     pub max_model_len: Option<u32>,
+    /// Whether workers keep what they computed of prompts, so that it matters who has had which.
+    pub prefix_cache: bool,
     /// How often a request whose worker died is tried again, and one that could not be handed over.
     pub max_replays: u32,
     /// How long the two sides of a hand-over may keep each other waiting.
@@ -103,6 +106,7 @@ struct State {
     requests: BTreeMap<RequestId, Request>,
     /// Those that no worker could take when they needed one.
     waiting: BTreeSet<RequestId>,
+    prefixes: Prefixes,
     next_request: u64,
     /// Set by the first worker to be ready; the others must declare the same.
     model: Option<ServedModel>,
@@ -122,8 +126,9 @@ impl Cluster {
     /// A cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
         let workers = Workers::of(limits.topology.clone());
+        let prefixes = Prefixes::new(limits.prefix_cache);
         let cluster = Self {
-            state: Mutex::new(State { workers, ..State::default() }),
+            state: Mutex::new(State { workers, prefixes, ..State::default() }),
             meeting_places: std::env::temp_dir(),
             metrics: ConductorMetrics::new(metrics),
             limits,

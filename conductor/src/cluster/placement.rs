@@ -1,52 +1,121 @@
-//! Which worker gets what.
+//! Which worker gets what: the one where it costs least, in blocks of tokens.
+//!
+//! `cost = uncached prompt blocks + active decode blocks + queued prompt blocks`: what has to be computed of the request
+//! itself there, what its steps are shared with, and what has to be computed before. A prefix is worth no more than the
+//! wait for it, so load wins in the end.
 
 use tutti_proto::WorkerId;
 
 use super::{
+    prefixes::Cached,
     roles::Role,
     workers::{Worker, Workers},
 };
 use crate::request::{Part, Placement};
 
+/// A request that needs a place.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Whether something may follow its first token.
+    pub may_decode: bool,
+    /// Whether it may be what brings its workers down.
+    pub suspect: bool,
+    /// Blocks of its prompt and of the output that it has had.
+    pub blocks: u64,
+    /// Who has how many of them.
+    pub cached: &'a Cached,
+    /// Requests that a worker runs at a time: with more it lets them wait, whatever else it has.
+    pub most_requests: u64,
+}
+
+/// Where a request, or a part of it, goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    pub part: Part,
+    pub at: Placement,
+    /// Blocks of its prompt that are there.
+    pub cached: u64,
+}
+
+/// What a request costs somewhere. The smaller one is better: then who has fewer requests, then who has had fewer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Cost {
+    full: bool,
+    blocks: u64,
+    requests: u64,
+    launched: u64,
+}
+
+impl Cost {
+    fn of(wanted: &Wanted<'_>, id: WorkerId, worker: &Worker) -> Self {
+        Self {
+            full: worker.booked.requests >= wanted.most_requests,
+            blocks: wanted.blocks.saturating_sub(wanted.cached.at(id)) + worker.booked.blocks(),
+            requests: worker.booked.requests,
+            launched: worker.launched,
+        }
+    }
+
+    /// With a decode there after the prefill that costs this. The prompt is computed but once, so of the decode's worker
+    /// only the load counts.
+    fn with_decode(self, decode: &Worker, full: bool) -> Self {
+        Self {
+            full: self.full || full,
+            blocks: self.blocks + decode.booked.blocks(),
+            requests: decode.booked.requests,
+            launched: decode.launched,
+        }
+    }
+}
+
 impl Workers {
-    /// Of those, the one with the fewest requests, then the fewest tokens, then the fewest launches so far. A suspect goes
-    /// only where no other one is.
-    fn least_loaded(&self, role: Role, suspect: bool) -> Option<(WorkerId, &Worker)> {
+    /// Where it costs least of those that have this role. A suspect goes only where no other one is.
+    fn cheapest(&self, role: Role, wanted: &Wanted<'_>) -> Option<(Cost, WorkerId, &Worker)> {
         self.ready_for(role)
-            .filter(|(_, worker)| !suspect || worker.booked.suspects == 0)
-            .min_by_key(|(_, worker)| (worker.booked, worker.launched))
+            .filter(|(_, worker)| !wanted.suspect || worker.booked.suspects == 0)
+            .map(|(id, worker)| (Cost::of(wanted, id, worker), id, worker))
+            .min_by_key(|(cost, ..)| *cost)
     }
 
     /// Where a request begins that may or may not have something to decode: as a whole, with a prefill that nothing
     /// follows, or with the room for its decode, which needs somebody to do the prefill. Of a group it is the leader's
     /// alone: the other ranks do as it says and hold nothing of a request, so that its word that a graph is over is the
     /// group's.
-    pub fn place(&self, may_decode: bool, suspect: bool) -> Option<(Part, Placement)> {
-        let whole = self.least_loaded(Role::Whole, suspect).map(|at| (Part::Whole, at));
-        let prefill = self.least_loaded(Role::Prefill, suspect);
-        let apart = if may_decode {
-            let decode = prefill.and_then(|_| self.least_loaded(Role::Decode, suspect));
-            decode.map(|at| (Part::Decode, at))
+    pub fn place(&self, wanted: &Wanted<'_>) -> Option<Place> {
+        let whole = self.cheapest(Role::Whole, wanted).map(|(cost, id, at)| (cost, Part::Whole, id, at));
+        let prefill = self.cheapest(Role::Prefill, wanted);
+        let apart = if wanted.may_decode {
+            prefill.zip(self.cheapest(Role::Decode, wanted)).map(|((prefill, ..), (decode, id, at))| {
+                (prefill.with_decode(at, decode.full), Part::Decode, id, at)
+            })
         } else {
-            prefill.map(|at| (Part::Prefill, at))
+            prefill.map(|(cost, id, at)| (cost, Part::Prefill, id, at))
         };
-        let (part, (id, worker)) =
-            whole.into_iter().chain(apart).min_by_key(|(_, (_, worker))| (worker.booked, worker.launched))?;
-        Some((part, Placement::from([(worker.rank, id)])))
+        let (_, part, id, worker) = whole.into_iter().chain(apart).min_by_key(|(cost, ..)| *cost)?;
+        Some(Place::new(part, id, worker, wanted))
     }
 
     /// Where the prefill of a request goes whose decode has its room.
-    pub fn place_prefill(&self, suspect: bool) -> Option<Placement> {
-        let (id, worker) = self.least_loaded(Role::Prefill, suspect)?;
-        Some(Placement::from([(worker.rank, id)]))
+    pub fn place_prefill(&self, wanted: &Wanted<'_>) -> Option<Place> {
+        let (_, id, worker) = self.cheapest(Role::Prefill, wanted)?;
+        Some(Place::new(Part::Prefill, id, worker, wanted))
     }
 
     /// Where the media of a request are encoded that `prefill` waits for: there, if it encodes too, and nothing has to leave
     /// the worker.
-    pub fn place_encoder(&self, prefill: WorkerId, suspect: bool) -> Option<Placement> {
+    pub fn place_encoder(&self, prefill: WorkerId, wanted: &Wanted<'_>) -> Option<Place> {
+        // Encoders keep nothing of what they have encoded.
+        let wanted = Wanted { cached: &Cached::default(), ..*wanted };
         let itself = self.ready_for(Role::Encode).find(|(id, _)| *id == prefill);
-        let (id, worker) = itself.or_else(|| self.least_loaded(Role::Encode, suspect))?;
-        Some(Placement::from([(worker.rank, id)]))
+        let (id, worker) =
+            itself.or_else(|| self.cheapest(Role::Encode, &wanted).map(|(_, id, worker)| (id, worker)))?;
+        Some(Place::new(Part::Encode, id, worker, &wanted))
+    }
+}
+
+impl Place {
+    fn new(part: Part, id: WorkerId, worker: &Worker, wanted: &Wanted<'_>) -> Self {
+        Self { part, at: Placement::from([(worker.rank, id)]), cached: wanted.cached.at(id) }
     }
 }
 
@@ -54,6 +123,7 @@ impl Workers {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
+    use proptest::prelude::*;
     use tokio::sync::mpsc;
     use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 
@@ -64,7 +134,7 @@ mod tests {
     };
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    const BOOKING: Booking = Booking { requests: 1, tokens: 10, suspects: 0 };
+    const BOOKING: Booking = Booking { requests: 1, queued_blocks: 2, active_blocks: 0, suspects: 0 };
 
     fn whole(tp: u32) -> Workers {
         let mut workers = Workers::of(Topology::all_in_one(tp, tp));
@@ -78,8 +148,21 @@ mod tests {
         id
     }
 
+    /// A request of one block that nobody has.
+    fn wanted(cached: &Cached) -> Wanted<'_> {
+        Wanted { may_decode: true, suspect: false, blocks: 1, cached, most_requests: 100 }
+    }
+
+    fn at(place: &Place) -> Rank {
+        *place.at.keys().next().unwrap()
+    }
+
+    fn placed(workers: &Workers) -> Option<Rank> {
+        workers.place(&wanted(&Cached::default())).as_ref().map(at)
+    }
+
     fn chosen(workers: &Workers) -> Rank {
-        *workers.place(true, false).unwrap().1.keys().next().unwrap()
+        placed(workers).unwrap()
     }
 
     fn key(request: u64) -> GraphKey {
@@ -89,12 +172,12 @@ mod tests {
     #[test]
     fn the_least_loaded_ready_worker_is_chosen_and_ties_go_round() {
         let mut workers = whole(1);
-        assert_eq!(workers.place(true, false), None);
+        assert_eq!(placed(&workers), None);
         let (a, b) = (ready(&mut workers, 0), ready(&mut workers, 1));
         assert_eq!(chosen(&workers), Rank(0));
         workers.book(a, key(1), BOOKING, false);
         assert_eq!(chosen(&workers), Rank(1));
-        workers.book(b, key(2), Booking { tokens: 5, ..BOOKING }, false);
+        workers.book(b, key(2), Booking { queued_blocks: 1, ..BOOKING }, false);
         assert_eq!(chosen(&workers), Rank(1));
         workers.release(a, key(1));
         workers.release(a, key(1));
@@ -110,9 +193,9 @@ mod tests {
     fn a_group_takes_requests_at_its_leader_once_all_have_loaded() {
         let mut workers = whole(2);
         let first = ready(&mut workers, 0);
-        assert_eq!(workers.place(true, false), None);
+        assert_eq!(placed(&workers), None);
         ready(&mut workers, 3);
-        assert_eq!(workers.place(true, false), None, "ranks 0 and 3 are of two groups");
+        assert_eq!(placed(&workers), None, "ranks 0 and 3 are of two groups");
         let second = ready(&mut workers, 1);
         assert_eq!(chosen(&workers), Rank(0));
         assert_eq!(workers.group_of(Rank(0)), [(Rank(0), first), (Rank(1), second)]);
@@ -120,18 +203,20 @@ mod tests {
         assert_eq!((workers.loaded().count(), workers.ready().count()), (3, 1));
         workers.remove(first);
         assert!(!workers.leaves_with_its_leader(second), "its leader is gone already");
-        assert_eq!(workers.place(true, false), None);
+        assert_eq!(placed(&workers), None);
     }
 
     #[test]
     fn two_suspects_are_never_on_one_worker() {
         let mut workers = whole(1);
         let a = ready(&mut workers, 0);
-        workers.book(a, key(1), Booking { requests: 1, tokens: 1, suspects: 1 }, false);
-        assert_eq!(workers.place(true, true), None);
-        assert!(workers.place(true, false).is_some(), "others may stand beside it");
+        workers.book(a, key(1), Booking { suspects: 1, ..BOOKING }, false);
+        let cached = Cached::default();
+        let suspect = Wanted { suspect: true, ..wanted(&cached) };
+        assert_eq!(workers.place(&suspect), None);
+        assert!(placed(&workers).is_some(), "others may stand beside it");
         workers.release(a, key(1));
-        assert!(workers.place(true, true).is_some());
+        assert!(workers.place(&suspect).is_some());
     }
 
     #[test]
@@ -142,9 +227,9 @@ mod tests {
         workers.get_mut(id).unwrap().phase = pb::WorkerPhase::Ready;
         let drain = || pb::conductor_message::Message::Drain(pb::Drain {});
         workers.send(id, drain());
-        assert!(workers.place(true, false).is_some());
+        assert!(placed(&workers).is_some());
         workers.send(id, drain());
-        assert_eq!(workers.place(true, false), None);
+        assert_eq!(placed(&workers), None);
     }
 
     #[test]
@@ -169,7 +254,9 @@ mod tests {
     }
 
     fn place(workers: &Workers, may_decode: bool) -> Option<(Part, u32)> {
-        workers.place(may_decode, false).map(|(part, at)| (part, at.keys().next().unwrap().0))
+        let cached = Cached::default();
+        let place = workers.place(&Wanted { may_decode, ..wanted(&cached) });
+        place.map(|place| (place.part, at(&place).0))
     }
 
     #[test]
@@ -182,7 +269,7 @@ mod tests {
         assert_eq!(place(&workers, false), Some((Part::Prefill, 0)));
         workers.book(first, key(1), BOOKING, false);
         ready(&mut workers, 1);
-        assert_eq!(workers.place_prefill(false).unwrap().keys().next(), Some(&Rank(1)));
+        assert_eq!(at(&workers.place_prefill(&wanted(&Cached::default())).unwrap()), Rank(1));
     }
 
     #[test]
@@ -193,8 +280,104 @@ mod tests {
         let decode = ready(&mut workers, 2);
         workers.book(all, key(1), BOOKING, false);
         assert_eq!(place(&workers, true), Some((Part::Decode, 2)));
-        workers.book(decode, key(2), Booking { tokens: 20, ..BOOKING }, true);
+        workers.book(decode, key(2), Booking { queued_blocks: 5, ..BOOKING }, true);
         assert_eq!(place(&workers, true), Some((Part::Whole, 3)));
+    }
+
+    fn holding(holders: &[(WorkerId, usize)]) -> Cached {
+        Cached::of(holders)
+    }
+
+    #[test]
+    fn a_prefix_wins_until_its_worker_has_more_to_do_than_it_saves() {
+        let mut workers = whole(1);
+        let (_, b) = (ready(&mut workers, 0), ready(&mut workers, 1));
+        let cached = holding(&[(b, 6)]);
+        let long = Wanted { blocks: 10, ..wanted(&cached) };
+        let place = workers.place(&long).unwrap();
+        assert_eq!((at(&place), place.cached), (Rank(1), 6));
+        workers.book(b, key(1), Booking { queued_blocks: 4, ..BOOKING }, false);
+        assert_eq!(at(&workers.place(&long).unwrap()), Rank(1));
+        workers.decodes(b, key(1), 7);
+        let place = workers.place(&long).unwrap();
+        assert_eq!(
+            (at(&place), place.cached),
+            (Rank(0), 0),
+            "what decodes there costs more than the prefix saves"
+        );
+        workers.decodes(b, key(1), 5);
+        assert_eq!(at(&workers.place(&long).unwrap()), Rank(1));
+        let most_requests = 1;
+        assert_eq!(
+            at(&workers.place(&Wanted { most_requests, ..long }).unwrap()),
+            Rank(0),
+            "it would wait for its turn"
+        );
+        workers.release(b, key(1));
+        assert_eq!(workers.get_mut(b).unwrap().booked, Booking::default());
+    }
+
+    #[test]
+    fn a_worker_that_comes_back_has_nothing_of_what_it_had() {
+        let mut workers = whole(1);
+        let (_, b) = (ready(&mut workers, 0), ready(&mut workers, 1));
+        let cached = holding(&[(b, 6)]);
+        workers.remove(b);
+        ready(&mut workers, 1);
+        let long = Wanted { blocks: 10, ..wanted(&cached) };
+        let place = workers.place(&long).unwrap();
+        assert_eq!((at(&place), place.cached), (Rank(0), 0));
+    }
+
+    #[test]
+    fn each_part_goes_where_its_own_prefix_is() {
+        let mut workers = apart(0);
+        let (_, b, _) = (ready(&mut workers, 0), ready(&mut workers, 1), ready(&mut workers, 2));
+        let cached = holding(&[(b, 3)]);
+        let long = Wanted { blocks: 10, ..wanted(&cached) };
+        let place = workers.place(&long).unwrap();
+        assert_eq!((place.part, place.cached), (Part::Decode, 0), "what the prefill has, the decode has not");
+        let place = workers.place_prefill(&long).unwrap();
+        assert_eq!((place.part, at(&place), place.cached), (Part::Prefill, Rank(1), 3));
+    }
+
+    proptest! {
+        #[test]
+        fn no_place_that_has_room_costs_less(
+            load in prop::collection::vec((0u64..12, 0u64..12, 0usize..10, 0u64..4), 1..6),
+            blocks in 1u64..12,
+        ) {
+            let mut workers = whole(1);
+            let mut held = Vec::new();
+            let mut costs = Vec::new();
+            for (rank, (queued_blocks, active_blocks, cached, requests)) in (0..).zip(load) {
+                let id = ready(&mut workers, rank);
+                let booking = Booking { requests, queued_blocks, active_blocks, suspects: 0 };
+                workers.book(id, key(1), booking, false);
+                held.push((id, cached));
+                costs.push((requests >= 3, blocks.saturating_sub(cached as u64) + queued_blocks + active_blocks, requests));
+            }
+            let cached = holding(&held);
+            let place = workers.place(&Wanted { blocks, most_requests: 3, ..wanted(&cached) }).unwrap();
+            let rank = at(&place).0 as usize;
+            prop_assert_eq!(costs[rank], *costs.iter().min().unwrap());
+            prop_assert_eq!(place.cached, held[rank].1 as u64);
+        }
+
+        /// Where prompts share nothing, no worker gets more than one request more than another.
+        #[test]
+        fn requests_alike_spread_evenly(ranks in 1u32..6, requests in 1u64..40, blocks in 1u64..9) {
+            let mut workers = whole(1);
+            (0..ranks).for_each(|rank| _ = ready(&mut workers, rank));
+            for request in 1..=requests {
+                let cached = Cached::default();
+                let place = workers.place(&Wanted { blocks, ..wanted(&cached) }).unwrap();
+                let id = *place.at.values().next().unwrap();
+                workers.book(id, key(request), Booking { queued_blocks: blocks, ..BOOKING }, false);
+            }
+            let counts = || workers.iter().map(|(_, worker)| worker.booked.requests);
+            prop_assert!(counts().max().unwrap() - counts().min().unwrap() <= 1);
+        }
     }
 
     #[test]

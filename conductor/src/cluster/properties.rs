@@ -39,6 +39,7 @@ fn cluster(apart: bool) -> Arc<Cluster> {
         max_running_requests: 4,
         max_queued_requests: 4,
         max_model_len: None,
+        prefix_cache: true,
         max_replays: MAX_REPLAYS,
         transfer_timeout: Duration::from_secs(30),
         heartbeat_timeout: Duration::from_secs(3),

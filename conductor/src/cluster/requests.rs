@@ -11,7 +11,7 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, RETRY_AFTER, State, roles::Role, workers::Worker};
+use super::{Cluster, RETRY_AFTER, State, prefixes, roles::Role, workers::Worker};
 use crate::{
     mailbox::{self, Ending},
     request::{Deadline, Dropped, Effects, Request, door, media},
@@ -52,11 +52,14 @@ impl Cluster {
         generated: Vec<u32>,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
         // Outside the lock: a prompt may be long, and a secret is read from a file.
-        let (model, declaration) = self.model_declared()?;
+        let (model, declaration, choice) = self.model_and_choice()?;
         door::check(&spec, &model)?;
         door::check_generated(&generated, &spec, &model)?;
         let encoders = media::check(&spec, &declaration)?;
         self.digest.of(&mut spec.media);
+        // What stands behind its placeholders is not in the prompt.
+        let comparable = choice && self.limits.prefix_cache && encoders.is_empty();
+        let pieces = prefixes::cut(&spec.prompt, &model, comparable);
         let reservation = self.new_reservation(!encoders.is_empty())?;
         let mut state = self.state.lock();
         self.check_admission(&state, !encoders.is_empty())?;
@@ -69,7 +72,7 @@ impl Cluster {
         let prompt_tokens = spec.prompt.len();
         let request =
             Request::accept(id, spec, deadline, walks, reservation, self.limits.max_replays, output);
-        let request = request.behind(generated).encoded_by(encoders);
+        let request = request.behind(generated).cut_into(pieces).encoded_by(encoders);
         state.requests.insert(id, request);
         self.metrics.accepted(prompt_tokens, state.requests.len());
         self.in_flight.send_replace(state.requests.len());
@@ -151,8 +154,12 @@ impl Cluster {
             self.metrics.tokens(0, row.tokens.len());
             return;
         };
+        let key = row.key;
         let outcome = request.on_row(from, row);
         self.metrics.tokens(outcome.taken, outcome.dropped);
+        if let Some(key) = key.filter(|_| outcome.taken > 0) {
+            state.workers.decodes(from, key.into(), request.blocks());
+        }
         self.apply(state, id, outcome.effects);
     }
 

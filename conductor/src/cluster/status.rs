@@ -17,17 +17,17 @@ impl Cluster {
         })
     }
 
-    pub(super) fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
-        let state = self.state.lock();
-        let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
-        Ok(model.description.clone())
+    fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
+        Ok(self.model_and_choice()?.0)
     }
 
-    /// The same with its declaration.
-    pub(super) fn model_declared(&self) -> Result<(Arc<pb::ModelDescription>, Arc<ModelDeclaration>), Error> {
+    /// What is served, its declaration, and whether it matters to which group a request goes.
+    pub(super) fn model_and_choice(
+        &self,
+    ) -> Result<(Arc<pb::ModelDescription>, Arc<ModelDeclaration>, bool), Error> {
         let state = self.state.lock();
         let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
-        Ok((model.description.clone(), model.declaration.clone()))
+        Ok((model.description.clone(), model.declaration.clone(), state.workers.have_choice()))
     }
 
     /// The cluster as it is now.
@@ -79,6 +79,10 @@ impl Cluster {
             && model.description.max_request_tokens != smallest
         {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
+        }
+        if let Some(model) = &state.model {
+            let pages = state.workers.ready().map(|(_, worker)| u64::from(worker.load.kv_pages_total)).sum();
+            state.prefixes.bound(pages, &model.description);
         }
         // One that may be gone any moment is no reason to send requests.
         let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);

@@ -12,10 +12,11 @@ use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
 use super::{
+    placement::Place,
     roles::{Duties, Role},
     topology::{Replica, Topology},
 };
-use crate::request::Request;
+use crate::request::{Part, Request};
 
 /// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a request in
 /// flight is launched and cancelled at most once on a worker.
@@ -103,39 +104,46 @@ impl Worker {
 }
 
 /// What a worker graph takes of a worker while it is there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Booking {
     pub requests: u64,
-    /// Prompt and output.
-    pub tokens: u64,
+    /// Prompt blocks yet to be computed.
+    pub queued_blocks: u64,
+    /// Blocks of what decodes, or waits for it with all of its prompt computed.
+    pub active_blocks: u64,
     /// Requests that may be what brings their workers down.
     pub suspects: u64,
 }
 
 impl Booking {
-    /// One graph of this request.
-    pub fn of(request: &Request) -> Self {
-        let spec = request.spec();
-        let output = spec.stopping.as_ref().map_or(0, |stopping| u64::from(stopping.max_tokens));
-        let suspects = u64::from(request.is_suspect());
-        Self { requests: 1, tokens: spec.prompt.len() as u64 + output, suspects }
+    /// This part of this request, where it goes.
+    pub fn of(request: &Request, place: &Place) -> Self {
+        let blocks = request.blocks();
+        let (queued_blocks, active_blocks) = match place.part {
+            Part::Whole | Part::Prefill => (blocks.saturating_sub(place.cached), 0),
+            Part::Decode => (0, blocks),
+            Part::Encode => (request.media_blocks(), 0),
+        };
+        Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
     }
 
-    /// What encodes its media.
-    pub fn of_media(request: &Request) -> Self {
-        Self { tokens: request.media_tokens(), ..Self::of(request) }
+    /// What a request that comes now has to wait for, or to share each step with.
+    pub fn blocks(&self) -> u64 {
+        self.queued_blocks + self.active_blocks
     }
 
     fn add(&mut self, other: Self) {
         self.requests += other.requests;
-        self.tokens += other.tokens;
+        self.queued_blocks += other.queued_blocks;
+        self.active_blocks += other.active_blocks;
         self.suspects += other.suspects;
     }
 
     /// Only what was added is ever taken away.
     fn take(&mut self, other: Self) {
         self.requests -= other.requests;
-        self.tokens -= other.tokens;
+        self.queued_blocks -= other.queued_blocks;
+        self.active_blocks -= other.active_blocks;
         self.suspects -= other.suspects;
     }
 }
@@ -278,6 +286,15 @@ impl Workers {
         self.ready().filter(move |(_, worker)| self.duties(worker.rank).include(role))
     }
 
+    /// Whether any part of a request that prompts matter to could go to more than one of those that are here, ready or not.
+    pub fn have_choice(&self) -> bool {
+        let mut seen = BTreeSet::new();
+        let leaders = self.iter().filter(|(_, worker)| self.leads(worker.rank));
+        let thinkers = leaders.filter_map(|(_, worker)| self.duties(worker.rank).thinks);
+        let mut decodes = thinkers.map(|role| role == Role::Decode);
+        decodes.any(|decodes| !seen.insert(decodes))
+    }
+
     /// Counts a graph that was sent there. One that is `resting` waits for another worker.
     pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking, resting: bool) {
         if let Some(worker) = self.by_id.get_mut(&id)
@@ -298,6 +315,15 @@ impl Workers {
         if let Some(worker) = self.by_id.get_mut(&id) {
             worker.wake(key);
         }
+    }
+
+    /// Tokens have come of this graph: its prompt is computed, and with its output it has so many blocks.
+    pub fn decodes(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
+        let Some(worker) = self.by_id.get_mut(&id) else { return };
+        let Some(held) = worker.graphs.get_mut(&key) else { return };
+        let booking = Booking { queued_blocks: 0, active_blocks: blocks, ..held.booking };
+        worker.booked.take(std::mem::replace(&mut held.booking, booking));
+        worker.booked.add(booking);
     }
 
     /// Counts a graph that is over there. Whether that makes room: a worker that is gone has none.

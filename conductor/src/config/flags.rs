@@ -6,7 +6,9 @@ use clap::Parser;
 use serde::Serialize;
 use tutti_runtime::telemetry::LogFormat;
 
-use super::{Admission, ByteSize, Chunking, DeviceChoice, LoadFormat, PrefillSharing, WorkerAddress};
+use super::{
+    Admission, ByteSize, Chunking, DeviceChoice, LoadFormat, PrefillSharing, Quantize, WorkerAddress,
+};
 
 /// Serves a model with one conductor, its workers, and a router in front.
 ///
@@ -68,6 +70,11 @@ pub struct ConductorFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     load_format: Option<LoadFormat>,
+
+    /// In how many bits weights are held; int8 halves bfloat16's memory and reads, and quantises activations too [default: none]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantize: Option<Quantize>,
 
     /// Address of the OpenAI API, health and metrics [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDR")]

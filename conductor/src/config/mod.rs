@@ -4,6 +4,7 @@ mod byte_size;
 mod device;
 mod flags;
 mod load_format;
+mod quantize;
 mod scheduling;
 mod topology;
 mod worker_address;
@@ -26,6 +27,7 @@ pub use self::{
     device::DeviceChoice,
     flags::ConductorFlags,
     load_format::LoadFormat,
+    quantize::Quantize,
     scheduling::{Admission, Chunking, PrefillSharing},
     topology::Layout,
     worker_address::WorkerAddress,
@@ -58,6 +60,8 @@ pub struct ConductorConfig<R: Default> {
     pub sim: SimSettings,
     /// Where weights come from.
     pub load_format: LoadFormat,
+    /// In how many bits they are held.
+    pub quantize: Quantize,
     /// The OpenAI API, health and metrics.
     pub http: SocketAddr,
     /// The gRPC API, and the conductor's own for routers.
@@ -128,6 +132,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             device: DeviceChoice::Auto,
             sim: SimSettings::default(),
             load_format: LoadFormat::Auto,
+            quantize: Quantize::None,
             http: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 50051)),
             worker_listen: None,
@@ -193,7 +198,10 @@ impl<R: Default> ConductorConfig<R> {
             let field = if self.workers == 1 { "tp" } else { "workers" };
             return Err(Error::invalid(field, "is for the topology file to say, where there is one"));
         }
-        self.layout()?;
+        let simulated = self.layout()?.devices.contains(&DeviceChoice::Sim);
+        if simulated && self.quantize != Quantize::None {
+            return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
+        }
         at_least_1("collective_timeout", Some(self.collective_timeout))?;
         at_most("collective_timeout", self.collective_timeout, 3600)?;
         at_least_1("max_model_len", self.max_model_len)?;

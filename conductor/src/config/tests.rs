@@ -35,6 +35,7 @@ fn flags_reach_their_settings() {
         "--kv-cache-memory=512MiB",
         "--worker-listen=unix:/tmp/x",
         "--load-format=dummy",
+        "--quantize=int8",
         "--drain-timeout=5",
     ])
     .unwrap();
@@ -42,6 +43,7 @@ fn flags_reach_their_settings() {
     assert!(config.router.skip_tokenizer_init && config.no_router);
     assert_eq!(config.kv_cache_memory, Some(ByteSize(512 << 20)));
     assert_eq!(config.worker_listen, Some(WorkerAddress::Unix("/tmp/x".into())));
+    assert_eq!(config.quantize, Quantize::Int8);
     assert_eq!((config.load_format, config.drain_timeout().as_secs()), (LoadFormat::Dummy, 5));
 }
 
@@ -84,6 +86,15 @@ fn a_device_of_a_later_build_is_refused_with_what_there_is() {
 }
 
 #[test]
+fn a_simulated_device_quantises_nothing() {
+    assert!(load(&["--quantize=int8", "--device=cpu"]).is_ok());
+    let error = load(&["--quantize=int8", "--device=sim"]).unwrap_err();
+    assert_eq!(error.field(), Some("quantize"), "{error}");
+    let error = ConductorFlags::try_parse_from(["conductor", "--quantize=int4"]).unwrap_err().to_string();
+    assert!(error.contains("int4") && error.contains("none, int8"), "{error}");
+}
+
+#[test]
 fn a_topology_file_says_how_many_workers_there_are() {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
     file.write_all(b"[[group]]\nname = 'all'\nranks = 3\n").unwrap();
@@ -101,7 +112,9 @@ fn two_free_ports_do_not_clash() {
 
 #[test]
 fn the_printed_config_is_a_config() {
-    let config = load(&["--workers=3", "--kv-cache-memory=2GB", "--worker-listen=0.0.0.0:7000"]).unwrap();
+    let config =
+        load(&["--workers=3", "--quantize=int8", "--kv-cache-memory=2GB", "--worker-listen=0.0.0.0:7000"])
+            .unwrap();
     let printed = config::print(&config).unwrap();
     assert_eq!(serde_json::from_str::<ConductorConfig<Front>>(&printed).unwrap(), config);
 }

@@ -146,7 +146,12 @@ impl World {
             Said::Completion(completion) => self.request.on_completion(from, completion),
             Said::Reserved(key) => {
                 let Ok(wanted) = self.request.check_reserved(from, key.into()) else { return };
-                let room = Room { address: String::new(), layout_hash: 0, shared_memory: String::new() };
+                let room = Room {
+                    address: String::new(),
+                    layout_hash: 0,
+                    shared_memory: String::new(),
+                    known_pages: 0,
+                };
                 let worker = self.new_worker();
                 match wanted {
                     RoomFor::Planes if self.prefills => {

@@ -12,7 +12,12 @@ const PREFILL: WorkerId = WorkerId(1);
 const DECODE: WorkerId = WorkerId(2);
 
 fn room() -> Room {
-    Room { address: "127.0.0.1:9".into(), layout_hash: 77, shared_memory: "/dev/shm/room".into() }
+    Room {
+        address: "127.0.0.1:9".into(),
+        layout_hash: 77,
+        shared_memory: "/dev/shm/room".into(),
+        known_pages: 3,
+    }
 }
 
 /// Both parts of a first try, launched, with their names.
@@ -65,6 +70,7 @@ fn the_decode_is_launched_first_and_the_prefill_is_told_where_it_is() {
         lease_ms: 500,
         layout_hash: 77,
         shared_memory: "/dev/shm/room".into(),
+        known_pages: 3,
     };
     assert_eq!(prefill.send_to, Some(to));
     assert_eq!(request.launch_prefill(at(PREFILL), room(), Instant::now()), None);

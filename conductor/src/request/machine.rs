@@ -40,6 +40,7 @@
 //! so the client's stream goes on as if nothing had happened. Lost workers and failed hand-overs are counted apart: of a
 //! worker's death the hand-over to it often tells first, and the next try may still be sent there.
 
+mod blocks;
 mod completions;
 mod encoding;
 mod losses;
@@ -49,7 +50,7 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{Span, field};
 use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, walks::WalkId};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, prefix_index::PromptPieces};
 
 use self::encoding::Encoding;
 pub use self::encoding::RoomFor;
@@ -67,6 +68,8 @@ pub struct Request {
     encoders: Vec<WalkId>,
     /// What its planes and embeddings travel under, where they do.
     reservation: pb::PlaneReservation,
+    /// Where its prompt is cut, to be found where it has been before.
+    pieces: PromptPieces,
     /// Which try this is. Replay makes a new one.
     incarnation: Incarnation,
     max_replays: u32,
@@ -169,6 +172,7 @@ impl Request {
         Self {
             id,
             span,
+            pieces: PromptPieces::uncut(spec.prompt.len(), 1),
             spec: Arc::new(spec),
             deadline,
             walks,
@@ -293,8 +297,15 @@ impl Request {
 
     fn destination(&self, to: GraphKey, room: Room) -> pb::PlaneDestination {
         let pb::PlaneReservation { secret, lease_ms } = self.reservation.clone();
-        let Room { address, layout_hash, shared_memory } = room;
-        pb::PlaneDestination { key: Some(to.into()), address, secret, lease_ms, layout_hash, shared_memory }
+        pb::PlaneDestination {
+            key: Some(to.into()),
+            address: room.address,
+            secret,
+            lease_ms,
+            layout_hash: room.layout_hash,
+            shared_memory: room.shared_memory,
+            known_pages: room.known_pages,
+        }
     }
 
     fn message(&self, part: Part, now: Instant) -> pb::LaunchGraph {
@@ -385,6 +396,8 @@ pub struct Room {
     pub layout_hash: u64,
     /// For senders on the same machine; empty for none.
     pub shared_memory: String,
+    /// Pages that need not be sent.
+    pub known_pages: u32,
 }
 
 fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {

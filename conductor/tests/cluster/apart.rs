@@ -30,7 +30,8 @@ async fn both() -> (Bench, FakeWorker, FakeWorker) {
 }
 
 async fn reserved(worker: &FakeWorker, key: Option<pb::GraphKey>) {
-    let room = pb::Reserved { key, port: 4321, layout_hash: 5, shared_memory: "/dev/shm/room".into() };
+    let shared_memory = "/dev/shm/room".into();
+    let room = pb::Reserved { key, port: 4321, layout_hash: 5, shared_memory, known_pages: 3 };
     worker.say(ToConductor::Reserved(room)).await;
 }
 
@@ -51,6 +52,7 @@ async fn the_prefill_waits_for_room_at_the_decode_and_is_told_where_it_is() {
     let first = prefill.launched().await;
     let to = first.send_to.unwrap();
     assert_eq!((to.key, to.address.as_str(), to.layout_hash), (launch.key, "127.0.0.1:4321", 5));
+    assert_eq!(to.known_pages, 3);
     assert_eq!((to.secret, to.shared_memory.as_str()), (reservation.secret, "/dev/shm/room"));
     prefill.step(first.key, &[0], handed_over(1)).await;
     decode.step(launch.key, &[1], None).await;

@@ -39,6 +39,7 @@ pub fn limits(spawned_workers: u32) -> Limits {
         max_running_requests: 1,
         max_queued_requests: 1,
         max_model_len: None,
+        prefix_cache: true,
         max_replays: 2,
         transfer_timeout: Duration::from_secs(30),
         heartbeat_timeout: Duration::from_secs(3),

@@ -3,7 +3,7 @@
 use std::fmt;
 
 #[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512, Avx512Bf16};
+use super::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
 use super::simd::{Op, Portable};
 use crate::DeviceError;
 
@@ -18,13 +18,15 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512 with bfloat16 dot products, which flush denormals.
+    /// AVX-512 with dot products of bytes.
+    Avx512Vnni,
+    /// The same with bfloat16 dot products too, which flush denormals.
     Avx512Bf16,
 }
 
 impl Isa {
     /// All paths, the plainest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
     /// The best path that this machine has.
     pub fn detect() -> Self {
@@ -43,11 +45,13 @@ impl Isa {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
+            let vnni = avx512 && is_x86_feature_detected!("avx512vnni");
             match self {
                 Self::Portable => true,
                 Self::Avx2 => avx2,
                 Self::Avx512 => avx512,
-                Self::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+                Self::Avx512Vnni => vnni,
+                Self::Avx512Bf16 => vnni && is_x86_feature_detected!("avx512bf16"),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -63,6 +67,7 @@ impl fmt::Display for Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512-vnni",
             Self::Avx512Bf16 => "avx512-bf16",
         })
     }
@@ -90,8 +95,8 @@ impl Path {
         self.0 == Isa::Avx512Bf16
     }
 
-    /// Runs `op` as compiled for this path. Only [`Self::run_dots`] needs the dot-product instructions: everything else
-    /// is compiled once for both paths with AVX-512.
+    /// Runs `op` as compiled for this path. Only [`Self::run_dots`] and [`Self::run_int8`] need the dot-product
+    /// instructions: everything else is compiled once for all paths with AVX-512.
     #[inline]
     pub(super) fn run<O: Op>(self, op: O) -> O::Output {
         match self.0 {
@@ -100,8 +105,19 @@ impl Path {
             Isa::Avx2 => unsafe { Avx2::run(op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` found the instructions.
-            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { Avx512::run(op) },
+            Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512::run(op) },
             _ => Portable::run(op),
+        }
+    }
+
+    /// Runs an `op` that multiplies bytes.
+    #[inline]
+    pub(super) fn run_int8<O: Op>(self, op: O) -> O::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the instructions.
+            Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512Vnni::run(op) },
+            _ => self.run(op),
         }
     }
 

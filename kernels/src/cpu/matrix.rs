@@ -51,7 +51,8 @@ impl Matrix {
     }
 }
 
-fn check(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
+/// Refuses a part that its bytes do not make, or that does not fit the others.
+pub(super) fn check(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
     let bytes = part.rows.checked_mul(part.columns).and_then(|elements| elements.checked_mul(dtype.bytes()));
     if part.columns != inputs || part.dtype != dtype || bytes != Some(part.bytes.len()) {
         return Err(DeviceError::Misuse(format!(
@@ -66,7 +67,7 @@ fn check(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), 
 }
 
 /// Row `index` of the parts taken as one matrix.
-fn row_bytes<'a>(parts: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
+pub(super) fn row_bytes<'a>(parts: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
     for part in parts {
         if index < part.rows {
             let row = part.columns * part.dtype.bytes();

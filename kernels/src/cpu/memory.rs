@@ -19,6 +19,8 @@ pub(super) unsafe trait Element: Copy + Send + Sync + 'static {}
 unsafe impl Element for f32 {}
 // SAFETY: plain numbers.
 unsafe impl Element for u16 {}
+// SAFETY: plain numbers.
+unsafe impl Element for u8 {}
 
 /// A fixed number of elements in an anonymous mapping of their own.
 pub(super) struct Buffer<T: Element> {

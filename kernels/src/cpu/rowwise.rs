@@ -2,10 +2,10 @@
 
 use super::format::{Format, STEP, with_format};
 use super::isa::Path;
-use super::matrix::Matrix;
 use super::memory::Shared;
 use super::pool::ThreadPool;
 use super::simd::{LANES, Op, Simd, exp};
+use super::weights::Weights;
 use crate::{DeviceError, RopeFrequencies};
 
 /// Elements that one task takes, at least: below that, handing it to another thread costs more than it saves.
@@ -31,8 +31,9 @@ fn each_row(
 
 /// `out[t] = table[ids[t] - first]`, zeros for ids that are in another part of a table of `vocabulary` rows.
 pub(super) fn embed(
+    path: Path,
     pool: &mut ThreadPool,
-    table: &Matrix,
+    table: &Weights,
     first: usize,
     vocabulary: usize,
     ids: &[u32],
@@ -41,16 +42,23 @@ pub(super) fn embed(
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
         return Err(DeviceError::Misuse(format!("token id {id} of a table of {vocabulary}")));
     }
-    let steps = table.steps();
-    with_format!(&table.data, Fmt, data => each_row(pool, out, table.inputs, |row, out| {
-        let Some(id) = (ids[row] as usize).checked_sub(first).filter(|&id| id < table.outputs) else {
-            return out.fill(0.0);
-        };
-        let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
-        for (input, out) in out.iter_mut().enumerate() {
-            *out = Fmt::widen(panel[input / 2 * STEP + Fmt::place(input % 2, id % LANES)]);
+    let held = |row: usize| (ids[row] as usize).checked_sub(first).filter(|&id| id < table.outputs());
+    match table {
+        Weights::Int8(table) => each_row(pool, out, table.inputs, |row, out| match held(row) {
+            Some(id) => table.read_row(path, id, out),
+            None => out.fill(0.0),
+        }),
+        Weights::Stored(table) => {
+            let steps = table.steps();
+            with_format!(&table.data, Fmt, data => each_row(pool, out, table.inputs, |row, out| {
+                let Some(id) = held(row) else { return out.fill(0.0) };
+                let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
+                for (input, out) in out.iter_mut().enumerate() {
+                    *out = Fmt::widen(panel[input / 2 * STEP + Fmt::place(input % 2, id % LANES)]);
+                }
+            }))
         }
-    }))
+    }
 }
 
 /// `out += x`.

@@ -13,7 +13,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx512::{Avx512, Avx512Bf16};
+pub(super) use avx512::{Avx512, Avx512Bf16, Avx512Vnni};
 pub(super) use portable::Portable;
 
 /// Lanes of a block.
@@ -78,6 +78,33 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Thirty-two u16 are readable at `weights`.
     unsafe fn dot_bf16(self, sum: Self::F, weights: *const u16, pair: u32) -> Self::F;
+
+    /// Sixteen i32, as sums of [`Self::dot_u8`].
+    type I: Copy;
+    /// Inputs of one step of [`Self::dot_u8`]: 2 or 4.
+    const DOT_INPUTS: usize;
+    fn splat_i(self, x: i32) -> Self::I;
+    /// Exact for magnitudes up to 2²⁴.
+    fn from_i(self, x: Self::I) -> Self::F;
+    /// The nearest integers, ties to even, of numbers in -127 ..= 127; others come to anything.
+    fn to_i8(self, x: Self::F) -> [i8; LANES];
+    /// `sum + Σ weights[lane][i] * x[i]` over [`Self::DOT_INPUTS`] inputs, exactly; `weights` unsigned,
+    /// `[lane][DOT_INPUTS]`, and `x` as [`Self::dot_word`] makes it.
+    ///
+    /// # Safety
+    ///
+    /// `16 * DOT_INPUTS` bytes are readable at `weights`.
+    unsafe fn dot_u8(self, sum: Self::I, weights: *const u8, x: u32) -> Self::I;
+    /// So many activations as one word: two of sixteen bits, or four of eight.
+    #[inline(always)]
+    fn dot_word(x: &[i8]) -> u32 {
+        if Self::DOT_INPUTS == 2 {
+            let [low, high] = [x[0], x[1]].map(|x| u32::from(i16::from(x).cast_unsigned()));
+            low | high << 16
+        } else {
+            u32::from_le_bytes([x[0], x[1], x[2], x[3]].map(i8::cast_unsigned))
+        }
+    }
 
     /// Asks for a cache line that will be read soon; any address will do.
     fn prefetch(self, line: *const u8);

@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use tutti_kernels::cpu::CpuDevice;
-use tutti_kernels::{Device, HostMatrix, WeightType};
+use tutti_kernels::{Device, HostMatrix, Quantize, WeightType};
 
 use crate::support::{Random, assert_near, bits, bytes, devices, matrix, stored, tensor};
 
@@ -130,7 +130,7 @@ fn bias_residual_and_parts() {
                 HostMatrix { bytes, dtype: WeightType::F32, rows, columns: inputs }
             })
             .collect();
-        let fused = device.matrix(&split).unwrap();
+        let fused = device.matrix(&split, Quantize::None).unwrap();
         let x = tensor(&mut device, inputs, &x);
         let vector = device.vector(&bias).unwrap();
         let mut out = tensor(&mut device, outputs, &before);

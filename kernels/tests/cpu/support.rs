@@ -1,7 +1,7 @@
 //! Devices, numbers and steps for the tests.
 
-use tutti_kernels::cpu::{CpuDevice, Isa, Matrix, Tensor};
-use tutti_kernels::{Device, HostMatrix, PageId, RowInputs, StepInputs, WeightType};
+use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
+use tutti_kernels::{Device, HostMatrix, PageId, Quantize, RowInputs, StepInputs, WeightType};
 
 /// Every instruction path that this machine has, with one thread and with two; the others are named on stderr.
 pub fn devices(test: &str) -> Vec<(String, CpuDevice)> {
@@ -63,9 +63,10 @@ pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
 }
 
 /// A device matrix of `rows` outputs.
-pub fn matrix(device: &mut CpuDevice, dtype: WeightType, rows: usize, values: &[f32]) -> Matrix {
+pub fn matrix(device: &mut CpuDevice, dtype: WeightType, rows: usize, values: &[f32]) -> Weights {
     let bytes = bytes(dtype, values);
-    device.matrix(&[HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows }]).unwrap()
+    let part = HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows };
+    device.matrix(&[part], Quantize::None).unwrap()
 }
 
 /// A tensor that holds `values`, in rows of `width`.

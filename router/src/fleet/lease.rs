@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Instant};
 
+use tutti_runtime::prefix_index::Holder;
+
 use super::{
     breaker::{Ticket, Verdict},
     failure::Failure,
     load::Booking,
     member::Member,
     metrics::FleetMetrics,
-    prefix_index::Holder,
 };
 
 /// One life of a conductor, and the way through its breaker.

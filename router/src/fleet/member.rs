@@ -21,7 +21,7 @@ use tutti_proto::{
         ReadCheckpointFileRequest, RequestEvent, SubmitRequest, conductor_client::ConductorClient,
     },
 };
-use tutti_runtime::{Error, health::State};
+use tutti_runtime::{Error, health::State, prefix_index::Holder};
 
 use super::{
     Need,
@@ -30,7 +30,6 @@ use super::{
     failure::Failure,
     identity::Identity,
     load::{OwnLoad, Reported},
-    prefix_index::Holder,
 };
 use crate::way::Way;
 

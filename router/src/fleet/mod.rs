@@ -10,8 +10,7 @@ mod lease;
 mod load;
 mod member;
 mod metrics;
-mod prefix_index;
-mod recency;
+mod prompt_blocks;
 mod roster;
 mod settings;
 
@@ -25,31 +24,24 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
-use tutti_proto::cluster::v1::plane;
-use tutti_runtime::metrics::Metrics;
+use tutti_runtime::{
+    metrics::Metrics,
+    prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens},
+};
 
 pub use self::{
     address::{Conductors, check as check_conductors},
     failure::Failure,
     lease::Lease,
     member::Member,
-    prefix_index::PromptBlocks,
+    prompt_blocks::PromptBlocks,
     settings::FleetSettings,
 };
 use self::{
-    choice::Candidate,
-    identity::Identity,
-    lease::Hold,
-    load::Booking,
-    member::Timeouts,
-    metrics::FleetMetrics,
-    prefix_index::{Holder, PrefixIndex},
-    roster::Roster,
+    choice::Candidate, identity::Identity, lease::Hold, load::Booking, member::Timeouts,
+    metrics::FleetMetrics, roster::Roster,
 };
 use crate::{served::ServedModel, way::Way};
-
-/// Blocks of a model that declares no paged plane.
-const BLOCK_TOKENS: usize = 16;
 
 /// All conductors of one router.
 pub struct Fleet {
@@ -150,12 +142,13 @@ impl Fleet {
 
     /// A prompt as its choices are placed by it.
     pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>) -> PromptBlocks {
-        let block_tokens = block_tokens(model);
+        let block_tokens = block_tokens(&model.description);
         // Nothing is chosen between, and hashing a long prompt takes a while.
-        match self.roster.read().members().len() {
-            0 | 1 => PromptBlocks::unhashed(prompt, block_tokens),
-            _ => PromptBlocks::new(prompt, block_tokens),
-        }
+        let pieces = match self.roster.read().members().len() {
+            0 | 1 => PromptPieces::uncut(prompt.len(), block_tokens),
+            _ => PromptPieces::new(&prompt, block_tokens),
+        };
+        PromptBlocks { tokens: prompt, pieces }
     }
 
     /// Where a choice of this prompt, which has `generated` tokens already, goes best. None if there is nowhere, or if
@@ -173,11 +166,12 @@ impl Fleet {
         if !self.agreed.read().as_ref().is_some_and(same) {
             return None;
         }
-        let block_tokens = block_tokens(model);
-        let needed = prompt.needed() + generated.div_ceil(block_tokens);
+        let PromptBlocks { tokens, pieces } = prompt;
+        let block_tokens = pieces.block_tokens();
+        let needed = pieces.needed() + generated.div_ceil(block_tokens);
         let roster = self.roster.read();
         let mut index = self.index.lock();
-        let held = index.held(prompt, now);
+        let held = index.held(pieces, tokens, now);
         let offer = |member: &Arc<Member>| {
             let failed = avoided.iter().find(|avoided| Arc::ptr_eq(&avoided.member, member)).map(|a| a.since);
             let standing = member.standing.lock();
@@ -195,11 +189,12 @@ impl Fleet {
             standing.last_pick = self.picks.fetch_add(1, Relaxed) + 1;
             (standing.holder, standing.breaker.pass(now))
         };
-        if prompt.len() > 0 {
-            index.insert(prompt, holder, now);
+        let indexable = pieces.indexable();
+        if indexable > 0 {
+            index.insert(pieces, tokens, holder, now);
             self.metrics.index(index.entries(), index.bytes());
         }
-        self.metrics.picked(&member, prompt.len(), cached);
+        self.metrics.picked(&member, indexable, cached);
         let booking = Booking::new(member.own.clone(), needed - cached);
         let hold = Hold { member, holder, ticket };
         Some(Lease::new(hold, booking, block_tokens, self.metrics.clone()))
@@ -219,11 +214,4 @@ impl Fleet {
     fn new_holder(&self) -> Holder {
         Holder(self.holders.fetch_add(1, Relaxed))
     }
-}
-
-fn block_tokens(model: &ServedModel) -> usize {
-    let planes = model.description.declaration.as_ref().map_or(&[][..], |declaration| &declaration.planes);
-    let paged = planes.iter().find_map(|plane| plane.kind);
-    let paged = paged.map(|plane::Kind::PagedKv(paged)| paged.page_tokens as usize);
-    paged.filter(|tokens| *tokens > 0).unwrap_or(BLOCK_TOKENS)
 }

@@ -65,8 +65,10 @@ impl Roster {
 mod tests {
     use std::time::Duration;
 
+    use tutti_runtime::prefix_index::Holder;
+
     use super::*;
-    use crate::fleet::{FleetSettings, address, member::Timeouts, prefix_index::Holder};
+    use crate::fleet::{FleetSettings, address, member::Timeouts};
 
     fn member(name: &str) -> Option<Member> {
         let way = address::connection(name, &FleetSettings::default()).ok()?;

@@ -16,7 +16,7 @@ use prost::Message;
 use serde::Serialize;
 use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadFormat, LoadOptions, Model, load, load_sim};
+use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::sim::{SimProfile, SimSettings};
 
@@ -264,7 +264,14 @@ fn root() -> PathBuf {
 }
 
 fn sim(settings: &SimSettings) -> Result<Box<dyn Model>, Failure> {
-    Ok(load_sim(&root().join("tests/tutti-tiny/checkpoint"), MAX_STEP_TOKENS, PAGE_TOKENS, 0, settings, None)?)
+    Ok(load_sim(
+        &root().join("tests/tutti-tiny/checkpoint"),
+        MAX_STEP_TOKENS,
+        PAGE_TOKENS,
+        0,
+        settings,
+        None,
+    )?)
 }
 
 fn instant() -> Result<Box<dyn Model>, Failure> {
@@ -279,6 +286,7 @@ fn cpu(dir: PathBuf, load_format: LoadFormat) -> Result<Box<dyn Model>, Failure>
     let options = LoadOptions {
         dir,
         load_format,
+        quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
         nodes: None,

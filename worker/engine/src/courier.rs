@@ -15,8 +15,9 @@ pub trait Courier: Send {
     fn send(&mut self, run: PageRun);
     /// All pages of the request have been sent; it goes on elsewhere.
     fn hand_over(&mut self, key: GraphKey, handed: HandedOver);
-    /// Room for so many pages, or rows of embeddings, that another worker is to fill is held.
-    fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize);
+    /// Room for so many pages, or rows of embeddings, that another worker is to fill is held; the first `known` of them need
+    /// not be, and must not.
+    fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize);
     /// The request has ended here, for whatever reason: nothing of it is to be sent or taken any more. Also told of requests
     /// that the courier has never heard of.
     fn ended(&mut self, key: GraphKey);

@@ -101,6 +101,7 @@ impl Desk {
         }
         let accepted = parsed.and_then(|(launch, sequence)| {
             let (part, awaits_media) = (launch.part, launch.awaits_media);
+            let tokens = launch.prefill_tokens();
             if (part != Part::Whole || awaits_media) && self.exchange.is_none() {
                 let message = "this engine exchanges no planes with others";
                 return Err(Error::new(ErrorKind::Unsupported, message));
@@ -108,7 +109,7 @@ impl Desk {
             self.scheduler.add(launch).map_err(refusal)?;
             if let Some(exchange) = &mut self.exchange {
                 match part {
-                    Part::Prefill => exchange.will_send(key),
+                    Part::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
                     Part::Encode => {
                         exchange
                             .will_encode(key, sequence.encodings.iter().map(|item| item.rows.len()).sum());
@@ -208,7 +209,22 @@ impl Desk {
         Ok(Job { step, sequences, started, times })
     }
 
-    /// What was to be copied before the step is copied.
+    /// Whether anything may have to be copied while the next step runs.
+    pub fn exchanges(&self) -> bool {
+        self.exchange.as_ref().is_some_and(Exchange::is_active)
+    }
+
+    /// What is to be copied now that a step has paused, which changes nothing that the step counts on.
+    pub fn errands(&mut self) -> Errands {
+        let Some(exchange) = &mut self.exchange else { return Errands::default() };
+        let mut received = Received::default();
+        exchange.receive(&mut self.scheduler, self.rank, &mut received);
+        let errands = exchange.errands(&mut self.scheduler, &mut received);
+        self.take(received);
+        errands
+    }
+
+    /// What was to be copied is copied.
     pub fn carried(&mut self, errands: Errands) {
         let Some(exchange) = &mut self.exchange else { return };
         let mut received = Received::default();

@@ -1,9 +1,10 @@
 //! Requests that are divided between this engine and another: which of their pages are to be copied, and what follows.
 //! Embeddings of media, which are no pages, are [`tensors`].
 //!
-//! Decided between steps, under the desk's lock; the copying itself ([`Errands`]) is the device's thread's, right after
-//! and before the next step, so that no page changes hands between the two. Pieces are bounded: whoever decodes waits for
-//! no more than one.
+//! Decided under the desk's lock, between steps or in a step's [pauses](crate::beside); the copying itself ([`Errands`]) is
+//! the device's thread's, right after. Pages are given up by plans alone, which that thread makes, so no page changes hands
+//! between the two; and what is copied in a pause is of no row of the step: pages that are whole since the step before, or
+//! that a request waits for. Pieces are bounded: whoever decodes waits for no more than one at a time.
 
 mod tensors;
 
@@ -13,8 +14,8 @@ use std::{
     time::Instant,
 };
 
-use tutti_kernels::PageId;
-use tutti_models::{Model, PageLayout};
+use tutti_kernels::{DeviceError, PageId};
+use tutti_models::{PageLayout, PausedPages};
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
@@ -26,7 +27,7 @@ use crate::{
     report,
 };
 
-/// Bytes that are copied each way between two steps.
+/// Bytes that are copied each way at a time.
 const PIECE: usize = 8 << 20;
 
 pub(crate) struct Exchange {
@@ -53,7 +54,7 @@ struct Outgoing {
     table: Arc<[scheduler::PageId]>,
     /// Tokens whose planes stand in the pages.
     computed: usize,
-    /// Pages that the courier has.
+    /// Pages that the courier has, or that the other side had before.
     sent: usize,
     /// Once the prefill is done.
     first: Option<(OutputToken, Instant)>,
@@ -63,7 +64,9 @@ struct Outgoing {
 
 struct Incoming {
     pages: Arc<[scheduler::PageId]>,
-    /// Which of them have been written.
+    /// Those before this one are known here, and others read them: they are never written.
+    first_own: usize,
+    /// Which of them hold what they should.
     written: Vec<bool>,
 }
 
@@ -86,14 +89,20 @@ impl Errands {
         self.reads.is_empty() && self.writes.is_empty()
     }
 
+    /// Bytes that they copy.
+    pub fn bytes(&self) -> usize {
+        let read = self.reads.iter().map(|(_, data)| data.capacity()).sum::<usize>();
+        read + self.writes.iter().map(|(_, data)| data.len()).sum::<usize>()
+    }
+
     /// An error is the end of the worker: what it copied cannot be told from what it did not.
-    pub fn run(&mut self, model: &mut dyn Model) -> Result<(), Error> {
-        let failed = |e| Error::internal(format!("cannot copy pages for another worker: {e}"));
-        for (pages, data) in &mut self.reads {
-            model.read_pages(&pages.pages, data).map_err(failed)?;
+    pub fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
+        let failed = |e| DeviceError::Lost(format!("cannot copy pages for another worker: {e}"));
+        for (read, data) in &mut self.reads {
+            pages.read_pages(&read.pages, data).map_err(failed)?;
         }
-        for (pages, data) in &self.writes {
-            model.write_pages(&pages.pages, data).map_err(failed)?;
+        for (written, data) in &self.writes {
+            pages.write_pages(&written.pages, data).map_err(failed)?;
         }
         Ok(())
     }
@@ -136,9 +145,16 @@ impl Exchange {
         self.untaken.is_empty()
     }
 
-    /// A request that is prefilled for another worker was accepted.
-    pub fn will_send(&mut self, key: GraphKey) {
-        self.outgoing.insert(key, Outgoing::default());
+    /// Whether any request is on its way from or to another worker, so that there may be something to copy.
+    pub fn is_active(&self) -> bool {
+        !self.outgoing.is_empty() || !self.incoming.is_empty()
+    }
+
+    /// A request of so many tokens that is prefilled for another worker was accepted; the first pages are there already.
+    pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
+        // The last page always goes, and the hand-over behind it.
+        let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
+        self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
     }
 
     /// A request was accepted whose media are encoded here, so many tokens of them, for whoever prefills it.
@@ -153,9 +169,10 @@ impl Exchange {
 
     /// A request holds the pages that another worker is to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
-        let Reserved { key, pages, .. } = reserved;
-        self.courier.reserved(key, Cargo::Pages, pages.len());
-        self.incoming.insert(key, Incoming { written: vec![false; pages.len()], pages: pages.into() });
+        let Reserved { key, pages, known, .. } = reserved;
+        self.courier.reserved(key, Cargo::Pages, pages.len(), known);
+        let written = (0..pages.len()).map(|place| place < known).collect();
+        self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
     }
 
     /// A request has ended here.
@@ -205,7 +222,8 @@ impl Exchange {
         {
             match arrival {
                 Arrival::Pages(run) => {
-                    if let Some(run) = self.tensors.fill(run) {
+                    // Nothing waits for what is not taken.
+                    if let Some(run) = self.tensors.fill(run).filter(|run| self.may_write(run)) {
                         self.unwritten += run.data.len();
                         self.to_write.push_back(run);
                     }
@@ -225,6 +243,12 @@ impl Exchange {
             }
         }
         self.settle(scheduler, news);
+    }
+
+    /// Whether these pages are of somebody who waits for them, and none of them known here already.
+    fn may_write(&self, run: &PageRun) -> bool {
+        let end = run.first + run.data.len() / self.page_bytes;
+        self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
     }
 
     /// Lets those go on here whose pages are all written.
@@ -295,7 +319,7 @@ impl Exchange {
         let mut room = self.courier.room().min(PIECE.max(self.page_bytes)) / self.page_bytes;
         for (&key, outgoing) in &mut self.outgoing {
             let whole = outgoing.whole_pages(self.page_tokens);
-            let count = (whole - outgoing.sent).min(room);
+            let count = whole.saturating_sub(outgoing.sent).min(room);
             if count > 0 {
                 let first = outgoing.sent;
                 let pages = on_device(&outgoing.table[first..first + count]);

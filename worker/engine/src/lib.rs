@@ -23,6 +23,7 @@
 
 mod arrivals;
 mod batch;
+mod beside;
 mod courier;
 mod desk;
 mod engine;

@@ -12,7 +12,7 @@
 //! while anything runs, is parsed or is sent.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -21,6 +21,7 @@ use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
 use tutti_runtime::Error;
 
 use crate::{
+    beside::{Beside, Hints, Resting},
     courier::{Cargo, Courier},
     desk::{Desk, Job, News, Planned},
     exchange::Errands,
@@ -35,14 +36,15 @@ use crate::{
 const WORTH_PREPARING: Duration = Duration::from_millis(1);
 
 /// What both threads have.
-struct Shared {
+pub(crate) struct Shared {
     state: Mutex<State>,
+    pub hints: Hints,
     /// Signalled with `called` and `closed`.
     call: Condvar,
 }
 
-struct State {
-    desk: Desk,
+pub(crate) struct State {
+    pub desk: Desk,
     /// There may be something to do.
     called: bool,
     /// Nobody is left to work for.
@@ -53,7 +55,7 @@ struct State {
 
 impl Shared {
     /// A panic on the other thread ends the process; until then its state is as good as any.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,6 +64,7 @@ impl Shared {
         change(&mut state);
         state.called = true;
         drop(state);
+        self.hints.wanted.store(true, Ordering::Release);
         self.call.notify_one();
     }
 }
@@ -96,8 +99,12 @@ impl Stepper {
         let Planned { completions, errands, job } = desk.plan()?;
         self.stage = job.map_or(Stage::Nothing, Stage::Planned);
         self.errands = errands;
+        let exchanges = desk.exchanges();
         let news = desk.news(step, completions);
         *untold += usize::from(news.is_some());
+        // What one piece does not hold is left for the step's pauses.
+        self.shared.hints.wanted.store(exchanges, Ordering::Release);
+        self.shared.hints.may_come.store(exchanges, Ordering::Relaxed);
         Ok(news)
     }
 
@@ -108,7 +115,7 @@ impl Stepper {
         let mut errands = std::mem::take(&mut self.errands);
         let carries = !errands.is_empty();
         if carries {
-            errands.run(&mut *self.runner.model)?;
+            errands.run(&mut Resting(&mut *self.runner.model)).map_err(|e| Error::internal(e.to_string()))?;
             self.shared.lock().desk.carried(errands);
         }
         let Stage::Planned(job) = std::mem::replace(&mut self.stage, Stage::Nothing) else {
@@ -238,7 +245,9 @@ impl Drop for FrontDesk {
 pub(crate) fn split(desk: Desk, runner: Runner, reporter: Reporter, began: Instant) -> (Stepper, FrontDesk) {
     let (limits, layout) = (runner.model.limits().clone(), runner.model.page_layout());
     let state = Mutex::new(State { desk, called: false, closed: false, untold: 0 });
-    let shared = Arc::new(Shared { state, call: Condvar::new() });
+    let shared = Arc::new(Shared { state, hints: Hints::default(), call: Condvar::new() });
+    let mut runner = runner;
+    runner.model.set_interlude(Box::new(Beside::new(Arc::clone(&shared))));
     let (stage, errands) = (Stage::Nothing, Errands::default());
     let stepper = Stepper { shared: Arc::clone(&shared), runner, stage, errands };
     (stepper, FrontDesk { shared, limits, layout, began, reporter, last_run: Duration::ZERO })

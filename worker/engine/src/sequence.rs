@@ -17,6 +17,8 @@ pub(crate) struct Sequence {
     pub logprobs: Option<u32>,
     /// The same for the prompt's tokens.
     pub prompt_logprobs: Option<u32>,
+    /// Pages of its prefill, from the first on, that whoever goes on with it has: they are not sent.
+    pub known_elsewhere: usize,
     /// Positions whose prompt logprobs have been told. They are not again when a preempted request computes them anew.
     pub told: usize,
     /// What stands for media in the prompt.

@@ -84,7 +84,9 @@ pub(crate) fn parse(
         awaits_media,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
+    let known_elsewhere = message.send_to.as_ref().map_or(0, |send_to| send_to.known_pages as usize);
     let sequence = Sequence {
+        known_elsewhere,
         prompt: spec.prompt,
         output: message.generated,
         sampling: self::sampling(sampling, limits)?,
@@ -124,6 +126,7 @@ fn encoding(
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
     let sequence = Sequence {
+        known_elsewhere: 0,
         prompt: Vec::new(),
         output: Vec::new(),
         sampling: NO_SAMPLING,

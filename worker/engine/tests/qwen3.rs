@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use common::launch;
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadFormat, LoadOptions, load};
+use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 use tutti_proto::{Rank, cluster::v1 as pb};
 
 /// The shape of a small Qwen3; its weights are made up.
@@ -28,6 +28,7 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
     let options = LoadOptions {
         dir: dir.path().into(),
         load_format: LoadFormat::Dummy,
+        quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: 16,
         nodes: None,

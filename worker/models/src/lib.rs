@@ -5,6 +5,7 @@
 
 mod config;
 mod error;
+mod interlude;
 mod load;
 pub mod lockstep;
 mod media_test;
@@ -17,8 +18,10 @@ mod thinker;
 mod weights;
 
 pub use error::LoadError;
+pub use interlude::{Interlude, PausedPages};
 pub use load::{LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
 pub use pages::PageLayout;
 pub use sim::load as load_sim;
+pub use tutti_kernels::Quantize;
 pub use weights::LoadProgress;

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
-use tutti_kernels::Device;
+use tutti_kernels::{Device, Quantize};
 
 use crate::{LoadError, LoadProgress, Model, config::ConfigFile, media_test, qwen3};
 
@@ -46,6 +46,9 @@ pub struct LoadOptions {
     pub dir: PathBuf,
     /// Where its weights come from.
     pub load_format: LoadFormat,
+    /// What becomes of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders stay as
+    /// they are stored.
+    pub quantize: Quantize,
     /// The most tokens a step will have: activation buffers are made for it.
     pub max_step_tokens: usize,
     /// Tokens a KV page holds.

@@ -3,7 +3,7 @@
 use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
 use tutti_proto::walks::{ModelDeclaration, WalkId};
 
-use crate::PageLayout;
+use crate::{Interlude, PageLayout};
 
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub trait Model: Send {
     fn limits(&self) -> &Limits;
     /// One line for logs: family, size, weights' type, device.
     fn describe(&self) -> String;
-    /// Bytes of weights that the model holds, as the checkpoint stores them.
+    /// Bytes of weights that the model holds: as the checkpoint stores them, or as they were quantised.
     fn weight_bytes(&self) -> u64;
     /// Bytes that steps work in at their largest, beside weights and pages: activations of
     /// [`Limits::max_step_tokens`], one tile of logits, scratch. Complete once a step has run and sampled.
@@ -72,6 +72,12 @@ pub trait Model: Send {
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
     /// Takes its part of whole pages.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
+
+    /// Has every step pause between its layers, or as often, for `interlude`. A model that cannot pause drops it: a TP group
+    /// does, whose ranks would all have to pause at the same place.
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        drop(interlude);
+    }
 
     /// Runs all layers over the step's tokens, writing their keys and values. The hidden states stay on the device
     /// until the next call.

@@ -13,7 +13,7 @@ use std::{
 use common::{config, device, group::Lone, write_config};
 use serde_json::{Map, json};
 use tutti_kernels::collective::Seat;
-use tutti_models::{LoadFormat, LoadOptions, load};
+use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 
 const LAYERS: usize = 16;
 
@@ -74,19 +74,32 @@ fn loading_takes_little_more_than_the_weights() {
     );
     write_hole(&dir.path().join("model.safetensors"));
     // One baseline for all: each model is dropped before the next, so that any would show as the greater peak. The smaller
-    // ones come first: half of the model, as a rank of two holds it, must not take what the whole does.
+    // ones come first: half of the model, as a rank of two holds it, must not take what the whole does, nor what is
+    // quantised what is stored.
     let before = peak();
-    for (seat, least) in [(Seat { rank: 1, size: 2 }, 75_000_000), (Seat::ALONE, 150_000_000)] {
+    for (quantize, seat, least) in [
+        (Quantize::Int8, Seat { rank: 1, size: 2 }, 25_000_000),
+        (Quantize::Int8, Seat::ALONE, 50_000_000),
+        (Quantize::None, Seat { rank: 1, size: 2 }, 75_000_000),
+        (Quantize::None, Seat::ALONE, 150_000_000),
+    ] {
         for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
             let dir = dir.path().to_owned();
-            let options =
-                LoadOptions { dir, load_format, max_step_tokens: 16, page_tokens: 16, nodes: None, seed: 0 };
+            let options = LoadOptions {
+                dir,
+                load_format,
+                quantize,
+                max_step_tokens: 16,
+                page_tokens: 16,
+                nodes: None,
+                seed: 0,
+            };
             let model = load(&options, device().with_group(Box::new(Lone(seat))), &mut |_| {}).unwrap();
             let (taken, weights) = (peak() - before, model.weight_bytes());
             assert!(weights > least, "{weights} bytes are too few to tell");
             assert!(
                 taken * 4 < weights * 5,
-                "{load_format}, {seat:?}: {taken} bytes for {weights} of weights"
+                "{load_format}, {quantize:?}, {seat:?}: {taken} bytes for {weights} of weights"
             );
         }
     }

@@ -10,7 +10,7 @@ use std::fs;
 use common::{config, device, write_config};
 use serde_json::json;
 use tutti_kernels::{PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, StepInputs};
-use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
+use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load};
 
 const VOCABULARY: usize = 151_936;
 const TOKENS: usize = 768;
@@ -76,6 +76,7 @@ fn a_step_that_scores_all_its_tokens_takes_what_was_said_before_it() {
     let options = LoadOptions {
         dir,
         load_format,
+        quantize: Quantize::None,
         max_step_tokens: TOKENS,
         page_tokens: PAGE_TOKENS,
         nodes: None,

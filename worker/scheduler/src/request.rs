@@ -163,14 +163,13 @@ impl Request {
         let Some(content) = &self.content else {
             return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: None });
         };
-        if self.part == Part::Decode {
-            // Another worker writes to them, so nobody else may read them.
-            return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: Some(Chain::Start) });
-        }
-        // At least one position is always computed: something must be sampled from.
-        let most = if content.may_reuse { self.prefill_end() - 1 } else { 0 };
+        let computed_here = self.part != Part::Decode;
+        // At least one position is always computed, here or elsewhere: something must be sampled from.
+        let most = if content.may_reuse || !computed_here { self.prefill_end() - 1 } else { 0 };
         let mut known = pool.find(content.blocks(most, pool.page_tokens()));
-        known.truncate(self.blocks_to_resume_behind(known.len(), pool.page_tokens()));
+        if computed_here {
+            known.truncate(self.blocks_to_resume_behind(known.len(), pool.page_tokens()));
+        }
         let chain = known.last().map_or(Chain::Start, |&(_, chain)| chain);
         Some(Pages { table: pool.allocate_behind(&known, pages)?, shared: known.len(), chain: Some(chain) })
     }
@@ -210,7 +209,8 @@ impl Request {
     /// Waiting becomes running.
     pub fn admit(mut self, pages: Pages, pool: &PagePool) -> Running {
         let Pages { table: block_table, shared, chain } = pages;
-        let computed = shared * pool.page_tokens();
+        // Another worker computes all of it whatever is known here, and says what it had to.
+        let computed = if self.part == Part::Decode { 0 } else { shared * pool.page_tokens() };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
         Running {
             request: self,

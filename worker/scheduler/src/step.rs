@@ -25,8 +25,11 @@ pub struct Turn {
 pub struct Reserved {
     /// Whose.
     pub key: GraphKey,
-    /// The pages of its prefill, in order; they are its own until it ends, or is handed over.
+    /// The pages of its prefill, in order. It holds them until it ends, or is handed over.
     pub pages: Vec<PageId>,
+    /// How many of them, from the first on, hold what they should: others read them, and nobody writes to them. The rest
+    /// are its own, to be filled; at least one.
+    pub known: usize,
     /// Tokens that they are to hold.
     pub tokens: usize,
 }

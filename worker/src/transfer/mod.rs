@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Both are units of one size, counted from 0: pages of a plane, or rows of a tensor; here they differ in nothing else
-//! ([`Unit`]). Engines copy between steps ([`tutti_engine::Courier`]); everything here runs beside them. On one host pages go through
-//! a [`segment`] and the stream says where they are, between hosts they go in the stream; which of the two it is follows
-//! from whether the sender can open the receiver's segment. Both sides have a lease: a receiver that hears nothing
-//! ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to be sent is bounded
-//! ([`staging`]): a request that computes faster than its pages leave waits, others do not.
+//! ([`Unit`]). Engines copy between steps and between layers ([`tutti_engine::Courier`]); everything here runs beside them.
+//! On one host pages go through a [`segment`] and the stream says where they are, between hosts they go in the stream; which
+//! of the two it is follows from whether the sender can open the receiver's segment. Both sides have a lease: a receiver
+//! that hears nothing ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to
+//! be sent is bounded ([`staging`]): a request that computes faster than its pages leave waits, others do not.
 
 mod receiver;
 mod reservations;
@@ -38,8 +38,7 @@ use tokio::{
     sync::{OnceCell, mpsc},
     time::{Instant, sleep_until},
 };
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
+use tonic::transport::{Server, server::TcpIncoming};
 use tutti_engine::{Arrival, Bell, Cargo, Courier, FrontDesk, HandedOver, PageRun, TransferError};
 use tutti_proto::{
     GraphKey,
@@ -233,7 +232,8 @@ impl Hub {
     }
 
     /// Tells the conductor of a room, and watches over its lease.
-    async fn offer(self: Arc<Self>, key: GraphKey, unit: Unit, count: usize, secret: Vec<u8>) {
+    async fn offer(self: Arc<Self>, key: GraphKey, room: reservations::Room, secret: Vec<u8>) {
+        let reservations::Room { unit, count, known, .. } = room;
         let port = match self.port.get_or_try_init(|| self.serve()).await {
             Ok(port) => *port,
             Err(error) => {
@@ -257,6 +257,7 @@ impl Hub {
             port: port.into(),
             layout_hash: unit.layout_id,
             shared_memory,
+            known_pages: known as u32,
         };
         let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
         let Some(outbox) = self.outbox.upgrade() else { return };
@@ -292,10 +293,12 @@ impl Hub {
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(4 * WINDOW_BYTES)
-            .tcp_nodelay(true)
             .add_service(service);
+        // Or an answer of two segments waits for the sender's delayed acknowledgement, some 40 ms. The server's own setting
+        // is for listeners that it opens itself.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         self.runtime.spawn(async move {
-            if let Err(error) = server.serve_with_incoming(TcpListenerStream::new(listener)).await {
+            if let Err(error) = server.serve_with_incoming(incoming).await {
                 tracing::error!(%error, "no longer listens for planes");
             }
         });
@@ -330,10 +333,10 @@ impl Courier for Post {
         }
     }
 
-    fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize) {
-        let unit = self.hub.unit(cargo);
-        if let Some(secret) = self.hub.reservations.hold(key, unit, count) {
-            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, unit, count, secret));
+    fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize) {
+        let room = reservations::Room { unit: self.hub.unit(cargo), count, known, segment: None };
+        if let Some(secret) = self.hub.reservations.hold(key, room.clone()) {
+            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, room, secret));
         }
     }
 

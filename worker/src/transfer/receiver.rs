@@ -83,10 +83,11 @@ impl Receiver {
     async fn take(&self, key: GraphKey, room: &Room, data: pb::PlaneData) -> Result<(), Status> {
         let pb::PlaneData { plane, first, count, place } = data;
         let (first, count, unit) = (first as usize, count as usize, room.unit);
-        if plane != 0 || count == 0 || first.saturating_add(count) > room.count {
+        if plane != 0 || count == 0 || first < room.known || first.saturating_add(count) > room.count {
             let message = format!(
-                "{count} {} of plane {plane} from {first} on, but {} of plane 0 are reserved",
+                "{count} {} of plane {plane} from {first} on, but {} to {} of plane 0 are to be filled",
                 unit.name(),
+                room.known,
                 room.count
             );
             return Err(Status::failed_precondition(message));

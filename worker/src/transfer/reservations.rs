@@ -48,6 +48,8 @@ pub(super) struct Room {
     pub unit: Unit,
     /// Pages of the one plane, or rows.
     pub count: usize,
+    /// The first of them are known here already, and are not to be filled.
+    pub known: usize,
     /// None where it could not be made: then bytes come with the messages.
     pub segment: Option<Arc<Segment>>,
 }
@@ -85,10 +87,9 @@ impl Reservations {
     }
 
     /// Its room is held: from now on it can be pushed to, and its lease runs. Gives its secret; none if it has ended.
-    pub fn hold(&self, key: GraphKey, unit: Unit, count: usize) -> Option<Vec<u8>> {
+    pub fn hold(&self, key: GraphKey, room: Room) -> Option<Vec<u8>> {
         let mut state = self.lock();
         let reservation = state.waiting.get_mut(&key)?;
-        let room = Room { unit, count, segment: None };
         reservation.held = Some(Held { heard: Instant::now(), room });
         Some(reservation.secret.clone())
     }
@@ -162,6 +163,10 @@ mod tests {
         reservations.expect(key(request), &message);
     }
 
+    fn room(count: usize) -> Room {
+        Room { unit: Unit::row(8), count, known: 0, segment: None }
+    }
+
     #[test]
     fn a_sender_finds_what_its_secret_opens_once_pages_are_held() {
         let reservations = Reservations::default();
@@ -169,7 +174,7 @@ mod tests {
         let find = |secret: u8| reservations.find(key(1), &[secret; 16]).err();
         assert_eq!(find(1), Some(NotFound::NoSuchGraph), "no pages are held");
         assert!(!reservations.renew(key(1)));
-        assert_eq!(reservations.hold(key(1), Unit::row(8), 3), Some(vec![1; 16]));
+        assert_eq!(reservations.hold(key(1), room(3)), Some(vec![1; 16]));
         assert_eq!((find(1), find(2)), (None, Some(NotFound::WrongSecret)));
         assert!(reservations.renew(key(1)));
         reservations.end(key(1));
@@ -182,7 +187,7 @@ mod tests {
         let reservations = Reservations::default();
         for request in 0..REMEMBERED as u64 + 1 {
             expect(&reservations, request);
-            reservations.hold(key(request), Unit::row(8), 1);
+            reservations.hold(key(request), room(1));
             let hand_over = pb::HandOver { computed_tokens: request as u32, ..Default::default() };
             reservations.take(key(request), hand_over);
             reservations.end(key(request));

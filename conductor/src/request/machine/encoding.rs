@@ -92,9 +92,10 @@ impl Request {
         !self.encoders.is_empty()
     }
 
-    /// Tokens that stand for media.
-    pub fn media_tokens(&self) -> u64 {
-        self.spec.media.iter().map(|item| u64::from(item.tokens)).sum()
+    /// Blocks that the tokens would take which stand for media.
+    pub fn media_blocks(&self) -> u64 {
+        let tokens: u64 = self.spec.media.iter().map(|item| u64::from(item.tokens)).sum();
+        tokens.div_ceil(self.pieces.block_tokens() as u64)
     }
 
     /// A part that prefills is about to be launched.

@@ -125,6 +125,43 @@ impl Simd for Avx2 {
         self.fma(w_even, even, self.fma(w_odd, odd, sum))
     }
 
+    type I = [__m256i; 2];
+    /// Bytes are widened to sixteen bits: the instruction that multiplies bytes as they are saturates.
+    const DOT_INPUTS: usize = 2;
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> [__m256i; 2] {
+        avx2! { [_mm256_set1_epi32(x); 2] }
+    }
+    #[inline(always)]
+    fn from_i(self, x: [__m256i; 2]) -> F {
+        avx2! { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
+    }
+    #[inline(always)]
+    fn to_i8(self, x: F) -> [i8; LANES] {
+        avx2! {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+            // Packed half by half; this puts the lanes back in order.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            std::mem::transmute(_mm_packs_epi16(
+                _mm256_castsi256_si128(words),
+                _mm256_extracti128_si256::<1>(words),
+            ))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_u8(self, sum: [__m256i; 2], weights: *const u8, x: u32) -> [__m256i; 2] {
+        avx2! {
+            let x = _mm256_set1_epi32(x.cast_signed());
+            let low = _mm256_cvtepu8_epi16(_mm_loadu_si128(weights.cast()));
+            let high = _mm256_cvtepu8_epi16(_mm_loadu_si128(weights.add(LANES).cast()));
+            [
+                _mm256_add_epi32(sum[0], _mm256_madd_epi16(low, x)),
+                _mm256_add_epi32(sum[1], _mm256_madd_epi16(high, x)),
+            ]
+        }
+    }
+
     #[inline(always)]
     fn prefetch(self, line: *const u8) {
         avx2! { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }

@@ -1,14 +1,18 @@
-//! One 512-bit register as one block, without and with bfloat16 dot products.
+//! One 512-bit register as one block, without dot products, with those of bytes, and with those of bfloat16.
 
 use std::arch::x86_64::*;
 
-use super::{Op, Simd};
+use super::{LANES, Op, Simd};
 
 type F = __m512;
 
 /// Proof that the machine has AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx512(());
+
+/// Proof that the machine has all of [`Avx512`] and AVX512_VNNI.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx512Vnni(());
 
 /// Proof that the machine has all of [`Avx512`] and AVX512_BF16.
 #[derive(Clone, Copy)]
@@ -20,6 +24,17 @@ impl Avx512 {
     /// The machine has AVX2, FMA, F16C and AVX-512 F, BW, DQ and VL.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+        op.run(Self(()))
+    }
+}
+
+impl Avx512Vnni {
+    /// # Safety
+    ///
+    /// The machine has AVX2, FMA, F16C, AVX-512 F, BW, DQ and VL, and AVX512_VNNI.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
     }
@@ -62,9 +77,35 @@ fn halves(pair: u32) -> (f32, f32) {
     (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000))
 }
 
-/// All of [`Simd`] that both proofs share; `$dot` is the item that they differ in.
+/// One step of a bfloat16 dot product by other means.
+///
+/// # Safety
+///
+/// As of [`Simd::dot_bf16`].
+#[inline(always)]
+unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) -> S::F {
+    let (even, odd) = halves(pair);
+    // SAFETY: the caller's contract.
+    let (w_even, w_odd) = unsafe { (s.load_bf16_even(weights), s.load_bf16_odd(weights)) };
+    s.fma(w_even, s.splat(even), s.fma(w_odd, s.splat(odd), sum))
+}
+
+/// One step of a dot product of bytes, widened to sixteen bits.
+///
+/// # Safety
+///
+/// The machine has AVX-512 F and BW, and 32 bytes are readable at `weights`.
+#[inline(always)]
+unsafe fn dot_words(sum: __m512i, weights: *const u8, x: u32) -> __m512i {
+    avx512! {
+        let weights = _mm512_cvtepu8_epi16(_mm256_loadu_si256(weights.cast()));
+        _mm512_add_epi32(sum, _mm512_madd_epi16(weights, _mm512_set1_epi32(x.cast_signed())))
+    }
+}
+
+/// All of [`Simd`] that the proofs share; `$dots` are the items that they differ in.
 macro_rules! simd {
-    ($proof:ty, $dot:item) => {
+    ($proof:ident: $($dots:item)*) => {
         impl Simd for $proof {
             type F = F;
             const ACCUMULATORS: usize = 12;
@@ -74,7 +115,21 @@ macro_rules! simd {
                 avx512! { Self::run(op) }
             }
 
-            $dot
+            $($dots)*
+
+            type I = __m512i;
+            #[inline(always)]
+            fn splat_i(self, x: i32) -> __m512i {
+                avx512! { _mm512_set1_epi32(x) }
+            }
+            #[inline(always)]
+            fn from_i(self, x: __m512i) -> F {
+                avx512! { _mm512_cvtepi32_ps(x) }
+            }
+            #[inline(always)]
+            fn to_i8(self, x: F) -> [i8; LANES] {
+                avx512! { std::mem::transmute(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x))) }
+            }
 
             #[inline(always)]
             fn splat(self, x: f32) -> F {
@@ -169,19 +224,36 @@ macro_rules! simd {
     };
 }
 
-simd!(
-    Avx512,
+simd! { Avx512:
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
-        let (even, odd) = halves(pair);
         // SAFETY: the caller's contract.
-        let (w_even, w_odd) = unsafe { (self.load_bf16_even(weights), self.load_bf16_odd(weights)) };
-        self.fma(w_even, self.splat(even), self.fma(w_odd, self.splat(odd), sum))
+        unsafe { dot_widened(self, sum, weights, pair) }
     }
-);
+    const DOT_INPUTS: usize = 2;
+    #[inline(always)]
+    unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
+        // SAFETY: the proof, and the caller's contract.
+        unsafe { dot_words(sum, weights, x) }
+    }
+}
 
-simd!(
-    Avx512Bf16,
+simd! { Avx512Vnni:
+    #[inline(always)]
+    unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
+        // SAFETY: the caller's contract.
+        unsafe { dot_widened(self, sum, weights, pair) }
+    }
+    const DOT_INPUTS: usize = 4;
+    #[inline(always)]
+    unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
+        avx512! {
+            _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(weights.cast()), _mm512_set1_epi32(x.cast_signed()))
+        }
+    }
+}
+
+simd! { Avx512Bf16:
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         avx512! {
@@ -190,4 +262,10 @@ simd!(
             _mm512_dpbf16_ps(sum, weights, pair)
         }
     }
-);
+    const DOT_INPUTS: usize = 2;
+    #[inline(always)]
+    unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
+        // SAFETY: the proof, and the caller's contract.
+        unsafe { dot_words(sum, weights, x) }
+    }
+}

@@ -83,6 +83,32 @@ impl Simd for Portable {
         self.fma(w_even, self.splat(even), self.fma(w_odd, self.splat(odd), sum))
     }
 
+    type I = [i32; LANES];
+    /// As the dot-product instructions have it, so that their layout is run everywhere.
+    const DOT_INPUTS: usize = 4;
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> [i32; LANES] {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn from_i(self, x: [i32; LANES]) -> F {
+        each(|i| x[i] as f32)
+    }
+    #[inline(always)]
+    fn to_i8(self, x: F) -> [i8; LANES] {
+        self.round(x).map(|x| x as i8)
+    }
+    #[inline(always)]
+    unsafe fn dot_u8(self, sum: [i32; LANES], weights: *const u8, x: u32) -> [i32; LANES] {
+        let x = x.to_le_bytes().map(|x| i32::from(x.cast_signed()));
+        std::array::from_fn(|lane| {
+            // SAFETY: the caller's contract.
+            let weight = |i: usize| i32::from(unsafe { *weights.add(4 * lane + i) });
+            sum[lane] + weight(0) * x[0] + weight(1) * x[1] + weight(2) * x[2] + weight(3) * x[3]
+        })
+    }
+
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
 

@@ -83,7 +83,7 @@ impl Tensors {
             self.held += bytes;
             let filling = Some(Filling { data: vec![0; bytes], written: vec![false; rows] });
             self.incoming.insert(key, Incoming { bytes, filling });
-            courier.reserved(key, Cargo::Embeddings, rows);
+            courier.reserved(key, Cargo::Embeddings, rows, 0);
         }
     }
 

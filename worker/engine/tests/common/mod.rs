@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
-use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout};
+use tutti_models::{Interlude, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages};
 use tutti_proto::{
     Rank,
     cluster::v1 as pb,
@@ -26,19 +26,22 @@ const PAGE_BYTES: usize = 64;
 const NOTHING: u32 = u32::MAX;
 
 /// What the tests see and steer from outside.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Probe {
     pub logit_rows: usize,
     pub tokens: usize,
     pub fail_next: Option<DeviceError>,
     /// Whatever computes this token fails.
     pub poison: Option<u32>,
+    /// Called in the pause of each step.
+    pub during: Option<Box<dyn FnMut() + Send>>,
 }
 
 struct Hashing {
     declaration: ModelDeclaration,
     limits: Limits,
     pages: Vec<[u32; PAGE_TOKENS]>,
+    interlude: Option<Box<dyn Interlude>>,
     /// Of the step's logit rows.
     hidden: Vec<u64>,
     probe: Arc<Mutex<Probe>>,
@@ -66,6 +69,25 @@ fn score(hidden: u64, token: u32, top: u32) -> TokenScore {
     let logprob = |token: u32| -((mix(hidden, u64::from(token)) % 1000) as f32) / 100.0;
     let top = (0..top).map(|token| (token, logprob(token))).collect();
     TokenScore { logprob: logprob(token), rank: 1 + (hidden % 7) as u32, top }
+}
+
+struct Pages<'a>(&'a mut [[u32; PAGE_TOKENS]]);
+
+impl PausedPages for Pages<'_> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let tokens = pages.iter().flat_map(|page| self.0[page.0 as usize]);
+        out.extend(tokens.flat_map(u32::to_le_bytes));
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let mut tokens = data.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        for page in pages {
+            self.0[page.0 as usize] = std::array::from_fn(|_| tokens.next().expect("whole pages"));
+        }
+        assert_eq!(tokens.next(), None);
+        Ok(())
+    }
 }
 
 impl Model for Hashing {
@@ -109,18 +131,15 @@ impl Model for Hashing {
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        let tokens = pages.iter().flat_map(|page| self.pages[page.0 as usize]);
-        out.extend(tokens.flat_map(u32::to_le_bytes));
-        Ok(())
+        Pages(&mut self.pages).read_pages(pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        let mut tokens = data.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-        for page in pages {
-            self.pages[page.0 as usize] = std::array::from_fn(|_| tokens.next().expect("whole pages"));
-        }
-        assert_eq!(tokens.next(), None);
-        Ok(())
+        Pages(&mut self.pages).write_pages(pages, data)
+    }
+
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        self.interlude = Some(interlude);
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
@@ -135,9 +154,18 @@ impl Model for Hashing {
         assert!(inputs.logit_rows.is_sorted_by(|a, b| a < b));
         probe.logit_rows += inputs.logit_rows.len();
         probe.tokens += inputs.token_ids.len();
+        let mut during = probe.during.take();
+        drop(probe);
         let mut next = 0;
         self.hidden.clear();
-        for row in inputs.rows {
+        for (place, row) in inputs.rows.iter().enumerate() {
+            // Between two rows, so that some are computed before and some after what happens then.
+            if place == inputs.rows.len() / 2 {
+                during.iter_mut().for_each(|during| during());
+                if let Some(interlude) = &mut self.interlude {
+                    interlude.play(&mut Pages(&mut self.pages))?;
+                }
+            }
             assert_eq!(row.first_token, next);
             next += row.tokens;
             for place in 0..row.tokens {
@@ -157,6 +185,7 @@ impl Model for Hashing {
             }
         }
         assert_eq!(next, inputs.token_ids.len());
+        self.probe.lock().expect("nobody panicked").during = during;
         Ok(())
     }
 
@@ -198,6 +227,7 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
             max_step_tokens: 64,
         },
         pages: vec![],
+        interlude: None,
         hidden: vec![],
         probe: Arc::clone(&probe),
     };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tutti_kernels::{Device, DeviceError};
+use tutti_kernels::{Device, DeviceError, Quantize};
 
 use crate::{
     LoadError, LoadFormat, LoadOptions,
@@ -50,7 +50,9 @@ impl<D: Device> Encoder<D> {
         };
         // Too little to be told of beside the thinker's.
         let mut progress = |_| ();
-        let mut loader = Loader::new(source, [&linear, &bias, &norm].into_iter(), device, &mut progress)?;
+        let specs = [&linear, &bias, &norm].into_iter();
+        // Encoders stay as they are stored, whatever becomes of the thinker.
+        let mut loader = Loader::new(source, Quantize::None, specs, device, &mut progress)?;
         let (frames_in, bias, norm) =
             (loader.matrix(&[&linear])?, loader.vector(&[&bias])?, loader.vector(&[&norm])?);
         let weight_bytes = loader.finish();

@@ -5,7 +5,7 @@ use tutti_proto::walks::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{
-    PageLayout,
+    Interlude, PageLayout,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     qwen3::Qwen3,
 };
@@ -56,6 +56,10 @@ impl<D: Device> Model for WithThinker<D> {
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
         self.thinker.write_pages(pages, data)
+    }
+
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        self.thinker.set_interlude(interlude);
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {

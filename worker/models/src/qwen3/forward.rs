@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use tutti_kernels::{
-    Device, DeviceError, KvShape, PageId, SampleRow, ScoreRow, StepInputs, collective::Seat,
+    Device, DeviceError, KvShape, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
 };
 use tutti_proto::walks::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    PageLayout,
+    Interlude, PageLayout, PausedPages,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     weights::share,
 };
@@ -27,8 +27,12 @@ impl<D: Device> Model for Qwen3<D> {
         let (config, device) = (&self.config, self.device.describe());
         let Seat { rank, size } = self.seat;
         let rank = if size == 1 { String::new() } else { format!(", rank {rank} of {size}") };
+        let quantized = match self.quantize {
+            Quantize::None => "",
+            Quantize::Int8 => " in int8",
+        };
         format!(
-            "Qwen3, {} layers of width {}, {} + {} heads of {}, vocabulary {}, {:?} weights{rank}, on {device}",
+            "Qwen3, {} layers of width {}, {} + {} heads of {}, vocabulary {}, {:?} weights{quantized}{rank}, on {device}",
             config.layers,
             config.hidden_size,
             config.heads,
@@ -89,6 +93,10 @@ impl<D: Device> Model for Qwen3<D> {
         self.device.write_pages(kv, pages, &own)
     }
 
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        self.interlude = Some(interlude).filter(|_| self.seat.is_alone());
+    }
+
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
         self.forward_with(inputs, &[])
     }
@@ -103,7 +111,7 @@ impl<D: Device> Model for Qwen3<D> {
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
-        let Self { device, seat, weights, activations: a, kv, attention, config, .. } = self;
+        let Self { device, seat, weights, activations: a, kv, attention, config, interlude, .. } = self;
         let kv = kv.as_mut().ok_or_else(no_pages)?;
         let eps = config.rms_norm_eps;
 
@@ -133,6 +141,9 @@ impl<D: Device> Model for Qwen3<D> {
             device.silu_mul(&a.gate_up, &mut a.activated)?;
             let output = Output { x: &a.activated, weight: &layer.down, bias: None };
             output.add(device, &mut a.normed, &mut a.hidden)?;
+            if let Some(interlude) = interlude {
+                interlude.play(&mut Paused { device, kv })?;
+            }
         }
         self.logit_rows = inputs.logit_rows.len();
         Ok(())
@@ -169,6 +180,22 @@ impl<D: Device> Model for Qwen3<D> {
             self.compute_logits(tile)?;
         }
         Ok(())
+    }
+}
+
+/// The pages of a model that is a whole group, between two layers.
+struct Paused<'a, D: Device> {
+    device: &'a mut D,
+    kv: &'a mut D::KvPool,
+}
+
+impl<D: Device> PausedPages for Paused<'_, D> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.device.read_pages(self.kv, pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.device.write_pages(self.kv, pages, data)
     }
 }
 

@@ -9,7 +9,7 @@ mod weights;
 use std::path::Path;
 
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, KvShape, RopeFrequencies, WeightType, collective::Seat,
+    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType, collective::Seat,
 };
 use tutti_proto::walks::ModelDeclaration;
 
@@ -19,7 +19,7 @@ use self::{
     weights::{Specs, Weights},
 };
 use crate::{
-    LoadError, LoadFormat, LoadOptions, Model,
+    Interlude, LoadError, LoadFormat, LoadOptions, Model,
     config::ConfigFile,
     model::Limits,
     thinker,
@@ -44,7 +44,9 @@ pub(crate) struct Qwen3<D: Device> {
     declaration: ModelDeclaration,
     weights: Weights<D>,
     weight_bytes: u64,
+    /// In the checkpoint.
     weight_type: WeightType,
+    quantize: Quantize,
     rope: RopeFrequencies,
     /// Heads of each layer; layers differ in their window.
     attention: Vec<AttentionShape>,
@@ -52,6 +54,7 @@ pub(crate) struct Qwen3<D: Device> {
     /// The pool's shape; its `pages` are 0 until it is allocated.
     kv_shape: KvShape,
     kv: Option<D::KvPool>,
+    interlude: Option<Box<dyn Interlude>>,
     /// How many logit rows the last step left to be read.
     logit_rows: usize,
 }
@@ -117,7 +120,7 @@ impl<D: Device> Qwen3<D> {
         let seat = device.seat();
         let shard = config.shard(seat).map_err(|problem| file.invalid(problem))?;
         let specs = Specs::new(&config);
-        let mut loader = Loader::new(source, specs.all(), &mut device, progress)?;
+        let mut loader = Loader::new(source, options.quantize, specs.all(), &mut device, progress)?;
         let weight_type = loader.dtype(&specs.embedding)?;
         let weights = Weights::load(&specs, &mut loader)?;
         let weight_bytes = loader.finish();
@@ -143,10 +146,12 @@ impl<D: Device> Qwen3<D> {
             weights,
             weight_bytes,
             weight_type,
+            quantize: options.quantize,
             attention,
             activations,
             kv_shape,
             kv: None,
+            interlude: None,
             logit_rows: 0,
         })
     }

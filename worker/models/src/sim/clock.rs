@@ -25,13 +25,20 @@ impl SimClock {
         Self { costs: settings.costs(), jitter_percent: settings.jitter_percent, random }
     }
 
-    /// Lets the time of a step with these rows pass.
-    pub fn pass(&mut self, rows: &[RowInputs<'_>]) {
+    /// Lets the time of a step with these rows pass, and pauses each time that so much of it has passed.
+    pub fn pass<E>(
+        &mut self,
+        rows: &[RowInputs<'_>],
+        until_pause: Duration,
+        mut pause: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
         let end = Instant::now() + self.step_time(rows);
         // A sleep may end late by the kernel's timer slack, never early.
         while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            thread::sleep(left);
+            thread::sleep(left.min(until_pause));
+            pause()?;
         }
+        Ok(())
     }
 
     /// How long it takes, jitter included.

@@ -10,7 +10,7 @@ mod audio;
 mod clock;
 mod digest;
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use serde::Deserialize;
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
@@ -19,11 +19,14 @@ use tutti_runtime::sim::SimSettings;
 
 use self::clock::SimClock;
 use crate::{
-    LoadError, Model, PageLayout,
+    Interlude, LoadError, Model, PageLayout, PausedPages,
     config::{ConfigFile, TokenIds, eos_token_ids},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
     thinker::{self, Audio, Held},
 };
+
+/// How often a step pauses that others may wait for.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Of a digest.
 const BYTES_PER_TOKEN: usize = size_of::<u64>();
@@ -48,6 +51,7 @@ struct Sim {
     page_tokens: usize,
     /// A digest for each place of the pool, page by page.
     pool: Vec<u64>,
+    interlude: Option<Box<dyn Interlude>>,
     /// Digests of the last step's tokens whose logits are wanted.
     hidden: Vec<u64>,
     /// Steps so far. The warm-up is step 0.
@@ -86,6 +90,7 @@ pub fn load(
         settings: settings.clone(),
         page_tokens,
         pool: Vec::new(),
+        interlude: None,
         hidden: Vec::new(),
         steps: 0,
     }))
@@ -133,26 +138,15 @@ impl Model for Sim {
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        for page in pages {
-            let digests = self.pool.chunks_exact(self.page_tokens).nth(page.0 as usize);
-            out.extend(digests.ok_or_else(|| no_page(*page))?.iter().flat_map(|digest| digest.to_le_bytes()));
-        }
-        Ok(())
+        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.read_pages(pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        let wanted = pages.len() * self.page_bytes();
-        if data.len() != wanted {
-            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
-        }
-        let page_bytes = self.page_bytes();
-        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
-            let digests = self.pool.chunks_exact_mut(self.page_tokens).nth(page.0 as usize);
-            for (digest, bytes) in digests.ok_or_else(|| no_page(*page))?.iter_mut().zip(data.as_chunks().0) {
-                *digest = u64::from_le_bytes(*bytes);
-            }
-        }
-        Ok(())
+        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.write_pages(pages, data)
+    }
+
+    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
+        self.interlude = Some(interlude);
     }
 
     fn thinks(&self) -> bool {
@@ -226,10 +220,46 @@ impl Model for Sim {
     }
 }
 
+/// The pages, at any time.
+struct Pool<'a> {
+    digests: &'a mut [u64],
+    page_tokens: usize,
+}
+
+impl PausedPages for Pool<'_> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        for page in pages {
+            let digests = self.digests.chunks_exact(self.page_tokens).nth(page.0 as usize);
+            out.extend(digests.ok_or_else(|| no_page(*page))?.iter().flat_map(|digest| digest.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let wanted = pages.len() * self.page_tokens * BYTES_PER_TOKEN;
+        if data.len() != wanted {
+            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
+        }
+        let page_bytes = self.page_tokens * BYTES_PER_TOKEN;
+        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
+            let digests = self.digests.chunks_exact_mut(self.page_tokens).nth(page.0 as usize);
+            for (digest, bytes) in digests.ok_or_else(|| no_page(*page))?.iter_mut().zip(data.as_chunks().0) {
+                *digest = u64::from_le_bytes(*bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Sim {
     /// A step of these rows takes its time, and may fail.
     fn begin(&mut self, rows: &[RowInputs<'_>], token_ids: &[u32]) -> Result<(), DeviceError> {
-        self.clock.pass(rows);
+        let Self { clock, pool, page_tokens, interlude, .. } = self;
+        let may_come = interlude.as_ref().is_some_and(|interlude| interlude.may_come());
+        clock.pass(rows, if may_come { PAUSE } else { Duration::MAX }, || match interlude {
+            Some(interlude) => interlude.play(&mut Pool { digests: pool, page_tokens: *page_tokens }),
+            None => Ok(()),
+        })?;
         let step = self.steps;
         self.steps += 1;
         self.fail(step, token_ids)

@@ -1,7 +1,7 @@
 //! Hands tensors over to a device one after the other, and says how far it is.
 
 use half::{bf16, f16};
-use tutti_kernels::{Device, HostMatrix, WeightType, collective::Seat};
+use tutti_kernels::{Device, HostMatrix, Quantize, WeightType, collective::Seat};
 
 use super::{Dummy, SafetensorsDir, TensorSpec};
 use crate::LoadError;
@@ -38,15 +38,19 @@ impl Source {
 /// Hands a family's tensors from a source to a device: of each, what this rank holds of it.
 pub(crate) struct Loader<'a, D: Device> {
     source: Source,
+    quantize: Quantize,
     device: &'a mut D,
     progress: Progress<'a>,
     state: LoadProgress,
+    /// Bytes that the device holds of what it has taken over.
+    held: u64,
 }
 
 impl<'a, D: Device> Loader<'a, D> {
     /// Checks that every tensor of `specs` is there and as expected, before any is read: a bad checkpoint fails at once.
     pub fn new<'s>(
         source: Source,
+        quantize: Quantize,
         specs: impl Iterator<Item = &'s TensorSpec>,
         device: &'a mut D,
         progress: Progress<'a>,
@@ -57,7 +61,7 @@ impl<'a, D: Device> Loader<'a, D> {
         }
         let state = LoadProgress { done: 0, total };
         progress(state);
-        Ok(Self { source, device, progress, state })
+        Ok(Self { source, quantize, device, progress, state, held: 0 })
     }
 
     /// The rank that loads.
@@ -89,12 +93,17 @@ impl<'a, D: Device> Loader<'a, D> {
             held.push((part, bytes));
         }
         let views: Vec<_> = held.iter().map(|(part, bytes)| part.view(bytes, first)).collect();
-        let matrix = self.device.matrix(&views)?;
+        let matrix = self.device.matrix(&views, self.quantize)?;
         drop(held);
         if let Source::Files(files) = &mut self.source {
             parts.iter().for_each(|spec| files.release(spec));
         }
-        self.advance(parts)?;
+        let stored = self.advance(parts)?;
+        self.held += match self.quantize {
+            // Not what the device's layout adds at its ends.
+            Quantize::None => stored,
+            Quantize::Int8 => self.device.matrix_bytes(&matrix),
+        };
         Ok(matrix)
     }
 
@@ -117,27 +126,30 @@ impl<'a, D: Device> Loader<'a, D> {
             }
         }
         let vector = self.device.vector(&values)?;
-        self.advance(parts)?;
+        self.held += self.advance(parts)?;
         Ok(vector)
     }
 
-    /// Logs what the checkpoint holds beyond what was asked for; gives back the bytes taken over.
+    /// Logs what the checkpoint holds beyond what was asked for; gives back the bytes that the device holds.
     pub fn finish(self) -> u64 {
         if let Source::Files(files) = &self.source {
             for tensor in files.unused() {
                 tracing::debug!(tensor, "the checkpoint has a tensor that the model does not use");
             }
         }
-        self.state.done
+        self.held
     }
 
-    fn advance(&mut self, parts: &[&TensorSpec]) -> Result<(), LoadError> {
+    /// Tells of progress; gives back the bytes that these tensors are stored in.
+    fn advance(&mut self, parts: &[&TensorSpec]) -> Result<u64, LoadError> {
+        let mut stored = 0;
         for spec in parts {
             let elements = spec.part(self.seat()).elements();
-            self.state.done += (elements * self.source.check(spec)?.bytes()) as u64;
+            stored += (elements * self.source.check(spec)?.bytes()) as u64;
         }
+        self.state.done += stored;
         (self.progress)(self.state);
-        Ok(())
+        Ok(stored)
     }
 }
 

@@ -4,11 +4,11 @@ use std::{path::Path, thread, time::Duration};
 
 use tutti_kernels::collective::{Collective, CollectiveError, Patience, Seat, SharedMemory};
 use tutti_models::{
-    LoadFormat, Model,
+    LoadFormat, Model, Quantize,
     lockstep::{Leader, follow},
 };
 
-use super::{PAGES, device, try_load_on};
+use super::{PAGES, device, try_load_as};
 
 /// Nothing that works takes this long.
 const WAIT: Duration = Duration::from_secs(120);
@@ -20,12 +20,24 @@ pub fn of_ranks<T>(
     load_format: LoadFormat,
     act: impl FnOnce(&mut dyn Model) -> T,
 ) -> T {
+    of_ranks_as(size, dir, load_format, Quantize::None, act)
+}
+
+/// The same, quantised.
+pub fn of_ranks_as<T>(
+    size: usize,
+    dir: &Path,
+    load_format: LoadFormat,
+    quantize: Quantize,
+    act: impl FnOnce(&mut dyn Model) -> T,
+) -> T {
     let meeting = tempfile::tempdir().unwrap();
     let meet = |what: &str, rank| {
         let seat = Seat { rank, size };
         Box::new(SharedMemory::meet(&meeting.path().join(what), seat, WAIT, WAIT).unwrap())
     };
-    let load = |rank| try_load_on(device().with_group(meet("data", rank)), dir, load_format).unwrap();
+    let load =
+        |rank| try_load_as(device().with_group(meet("data", rank)), dir, load_format, quantize).unwrap();
     thread::scope(|scope| {
         let (meet, load) = (&meet, &load);
         let follower = |rank| move || follow(&mut *load(rank), &mut *meet("plans", rank), |_| {}).unwrap();

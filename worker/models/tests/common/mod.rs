@@ -13,7 +13,7 @@ use tutti_kernels::{
     PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, StepInputs, TokenScore,
     cpu::{CpuDevice, Isa},
 };
-use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
+use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load};
 
 pub const PAGE_TOKENS: usize = 16;
 pub const MAX_STEP_TOKENS: usize = 2048;
@@ -32,9 +32,19 @@ pub fn try_load_on(
     dir: &Path,
     load_format: LoadFormat,
 ) -> Result<Box<dyn Model>, LoadError> {
+    try_load_as(device, dir, load_format, Quantize::None)
+}
+
+pub fn try_load_as(
+    device: CpuDevice,
+    dir: &Path,
+    load_format: LoadFormat,
+    quantize: Quantize,
+) -> Result<Box<dyn Model>, LoadError> {
     let options = LoadOptions {
         dir: dir.into(),
         load_format,
+        quantize,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
         nodes: None,
@@ -49,6 +59,12 @@ pub fn try_load_on(
 
 pub fn loaded(dir: &Path, load_format: LoadFormat) -> Box<dyn Model> {
     let mut model = try_load(dir, load_format).unwrap();
+    model.allocate_pages(PAGES).unwrap();
+    model
+}
+
+pub fn loaded_as(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> Box<dyn Model> {
+    let mut model = try_load_as(device(), dir, load_format, quantize).unwrap();
     model.allocate_pages(PAGES).unwrap();
     model
 }

@@ -55,7 +55,8 @@ impl Running {
         }
         let tokens = self.request.prefill_end();
         let pages = self.block_table.pages()[..pool.pages_for(tokens)].to_vec();
-        Some(Reserved { key: self.request.key, pages, tokens })
+        // Nothing else is recorded of it before it is handed over.
+        Some(Reserved { key: self.request.key, pages, known: self.recorded, tokens })
     }
 
     /// Whether what it computes is no prefill.

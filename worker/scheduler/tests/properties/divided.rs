@@ -22,9 +22,10 @@ pub enum Away {
     Parked {
         until: usize,
     },
-    /// Another worker fills these pages until that turn.
+    /// Another worker fills these pages until that turn, all but the first ones, which are known.
     Filled {
         room: Vec<PageId>,
+        known: usize,
         until: usize,
     },
     /// Its planes leave too slowly, until that turn.
@@ -70,13 +71,18 @@ impl Simulation<'_> {
 
     pub fn reserved(&mut self, reserved: Reserved) {
         self.log.push(format!("{reserved:?}"));
-        let Reserved { key, pages: room, tokens } = reserved;
+        let Reserved { key, pages: room, known, tokens } = reserved;
         let page_tokens = self.script.config.page_tokens;
         let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not there"));
         assert_eq!((live.arrival.part, tokens, &live.away), (Part::Decode, live.target, &Away::No));
         assert_eq!(room.len(), tokens.div_ceil(page_tokens));
         assert!(!live.preempted, "it has been handed over");
-        live.away = Away::Filled { room, until: self.turn + live.arrival.away };
+        assert!(
+            known < room.len() && (known == 0 || (live.arrival.shares && self.script.config.prefix_cache))
+        );
+        let planes = &live.history[..known * page_tokens];
+        assert!(self.memory.holds(&room, planes), "{key}: {known} pages are not what they are said to be");
+        live.away = Away::Filled { room, known, until: self.turn + live.arrival.away };
         live.cached = Some(0);
     }
 
@@ -119,7 +125,7 @@ impl Simulation<'_> {
                     assert!(self.scheduler.media_here(key));
                     assert!(!self.scheduler.media_here(key), "twice");
                 }
-                Away::Filled { room, until } => self.brought(key, room, until),
+                Away::Filled { room, known, until } => self.brought(key, room, known, until),
                 Away::Copied { room, .. } => self.copied(key, &room),
             }
         }
@@ -136,10 +142,11 @@ impl Simulation<'_> {
         self.scheduler.fail_transfer(key, TransferError::Lost("planted".into()));
     }
 
-    fn brought(&mut self, key: GraphKey, room: Vec<PageId>, until: usize) {
+    fn brought(&mut self, key: GraphKey, room: Vec<PageId>, known: usize, until: usize) {
         let live = self.live.get_mut(&key).expect("it was there");
         let (first, computed) = (OutputToken { token: WORD, index: live.generated }, live.target);
-        self.memory.fill(&room, &live.history);
+        self.memory.fill(&room, known, &live.history);
+        assert!(self.memory.holds(&room, &live.history), "{key} lost pages that were known");
         let wrong = OutputToken { index: first.index + 1, ..first };
         assert!(self.scheduler.hand_over(key, wrong, computed).is_err());
         assert!(self.scheduler.hand_over(key, first, computed - 1).is_err());
@@ -147,7 +154,7 @@ impl Simulation<'_> {
         // A token that would be the last one is not handed over.
         assert_eq!(outcome.is_ok(), first.index + 1 < live.arrival.max_tokens, "{outcome:?}");
         if let Err(why) = outcome {
-            (live.away, live.failing) = (Away::Filled { room, until }, true);
+            (live.away, live.failing) = (Away::Filled { room, known, until }, true);
             self.scheduler.fail_transfer(key, TransferError::Refused(why));
             return;
         }
@@ -190,12 +197,14 @@ impl Simulation<'_> {
     /// Nobody else has pages that other workers fill or read.
     pub fn check_rooms(&self, owner: &BTreeMap<PageId, (GraphKey, bool)>) {
         for (key, live) in &self.live {
-            let (room, fills) = match &live.away {
-                Away::Filled { room, .. } => (room, true),
-                Away::Copied { room, .. } => (room, false),
+            let (room, known) = match &live.away {
+                Away::Filled { room, known, .. } => (room, *known),
+                Away::Copied { room, .. } => (room, room.len()),
                 Away::No | Away::Parked { .. } | Away::HeldBack { .. } => continue,
             };
-            for (other, writes) in room.iter().filter_map(|page| owner.get(page)) {
+            let owned = room.iter().enumerate().filter_map(|(place, page)| Some((place, owner.get(page)?)));
+            for (place, (other, writes)) in owned {
+                let fills = place >= known;
                 assert!(other == key || !(fills || *writes), "{other} has a page that {key} waits for");
             }
         }

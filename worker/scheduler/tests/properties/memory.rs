@@ -34,9 +34,9 @@ impl Memory {
         }
     }
 
-    /// Another worker has filled these pages with planes of these tokens.
-    pub fn fill(&mut self, table: &[PageId], history: &History) {
-        for (position, value) in history.iter().enumerate() {
+    /// Another worker has filled these pages, all but the first `known`, with planes of these tokens.
+    pub fn fill(&mut self, table: &[PageId], known: usize, history: &History) {
+        for (position, value) in history.iter().enumerate().skip(known * self.page_tokens) {
             let slot = self.slot(table, position);
             self.slots[slot] = *value;
         }

@@ -137,6 +137,7 @@ fn prefill(request: u64, reserved: &pb::Reserved) -> pb::LaunchGraph {
         lease_ms: 60_000,
         layout_hash: reserved.layout_hash,
         shared_memory: reserved.shared_memory.clone(),
+        known_pages: reserved.known_pages,
     };
     pb::LaunchGraph { walks: vec![0], send_to: Some(send_to), ..whole(request) }
 }

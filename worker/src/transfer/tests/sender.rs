@@ -91,6 +91,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             lease_ms,
             layout_hash: 8,
             shared_memory: String::new(),
+            known_pages: 0,
         },
         unit: Unit { cargo: Cargo::Pages, layout_id: 7, bytes: PAGE_BYTES },
         count: PAGES,

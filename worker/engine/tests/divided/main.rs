@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod known;
+mod pauses;
 
 use std::{
     cell::RefCell,
@@ -10,10 +13,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, engine, expected, launch, settings};
+use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
 use tutti_engine::{
-    Admission, Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken, PageRun,
-    Stepper, TransferError,
+    Admission, Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken,
+    PageRun, Stepper, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
@@ -26,7 +29,7 @@ struct Counter {
     room: usize,
     sent: VecDeque<PageRun>,
     handed: VecDeque<(GraphKey, HandedOver)>,
-    reserved: Vec<(GraphKey, usize)>,
+    reserved: Vec<(GraphKey, usize, usize)>,
     ended: Vec<GraphKey>,
     arrivals: VecDeque<Arrival>,
 }
@@ -50,8 +53,8 @@ impl Courier for Post {
     fn hand_over(&mut self, key: GraphKey, handed: HandedOver) {
         self.lock().handed.push_back((key, handed));
     }
-    fn reserved(&mut self, key: GraphKey, _: Cargo, pages: usize) {
-        self.lock().reserved.push((key, pages));
+    fn reserved(&mut self, key: GraphKey, _: Cargo, pages: usize, known: usize) {
+        self.lock().reserved.push((key, pages, known));
     }
     fn ended(&mut self, key: GraphKey) {
         self.lock().ended.push(key);
@@ -63,6 +66,7 @@ impl Courier for Post {
 
 /// An engine on the test's thread, and what it has told.
 struct Side {
+    probe: Arc<Mutex<Probe>>,
     stepper: Stepper,
     desk: FrontDesk,
     post: Post,
@@ -73,12 +77,13 @@ struct Side {
 
 impl Side {
     fn new(settings: &EngineSettings) -> Self {
-        let (stepper, mut desk) = engine(settings).0.split();
+        let (engine, probe) = engine(settings);
+        let (stepper, mut desk) = engine.split();
         let post = Post::default();
         post.lock().room = usize::MAX;
         desk.connect(Box::new(post.clone()));
         let (tokens, outcomes, load) = Default::default();
-        Self { stepper, desk, post, tokens, outcomes, load }
+        Self { probe, stepper, desk, post, tokens, outcomes, load }
     }
 
     /// One turn. False if there was nothing to do.
@@ -117,7 +122,13 @@ fn key(request: u64, graph: u32) -> GraphKey {
 }
 
 fn prefill(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
-    let send_to = pb::PlaneDestination { secret: vec![0; 16], ..Default::default() };
+    prefill_behind(whole, 0)
+}
+
+/// The same where the other side has so many pages of it.
+fn prefill_behind(whole: &pb::LaunchGraph, known: usize) -> pb::LaunchGraph {
+    let send_to =
+        pb::PlaneDestination { secret: vec![0; 16], known_pages: known as u32, ..Default::default() };
     pb::LaunchGraph { walks: vec![PREFILL], send_to: Some(send_to), ..whole.clone() }
 }
 
@@ -181,13 +192,15 @@ fn requests_that_are_divided_get_what_they_get_alone() {
             })
             .collect();
         launches.iter().for_each(|launch| to.desk.launch(decode(launch)));
+        let mut spared = 0;
         for turn in 0.. {
             assert!(turn < 10_000, "{} of {} ended", to.outcomes.len(), launches.len());
-            for (key, pages) in to.post.lock().reserved.drain(..) {
+            for (key, pages, known) in to.post.lock().reserved.drain(..) {
+                spared += known;
                 let launch = &launches[key.request.0 as usize];
                 let tokens = launch.spec.as_ref().unwrap().prompt.len();
                 assert_eq!(pages, tokens.div_ceil(PAGE_TOKENS));
-                from.desk.launch(prefill(launch));
+                from.desk.launch(prefill_behind(launch, known));
             }
             let (a, b) = (from.step(), to.step());
             for request in carry(&from, &to, &answers) {
@@ -211,6 +224,7 @@ fn requests_that_are_divided_get_what_they_get_alone() {
         assert!(answers.lock().unwrap().iter().all(Result::is_ok));
         assert_eq!((from.load.kv_pages_used, to.load.kv_pages_used), (0, 0));
         assert!(from.load.cached_tokens > 0, "some pages were found, not computed");
+        assert!(spared > 0, "some pages were known, not sent");
         assert!(from.desk.is_idle() && to.desk.is_idle());
     }
 }

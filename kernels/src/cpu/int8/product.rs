@@ -1,0 +1,306 @@
+//! `y = x · Wᵀ` in eight bits.
+//!
+//! Activations are quantised at the door, into tiles of a few rows whose steps lie side by side. Then every panel of
+//! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
+
+use super::super::gemm::Store;
+use super::super::isa::Path;
+use super::super::memory::{Buffer, Shared};
+use super::super::pool::ThreadPool;
+use super::super::simd::{LANES, Op, Simd};
+use super::super::tile::{Tiling, for_tile};
+use super::quantise::quantise;
+use super::{GROUP, Int8Matrix, OFFSET, PAD, SCALES, group_bytes, panel_bytes};
+use crate::DeviceError;
+
+/// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
+const CACHED_WEIGHTS: usize = 192 << 10;
+/// Inputs of all rows of a tile, and of a panel, that the first-level cache holds beside each other; whole groups.
+const CACHED_INPUTS: usize = 4 * GROUP;
+/// Bytes of a panel that are asked for ahead of their use.
+const AHEAD: usize = 4096;
+/// Tiles below which passing the door is not worth waking another thread.
+const INLINE_TILES: usize = 4;
+
+/// The operands of one product.
+pub(in super::super) struct Product<'a> {
+    /// `[rows, inputs]`.
+    pub(in super::super) x: &'a [f32],
+    pub(in super::super) rows: usize,
+    pub(in super::super) matrix: &'a Int8Matrix,
+    pub(in super::super) store: Store<'a>,
+    /// `[rows, outputs]`.
+    pub(in super::super) out: &'a mut [f32],
+}
+
+/// Computes a product. `door` has room for the rows times the inputs, rounded up to [`PAD`].
+pub(in super::super) fn linear(
+    path: Path,
+    pool: &mut ThreadPool,
+    door: &mut Buffer<f32>,
+    product: Product<'_>,
+) -> Result<(), DeviceError> {
+    let Product { x, rows, matrix, store, out } = product;
+    let tiling = Tiling::new(rows, path.run_int8(LargestTile));
+    let (door, out) = (Shared::new(&mut door[..]), Shared::new(out));
+    let work = Work { x, tiling, door: &door, matrix, store, out: &out };
+    if tiling.tiles <= INLINE_TILES {
+        (0..tiling.tiles).for_each(|tile| path.run_int8(Pass { work, tile }));
+    } else {
+        pool.run(tiling.tiles, |tile, _| path.run_int8(Pass { work, tile }))?;
+    }
+    let panels = matrix.panels();
+    // A few tasks for each thread even out their ends; a task has four panels or more, which a single row needs.
+    let share = panels.div_ceil(4 * pool.threads()).next_multiple_of(4);
+    let columns = panels.div_ceil(share);
+    let bands = (2 * pool.threads()).div_ceil(columns).min(tiling.tiles).max(1);
+    let band = tiling.tiles.div_ceil(bands);
+    pool.run(columns * bands, |task, _| {
+        let (column, first) = (task / bands, task % bands * band);
+        path.run_int8(Block {
+            work,
+            panels: (column * share, panels.min((column + 1) * share)),
+            tiles: (first, tiling.tiles.min(first + band)),
+        });
+    })
+}
+
+/// Rows that a tile can have.
+struct LargestTile;
+
+impl Op for LargestTile {
+    type Output = usize;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::ACCUMULATORS
+    }
+}
+
+/// What all tasks of one product share.
+///
+/// The door holds, tile by tile, for each group and as words of 32 bits: the rows' scales, where the rows' sums begin
+/// (see [`OFFSET`]), then the steps, each with the words of all rows.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    x: &'a [f32],
+    tiling: Tiling,
+    door: &'a Shared<'a, f32>,
+    matrix: &'a Int8Matrix,
+    store: Store<'a>,
+    out: &'a Shared<'a, f32>,
+}
+
+impl Work<'_> {
+    /// Words of a row at the door. No more than inputs rounded up to [`PAD`].
+    const fn door_words<S: Simd>(self) -> usize {
+        let inputs = self.matrix.inputs;
+        2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / S::DOT_INPUTS
+    }
+
+    /// Where a row meets a panel.
+    ///
+    /// # Safety
+    ///
+    /// (row, panel) is the calling task's, which holds one such slice at a time.
+    #[allow(clippy::mut_from_ref)] // As `Shared::part`.
+    #[inline(always)]
+    unsafe fn out(&self, row: usize, panel: usize) -> &mut [f32] {
+        let (outputs, column) = (self.matrix.outputs, panel * LANES);
+        // SAFETY: the caller's contract.
+        unsafe { self.out.part(row * outputs + column, LANES.min(outputs - column)) }
+    }
+}
+
+/// A tile's way through the door.
+struct Pass<'a> {
+    work: Work<'a>,
+    tile: usize,
+}
+
+impl Op for Pass<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Work { x, tiling, door, matrix, .. } = self.work;
+        let (inputs, words) = (matrix.inputs, self.work.door_words::<S>());
+        let (first, rows) = tiling.tile(self.tile);
+        // SAFETY: each tile has a part of its own.
+        let to = unsafe { door.part(first * words, rows * words) };
+        let mut quantised = [0; GROUP];
+        for (row, x) in x[first * inputs..(first + rows) * inputs].chunks_exact(inputs.max(1)).enumerate() {
+            for (x, to) in x.chunks(GROUP).zip(to.chunks_mut(rows * (2 + GROUP / S::DOT_INPUTS))) {
+                let scale = quantise(s, x, &mut quantised);
+                let sum: i32 = quantised.iter().map(|&q| i32::from(q)).sum();
+                let (scales, rest) = to.split_at_mut(rows);
+                let (begins, steps) = rest.split_at_mut(rows);
+                scales[row] = scale;
+                begins[row] = f32::from_bits((-i32::from(OFFSET) * sum).cast_unsigned());
+                for (to, x) in steps.chunks_exact_mut(rows).zip(quantised.chunks_exact(S::DOT_INPUTS)) {
+                    to[row] = f32::from_bits(S::dot_word(x));
+                }
+            }
+        }
+    }
+}
+
+/// Some panels by some tiles of rows.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    work: Work<'a>,
+    panels: (usize, usize),
+    tiles: (usize, usize),
+}
+
+impl Op for Block<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { work, panels: (mut first, end), tiles } = self;
+        let inputs = work.matrix.inputs;
+        let cached = (CACHED_WEIGHTS / panel_bytes(inputs).max(1)).max(4);
+        // A single tile reads weights from memory: in one go, as they lie there.
+        let at_once = if tiles.1 - tiles.0 > 1 { CACHED_INPUTS } else { usize::MAX };
+        while first < end {
+            let last = end.min(first + cached);
+            let mut from = 0;
+            while from < inputs {
+                let to = inputs.min(from.saturating_add(at_once));
+                for tile in tiles.0..tiles.1 {
+                    let (row, rows) = work.tiling.tile(tile);
+                    for_tile!(S, rows, s.call(Sweep::<R, P> { work, row, first, last, from, to }));
+                }
+                from = to;
+            }
+            first = last;
+        }
+    }
+}
+
+/// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once, over inputs `from .. to`, which
+/// begin with a group and end with one.
+struct Sweep<'a, const R: usize, const P: usize> {
+    work: Work<'a>,
+    row: usize,
+    first: usize,
+    last: usize,
+    from: usize,
+    to: usize,
+}
+
+impl<const R: usize, const P: usize> Op for Sweep<'_, R, P> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut panel = self.first;
+        while panel + P <= self.last {
+            self.tile::<S, P>(s, panel);
+            panel += P;
+        }
+        while panel < self.last {
+            self.tile::<S, 1>(s, panel);
+            panel += 1;
+        }
+    }
+}
+
+impl<const R: usize, const P: usize> Sweep<'_, R, P> {
+    #[inline(always)]
+    fn tile<S: Simd, const N: usize>(&self, s: S, panel: usize) {
+        let Self { work, row, from, to, .. } = *self;
+        let bytes = panel_bytes(work.matrix.inputs);
+        let data = &work.matrix.data[panel * bytes..(panel + N) * bytes];
+        let groups = from / GROUP;
+        let panels: [*const u8; N] =
+            std::array::from_fn(|p| data[p * bytes + groups * group_bytes(GROUP)..].as_ptr());
+        let mut sums = [[s.splat(0.0); N]; R];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (p, sum) in sums.iter_mut().enumerate() {
+                if from > 0 || matches!(work.store, Store::Add(_)) {
+                    // SAFETY: these rows by these panels are this task's.
+                    *sum = s.load_some(unsafe { work.out(row + r, panel + p) }, 0.0);
+                }
+            }
+        }
+        // SAFETY: the door holds the tile's words, which were written before; nobody writes to it now. The panels are
+        // whole by the slice above.
+        unsafe {
+            let words = row * work.door_words::<S>() + R * groups * (2 + GROUP / S::DOT_INPUTS);
+            let x = work.door.as_ptr().add(words).cast_const();
+            add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
+        }
+        let bias = match work.store {
+            Store::Set(bias) | Store::Add(bias) if to == work.matrix.inputs => bias,
+            _ => None,
+        };
+        for (r, sums) in sums.iter().enumerate() {
+            for (p, &sum) in sums.iter().enumerate() {
+                // SAFETY: as above.
+                let out = unsafe { work.out(row + r, panel + p) };
+                let sum = match bias {
+                    Some(bias) => s.add(sum, s.load_some(&bias[(panel + p) * LANES..][..out.len()], 0.0)),
+                    None => sum,
+                };
+                s.store_some(out, sum);
+            }
+        }
+    }
+}
+
+/// `sums[r][p] += ` sixteen lanes of a tile's rows times panels, group by group.
+///
+/// # Safety
+///
+/// `x` holds the words of `R` rows of `inputs` activations, and each of `panels` all groups of as many weights.
+/// `panel_bytes` is how far the panels are apart that will be asked for next; any number will do.
+#[inline(always)]
+unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    sums: &mut [[S::F; P]; R],
+    x: *const f32,
+    panels: [*const u8; P],
+    inputs: usize,
+    panel_bytes: usize,
+) {
+    let step_bytes = S::DOT_INPUTS * LANES;
+    let (mut x, mut at) = (x, 0);
+    let mut left = inputs;
+    while left > 0 {
+        let inputs = left.min(GROUP).next_multiple_of(PAD);
+        // SAFETY: the caller's contract: this group's words and weights are there.
+        unsafe {
+            let (scales, begins, steps) = (x, x.add(R), x.add(2 * R));
+            let mut dots = [[s.splat_i(0); P]; R];
+            for (r, dots) in dots.iter_mut().enumerate() {
+                *dots = [s.splat_i((*begins.add(r)).to_bits().cast_signed()); P];
+            }
+            // `PAD` inputs at a time, which are a cache line of a panel.
+            for line in 0..inputs / PAD {
+                for panel in panels {
+                    // Of these panels or, at their end, of the `P` after them.
+                    let ahead = at + SCALES + line * PAD * LANES + AHEAD;
+                    let ahead = if ahead < panel_bytes { ahead } else { ahead + (P - 1) * panel_bytes };
+                    s.prefetch(panel.wrapping_add(ahead));
+                }
+                for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
+                    let offset = at + SCALES + step * step_bytes;
+                    for (p, panel) in panels.iter().enumerate() {
+                        for (r, dots) in dots.iter_mut().enumerate() {
+                            let word = (*steps.add(step * R + r)).to_bits();
+                            dots[p] = s.dot_u8(dots[p], panel.add(offset), word);
+                        }
+                    }
+                }
+            }
+            for (p, panel) in panels.iter().enumerate() {
+                let weight_scales = s.load(panel.add(at).cast());
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let scale = s.mul(weight_scales, s.splat(*scales.add(r)));
+                    sums[p] = s.add(s.mul(s.from_i(dots[r][p]), scale), sums[p]);
+                }
+            }
+            x = steps.add(inputs / S::DOT_INPUTS * R);
+        }
+        at += group_bytes(GROUP);
+        left = left.saturating_sub(GROUP);
+    }
+}

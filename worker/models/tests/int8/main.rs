@@ -1,0 +1,166 @@
+//! `--quantize int8` through a whole model: how far it strays, what it takes, and that promise 8 holds for it too.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use common::{
+    bits, config, generate,
+    goldens::{Case, LENGTHS},
+    group::of_ranks_as,
+    loaded_as, prompt, write_config,
+};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use tutti_kernels::TokenScore;
+use tutti_models::{
+    LoadFormat::{Auto, Dummy},
+    Model, Quantize,
+};
+
+/// How far logprobs are apart.
+struct Deviation {
+    mean: f32,
+    /// What 99 in 100 stay below.
+    p99: f32,
+    greatest: f32,
+}
+
+impl Deviation {
+    fn between(a: &[f32], b: &[f32]) -> Self {
+        assert!(a.len() == b.len() && !a.is_empty());
+        let mut off: Vec<f32> = a.iter().zip(b).map(|(a, b)| (a - b).abs()).collect();
+        off.sort_by(f32::total_cmp);
+        let mean = off.iter().sum::<f32>() / off.len() as f32;
+        Self { mean, p99: off[off.len() * 99 / 100], greatest: off[off.len() - 1] }
+    }
+}
+
+/// The logprob of every token of these prompts but their first.
+fn logprobs(model: &mut dyn Model, prompts: &[Vec<u32>]) -> Vec<f32> {
+    let score = |prompt: &Vec<u32>| generate(model, &[prompt], usize::MAX, 1).remove(0).1;
+    prompts.iter().flat_map(score).map(|score: TokenScore| score.logprob).collect()
+}
+
+fn report(what: &str, against: &str, count: usize, deviation: &Deviation) {
+    let Deviation { mean, p99, greatest } = deviation;
+    eprintln!(
+        "{what}, {count} tokens, against {against}: |Δ logprob| mean {mean:.4}, p99 {p99:.4}, greatest {greatest:.4}"
+    );
+}
+
+/// The shipped model, on conversations that it knows by heart. A trained model, unlike those of the goldens.
+#[test]
+fn the_shipped_model_strays_little() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/tutti-tiny/checkpoint");
+    let prompts: Vec<Vec<u32>> = serde_json::from_str(include_str!("oracle_ids.json")).unwrap();
+    let stored = logprobs(&mut *loaded_as(&dir, Auto, Quantize::None), &prompts);
+    let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
+    let deviation = Deviation::between(&int8, &stored);
+    report("tutti-tiny", "its bf16", int8.len(), &deviation);
+    assert!(deviation.mean < 0.02 && deviation.p99 < 0.2, "strays too far");
+    assert!(deviation.greatest > 0.0, "nothing was quantised");
+}
+
+/// Random weights of the golden gate, against the same weights and against Hugging Face's own numbers.
+fn golden(set: &str, model: &str) {
+    let Some(root) = std::env::var_os("TUTTI_GOLDENS").map(PathBuf::from) else {
+        eprintln!("skipped: TUTTI_GOLDENS is not set");
+        return;
+    };
+    let dir = root.join("..").join(set).join(model);
+    let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
+    let goldens = SafeTensors::deserialize(&bytes).unwrap();
+    let cases: Vec<Case> = LENGTHS[1..].iter().map(|&length| Case::read(&goldens, length)).collect();
+    let reference: Vec<f32> =
+        cases.iter().flat_map(|case| (1..case.prompt.len()).map(|i| case.logprob(i) as f32)).collect();
+    let prompts: Vec<Vec<u32>> = cases.into_iter().map(|case| case.prompt).collect();
+    let stored = logprobs(&mut *loaded_as(&dir, Auto, Quantize::None), &prompts);
+    let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
+    for (against, other) in [("the stored weights", stored), ("the f32 reference", reference)] {
+        let deviation = Deviation::between(&int8, &other);
+        report(&format!("{set}/{model}"), against, int8.len(), &deviation);
+        assert!(deviation.mean < 0.05 && deviation.p99 < 0.25, "strays too far from {against}");
+    }
+}
+
+#[test]
+fn golden_models_stray_little() {
+    for set in ["seed0", "seed1", "bf16"] {
+        for model in ["qwen3", "qwen3_tied", "qwen3_yarn_swa"] {
+            golden(set, model);
+        }
+    }
+}
+
+fn dummy(changes: &Value) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config(changes));
+    dir
+}
+
+/// Promise 8.
+#[test]
+fn neither_chunks_nor_mates_change_a_bit() {
+    const OUTPUT: usize = 8;
+    let wide = json!({
+        "torch_dtype": "bfloat16", "tie_word_embeddings": true, "hidden_size": 200, "intermediate_size": 300,
+    });
+    for changes in [wide, json!({"attention_bias": true})] {
+        let dir = dummy(&changes);
+        let mut model = loaded_as(dir.path(), Dummy, Quantize::Int8);
+        let prompts: Vec<Vec<u32>> = [1, 9, 64, 150].map(prompt).into();
+        let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        let mut alone = Vec::new();
+        for prompt in &prompts {
+            alone.extend(generate(&mut *model, &[prompt], usize::MAX, OUTPUT));
+        }
+        let alone = bits(&alone);
+        for chunk in [1, 7, 64, usize::MAX] {
+            let together = bits(&generate(&mut *model, &prompts, chunk, OUTPUT));
+            assert!(alone == together, "chunks of {chunk} differ");
+        }
+    }
+}
+
+/// Where heads and intermediate width are whole groups for each rank, it holds the very numbers that one rank would, and
+/// only sums over ranks round differently. Elsewhere groups of other inputs have other scales.
+#[test]
+fn ranks_agree() {
+    let whole_groups = json!({
+        "vocab_size": 96, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 128, "torch_dtype": "bfloat16",
+    });
+    for (changes, bound) in [(whole_groups, 0.02), (json!({"vocab_size": 96}), 0.1)] {
+        let dir = dummy(&changes);
+        let prompts: Vec<Vec<u32>> = vec![prompt(120).iter().map(|token| token % 96).collect()];
+        let run =
+            |size| of_ranks_as(size, dir.path(), Dummy, Quantize::Int8, |model| logprobs(model, &prompts));
+        let one = run(1);
+        for size in [2, 4] {
+            let deviation = Deviation::between(&run(size), &one);
+            report(&format!("{size} ranks"), "one", one.len(), &deviation);
+            assert!(deviation.mean < bound, "{size} ranks stray");
+        }
+    }
+}
+
+/// What admission, metrics and the default KV pool see.
+#[test]
+fn weights_take_little_more_than_a_byte_each() {
+    let dir = dummy(&json!({
+        "torch_dtype": "bfloat16", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": true,
+    }));
+    let bytes = |quantize| loaded_as(dir.path(), Dummy, quantize).weight_bytes() as f64;
+    let (stored, int8) = (bytes(Quantize::None), bytes(Quantize::Int8));
+    assert!((0.5..0.54).contains(&(int8 / stored)), "{int8} bytes of {stored}");
+    let model = loaded_as(dir.path(), Dummy, Quantize::Int8);
+    assert!(model.describe().contains("int8"), "{}", model.describe());
+}
