@@ -51,6 +51,8 @@ pub struct CpuDevice {
     /// Where activations are laid out for a product; as large as the largest tensor that has been made, and committed
     /// as far as it has been used.
     door: Buffer<f32>,
+    /// The same of products in int8.
+    int8: int8::Scratch,
     attention: attention::Scratch,
     /// One for each thread.
     sampling: Vec<sample::Scratch>,
@@ -75,6 +77,7 @@ impl CpuDevice {
             pool,
             step: Step::default(),
             door: Buffer::zeroed(0, "activations of a product")?,
+            int8: int8::Scratch::new()?,
             attention: attention::Scratch::default(),
             sampling,
             group: None,
@@ -99,11 +102,13 @@ impl CpuDevice {
     ) -> Result<(), DeviceError> {
         let rows = x.live();
         let x = x.read(weight.inputs())?;
-        let (path, pool, door) = (self.path, &mut self.pool, &mut self.door);
+        let (path, pool) = (self.path, &mut self.pool);
         match weight {
-            Weights::Stored(matrix) => linear(path, pool, door, Product { x, rows, matrix, store, out }),
+            Weights::Stored(matrix) => {
+                linear(path, pool, &mut self.door, Product { x, rows, matrix, store, out })
+            }
             Weights::Int8(matrix) => {
-                int8::linear(path, pool, door, int8::Product { x, rows, matrix, store, out })
+                int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, store, out })
             }
         }
     }
@@ -172,11 +177,11 @@ impl Device for CpuDevice {
         if width > self.widest.1 {
             self.widest = (rows, width);
         }
-        // What the door of either product wants of a row at most.
-        let padded = rows * width.next_multiple_of(4);
+        let padded = rows * width.next_multiple_of(2);
         if self.door.len() < padded {
             self.door = Buffer::zeroed(padded, "activations of a product")?;
         }
+        self.int8.fit(rows, width)?;
         Ok(tensor)
     }
 
@@ -187,7 +192,7 @@ impl Device for CpuDevice {
         // The leader of a group gathers the columns of the widest tensor.
         let gathers = self.group.as_ref().is_some_and(|group| group.seat().leads());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
-        self.tensor_bytes + (door + self.attention.bytes() + sampling + gathered) as u64
+        self.tensor_bytes + (door + self.int8.bytes() + self.attention.bytes() + sampling + gathered) as u64
     }
 
     fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {

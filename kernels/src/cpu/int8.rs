@@ -25,7 +25,7 @@ mod pack;
 mod product;
 mod quantise;
 
-pub(super) use product::{Product, linear};
+pub(super) use product::{Product, Scratch, linear};
 
 use super::isa::Path;
 use super::memory::Buffer;

@@ -18,6 +18,8 @@ pub(super) unsafe trait Element: Copy + Send + Sync + 'static {}
 // SAFETY: plain numbers.
 unsafe impl Element for f32 {}
 // SAFETY: plain numbers.
+unsafe impl Element for u32 {}
+// SAFETY: plain numbers.
 unsafe impl Element for u16 {}
 // SAFETY: plain numbers.
 unsafe impl Element for u8 {}

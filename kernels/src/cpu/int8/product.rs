@@ -33,16 +33,49 @@ pub(in super::super) struct Product<'a> {
     pub(in super::super) out: &'a mut [f32],
 }
 
-/// Computes a product. `door` has room for the rows times the inputs, rounded up to [`PAD`].
+/// Where activations are laid out; committed as far as it has been used.
+pub(in super::super) struct Scratch {
+    door: Buffer<u32>,
+    /// Whether there are products in int8 at all.
+    used: bool,
+}
+
+impl Scratch {
+    pub(in super::super) fn new() -> Result<Self, DeviceError> {
+        Ok(Self { door: Buffer::zeroed(0, "activations of a product")?, used: false })
+    }
+
+    /// Makes room for products of so many rows of so many inputs.
+    pub(in super::super) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
+        let words = rows * door_words(inputs, 2);
+        if self.door.len() < words {
+            self.door = Buffer::zeroed(words, "activations of a product")?;
+        }
+        Ok(())
+    }
+
+    /// The most that products take, known once there was one.
+    pub(in super::super) fn bytes(&self) -> usize {
+        if self.used { size_of_val(&self.door[..]) } else { 0 }
+    }
+}
+
+/// Words of a row at the door.
+const fn door_words(inputs: usize, dot_inputs: usize) -> usize {
+    2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
+}
+
+/// Computes a product that `scratch` has room for.
 pub(in super::super) fn linear(
     path: Path,
     pool: &mut ThreadPool,
-    door: &mut Buffer<f32>,
+    scratch: &mut Scratch,
     product: Product<'_>,
 ) -> Result<(), DeviceError> {
     let Product { x, rows, matrix, store, out } = product;
+    scratch.used = true;
     let tiling = Tiling::new(rows, path.run_int8(LargestTile));
-    let (door, out) = (Shared::new(&mut door[..]), Shared::new(out));
+    let (door, out) = (Shared::new(&mut scratch.door[..]), Shared::new(out));
     let work = Work { x, tiling, door: &door, matrix, store, out: &out };
     if tiling.tiles <= INLINE_TILES {
         (0..tiling.tiles).for_each(|tile| path.run_int8(Pass { work, tile }));
@@ -78,25 +111,19 @@ impl Op for LargestTile {
 
 /// What all tasks of one product share.
 ///
-/// The door holds, tile by tile, for each group and as words of 32 bits: the rows' scales, where the rows' sums begin
+/// The door holds, tile by tile, for each group: the rows' scales, where the rows' sums begin
 /// (see [`OFFSET`]), then the steps, each with the words of all rows.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     x: &'a [f32],
     tiling: Tiling,
-    door: &'a Shared<'a, f32>,
+    door: &'a Shared<'a, u32>,
     matrix: &'a Int8Matrix,
     store: Store<'a>,
     out: &'a Shared<'a, f32>,
 }
 
 impl Work<'_> {
-    /// Words of a row at the door. No more than inputs rounded up to [`PAD`].
-    const fn door_words<S: Simd>(self) -> usize {
-        let inputs = self.matrix.inputs;
-        2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / S::DOT_INPUTS
-    }
-
     /// Where a row meets a panel.
     ///
     /// # Safety
@@ -122,7 +149,7 @@ impl Op for Pass<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Work { x, tiling, door, matrix, .. } = self.work;
-        let (inputs, words) = (matrix.inputs, self.work.door_words::<S>());
+        let (inputs, words) = (matrix.inputs, door_words(matrix.inputs, S::DOT_INPUTS));
         let (first, rows) = tiling.tile(self.tile);
         // SAFETY: each tile has a part of its own.
         let to = unsafe { door.part(first * words, rows * words) };
@@ -133,10 +160,10 @@ impl Op for Pass<'_> {
                 let sum: i32 = quantised.iter().map(|&q| i32::from(q)).sum();
                 let (scales, rest) = to.split_at_mut(rows);
                 let (begins, steps) = rest.split_at_mut(rows);
-                scales[row] = scale;
-                begins[row] = f32::from_bits((-i32::from(OFFSET) * sum).cast_unsigned());
+                scales[row] = scale.to_bits();
+                begins[row] = (-i32::from(OFFSET) * sum).cast_unsigned();
                 for (to, x) in steps.chunks_exact_mut(rows).zip(quantised.chunks_exact(S::DOT_INPUTS)) {
-                    to[row] = f32::from_bits(S::dot_word(x));
+                    to[row] = S::dot_word(x);
                 }
             }
         }
@@ -224,7 +251,8 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
         // SAFETY: the door holds the tile's words, which were written before; nobody writes to it now. The panels are
         // whole by the slice above.
         unsafe {
-            let words = row * work.door_words::<S>() + R * groups * (2 + GROUP / S::DOT_INPUTS);
+            let words = row * door_words(work.matrix.inputs, S::DOT_INPUTS)
+                + R * groups * (2 + GROUP / S::DOT_INPUTS);
             let x = work.door.as_ptr().add(words).cast_const();
             add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
         }
@@ -256,7 +284,7 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
 unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     s: S,
     sums: &mut [[S::F; P]; R],
-    x: *const f32,
+    x: *const u32,
     panels: [*const u8; P],
     inputs: usize,
     panel_bytes: usize,
@@ -271,7 +299,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             let (scales, begins, steps) = (x, x.add(R), x.add(2 * R));
             let mut dots = [[s.splat_i(0); P]; R];
             for (r, dots) in dots.iter_mut().enumerate() {
-                *dots = [s.splat_i((*begins.add(r)).to_bits().cast_signed()); P];
+                *dots = [s.splat_i((*begins.add(r)).cast_signed()); P];
             }
             // `PAD` inputs at a time, which are a cache line of a panel.
             for line in 0..inputs / PAD {
@@ -285,7 +313,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
                     let offset = at + SCALES + step * step_bytes;
                     for (p, panel) in panels.iter().enumerate() {
                         for (r, dots) in dots.iter_mut().enumerate() {
-                            let word = (*steps.add(step * R + r)).to_bits();
+                            let word = *steps.add(step * R + r);
                             dots[p] = s.dot_u8(dots[p], panel.add(offset), word);
                         }
                     }
@@ -294,7 +322,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             for (p, panel) in panels.iter().enumerate() {
                 let weight_scales = s.load(panel.add(at).cast());
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let scale = s.mul(weight_scales, s.splat(*scales.add(r)));
+                    let scale = s.mul(weight_scales, s.splat(f32::from_bits(*scales.add(r))));
                     sums[p] = s.add(s.mul(s.from_i(dots[r][p]), scale), sums[p]);
                 }
             }
