@@ -1,15 +1,7 @@
 //! A running cluster behind its services: the gate, the workers, and how they end.
 
-use std::{
-    fs::{File, Permissions},
-    io::Read,
-    os::unix::fs::PermissionsExt,
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
-use tempfile::TempDir;
 use tokio::{task::JoinHandle, time::timeout};
 use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDisplay};
 
@@ -17,6 +9,7 @@ use crate::{
     cluster::{Cluster, Limits, Served},
     gate::{Admission, Gate},
     listen::WorkerListener,
+    private_directory::PrivateDirectory,
     supervise::{Supervisor, WorkerCommand},
 };
 
@@ -48,7 +41,7 @@ pub struct Backend {
     supervisor: Supervisor,
     gate: JoinHandle<Result<(), Error>>,
     /// Goes away with the backend.
-    _meeting_places: Option<TempDir>,
+    _meeting_places: Option<PrivateDirectory>,
     watchdog: JoinHandle<()>,
 }
 
@@ -116,15 +109,12 @@ impl Backend {
 }
 
 /// Where the ranks of TP groups meet: in memory where the system has such a directory, so that nothing is ever written to
-/// a disk. For this user alone.
-fn shared_memory_directory() -> Result<TempDir, Error> {
+/// a disk.
+fn shared_memory_directory() -> Result<PrivateDirectory, Error> {
     const MEMORY: &str = "/dev/shm";
     let memory = PathBuf::from(MEMORY);
     let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
-    tempfile::Builder::new()
-        .prefix("tutti-")
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir_in(&parent)
+    PrivateDirectory::new_in(&parent)
         .map_err(|e| Error::internal(format!("cannot make a directory in {}: {e}", parent.display())))
 }
 

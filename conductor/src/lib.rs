@@ -11,6 +11,7 @@ pub mod gate;
 pub mod listen;
 pub mod mailbox;
 mod metrics;
+mod private_directory;
 pub mod request;
 pub mod service;
 mod submission;

@@ -1,23 +1,19 @@
 //! Where workers dial in: bound before anything is spawned, so that a spawned worker finds it.
 
 use std::{
-    fs::Permissions,
     io,
     net::SocketAddr,
-    os::unix::{fs::PermissionsExt, net::UnixStream as StdUnixStream},
+    os::unix::net::UnixStream as StdUnixStream,
     path::{Path, PathBuf},
 };
 
-use tempfile::TempDir;
 use tokio::net::{TcpListener, UnixListener};
 use tutti_runtime::{Error, listen};
 
-use crate::config::WorkerAddress;
+use crate::{config::WorkerAddress, private_directory::PrivateDirectory};
 
 const FIELD: &str = "worker_listen";
-/// Of private directories.
-const PREFIX: &str = "tutti-";
-/// The one file in them.
+/// In a private directory.
 const SOCKET: &str = "workers.sock";
 
 /// A bound gate.
@@ -30,7 +26,7 @@ pub enum WorkerListener {
         /// Where.
         path: PathBuf,
         /// The private directory that goes away with the listener, where no path was given.
-        directory: Option<TempDir>,
+        directory: Option<PrivateDirectory>,
     },
     /// For workers of other machines too.
     Tcp(TcpListener),
@@ -46,8 +42,8 @@ impl WorkerListener {
                 Ok(Self::Unix { listener: bind_unix(path)?, path: path.clone(), directory: None })
             }
             None => {
-                sweep(&std::env::temp_dir());
-                let directory = private_directory().map_err(|e| {
+                // Whoever reaches the socket can join as a worker, so only this user can.
+                let directory = PrivateDirectory::new_in(&std::env::temp_dir()).map_err(|e| {
                     Error::internal(format!("cannot make a directory for the workers' socket: {e}"))
                 })?;
                 let path = directory.path().join(SOCKET);
@@ -86,28 +82,6 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Whoever reaches the socket can join as a worker, so only this user can.
-fn private_directory() -> io::Result<TempDir> {
-    tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir()
-}
-
-/// Removes the private directories of conductors that were killed. What is not certainly such a one is left alone, and
-/// what cannot be removed does no harm.
-fn sweep(directory: &Path) {
-    let Ok(entries) = std::fs::read_dir(directory) else { return };
-    let private = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);
-    for path in entries.flatten().filter(private).map(|entry| entry.path()) {
-        let socket = path.join(SOCKET);
-        let is_dead = match StdUnixStream::connect(&socket) {
-            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-            Ok(_) => false,
-        };
-        if is_dead && std::fs::remove_file(&socket).and_then(|()| std::fs::remove_dir(&path)).is_ok() {
-            tracing::debug!(directory = %path.display(), "removed what a conductor that was killed has left");
-        }
-    }
-}
-
 fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
     UnixListener::bind(path)
         .map_err(|e| Error::invalid(FIELD, format!("cannot listen on unix:{}: {e}", path.display())))
@@ -138,28 +112,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_default_socket_is_private_and_goes_away() {
+    async fn the_default_socket_goes_away() {
         let listener = WorkerListener::bind(None).await.unwrap();
         let WorkerListener::Unix { path, .. } = &listener else { panic!("not a Unix socket") };
-        let directory = path.parent().unwrap().to_owned();
-        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        let path = path.clone();
+        assert!(path.exists());
         drop(listener);
-        assert!(!directory.exists());
-    }
-
-    #[tokio::test]
-    async fn only_what_a_dead_conductor_left_is_swept() {
-        let temp = tempfile::tempdir().unwrap();
-        let dirs =
-            ["tutti-dead", "tutti-alive", "tutti-new", "other-dead"].map(|name| temp.path().join(name));
-        dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
-        let [dead, alive, new, other] = &dirs;
-        let _alive = bind_unix(&alive.join(SOCKET)).unwrap();
-        for dir in [dead, other] {
-            drop(bind_unix(&dir.join(SOCKET)).unwrap());
-        }
-        sweep(temp.path());
-        assert_eq!([dead, alive, new, other].map(|dir| dir.exists()), [false, true, true, true]);
+        assert!(!path.exists());
     }
 
     #[tokio::test]

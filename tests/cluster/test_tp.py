@@ -181,13 +181,27 @@ def test_ranks_that_do_not_divide_the_model_are_refused_by_name(tmp_path):
         assert code == 64 and told in log, log
 
 
+def meeting_places():
+    return {place for place in pathlib.Path("/dev/shm").glob("tutti-conductor-*")}
+
+
 def test_nothing_of_a_group_stays_in_shared_memory(start):
-    before = set(os.listdir("/dev/shm"))
+    before = meeting_places()
     cluster = start("--workers", 2, "--tp", 2, *QWEN3)
-    (place,) = (pathlib.Path("/dev/shm") / name for name in set(os.listdir("/dev/shm")) - before if name.startswith("tutti-"))
+    (place,) = meeting_places() - before
     assert place.stat().st_mode & 0o777 == 0o700
-    assert not list(place.iterdir()), "ranks that have met need no name"
+    assert [file.name for file in place.iterdir()] == ["owner"], "ranks that have met need no name"
     cluster.stop()
+    assert not place.exists()
+
+
+def test_what_a_killed_conductor_leaves_in_shared_memory_goes_with_the_next_one(start):
+    before = meeting_places()
+    killed = start("--workers", 2, "--tp", 2, *QWEN3)
+    (place,) = meeting_places() - before
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    start("--workers", 2, "--tp", 2, *QWEN3)
     assert not place.exists()
 
 
