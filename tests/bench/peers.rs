@@ -39,8 +39,7 @@ pub enum Peer {
 }
 
 /// How weights are stored. Peers that have no fast path for bf16 on this machine run their fastest of as many bits, or f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     Bf16,
     Int8,
