@@ -1,16 +1,16 @@
 //! How fast the CPU device's operations are, at the shapes of Qwen3-0.6B.
 //!
 //! `cargo bench -p tutti-kernels -- [--threads N] [--isa NAME] [--json]`. Weights of a product are a ring of copies
-//! larger than the caches, so that one row's products read from memory as they do between layers. Each figure is the
-//! median of several rounds.
+//! larger than the caches, so that one row's products read from memory as they do between layers, and so are pages. Each
+//! figure is the median of several rounds.
 #![allow(clippy::print_stdout)] // The figures are the output.
 
 use std::time::{Duration, Instant};
 
-use tutti_kernels::cpu::{CpuDevice, Isa, Weights};
+use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies, RowInputs,
-    SampleRow, SamplingParams, StepInputs, WeightType,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
+    RowInputs, SampleRow, SamplingParams, StepInputs, WeightType,
 };
 
 const HIDDEN: usize = 1024;
@@ -46,10 +46,17 @@ fn main() -> Result<(), DeviceError> {
         bench.products(dtype)?;
     }
     for dtype in [WeightType::Bf16, WeightType::F32] {
-        for (rows, context) in [(1, 512), (1, 4096), (16, 512)] {
-            bench.decode_attention(dtype, rows, context)?;
+        for (rows, context) in [(1, 512), (4, 512), (16, 512), (1, 4096), (4, 4096), (16, 4096)] {
+            let rows = vec![(context - 1, 1); rows];
+            bench.attention(dtype, &format!("{} decodes at {context}", rows.len()), &rows)?;
         }
-        bench.prefill_attention(dtype, 512)?;
+        bench.attention(dtype, "prefill of 512", &[(0, 512)])?;
+        bench.attention(dtype, "512 tokens after 3584", &[(3584, 512)])?;
+        bench.attention(
+            dtype,
+            "4 decodes at 512, 256 tokens after 1024",
+            &[(511, 1), (511, 1), (511, 1), (511, 1), (1024, 256)],
+        )?;
     }
     bench.sampling()?;
     let describe = bench.device.describe();
@@ -137,80 +144,93 @@ impl Bench {
         Ok(())
     }
 
-    /// Fills a pool and leaves a step begun in which each of `rows` requests has `tokens` tokens from `start` on.
+    /// Rotation, storing and attention of a step's rows, each of so many tokens after so many. As between the layers of a
+    /// step, pages are read from memory: there are layers beyond the caches, which take turns.
     fn attention(
         &mut self,
         dtype: WeightType,
-        rows: usize,
-        start: usize,
-        tokens: usize,
-    ) -> Result<Duration, DeviceError> {
+        what: &str,
+        rows: &[(usize, usize)],
+    ) -> Result<(), DeviceError> {
         const PAGE: usize = 16;
-        let pages = (start + tokens).div_ceil(PAGE);
-        let shape = KvShape {
-            layers: 1,
+        let pages: usize = rows.iter().map(|(start, tokens)| (start + tokens).div_ceil(PAGE)).sum();
+        let page_bytes = 2 * PAGE * SHAPE.kv_heads * SHAPE.head_dim * dtype.bytes();
+        let layers = BEYOND_CACHES.div_ceil(pages * page_bytes);
+        let mut kv = self.device.kv_pool(KvShape {
+            layers,
             kv_heads: SHAPE.kv_heads,
             head_dim: SHAPE.head_dim,
             page_tokens: PAGE,
-            pages: rows * pages + 1,
+            pages: pages + 1,
             dtype,
-        };
-        let mut kv = self.device.kv_pool(shape)?;
-        let tables: Vec<Vec<PageId>> = (0..rows)
-            .map(|row| (0..pages).map(|page| PageId((1 + page * rows + row) as u32)).collect())
-            .collect();
-        let rope = RopeFrequencies { inverse: vec![0.01; SHAPE.head_dim / 2], scale: 1.0 };
-        let width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim;
-        let mut time = Duration::ZERO;
-        for (start, tokens) in [(0, start), (start, tokens)] {
-            if tokens == 0 {
-                continue;
-            }
-            let total = rows * tokens;
-            let inputs: Vec<RowInputs<'_>> = (0..rows)
-                .map(|row| RowInputs { first_token: row * tokens, tokens, start, block_table: &tables[row] })
-                .collect();
-            self.device.begin_step(&StepInputs {
-                token_ids: &vec![0; total],
-                positions: &vec![0.0; total],
-                rows: &inputs,
-                logit_rows: &[],
-            })?;
-            let mut qkv = self.device.tensor(total, width)?;
-            qkv.fill(&(0..total * width).map(pattern).collect::<Vec<_>>())?;
-            let mut angles = self.device.tensor(total, SHAPE.head_dim)?;
-            self.device.rope_angles(&rope, &mut angles)?;
-            self.device.rotate_and_store(&mut qkv, SHAPE, None, &angles, &mut kv, 0)?;
-            let mut out = self.device.tensor(total, SHAPE.heads * SHAPE.head_dim)?;
-            if start + tokens == pages * PAGE || start > 0 {
-                time = median(|| self.device.attention(&qkv, SHAPE, &kv, 0, &mut out))?;
+        })?;
+        // Pages of all rows in turn, so that no row's follow each other.
+        let mut tables = vec![Vec::new(); rows.len()];
+        let mut next = 1..;
+        while tables.iter().map(Vec::len).sum::<usize>() < pages {
+            for (table, (start, tokens)) in tables.iter_mut().zip(rows) {
+                if table.len() * PAGE < start + tokens {
+                    table.extend(next.next().map(PageId));
+                }
             }
         }
-        Ok(time)
-    }
-
-    fn decode_attention(
-        &mut self,
-        dtype: WeightType,
-        rows: usize,
-        context: usize,
-    ) -> Result<(), DeviceError> {
-        let time = self.attention(dtype, rows, context - 1, 1)?;
-        let read = rows * context * 2 * SHAPE.kv_heads * SHAPE.head_dim * dtype.bytes();
-        self.figure(format!("{dtype:?} attention, {rows} decodes at {context}"), time, read as f64, "GB/s");
+        for (table, &(start, tokens)) in tables.iter().zip(rows) {
+            let (mut qkv, angles) = self.begin(&[(0, start + tokens, table)])?;
+            for layer in 0..layers {
+                self.device.rotate_and_store(&mut qkv, SHAPE, None, &angles, &mut kv, layer)?;
+            }
+        }
+        let begun: Vec<_> =
+            tables.iter().zip(rows).map(|(table, &(start, tokens))| (start, tokens, table)).collect();
+        let (mut qkv, angles) = self.begin(&begun)?;
+        let tokens: usize = rows.iter().map(|row| row.1).sum();
+        let mut out = self.device.tensor(tokens, SHAPE.heads * SHAPE.head_dim)?;
+        let mut turn = 0;
+        let time = median(|| {
+            turn += 1;
+            self.device.attention(&qkv, SHAPE, &kv, turn % layers, &mut out)
+        })?;
+        let what = format!("{dtype:?} attention, {what}");
+        if tokens == rows.len() {
+            self.figure(what, time, (pages * page_bytes) as f64, "GB/s");
+            return Ok(());
+        }
+        let pairs: usize = rows.iter().map(|(start, tokens)| tokens * (2 * start + tokens + 1) / 2).sum();
+        self.figure(what, time, 4.0 * (pairs * SHAPE.heads * SHAPE.head_dim) as f64, "GFLOP/s");
+        if rows == [(0, 512)] {
+            let norm = self.device.vector(&[1.0; SHAPE.head_dim])?;
+            let time = median(|| {
+                turn += 1;
+                let norms = Some(HeadNorms { q: &norm, k: &norm, eps: 1e-6 });
+                self.device.rotate_and_store(&mut qkv, SHAPE, norms, &angles, &mut kv, turn % layers)
+            })?;
+            // q and k are read and written, v is read; k and v are written to pages.
+            let (q, k) = (SHAPE.heads * SHAPE.head_dim, SHAPE.kv_heads * SHAPE.head_dim);
+            let bytes = tokens * ((2 * q + 3 * k) * size_of::<f32>() + 2 * k * dtype.bytes());
+            self.figure(format!("{dtype:?} rotate and store, 512 tokens"), time, bytes as f64, "GB/s");
+        }
         Ok(())
     }
 
-    fn prefill_attention(&mut self, dtype: WeightType, tokens: usize) -> Result<(), DeviceError> {
-        let time = self.attention(dtype, 1, 0, tokens)?;
-        let multiplies = tokens * (tokens + 1) / 2 * SHAPE.heads * SHAPE.head_dim * 2;
-        self.figure(
-            format!("{dtype:?} attention, prefill of {tokens}"),
-            time,
-            2.0 * multiplies as f64,
-            "GFLOP/s",
-        );
-        Ok(())
+    /// Begins a step of rows of (start, tokens, pages) and gives its fused rows and angles.
+    fn begin(&mut self, rows: &[(usize, usize, &Vec<PageId>)]) -> Result<(Tensor, Tensor), DeviceError> {
+        let mut inputs = Vec::new();
+        let mut total = 0;
+        for &(start, tokens, block_table) in rows {
+            inputs.push(RowInputs { first_token: total, tokens, start, block_table });
+            total += tokens;
+        }
+        let (token_ids, positions) = (vec![0; total], vec![0.0; total]);
+        let inputs =
+            StepInputs { token_ids: &token_ids, positions: &positions, rows: &inputs, logit_rows: &[] };
+        self.device.begin_step(&inputs)?;
+        let width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim;
+        let mut qkv = self.device.tensor(total, width)?;
+        qkv.fill(&(0..total * width).map(pattern).collect::<Vec<_>>())?;
+        let mut angles = self.device.tensor(total, SHAPE.head_dim)?;
+        let rope = RopeFrequencies { inverse: vec![0.01; SHAPE.head_dim / 2], scale: 1.0 };
+        self.device.rope_angles(&rope, &mut angles)?;
+        Ok((qkv, angles))
     }
 
     fn sampling(&mut self) -> Result<(), DeviceError> {

@@ -12,6 +12,7 @@ mod matrix;
 mod memory;
 mod philox;
 mod pool;
+mod rotate;
 mod rowwise;
 mod sample;
 mod simd;
@@ -32,9 +33,9 @@ pub use weights::Weights;
 
 use self::gemm::{Product, Store, linear};
 use self::isa::Path;
-use self::kv::{Norms, RotateAndStore};
 use self::memory::{Buffer, Shared};
 use self::pool::ThreadPool;
+use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
 use crate::{
     AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
@@ -347,7 +348,7 @@ impl Device for CpuDevice {
         }
         let qkv = qkv.change(tokens, qkv_width(&shape))?;
         let operands = RotateAndStore { qkv, shape, norms, angles, kv, layer };
-        kv::rotate_and_store(self.path, &mut self.pool, &self.step, operands)
+        rotate_and_store(self.path, &mut self.pool, &self.step, operands)
     }
 
     fn attention(

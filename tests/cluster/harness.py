@@ -147,7 +147,9 @@ class Server(Process):
     """A conductor or a router with an HTTP and a gRPC address of its own."""
 
     def __init__(self, name, args, log_dir, env=None):
-        self.http_port, self.grpc_port = free_port(), free_port()
+        self.http_port = self.grpc_port = free_port()
+        while self.grpc_port == self.http_port:
+            self.grpc_port = free_port()
         addresses = ["--http", f"127.0.0.1:{self.http_port}", "--grpc", f"127.0.0.1:{self.grpc_port}"]
         super().__init__(name, [*args, *addresses], log_dir, env)
         self.url = f"http://127.0.0.1:{self.http_port}"

@@ -1,11 +1,18 @@
 """Encoders apart: what a request's media are encoded to goes from worker to worker, and the answer is the same to the last bit."""
 
+import concurrent.futures
+import os
+import re
+import signal
+
 import grpc
 import pytest
-from harness import wait_for
-from media_model import PLACEHOLDER, PLACEHOLDER_TEXT, ask, audio, sound, text, write
+from harness import run_to_exit, wait_for
+from media_model import BYTES_PER_TOKEN, PLACEHOLDER, PLACEHOLDER_TEXT, ask, audio, sound, text, write
+from streams import Streams
 from test_topology import TOPOLOGIES
 
+SIM = ("--device", "sim")
 APART, ALL_APART = TOPOLOGIES / "encoders-apart.toml", TOPOLOGIES / "encoders-prefill-apart.toml"
 
 
@@ -32,14 +39,211 @@ def answers(cluster, bodies):
     return got
 
 
-def test_wherever_it_is_encoded_and_however_it_is_cut_the_answer_is_the_same(start, model):
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("--workers", 1, "--max-step-tokens", 16),
+        ("--workers", 2, "--chunking", "off", "--no-prefix-cache"),
+        ("--topology", APART),
+        ("--topology", ALL_APART, "--max-step-tokens", 24),
+    ],
+    ids=("cut", "whole", "encoders-apart", "all-apart"),
+)
+def test_wherever_it_is_encoded_and_however_it_is_cut_the_answer_is_the_same(start, model, shape):
     bodies = list(zoo())
     together = start("--workers", 1, *model)
     expected = answers(together, bodies)
     assert len({str(choices) for choices in expected}) == len(bodies)
-    for shape in (("--workers", 1, "--max-step-tokens", 16), ("--workers", 2, "--chunking", "off"), ("--topology", APART), ("--topology", ALL_APART, "--max-step-tokens", 24)):
-        cluster = start(*shape, *model)
-        # Twice: the second time with what the prefix cache has.
-        assert answers(cluster, bodies) == expected, shape
-        assert answers(cluster, bodies) == expected, shape
-        cluster.stop()
+    cluster = start(*shape, *model)
+    # Twice: the second time with what the prefix cache has.
+    assert answers(cluster, bodies) == expected
+    assert answers(cluster, bodies) == expected
+    if APART in shape:
+        # One for each choice with audio, two rows for one with two items; text passes no encoder.
+        shown = lambda: cluster.client.get("/metrics").text
+        wait_for("all counted", lambda: 'tutti_worker_transfers{worker="0",outcome="handed_over"} 14\n' in shown())
+        assert 'tutti_step_rows_total{worker="0",kind="prefill"} 16\n' in shown()
+
+
+def test_two_ranks_are_bit_identical_to_two_ranks(start, model, tmp_path):
+    bodies, topology = list(zoo())[:3], tmp_path / "topology.toml"
+    topology.write_text(APART.read_text().replace("replicas = 2", "tp = 2"))
+    together = start("--workers", 2, "--tp", 2, *model)
+    assert answers(start("--topology", topology, *model), bodies) == answers(together, bodies)
+
+
+@pytest.mark.parametrize("topology", (None, APART), ids=("together", "apart"))
+def test_the_prefix_cache_tells_media_apart(start, model, topology):
+    cluster = start(*(("--topology", topology) if topology else ("--workers", 1)), *model)
+    # Two replicas think: each of them has to see the same.
+    times = 2 if topology else 1
+
+    def answer(data):
+        got = [cluster.chat(**ask(text("A text before the sound, of some length. "), audio(data), text("?"), logprobs=True)) for _ in range(times)]
+        assert all(one["choices"] == got[0]["choices"] for one in got)
+        return got[0]["choices"][0]["logprobs"], got[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    fresh = [answer(sound(seed, 60))[0] for seed in (1, 2)]
+    again = [answer(sound(seed, 60)) for seed in (1, 2, 3)]
+    assert [logprobs for logprobs, _ in again[:2]] == fresh and fresh[0] != fresh[1] != again[2][0]
+    # What comes before the sound is known of any, and the sound itself of those that were there.
+    assert all(cached >= 60 for _, cached in again[:2]) and again[2][1] < 60
+    undisturbed = start("--workers", 1, "--no-prefix-cache", *model)
+    body = ask(text("A text before the sound, of some length. "), audio(sound(3, 60)), text("?"), logprobs=True)
+    assert undisturbed.chat(**body)["choices"][0]["logprobs"] == again[2][0]
+
+
+class TestGrpc:
+    """Token ids with one placeholder for each item."""
+
+    @staticmethod
+    def generate(cluster, ids, media, **output):
+        from tutti.v1 import inference_pb2 as messages
+        from tutti.v1 import inference_pb2_grpc
+
+        with grpc.insecure_channel(cluster.grpc) as channel:
+            request = messages.GenerateRequest(
+                token_ids=messages.TokenIds(ids=ids),
+                media=[messages.Media(kind=messages.Media.AUDIO, format=kind, data=data) for kind, data in media],
+                sampling=messages.Sampling(temperature=0),
+                stopping=messages.Stopping(max_tokens=12, ignore_eos=True),
+                output=messages.Output(**output),
+            )
+            parts = list(inference_pb2_grpc.InferenceStub(channel).Generate(request))
+        return [id for part in parts for id in part.token_ids], parts
+
+    def test_media_stand_in_the_place_of_their_placeholders(self, start, model):
+        ids, media = [5, PLACEHOLDER, 6, 7, PLACEHOLDER], [("wav", sound(1, 30)), ("wav", sound(2, 2))]
+        seen = []
+        for shape in (("--workers", 1), ("--topology", ALL_APART)):
+            cluster = start(*shape, *model)
+            tokens, parts = self.generate(cluster, ids, media, prompt_logprobs=1)
+            scores = [score.logprob for part in parts for score in part.prompt_logprobs]
+            assert len(tokens) == 12 and len(scores) == parts[-1].usage.prompt_tokens == 3 + 30 + 2
+            assert self.generate(cluster, ids, media[::-1])[0] != tokens
+            seen.append((tokens, scores))
+        assert seen[0] == seen[1]
+
+    def test_what_does_not_fit_is_named(self, start, model):
+        cluster = start("--workers", 1, *SIM, *model)
+        wav = ("wav", sound(1, 2))
+        for ids, media, told in (
+            ([5], [wav], "has 0 places for media"),
+            ([PLACEHOLDER, PLACEHOLDER], [wav], "has 2 places for media"),
+            ([PLACEHOLDER], [], "has 1 places for media"),
+            ([PLACEHOLDER], [("flac", wav[1])], 'is "flac", but audio must be one of wav'),
+            ([PLACEHOLDER], [("wav", b"")], "is empty"),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                self.generate(cluster, ids, media)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and told in refused.value.details()
+        cluster.wait_until_idle()
+
+
+def test_wrong_media_are_refused_by_name(start, model, tiny):
+    cluster = start("--workers", 1, *SIM, *model)
+    good = audio(sound(1, 3))
+    broken = {"type": "input_audio", "input_audio": {"data": "no base64!", "format": "wav"}}
+    mp3 = {"type": "input_audio", "input_audio": good["input_audio"] | {"format": "mp3"}}
+    empty = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+    path = "messages[0].content[0]"
+    for server, parts, param, told in (
+        (cluster, [broken], f"{path}.input_audio.data", "is not base64"),
+        (cluster, [mp3], f"{path}.input_audio.format", 'is "mp3", but audio must be one of wav'),
+        (cluster, [empty], f"{path}.input_audio.data", "is empty"),
+        (cluster, [{"type": "input_audio"}], f"{path}.input_audio", "is required"),
+        (cluster, [{"type": "video", "video": 1}], f"{path}.type", "must be one of text, input_audio"),
+        (cluster, [text(PLACEHOLDER_TEXT)], "messages", "has 1 places for media"),
+        (cluster, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 places for media"),
+        (cluster, [audio(sound(1, 5000))], "messages", "more than 4096"),
+        (tiny, [good], "messages", "audio, which the model does not take"),
+    ):
+        response = server.post("/v1/chat/completions", ask(*parts))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param) and told in error["message"], (parts, error)
+    response = cluster.post("/tokenize", {"messages": ask(good)["messages"]})
+    assert response.status_code == 400 and "no text" in response.text
+    cluster.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("[[group]]\nname = 'g'\nnodes = ['audio_encoder']\n", 'group "g": nodes: they encode, and no group runs the rest'),
+        ("[[group]]\nname = 'g'\nnodes = ['thinker']\n", 'group "g": nodes: neither it nor another group runs prefill_audio'),
+        ("[[group]]\nname = 'g'\nnodes = ['thinker']\nwalks = ['prefill_audio']\n", 'walk "prefill_audio" passes node "audio_encoder"'),
+        ("[[group]]\nname = 'g'\nnodes = ['audio']\n", 'the model has no node "audio"; it has thinker, audio_encoder'),
+        (APART.read_text().replace("nodes = [\"audio_encoder\"]", "nodes = [\"audio_encoder\"]\ntp = 2"), "tp: is 2, but encoders"),
+        ("[[group]]\nname = 'g'\nwalks = ['audio_encoder_step']\n", "only batches others"),
+    ],
+)
+@pytest.mark.parametrize("device", ("sim", "cpu"))
+def test_topologies_that_cannot_be_are_refused_by_name(model, tmp_path, text, told, device):
+    path = tmp_path / "topology.toml"
+    path.write_text(text)
+    arguments = ("--topology", path, "--device", device, *model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
+    code, log = run_to_exit("conductor", arguments, tmp_path)
+    assert code == 64 and told in log, log
+
+
+def bodies_of_every_kind(count):
+    for seed in range(count):
+        parts = [text(f"Number {seed}: "), audio(sound(seed, 10 + 20 * (seed % 7))), text(" and?")]
+        body = ask(*(parts if seed % 4 else [text("no sound " * seed)]), max_tokens=60, temperature=1, seed=seed)
+        yield body | dict(return_token_ids=True)
+
+
+@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSTOP), ids=("killed", "stopped"))
+@pytest.mark.parametrize("topology, victim", ((APART, 0), (APART, 1), (ALL_APART, 0), (ALL_APART, 1), (ALL_APART, 2)))
+def test_every_stream_survives_the_death_of_any(start, model, topology, victim, number):
+    bodies = list(bodies_of_every_kind(24))
+    alone = start("--workers", 1, *SIM, *model)
+    expected = [answer["choices"][0]["token_ids"] for answer in Streams(alone, "/v1/chat/completions", bodies).results()]
+    prompts = alone.metrics()["tutti_prompt_tokens_total"]
+    alone.stop()
+    cluster = start("--topology", topology, "--heartbeat-timeout", 2, *SIM, *model)
+    streams = Streams(cluster, "/v1/chat/completions", bodies)
+    # Nothing new is taken while a part of it would have nobody.
+    wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
+    wait_for("some that have begun", lambda: sum(seen > 3 for seen in streams.seen) >= 2, every=0.002)
+    pid = cluster.workers_by_rank()[victim]
+    os.kill(pid, number)
+    assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
+    wait_for("another in its place", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
+    cluster.wait_until_ready()
+    cluster.wait_until_idle()
+
+
+def test_requests_wait_for_an_encoder_and_those_without_media_do_not(start, model):
+    # Stopped for less than it takes to be taken for dead.
+    cluster = start("--topology", APART, "--heartbeat-timeout", 60, "--transfer-timeout", 60, *SIM, *model)
+    heard = cluster.chat(**ask(audio(sound(1, 4))))["choices"]
+    encoder = cluster.workers_by_rank()[0]
+    os.kill(encoder, signal.SIGSTOP)
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waits = pool.submit(lambda: cluster.chat(**ask(audio(sound(1, 4))))["choices"])
+            late = pool.submit(cluster.post, "/v1/chat/completions", ask(audio(sound(2, 4)), timeout_ms=300))
+            for seed in range(8):
+                cluster.chat(**ask(text("no sound"), seed=seed))
+            assert late.result().status_code == 504, late.result().text
+            assert not waits.done()
+            os.kill(encoder, signal.SIGCONT)
+            assert waits.result() == heard
+    finally:
+        os.kill(encoder, signal.SIGCONT)
+    cluster.wait_until_idle()
+
+
+def test_clients_that_leave_while_their_media_are_encoded_leave_nothing(start, model):
+    cluster = start("--topology", ALL_APART, *SIM, *model)
+    for seed in range(12):
+        body = ask(audio(sound(seed, 3000)), stream=True, max_tokens=500)
+        with cluster.client.stream("POST", "/v1/chat/completions", json={"model": cluster.model} | body) as response:
+            assert response.status_code == 200
+    cluster.wait_until_idle()
+    assert len(cluster.chat(**ask(audio(sound(1, 3000)), return_token_ids=True))["choices"][0]["token_ids"]) == 24
+    bytes_in_all = re.findall(r'^tutti_worker_transfer_bytes\{worker="0",transport="shared_memory"\} (\d+)', cluster.client.get("/metrics").text, re.M)
+    # A simulated embedding is 16 bytes.
+    assert bytes_in_all and int(bytes_in_all[0]) % 16 == 0 and int(bytes_in_all[0]) >= 3000 * 16
+    assert BYTES_PER_TOKEN == 32

@@ -3,6 +3,7 @@
 import re
 
 import httpx
+import media_model
 import pytest
 from harness import GOLDENS, REPO, run_to_exit, wait_for
 
@@ -26,19 +27,23 @@ def groups(cluster):
         ("two-prefill", 3, {"prefill": 2, "decode": 1}),
         ("tp2-to-tp1", 3, {"prefill": 1, "decode": 1}),
         ("tp2-apart", 4, {"prefill": 1, "decode": 1}),
+        ("encoders-apart", 3, {"encode": 1, "whole": 2}),
+        ("encoders-prefill-apart", 3, {"encode": 1, "prefill": 1, "decode": 1}),
     ],
 )
-def test_each_example_serves(start, name, workers, expected):
-    cluster = start("--topology", TOPOLOGIES / f"{name}.toml", *SIM)
+def test_each_example_serves(start, tmp_path, name, workers, expected):
+    model = media_model.write(tmp_path / "checkpoint") if "encode" in expected else ()
+    cluster = start("--topology", TOPOLOGIES / f"{name}.toml", *SIM, *model)
     assert len(cluster.workers()) == workers and groups(cluster) == expected
-    alone = start("--workers", 1, *SIM)
+    alone = start("--workers", 1, *SIM, *model)
     ask = dict(prompt=[1, 2, 3], max_tokens=12, ignore_eos=True, temperature=1, seed=5, return_token_ids=True)
     assert cluster.complete(**ask)["choices"] == alone.complete(**ask)["choices"]
     cluster.wait_until_idle()
 
 
 def test_every_example_is_tried():
-    assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == ["all-in-one", "apart", "tp2-apart", "tp2-to-tp1", "two-prefill"]
+    tried = ["all-in-one", "apart", "encoders-apart", "encoders-prefill-apart", "tp2-apart", "tp2-to-tp1", "two-prefill"]
+    assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == tried
 
 
 def refused(tmp_path, text, ending=".toml", *more):

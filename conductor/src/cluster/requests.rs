@@ -189,9 +189,11 @@ impl Cluster {
         self.fail(state, ids, &Error::unavailable(why));
     }
 
-    /// Fails those that wait for a place, since none is to be hoped for.
-    pub(super) fn fail_waiting(&self, state: &mut State, why: &str) {
-        let ids: Vec<RequestId> = state.waiting.iter().copied().collect();
+    /// Fails those of the requests that wait for a place for which none is to be hoped for.
+    pub(super) fn fail_waiting(&self, state: &mut State, why: &str, hopeless: impl Fn(&Request) -> bool) {
+        let waiting = state.waiting.iter().copied();
+        let ids = waiting.filter(|id| state.requests.get(id).is_some_and(&hopeless));
+        let ids: Vec<RequestId> = ids.collect();
         let error = Error::unavailable(format!("the request lost its worker, and there is no other: {why}"));
         self.fail(state, ids, &error);
     }

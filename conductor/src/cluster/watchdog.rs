@@ -41,9 +41,10 @@ impl Cluster {
             self.metrics.fenced(silence.label());
             self.lose(&mut state, id, &silence.describe(self), true);
         }
-        if !state.waiting.is_empty() && self.is_hopeless(&state) {
+        let hopeless = self.is_hopeless(&state);
+        if !state.waiting.is_empty() && (hopeless || self.is_hopeless_for(&state, Role::Encode)) {
             let why = self.why_not_ready(&state);
-            self.fail_waiting(&mut state, &why);
+            self.fail_waiting(&mut state, &why, |request| hopeless || request.has_media());
         }
     }
 

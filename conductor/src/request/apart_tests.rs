@@ -281,7 +281,7 @@ fn media_are_encoded_for_whoever_prefills_once_it_has_room() {
     assert_eq!(request.launch_encode(at(ENCODER), room(), Instant::now()), None);
     assert_eq!(request.check_reserved(PREFILL, prefill), Err(Dropped::Duplicate));
     let effects = request.on_completion(ENCODER, handed_over(launch.key, 0));
-    assert_eq!((effects.handed_over, effects.begun, effects.ended), (true, vec![(PREFILL, prefill)], None));
+    assert_eq!((effects.begun, effects.ended), (vec![(PREFILL, prefill)], None));
     assert_eq!(effects.released, [named(ENCODER, launch.key)]);
     let again = request.on_completion(ENCODER, handed_over(launch.key, 0));
     assert_eq!(again.dropped, Some(Dropped::Stale));

@@ -186,39 +186,6 @@ pub(super) unsafe fn dot_product<S: Simd, const R: usize, const P: usize>(
     sums
 }
 
-/// `sums[r][p] += Σ x[r][j] * values[j][p]` over `j` in order, where `values[j]` is a row of elements `stride` apart
-/// and `x[r]` a row of f32 `x_stride` apart: the weighted sum of attention. Values at `next`, in the same places, are
-/// asked for ahead of their use.
-///
-/// # Safety
-///
-/// `x` is readable for `R` rows of `count`, `values` for `count` rows of `16 * P` elements.
-#[allow(clippy::too_many_arguments)] // Pointers and their strides, as a BLAS would have them.
-#[inline(always)]
-pub(super) unsafe fn weighted_sum<S: Simd, W: Format, const R: usize, const P: usize>(
-    s: S,
-    sums: &mut [[S::F; P]; R],
-    x: *const f32,
-    x_stride: usize,
-    values: *const W::Raw,
-    next: *const W::Raw,
-    stride: usize,
-    count: usize,
-) {
-    for j in 0..count {
-        prefetch(s, next.wrapping_add(j * stride), P * super::simd::LANES);
-        for p in 0..P {
-            // SAFETY: the caller's contract.
-            let value = unsafe { W::load_row(s, values.add(j * stride + p * super::simd::LANES)) };
-            for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller's contract.
-                let x = s.splat(unsafe { *x.add(r * x_stride + j) });
-                sums[p] = s.fma(x, value, sums[p]);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

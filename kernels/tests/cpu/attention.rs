@@ -1,6 +1,6 @@
 //! Rotation, the paged planes and attention over them.
 
-use tutti_kernels::cpu::{CpuDevice, KvPool};
+use tutti_kernels::cpu::{CpuDevice, Isa, KvPool};
 use tutti_kernels::{AttentionShape, Device, HeadNorms, KvShape, PageId, RopeFrequencies, WeightType};
 
 use crate::support::{Random, Share, assert_near, begin, bits, devices, stored, tensor};
@@ -55,6 +55,11 @@ struct World<'a> {
     requests: Vec<Request>,
 }
 
+/// A request's fused rows: the same for every one of its length.
+fn numbers(case: &Case, length: usize) -> Vec<f32> {
+    Random::new(length as u64).normals(length * case.width(), 1.0)
+}
+
 /// Requests of these lengths; the numbers of one depend on its length only.
 fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: u64) -> World<'a> {
     let pages_of = |length: usize| length.div_ceil(case.page_tokens);
@@ -83,8 +88,7 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
     world.requests.clear();
     for &length in lengths {
         let own = pages.split_off(pages.len() - pages_of(length));
-        let qkv = Random::new(length as u64).normals(length * case.width(), 1.0);
-        world.requests.push(Request { qkv, pages: own, done: 0, out: Vec::new() });
+        world.requests.push(Request { qkv: numbers(&case, length), pages: own, done: 0, out: Vec::new() });
     }
     world
 }
@@ -206,6 +210,82 @@ fn attention_is_that_of_double_precision() {
                 let tolerance = if case.real || case.dtype == WeightType::F32 { 3e-6 } else { 5e-3 };
                 let want = reference(&case, &world.requests[0].qkv);
                 assert_near(&format!("{name} {case:?}"), &world.requests[0].out, &want, tolerance);
+            }
+        }
+    }
+}
+
+/// Contexts of several ranges, which are merged; windows that begin in an earlier range, and within a tile of queries.
+#[test]
+fn long_contexts_are_those_of_double_precision() {
+    const LENGTH: usize = 1100;
+    for dtype in [WeightType::F32, WeightType::Bf16] {
+        for window in [None, Some(20), Some(512), Some(700)] {
+            let mut case = Case { dtype, ..Case::new(2, 1, 16) };
+            case.shape.window = window;
+            let want = reference(&case, &numbers(&case, LENGTH));
+            let tolerance = if dtype == WeightType::F32 { 3e-6 } else { 5e-3 };
+            for (name, mut device) in devices("long contexts") {
+                let mut world = world(case, &mut device, &[LENGTH], 1);
+                world.step(&[(0, 1030)]);
+                world.finish(0, 7);
+                assert_near(&format!("{name} {case:?}"), &world.requests[0].out, &want, tolerance);
+            }
+        }
+    }
+}
+
+/// Promise 8, where a lone decode's ranges are computed apart: by no thread, by two, or by more than there are ranges,
+/// and beside a prefill, which leaves nothing to cut.
+#[test]
+fn threads_and_ranges_change_no_bit() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for (heads, kv_heads, window) in [(4, 2, None), (6, 1, Some(900)), (1, 1, Some(30))] {
+            let mut case = Case { dtype: WeightType::Bf16, ..Case::new(heads, kv_heads, 32) };
+            case.shape.window = window;
+            let run = |threads: usize, chunk: usize, beside: bool| {
+                let mut device = CpuDevice::new(threads, isa).unwrap();
+                let mut world = world(case, &mut device, &[1620, 3000], 3);
+                world.step(&[(0, 500), (1, 1)]);
+                world.step(&[(0, 1000)]);
+                while world.requests[0].done < 1620 {
+                    let tokens = chunk.min(1620 - world.requests[0].done);
+                    let mates = [(0, tokens), (1, 300)];
+                    world.step(&mates[..if beside { 2 } else { 1 }]);
+                }
+                bits(&world.requests[0].out)
+            };
+            let want = run(1, 120, false);
+            for (threads, chunk, beside) in
+                [(1, 1, false), (2, 1, false), (7, 1, false), (2, 17, true), (5, 40, false)]
+            {
+                let got = run(threads, chunk, beside);
+                assert!(got == want, "{isa}, {threads} threads, {case:?}: chunks of {chunk}");
+            }
+        }
+    }
+}
+
+/// Pages that a window has moved past may be anyone's by now, and hold anything.
+#[test]
+fn what_a_window_has_left_behind_is_never_read() {
+    for (name, mut device) in devices("left behind") {
+        for window in [1, 16, 50, 64, 600] {
+            let mut case = Case { dtype: WeightType::Bf16, ..Case::new(4, 2, 32) };
+            case.shape.window = Some(window);
+            let whole = world(case, &mut device, &[800, 16], 1).finish(0, 800);
+            for chunk in [1, 30] {
+                let mut world = world(case, &mut device, &[800, 16], 1);
+                world.step(&[(0, 640)]);
+                while world.requests[0].done < 800 {
+                    let done = world.requests[0].done;
+                    // The second request's page, in which nothing has been written, is not a number.
+                    let poison = world.requests[1].pages[0];
+                    let behind = (done + 1).saturating_sub(window) / case.page_tokens;
+                    world.requests[0].pages[..behind].fill(poison);
+                    world.step(&[(0, chunk.min(800 - done))]);
+                }
+                assert!(bits(&world.requests[0].out) == whole, "{name}: window {window}, chunks of {chunk}");
             }
         }
     }

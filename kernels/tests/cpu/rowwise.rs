@@ -1,6 +1,6 @@
 //! Operations that treat every token alone.
 
-use tutti_kernels::{Device, PageId, RopeFrequencies, WeightType};
+use tutti_kernels::{Device, DeviceError, PageId, RopeFrequencies, WeightType};
 
 use crate::support::{Random, Share, assert_near, begin, devices, matrix, stored, tensor};
 
@@ -100,5 +100,21 @@ fn logit_rows_are_gathered_tile_by_tile() {
         device.gather_logit_rows(&x, 2..3, &mut out).unwrap();
         assert_eq!(out.values(), [27.0, 28.0, 29.0], "{name}");
         assert!(device.gather_logit_rows(&x, 2..4, &mut out).is_err());
+    }
+}
+
+#[test]
+fn rows_from_the_host_take_the_places_of_others_and_come_back() {
+    for (name, mut device) in devices("rows") {
+        let mut x = device.tensor(4, 2).unwrap();
+        device.upload(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &mut x).unwrap();
+        device.overwrite_rows(&mut x, 1, &[-3.0, -4.0, -5.0, -6.0]).unwrap();
+        let mut back = vec![0.5];
+        device.download(&x, &mut back).unwrap();
+        assert_eq!(back, [0.5, 1.0, 2.0, -3.0, -4.0, -5.0, -6.0], "{name}");
+        for (first, values) in [(2, &[1.0; 4][..]), (0, &[1.0]), (usize::MAX, &[1.0; 2])] {
+            assert!(matches!(device.overwrite_rows(&mut x, first, values), Err(DeviceError::Misuse(_))));
+        }
+        assert!(device.upload(&[0.0; 10], &mut x).is_err(), "five rows into four");
     }
 }

@@ -31,6 +31,8 @@ pub struct Target {
     url: String,
     /// The `model` of every request.
     pub model: String,
+    /// Whether requests ask for the likeliest token instead of leaving the temperature to the server.
+    greedy: bool,
 }
 
 impl Target {
@@ -50,12 +52,22 @@ impl Target {
             .tcp_nodelay(true)
             .build()
             .map_err(|e| format!("no HTTP client: {e}"))?;
-        Ok(Self { client, url: url.trim_end_matches('/').to_owned(), model: model.to_owned() })
+        Ok(Self { client, url: url.trim_end_matches('/').to_owned(), model: model.to_owned(), greedy: false })
+    }
+
+    /// The same server, each of whose tokens is to be the likeliest one.
+    pub fn greedy(self) -> Self {
+        Self { greedy: true, ..self }
     }
 
     /// Whether `/ready` says so, for servers that have one.
     pub async fn ready(&self) -> bool {
-        let answer = self.client.get(format!("{}/ready", self.url)).send().await;
+        self.answers("/ready").await
+    }
+
+    /// Whether a GET of this path succeeds.
+    pub async fn answers(&self, path: &str) -> bool {
+        let answer = self.client.get(format!("{}{path}", self.url)).send().await;
         answer.is_ok_and(|response| response.status().is_success())
     }
 
@@ -85,10 +97,13 @@ impl Target {
 
     /// What is sent for a prompt, as text or as token ids.
     pub fn body(&self, prompt: impl Serialize, max_tokens: u32, seed: u64) -> String {
-        let body = json!({
+        let mut body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "ignore_eos": true,
             "stream": true, "stream_options": { "include_usage": true }, "return_token_ids": true,
         });
+        if self.greedy {
+            body["temperature"] = json!(0);
+        }
         body.to_string()
     }
 

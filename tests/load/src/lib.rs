@@ -2,6 +2,7 @@
 //! earlier ones were answered, so a slow server cannot slow its own load down.
 
 pub mod client;
+pub mod limits;
 pub mod machine;
 pub mod plan;
 pub mod report;

@@ -27,7 +27,7 @@ use crate::{
     report,
 };
 
-/// Bytes that are copied each way between two steps.
+/// Bytes that are copied each way at a time.
 const PIECE: usize = 8 << 20;
 
 pub(crate) struct Exchange {

@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Both are units of one size, counted from 0: pages of a plane, or rows of a tensor; here they differ in nothing else
-//! ([`Unit`]). Engines copy between steps ([`tutti_engine::Courier`]); everything here runs beside them. On one host pages go through
-//! a [`segment`] and the stream says where they are, between hosts they go in the stream; which of the two it is follows
-//! from whether the sender can open the receiver's segment. Both sides have a lease: a receiver that hears nothing
-//! ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to be sent is bounded
-//! ([`staging`]): a request that computes faster than its pages leave waits, others do not.
+//! ([`Unit`]). Engines copy between steps and between layers ([`tutti_engine::Courier`]); everything here runs beside them.
+//! On one host pages go through a [`segment`] and the stream says where they are, between hosts they go in the stream; which
+//! of the two it is follows from whether the sender can open the receiver's segment. Both sides have a lease: a receiver
+//! that hears nothing ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to
+//! be sent is bounded ([`staging`]): a request that computes faster than its pages leave waits, others do not.
 
 mod receiver;
 mod reservations;
@@ -38,8 +38,7 @@ use tokio::{
     sync::{OnceCell, mpsc},
     time::{Instant, sleep_until},
 };
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
+use tonic::transport::{Server, server::TcpIncoming};
 use tutti_engine::{Arrival, Bell, Cargo, Courier, FrontDesk, HandedOver, PageRun, TransferError};
 use tutti_proto::{
     GraphKey,
@@ -78,12 +77,11 @@ fn message_bytes(unit_bytes: usize) -> usize {
 /// What a cargo comes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
+    cargo: Cargo,
     /// What two workers compare before either uses a byte of the other.
     layout_id: u64,
     /// Of one page, or one row.
     bytes: usize,
-    /// In messages.
-    name: &'static str,
 }
 
 impl Unit {
@@ -92,16 +90,24 @@ impl Unit {
         (FRAME_BYTES / self.bytes.max(1)).max(1)
     }
 
+    /// In messages.
+    fn name(self) -> &'static str {
+        match self.cargo {
+            Cargo::Pages => "pages",
+            Cargo::Embeddings => "embeddings",
+        }
+    }
+
     fn page(desk: &FrontDesk) -> Self {
         let layout = desk.page_layout();
-        Self { layout_id: layout.id(), bytes: layout.page_bytes(), name: "pages" }
+        Self { cargo: Cargo::Pages, layout_id: layout.id(), bytes: layout.page_bytes() }
     }
 
     /// Rows of embeddings this wide, in f32.
     fn row(width: usize) -> Self {
         let mut hasher = DefaultHasher::new();
         ("rows of embeddings, little-endian f32", width).hash(&mut hasher);
-        Self { layout_id: hasher.finish(), bytes: width * size_of::<f32>(), name: "embeddings" }
+        Self { cargo: Cargo::Embeddings, layout_id: hasher.finish(), bytes: width * size_of::<f32>() }
     }
 }
 
@@ -287,10 +293,12 @@ impl Hub {
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(4 * WINDOW_BYTES)
-            .tcp_nodelay(true)
             .add_service(service);
+        // Or an answer of two segments waits for the sender's delayed acknowledgement, some 40 ms. The server's own setting
+        // is for listeners that it opens itself.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         self.runtime.spawn(async move {
-            if let Err(error) = server.serve_with_incoming(TcpListenerStream::new(listener)).await {
+            if let Err(error) = server.serve_with_incoming(incoming).await {
                 tracing::error!(%error, "no longer listens for planes");
             }
         });

@@ -11,7 +11,7 @@ use tokio::{
     time::interval,
 };
 use tonic::{Request, Response, Status, Streaming};
-use tutti_engine::{Arrival, Bell, HandOver, OutputToken, PageRun};
+use tutti_engine::{Arrival, Bell, Cargo, HandOver, OutputToken, PageRun};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_server::PlaneTransfer},
@@ -45,7 +45,7 @@ impl PlaneTransfer for Receiver {
             Found::Taken(taken) => return again(key, &taken, &mut pieces).await,
             Found::Waiting(room) => room,
         };
-        let Unit { layout_id, name, .. } = room.unit;
+        let (layout_id, name) = (room.unit.layout_id, room.unit.name());
         if manifest.layout_hash != layout_id {
             let (theirs, ours) = (manifest.layout_hash, layout_id);
             let message = format!("the sender's {name} are of layout {theirs:x}, those here of {ours:x}");
@@ -63,7 +63,7 @@ impl PlaneTransfer for Receiver {
             match piece {
                 Piece::Data(data) => self.take(key, &room, data).await?,
                 Piece::Renewal(_) => {}
-                Piece::HandOver(hand_over) => return self.hand_over(key, hand_over).await,
+                Piece::HandOver(hand_over) => return self.hand_over(key, room.unit, hand_over).await,
                 Piece::Manifest(_) => return Err(Status::invalid_argument("a second manifest")),
             }
         }
@@ -86,13 +86,15 @@ impl Receiver {
         if plane != 0 || count == 0 || first < room.known || first.saturating_add(count) > room.count {
             let message = format!(
                 "{count} {} of plane {plane} from {first} on, but {} to {} of plane 0 are to be filled",
-                unit.name, room.known, room.count
+                unit.name(),
+                room.known,
+                room.count
             );
             return Err(Status::failed_precondition(message));
         }
         let wanted = count * unit.bytes;
         let wrong_length = |length: u64| {
-            let name = unit.name;
+            let name = unit.name();
             Status::failed_precondition(format!("{length} bytes for {count} {name}, which take {wanted}"))
         };
         match place {
@@ -137,11 +139,17 @@ impl Receiver {
     async fn hand_over(
         &self,
         key: GraphKey,
+        unit: Unit,
         hand_over: pb::HandOver,
     ) -> Result<Response<pb::TransferReceipt>, Status> {
         let &[pages] = &hand_over.counts[..] else {
             return Err(Status::invalid_argument("a hand-over that is not of one plane"));
         };
+        if hand_over.first.is_some() != (unit.cargo == Cargo::Pages) {
+            return Err(Status::invalid_argument(
+                "a token is handed over behind pages, and behind nothing else",
+            ));
+        }
         let (answer, mut answered) = oneshot::channel();
         let (reservations, taken) = (Arc::clone(&self.reservations), hand_over.clone());
         self.tell(Arrival::HandOver(HandOver {

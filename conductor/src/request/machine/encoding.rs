@@ -134,7 +134,7 @@ impl Request {
         }
         *encoding = Encoding::Over;
         let begun = stage.prefilling().map(Run::holders).unwrap_or_default();
-        Effects { handed_over: true, begun, ..Effects::default() }
+        Effects { begun, ..Effects::default() }
     }
 
     /// The room that is held for the request is of no use now: nothing is there that could fill it. No try is lost by

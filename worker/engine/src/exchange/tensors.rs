@@ -105,7 +105,7 @@ impl Tensors {
             let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             outgoing.unsent.push_back(PageRun { key, first: first + run * at_once, data });
         }
-        outgoing.encoded = first + values.len() * size_of::<f32>() / self.row_bytes;
+        outgoing.encoded = first + size_of_val(values) / self.row_bytes;
         outgoing.since = Instant::now();
     }
 

@@ -49,7 +49,7 @@ pub(crate) fn load<D: Device>(
 ) -> Result<Box<dyn Model>, LoadError> {
     let shape = qwen3::shape(file)?;
     let keys: Keys = file.parse()?;
-    if keys.audio_bytes_per_token == 0 || keys.audio_bytes_per_token % 2 != 0 {
+    if keys.audio_bytes_per_token == 0 || !keys.audio_bytes_per_token.is_multiple_of(2) {
         let bytes = keys.audio_bytes_per_token;
         return Err(file.invalid(format!("audio_bytes_per_token: {bytes} bytes are not one or more samples")));
     }

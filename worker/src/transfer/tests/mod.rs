@@ -1,5 +1,6 @@
 //! Workers that hand requests over, with simulated devices and real streams.
 
+mod embeddings;
 mod receiver;
 mod sender;
 
@@ -41,9 +42,14 @@ impl Worker {
     }
 
     fn with_pages_of(tokens: usize) -> Self {
-        let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
-        let model = load_sim(&shipped, 64, tokens, 0, &sim, None).unwrap();
+        Self::of(&shipped, tokens, None)
+    }
+
+    /// Of these nodes of a checkpoint's model.
+    fn of(checkpoint: &Path, page_tokens: usize, nodes: Option<&[String]>) -> Self {
+        let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
+        let model = load_sim(checkpoint, 64, page_tokens, 0, &sim, nodes).unwrap();
         let settings = EngineSettings { max_prefill_chunk: Some(24), ..EngineSettings::bounded(64, 4, 4) };
         let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);

@@ -93,7 +93,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             shared_memory: String::new(),
             known_pages: 0,
         },
-        unit: Unit { layout_id: 7, bytes: PAGE_BYTES, name: "pages" },
+        unit: Unit { cargo: Cargo::Pages, layout_id: 7, bytes: PAGE_BYTES },
         count: PAGES,
         queue: Arc::clone(&queue),
         connections: Arc::default(),

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod known;
+mod pauses;
 
 use std::{
     cell::RefCell,
@@ -292,143 +295,6 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
     assert_eq!(answers.next(), Some(Ok(())));
     assert_eq!(answers.next().unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(to.load.kv_pages_used, 0);
-}
-
-#[test]
-fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() {
-    let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
-    // 18 tokens are five pages, and at least the last one is always sent.
-    let before = launch(1, 18, 9);
-    to.desk.launch(before.clone());
-    to.idle();
-    let again = |request: u64| {
-        let mut whole = launch(request, 18, 9);
-        whole.spec.as_mut().unwrap().prompt = before.spec.as_ref().unwrap().prompt.clone();
-        whole
-    };
-    for (request, known_by_the_sender, missing) in
-        [(2, 4, None), (3, 5, None), (4, 0, Some("page 4 of 5 is missing"))]
-    {
-        let whole = again(request);
-        to.desk.launch(decode(&whole));
-        to.idle();
-        assert_eq!(to.post.lock().reserved.drain(..).collect::<Vec<_>>(), [(key(request, 1), 5, 4)]);
-        from.desk.launch(prefill_behind(&whole, known_by_the_sender));
-        from.idle();
-        from.give(Arrival::Taken(key(request, 0)));
-        let first = from.post.lock().sent.front().map(|run| run.first);
-        assert_eq!(first, Some(known_by_the_sender.min(4)));
-        // Nothing that others read is written to, whoever says so; a run that begins there is not taken at all.
-        to.give(Arrival::Pages(PageRun { key: key(request, 1), first: 3, data: vec![9; PAGE_BYTES] }));
-        carry(&from, &to, &answers);
-        to.idle();
-        let answer = answers.lock().unwrap().pop().unwrap();
-        match missing {
-            None => {
-                assert_eq!((answer, to.ids(request)), (Ok(()), expected(&whole).output[1..].to_vec()));
-            }
-            Some(missing) => {
-                assert!(answer.unwrap_err().message().contains(missing));
-                to.desk.cancel(key(request, 1));
-                to.idle();
-            }
-        }
-        assert_eq!(to.load.kv_pages_used, 0);
-    }
-    // Of a page more than is known nobody is told that it is there.
-    let (whole, mut other) = (again(6), Side::new(&settings()));
-    other.desk.launch(decode(&whole));
-    other.idle();
-    from.desk.launch(prefill_behind(&whole, 1));
-    from.idle();
-    carry(&from, &other, &answers);
-    other.idle();
-    let answer = answers.lock().unwrap().pop().unwrap();
-    assert!(answer.unwrap_err().message().contains("page 0 of 5 is missing"));
-    assert!(other.ids(6).is_empty());
-    // Those who read what was known still find what they should.
-    let longer = {
-        let mut whole = launch(5, 21, 4);
-        whole.spec.as_mut().unwrap().prompt[..18].clone_from_slice(&before.spec.as_ref().unwrap().prompt);
-        whole
-    };
-    to.desk.launch(longer.clone());
-    to.idle();
-    assert_eq!(to.ids(5), expected(&longer).output);
-}
-
-#[test]
-fn what_was_handed_over_is_known_to_those_that_follow() {
-    let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
-    for (request, known) in [(1, 0), (2, 4)] {
-        let mut whole = launch(request, 18, 9);
-        whole.spec.as_mut().unwrap().prompt = launch(1, 18, 9).spec.unwrap().prompt;
-        to.desk.launch(decode(&whole));
-        to.idle();
-        assert_eq!(to.post.lock().reserved.pop(), Some((key(request, 1), 5, known)));
-        from.desk.launch(prefill_behind(&whole, known));
-        from.idle();
-        from.give(Arrival::Taken(key(request, 0)));
-        carry(&from, &to, &answers);
-        to.idle();
-        assert_eq!(to.ids(request), expected(&whole).output[1..]);
-    }
-    assert!(answers.lock().unwrap().iter().all(Result::is_ok));
-}
-
-#[test]
-fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
-    let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
-    let (other, whole) = (launch(1, 10, 60), launch(2, 18, 9));
-    to.desk.launch(other.clone());
-    to.desk.launch(decode(&whole));
-    to.step();
-    let (runs, handed) = prefilled(&mut from, &whole);
-    let (post, bell, told) = (to.post.clone(), to.desk.bell(), Arc::clone(&answers));
-    let mut arrivals: VecDeque<Arrival> = runs.into_iter().map(Arrival::Pages).collect();
-    arrivals.push_back(hand_over(2, handed, &answers));
-    to.probe.lock().unwrap().during = Some(Box::new(move || {
-        // One a step: what came in the step before has been taken by then, and what comes last has been answered.
-        assert!(post.lock().arrivals.is_empty());
-        post.lock().arrivals.extend(arrivals.pop_front());
-        bell.ring();
-    }));
-    let mut steps = 0;
-    while told.lock().unwrap().is_empty() {
-        assert!(to.step() && steps < 20, "not answered after {steps} steps");
-        steps += 1;
-        // Of what is answered inside the step no step has had a row yet.
-        assert!(to.ids(2).is_empty());
-    }
-    assert_eq!(*answers.lock().unwrap(), [Ok(())]);
-    to.probe.lock().unwrap().during = None;
-    to.idle();
-    assert_eq!(to.ids(1), expected(&other).output);
-    assert_eq!(to.ids(2), expected(&whole).output[1..]);
-}
-
-#[test]
-fn pages_that_could_not_leave_between_two_steps_leave_inside_the_next() {
-    let mut side = Side::new(&settings());
-    let (other, whole) = (launch(1, 10, 40), launch(2, 60, 5));
-    side.desk.launch(other.clone());
-    side.step();
-    side.desk.launch(prefill(&whole));
-    side.post.lock().room = 0;
-    // A chunk, whose pages stay: the request is held back, while the other one decodes.
-    side.step();
-    side.step();
-    assert_eq!(side.post.lock().sent.len(), 0);
-    let post = side.post.clone();
-    side.probe.lock().unwrap().during = Some(Box::new(move || post.lock().room = usize::MAX));
-    side.step();
-    let left =
-        |side: &Side| side.post.lock().sent.iter().map(|run| run.data.len() / PAGE_BYTES).sum::<usize>();
-    assert!(left(&side) >= 3, "{} pages", left(&side));
-    side.probe.lock().unwrap().during = None;
-    side.idle();
-    assert_eq!((left(&side), side.post.lock().handed.len()), (15, 1));
-    assert_eq!(side.ids(1), expected(&other).output);
 }
 
 #[test]

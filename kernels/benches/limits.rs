@@ -1,0 +1,28 @@
+//! `cargo bench -p tutti-kernels --bench limits`: what the machine can do at most, as JSON: bytes a second out of memory,
+//! and operations a second of each instruction path. What the kernels reach is to be held against it.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::json;
+use tutti_load::{
+    limits::Limits,
+    results::{self, Origin},
+};
+
+#[derive(Parser)]
+struct Args {
+    /// Threads that read and compute at the same time [default: one for each core]
+    #[arg(long)]
+    threads: Option<usize>,
+    #[command(flatten)]
+    output: results::Output,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let origin = Origin::of("cargo bench -p tutti-kernels --bench limits");
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let limits = Limits::of(args.threads.unwrap_or(cores));
+    results::exit("limits", results::write(&origin, json!({ "limits": limits }), &args.output))
+}

@@ -1,0 +1,107 @@
+//! What attention over some keys gave, and how two such results become that of all their keys.
+
+use super::super::simd::{LANES, Simd};
+use super::softmax::exp2;
+
+/// For some queries: the softmax and the weighted sum of values over some keys, not yet divided.
+pub(super) struct Partial<'a> {
+    /// Weighted sums of values, `[queries, head_dim]`.
+    pub(super) sums: &'a mut [f32],
+    /// The largest score, with room for sixteen more behind it.
+    pub(super) largest: &'a mut [f32],
+    /// The sum of exponentials: at least 1, or 0 where the query has seen no key.
+    pub(super) total: &'a mut [f32],
+}
+
+impl<'a> Partial<'a> {
+    pub(super) fn floats(queries: usize, head_dim: usize) -> usize {
+        queries * (head_dim + 2) + LANES
+    }
+
+    /// Cuts up [`floats`](Self::floats) floats.
+    pub(super) fn new(floats: &'a mut [f32], queries: usize, head_dim: usize) -> Self {
+        let (sums, rest) = floats.split_at_mut(queries * head_dim);
+        let (largest, total) = rest.split_at_mut(queries + LANES);
+        Self { sums, largest, total }
+    }
+
+    /// That of no keys.
+    pub(super) fn clear(&mut self) {
+        self.sums.fill(0.0);
+        self.largest.fill(f32::NEG_INFINITY);
+        self.total.fill(0.0);
+    }
+
+    /// Takes in the result of the keys that follow. One that has seen no key changes nothing, and is replaced by what
+    /// comes, bit by bit: two that have seen none would otherwise make -infinity less itself, and whether a query has
+    /// company that sees more must not show.
+    #[inline(always)]
+    pub(super) fn merge<S: Simd>(&mut self, s: S, later: &Partial<'_>) {
+        let head_dim = self.sums.len() / self.total.len().max(1);
+        for query in 0..self.total.len() {
+            let sums = &mut self.sums[query * head_dim..(query + 1) * head_dim];
+            let later_sums = &later.sums[query * head_dim..(query + 1) * head_dim];
+            if later.total[query] == 0.0 {
+                continue;
+            }
+            if self.total[query] == 0.0 {
+                sums.copy_from_slice(later_sums);
+                (self.largest[query], self.total[query]) = (later.largest[query], later.total[query]);
+                continue;
+            }
+            let (before, after) = (s.splat(self.largest[query]), s.splat(later.largest[query]));
+            let largest = s.max(before, after);
+            let (decay, share) = (exp2(s, s.sub(before, largest)), exp2(s, s.sub(after, largest)));
+            for (sum, later) in sums.chunks_exact_mut(LANES).zip(later_sums.chunks_exact(LANES)) {
+                let scaled = s.mul(s.load_some(sum, 0.0), decay);
+                s.store_some(sum, s.fma(s.load_some(later, 0.0), share, scaled));
+            }
+            let scaled = s.mul(s.splat(self.total[query]), decay);
+            let total = s.fma(s.splat(later.total[query]), share, scaled);
+            self.total[query] = s.largest(total);
+            self.largest[query] = s.largest(largest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::isa::{Path, testable};
+    use super::super::super::simd::Op;
+    use super::*;
+
+    const HEAD_DIM: usize = LANES;
+
+    struct Merge<'t, 'a>(&'t mut Partial<'a>, &'t Partial<'t>);
+    impl Op for Merge<'_, '_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            self.0.merge(s, self.1);
+        }
+    }
+
+    /// A request that sat out two chunks in a row has seen nothing in either.
+    #[test]
+    fn nothing_and_nothing_is_nothing() {
+        for isa in testable("empty partials") {
+            let path = Path::new(isa).unwrap();
+            let mut floats =
+                [vec![f32::NAN; Partial::floats(1, HEAD_DIM)], vec![f32::NAN; Partial::floats(1, HEAD_DIM)]];
+            let [one, two] = &mut floats;
+            let (mut one, mut two) = (Partial::new(one, 1, HEAD_DIM), Partial::new(two, 1, HEAD_DIM));
+            one.clear();
+            two.clear();
+            path.run(Merge(&mut one, &two));
+            assert_eq!((one.largest[0], one.total[0]), (f32::NEG_INFINITY, 0.0), "{isa}");
+            assert_eq!(one.sums, [0.0; HEAD_DIM], "{isa}");
+            // What comes then is taken as it is, and what has been is kept as it is.
+            (two.largest[0], two.total[0], two.sums[0], two.sums[1]) = (-3.0, 1.5, -0.0, 0.3);
+            path.run(Merge(&mut one, &two));
+            two.clear();
+            path.run(Merge(&mut one, &two));
+            assert_eq!((one.largest[0], one.total[0]), (-3.0, 1.5), "{isa}");
+            assert_eq!((one.sums[0].to_bits(), one.sums[1]), ((-0.0_f32).to_bits(), 0.3), "{isa}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Who computes what: tiles of queries, each under one kv head, and ranges of keys where a tile takes too long for one.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::super::step::Step;
+use super::partial::Partial;
+use super::{RANGE, Sight, TILE_QUERIES};
+use crate::AttentionShape;
+
+/// Floats kept for the results of ranges that are computed apart: enough for 8,000 heads of 128 elements by ranges, or a
+/// context of 250,000 tokens for sixteen heads. What needs more is not cut.
+pub(super) const MOST_PARTIALS: usize = 1 << 20;
+/// A tile is cut into ranges when it is more than one of so many shares of a thread's work.
+const SHARES: usize = 4;
+
+/// Some tokens of one row.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    pub(super) row: usize,
+    /// Counted from the row's first token.
+    pub(super) first: usize,
+    pub(super) tokens: usize,
+}
+
+/// One task: a tile under one kv head, or a range of its keys.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) tile: Tile,
+    pub(super) kv_head: usize,
+    /// `None` where the tile is not cut.
+    pub(super) part: Option<Part>,
+}
+
+/// One range of a tile that is cut.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// The range's first key over [`RANGE`].
+    pub(super) range: usize,
+    /// In [`Plan::cuts`].
+    pub(super) cut: usize,
+}
+
+/// A tile under one kv head, cut into ranges.
+pub(super) struct Cut {
+    /// Where its results begin, range after range, in floats.
+    pub(super) partials: usize,
+    /// Ranges that are not done. Who brings it to none merges them.
+    pub(super) left: AtomicUsize,
+}
+
+/// The pieces of one call, the longest first: nobody should start one of those when the others are done.
+#[derive(Default)]
+pub(super) struct Plan {
+    tiles: Vec<Tile>,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) cuts: Vec<Cut>,
+}
+
+/// Tokens of a tile.
+pub(super) fn tile_tokens(shape: &AttentionShape) -> usize {
+    (TILE_QUERIES / (shape.heads / shape.kv_heads)).max(1)
+}
+
+impl Plan {
+    /// For the rows of a step. What is cut changes no result, so it may depend on the batch.
+    pub(super) fn make(&mut self, step: &Step, shape: &AttentionShape, threads: usize) {
+        let (tile_tokens, group) = (tile_tokens(shape), shape.heads / shape.kv_heads);
+        self.tiles.clear();
+        self.pieces.clear();
+        self.cuts.clear();
+        for (index, row) in step.rows.iter().enumerate() {
+            let tiles = (0..row.tokens).step_by(tile_tokens);
+            self.tiles.extend(tiles.map(|first| {
+                let tokens = tile_tokens.min(row.tokens - first);
+                Tile { row: index, first, tokens }
+            }));
+        }
+        let sight = Sight { window: shape.window };
+        let span = |tile: &Tile| {
+            let position = step.rows[tile.row].start + tile.first;
+            (sight.first(position), position + tile.tokens - 1)
+        };
+        let cost = |tile: &Tile| {
+            let (first, last) = span(tile);
+            (last + 1 - first) * tile.tokens
+        };
+        self.tiles.sort_unstable_by_key(|tile| std::cmp::Reverse(cost(tile)));
+        let all: usize = self.tiles.iter().map(cost).sum::<usize>() * shape.kv_heads;
+        let mut partials = 0;
+        for &tile in &self.tiles {
+            let (first, last) = span(&tile);
+            let ranges = first / RANGE..last / RANGE + 1;
+            let floats = ranges.len() * Partial::floats(tile.tokens * group, shape.head_dim);
+            for kv_head in 0..shape.kv_heads {
+                let long = cost(&tile) * SHARES * threads > all;
+                if threads == 1 || ranges.len() == 1 || !long || floats > MOST_PARTIALS - partials {
+                    self.pieces.push(Piece { tile, kv_head, part: None });
+                    continue;
+                }
+                let cut = self.cuts.len();
+                self.cuts.push(Cut { partials, left: AtomicUsize::new(ranges.len()) });
+                partials += floats;
+                let parts = ranges.clone().map(|range| Part { range, cut });
+                self.pieces.extend(parts.map(|part| Piece { tile, kv_head, part: Some(part) }));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::{PageId, RowInputs, StepInputs};
+
+    /// The plan for rows of (start, tokens).
+    fn plan(rows: &[(usize, usize)], shape: AttentionShape, threads: usize) -> Plan {
+        let mut first_token = 0;
+        let mut inputs = Vec::new();
+        for &(start, tokens) in rows {
+            inputs.push(RowInputs { first_token, tokens, start, block_table: &[PageId::NULL] });
+            first_token += tokens;
+        }
+        let (token_ids, positions) = (vec![0; first_token], vec![0.0; first_token]);
+        let mut step = Step::default();
+        let inputs =
+            StepInputs { token_ids: &token_ids, positions: &positions, rows: &inputs, logit_rows: &[] };
+        step.begin(&inputs).unwrap();
+        let mut plan = Plan::default();
+        // Twice: what a call has left must not show in the next.
+        plan.make(&step, &shape, threads);
+        plan.make(&step, &shape, threads);
+        plan
+    }
+
+    fn shape(kv_heads: usize, window: Option<usize>) -> AttentionShape {
+        AttentionShape { heads: 2 * kv_heads, kv_heads, head_dim: 128, scale: 1.0, window }
+    }
+
+    #[test]
+    fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
+        let parts = |plan: &Plan| plan.pieces.iter().filter(|piece| piece.part.is_some()).count();
+        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, None), 4)), 2 * 8);
+        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, None), 1)), 0, "one thread");
+        assert_eq!(parts(&plan(&[(511, 1)], shape(2, None), 4)), 0, "one range");
+        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, Some(300)), 4)), 0, "a window within a range");
+        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, Some(600)), 4)), 2 * 2, "a window over two ranges");
+        assert_eq!(parts(&plan(&[(4095, 1); 64], shape(2, None), 4)), 0, "many decodes");
+        // One among short ones, and a prefill of which only few tokens are left.
+        assert_eq!(parts(&plan(&[(40, 1), (9000, 1), (40, 1)], shape(2, None), 2)), 2 * 18);
+        assert_eq!(parts(&plan(&[(2000, 9)], shape(1, None), 2)), 4);
+    }
+
+    #[test]
+    fn every_token_and_key_is_somebodys_and_results_do_not_overlap() {
+        let rows = [(0, 1), (0, 100), (5000, 3), (700, 60), (100_000, 1), (511, 2)];
+        for (kv_heads, window, threads) in [(1, None, 1), (1, None, 16), (8, None, 3), (2, Some(600), 64)] {
+            let shape = shape(kv_heads, window);
+            let sight = Sight { window };
+            let plan = plan(&rows, shape, threads);
+            let mut seen = vec![0; rows.iter().map(|row| row.1).sum::<usize>() * kv_heads];
+            let mut first_tokens = vec![0];
+            rows.iter().for_each(|row| first_tokens.push(first_tokens[first_tokens.len() - 1] + row.1));
+            let mut ends = Vec::new();
+            for (index, cut) in plan.cuts.iter().enumerate() {
+                let of: Vec<_> = plan
+                    .pieces
+                    .iter()
+                    .filter_map(|piece| {
+                        piece.part.filter(|part| part.cut == index).map(|part| (piece.tile, part.range))
+                    })
+                    .collect();
+                let (tile, start) = (of[0].0, rows[of[0].0.row].0 + of[0].0.first);
+                let ranges = sight.first(start) / RANGE..(start + tile.tokens - 1) / RANGE + 1;
+                assert!(of.iter().map(|of| of.1).eq(ranges.clone()), "each range once, in order");
+                assert_eq!(cut.left.load(Ordering::Relaxed), ranges.len());
+                let floats = ranges.len() * Partial::floats(2 * tile.tokens, shape.head_dim);
+                ends.push((cut.partials, cut.partials + floats));
+            }
+            ends.sort_unstable();
+            assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ends:?}");
+            assert!(ends.last().is_none_or(|last| last.1 <= MOST_PARTIALS));
+            let mut cuts = std::collections::HashSet::new();
+            for piece in &plan.pieces {
+                if piece.part.is_none_or(|part| cuts.insert(part.cut)) {
+                    let first = first_tokens[piece.tile.row] + piece.tile.first;
+                    (first..first + piece.tile.tokens)
+                        .for_each(|token| seen[token * kv_heads + piece.kv_head] += 1);
+                }
+            }
+            assert!(seen.iter().all(|&seen| seen == 1), "{kv_heads} kv heads, {threads} threads");
+        }
+    }
+}

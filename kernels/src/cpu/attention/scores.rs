@@ -1,0 +1,76 @@
+//! Scores: queries by panels of sixteen keys.
+//!
+//! A score is one chain of fused multiply-adds over the head's elements, in the order in which the format of the keys
+//! gives them out: an odd one before its even neighbour in bfloat16.
+
+use super::super::format::{Format, STEP};
+use super::super::simd::{LANES, Op, Simd};
+use super::panel::{half_step, prefetch};
+use super::walk::Block;
+use super::{BLOCK, BLOCK_PANELS};
+
+/// Scores of `R` queries, `P` panels at a time.
+pub(super) struct Scores<'t, W: Format, const R: usize, const P: usize> {
+    /// `[R, head_dim]`.
+    pub(super) q: &'t [f32],
+    pub(super) block: &'t Block<W>,
+    /// First and end of the panels that some of the queries see.
+    pub(super) panels: (usize, usize),
+    /// `[R, BLOCK]`.
+    pub(super) scores: &'t mut [f32],
+}
+
+impl<W: Format, const R: usize, const P: usize> Op for Scores<'_, W, R, P> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let (mut panel, end) = self.panels;
+        while panel + P <= end {
+            self.panels::<S, P>(s, panel);
+            panel += P;
+        }
+        while panel < end {
+            self.panels::<S, 1>(s, panel);
+            panel += 1;
+        }
+    }
+}
+
+impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
+    #[inline(always)]
+    fn panels<S: Simd, const N: usize>(&mut self, s: S, panel: usize) {
+        let head_dim = self.q.len() / R;
+        assert!(panel + N <= BLOCK_PANELS && head_dim * R == self.q.len() && head_dim.is_multiple_of(2));
+        let (mut keys, mut next) = ([self.block.keys[panel]; N], [self.block.next_keys[panel]; N]);
+        for p in 0..N {
+            (keys[p], next[p]) = (self.block.keys[panel + p], self.block.next_keys[panel + p]);
+        }
+        let mut sums = [[s.splat(0.0); N]; R];
+        let mut q = self.q.as_ptr();
+        for _ in 0..head_dim / 2 {
+            for next in &mut next {
+                prefetch::<S, W>(s, *next);
+                *next = next.wrapping_add(STEP);
+            }
+            // SAFETY: panels that are seen have been found to be there, for all of a head; so has q by the assertion.
+            unsafe {
+                if W::ODD_FIRST {
+                    half_step::<S, W, true, R, N>(s, &mut sums, q.add(1), head_dim, keys);
+                    half_step::<S, W, false, R, N>(s, &mut sums, q, head_dim, keys);
+                } else {
+                    half_step::<S, W, false, R, N>(s, &mut sums, q, head_dim, keys);
+                    half_step::<S, W, true, R, N>(s, &mut sums, q.add(1), head_dim, keys);
+                }
+                q = q.add(2);
+            }
+            for keys in &mut keys {
+                *keys = keys.wrapping_add(STEP);
+            }
+        }
+        for (sums, scores) in sums.iter().zip(self.scores.chunks_exact_mut(BLOCK)) {
+            for (p, &sum) in sums.iter().enumerate() {
+                s.store_some(&mut scores[(panel + p) * LANES..(panel + p + 1) * LANES], sum);
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Scores of a block become exponentials. Scores are in units of log 2, so that these are powers of two.
+
+use super::super::simd::{LANES, Op, Simd};
+use super::{BLOCK, BLOCK_PANELS, Visible};
+
+/// The softmax of some queries, at most sixteen, over a block: turns the visible ones of each one's scores into
+/// `2^(score - largest)`, where `largest` is the largest of them and of those before.
+pub(super) struct Softmax<'t, F: Fn(usize) -> Visible> {
+    /// `[queries, BLOCK]`.
+    pub(super) scores: &'t mut [f32],
+    /// What a query sees.
+    pub(super) visible: F,
+    /// Sixteen, as `decay`: those beyond the queries, which belong to others, stay as they are.
+    pub(super) largest: &'t mut [f32; LANES],
+    /// The sum of exponentials of each query.
+    pub(super) total: &'t mut [f32],
+    /// What sums of earlier blocks are to be multiplied with; 1 for a query that sees nothing, and beyond the queries.
+    pub(super) decay: &'t mut [f32; LANES],
+}
+
+impl<F: Fn(usize) -> Visible> Op for Softmax<'_, F> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for (query, scores) in self.scores.chunks_exact_mut(BLOCK).enumerate() {
+            lanes[query] = s.largest(largest(s, scores, (self.visible)(query)));
+        }
+        let before = s.load_some(self.largest, 0.0);
+        let after = s.max(s.load_some(&lanes, 0.0), before);
+        // Before the first key it is 2^-infinity = 0, and where nothing has been seen it never is -infinity less itself.
+        let decay = s.less(before, after, exp2(s, s.sub(before, after)), s.splat(1.0));
+        s.store_some(self.largest, after);
+        s.store_some(self.decay, decay);
+        for (query, (scores, total)) in self.scores.chunks_exact_mut(BLOCK).zip(self.total).enumerate() {
+            let sum = exponentials(s, scores, (self.visible)(query), self.largest[query]);
+            *total = *total * self.decay[query] + s.sum(sum);
+        }
+    }
+}
+
+/// The largest visible score in each lane; those that are not seen become -infinity.
+#[inline(always)]
+fn largest<S: Simd>(s: S, scores: &mut [f32], visible: Visible) -> S::F {
+    let mut block = s.splat(f32::NEG_INFINITY);
+    if (visible.first, visible.end) == (0, BLOCK) {
+        for panel in 0..BLOCK_PANELS {
+            block = s.max(s.load_some(&scores[panel * LANES..(panel + 1) * LANES], 0.0), block);
+        }
+        return block;
+    }
+    for panel in visible.first / LANES..visible.end.div_ceil(LANES) {
+        let lanes = &mut scores[panel * LANES..(panel + 1) * LANES];
+        let masked = mask(s, s.load_some(lanes, 0.0), panel, visible);
+        s.store_some(lanes, masked);
+        block = s.max(masked, block);
+    }
+    block
+}
+
+/// Turns the scores in visible panels into exponentials, and adds them up lane by lane.
+#[inline(always)]
+fn exponentials<S: Simd>(s: S, scores: &mut [f32], visible: Visible, largest: f32) -> S::F {
+    let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
+    // Written apart, the most frequent case is unrolled.
+    if (visible.first, visible.end) == (0, BLOCK) {
+        for panel in 0..BLOCK_PANELS {
+            exponentials_of_panel(s, &mut scores[panel * LANES..(panel + 1) * LANES], largest, &mut sum);
+        }
+        return sum;
+    }
+    for panel in visible.first / LANES..visible.end.div_ceil(LANES) {
+        exponentials_of_panel(s, &mut scores[panel * LANES..(panel + 1) * LANES], largest, &mut sum);
+    }
+    sum
+}
+
+#[inline(always)]
+fn exponentials_of_panel<S: Simd>(s: S, scores: &mut [f32], largest: S::F, sum: &mut S::F) {
+    let weight = exp2(s, s.sub(s.load_some(scores, 0.0), largest));
+    s.store_some(scores, weight);
+    *sum = s.add(*sum, weight);
+}
+
+/// The scores, -infinity in place of those that are not seen.
+#[inline(always)]
+fn mask<S: Simd>(s: S, scores: S::F, panel: usize, visible: Visible) -> S::F {
+    const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+    let (lane, lowest) = (s.load_some(&LANE, 0.0), s.splat(f32::NEG_INFINITY));
+    let first = visible.first as f32 - (panel * LANES) as f32;
+    let end = visible.end as f32 - (panel * LANES) as f32;
+    s.less(lane, s.splat(first), lowest, s.less(lane, s.splat(end), scores, lowest))
+}
+
+/// 2 to the power of `x`, at most 0: within three units in the last place, 0 below -126, 1 for 0; NaN stays.
+///
+/// `x = n + r` with |r| at most a half; then the polynomial of degree five with the constant term 1 whose largest
+/// relative error, 9.1e-8, is the smallest (found by Lawson's iteration).
+#[inline(always)]
+pub(super) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
+    const LOWEST: f32 = -126.0;
+    #[allow(clippy::approx_constant)] // Not ln 2 itself: the best for five terms.
+    const NEARLY_LN_2: f32 = 0.693_147;
+    let n = s.round(s.max(x, s.splat(LOWEST)));
+    // Not of the clamped x: there a NaN is lost.
+    let r = s.sub(x, n);
+    let mut p = s.splat(1.326_472_4e-3);
+    for factor in [9.671_513e-3, 5.550_734e-2, 0.240_222_42, NEARLY_LN_2, 1.0] {
+        p = s.fma(p, r, s.splat(factor));
+    }
+    s.less(x, s.splat(LOWEST), s.splat(0.0), s.mul(p, s.exp2_integer(n)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::isa::{Path, testable};
+    use super::super::super::simd::Op;
+    use super::*;
+
+    struct Exp2<'a>(&'a [f32], &'a mut Vec<f32>);
+    impl Op for Exp2<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            for chunk in self.0.chunks(LANES) {
+                let mut lanes = [0.0; LANES];
+                s.store_some(&mut lanes, exp2(s, s.load_some(chunk, 0.0)));
+                self.1.extend_from_slice(&lanes[..chunk.len()]);
+            }
+        }
+    }
+
+    #[test]
+    fn exp2_is_near_the_true_one() {
+        let inputs: Vec<f32> = (-125_999..=0).step_by(7).map(|i| i as f32 * 1e-3).collect();
+        for isa in testable("exp2") {
+            let mut got = Vec::new();
+            Path::new(isa).unwrap().run(Exp2(&inputs, &mut got));
+            for (x, y) in inputs.iter().zip(&got) {
+                let want = f64::from(*x).exp2();
+                let error = (f64::from(*y) - want).abs() / want;
+                assert!(error < 2.5e-7, "{isa}: 2^{x} = {y}, wanted {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn exp2_of_the_edges() {
+        for isa in testable("exp2 edges") {
+            let mut got = Vec::new();
+            let inputs = [0.0, -0.0, f32::NEG_INFINITY, -1e30, -126.5, f32::NAN];
+            Path::new(isa).unwrap().run(Exp2(&inputs, &mut got));
+            assert_eq!(&got[..5], &[1.0, 1.0, 0.0, 0.0, 0.0], "{isa}");
+            assert!(got[5].is_nan(), "{isa}");
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! A task's walk over the blocks of its keys.
+
+use std::f32::consts::LOG2_E;
+use std::sync::atomic::Ordering;
+
+use super::super::format::Format;
+use super::super::kv::Layout;
+use super::super::memory::Shared;
+use super::super::simd::{LANES, Op, Simd};
+use super::super::step::Row;
+use super::super::tile::{Tiling, for_tile};
+use super::partial::Partial;
+use super::scores::Scores;
+use super::softmax::Softmax;
+use super::weigh::Weigh;
+use super::{BLOCK, BLOCK_PANELS, Piece, Plan, RANGE, Sight, State, Visible};
+use crate::{AttentionShape, PageId};
+
+/// A piece of the plan and all that it needs.
+pub(super) struct Walk<'a, W: Format> {
+    pub(super) qkv: &'a [f32],
+    pub(super) out: &'a Shared<'a, f32>,
+    /// Results of ranges.
+    pub(super) partials: &'a Shared<'a, f32>,
+    pub(super) shape: AttentionShape,
+    pub(super) sight: Sight,
+    pub(super) data: &'a [W::Raw],
+    pub(super) layout: Layout,
+    pub(super) row: &'a Row,
+    /// The row's pages.
+    pub(super) table: &'a [PageId],
+    pub(super) plan: &'a Plan,
+    pub(super) piece: Piece,
+    pub(super) state: State<'a>,
+}
+
+/// Where the panels of a block are, as far as the tile sees them; then those of the block that comes next, which will be
+/// wanted soon, or of this one again where there is none.
+pub(super) struct Block<W: Format> {
+    pub(super) keys: [*const W::Raw; BLOCK_PANELS],
+    pub(super) values: [*const W::Raw; BLOCK_PANELS],
+    pub(super) next_keys: [*const W::Raw; BLOCK_PANELS],
+    pub(super) next_values: [*const W::Raw; BLOCK_PANELS],
+}
+
+/// What some queries see of a block.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// One of them, at least.
+    any: Visible,
+    /// All of them.
+    common: Visible,
+}
+
+impl<W: Format> Op for Walk<'_, W> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let queries = Tiling::new(self.queries(), S::ACCUMULATORS);
+        self.take_queries();
+        let last = self.position(self.piece.tile.tokens - 1);
+        let ranges = self.sight.first(self.position(0)) / RANGE..last / RANGE + 1;
+        let Some(part) = self.piece.part else {
+            if ranges.len() == 1 {
+                self.range(s, queries, ranges.start);
+                std::mem::swap(&mut self.state.range, &mut self.state.whole);
+            } else {
+                self.state.whole.clear();
+                for range in ranges {
+                    self.range(s, queries, range);
+                    self.state.whole.merge(s, &self.state.range);
+                }
+            }
+            return self.give_results(s);
+        };
+        let cut = &self.plan.cuts[part.cut];
+        let (head_dim, count) = (self.shape.head_dim, self.queries());
+        let floats = Partial::floats(count, head_dim);
+        let partial = |range: usize| {
+            let first = cut.partials + (range - ranges.start) * floats;
+            // SAFETY: each range has a part of its own, which its task alone touches until it is counted as done, and
+            // then the one that finds all done.
+            Partial::new(unsafe { self.partials.part(first, floats) }, count, head_dim)
+        };
+        let own = std::mem::replace(&mut self.state.range, partial(part.range));
+        self.range(s, queries, part.range);
+        self.state.range = own;
+        // Ours becomes visible to whoever sees the count, and with the last count we see theirs.
+        if cut.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.state.whole.clear();
+            for range in ranges.clone() {
+                self.state.whole.merge(s, &partial(range));
+            }
+            self.give_results(s);
+        }
+    }
+}
+
+impl<W: Format> Walk<'_, W> {
+    fn group(&self) -> usize {
+        self.shape.heads / self.shape.kv_heads
+    }
+
+    fn queries(&self) -> usize {
+        self.piece.tile.tokens * self.group()
+    }
+
+    /// Of a token, counted from the tile's first.
+    #[inline(always)]
+    fn position(&self, token: usize) -> usize {
+        self.row.start + self.piece.tile.first + token
+    }
+
+    /// Copies the tile's queries, scaled.
+    #[inline(always)]
+    fn take_queries(&mut self) {
+        let (group, head_dim) = (self.group(), self.shape.head_dim);
+        let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
+        let scale = self.shape.scale * LOG2_E;
+        for (token, to) in self.state.q.chunks_exact_mut(group * head_dim).enumerate() {
+            let from = (self.row.first_token + self.piece.tile.first + token) * width;
+            let from = &self.qkv[from + self.piece.kv_head * group * head_dim..][..group * head_dim];
+            to.iter_mut().zip(from).for_each(|(to, q)| *to = q * scale);
+        }
+    }
+
+    /// Attention over the keys of one range, into the state's.
+    #[inline(always)]
+    fn range<S: Simd>(&mut self, s: S, queries: Tiling, range: usize) {
+        self.state.range.clear();
+        let last = self.position(self.piece.tile.tokens - 1);
+        let first = self.sight.first(self.position(0)).max(range * RANGE) / BLOCK;
+        let end = (last + 1).min((range + 1) * RANGE).div_ceil(BLOCK);
+        for block in first..end {
+            self.block(s, queries, block * BLOCK);
+        }
+    }
+
+    /// Lets every query that sees some of the block at `start` take it in.
+    #[inline(always)]
+    fn block<S: Simd>(&mut self, s: S, queries: Tiling, start: usize) {
+        let head_dim = self.shape.head_dim;
+        let mut block = self.panels(start);
+        for index in 0..queries.tiles {
+            let (first, count) = queries.tile(index);
+            let Some(seen) = self.seen(first, count, start) else { continue };
+            let panels = (seen.any.first / LANES, seen.any.end.div_ceil(LANES));
+            let q = &self.state.q[first * head_dim..(first + count) * head_dim];
+            let scores = &mut self.state.scores[first * BLOCK..(first + count) * BLOCK];
+            for_tile!(S, count, s.call(Scores::<W, R, P> { q, block: &block, panels, scores }));
+            // What comes next need not be asked for twice.
+            block.next_keys = block.keys;
+        }
+        for index in 0..queries.tiles {
+            let (first, count) = queries.tile(index);
+            let Some(seen) = self.seen(first, count, start) else { continue };
+            self.softmax(s, first, count, seen, start);
+            self.weigh(s, &block, first, count, seen, start);
+            block.next_values = block.values;
+        }
+    }
+
+    #[inline(always)]
+    fn softmax<S: Simd>(&mut self, s: S, first: usize, count: usize, seen: Seen, start: usize) {
+        let Partial { largest, total, .. } = &mut self.state.range;
+        let (Some(largest), Some(decay)) =
+            (largest[first..].first_chunk_mut(), self.state.decay[first..].first_chunk_mut())
+        else {
+            unreachable!("sixteen floats of room behind every query")
+        };
+        let (scores, total) = (
+            &mut self.state.scores[first * BLOCK..(first + count) * BLOCK],
+            &mut total[first..first + count],
+        );
+        if seen.any == seen.common {
+            let visible = |_| seen.any;
+            return s.call(Softmax { scores, visible, largest, total, decay });
+        }
+        let (position, group, sight) =
+            (self.row.start + self.piece.tile.first, self.shape.heads / self.shape.kv_heads, self.sight);
+        let visible = |query: usize| sight.of_block(position + (first + query) / group, start);
+        s.call(Softmax { scores, visible, largest, total, decay });
+    }
+
+    /// Adds the values of a block to the sums of `count` queries from `first` on. All of them see some keys, and share
+    /// their reads, and some may see a few more on either side; each takes in its own in their order.
+    #[inline(always)]
+    fn weigh<S: Simd>(
+        &mut self,
+        s: S,
+        block: &Block<W>,
+        first: usize,
+        count: usize,
+        seen: Seen,
+        start: usize,
+    ) {
+        let Seen { any, common } = seen;
+        let shared = common.first < common.end;
+        if !shared || any.first < common.first {
+            for query in first..first + count {
+                let visible = self.visible(query, start);
+                let end = if shared { common.first } else { visible.end };
+                if visible.first < end {
+                    self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: visible.first, end });
+                    self.state.decay[query] = 1.0;
+                }
+            }
+        }
+        if !shared {
+            return;
+        }
+        for_tile!(S, count, self.weigh_tile::<S, R, P>(s, block, first, common));
+        if common.end < any.end {
+            for query in first..first + count {
+                let end = self.visible(query, start).end;
+                if common.end < end {
+                    self.state.decay[query] = 1.0;
+                    self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: common.end, end });
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn weigh_tile<S: Simd, const R: usize, const P: usize>(
+        &mut self,
+        s: S,
+        block: &Block<W>,
+        first: usize,
+        visible: Visible,
+    ) {
+        let head_dim = self.shape.head_dim;
+        let weights = &self.state.scores[first * BLOCK..(first + R) * BLOCK];
+        let decay = &self.state.decay[first..first + R];
+        let sums = &mut self.state.range.sums[first * head_dim..(first + R) * head_dim];
+        s.call(Weigh::<W, R, P> { block, visible, head_dim, weights, decay, sums });
+    }
+
+    /// What a query sees of the block at `start`.
+    #[inline(always)]
+    fn visible(&self, query: usize, start: usize) -> Visible {
+        self.sight.of_block(self.position(query / self.group()), start)
+    }
+
+    /// What `count` queries from `first` on see of the block at `start`; `None` if nothing. Both ends of what a query
+    /// sees move on with its position.
+    #[inline(always)]
+    fn seen(&self, first: usize, count: usize, start: usize) -> Option<Seen> {
+        let (first, last) = (self.visible(first, start), self.visible(first + count - 1, start));
+        let any = Visible { first: first.first, end: last.end };
+        let common = Visible { first: last.first, end: first.end };
+        (any.first < any.end).then_some(Seen { any, common })
+    }
+
+    /// Finds the panels of the block at `start` that the tile sees, and those after it.
+    #[inline(always)]
+    fn panels(&self, start: usize) -> Block<W> {
+        let nothing = [self.data.as_ptr(); BLOCK_PANELS];
+        let mut block = Block { keys: nothing, values: nothing, next_keys: nothing, next_values: nothing };
+        let elements = LANES * self.shape.head_dim;
+        let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
+        for panel in 0..BLOCK_PANELS {
+            let position = start + panel * LANES;
+            if position > last || position + LANES <= first {
+                continue;
+            }
+            let at = |position: usize| {
+                let key = self.layout.key_panel(self.table, self.piece.kv_head, position);
+                let value = self.layout.value_panels(self.table, self.piece.kv_head, position);
+                (self.data[key..key + elements].as_ptr(), self.data[value..value + elements].as_ptr())
+            };
+            (block.keys[panel], block.values[panel]) = at(position);
+            let later = if position + BLOCK <= last { position + BLOCK } else { position };
+            (block.next_keys[panel], block.next_values[panel]) = at(later);
+        }
+        block
+    }
+
+    /// Divides by the totals and writes the tile's results.
+    #[inline(always)]
+    fn give_results<S: Simd>(&mut self, s: S) {
+        let (group, head_dim) = (self.group(), self.shape.head_dim);
+        for query in 0..self.queries() {
+            let token = self.row.first_token + self.piece.tile.first + query / group;
+            let head = self.piece.kv_head * group + query % group;
+            // SAFETY: each (token, head) belongs to one tile, and one task gives its results.
+            let to = unsafe { self.out.part((token * self.shape.heads + head) * head_dim, head_dim) };
+            let total = s.splat(self.state.whole.total[query]);
+            let sums = &self.state.whole.sums[query * head_dim..(query + 1) * head_dim];
+            for (to, sum) in to.chunks_mut(LANES).zip(sums.chunks(LANES)) {
+                s.store_some(to, s.div(s.load_some(sum, 0.0), total));
+            }
+        }
+    }
+}

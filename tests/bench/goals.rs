@@ -1,0 +1,138 @@
+//! What Tutti is to reach, and how far it is.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use tutti_load::results::median;
+
+use crate::{part::Found, peers::KV_POOL_BYTES};
+
+/// Weights of the shape in bf16, of which one token at a time reads all.
+const WEIGHT_BYTES: f64 = 1_192_099_840.0;
+/// A start that is fast enough whatever the peers do.
+const START_S: f64 = 1.2;
+
+/// One goal. Nothing stands where it was not measured.
+#[derive(Debug, Serialize)]
+pub struct Goal {
+    what: String,
+    ours: Option<f64>,
+    /// What it is compared with: the best peer, or a limit.
+    against: Option<Against>,
+    /// How many times better ours is.
+    ratio: Option<f64>,
+    at_least: f64,
+    met: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Against {
+    name: String,
+    value: f64,
+}
+
+/// By which a figure is better.
+#[derive(Clone, Copy, PartialEq)]
+enum Better {
+    Lower,
+    Higher,
+}
+
+/// The groups by name.
+type Groups = BTreeMap<&'static str, Found>;
+
+pub fn compared(groups: &Groups) -> Vec<Goal> {
+    let over_peers = |group, figure, better, at_least| {
+        let against = best_peer(groups, group, figure, better);
+        let what = format!("{figure}, {group}, over the best peer");
+        Goal::new(what, ours(groups, group, figure), against, better, at_least)
+    };
+    let higher = |group, figure, at_least| over_peers(group, figure, Better::Higher, at_least);
+    vec![
+        higher("prefill_bf16", "prefill_512", 1.1),
+        higher("prefill_bf16", "prefill_4096", 1.2),
+        higher("prefill_int8", "prefill_512", 1.2),
+        higher("decode_bf16", "decode_1", 1.2),
+        of_the_memory(groups),
+        higher("decode_bf16", "decode_4", 1.4),
+        higher("decode_bf16", "decode_16", 2.0),
+        over_peers("mixed_bf16", "ttft_ms", Better::Lower, 1.0),
+        longest_gap(groups),
+        start(groups),
+        memory(groups),
+        int8(groups),
+    ]
+}
+
+impl Goal {
+    fn new(what: String, ours: Option<f64>, against: Option<Against>, better: Better, at_least: f64) -> Self {
+        let ratio = ours.zip(against.as_ref()).map(|(ours, against)| match better {
+            Better::Higher => ours / against.value,
+            Better::Lower => against.value / ours,
+        });
+        Self { what, ours, against, ratio, at_least, met: ratio.map(|ratio| ratio >= at_least) }
+    }
+}
+
+fn ours(groups: &Groups, group: &str, figure: &str) -> Option<f64> {
+    of(groups, group, "tutti", figure)
+}
+
+fn of(groups: &Groups, group: &str, contender: &str, figure: &str) -> Option<f64> {
+    groups.get(group)?.contenders.get(contender)?.medians.get(figure).copied()
+}
+
+fn best_peer(groups: &Groups, group: &str, figure: &str, better: Better) -> Option<Against> {
+    let peers = groups.get(group)?.contenders.iter().filter(|(name, _)| !name.starts_with("tutti"));
+    let values = peers.filter_map(|(name, gave)| Some((name, *gave.medians.get(figure)?)));
+    let best = values.max_by(|a, b| match better {
+        Better::Higher => a.1.total_cmp(&b.1),
+        Better::Lower => b.1.total_cmp(&a.1),
+    });
+    best.map(|(name, value)| Against { name: name.clone(), value })
+}
+
+/// Bytes of weights that one stream reads a second, over what can be read in the same minutes.
+fn of_the_memory(groups: &Groups) -> Goal {
+    let rate = ours(groups, "decode_bf16", "decode_1").map(|tokens| tokens * WEIGHT_BYTES / 1e9);
+    let limits = groups.get("decode_bf16").filter(|found| !found.limits.is_empty());
+    let limit = limits.map(|found| median(found.limits.iter().map(|limits| limits.memory_read_gb_per_s)));
+    let limit = limit.map(|value| Against { name: "memory read".into(), value });
+    Goal::new("GB/s of weights at decode_1, of what can be read".into(), rate, limit, Better::Higher, 0.85)
+}
+
+/// Against that of the peer which brings the newcomer's token first.
+fn longest_gap(groups: &Groups) -> Goal {
+    let (group, figure) = ("mixed_bf16", "itl_ms_during_p99");
+    let first = best_peer(groups, group, "ttft_ms", Better::Lower);
+    let against = first.and_then(|first| {
+        let value = of(groups, group, &first.name, figure)?;
+        Some(Against { name: first.name, value })
+    });
+    let what = "itl_ms_during_p99, mixed_bf16, over the peer with the best TTFT".into();
+    Goal::new(what, ours(groups, group, figure), against, Better::Lower, 4.0)
+}
+
+fn start(groups: &Groups) -> Goal {
+    let (group, figure) = ("start_bf16", "start_to_first_token_s");
+    let best = best_peer(groups, group, figure, Better::Lower).filter(|best| best.value > START_S);
+    let against = best.unwrap_or(Against { name: "enough".into(), value: START_S });
+    let what = format!("{figure}, the best peer's or {START_S}");
+    Goal::new(what, ours(groups, group, figure), Some(against), Better::Lower, 1.0)
+}
+
+/// After sixteen streams: all processes together.
+fn memory(groups: &Groups) -> Goal {
+    let held = WEIGHT_BYTES + KV_POOL_BYTES as f64;
+    let against = Against { name: "weights and KV pool".into(), value: held };
+    let peak = ours(groups, "decode_bf16", "peak_memory_bytes");
+    Goal::new("peak_memory_bytes".into(), peak, Some(against), Better::Lower, 1.0 / 1.15)
+}
+
+fn int8(groups: &Groups) -> Goal {
+    let (group, figure) = ("decode_int8", "decode_1");
+    let value = of(groups, group, "tutti-bf16", figure);
+    let against = value.map(|value| Against { name: "tutti-bf16".into(), value });
+    let what = "decode_1 of int8 over our bf16".into();
+    Goal::new(what, ours(groups, group, figure), against, Better::Higher, 1.6)
+}

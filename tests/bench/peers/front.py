@@ -1,0 +1,90 @@
+"""The least front that an in-process pipeline needs to be asked like any server: prompts of token ids in, one event for
+each step that gave a request tokens. The engine's own loop runs on the main thread and does all the work.
+
+A pipeline is an object with `add(number, prompt, max_tokens)`, `step()`, which gives [(number, new tokens)], and `busy()`.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Request:
+    def __init__(self, body, out):
+        self.prompt, self.max_tokens = body["prompt"], body["max_tokens"]
+        self.out, self.sent, self.ended = out, 0, threading.Event()
+
+    def give(self, tokens):
+        """Sends what it was given. The text is never looked at, so that all tokens can be one."""
+        self.sent += tokens
+        choice = {"index": 0, "text": "x", "token_ids": [0] * tokens}
+        self.write({"choices": [choice]})
+        if self.sent >= self.max_tokens:
+            usage = {"prompt_tokens": len(self.prompt), "completion_tokens": self.sent}
+            self.write({"choices": [], "usage": usage})
+            self.write("[DONE]")
+            self.ended.set()
+
+    def write(self, event):
+        text = event if isinstance(event, str) else json.dumps(event)
+        try:
+            self.out.write(f"data: {text}\n\n".encode())
+        except OSError:
+            # The client has gone; its tokens go nowhere.
+            pass
+
+
+def serve(port, start):
+    """Starts a pipeline by calling `start` and serves it on a port of loopback until the process is killed."""
+    # Whatever libraries print is for the log, not for a bench that reads our output.
+    os.dup2(2, 1)
+    pipeline = start()
+    coming = queue.Queue()
+
+    class Front(BaseHTTPRequestHandler):
+        # An event leaves when it is written.
+        disable_nagle_algorithm = True
+
+        def do_GET(self):
+            # Whoever asks anything wants to know whether it is ready.
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            request = Request(body, self.wfile)
+            coming.put(request)
+            request.ended.wait()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Front)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    running, number = {}, 0
+    while True:
+        # Waits only where there is nothing to compute.
+        while not pipeline.busy() or not coming.empty():
+            request = coming.get()
+            number += 1
+            running[number] = request
+            pipeline.add(number, request.prompt, request.max_tokens)
+        for which, tokens in pipeline.step():
+            if tokens:
+                running[which].give(tokens)
+                if running[which].ended.is_set():
+                    del running[which]
+
+
+def port_and(*names):
+    """The command line: a port, then an argument for each name."""
+    if len(sys.argv) != 2 + len(names):
+        sys.exit(f"usage: {sys.argv[0]} PORT {' '.join(names)}")
+    return int(sys.argv[1]), *sys.argv[2:]

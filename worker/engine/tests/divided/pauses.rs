@@ -1,0 +1,66 @@
+//! What is copied and answered inside a step.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use tutti_engine::Arrival;
+
+use crate::{
+    Answers, PAGE_BYTES, Side,
+    common::{expected, launch, settings},
+    decode, hand_over, prefill, prefilled,
+};
+
+#[test]
+fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
+    let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
+    let (other, whole) = (launch(1, 10, 60), launch(2, 18, 9));
+    to.desk.launch(other.clone());
+    to.desk.launch(decode(&whole));
+    to.step();
+    let (runs, handed) = prefilled(&mut from, &whole);
+    let (post, bell, told) = (to.post.clone(), to.desk.bell(), Arc::clone(&answers));
+    let mut arrivals: VecDeque<Arrival> = runs.into_iter().map(Arrival::Pages).collect();
+    arrivals.push_back(hand_over(2, handed, &answers));
+    to.probe.lock().unwrap().during = Some(Box::new(move || {
+        // One a step: what came in the step before has been taken by then, and what comes last has been answered.
+        assert!(post.lock().arrivals.is_empty());
+        post.lock().arrivals.extend(arrivals.pop_front());
+        bell.ring();
+    }));
+    let mut steps = 0;
+    while told.lock().unwrap().is_empty() {
+        assert!(to.step() && steps < 20, "not answered after {steps} steps");
+        steps += 1;
+        // Of what is answered inside the step no step has had a row yet.
+        assert!(to.ids(2).is_empty());
+    }
+    assert_eq!(*answers.lock().unwrap(), [Ok(())]);
+    to.probe.lock().unwrap().during = None;
+    to.idle();
+    assert_eq!(to.ids(1), expected(&other).output);
+    assert_eq!(to.ids(2), expected(&whole).output[1..]);
+}
+
+#[test]
+fn pages_that_could_not_leave_between_two_steps_leave_inside_the_next() {
+    let mut side = Side::new(&settings());
+    let (other, whole) = (launch(1, 10, 40), launch(2, 60, 5));
+    side.desk.launch(other.clone());
+    side.step();
+    side.desk.launch(prefill(&whole));
+    side.post.lock().room = 0;
+    // A chunk, whose pages stay: the request is held back, while the other one decodes.
+    side.step();
+    side.step();
+    assert_eq!(side.post.lock().sent.len(), 0);
+    let post = side.post.clone();
+    side.probe.lock().unwrap().during = Some(Box::new(move || post.lock().room = usize::MAX));
+    side.step();
+    let left =
+        |side: &Side| side.post.lock().sent.iter().map(|run| run.data.len() / PAGE_BYTES).sum::<usize>();
+    assert!(left(&side) >= 3, "{} pages", left(&side));
+    side.probe.lock().unwrap().during = None;
+    side.idle();
+    assert_eq!((left(&side), side.post.lock().handed.len()), (15, 1));
+    assert_eq!(side.ids(1), expected(&other).output);
+}

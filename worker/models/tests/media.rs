@@ -1,0 +1,143 @@
+//! The family with an audio encoder: encoded anywhere, prefilled in any chunks, the same to the last bit.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::path::Path;
+
+use common::{MAX_STEP_TOKENS, PAGE_TOKENS, PAGES, config, device, write_config};
+use serde_json::json;
+use tutti_kernels::{PageId, RowInputs, ScoreRow, StepInputs};
+use tutti_models::{
+    EmbeddedRows, LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load,
+};
+use tutti_proto::walks::WalkId;
+
+const HERE: u32 = 90;
+const BYTES_PER_TOKEN: usize = 10;
+const WIDTH: usize = 48;
+
+fn try_load(dir: &Path, nodes: Option<&[&str]>) -> Result<Box<dyn Model>, LoadError> {
+    let nodes = nodes.map(|nodes| nodes.iter().map(|&node| node.to_owned()).collect());
+    let (load_format, page_tokens) = (LoadFormat::Dummy, PAGE_TOKENS);
+    let options = LoadOptions {
+        dir: dir.into(),
+        load_format,
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens,
+        nodes,
+        seed: 11,
+    };
+    let mut model = load(&options, device(), &mut |_| {})?;
+    model.allocate_pages(PAGES).unwrap();
+    Ok(model)
+}
+
+fn checkpoint(changes: &serde_json::Value) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keys = json!({"architectures": ["TuttiMediaTestForCausalLM"], "model_type": "tutti_media_test",
+        "audio_token_id": HERE, "audio_bytes_per_token": BYTES_PER_TOKEN});
+    for (key, change) in changes.as_object().unwrap() {
+        keys[key] = change.clone();
+    }
+    write_config(dir.path(), &config(&keys));
+    dir
+}
+
+fn walk(model: &dyn Model) -> WalkId {
+    model.declaration().media()[0].walk
+}
+
+fn encoded(model: &mut dyn Model, data: &[u8]) -> Vec<f32> {
+    let mut out = vec![];
+    model.encode(walk(model), data, &mut out).unwrap();
+    out
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Logprobs of the whole vocabulary after each token of a prompt whose second to eleventh tokens are an item, in chunks.
+fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u32, u32)>> {
+    let prompt: Vec<u32> =
+        (0..40).map(|place| if (1..11).contains(&place) { HERE } else { place * 2 }).collect();
+    let pages = [PageId(3), PageId(9), PageId(1)];
+    let mut scores = Vec::new();
+    for start in (0..prompt.len()).step_by(chunk) {
+        let end = prompt.len().min(start + chunk);
+        let row = RowInputs { first_token: 0, tokens: end - start, start, block_table: &pages };
+        let positions: Vec<f32> = (start..end).map(|position| position as f32).collect();
+        let logit_rows: Vec<usize> = (0..end - start).collect();
+        let rows = [row];
+        let inputs = StepInputs {
+            token_ids: &prompt[start..end],
+            positions: &positions,
+            rows: &rows,
+            logit_rows: &logit_rows,
+        };
+        let (from, to) = (start.max(1), end.min(11));
+        let embedded = (from < to).then(|| EmbeddedRows {
+            first_token: from - start,
+            values: &embeddings[(from - 1) * WIDTH..(to - 1) * WIDTH],
+        });
+        model.forward_with(&inputs, embedded.as_slice()).unwrap();
+        let wanted: Vec<_> = logit_rows.iter().map(|&row| (row, ScoreRow { token: 0, top: 97 })).collect();
+        let mut out = LogitResults::default();
+        model.read_logits(&LogitRequests { sample: &[], score: &wanted }, &mut out).unwrap();
+        let bits = |top: Vec<(u32, f32)>| top.into_iter().map(|(token, p)| (token, p.to_bits())).collect();
+        scores.extend(out.scores.into_iter().map(|score| bits(score.top)));
+    }
+    scores
+}
+
+#[test]
+fn neither_where_it_is_encoded_nor_how_the_prompt_is_cut_changes_a_bit() {
+    let dir = checkpoint(&json!({}));
+    let (mut whole, mut encoder) =
+        (try_load(dir.path(), None).unwrap(), try_load(dir.path(), Some(&["audio_encoder"])).unwrap());
+    let mut thinker = try_load(dir.path(), Some(&["thinker"])).unwrap();
+    assert!(!encoder.thinks() && thinker.thinks() && whole.thinks());
+    assert_eq!(whole.weight_bytes(), encoder.weight_bytes() + thinker.weight_bytes());
+    assert_eq!(whole.page_layout(), thinker.page_layout());
+    assert!(thinker.encode(walk(&*whole), &[0; 10], &mut vec![]).is_err());
+    let data: Vec<u8> = (0..10 * BYTES_PER_TOKEN as u32 - 3).map(|byte| (byte * 37 % 251) as u8).collect();
+    let embeddings = encoded(&mut *whole, &data);
+    assert_eq!(embeddings.len(), 10 * WIDTH);
+    assert_eq!(bits(&encoded(&mut *encoder, &data)), bits(&embeddings));
+
+    let expected = scores(&mut *whole, &embeddings, 40);
+    for chunk in [1, 3, 7, 16, 39] {
+        assert!(scores(&mut *thinker, &embeddings, chunk) == expected, "chunks of {chunk}");
+    }
+    let other = encoded(&mut *encoder, &data[1..]);
+    let changed = scores(&mut *thinker, &[&other[..], &[0.0; WIDTH]].concat()[..10 * WIDTH], 40);
+    assert!(changed[0] == expected[0] && changed[1] != expected[1] && changed[39] != expected[39]);
+}
+
+#[test]
+fn an_item_is_encoded_as_a_whole() {
+    let dir = checkpoint(&json!({}));
+    let mut encoder = try_load(dir.path(), Some(&["audio_encoder"])).unwrap();
+    // Longer than what runs at once.
+    let mut data = vec![1; 200 * BYTES_PER_TOKEN];
+    let quiet = encoded(&mut *encoder, &data);
+    data[1999] = 0x70;
+    let loud = encoded(&mut *encoder, &data);
+    assert_ne!(bits(&quiet[..WIDTH]), bits(&loud[..WIDTH]), "the last sample is the loudest");
+    assert!(encoder.encode(walk(&*encoder), &[], &mut vec![]).is_err());
+}
+
+#[test]
+fn a_config_that_makes_no_sense_is_told_by_its_key() {
+    for (changes, told) in [
+        (json!({"audio_token_id": 97}), "audio_token_id: 97 is not below vocab_size, 97"),
+        (json!({"audio_bytes_per_token": 7}), "audio_bytes_per_token: 7 bytes"),
+        (json!({"audio_bytes_per_token": 0}), "audio_bytes_per_token: 0 bytes"),
+        (json!({"audio_token_id": null}), "audio_token_id"),
+    ] {
+        let error = try_load(checkpoint(&changes).path(), None).err().unwrap().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+}
