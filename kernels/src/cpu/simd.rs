@@ -85,7 +85,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     const DOT_INPUTS: usize;
     fn splat_i(self, x: i32) -> Self::I;
     /// Exact for magnitudes up to 2²⁴.
-    fn from_i(self, x: Self::I) -> Self::F;
+    fn floats(self, x: Self::I) -> Self::F;
     /// The nearest integers, ties to even, of numbers in -127 ..= 127; others come to anything.
     fn to_i8(self, x: Self::F) -> [i8; LANES];
     /// `sum + Σ weights[lane][i] * x[i]` over [`Self::DOT_INPUTS`] inputs, exactly; `weights` unsigned,

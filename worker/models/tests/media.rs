@@ -28,6 +28,7 @@ fn try_load(dir: &Path, nodes: Option<&[&str]>) -> Result<Box<dyn Model>, LoadEr
         page_tokens,
         nodes,
         seed: 11,
+        quantize: tutti_kernels::Quantize::None,
     };
     let mut model = load(&options, device(), &mut |_| {})?;
     model.allocate_pages(PAGES).unwrap();

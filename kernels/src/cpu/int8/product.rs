@@ -323,7 +323,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
                 let weight_scales = s.load(panel.add(at).cast());
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let scale = s.mul(weight_scales, s.splat(f32::from_bits(*scales.add(r))));
-                    sums[p] = s.add(s.mul(s.from_i(dots[r][p]), scale), sums[p]);
+                    sums[p] = s.add(s.mul(s.floats(dots[r][p]), scale), sums[p]);
                 }
             }
             x = steps.add(inputs / S::DOT_INPUTS * R);

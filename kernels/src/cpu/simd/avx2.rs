@@ -134,7 +134,7 @@ impl Simd for Avx2 {
         avx2! { [_mm256_set1_epi32(x); 2] }
     }
     #[inline(always)]
-    fn from_i(self, x: [__m256i; 2]) -> F {
+    fn floats(self, x: [__m256i; 2]) -> F {
         avx2! { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
     }
     #[inline(always)]

@@ -123,7 +123,7 @@ macro_rules! simd {
                 avx512! { _mm512_set1_epi32(x) }
             }
             #[inline(always)]
-            fn from_i(self, x: __m512i) -> F {
+            fn floats(self, x: __m512i) -> F {
                 avx512! { _mm512_cvtepi32_ps(x) }
             }
             #[inline(always)]

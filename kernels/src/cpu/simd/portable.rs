@@ -92,7 +92,7 @@ impl Simd for Portable {
         [x; LANES]
     }
     #[inline(always)]
-    fn from_i(self, x: [i32; LANES]) -> F {
+    fn floats(self, x: [i32; LANES]) -> F {
         each(|i| x[i] as f32)
     }
     #[inline(always)]
