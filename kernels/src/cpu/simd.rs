@@ -103,6 +103,16 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Whether any lane is not a number.
     fn any_nan(self, a: Self::F) -> bool;
 
+    /// The nearest bfloat16, ties to even, as f32.
+    #[inline(always)]
+    fn round_to_bf16(self, x: Self::F) -> Self::F {
+        // Plain code, which the compiler turns into the path's instructions.
+        let mut lanes = [0.0; LANES];
+        self.store_some(&mut lanes, x);
+        lanes.iter_mut().for_each(|x| *x = from_bf16(to_bf16(*x)));
+        self.load_some(&lanes, 0.0)
+    }
+
     /// The first sixteen elements of `from`, or all that there are and `rest` in the other lanes.
     #[inline(always)]
     fn load_some(self, from: &[f32], rest: f32) -> Self::F {
