@@ -1,27 +1,24 @@
 //! `y = x · Wᵀ` over packed panels.
 //!
 //! Activations pass a *door* first: they are copied into tiles of a few rows, transposed so that a tile's rows lie
-//! side by side for each input, and rounded to bfloat16 where the weights are. Then every panel of weights meets every
-//! tile while it is in the cache, so that one read of the weights from memory serves all rows.
+//! side by side for each input, and rounded to bfloat16 where the weights are. Then one read of the weights from memory
+//! serves all rows: a few, which are one tile, in a [`sweep`] over whole panels; more of them [`blocked`].
 
 mod blocked;
 mod door;
+mod sweep;
 
 use self::blocked::{Blocked, SUMS, TASK_PANELS};
 use self::door::Door;
-use super::format::{Bf16, F16, F32, Format, STEP, Stored};
+use self::sweep::Sweep;
+use super::format::{Bf16, F16, F32, Format, Stored};
 use super::isa::Path;
 use super::matrix::Matrix;
 use super::memory::{Buffer, Shared};
 use super::pool::ThreadPool;
 use super::simd::{LANES, Op, Simd};
-use super::tile::{Rows, Tiling, dot_product_on, for_tile, prefetch, product_on};
+use super::tile::{Rows, Tiling, dot_product_on, product_on};
 use crate::DeviceError;
-
-/// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
-const CACHED_WEIGHTS: usize = 192 << 10;
-/// Steps that weights are asked for ahead of their use.
-const AHEAD: usize = 24;
 
 /// What becomes of a product.
 #[derive(Clone, Copy)]
@@ -47,14 +44,14 @@ pub(super) struct Product<'a> {
 pub(super) struct Scratch {
     /// Where activations are laid out.
     door: Buffer<f32>,
-    /// [`SCRATCH`] for each thread.
-    blocks: Buffer<f32>,
+    /// [`SUMS`] for each thread.
+    sums: Buffer<f32>,
 }
 
 impl Scratch {
     pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
-        let blocks = Buffer::zeroed(threads * SUMS, "blocks of a product")?;
-        Ok(Self { door: Buffer::zeroed(0, DOOR)?, blocks })
+        let sums = Buffer::zeroed(threads * SUMS, "sums of a product")?;
+        Ok(Self { door: Buffer::zeroed(0, DOOR)?, sums })
     }
 
     /// Makes room for products of so many rows and inputs.
@@ -68,7 +65,7 @@ impl Scratch {
 
     /// The most that they take.
     pub(super) fn bytes(&self) -> usize {
-        (self.door.len() + self.blocks.len()) * size_of::<f32>()
+        (self.door.len() + self.sums.len()) * size_of::<f32>()
     }
 }
 
@@ -95,12 +92,12 @@ fn linear_with(
 ) -> Result<(), DeviceError> {
     let Product { x, rows, matrix, store, out } = product;
     let tiling = Tiling::new(rows, path.run(LargestTile));
-    let (door, blocks) = (Shared::new(&mut scratch.door[..]), Shared::new(&mut scratch.blocks[..]));
+    let (door, sums) = (Shared::new(&mut scratch.door[..]), Shared::new(&mut scratch.sums[..]));
     let narrow = matches!(matrix.data, Stored::Bf16(_));
     let way = Door { x, inputs: matrix.inputs, tiling, narrow, dots: dots && narrow };
     way.pass(path, pool, &door)?;
     let out = Shared::new(out);
-    let work = Work { tiling, door: &door, blocks: &blocks, matrix, store, out: &out };
+    let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out };
     match &matrix.data {
         Stored::F32(data) => work.run::<F32, false>(path, pool, data),
         Stored::F16(data) => work.run::<F16, false>(path, pool, data),
@@ -125,7 +122,8 @@ impl Op for LargestTile {
 struct Work<'a> {
     tiling: Tiling,
     door: &'a Shared<'a, f32>,
-    blocks: &'a Shared<'a, f32>,
+    /// [`SUMS`] for each thread.
+    sums: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
     store: Store<'a>,
     out: &'a Shared<'a, f32>,
@@ -139,48 +137,32 @@ impl Work<'_> {
         data: &[W::Raw],
     ) -> Result<(), DeviceError> {
         let panels = self.matrix.panels();
+        // Some tasks for each thread even out their ends.
+        let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
-            return self.run_blocked::<W, DOTS>(path, pool, data);
+            let share = share.clamp(1, TASK_PANELS);
+            let columns = panels.div_ceil(share);
+            let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles);
+            let band = self.tiling.tiles.div_ceil(bands.max(1));
+            return pool.run(columns * bands, |task, thread| {
+                let (column, first) = (task / bands, task % bands * band);
+                let block = Blocked::<W, DOTS> {
+                    work: *self,
+                    data,
+                    panels: (column * share, panels.min((column + 1) * share)),
+                    tiles: (first, self.tiling.tiles.min(first + band)),
+                    // SAFETY: each thread has a part of its own, and runs one task at a time.
+                    sums: unsafe { self.sums.part(thread * SUMS, SUMS) },
+                };
+                if DOTS { path.run_dots(block) } else { path.run(block) }
+            });
         }
-        // A few tasks for each thread even out their ends; a task has four panels or more, which a single row needs.
-        let share = panels.div_ceil(4 * pool.threads()).next_multiple_of(4);
-        let columns = panels.div_ceil(share);
-        let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles).max(1);
-        let band = self.tiling.tiles.div_ceil(bands);
-        pool.run(columns * bands, |task, _| {
-            let (column, first) = (task / bands, task % bands * band);
-            let block = Block::<W, DOTS> {
-                work: *self,
-                data,
-                panels: (column * share, panels.min((column + 1) * share)),
-                tiles: (first, self.tiling.tiles.min(first + band)),
-            };
-            if DOTS { path.run_dots(block) } else { path.run(block) }
-        })
-    }
-
-    fn run_blocked<W: Format, const DOTS: bool>(
-        &self,
-        path: Path,
-        pool: &mut ThreadPool,
-        data: &[W::Raw],
-    ) -> Result<(), DeviceError> {
-        let panels = self.matrix.panels();
-        let share = panels.div_ceil(8 * pool.threads()).clamp(1, TASK_PANELS);
-        let columns = panels.div_ceil(share);
-        let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles).max(1);
-        let band = self.tiling.tiles.div_ceil(bands);
-        pool.run(columns * bands, |task, thread| {
-            let (column, first) = (task / bands, task % bands * band);
-            let block = Blocked::<W, DOTS> {
-                work: *self,
-                data,
-                panels: (column * share, panels.min((column + 1) * share)),
-                tiles: (first, self.tiling.tiles.min(first + band)),
-                // SAFETY: each thread has a part of its own, and runs one task at a time.
-                sums: unsafe { self.blocks.part(thread * SUMS, SUMS) },
-            };
-            if DOTS { path.run_dots(block) } else { path.run(block) }
+        // Four panels or more, which a single row needs.
+        let share = share.next_multiple_of(4);
+        pool.run(panels.div_ceil(share), |task, _| {
+            let panels = (task * share, panels.min((task + 1) * share));
+            let sweep = Sweep::<W, DOTS> { work: *self, data, panels };
+            if DOTS { path.run_dots(sweep) } else { path.run(sweep) }
         })
     }
 
@@ -215,89 +197,6 @@ impl Work<'_> {
             sum = s.add(s.load_some(out, 0.0), sum);
         }
         s.store_some(out, sum);
-    }
-}
-
-/// Some panels by some tiles of rows; `DOTS` where the door holds bfloat16 pairs.
-#[derive(Clone, Copy)]
-struct Block<'a, W: Format, const DOTS: bool> {
-    work: Work<'a>,
-    data: &'a [W::Raw],
-    panels: (usize, usize),
-    tiles: (usize, usize),
-}
-
-impl<W: Format, const DOTS: bool> Op for Block<'_, W, DOTS> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let panel_bytes = self.work.matrix.steps() * STEP * size_of::<W::Raw>();
-        let cached = (CACHED_WEIGHTS / panel_bytes.max(1)).max(4);
-        let (mut first, end) = self.panels;
-        while first < end {
-            let last = end.min(first + cached);
-            for tile in self.tiles.0..self.tiles.1 {
-                let (row, rows) = self.work.tiling.tile(tile);
-                for_tile!(S, rows, s.call(Sweep::<W, DOTS, R, P> { block: self, row, first, last }));
-            }
-            first = last;
-        }
-    }
-}
-
-/// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once.
-struct Sweep<'a, W: Format, const DOTS: bool, const R: usize, const P: usize> {
-    block: Block<'a, W, DOTS>,
-    row: usize,
-    first: usize,
-    last: usize,
-}
-
-impl<W: Format, const DOTS: bool, const R: usize, const P: usize> Op for Sweep<'_, W, DOTS, R, P> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let mut panel = self.first;
-        while panel + P <= self.last {
-            self.block.tile::<S, R, P>(s, self.row, panel);
-            panel += P;
-        }
-        while panel < self.last {
-            self.block.tile::<S, R, 1>(s, self.row, panel);
-            panel += 1;
-        }
-    }
-}
-
-impl<W: Format, const DOTS: bool> Block<'_, W, DOTS> {
-    #[inline(always)]
-    fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, row: usize, panel: usize) {
-        let steps = self.work.matrix.steps();
-        let data = &self.data[panel * steps * STEP..(panel + P) * steps * STEP];
-        let mut panels = [data.as_ptr(); P];
-        for (p, panel) in panels.iter_mut().enumerate() {
-            *panel = data[p * steps * STEP..].as_ptr();
-        }
-        // What is needed some steps later: of these panels or, at their end, of the `P` after them, where the machine's
-        // own prefetching would have to find its streams anew.
-        let hint = |p: usize, step: usize| {
-            let ahead = step + AHEAD;
-            let ahead = if ahead < steps { ahead } else { ahead + (P - 1) * steps };
-            panels[p].wrapping_add(ahead * STEP)
-        };
-        let zeros = [[s.splat(0.0); P]; R];
-        let ask = |p, step| prefetch(s, hint(p, step), STEP);
-        // SAFETY: the door holds `2 * steps` inputs of every row, tile by tile, and was filled before; nobody writes
-        // to it now. The panels hold `steps` steps by the slice above.
-        let sums = unsafe {
-            let x = self.work.inputs::<DOTS, R>(row, 0);
-            multiply::<S, W, DOTS, R, P>(s, zeros, x, panels, steps, ask)
-        };
-        for (r, sums) in sums.iter().enumerate() {
-            for (p, &sum) in sums.iter().enumerate() {
-                self.work.finish(s, row + r, (panel + p) * LANES, sum);
-            }
-        }
     }
 }
 

@@ -9,10 +9,11 @@ use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
 use super::{Work, multiply};
 
-/// Steps of a block: in bfloat16, its weights and a tile's inputs fill half of a first-level cache of 32 KiB.
-const BLOCK_STEPS: usize = 128;
+/// Steps of a block. Longer than the first-level cache would have it: weights and inputs stream well from the second,
+/// and every block's end costs each tile a pause.
+const BLOCK_STEPS: usize = 512;
 /// Rows of a band, at most: their inputs of a block, in f32, stay in the second-level cache.
-const BAND_ROWS: usize = 240;
+const BAND_ROWS: usize = 48;
 /// Panels of a task, at most: for each of them a band's sums are kept.
 pub(super) const TASK_PANELS: usize = 8;
 
@@ -57,7 +58,7 @@ impl<W: Format, const DOTS: bool> Op for Blocked<'_, W, DOTS> {
                     let sums = &mut sums[of_panel(panel)..];
                     for tile in first..last {
                         let (row, rows) = tiling.tile(tile);
-                        let next = share(next, size_of::<W::Raw>(), tile - first, last - first);
+                        let next = share(next, weights, tile - first, last - first);
                         let sums = &mut sums[(row - first_row) * LANES..][..rows * LANES];
                         for_tile!(
                             S,
@@ -85,11 +86,11 @@ fn band_end(tiling: Tiling, first: usize, end: usize) -> usize {
     (first + 1..end).find(|&tile| !fits(tile)).unwrap_or(end)
 }
 
-/// What tile `index` of so many asks for of the next block: its start, and bytes a step.
+/// What tile `index` of so many asks for of the next block, which is as large as this one: its start, and bytes a step.
 #[inline(always)]
-fn share(next: *const u8, element: usize, index: usize, tiles: usize) -> (*const u8, usize) {
-    let bytes = BLOCK_STEPS * STEP * element;
-    (next.wrapping_add(index * bytes / tiles), bytes.div_ceil(tiles * BLOCK_STEPS))
+fn share<T>(next: *const u8, block: &[T], index: usize, tiles: usize) -> (*const u8, usize) {
+    let (bytes, steps) = (size_of_val(block), block.len() / STEP);
+    (next.wrapping_add(index * bytes / tiles), bytes.div_ceil(tiles * steps))
 }
 
 /// A tile of `R` rows meets a block of one panel. `_P` is of no use: several tiles are never so low that one panel does

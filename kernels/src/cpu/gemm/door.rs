@@ -87,7 +87,8 @@ impl Part<'_, '_> {
             if dots {
                 for (pair, to) in to.chunks_exact_mut(R).enumerate() {
                     for (row, to) in to.iter_mut().enumerate() {
-                        let [even, odd] = [2 * pair, 2 * pair + 1].map(|input| lanes[row][input].to_bits());
+                        let even = lanes[row][2 * pair].to_bits();
+                        let odd = lanes[row][2 * pair + 1].to_bits();
                         *to = f32::from_bits(even >> 16 | odd);
                     }
                 }
