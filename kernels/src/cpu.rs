@@ -33,7 +33,7 @@ pub use weights::Weights;
 
 use self::gemm::{Product, Store, linear};
 use self::isa::Path;
-use self::memory::{Buffer, Shared};
+use self::memory::Shared;
 use self::pool::ThreadPool;
 use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
@@ -48,9 +48,8 @@ pub struct CpuDevice {
     path: Path,
     pool: ThreadPool,
     step: Step,
-    /// Where activations are laid out for a product; as large as the largest tensor that has been made, and committed
-    /// as far as it has been used.
-    door: Buffer<f32>,
+    /// Fits the largest tensor that has been made; committed as far as it has been used.
+    products: gemm::Scratch,
     /// The same of products in int8.
     int8: int8::Scratch,
     attention: attention::Scratch,
@@ -76,7 +75,7 @@ impl CpuDevice {
             path,
             pool,
             step: Step::default(),
-            door: Buffer::zeroed(0, "activations of a product")?,
+            products: gemm::Scratch::new(threads.max(1))?,
             int8: int8::Scratch::new()?,
             attention: attention::Scratch::default(),
             sampling,
@@ -105,7 +104,7 @@ impl CpuDevice {
         let (path, pool) = (self.path, &mut self.pool);
         match weight {
             Weights::Stored(matrix) => {
-                linear(path, pool, &mut self.door, Product { x, rows, matrix, store, out })
+                linear(path, pool, &mut self.products, Product { x, rows, matrix, store, out })
             }
             Weights::Int8(matrix) => {
                 int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, store, out })
@@ -177,22 +176,19 @@ impl Device for CpuDevice {
         if width > self.widest.1 {
             self.widest = (rows, width);
         }
-        let padded = rows * width.next_multiple_of(2);
-        if self.door.len() < padded {
-            self.door = Buffer::zeroed(padded, "activations of a product")?;
-        }
+        self.products.fit(rows, width)?;
         self.int8.fit(rows, width)?;
         Ok(tensor)
     }
 
     fn step_bytes(&self) -> u64 {
-        let door = self.door.len() * size_of::<f32>();
         let (rows, width) = self.widest;
         let sampling = self.sampling.len() * sample::Scratch::bytes(width);
         // The leader of a group gathers the columns of the widest tensor.
         let gathers = self.group.as_ref().is_some_and(|group| group.seat().leads());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
-        self.tensor_bytes + (door + self.int8.bytes() + self.attention.bytes() + sampling + gathered) as u64
+        let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes();
+        self.tensor_bytes + (scratch + sampling + gathered) as u64
     }
 
     fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {

@@ -1,0 +1,260 @@
+//! Steps of the Qwen3-0.6B shape on the CPU, operation by operation, beside what the machine could do.
+//!
+//! `cargo bench -p tutti-models --bench forward`: dummy weights of bfloat16, in this process: no cluster, no clients.
+//! Each round measures the machine's limits and then a few steps of every kind, so that whatever else the machine does
+//! meets all of them. The table is of the round with the median time: what each operation took, the least that it
+//! could have taken by those limits, and the second over the first.
+#![allow(clippy::print_stdout)] // The table is the output.
+
+mod limits;
+mod timed;
+
+use std::{collections::BTreeMap, path::Path, sync::PoisonError, time::Duration};
+
+use clap::Parser;
+use tutti_kernels::{
+    PageId, Quantize, RowInputs, SampleRow, SamplingParams, StepInputs,
+    cpu::{CpuDevice, Isa},
+};
+use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
+
+use self::{
+    limits::{Clock, Limits, Probe},
+    timed::{Table, Timed, Work},
+};
+
+type Failure = Box<dyn std::error::Error>;
+
+const CONTEXT: usize = 512;
+const PAGE: usize = 16;
+/// Requests of the largest batch.
+const BATCH: usize = 16;
+/// Pages of one request: those of the longest prompt, though only one is that long.
+const LONG: usize = 4096;
+
+#[derive(Parser)]
+struct Args {
+    /// Threads that compute; all cores where this is not given.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// The instruction path; the best where this is not given.
+    #[arg(long)]
+    isa: Option<String>,
+    /// Take the time that the computing thread had a core, of which there must be one: other work on the machine then
+    /// counts less.
+    #[arg(long)]
+    own_time: bool,
+    /// How often everything is measured.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// The kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16; all where this is not given.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// What `cargo bench` adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// One kind of step.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    /// Requests, tokens of each, and the position of the first.
+    batch: usize,
+    tokens: usize,
+    start: usize,
+    /// Steps one after the other, each where the last one ended; only the last samples.
+    chunks: usize,
+    /// How often in a round.
+    times: usize,
+}
+
+const KINDS: [Kind; 5] = [
+    Kind { name: "decode-1", batch: 1, tokens: 1, start: CONTEXT, chunks: 1, times: 15 },
+    Kind { name: "decode-4", batch: 4, tokens: 1, start: CONTEXT, chunks: 1, times: 10 },
+    Kind { name: "decode-16", batch: BATCH, tokens: 1, start: CONTEXT, chunks: 1, times: 6 },
+    Kind { name: "prefill-512", batch: 1, tokens: CONTEXT, start: 0, chunks: 1, times: 1 },
+    Kind { name: "prefill-4096", batch: 1, tokens: CONTEXT, start: 0, chunks: 8, times: 1 },
+];
+
+/// What one round found of one kind.
+struct Round {
+    /// Of one step (of all chunks, where there are several).
+    time: f64,
+    limits: Limits,
+    operations: BTreeMap<String, Work>,
+}
+
+fn main() -> Result<(), Failure> {
+    let args = Args::parse();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or(cores);
+    let isa = match &args.isa {
+        None => Isa::detect(),
+        Some(name) => {
+            let named = Isa::ALL.into_iter().find(|isa| isa.to_string() == *name);
+            named.ok_or_else(|| format!("no instruction path {name}"))?
+        }
+    };
+    let mut kinds = KINDS.to_vec();
+    kinds.retain(|kind| args.only.is_empty() || args.only.iter().any(|name| name == kind.name));
+
+    if args.own_time && threads != 1 {
+        return Err("--own-time is of one thread: it needs --threads 1".into());
+    }
+    let clock = if args.own_time { Clock::Own } else { Clock::Wall };
+    let device = Timed::new(CpuDevice::new(threads, isa)?, clock);
+    let table = device.table.clone();
+    let options = LoadOptions {
+        dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/bench/qwen3-0.6b"),
+        load_format: LoadFormat::Dummy,
+        max_step_tokens: CONTEXT,
+        page_tokens: PAGE,
+        nodes: None,
+        quantize: Quantize::None,
+        seed: 1,
+    };
+    let began = Clock::Wall.now();
+    let mut bench = Bench::new(load(&options, device, &mut |_| {})?, clock)?;
+    println!("{}", bench.model.describe());
+    println!("loaded and warm in {:.1} s", (Clock::Wall.now() - began).as_secs_f64());
+    let probe = Probe::new(threads, isa)?;
+    let mut rounds: Vec<Vec<Round>> = kinds.iter().map(|_| Vec::new()).collect();
+    for _ in 0..args.rounds {
+        for (kind, rounds) in kinds.iter().zip(&mut rounds) {
+            let limits = probe.measure();
+            rounds.push(bench.round(*kind, limits, &table)?);
+        }
+    }
+    for (kind, rounds) in kinds.iter().zip(&mut rounds) {
+        rounds.sort_by(|a, b| a.time.total_cmp(&b.time));
+        report(kind, rounds);
+    }
+    Ok(())
+}
+
+struct Bench {
+    model: Box<dyn Model>,
+    clock: Clock,
+    /// Of each request.
+    block_tables: Vec<Vec<PageId>>,
+    params: SamplingParams,
+}
+
+impl Bench {
+    /// Allocates pages and fills those of the context of every request, with what a prefill of the first one wrote.
+    fn new(mut model: Box<dyn Model>, clock: Clock) -> Result<Self, Failure> {
+        let mut next = 1;
+        let mut pages = |tokens: usize| -> Vec<PageId> {
+            let first = next;
+            next += tokens.div_ceil(PAGE) as u32;
+            (first..next).map(PageId).collect()
+        };
+        let block_tables: Vec<_> =
+            (0..BATCH).map(|request| pages(if request == 0 { LONG + 1 } else { CONTEXT + 1 })).collect();
+        model.allocate_pages(next as usize)?;
+        let params = SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 1,
+        };
+        let mut bench = Self { model, clock, block_tables, params };
+        bench.step(1, CONTEXT, 0, true)?;
+        let mut data = Vec::new();
+        let context = CONTEXT / PAGE;
+        bench.model.read_pages(&bench.block_tables[0][..context], &mut data)?;
+        for request in 1..BATCH {
+            bench.model.write_pages(&bench.block_tables[request][..context], &data)?;
+        }
+        Ok(bench)
+    }
+
+    fn step(&mut self, batch: usize, tokens: usize, start: usize, sample: bool) -> Result<(), Failure> {
+        let ids: Vec<u32> = (0..(batch * tokens) as u32).map(|i| i * 7919 % 150_000).collect();
+        let positions: Vec<f32> = (0..batch * tokens).map(|i| (start + i % tokens) as f32).collect();
+        let row = |request: usize| RowInputs {
+            first_token: request * tokens,
+            tokens,
+            start,
+            block_table: &self.block_tables[request],
+        };
+        let rows: Vec<_> = (0..batch).map(row).collect();
+        let logit_rows: Vec<usize> =
+            (0..batch).filter(|_| sample).map(|request| (request + 1) * tokens - 1).collect();
+        let inputs =
+            StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
+        self.model.forward(&inputs)?;
+        let row = SampleRow {
+            params: &self.params,
+            prompt: &[],
+            output: &[],
+            forbidden: &[],
+            position: (start + tokens) as u64,
+            logprobs: None,
+        };
+        let wanted: Vec<_> = (0..logit_rows.len()).map(|index| (index, row)).collect();
+        let mut out = LogitResults::default();
+        Ok(self.model.read_logits(&LogitRequests { sample: &wanted, score: &[] }, &mut out)?)
+    }
+
+    /// Times a kind's steps, each of them; its table is the sum over them, divided by their number.
+    fn round(&mut self, kind: Kind, limits: Limits, table: &Table) -> Result<Round, Failure> {
+        let Kind { batch, tokens, start, chunks, times, .. } = kind;
+        let clear = || std::mem::take(&mut *table.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut best: Option<Round> = None;
+        for _ in 0..times {
+            clear();
+            let began = self.clock.now();
+            for chunk in 0..chunks {
+                self.step(batch, tokens, start + chunk * tokens, chunk + 1 == chunks)?;
+            }
+            let round = Round { time: (self.clock.now() - began).as_secs_f64(), limits, operations: clear() };
+            if best.as_ref().is_none_or(|best| round.time < best.time) {
+                best = Some(round);
+            }
+        }
+        best.ok_or_else(|| "no step in a round".into())
+    }
+}
+
+fn report(kind: &Kind, rounds: &[Round]) {
+    let tokens = (kind.batch * kind.tokens * kind.chunks) as f64;
+    let (median, least) = (&rounds[rounds.len() / 2], &rounds[0]);
+    let Limits { flops, bytes } = median.limits;
+    let rate = |round: &Round| tokens / round.time;
+    println!(
+        "\n{}: {:.1} tok/s (best {:.1}), {:.2} ms; limits {:.0} GFLOP/s, {:.1} GB/s",
+        kind.name,
+        rate(median),
+        rate(least),
+        median.time * 1e3,
+        flops / 1e9,
+        bytes / 1e9,
+    );
+    let mut rows: Vec<_> = median.operations.iter().collect();
+    rows.sort_by_key(|(_, work)| std::cmp::Reverse(work.time));
+    let known: Duration = rows.iter().map(|(_, work)| work.time).sum();
+    let other = median.time - known.as_secs_f64();
+    let mut limit = 0.0;
+    for (name, work) in rows {
+        let time = work.time.as_secs_f64();
+        let floor = work.least(&median.limits);
+        limit += floor;
+        let share = 100.0 * time / median.time;
+        let each = time * 1e6 / work.calls as f64;
+        print!("  {name:24} {:5} x {each:10.1} us {share:5.1} %", work.calls);
+        if floor > 0.0 {
+            let (gflops, gbytes) = (work.flops / time / 1e9, work.bytes / time / 1e9);
+            print!("  {gflops:7.1} GFLOP/s {gbytes:6.1} GB/s  {:.2} of the limit", floor / time);
+        }
+        println!();
+    }
+    println!("  between operations {:31.2} %", 100.0 * other / median.time);
+    println!("  the whole: {:.2} of the limit", limit / median.time);
+}
