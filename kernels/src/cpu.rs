@@ -31,7 +31,7 @@ pub use tensor::{Tensor, Vector};
 use self::gemm::{Product, Store, linear};
 use self::isa::Path;
 use self::kv::{Norms, RotateAndStore};
-use self::memory::{Buffer, Shared};
+use self::memory::Shared;
 use self::pool::ThreadPool;
 use self::step::Step;
 use crate::{
@@ -45,9 +45,8 @@ pub struct CpuDevice {
     path: Path,
     pool: ThreadPool,
     step: Step,
-    /// Where activations are laid out for a product; as large as the largest tensor that has been made, and committed
-    /// as far as it has been used.
-    door: Buffer<f32>,
+    /// Fits the largest tensor that has been made; committed as far as it has been used.
+    products: gemm::Scratch,
     attention: attention::Scratch,
     /// One for each thread.
     sampling: Vec<sample::Scratch>,
@@ -71,7 +70,7 @@ impl CpuDevice {
             path,
             pool,
             step: Step::default(),
-            door: Buffer::zeroed(0, "activations of a product")?,
+            products: gemm::Scratch::new(threads.max(1))?,
             attention: attention::Scratch::default(),
             sampling,
             group: None,
@@ -96,7 +95,7 @@ impl CpuDevice {
     ) -> Result<(), DeviceError> {
         let rows = x.live();
         let x = x.read(weight.inputs)?;
-        linear(self.path, &mut self.pool, &mut self.door, Product { x, rows, matrix: weight, store, out })
+        linear(self.path, &mut self.pool, &mut self.products, Product { x, rows, matrix: weight, store, out })
     }
 
     /// Runs `f` for each row of logits, in parallel, and appends the results in order.
@@ -159,21 +158,17 @@ impl Device for CpuDevice {
         if width > self.widest.1 {
             self.widest = (rows, width);
         }
-        let padded = rows * width.next_multiple_of(2);
-        if self.door.len() < padded {
-            self.door = Buffer::zeroed(padded, "activations of a product")?;
-        }
+        self.products.fit(rows, width)?;
         Ok(tensor)
     }
 
     fn step_bytes(&self) -> u64 {
-        let door = self.door.len() * size_of::<f32>();
         let (rows, width) = self.widest;
         let sampling = self.sampling.len() * sample::Scratch::bytes(width);
         // The leader of a group gathers the columns of the widest tensor.
         let gathers = self.group.as_ref().is_some_and(|group| group.seat().leads());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
-        self.tensor_bytes + (door + self.attention.bytes() + sampling + gathered) as u64
+        self.tensor_bytes + (self.products.bytes() + self.attention.bytes() + sampling + gathered) as u64
     }
 
     fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {

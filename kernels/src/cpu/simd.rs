@@ -92,6 +92,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a < b ? x : y`; `y` where `a` or `b` is not a number.
     fn less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// To the nearest bfloat16, ties to even; a NaN stays a quiet one.
+    fn round_to_bf16(self, a: Self::F) -> Self::F;
     /// To the nearest integer, ties to even. Exact for magnitudes below 2³¹.
     fn round(self, a: Self::F) -> Self::F;
     /// 2 to the power of `n`, an integer in -126 ..= 127.
@@ -244,6 +246,7 @@ mod tests {
                 s.less(a, b, s.splat(1.0), s.splat(2.0)),
                 s.round(a),
                 s.exp2_integer(s.round(a)),
+                s.round_to_bf16(s.mul(a, s.splat(1.0 / 3.0))),
             ];
             all.into_iter()
                 .chain(raw)
@@ -274,6 +277,7 @@ mod tests {
             each(&|i| if a[i] < b[i] { 1.0 } else { 2.0 }),
             each(&|i| a[i].round_ties_even()),
             each(&|i| a[i].round_ties_even().exp2()),
+            each(&|i| from_bf16(to_bf16(a[i] * (1.0 / 3.0)))),
             each(&|i| half::f16::from_bits(w[i]).to_f32()),
             each(&|i| from_bf16(w[i])),
             each(&|i| from_bf16(w[2 * i])),
@@ -291,12 +295,24 @@ mod tests {
             }
             let mut nan = a;
             nan[11] = f32::NAN;
-            assert_eq!(Path::new(isa).unwrap().run(Lanes(&nan, &b, &w))[16], [1.0; 16], "{isa}");
+            assert_eq!(Path::new(isa).unwrap().run(Lanes(&nan, &b, &w))[17], [1.0; 16], "{isa}");
+        }
+    }
+
+    struct RoundToBf16([f32; 16]);
+    impl Op for RoundToBf16 {
+        type Output = [f32; 16];
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> [f32; 16] {
+            let mut lanes = [0.0; 16];
+            s.store_some(&mut lanes, s.round_to_bf16(s.load_some(&self.0, 0.0)));
+            lanes
         }
     }
 
     #[test]
     fn bf16_rounds_to_nearest_even() {
+        let isas = testable("rounding to bfloat16");
         for (bits, want) in [
             (0x3f80_0000, 0x3f80),
             (0x3f80_8000, 0x3f80),
@@ -308,6 +324,10 @@ mod tests {
             (0x7f80_0001, 0x7fc0),
         ] {
             assert_eq!(to_bf16(f32::from_bits(bits)), want, "{bits:#x}");
+            for &isa in &isas {
+                let lanes = Path::new(isa).unwrap().run(RoundToBf16([f32::from_bits(bits); 16]));
+                assert_eq!(lanes.map(f32::to_bits), [u32::from(want) << 16; 16], "{isa}: {bits:#x}");
+            }
         }
     }
 }

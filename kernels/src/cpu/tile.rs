@@ -52,6 +52,11 @@ impl Tiling {
         (first, self.end_tile(self.rows - first))
     }
 
+    /// The row after so many tiles.
+    pub(super) fn end(self, tiles: usize) -> usize {
+        if tiles < self.tiles { self.tile(tiles).0 } else { self.rows }
+    }
+
     /// The next tile where `left` rows, fewer than two of the largest tiles, are left.
     fn end_tile(self, left: usize) -> usize {
         if left <= self.largest && TILE_ROWS.contains(&left) {
@@ -106,10 +111,28 @@ pub(super) unsafe fn product<S: Simd, W: Format, const R: usize, const P: usize>
     steps: usize,
     hint: impl Fn(usize, usize) -> *const W::Raw,
 ) -> [[S::F; P]; R] {
-    let mut sums = [[s.splat(0.0); P]; R];
+    let ask = |p, step| prefetch(s, hint(p, step), STEP);
+    // SAFETY: the caller's contract.
+    unsafe { product_on::<S, W, R, P>(s, [[s.splat(0.0); P]; R], x, panels, steps, ask) }
+}
+
+/// [`product`] on top of `sums`. `ask(p, step)` asks for what will be wanted later.
+///
+/// # Safety
+///
+/// As [`product`]'s.
+#[inline(always)]
+pub(super) unsafe fn product_on<S: Simd, W: Format, const R: usize, const P: usize>(
+    s: S,
+    mut sums: [[S::F; P]; R],
+    x: Rows,
+    panels: [*const W::Raw; P],
+    steps: usize,
+    ask: impl Fn(usize, usize),
+) -> [[S::F; P]; R] {
     let mut even = x.start;
     for step in 0..steps {
-        (0..P).for_each(|p| prefetch(s, hint(p, step), STEP));
+        (0..P).for_each(|p| ask(p, step));
         // SAFETY: the caller's contract; `even` points to input `2 * step` of row 0.
         unsafe {
             let odd = even.add(x.input_stride);
@@ -128,7 +151,7 @@ pub(super) unsafe fn product<S: Simd, W: Format, const R: usize, const P: usize>
 
 /// Asks for `count` elements; only a hint, so any address will do.
 #[inline(always)]
-fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
+pub(super) fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
     const LINE: usize = 64;
     for line in 0..(count * size_of::<T>()).div_ceil(LINE) {
         s.prefetch(from.cast::<u8>().wrapping_add(line * LINE));
@@ -160,22 +183,22 @@ unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usiz
     }
 }
 
-/// [`product`] of bfloat16 with one instruction a step; `x` holds pairs, row `r` of step `i` at `i * R + r`.
+/// [`product_on`] of bfloat16 with one instruction a step; `x` holds pairs, row `r` of step `i` at `i * R + r`.
 ///
 /// # Safety
 ///
 /// `x` is readable for `R * steps` pairs, and every panel for `steps` steps.
 #[inline(always)]
-pub(super) unsafe fn dot_product<S: Simd, const R: usize, const P: usize>(
+pub(super) unsafe fn dot_product_on<S: Simd, const R: usize, const P: usize>(
     s: S,
+    mut sums: [[S::F; P]; R],
     x: *const u32,
     panels: [*const u16; P],
     steps: usize,
-    hint: impl Fn(usize, usize) -> *const u16,
+    ask: impl Fn(usize, usize),
 ) -> [[S::F; P]; R] {
-    let mut sums = [[s.splat(0.0); P]; R];
     for step in 0..steps {
-        (0..P).for_each(|p| prefetch(s, hint(p, step), STEP));
+        (0..P).for_each(|p| ask(p, step));
         for p in 0..P {
             for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: the caller's contract.

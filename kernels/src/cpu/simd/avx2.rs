@@ -52,6 +52,22 @@ fn apart(mut from: *const u16) -> *const u16 {
     from
 }
 
+impl Avx2 {
+    /// [`Simd::round_to_bf16`] of half a block. (A closure would not be compiled with the path's instructions.)
+    #[inline(always)]
+    fn half_to_bf16(self, x: __m256) -> __m256 {
+        avx2! {
+            let bits = _mm256_castps_si256(x);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+            let nearest = _mm256_castsi256_ps(_mm256_add_epi32(bits, up));
+            let quiet = _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000)));
+            let rounded = _mm256_blendv_ps(nearest, quiet, _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+            _mm256_and_ps(rounded, _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32)))
+        }
+    }
+}
+
 impl Simd for Avx2 {
     type F = F;
     const ACCUMULATORS: usize = 6;
@@ -160,6 +176,10 @@ impl Simd for Avx2 {
             _mm256_blendv_ps(y[0], x[0], _mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0])),
             _mm256_blendv_ps(y[1], x[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
         ]}
+    }
+    #[inline(always)]
+    fn round_to_bf16(self, a: F) -> F {
+        [self.half_to_bf16(a[0]), self.half_to_bf16(a[1])]
     }
     #[inline(always)]
     fn round(self, a: F) -> F {

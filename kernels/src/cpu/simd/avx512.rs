@@ -143,6 +143,19 @@ macro_rules! simd {
                 avx512! { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x) }
             }
             #[inline(always)]
+            fn round_to_bf16(self, a: F) -> F {
+                avx512! {
+                    let bits = _mm512_castps_si512(a);
+                    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                    let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+                    let nearest = _mm512_add_epi32(bits, up);
+                    let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+                    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
+                    let rounded = _mm512_mask_blend_epi32(nan, nearest, quiet);
+                    _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+                }
+            }
+            #[inline(always)]
             fn round(self, a: F) -> F {
                 avx512! { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
             }

@@ -1,6 +1,6 @@
 //! Plain code over arrays, for any machine and as the reference of the other paths.
 
-use super::{LANES, Op, Simd, from_bf16};
+use super::{LANES, Op, Simd, from_bf16, to_bf16};
 
 /// Proof of nothing: every machine has it.
 #[derive(Clone, Copy)]
@@ -118,6 +118,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn less(self, a: F, b: F, x: F, y: F) -> F {
         each(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+    #[inline(always)]
+    fn round_to_bf16(self, a: F) -> F {
+        each(|i| from_bf16(to_bf16(a[i])))
     }
     #[inline(always)]
     fn round(self, a: F) -> F {

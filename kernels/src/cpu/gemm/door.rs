@@ -1,0 +1,102 @@
+//! The way of activations into a product: tiles of rows, rounded as the weights want them.
+
+use super::super::isa::Path;
+use super::super::memory::Shared;
+use super::super::pool::ThreadPool;
+use super::super::simd::{LANES, Op, Simd};
+use super::super::tile::{Tiling, for_tile};
+use crate::DeviceError;
+
+/// Elements that one task takes: fewer are not worth another thread's attention.
+const TASK_ELEMENTS: usize = 8 << 10;
+
+/// The way of all rows through the door.
+#[derive(Clone, Copy)]
+pub(super) struct Door<'a> {
+    /// `[rows, inputs]`.
+    pub(super) x: &'a [f32],
+    pub(super) inputs: usize,
+    pub(super) tiling: Tiling,
+    /// Rounded to bfloat16.
+    pub(super) narrow: bool,
+    /// Kept as pairs of bfloat16.
+    pub(super) dots: bool,
+}
+
+impl Door<'_> {
+    /// Lays all rows out in `to`: of each tile, its rows side by side for each input, or for each pair of inputs. An odd
+    /// input is followed by zeros.
+    pub(super) fn pass(
+        self,
+        path: Path,
+        pool: &mut ThreadPool,
+        to: &Shared<'_, f32>,
+    ) -> Result<(), DeviceError> {
+        let (_, rows) = self.tiling.tile(0);
+        let share = (TASK_ELEMENTS / rows.max(1)).next_multiple_of(LANES);
+        let shares = self.inputs.div_ceil(share);
+        pool.run(self.tiling.tiles * shares, |task, _| {
+            let (tile, first) = (task / shares, task % shares * share);
+            let inputs = (first, self.inputs.min(first + share));
+            path.run(Part { door: self, tile, inputs, to });
+        })
+    }
+}
+
+/// Some inputs of a tile's rows.
+struct Part<'a, 'b> {
+    door: Door<'a>,
+    tile: usize,
+    inputs: (usize, usize),
+    to: &'b Shared<'b, f32>,
+}
+
+impl Op for Part<'_, '_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (_, rows) = self.door.tiling.tile(self.tile);
+        for_tile!(S, rows, self.lay_out::<S, R, P>(s));
+    }
+}
+
+impl Part<'_, '_> {
+    /// `P` is of no use here: what goes with `R` in [`for_tile`].
+    #[inline(always)]
+    fn lay_out<S: Simd, const R: usize, const P: usize>(&self, s: S) {
+        let Door { x, inputs, tiling, narrow, dots } = self.door;
+        let (first_row, _) = tiling.tile(self.tile);
+        let padded = 2 * inputs.div_ceil(2);
+        let (first, end) = self.inputs;
+        let last_end = if end == inputs { padded } else { end };
+        // An element of pairs is two inputs of a row.
+        let per_element = if dots { 2 } else { 1 };
+        let start = first_row * padded + first * R / per_element;
+        let len = (last_end - first) * R / per_element;
+        // SAFETY: each part of each tile has a place of its own.
+        let to = unsafe { self.to.part(start, len) };
+        let mut lanes = [[0.0f32; LANES]; R];
+        for (block, to) in to.chunks_mut(LANES * R / per_element).enumerate() {
+            let from = first + block * LANES;
+            for (row, lanes) in lanes.iter_mut().enumerate() {
+                let x = &x[(first_row + row) * inputs..][..inputs];
+                let x = s.load_some(&x[from.min(inputs)..inputs.min(from + LANES)], 0.0);
+                let x = if narrow { s.round_to_bf16(x) } else { x };
+                s.store_some(lanes, x);
+            }
+            if dots {
+                for (pair, to) in to.chunks_exact_mut(R).enumerate() {
+                    for (row, to) in to.iter_mut().enumerate() {
+                        let even = lanes[row][2 * pair].to_bits();
+                        let odd = lanes[row][2 * pair + 1].to_bits();
+                        *to = f32::from_bits(even >> 16 | odd);
+                    }
+                }
+            } else {
+                for (input, to) in to.chunks_exact_mut(R).enumerate() {
+                    to.iter_mut().zip(&lanes).for_each(|(to, lanes)| *to = lanes[input]);
+                }
+            }
+        }
+    }
+}
