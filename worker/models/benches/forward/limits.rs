@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::{
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap},
+    time::{ClockId, clock_gettime},
+};
 use tutti_kernels::cpu::Isa;
 
 /// How long each limit is measured.
@@ -22,6 +25,27 @@ pub struct Limits {
     pub flops: f64,
     /// Bytes read from memory.
     pub bytes: f64,
+}
+
+/// What time is taken by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Time that passes.
+    Wall,
+    /// Time that the calling thread had a core.
+    Own,
+}
+
+impl Clock {
+    /// Since some moment.
+    pub fn now(self) -> Duration {
+        let id = match self {
+            Self::Wall => ClockId::Monotonic,
+            Self::Own => ClockId::ThreadCPUTime,
+        };
+        let now = clock_gettime(id);
+        Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+    }
 }
 
 /// Memory to read from, in large pages where there are any: what address translation costs is not the memory's limit.
@@ -80,16 +104,16 @@ impl Probe {
         }
     }
 
-    /// The amount that all threads together get done in a second, where `work` does some and says how much.
+    /// The amount that all threads together get done in a second of their own time, where `work` does some and says how much.
     fn rate(&self, work: impl Fn(usize) -> f64 + Sync) -> f64 {
         let (work, start) = (&work, &Barrier::new(self.threads));
         let one = move |thread| {
             start.wait();
-            let (began, mut done) = (Instant::now(), 0.0);
+            let (began, own, mut done) = (Instant::now(), Clock::Own.now(), 0.0);
             while began.elapsed() < TIME {
                 done += work(thread);
             }
-            done / began.elapsed().as_secs_f64()
+            done / (Clock::Own.now() - own).as_secs_f64()
         };
         thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads).map(|thread| scope.spawn(move || one(thread))).collect();

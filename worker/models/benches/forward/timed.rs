@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tutti_kernels::{
@@ -14,7 +14,7 @@ use tutti_kernels::{
     cpu::{self, CpuDevice},
 };
 
-use super::limits::Limits;
+use super::limits::{Clock, Limits};
 
 /// What operations of one name have taken since the table was last emptied.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,15 +47,16 @@ pub struct Matrix {
 
 /// The CPU device, timed.
 pub struct Timed {
-    pub inner: CpuDevice,
+    inner: CpuDevice,
     pub table: Table,
+    clock: Clock,
     /// The last step's rows: tokens, and the position of the first.
     rows: Vec<(usize, usize)>,
 }
 
 impl Timed {
-    pub fn new(inner: CpuDevice) -> Self {
-        Self { inner, table: Table::default(), rows: Vec::new() }
+    pub fn new(inner: CpuDevice, clock: Clock) -> Self {
+        Self { inner, table: Table::default(), clock, rows: Vec::new() }
     }
 
     fn timed<T>(
@@ -65,9 +66,9 @@ impl Timed {
         bytes: f64,
         act: impl FnOnce(&mut CpuDevice) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let began = Instant::now();
+        let began = self.clock.now();
         let result = act(&mut self.inner);
-        let time = began.elapsed();
+        let time = self.clock.now() - began;
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if !table.contains_key(name) {
             table.insert(name.to_owned(), Work::default());
