@@ -221,7 +221,8 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn dots() -> f64 {
         // SAFETY: both types are 512 bits of anything.
-        let x: __m512bh = black_box(unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi16(0x3c00)) });
+        let x: __m512bh =
+            black_box(unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi16(0x3c00)) });
         let mut sums = [black_box(_mm512_setzero_ps()); 12];
         for _ in 0..ROUNDS {
             sums.iter_mut().for_each(|sum| *sum = _mm512_dpbf16_ps(*sum, x, x));
