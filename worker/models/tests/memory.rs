@@ -15,7 +15,8 @@ use serde_json::{Map, json};
 use tutti_kernels::collective::Seat;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 
-const LAYERS: usize = 16;
+/// Many, so that what does not grow with the model (a thread's scratch, the largest tensor as the file has it) counts little.
+const LAYERS: usize = 48;
 
 /// The process's greatest resident size so far, mapped files included, in bytes.
 fn peak() -> u64 {
@@ -78,10 +79,10 @@ fn loading_takes_little_more_than_the_weights() {
     // quantised what is stored.
     let before = peak();
     for (quantize, seat, least) in [
-        (Quantize::Int8, Seat { rank: 1, size: 2 }, 25_000_000),
-        (Quantize::Int8, Seat::ALONE, 50_000_000),
-        (Quantize::None, Seat { rank: 1, size: 2 }, 75_000_000),
-        (Quantize::None, Seat::ALONE, 150_000_000),
+        (Quantize::Int8, Seat { rank: 1, size: 2 }, 70_000_000),
+        (Quantize::Int8, Seat::ALONE, 140_000_000),
+        (Quantize::None, Seat { rank: 1, size: 2 }, 215_000_000),
+        (Quantize::None, Seat::ALONE, 430_000_000),
     ] {
         for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
             let dir = dir.path().to_owned();
@@ -98,7 +99,7 @@ fn loading_takes_little_more_than_the_weights() {
             let (taken, weights) = (peak() - before, model.weight_bytes());
             assert!(weights > least, "{weights} bytes are too few to tell");
             assert!(
-                taken * 4 < weights * 5,
+                taken * 20 < weights * 23,
                 "{load_format}, {quantize:?}, {seat:?}: {taken} bytes for {weights} of weights"
             );
         }
