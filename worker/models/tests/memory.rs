@@ -15,7 +15,8 @@ use serde_json::{Map, json};
 use tutti_kernels::collective::Seat;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 
-/// Many, so that what does not grow with the model (a thread's scratch, the largest tensor as the file has it) counts little.
+/// Many, so that what does not grow with the model counts little: a thread's scratch, the largest tensor as the file has
+/// it.
 const LAYERS: usize = 48;
 
 /// The process's greatest resident size so far, mapped files included, in bytes.
