@@ -1,7 +1,7 @@
 //! Fork and join over threads that stay alive between operations.
 //!
 //! A step runs some two hundred operations back to back, each some tens of microseconds long when decoding, so a
-//! waiting thread spins for a moment before it parks. The caller takes part in the work. A thread that wakes late finds
+//! waiting thread spins for a while before it parks. The caller takes part in the work. A thread that wakes late finds
 //! the operation closed and is not waited for.
 
 use std::any::Any;
@@ -14,8 +14,11 @@ use std::time::{Duration, Instant};
 
 use crate::DeviceError;
 
-/// How long an idle thread looks for work before it parks.
+/// How long an idle thread looks for work and leaves its core to nobody.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long it looks, in all, before it parks; after [`SPIN`] it lets others go first. As long as the pause between two
+/// steps: on a virtual machine an idle core is the host's, and what a thread parks for takes a millisecond to come back.
+const STAY: Duration = Duration::from_millis(2);
 /// Set in [`Common::gate`] while no operation may be entered.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
@@ -191,9 +194,16 @@ fn wait_for_change(common: &Common, asleep: &AtomicBool, seen: u64) -> u64 {
         if epoch != seen {
             return epoch;
         }
-        turns += 1;
-        if !turns.is_multiple_of(64) || began.elapsed() < SPIN {
+        turns = turns.wrapping_add(1);
+        if !turns.is_multiple_of(64) {
             std::hint::spin_loop();
+            continue;
+        }
+        let waited = began.elapsed();
+        if waited < STAY {
+            if waited > SPIN {
+                std::thread::yield_now();
+            }
             continue;
         }
         asleep.store(true, Ordering::SeqCst);
