@@ -25,7 +25,7 @@ use tutti_conductor::{
     random_token,
     service::{ConductorServer, ConductorService},
 };
-use tutti_router::{FrontDoor, RouterConfig};
+use tutti_router::{CheckedText, FrontDoor, RouterConfig};
 use tutti_runtime::{
     Error,
     checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
@@ -93,12 +93,25 @@ async fn run(config: Config) -> Result<(), Error> {
     let metrics = Metrics::default();
     let cluster_health = Health::default();
     let options = backend_options(&config, &layout, &checkpoint, workers, display)?;
+    // Either takes a moment, so workers load while the tokenizer is read.
+    let text = read_text(&config, &checkpoint);
     let mut backend = Backend::start(options, &metrics, cluster_health.clone())?;
+    let text = tokio::select! {
+        text = text => text,
+        error = backend.failed() => return Err(error),
+        () = shutdown.begun() => return end(backend).await,
+    };
+    let text = match text {
+        Ok(text) => text,
+        Err(error) => {
+            end(backend).await?;
+            return Err(error);
+        }
+    };
     let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
-    let front = if config.no_router {
-        Front::bare(conductor, cluster_health, metrics)
-    } else {
-        Front::with_router(conductor, &config.router, &metrics)?
+    let front = match text {
+        None => Front::bare(conductor, cluster_health, metrics),
+        Some(text) => Front::with_router(conductor, text, cluster_health, &config.router, &metrics)?,
     };
     tracing::info!(http = %config.http, grpc = %config.grpc, workers = layout.topology.spawned_workers(), "listening");
     let closing = Shutdown::default();
@@ -125,7 +138,28 @@ async fn run(config: Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// Finds the checkpoint, and checks what the router will read of it.
+/// Ends a cluster that has not served anything yet.
+async fn end(backend: Backend) -> Result<(), Error> {
+    backend.drain(Duration::ZERO).await;
+    backend.stop().await;
+    Ok(())
+}
+
+/// Begins to read what the router needs of the checkpoint; none where there is no router.
+fn read_text(
+    config: &Config,
+    checkpoint: &Arc<Checkpoint>,
+) -> impl Future<Output = Result<Option<CheckedText>, Error>> + use<> {
+    let (checkpoint, skip) = (checkpoint.clone(), config.router.skip_tokenizer_init);
+    let reading = (!config.no_router)
+        .then(|| tokio::task::spawn_blocking(move || tutti_router::check_checkpoint(&checkpoint, skip)));
+    async {
+        let Some(reading) = reading else { return Ok(None) };
+        reading.await.map_err(|e| Error::internal(format!("reading the tokenizer failed: {e}")))?.map(Some)
+    }
+}
+
+/// Finds the checkpoint.
 async fn resolve(config: &Config, layout: &Layout, display: &LoadDisplay) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(config.model.as_deref())?;
     // A simulated device has no use for them, and where one is, all are.
@@ -134,11 +168,7 @@ async fn resolve(config: &Config, layout: &Layout, display: &LoadDisplay) -> Res
         config::LoadFormat::Auto if !simulated => Wanted::Everything,
         config::LoadFormat::Auto | config::LoadFormat::Dummy => Wanted::NoWeights,
     };
-    let checkpoint = checkpoint::resolve(&source, wanted, &HubOptions::from_env(), display).await?;
-    if !config.no_router {
-        tutti_router::check_checkpoint(&checkpoint, config.router.skip_tokenizer_init)?;
-    }
-    Ok(checkpoint)
+    checkpoint::resolve(&source, wanted, &HubOptions::from_env(), display).await
 }
 
 fn backend_options(
@@ -252,6 +282,14 @@ fn json(value: &impl serde::Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot be written as JSON: {e}")))
 }
 
+/// Tells the router when the cluster becomes ready, or is no longer, so that it need not ask often.
+async fn hear(cluster: Health, door: FrontDoor) {
+    let mut changes = cluster.watch_ready();
+    while changes.changed().await.is_ok() {
+        door.ask_again();
+    }
+}
+
 /// What clients and operators reach.
 struct Front {
     routes: axum::Router,
@@ -276,12 +314,15 @@ impl Front {
     /// A router before the conductor, whose gRPC service it calls as it would from another process.
     fn with_router(
         conductor: ConductorServer<ConductorService>,
+        text: CheckedText,
+        cluster: Health,
         config: &RouterConfig,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
-        let door = FrontDoor::new(conductor.clone(), config, metrics)?;
+        let door = FrontDoor::new(conductor.clone(), Some(text), config, metrics)?;
         let health = Health::default();
-        let follower = tokio::spawn(door.clone().follow(health.clone()));
+        let (follow, hear) = (door.clone().follow(health.clone()), hear(cluster, door.clone()));
+        let follower = tokio::spawn(async { tokio::join!(follow, hear) });
         Ok(Self {
             routes: operations::routes(health.clone(), metrics.clone()).merge(door.http_routes()),
             services: door.grpc_routes(&health)?.add_service(conductor),

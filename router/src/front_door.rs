@@ -16,6 +16,7 @@ use crate::{
     generation::Generator,
     grpc, http,
     metrics::RouterMetrics,
+    served::CheckedText,
     way,
 };
 
@@ -38,16 +39,21 @@ pub struct FrontDoor {
 
 impl FrontDoor {
     /// A front door to the one conductor that it is part of, by its gRPC service or a channel (see [`tune`]): what that
-    /// conductor says is final. Answers 503 until [`FrontDoor::follow`] has fetched the model's description and text
-    /// files.
-    pub fn new<S>(conductor: S, config: &RouterConfig, metrics: &Metrics) -> Result<Self, Error>
+    /// conductor says is final. Answers 503 until [`FrontDoor::follow`] has the model's description, and has fetched its
+    /// text files unless what they give is known: `text`.
+    pub fn new<S>(
+        conductor: S,
+        text: Option<CheckedText>,
+        config: &RouterConfig,
+        metrics: &Metrics,
+    ) -> Result<Self, Error>
     where
         S: Service<Request<Body>, Response = Response<Body>, Future: Send> + Clone + Send + Sync + 'static,
         S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
     {
         let conductors =
             Conductors { fixed: vec![("embedded".into(), way::through(conductor))], discover: None };
-        Self::before(conductors, FleetSettings::embedded(), config, metrics)
+        Self::to(conductors, FleetSettings::embedded(), text, config, metrics)
     }
 
     /// A front door to several conductors, any of which may die or come at any time.
@@ -57,9 +63,19 @@ impl FrontDoor {
         config: &RouterConfig,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
+        Self::to(conductors, settings, None, config, metrics)
+    }
+
+    fn to(
+        conductors: Conductors,
+        settings: FleetSettings,
+        text: Option<CheckedText>,
+        config: &RouterConfig,
+        metrics: &Metrics,
+    ) -> Result<Self, Error> {
         config.validate()?;
         settings.validate()?;
-        let fleet = Fleet::new(conductors, settings, config.skip_tokenizer_init, metrics);
+        let fleet = Fleet::new(conductors, settings, config.skip_tokenizer_init, text, metrics);
         let metrics = RouterMetrics::register(metrics);
         let max_body_bytes = config.max_body_bytes;
         Ok(Self { generator: Arc::new(Generator::new(fleet, config, metrics)), max_body_bytes })
@@ -82,6 +98,12 @@ impl FrontDoor {
     /// writer where a router runs.
     pub async fn follow(self, health: Health) {
         self.generator.fleet().clone().follow(health).await;
+    }
+
+    /// Asks the conductors how they are at once, where one may have become ready: [`FrontDoor::follow`] alone would ask
+    /// at its next turn.
+    pub fn ask_again(&self) {
+        self.generator.fleet().ask_again();
     }
 
     /// Completes once no generation is under way. While this is polled, no new one is admitted: it is for the end.

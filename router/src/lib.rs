@@ -20,4 +20,4 @@ mod test_support;
 pub use config::RouterConfig;
 pub use fleet::{Conductors, FleetSettings};
 pub use front_door::{FrontDoor, tune};
-pub use served::check_checkpoint;
+pub use served::{CheckedText, check_checkpoint};

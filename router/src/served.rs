@@ -1,6 +1,9 @@
 //! What is served: the conductor's description of the model, and what the checkpoint's text files make of it.
 
-use std::sync::Arc;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use serde::Deserialize;
 use tutti_proto::{
@@ -72,10 +75,26 @@ pub struct TextFiles {
     pub generation_config: Option<Vec<u8>>,
 }
 
-/// Checks a checkpoint's text files as the front door will read them, so that a missing or broken one is an error before
-/// anything is spawned. A missing tokenizer is one unless `skip_tokenizer_init`.
-pub fn check_checkpoint(checkpoint: &Checkpoint, skip_tokenizer_init: bool) -> Result<(), Error> {
-    ServedText::read(&TextFiles::of(checkpoint)?, skip_tokenizer_init).map(drop)
+/// What the text files of a checkpoint on this machine give, and which files those were.
+#[derive(Clone)]
+pub struct CheckedText {
+    /// See [`TextFiles::digest`].
+    pub(crate) digest: u64,
+    pub(crate) text: Arc<ServedText>,
+}
+
+/// Reads a checkpoint's text files for the front door, so that a missing or broken one is an error at once, and what was
+/// read can be served as soon as a worker is ready. A missing tokenizer is an error unless `skip_tokenizer_init`.
+pub fn check_checkpoint(checkpoint: &Checkpoint, skip_tokenizer_init: bool) -> Result<CheckedText, Error> {
+    CheckedText::read(&TextFiles::of(checkpoint)?, skip_tokenizer_init)
+}
+
+impl CheckedText {
+    /// Takes a moment: for threads that may block.
+    pub(crate) fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
+        let text = Arc::new(ServedText::read(files, skip_tokenizer_init)?);
+        Ok(Self { digest: files.digest(), text })
+    }
 }
 
 impl TextFiles {
@@ -88,6 +107,13 @@ impl TextFiles {
             chat_template: checkpoint.read(Local::ChatTemplate)?,
             generation_config: checkpoint.read(Local::GenerationConfig)?,
         })
+    }
+
+    /// The same for the same files, by which conductors are compared.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Fetches those that are needed from a conductor.

@@ -37,7 +37,9 @@ pub fn load_worker(
     group: Option<&Formation>,
     tell: impl FnMut(pb::LoadProgress),
 ) -> Result<Loaded, Error> {
+    let began = Instant::now();
     let model = load_model(settings, rank, group, tell)?;
+    let loaded = Instant::now();
     let (model, engine_settings) = match group {
         None => (model, settings.engine()),
         Some(group) => {
@@ -50,6 +52,7 @@ pub fn load_worker(
         }
     };
     let mut engine = Engine::new(model, rank, &engine_settings)?;
+    let cold = Instant::now();
     engine.warm_up()?;
     let StepMemory { device, host } = step_memory(&engine, settings);
     tracing::info!(
@@ -59,6 +62,8 @@ pub fn load_worker(
         kv_pages = engine.kv_pages_total(),
         step_device_bytes = device,
         step_host_bytes = host,
+        load = ?loaded.duration_since(began),
+        warm_up = ?cold.elapsed(),
         "loaded and warm"
     );
     Ok(Loaded::Engine(Box::new(engine)))

@@ -1,6 +1,6 @@
 //! Weight matrices, repacked into panels once when they are loaded.
 
-use super::format::{Format, STEP, Stored, with_format};
+use super::format::{Bf16, F16, F32, Format, STEP, Stored};
 use super::memory::Shared;
 use super::pool::ThreadPool;
 use super::simd::LANES;
@@ -39,14 +39,18 @@ impl Matrix {
         let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
         let len = steps.checked_mul(STEP).and_then(|panel| panel.checked_mul(panels)).ok_or(wanted)?;
         matrix.data = Stored::zeroed(dtype, len, "a weight matrix")?;
-        with_format!(&mut matrix.data, Fmt, data => {
-            let shared = Shared::new(data);
-            pool.run(panels, |panel, _| {
-                // SAFETY: each task has a panel to itself.
-                let panel_data = unsafe { shared.part(panel * steps * STEP, steps * STEP) };
-                pack_panel::<Fmt>(parts, panel * LANES, inputs, panel_data);
-            })?;
-        });
+        let panel_bytes = steps * STEP * dtype.bytes();
+        let data = Shared::new(matrix.data.bytes_mut());
+        pool.run(panels, |panel, _| {
+            // SAFETY: each task has a panel to itself.
+            let to = unsafe { data.part(panel * panel_bytes, panel_bytes) };
+            let rows = std::array::from_fn(|lane| row_bytes(parts, panel * LANES + lane));
+            match dtype {
+                WeightType::F32 => pack_panel::<F32>(&rows, inputs, to),
+                WeightType::F16 => pack_panel::<F16>(&rows, inputs, to),
+                WeightType::Bf16 => pack_panel::<Bf16>(&rows, inputs, to),
+            }
+        })?;
         Ok(matrix)
     }
 }
@@ -78,19 +82,43 @@ pub(super) fn row_bytes<'a>(parts: &[HostMatrix<'a>], mut index: usize) -> Optio
     None
 }
 
-/// Fills a zeroed panel. Works on a few inputs of all sixteen rows at a time, so that the panel is written in order
-/// while each source row is still read a cache line at once.
-fn pack_panel<W: Format>(parts: &[HostMatrix<'_>], first_output: usize, inputs: usize, panel: &mut [W::Raw]) {
-    const CHUNK: usize = 32;
-    let rows: [Option<&[u8]>; LANES] = std::array::from_fn(|lane| row_bytes(parts, first_output + lane));
-    for start in (0..inputs).step_by(CHUNK) {
+// Files are little-endian, and their elements are taken over as they are.
+const _: () = assert!(cfg!(target_endian = "little"), "weights are packed on little-endian machines only");
+
+/// Fills a zeroed panel with these outputs' bytes; those that are missing stay zeros.
+fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &mut [u8]) {
+    let size = size_of::<W::Raw>();
+    let whole = rows.map(Option::unwrap_or_default);
+    let packed = match rows.iter().all(Option::is_some) {
+        // Two inputs of an output lie together.
+        true if W::place(1, 0) == 1 && size == 2 => pack_blocks::<4>(whole, panel) / size,
+        true if size == 2 => pack_blocks::<2>(whole, panel) / size,
+        true => pack_blocks::<4>(whole, panel) / size,
+        false => 0,
+    };
+    for (lane, row) in rows.iter().enumerate() {
+        let Some(row) = row else { continue };
+        for input in packed..inputs {
+            let at = (input / 2 * STEP + W::place(input % 2, lane)) * size;
+            panel[at..at + size].copy_from_slice(&row[input * size..][..size]);
+        }
+    }
+}
+
+/// Packs as many whole blocks of sixteen units of sixteen rows as there are. They are transposed one after the other, so
+/// that the panel is written in order while each row is read a cache line at once. Gives back how many bytes of each row it took.
+fn pack_blocks<const UNIT: usize>(rows: [&[u8]; LANES], panel: &mut [u8]) -> usize {
+    let rows = rows.map(|row| row.as_chunks::<UNIT>().0.as_chunks::<LANES>().0);
+    let blocks = panel.as_chunks_mut::<UNIT>().0.as_chunks_mut::<{ LANES * LANES }>().0;
+    let whole = rows.iter().map(|row| row.len()).min().unwrap_or_default();
+    for (index, block) in blocks.iter_mut().take(whole).enumerate() {
         for (lane, row) in rows.iter().enumerate() {
-            let Some(row) = row else { continue };
-            for input in start..inputs.min(start + CHUNK) {
-                panel[input / 2 * STEP + W::place(input % 2, lane)] = W::read(row, input);
+            for (unit, from) in row[index].iter().enumerate() {
+                block[unit * LANES + lane] = *from;
             }
         }
     }
+    whole * LANES * UNIT
 }
 
 #[cfg(test)]
@@ -113,6 +141,38 @@ mod tests {
                 let got = data[output / 16 * 3 * STEP + input / 2 * STEP + input % 2 * 16 + output % 16];
                 let want = if output < 21 && input < 5 { (100 * output + input) as f32 } else { 0.0 };
                 assert_eq!(got, want, "output {output}, input {input}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_and_what_is_left_of_them_are_packed_alike() {
+        // Two whole panels and five outputs; one block of inputs, or two, or three, and nine more.
+        let (outputs, inputs) = (37, 57);
+        let mut pool = ThreadPool::new(2).unwrap();
+        for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+            let size = dtype.bytes();
+            // All bytes differ from those that others could be taken for.
+            let bytes: Vec<u8> =
+                (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
+            let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
+            let matrix = Matrix::pack(&mut pool, &[part]).unwrap();
+            let (packed, panel) = (matrix.data.bytes(), matrix.steps() * STEP * size);
+            assert_eq!(packed.len(), 3 * panel);
+            for output in 0..48 {
+                for input in 0..58 {
+                    let place = match dtype {
+                        WeightType::Bf16 => output % 16 * 2 + input % 2,
+                        _ => input % 2 * 16 + output % 16,
+                    };
+                    let got = &packed[output / 16 * panel + (input / 2 * 32 + place) * size..][..size];
+                    let zeros = [0; 4];
+                    let want = match output < outputs && input < inputs {
+                        true => &bytes[(output * inputs + input) * size..][..size],
+                        false => &zeros[..size],
+                    };
+                    assert_eq!(got, want, "{dtype:?}, output {output}, input {input}");
+                }
             }
         }
     }

@@ -19,8 +19,9 @@ use super::{
     identity::Identity,
     load::Reported,
     member::{Contact, Member, Standing},
+    texts::Offer,
 };
-use crate::served::{ServedModel, ServedText, TextFiles};
+use crate::served::ServedModel;
 
 /// How often a conductor is asked that is not ready.
 const POLL_STARTING: Duration = Duration::from_millis(100);
@@ -100,7 +101,13 @@ impl Fleet {
             let asked = Instant::now();
             let pause = match self.ask(&member).await {
                 Ok(answer) => self.note_answer(&member, asked, answer),
-                Err(error) => self.note_error(&member, &error),
+                Err(error) => {
+                    // It may be loading: what takes the router a moment is then done meanwhile.
+                    if error.kind() == ErrorKind::Unavailable && self.agreed.read().is_none() {
+                        self.texts.read_ahead(&member).await;
+                    }
+                    self.note_error(&member, &error)
+                }
             };
             self.share_room();
             self.changed.send_modify(|count| *count += 1);
@@ -139,8 +146,8 @@ impl Fleet {
                 return Ok((known.clone(), difference));
             }
         }
-        let files = TextFiles::fetch(member, self.skip_tokenizer_init).await?;
-        let identity = Identity::new(description, &files);
+        let offer = self.texts.offer(member).await?;
+        let identity = Identity::new(description, offer.digest());
         let _deciding = self.deciding.lock().await;
         let agreed = self.agreed.read().clone();
         if let Some(agreed) = agreed {
@@ -149,7 +156,7 @@ impl Fleet {
                 return Ok((identity, difference));
             }
         }
-        self.agree(identity.clone(), description.clone(), files).await?;
+        self.agree(identity.clone(), description.clone(), offer).await?;
         // Before anyone else decides: it is this conductor that serves what was agreed on.
         member.standing.lock().identity = Some(identity.clone());
         Ok((identity, None))
@@ -167,16 +174,13 @@ impl Fleet {
         &self,
         identity: Identity,
         description: ModelDescription,
-        files: TextFiles,
+        offer: Offer,
     ) -> Result<(), Error> {
-        let skip = self.skip_tokenizer_init;
-        let text = tokio::task::spawn_blocking(move || ServedText::read(&files, skip))
-            .await
-            .map_err(|e| Error::internal(format!("reading the tokenizer failed: {e}")))??;
+        let text = self.texts.read(offer).await?;
         let (tokenizer, template) = (text.tokenizer.is_some(), text.template.is_some());
         let name = &description.served_name;
         tracing::info!(%name, tokenizer, chat_template = template, "the front door knows its model");
-        let served = Arc::new(ServedModel { description, text: Arc::new(text) });
+        let served = Arc::new(ServedModel { description, text });
         *self.agreed.write() = Some(Agreed { identity, served });
         Ok(())
     }
@@ -305,7 +309,7 @@ mod tests {
     async fn who_is_found_belongs_to_the_fleet_and_a_lookup_that_finds_nobody_changes_nothing() {
         let metrics = Metrics::default();
         let conductors = Conductors { discover: Some("conductors:1".into()), ..Conductors::default() };
-        let fleet = Fleet::new(conductors, FleetSettings::default(), true, &metrics);
+        let fleet = Fleet::new(conductors, FleetSettings::default(), true, None, &metrics);
         let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<BTreeSet<_>>();
         let why = || match fleet.readiness() {
             (State::Not(why), _) => why,

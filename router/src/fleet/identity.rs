@@ -1,10 +1,6 @@
 //! What a conductor serves, so that conductors can be compared: a request may go on at any that serve the same.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use tutti_proto::cluster::v1::ModelDescription;
-
-use crate::served::TextFiles;
 
 /// A model and its text files.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,11 +11,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of what a conductor described, and the files it has for it.
-    pub fn new(description: &ModelDescription, files: &TextFiles) -> Self {
-        let mut hasher = DefaultHasher::new();
-        files.hash(&mut hasher);
-        Self { description: without_room(description), text_files: hasher.finish() }
+    /// Of what a conductor described, and the digest of the files that it has for it.
+    pub fn new(description: &ModelDescription, text_files: u64) -> Self {
+        Self { description: without_room(description), text_files }
     }
 
     /// Whether it is of this description.
@@ -53,6 +47,7 @@ fn without_room(description: &ModelDescription) -> ModelDescription {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::served::TextFiles;
 
     #[test]
     fn room_makes_no_difference_and_all_else_is_named() {
@@ -63,11 +58,11 @@ mod tests {
             ..Default::default()
         };
         let files = TextFiles { tokenizer: Some(vec![1]), ..TextFiles::default() };
-        let first = Identity::new(&description, &files);
+        let first = Identity::new(&description, files.digest());
         let differs = |change: &dyn Fn(&mut ModelDescription, &mut TextFiles)| {
             let (mut description, mut files) = (description.clone(), files.clone());
             change(&mut description, &mut files);
-            Identity::new(&description, &files).difference(&first)
+            Identity::new(&description, files.digest()).difference(&first)
         };
         assert_eq!(differs(&|d, _| d.max_request_tokens = 9), None);
         assert!(differs(&|d, _| d.served_name = "other".into()).unwrap().contains("\"other\""));

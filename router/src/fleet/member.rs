@@ -51,7 +51,7 @@ pub struct Member {
     client: ConductorClient<Way>,
     timeouts: Timeouts,
     removed: AtomicBool,
-    /// Raised where a request finds it lost, so that it is asked now and not in a while.
+    /// Raised where a request finds it lost, or somebody hears that it has changed: it is asked now and not in a while.
     doubted: Notify,
 }
 
@@ -135,7 +135,7 @@ impl Member {
         self.removed.load(Relaxed)
     }
 
-    /// A request found it lost.
+    /// A request found it lost, or it may have become ready.
     pub fn doubt(&self) {
         self.doubted.notify_one();
     }

@@ -13,6 +13,7 @@ mod metrics;
 mod prompt_blocks;
 mod roster;
 mod settings;
+mod texts;
 
 use std::{
     sync::{
@@ -39,14 +40,17 @@ pub use self::{
 };
 use self::{
     choice::Candidate, identity::Identity, lease::Hold, load::Booking, member::Timeouts,
-    metrics::FleetMetrics, roster::Roster,
+    metrics::FleetMetrics, roster::Roster, texts::Texts,
 };
-use crate::{served::ServedModel, way::Way};
+use crate::{
+    served::{CheckedText, ServedModel},
+    way::Way,
+};
 
 /// All conductors of one router.
 pub struct Fleet {
     settings: FleetSettings,
-    skip_tokenizer_init: bool,
+    texts: Texts,
     discover: Option<String>,
     roster: RwLock<Roster>,
     /// Why the name given by `discover` leads nowhere at the moment.
@@ -97,17 +101,18 @@ pub enum Need {
 }
 
 impl Fleet {
-    /// A fleet of these conductors; nothing is known of any yet.
+    /// A fleet of these conductors; nothing is known of any yet, unless the text of the only one: `text`.
     pub fn new(
         conductors: Conductors,
         settings: FleetSettings,
         skip_tokenizer_init: bool,
+        text: Option<CheckedText>,
         metrics: &Metrics,
     ) -> Arc<Self> {
         let index = PrefixIndex::new(settings.prefix_index_bytes, settings.prefix_index_age());
         let fleet = Self {
             settings,
-            skip_tokenizer_init,
+            texts: Texts::new(skip_tokenizer_init, text),
             discover: conductors.discover,
             roster: RwLock::default(),
             lookup_trouble: Mutex::default(),
@@ -133,6 +138,11 @@ impl Fleet {
     /// What is served, once it is known.
     pub fn served(&self) -> Option<Arc<ServedModel>> {
         self.agreed.read().as_ref().map(|agreed| agreed.served.clone())
+    }
+
+    /// Asks every conductor how it is, now and not in a while: somebody has heard that one has changed.
+    pub fn ask_again(&self) {
+        self.roster.read().members().iter().for_each(|member| member.doubt());
     }
 
     /// To wait for a conductor to come back.

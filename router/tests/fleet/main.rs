@@ -6,4 +6,5 @@
 mod choice;
 mod death;
 mod faults;
+mod start;
 mod support;

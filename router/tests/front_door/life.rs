@@ -5,8 +5,8 @@ use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
 use tonic::Status;
 use tower::ServiceExt;
-use tutti_router::RouterConfig;
-use tutti_runtime::health::State;
+use tutti_router::{RouterConfig, check_checkpoint};
+use tutti_runtime::{checkpoint::Checkpoint, health::State};
 
 use crate::support::{self, Step, post, ready, ready_with, tokens};
 
@@ -230,4 +230,18 @@ async fn models_and_tokens_are_told() {
             (StatusCode::BAD_REQUEST, &json!(field))
         );
     }
+}
+
+#[tokio::test]
+async fn a_front_door_that_is_given_its_text_fetches_none() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), "{}").unwrap();
+    std::fs::write(directory.path().join("tokenizer.json"), support::tokenizer::byte_level()).unwrap();
+    let text = check_checkpoint(&Checkpoint::open(directory.path(), "tiny").unwrap(), false).unwrap();
+    // Its conductor has no tokenizer to give.
+    let setup = support::start_with(RouterConfig::default(), false, Some(text)).await;
+    tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
+    setup.health.watch_ready().wait_for(|state| *state == State::Ok).await.unwrap();
+    let answer = setup.post(PATH, &json!({ "prompt": "hello" })).await;
+    assert_eq!((answer.status, setup.conductor.last().spec.unwrap().prompt), (StatusCode::OK, vec![259]));
 }

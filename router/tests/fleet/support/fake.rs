@@ -3,7 +3,10 @@
 use std::{
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -33,6 +36,10 @@ pub fn token_at(prompt: &[u32], index: usize) -> u32 {
 pub struct Behaviour {
     /// The name of its model, and a byte more in its tokenizer's file or not.
     pub model: Mutex<(String, bool)>,
+    /// Whether its first worker still loads: it does not say yet what it serves.
+    pub loads: Mutex<bool>,
+    /// How often its tokenizer was fetched.
+    pub fetched: AtomicUsize,
     /// Why it is not ready.
     pub unready: Mutex<Option<String>>,
     /// What it answers requests with instead of tokens.
@@ -67,6 +74,8 @@ impl Fake {
     pub fn with_tokens(count: usize) -> Self {
         let behaviour = Arc::new(Behaviour {
             model: Mutex::new(("tiny".into(), false)),
+            loads: Mutex::default(),
+            fetched: AtomicUsize::default(),
             unready: Mutex::default(),
             refuses: Mutex::default(),
             ignores: Mutex::default(),
@@ -205,6 +214,9 @@ impl Conductor for Service {
     }
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
+        if *self.0.loads.lock().unwrap() {
+            return Err(Status::unavailable("its workers load"));
+        }
         let model = ModelDescription {
             served_name: self.0.model.lock().unwrap().0.clone(),
             vocab_size: tokenizer::VOCAB,
@@ -226,6 +238,7 @@ impl Conductor for Service {
         if request.into_inner().file() != CheckpointFile::Tokenizer {
             return Err(Status::not_found("the checkpoint has no such file"));
         }
+        self.0.fetched.fetch_add(1, Relaxed);
         let mut data = tokenizer::byte_level();
         if self.0.model.lock().unwrap().1 {
             data.push(b' ');

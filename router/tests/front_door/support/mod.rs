@@ -30,7 +30,7 @@ use tutti_proto::cluster::v1::{
     TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
-use tutti_router::{FrontDoor, RouterConfig};
+use tutti_router::{CheckedText, FrontDoor, RouterConfig};
 use tutti_runtime::{
     health::{Health, State},
     metrics::Metrics,
@@ -209,6 +209,11 @@ pub async fn ready_with(config: RouterConfig, has_tokenizer: bool) -> Setup {
 
 /// A front door that has not heard of its conductor yet.
 pub async fn start(config: RouterConfig, has_tokenizer: bool) -> Setup {
+    start_with(config, has_tokenizer, None).await
+}
+
+/// The same, which may have been given its conductor's text.
+pub async fn start_with(config: RouterConfig, has_tokenizer: bool, text: Option<CheckedText>) -> Setup {
     let (cancel, cancelled) = mpsc::channel(64);
     let mut files = BTreeMap::new();
     files.insert(CheckpointFile::GenerationConfig, br#"{"temperature": 0.5, "eos_token_id": 261}"#.to_vec());
@@ -226,7 +231,7 @@ pub async fn start(config: RouterConfig, has_tokenizer: bool) -> Setup {
     };
     let metrics = Metrics::default();
     let channel = connect(Routes::new(ConductorServer::new(conductor.clone())));
-    let front_door = FrontDoor::new(channel, &config, &metrics).unwrap();
+    let front_door = FrontDoor::new(channel, text, &config, &metrics).unwrap();
     Setup { conductor, front_door, health: Health::default(), metrics, cancelled }
 }
 

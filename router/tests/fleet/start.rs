@@ -1,0 +1,39 @@
+//! What a router does while a conductor starts, and how soon it hears of changes.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use axum::http::StatusCode;
+use serde_json::json;
+use tutti_router::FleetSettings;
+use tutti_runtime::health::State;
+
+use crate::support::{Fake, Router, settings};
+
+#[tokio::test]
+async fn the_tokenizer_of_a_conductor_that_loads_is_read_meanwhile() {
+    let fake = Fake::start();
+    *fake.behaviour.loads.lock().unwrap() = true;
+    let router = Router::to(&[fake.url.clone()], settings()).await;
+    let fetched = || fake.behaviour.fetched.load(Relaxed);
+    router.until("its files are fetched", || fetched() == 1).await;
+    assert_ne!(router.health.ready(), State::Ok, "what it serves is not known yet");
+    let (status, _) = router.complete(&json!({ "prompt": "hello", "max_tokens": 3 })).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+
+    // What counts is what it has once it serves: it may be another by then.
+    *fake.behaviour.loads.lock().unwrap() = false;
+    router.all_in_use().await;
+    assert_eq!(fetched(), 2);
+    let (status, _) = router.complete(&json!({ "prompt": "hello", "max_tokens": 3 })).await;
+    assert_eq!((status, fake.last().spec.unwrap().prompt), (StatusCode::OK, vec![259]));
+}
+
+#[tokio::test]
+async fn a_change_is_found_at_once_by_a_router_that_is_told_of_it() {
+    let fake = Fake::start();
+    let hourly = FleetSettings { poll_ms: 3_600_000, ..settings() };
+    let router = Router::before(&[&fake], hourly).await;
+    *fake.behaviour.unready.lock().unwrap() = Some("draining".into());
+    router.door.ask_again();
+    router.until("it has asked", || router.health.ready() == State::Not("draining".into())).await;
+}
