@@ -159,7 +159,19 @@ impl Device for CpuDevice {
     }
 
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
-        Weights::pack(self.path, &mut self.pool, parts, quantize)
+        Weights::pack(self.path, &mut self.pool, parts, false, quantize)
+    }
+
+    fn gate_up_matrix(
+        &mut self,
+        gate_up: [HostMatrix<'_>; 2],
+        quantize: Quantize,
+    ) -> Result<Weights, DeviceError> {
+        let weights = Weights::pack(self.path, &mut self.pool, &gate_up, true, quantize)?;
+        if let Weights::Int8(matrix) = &weights {
+            self.int8.fit_pair(matrix)?;
+        }
+        Ok(weights)
     }
 
     fn matrix_bytes(&self, matrix: &Weights) -> u64 {
@@ -264,8 +276,9 @@ impl Device for CpuDevice {
         bias: Option<&Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let bias = bias.map(|bias| bias.read(weight.outputs())).transpose()?;
-        let out = out.written(x.live(), weight.outputs())?;
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.written(x.live(), outputs)?;
         self.product(x, weight, Store::Set(bias), out)
     }
 
@@ -276,8 +289,9 @@ impl Device for CpuDevice {
         bias: Option<&Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let bias = bias.map(|bias| bias.read(weight.outputs())).transpose()?;
-        let out = out.change(x.live(), weight.outputs())?;
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.change(x.live(), outputs)?;
         self.product(x, weight, Store::Add(bias), out)
     }
 
@@ -314,11 +328,9 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn silu_mul(&mut self, gate_up: &Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
-        let width = out.width();
-        let gate_up_rows = gate_up.read(2 * width)?;
-        let out = out.written(gate_up.live(), width)?;
-        rowwise::silu_mul(self.path, &mut self.pool, gate_up_rows, width, out)
+    fn gate_up(&mut self, x: &Tensor, weight: &Weights, out: &mut Tensor) -> Result<(), DeviceError> {
+        let out = out.written(x.live(), weight.gates()?)?;
+        self.product(x, weight, Store::Gated, out)
     }
 
     fn rotate_and_store(

@@ -154,10 +154,15 @@ pub trait Device: Send + Sized + 'static {
     /// same live rows; one that some rank does not come to is a lost device.
     fn seat(&self) -> Seat;
 
-    /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused; gate and up
-    /// fused). All parts have the same number of columns and the same type. Beside the device's own copy nothing as
+    /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused). All parts have the same number of columns and the same type. Beside the device's own copy nothing as
     /// large is allocated.
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Self::Matrix, DeviceError>;
+    /// Takes over gate and up, of as many rows each, for [`gate_up`](Self::gate_up).
+    fn gate_up_matrix(
+        &mut self,
+        gate_up: [HostMatrix<'_>; 2],
+        quantize: Quantize,
+    ) -> Result<Self::Matrix, DeviceError>;
     /// Bytes that a matrix takes on the device.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> u64;
     /// Takes over a vector.
@@ -249,8 +254,13 @@ pub trait Device: Send + Sized + 'static {
         part: &Self::Tensor,
         out: Option<&mut Self::Tensor>,
     ) -> Result<(), DeviceError>;
-    /// `out = silu(gate) * up`, where a row of `gate_up` is `[gate | up]`.
-    fn silu_mul(&mut self, gate_up: &Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// `out = silu(x · gateᵀ) * (x · upᵀ)`.
+    fn gate_up(
+        &mut self,
+        x: &Self::Tensor,
+        weight: &Self::Matrix,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
     /// Normalises (where asked) and rotates q and k of each token by `angles` (halves convention), leaves q in `qkv`,
     /// and writes k and v into the request's pages.
     fn rotate_and_store(

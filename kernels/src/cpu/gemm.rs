@@ -16,6 +16,7 @@ use super::isa::Path;
 use super::matrix::Matrix;
 use super::memory::{Buffer, Shared};
 use super::pool::ThreadPool;
+use super::rowwise::SiluMul;
 use super::simd::{LANES, Op, Simd};
 use super::tile::{Rows, Tiling, dot_product_on, product_on};
 use crate::DeviceError;
@@ -27,6 +28,8 @@ pub(super) enum Store<'a> {
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
     Add(Option<&'a [f32]>),
+    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, where the matrix is a pair.
+    Gated,
 }
 
 /// The operands of one product.
@@ -36,7 +39,7 @@ pub(super) struct Product<'a> {
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
     pub(super) store: Store<'a>,
-    /// `[rows, outputs]`.
+    /// `[rows, outputs]`, or `[rows, gates]`.
     pub(super) out: &'a mut [f32],
 }
 
@@ -140,7 +143,9 @@ impl Work<'_> {
         // Some tasks for each thread even out their ends.
         let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
-            let share = share.clamp(1, TASK_PANELS);
+            // No pair is parted.
+            let least = if self.matrix.paired { 2 } else { 1 };
+            let share = share.max(1).next_multiple_of(least).min(TASK_PANELS);
             let columns = panels.div_ceil(share);
             let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles);
             let band = self.tiling.tiles.div_ceil(bands.max(1));
@@ -178,17 +183,18 @@ impl Work<'_> {
         unsafe { self.door.as_ptr().add(row * 2 * self.matrix.steps() + elements * step * R).cast_const() }
     }
 
-    /// Adds the bias and what is there already to the sum of sixteen outputs, and stores.
+    /// Stores the sums of a row and a panel, having added the bias and what is there already, or applied the gate.
     #[inline(always)]
-    fn finish<S: Simd>(&self, s: S, row: usize, column: usize, sum: S::F) {
-        let outputs = self.matrix.outputs;
-        let width = LANES.min(outputs - column);
-        // SAFETY: each (row, panel) belongs to one task.
-        let out = unsafe { self.out.part(row * outputs + column, width) };
+    fn finish<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
         let (bias, add) = match self.store {
             Store::Set(bias) => (bias, false),
             Store::Add(bias) => (bias, true),
+            Store::Gated => return self.gate(s, row, panel, sum),
         };
+        let (outputs, column) = (self.matrix.outputs, panel * LANES);
+        let width = LANES.min(outputs - column);
+        // SAFETY: each (row, panel) belongs to one task.
+        let out = unsafe { self.out.part(row * outputs + column, width) };
         let mut sum = sum;
         if let Some(bias) = bias {
             sum = s.add(sum, s.load_some(&bias[column..column + width], 0.0));
@@ -197,6 +203,23 @@ impl Work<'_> {
             sum = s.add(s.load_some(out, 0.0), sum);
         }
         s.store_some(out, sum);
+    }
+
+    /// Leaves gates where their results will be, until what they are for is there too: the panel after theirs, which the
+    /// same task computes next.
+    #[inline(always)]
+    fn gate<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
+        let (gates, column) = (self.matrix.outputs / 2, panel / 2 * LANES);
+        let width = LANES.min(gates - column);
+        // SAFETY: each (row, pair of panels) belongs to one task.
+        let out = unsafe { self.out.part(row * gates + column, width) };
+        if panel.is_multiple_of(2) {
+            return s.store_some(out, sum);
+        }
+        let (mut gate, mut up) = ([0.0; LANES], [0.0; LANES]);
+        gate[..width].copy_from_slice(out);
+        s.store_some(&mut up, sum);
+        s.call(SiluMul { gate: &gate[..width], up: &up[..width], out });
     }
 }
 
@@ -252,7 +275,7 @@ mod tests {
                         .collect();
                     let (dtype, columns) = (WeightType::Bf16, inputs);
                     let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
-                    let matrix = Matrix::pack(&mut pool, &[part]).unwrap();
+                    let matrix = Matrix::pack(&mut pool, &[part], false).unwrap();
                     let x = random.normals(rows * inputs, 1.0);
                     let mut scratch = Scratch::new(threads).unwrap();
                     scratch.fit(rows, inputs).unwrap();

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 mod attention;
+mod gate_up;
 mod int8;
 mod linear;
 mod misuse;

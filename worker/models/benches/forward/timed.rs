@@ -82,6 +82,12 @@ impl Timed {
         result
     }
 
+    fn sized(&self, inner: cpu::Weights, parts: &[HostMatrix<'_>]) -> Matrix {
+        let bytes = self.inner.matrix_bytes(&inner) as usize;
+        let outputs = parts.iter().map(|part| part.rows).sum();
+        Matrix { inner, outputs, inputs: parts[0].columns, bytes }
+    }
+
     fn product<T>(
         &mut self,
         rows: usize,
@@ -108,9 +114,15 @@ impl Device for Timed {
     }
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Matrix, DeviceError> {
         let inner = self.inner.matrix(parts, quantize)?;
-        let bytes = self.inner.matrix_bytes(&inner) as usize;
-        let outputs = parts.iter().map(|part| part.rows).sum();
-        Ok(Matrix { inner, outputs, inputs: parts[0].columns, bytes })
+        Ok(self.sized(inner, parts))
+    }
+    fn gate_up_matrix(
+        &mut self,
+        gate_up: [HostMatrix<'_>; 2],
+        quantize: Quantize,
+    ) -> Result<Matrix, DeviceError> {
+        let inner = self.inner.gate_up_matrix(gate_up, quantize)?;
+        Ok(self.sized(inner, &gate_up))
     }
     fn matrix_bytes(&self, matrix: &Matrix) -> u64 {
         matrix.bytes as u64
@@ -220,8 +232,13 @@ impl Device for Timed {
     ) -> Result<(), DeviceError> {
         self.inner.gather_columns(part, out)
     }
-    fn silu_mul(&mut self, gate_up: &cpu::Tensor, out: &mut cpu::Tensor) -> Result<(), DeviceError> {
-        self.timed("silu_mul", 0.0, 0.0, |device| device.silu_mul(gate_up, out))
+    fn gate_up(
+        &mut self,
+        x: &cpu::Tensor,
+        weight: &Matrix,
+        out: &mut cpu::Tensor,
+    ) -> Result<(), DeviceError> {
+        self.product(x.live(), weight, |device| device.gate_up(x, &weight.inner, out))
     }
     fn rotate_and_store(
         &mut self,

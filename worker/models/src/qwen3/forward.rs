@@ -137,8 +137,7 @@ impl<D: Device> Model for Qwen3<D> {
             output.add(device, &mut a.normed, &mut a.hidden)?;
 
             device.rms_norm(&a.hidden, &layer.post_norm, eps, &mut a.normed)?;
-            device.linear(&a.normed, &layer.gate_up, None, &mut a.gate_up)?;
-            device.silu_mul(&a.gate_up, &mut a.activated)?;
+            device.gate_up(&a.normed, &layer.gate_up, &mut a.activated)?;
             let output = Output { x: &a.activated, weight: &layer.down, bias: None };
             output.add(device, &mut a.normed, &mut a.hidden)?;
             if let Some(interlude) = interlude {

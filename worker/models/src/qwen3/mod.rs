@@ -72,8 +72,6 @@ struct Activations<D: Device> {
     angles: D::Tensor,
     /// `[T, heads * head_dim]`.
     attended: D::Tensor,
-    /// `[T, 2 * intermediate]`.
-    gate_up: D::Tensor,
     /// `[T, intermediate]`.
     activated: D::Tensor,
     /// Hidden states of a tile's logit rows, `[LOGIT_TILE, hidden]`.
@@ -174,7 +172,6 @@ impl<D: Device> Activations<D> {
             qkv: device.tensor(tokens, q + 2 * kv)?,
             angles: device.tensor(tokens, config.head_dim)?,
             attended: device.tensor(tokens, q)?,
-            gate_up: device.tensor(tokens, 2 * intermediate)?,
             activated: device.tensor(tokens, intermediate)?,
             tile: device.tensor(LOGIT_TILE, hidden)?,
             tile_normed: device.tensor(LOGIT_TILE, hidden)?,
