@@ -4,6 +4,7 @@
 mod attention;
 mod format;
 mod gemm;
+mod input;
 mod int8;
 mod isa;
 mod kv;
@@ -32,14 +33,15 @@ pub use tensor::{Tensor, Vector};
 pub use weights::Weights;
 
 use self::gemm::{Product, Store, linear};
+use self::input::Input;
 use self::isa::Path;
 use self::memory::Shared;
 use self::pool::ThreadPool;
 use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
 use crate::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
-    SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
+    RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
     collective::{Collective, CollectiveError, Seat},
 };
 
@@ -95,12 +97,14 @@ impl CpuDevice {
     fn product(
         &mut self,
         x: &Tensor,
+        norm: Option<Norm<'_, Vector>>,
         weight: &Weights,
         store: Store<'_>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
         let rows = x.live();
-        let x = x.read(weight.inputs())?;
+        let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(weight.inputs())?, norm.eps)));
+        let x = Input { values: x.read(weight.inputs())?, norm: norm.transpose()? };
         let (path, pool) = (self.path, &mut self.pool);
         match weight {
             Weights::Stored(matrix) => {
@@ -257,16 +261,10 @@ impl Device for CpuDevice {
         rowwise::rope_angles(&mut self.pool, rope, &self.step.positions, out)
     }
 
-    fn rms_norm(
-        &mut self,
-        x: &Tensor,
-        weight: &Vector,
-        eps: f32,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let weight = weight.read(x.width())?;
+    fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let weight = norm.weight.read(x.width())?;
         let out = out.written(x.live(), x.width())?;
-        rowwise::rms_norm(self.path, &mut self.pool, x.values(), weight, eps, out)
+        rowwise::rms_norm(self.path, &mut self.pool, x.values(), weight, norm.eps, out)
     }
 
     fn linear(
@@ -279,7 +277,21 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.written(x.live(), outputs)?;
-        self.product(x, weight, Store::Set(bias), out)
+        self.product(x, None, weight, Store::Set(bias), out)
+    }
+
+    fn norm_linear(
+        &mut self,
+        x: &Tensor,
+        norm: Norm<'_, Vector>,
+        weight: &Weights,
+        bias: Option<&Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.written(x.live(), outputs)?;
+        self.product(x, Some(norm), weight, Store::Set(bias), out)
     }
 
     fn linear_add(
@@ -292,7 +304,7 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.change(x.live(), outputs)?;
-        self.product(x, weight, Store::Add(bias), out)
+        self.product(x, None, weight, Store::Add(bias), out)
     }
 
     fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -328,9 +340,15 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn gate_up(&mut self, x: &Tensor, weight: &Weights, out: &mut Tensor) -> Result<(), DeviceError> {
+    fn norm_gate_up(
+        &mut self,
+        x: &Tensor,
+        norm: Norm<'_, Vector>,
+        weight: &Weights,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
         let out = out.written(x.live(), weight.gates()?)?;
-        self.product(x, weight, Store::Gated, out)
+        self.product(x, Some(norm), weight, Store::Gated, out)
     }
 
     fn rotate_and_store(

@@ -88,6 +88,14 @@ pub struct AttentionShape {
     pub window: Option<usize>,
 }
 
+/// An RMS norm over the width of a row: `x / sqrt(mean(x²) + eps) * weight`.
+pub struct Norm<'a, V> {
+    /// As wide as the row.
+    pub weight: &'a V,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// RMS norms of each head of q and k before rotation (Qwen3).
 pub struct HeadNorms<'a, V> {
     /// `[head_dim]`, for every query head.
@@ -157,7 +165,7 @@ pub trait Device: Send + Sized + 'static {
     /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused). All parts have the same number of columns and the same type. Beside the device's own copy nothing as
     /// large is allocated.
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Self::Matrix, DeviceError>;
-    /// Takes over gate and up, of as many rows each, for [`gate_up`](Self::gate_up).
+    /// Takes over gate and up, of as many rows each, for [`norm_gate_up`](Self::norm_gate_up).
     fn gate_up_matrix(
         &mut self,
         gate_up: [HostMatrix<'_>; 2],
@@ -220,18 +228,26 @@ pub trait Device: Send + Sized + 'static {
     ) -> Result<(), DeviceError>;
     /// `out[t] = [cos | sin](positions[t] * inverse) * scale`, `[tokens, head_dim]`: computed once, used by all layers.
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// `out = x / sqrt(mean(x²) + eps) * weight`, over the width.
+    /// `out = norm(x)`.
     fn rms_norm(
         &mut self,
         x: &Self::Tensor,
-        weight: &Self::Vector,
-        eps: f32,
+        norm: Norm<'_, Self::Vector>,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
     /// `out = x · Wᵀ (+ bias)`.
     fn linear(
         &mut self,
         x: &Self::Tensor,
+        weight: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// `out = norm(x) · Wᵀ (+ bias)`.
+    fn norm_linear(
+        &mut self,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self::Vector>,
         weight: &Self::Matrix,
         bias: Option<&Self::Vector>,
         out: &mut Self::Tensor,
@@ -254,10 +270,11 @@ pub trait Device: Send + Sized + 'static {
         part: &Self::Tensor,
         out: Option<&mut Self::Tensor>,
     ) -> Result<(), DeviceError>;
-    /// `out = silu(x · gateᵀ) * (x · upᵀ)`.
-    fn gate_up(
+    /// `out = silu(norm(x) · gateᵀ) * (norm(x) · upᵀ)`.
+    fn norm_gate_up(
         &mut self,
         x: &Self::Tensor,
+        norm: Norm<'_, Self::Vector>,
         weight: &Self::Matrix,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;

@@ -12,6 +12,7 @@ use self::blocked::{Blocked, SUMS, TASK_PANELS};
 use self::door::Door;
 use self::sweep::Sweep;
 use super::format::{Bf16, F16, F32, Format, Stored};
+use super::input::Input;
 use super::isa::Path;
 use super::matrix::Matrix;
 use super::memory::{Buffer, Shared};
@@ -34,8 +35,7 @@ pub(super) enum Store<'a> {
 
 /// The operands of one product.
 pub(super) struct Product<'a> {
-    /// `[rows, inputs]`.
-    pub(super) x: &'a [f32],
+    pub(super) x: Input<'a>,
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
     pub(super) store: Store<'a>,
@@ -281,8 +281,9 @@ mod tests {
                     scratch.fit(rows, inputs).unwrap();
                     let mut run = |dots| {
                         let mut out = vec![0.0; rows * outputs];
-                        let product =
-                            Product { x: &x, rows, matrix: &matrix, store: Store::Set(None), out: &mut out };
+                        let x = Input { values: &x, norm: None };
+                        let (matrix, store) = (&matrix, Store::Set(None));
+                        let product = Product { x, rows, matrix, store, out: &mut out };
                         linear_with(path, &mut pool, &mut scratch, product, dots).unwrap();
                         out
                     };

@@ -1,6 +1,6 @@
 //! Operations that treat every token alone.
 
-use tutti_kernels::{Device, DeviceError, PageId, RopeFrequencies, WeightType};
+use tutti_kernels::{Device, DeviceError, Norm, PageId, RopeFrequencies, WeightType};
 
 use crate::support::{Random, Share, assert_near, begin, devices, matrix, stored, tensor};
 
@@ -33,7 +33,7 @@ fn norms_are_those_of_double_precision() {
             let input = tensor(&mut device, width, &x);
             let vector = device.vector(&weight).unwrap();
             let mut out = device.tensor(30, width).unwrap();
-            device.rms_norm(&input, &vector, 1e-6, &mut out).unwrap();
+            device.rms_norm(&input, Norm { weight: &vector, eps: 1e-6 }, &mut out).unwrap();
             let mut want = Vec::new();
             for row in x.chunks(width) {
                 let square: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;

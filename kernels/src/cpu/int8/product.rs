@@ -4,6 +4,7 @@
 //! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
 
 use super::super::gemm::Store;
+use super::super::input::Input;
 use super::super::isa::Path;
 use super::super::memory::{Buffer, Shared};
 use super::super::pool::ThreadPool;
@@ -25,8 +26,7 @@ const INLINE_TILES: usize = 4;
 
 /// The operands of one product.
 pub(in super::super) struct Product<'a> {
-    /// `[rows, inputs]`.
-    pub(in super::super) x: &'a [f32],
+    pub(in super::super) x: Input<'a>,
     pub(in super::super) rows: usize,
     pub(in super::super) matrix: &'a Int8Matrix,
     pub(in super::super) store: Store<'a>,
@@ -143,7 +143,7 @@ impl Op for LargestTile {
 /// (see [`OFFSET`]), then the steps, each with the words of all rows.
 #[derive(Clone, Copy)]
 struct Work<'a> {
-    x: &'a [f32],
+    x: Input<'a>,
     tiling: Tiling,
     door: &'a Shared<'a, u32>,
     matrix: &'a Int8Matrix,
@@ -184,10 +184,16 @@ impl Op for Pass<'_> {
         let (first, rows) = tiling.tile(self.tile);
         // SAFETY: each tile has a part of its own.
         let to = unsafe { door.part(first * words, rows * words) };
-        let mut quantised = [0; GROUP];
-        for (row, x) in x[first * inputs..(first + rows) * inputs].chunks_exact(inputs.max(1)).enumerate() {
-            for (x, to) in x.chunks(GROUP).zip(to.chunks_mut(rows * (2 + GROUP / S::DOT_INPUTS))) {
-                let scale = quantise(s, x, &mut quantised);
+        let (mut group, mut quantised) = ([0.0; GROUP], [0; GROUP]);
+        for row in 0..rows {
+            let [x] = x.rows::<S, 1>(s, first + row, inputs);
+            let groups = to.chunks_mut(rows * (2 + GROUP / S::DOT_INPUTS)).take(inputs.div_ceil(GROUP));
+            for (index, to) in groups.enumerate() {
+                let group = &mut group[..GROUP.min(inputs - index * GROUP)];
+                for (block, to) in group.chunks_mut(LANES).enumerate() {
+                    s.store_some(to, x.load(s, index * GROUP + block * LANES));
+                }
+                let scale = quantise(s, group, &mut quantised);
                 let sum: i32 = quantised.iter().map(|&q| i32::from(q)).sum();
                 let (scales, rest) = to.split_at_mut(rows);
                 let (begins, steps) = rest.split_at_mut(rows);

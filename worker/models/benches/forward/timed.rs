@@ -8,8 +8,8 @@ use std::{
 };
 
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
-    SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
+    RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
     collective::Seat,
     cpu::{self, CpuDevice},
 };
@@ -195,11 +195,10 @@ impl Device for Timed {
     fn rms_norm(
         &mut self,
         x: &cpu::Tensor,
-        weight: &cpu::Vector,
-        eps: f32,
+        norm: Norm<'_, cpu::Vector>,
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
-        self.timed("rms_norm", 0.0, 0.0, |device| device.rms_norm(x, weight, eps, out))
+        self.timed("rms_norm", 0.0, 0.0, |device| device.rms_norm(x, norm, out))
     }
     fn linear(
         &mut self,
@@ -209,6 +208,16 @@ impl Device for Timed {
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
         self.product(x.live(), weight, |device| device.linear(x, &weight.inner, bias, out))
+    }
+    fn norm_linear(
+        &mut self,
+        x: &cpu::Tensor,
+        norm: Norm<'_, cpu::Vector>,
+        weight: &Matrix,
+        bias: Option<&cpu::Vector>,
+        out: &mut cpu::Tensor,
+    ) -> Result<(), DeviceError> {
+        self.product(x.live(), weight, |device| device.norm_linear(x, norm, &weight.inner, bias, out))
     }
     fn linear_add(
         &mut self,
@@ -232,13 +241,14 @@ impl Device for Timed {
     ) -> Result<(), DeviceError> {
         self.inner.gather_columns(part, out)
     }
-    fn gate_up(
+    fn norm_gate_up(
         &mut self,
         x: &cpu::Tensor,
+        norm: Norm<'_, cpu::Vector>,
         weight: &Matrix,
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
-        self.product(x.live(), weight, |device| device.gate_up(x, &weight.inner, out))
+        self.product(x.live(), weight, |device| device.norm_gate_up(x, norm, &weight.inner, out))
     }
     fn rotate_and_store(
         &mut self,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tutti_kernels::{
-    Device, DeviceError, KvShape, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
+    Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
 };
 use tutti_proto::walks::ModelDeclaration;
 
@@ -128,18 +128,18 @@ impl<D: Device> Model for Qwen3<D> {
         }
         device.rope_angles(&self.rope, &mut a.angles)?;
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {
-            device.rms_norm(&a.hidden, &layer.input_norm, eps, &mut a.normed)?;
-            device.linear(&a.normed, &layer.qkv, layer.qkv_bias.as_ref(), &mut a.qkv)?;
+            let norm = Norm { weight: &layer.input_norm, eps };
+            device.norm_linear(&a.hidden, norm, &layer.qkv, layer.qkv_bias.as_ref(), &mut a.qkv)?;
             let norms = Some(layer.head_norms(eps));
             device.rotate_and_store(&mut a.qkv, shape, norms, &a.angles, kv, index)?;
             device.attention(&a.qkv, shape, kv, index, &mut a.attended)?;
             let output = Output { x: &a.attended, weight: &layer.o, bias: layer.o_bias.as_ref() };
-            output.add(device, &mut a.normed, &mut a.hidden)?;
+            output.add(device, &mut a.partial, &mut a.hidden)?;
 
-            device.rms_norm(&a.hidden, &layer.post_norm, eps, &mut a.normed)?;
-            device.gate_up(&a.normed, &layer.gate_up, &mut a.activated)?;
+            let norm = Norm { weight: &layer.post_norm, eps };
+            device.norm_gate_up(&a.hidden, norm, &layer.gate_up, &mut a.activated)?;
             let output = Output { x: &a.activated, weight: &layer.down, bias: None };
-            output.add(device, &mut a.normed, &mut a.hidden)?;
+            output.add(device, &mut a.partial, &mut a.hidden)?;
             if let Some(interlude) = interlude {
                 interlude.play(&mut Paused { device, kv })?;
             }
@@ -206,11 +206,16 @@ struct Output<'a, D: Device> {
 }
 
 impl<D: Device> Output<'_, D> {
-    /// Adds it to `hidden`, summed over ranks; `partial` is as large and free to be written to.
-    fn add(self, device: &mut D, partial: &mut D::Tensor, hidden: &mut D::Tensor) -> Result<(), DeviceError> {
-        if device.seat().is_alone() {
+    /// Adds it to `hidden`, summed over ranks, where there are others by way of `partial`.
+    fn add(
+        self,
+        device: &mut D,
+        partial: &mut Option<D::Tensor>,
+        hidden: &mut D::Tensor,
+    ) -> Result<(), DeviceError> {
+        let Some(partial) = partial else {
             return device.linear_add(self.x, self.weight, self.bias, hidden);
-        }
+        };
         device.linear(self.x, self.weight, self.bias, partial)?;
         device.all_reduce_add(partial, hidden)
     }
@@ -222,8 +227,8 @@ impl<D: Device> Qwen3<D> {
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
         let Self { device, seat, weights, activations: a, config, .. } = self;
         device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
-        device.rms_norm(&a.tile, &weights.final_norm, config.rms_norm_eps, &mut a.tile_normed)?;
-        device.linear(&a.tile_normed, weights.lm_head(), None, &mut a.logits)?;
+        let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
+        device.norm_linear(&a.tile, norm, weights.lm_head(), None, &mut a.logits)?;
         if seat.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
