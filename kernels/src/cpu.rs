@@ -1,6 +1,7 @@
 //! The CPU device: packed weights, a few threads, and kernels compiled for several instruction paths of which the best
 //! is chosen at run time.
 
+mod argmax;
 mod attention;
 mod format;
 mod gemm;
@@ -13,6 +14,7 @@ mod matrix;
 mod memory;
 mod philox;
 mod pool;
+mod products;
 mod rotate;
 mod rowwise;
 mod sample;
@@ -32,10 +34,8 @@ pub use kv::KvPool;
 pub use tensor::{Tensor, Vector};
 pub use weights::Weights;
 
-use self::gemm::{Product, Store, linear};
-use self::input::Input;
+use self::gemm::Store;
 use self::isa::Path;
-use self::memory::Shared;
 use self::pool::ThreadPool;
 use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
@@ -55,6 +55,7 @@ pub struct CpuDevice {
     /// The same of products in int8.
     int8: int8::Scratch,
     attention: attention::Scratch,
+    best: Vec<argmax::Best>,
     /// One for each thread.
     sampling: Vec<sample::Scratch>,
     /// The other ranks of its TP group; `None` where it is alone.
@@ -80,6 +81,7 @@ impl CpuDevice {
             products: gemm::Scratch::new(threads.max(1))?,
             int8: int8::Scratch::new()?,
             attention: attention::Scratch::default(),
+            best: Vec::new(),
             sampling,
             group: None,
             gathered: Vec::new(),
@@ -92,59 +94,6 @@ impl CpuDevice {
     #[must_use]
     pub fn with_group(self, group: Box<dyn Collective>) -> Self {
         Self { group: Some(group), ..self }
-    }
-
-    fn product(
-        &mut self,
-        x: &Tensor,
-        norm: Option<Norm<'_, Vector>>,
-        weight: &Weights,
-        store: Store<'_>,
-        out: &mut [f32],
-    ) -> Result<(), DeviceError> {
-        let rows = x.live();
-        let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(weight.inputs())?, norm.eps)));
-        let x = Input { values: x.read(weight.inputs())?, norm: norm.transpose()? };
-        let (path, pool) = (self.path, &mut self.pool);
-        match weight {
-            Weights::Stored(matrix) => {
-                linear(path, pool, &mut self.products, Product { x, rows, matrix, store, out })
-            }
-            Weights::Int8(matrix) => {
-                int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, store, out })
-            }
-        }
-    }
-
-    /// Runs `f` for each row of logits, in parallel, and appends the results in order.
-    fn each_logit_row<R, T>(
-        &mut self,
-        logits: &Tensor,
-        rows: &[(usize, R)],
-        out: &mut Vec<T>,
-        f: impl Fn(Path, &[f32], &R, &mut sample::Scratch) -> Result<T, DeviceError> + Sync,
-    ) -> Result<(), DeviceError>
-    where
-        R: Sync,
-        T: Send,
-    {
-        let (values, width, path) = (logits.values(), logits.width(), self.path);
-        let mut results: Vec<Option<Result<T, DeviceError>>> = rows.iter().map(|_| None).collect();
-        let (results_, scratch) = (Shared::new(&mut results), Shared::new(&mut self.sampling));
-        self.pool.run(rows.len(), |task, thread| {
-            let (index, row) = &rows[task];
-            // SAFETY: each thread has a scratch of its own and runs one task at a time; each task has its own result.
-            let (result, scratch) =
-                unsafe { (&mut results_.part(task, 1)[0], &mut scratch.part(thread, 1)[0]) };
-            *result = Some(match values.get(index * width..(index + 1) * width) {
-                Some(logits) => f(path, logits, row, scratch),
-                None => Err(DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live()))),
-            });
-        })?;
-        for result in results.into_iter().flatten() {
-            out.push(result?);
-        }
-        Ok(())
     }
 }
 
@@ -408,6 +357,17 @@ impl Device for CpuDevice {
             return Err(DeviceError::Misuse(format!("logit rows {tile:?} of {rows}")));
         };
         rowwise::gather(x.values(), x.width(), rows, out.written(rows.len(), x.width())?)
+    }
+
+    fn norm_argmax(
+        &mut self,
+        x: &Tensor,
+        norm: Norm<'_, Vector>,
+        weight: &Weights,
+        logits: &mut Tensor,
+        out: &mut Vec<Sampled>,
+    ) -> Result<(), DeviceError> {
+        self.likeliest(x, norm, weight, logits.written(x.live(), weight.plain_outputs()?)?, out)
     }
 
     fn sample(

@@ -308,6 +308,17 @@ pub trait Device: Send + Sized + 'static {
         tile: std::ops::Range<usize>,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
+    /// Appends the likeliest token of each row of `norm(x) · Wᵀ`: what [`sample`](Self::sample) gives for rows that
+    /// [ask for nothing else](SampleRow::takes_the_likeliest). The device may work in `logits`, of which nothing can be
+    /// read afterwards. Waits for the device.
+    fn norm_argmax(
+        &mut self,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self::Vector>,
+        weight: &Self::Matrix,
+        logits: &mut Self::Tensor,
+        out: &mut Vec<Sampled>,
+    ) -> Result<(), DeviceError>;
     /// Samples one token from row `rows[i].0` of `logits` for each i, appending to `out`. Waits for the device.
     fn sample(
         &mut self,

@@ -11,6 +11,7 @@ mod sweep;
 use self::blocked::{Blocked, SUMS, TASK_PANELS};
 use self::door::Door;
 use self::sweep::Sweep;
+use super::argmax::{Leaders, Note};
 use super::format::{Bf16, F16, F32, Format, Stored};
 use super::input::Input;
 use super::isa::Path;
@@ -31,6 +32,8 @@ pub(super) enum Store<'a> {
     Add(Option<&'a [f32]>),
     /// `out = silu(x · gateᵀ) * (x · upᵀ)`, where the matrix is a pair.
     Gated,
+    /// The largest of each row of `x · Wᵀ`; `out` is only worked in.
+    Largest(Leaders<'a>),
 }
 
 /// The operands of one product.
@@ -100,7 +103,7 @@ fn linear_with(
     let way = Door { x, inputs: matrix.inputs, tiling, narrow, dots: dots && narrow };
     way.pass(path, pool, &door)?;
     let out = Shared::new(out);
-    let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out };
+    let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out, thread: 0 };
     match &matrix.data {
         Stored::F32(data) => work.run::<F32, false>(path, pool, data),
         Stored::F16(data) => work.run::<F16, false>(path, pool, data),
@@ -130,6 +133,8 @@ struct Work<'a> {
     matrix: &'a Matrix,
     store: Store<'a>,
     out: &'a Shared<'a, f32>,
+    /// The one that a task's copy is for.
+    thread: usize,
 }
 
 impl Work<'_> {
@@ -152,7 +157,7 @@ impl Work<'_> {
             return pool.run(columns * bands, |task, thread| {
                 let (column, first) = (task / bands, task % bands * band);
                 let block = Blocked::<W, DOTS> {
-                    work: *self,
+                    work: Self { thread, ..*self },
                     data,
                     panels: (column * share, panels.min((column + 1) * share)),
                     tiles: (first, self.tiling.tiles.min(first + band)),
@@ -164,9 +169,9 @@ impl Work<'_> {
         }
         // Four panels or more, which a single row needs.
         let share = share.next_multiple_of(4);
-        pool.run(panels.div_ceil(share), |task, _| {
+        pool.run(panels.div_ceil(share), |task, thread| {
             let panels = (task * share, panels.min((task + 1) * share));
-            let sweep = Sweep::<W, DOTS> { work: *self, data, panels };
+            let sweep = Sweep::<W, DOTS> { work: Self { thread, ..*self }, data, panels };
             if DOTS { path.run_dots(sweep) } else { path.run(sweep) }
         })
     }
@@ -190,6 +195,7 @@ impl Work<'_> {
             Store::Set(bias) => (bias, false),
             Store::Add(bias) => (bias, true),
             Store::Gated => return self.gate(s, row, panel, sum),
+            Store::Largest(leaders) => return self.note(s, leaders, row, panel, sum),
         };
         let (outputs, column) = (self.matrix.outputs, panel * LANES);
         let width = LANES.min(outputs - column);
@@ -203,6 +209,15 @@ impl Work<'_> {
             sum = s.add(s.load_some(out, 0.0), sum);
         }
         s.store_some(out, sum);
+    }
+
+    #[inline(always)]
+    fn note<S: Simd>(&self, s: S, leaders: Leaders<'_>, row: usize, panel: usize, sum: S::F) {
+        let (thread, first) = (self.thread, panel * LANES);
+        let mut lanes = [0.0; LANES];
+        s.store_some(&mut lanes, sum);
+        let logits = &lanes[..LANES.min(self.matrix.outputs - first)];
+        s.call(Note { leaders, thread, row, first, logits });
     }
 
     /// Leaves gates where their results will be, until what they are for is there too: the panel after theirs, which the

@@ -21,6 +21,7 @@
 //! those instructions have; what that adds to a sum, 128 times the sum of a group's activations, is taken off where
 //! the sum begins.
 
+mod door;
 mod pack;
 mod product;
 mod quantise;

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
+mod argmax;
 mod attention;
 mod gate_up;
 mod int8;

@@ -3,6 +3,7 @@
 //! Activations are quantised at the door, into tiles of a few rows whose steps lie side by side. Then every panel of
 //! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
 
+use super::super::argmax::Note;
 use super::super::gemm::Store;
 use super::super::input::Input;
 use super::super::isa::Path;
@@ -11,8 +12,8 @@ use super::super::pool::ThreadPool;
 use super::super::rowwise::SiluMul;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
-use super::quantise::quantise;
-use super::{GROUP, Int8Matrix, OFFSET, PAD, SCALES, group_bytes, panel_bytes};
+use super::door::{Pass, door_words};
+use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
 use crate::DeviceError;
 
 /// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
@@ -83,11 +84,6 @@ impl Scratch {
 /// What that memory is for.
 const SUMS: &str = "sums of gate and up";
 
-/// Words of a row at the door.
-const fn door_words(inputs: usize, dot_inputs: usize) -> usize {
-    2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
-}
-
 /// Computes a product that `scratch` has room for.
 pub(in super::super) fn linear(
     path: Path,
@@ -102,9 +98,9 @@ pub(in super::super) fn linear(
     let out = Shared::new(out);
     let (sums, width) = match store {
         Store::Gated => (&sums, matrix.panels() * LANES),
-        Store::Set(_) | Store::Add(_) => (&out, matrix.outputs),
+        Store::Set(_) | Store::Add(_) | Store::Largest(_) => (&out, matrix.outputs),
     };
-    let work = Work { x, tiling, door: &door, matrix, store, sums, width, out: &out };
+    let work = Work { x, tiling, door: &door, matrix, store, sums, width, out: &out, thread: 0 };
     if tiling.tiles <= INLINE_TILES {
         (0..tiling.tiles).for_each(|tile| path.run_int8(Pass { work, tile }));
     } else {
@@ -116,10 +112,10 @@ pub(in super::super) fn linear(
     let columns = panels.div_ceil(share);
     let bands = (2 * pool.threads()).div_ceil(columns).min(tiling.tiles).max(1);
     let band = tiling.tiles.div_ceil(bands);
-    pool.run(columns * bands, |task, _| {
+    pool.run(columns * bands, |task, thread| {
         let (column, first) = (task / bands, task % bands * band);
         path.run_int8(Block {
-            work,
+            work: Work { thread, ..work },
             panels: (column * share, panels.min((column + 1) * share)),
             tiles: (first, tiling.tiles.min(first + band)),
         });
@@ -140,18 +136,20 @@ impl Op for LargestTile {
 /// What all tasks of one product share.
 ///
 /// The door holds, tile by tile, for each group: the rows' scales, where the rows' sums begin
-/// (see [`OFFSET`]), then the steps, each with the words of all rows.
+/// (see [`super::OFFSET`]), then the steps, each with the words of all rows.
 #[derive(Clone, Copy)]
-struct Work<'a> {
-    x: Input<'a>,
-    tiling: Tiling,
-    door: &'a Shared<'a, u32>,
-    matrix: &'a Int8Matrix,
+pub(super) struct Work<'a> {
+    pub(super) x: Input<'a>,
+    pub(super) tiling: Tiling,
+    pub(super) door: &'a Shared<'a, u32>,
+    pub(super) matrix: &'a Int8Matrix,
     store: Store<'a>,
     /// Where sums rest between blocks: `out`, or the place for those of a pair. So wide are its rows.
     sums: &'a Shared<'a, f32>,
     width: usize,
     out: &'a Shared<'a, f32>,
+    /// The one that a task's copy is for.
+    thread: usize,
 }
 
 impl Work<'_> {
@@ -166,44 +164,6 @@ impl Work<'_> {
         let column = panel * LANES;
         // SAFETY: the caller's contract.
         unsafe { self.sums.part(row * self.width + column, LANES.min(self.width - column)) }
-    }
-}
-
-/// A tile's way through the door.
-struct Pass<'a> {
-    work: Work<'a>,
-    tile: usize,
-}
-
-impl Op for Pass<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Work { x, tiling, door, matrix, .. } = self.work;
-        let (inputs, words) = (matrix.inputs, door_words(matrix.inputs, S::DOT_INPUTS));
-        let (first, rows) = tiling.tile(self.tile);
-        // SAFETY: each tile has a part of its own.
-        let to = unsafe { door.part(first * words, rows * words) };
-        let (mut group, mut quantised) = ([0.0; GROUP], [0; GROUP]);
-        for row in 0..rows {
-            let [x] = x.rows::<S, 1>(s, first + row, inputs);
-            let groups = to.chunks_mut(rows * (2 + GROUP / S::DOT_INPUTS)).take(inputs.div_ceil(GROUP));
-            for (index, to) in groups.enumerate() {
-                let group = &mut group[..GROUP.min(inputs - index * GROUP)];
-                for (block, to) in group.chunks_mut(LANES).enumerate() {
-                    s.store_some(to, x.load(s, index * GROUP + block * LANES));
-                }
-                let scale = quantise(s, group, &mut quantised);
-                let sum: i32 = quantised.iter().map(|&q| i32::from(q)).sum();
-                let (scales, rest) = to.split_at_mut(rows);
-                let (begins, steps) = rest.split_at_mut(rows);
-                scales[row] = scale.to_bits();
-                begins[row] = (-i32::from(OFFSET) * sum).cast_unsigned();
-                for (to, x) in steps.chunks_exact_mut(rows).zip(quantised.chunks_exact(S::DOT_INPUTS)) {
-                    to[row] = S::dot_word(x);
-                }
-            }
-        }
     }
 }
 
@@ -330,6 +290,10 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
                     None => sum,
                 };
                 s.store_some(out, sum);
+                if let (Store::Largest(leaders), true) = (work.store, to == work.matrix.inputs) {
+                    let (thread, row, first) = (work.thread, row + r, (panel + p) * LANES);
+                    s.call(Note { leaders, thread, row, first, logits: out });
+                }
             }
         }
     }

@@ -289,6 +289,16 @@ impl Device for Timed {
     ) -> Result<(), DeviceError> {
         self.timed("gather_logit_rows", 0.0, 0.0, |device| device.gather_logit_rows(x, tile, out))
     }
+    fn norm_argmax(
+        &mut self,
+        x: &cpu::Tensor,
+        norm: Norm<'_, cpu::Vector>,
+        weight: &Matrix,
+        logits: &mut cpu::Tensor,
+        out: &mut Vec<Sampled>,
+    ) -> Result<(), DeviceError> {
+        self.product(x.live(), weight, |device| device.norm_argmax(x, norm, &weight.inner, logits, out))
+    }
     fn sample(
         &mut self,
         logits: &cpu::Tensor,

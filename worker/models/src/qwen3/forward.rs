@@ -154,13 +154,17 @@ impl<D: Device> Model for Qwen3<D> {
         while let Some(tile) =
             next_tile(first_index(sample).into_iter().chain(first_index(score)), self.logit_rows)?
         {
-            self.compute_logits(tile.clone())?;
             let now;
             (now, sample) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.end));
             let now = rebase(now, tile.start);
             let then;
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.end));
             let then = rebase(then, tile.start);
+            if self.seat.is_alone() && then.is_empty() && all_take_the_likeliest(&now, tile.len()) {
+                self.choose(tile, out)?;
+                continue;
+            }
+            self.compute_logits(tile)?;
             match self.answer(&now, &then, out) {
                 // The other ranks come to the tiles that are left, and so does this one.
                 Err(error @ DeviceError::Misuse(_)) if !self.seat.is_alone() => {
@@ -232,6 +236,14 @@ impl<D: Device> Qwen3<D> {
         if seat.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
+    /// The same with the likeliest token of each row as all that comes of it.
+    fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
+        let Self { device, weights, activations: a, config, .. } = self;
+        device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
+        let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
+        device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut out.sampled)
+    }
+
     /// Answers what is wanted of a tile, by its rows.
     fn answer(
         &mut self,
@@ -268,6 +280,11 @@ fn next_tile(
         Some(start) if start < logit_rows => Ok(Some(start..logit_rows.min(start + LOGIT_TILE))),
         Some(row) => Err(DeviceError::Misuse(format!("logit row {row} of a step that has {logit_rows}"))),
     }
+}
+
+/// Whether of each of a tile's rows, in their order, the likeliest token is wanted and nothing else.
+fn all_take_the_likeliest(sample: &[(usize, SampleRow<'_>)], rows: usize) -> bool {
+    sample.iter().map(|(row, _)| *row).eq(0..rows) && sample.iter().all(|(_, row)| row.takes_the_likeliest())
 }
 
 /// The same requests, their rows counted from the tile's first.
