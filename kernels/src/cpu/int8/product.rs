@@ -210,7 +210,7 @@ impl Block<'_> {
     fn gate<S: Simd>(self, s: S, first: usize, last: usize) {
         let Self { work, tiles, .. } = self;
         let gates = work.matrix.outputs / 2;
-        for row in work.tiling.tile(tiles.0).0..work.tiling.end(tiles.1) {
+        for row in work.tiling.end(tiles.0)..work.tiling.end(tiles.1) {
             for panel in (first..last).step_by(2) {
                 let column = panel / 2 * LANES;
                 // SAFETY: these rows by these panels are this task's, and the two panels are not the same.
