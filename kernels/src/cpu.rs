@@ -1,9 +1,11 @@
 //! The CPU device: packed weights, a few threads, and kernels compiled for several instruction paths of which the best
 //! is chosen at run time.
 
+mod argmax;
 mod attention;
 mod format;
 mod gemm;
+mod input;
 mod int8;
 mod isa;
 mod kv;
@@ -12,6 +14,7 @@ mod matrix;
 mod memory;
 mod philox;
 mod pool;
+mod products;
 mod rotate;
 mod rowwise;
 mod sample;
@@ -31,15 +34,14 @@ pub use kv::KvPool;
 pub use tensor::{Tensor, Vector};
 pub use weights::Weights;
 
-use self::gemm::{Product, Store, linear};
+use self::gemm::Store;
 use self::isa::Path;
-use self::memory::Shared;
 use self::pool::ThreadPool;
 use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
 use crate::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
-    SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
+    RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
     collective::{Collective, CollectiveError, Seat},
 };
 
@@ -53,6 +55,7 @@ pub struct CpuDevice {
     /// The same of products in int8.
     int8: int8::Scratch,
     attention: attention::Scratch,
+    best: Vec<argmax::Best>,
     /// One for each thread.
     sampling: Vec<sample::Scratch>,
     /// The other ranks of its TP group; `None` where it is alone.
@@ -78,6 +81,7 @@ impl CpuDevice {
             products: gemm::Scratch::new(threads.max(1))?,
             int8: int8::Scratch::new()?,
             attention: attention::Scratch::default(),
+            best: Vec::new(),
             sampling,
             group: None,
             gathered: Vec::new(),
@@ -90,57 +94,6 @@ impl CpuDevice {
     #[must_use]
     pub fn with_group(self, group: Box<dyn Collective>) -> Self {
         Self { group: Some(group), ..self }
-    }
-
-    fn product(
-        &mut self,
-        x: &Tensor,
-        weight: &Weights,
-        store: Store<'_>,
-        out: &mut [f32],
-    ) -> Result<(), DeviceError> {
-        let rows = x.live();
-        let x = x.read(weight.inputs())?;
-        let (path, pool) = (self.path, &mut self.pool);
-        match weight {
-            Weights::Stored(matrix) => {
-                linear(path, pool, &mut self.products, Product { x, rows, matrix, store, out })
-            }
-            Weights::Int8(matrix) => {
-                int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, store, out })
-            }
-        }
-    }
-
-    /// Runs `f` for each row of logits, in parallel, and appends the results in order.
-    fn each_logit_row<R, T>(
-        &mut self,
-        logits: &Tensor,
-        rows: &[(usize, R)],
-        out: &mut Vec<T>,
-        f: impl Fn(Path, &[f32], &R, &mut sample::Scratch) -> Result<T, DeviceError> + Sync,
-    ) -> Result<(), DeviceError>
-    where
-        R: Sync,
-        T: Send,
-    {
-        let (values, width, path) = (logits.values(), logits.width(), self.path);
-        let mut results: Vec<Option<Result<T, DeviceError>>> = rows.iter().map(|_| None).collect();
-        let (results_, scratch) = (Shared::new(&mut results), Shared::new(&mut self.sampling));
-        self.pool.run(rows.len(), |task, thread| {
-            let (index, row) = &rows[task];
-            // SAFETY: each thread has a scratch of its own and runs one task at a time; each task has its own result.
-            let (result, scratch) =
-                unsafe { (&mut results_.part(task, 1)[0], &mut scratch.part(thread, 1)[0]) };
-            *result = Some(match values.get(index * width..(index + 1) * width) {
-                Some(logits) => f(path, logits, row, scratch),
-                None => Err(DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live()))),
-            });
-        })?;
-        for result in results.into_iter().flatten() {
-            out.push(result?);
-        }
-        Ok(())
     }
 }
 
@@ -159,7 +112,19 @@ impl Device for CpuDevice {
     }
 
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
-        Weights::pack(self.path, &mut self.pool, parts, quantize)
+        Weights::pack(self.path, &mut self.pool, parts, false, quantize)
+    }
+
+    fn gate_up_matrix(
+        &mut self,
+        gate_up: [HostMatrix<'_>; 2],
+        quantize: Quantize,
+    ) -> Result<Weights, DeviceError> {
+        let weights = Weights::pack(self.path, &mut self.pool, &gate_up, true, quantize)?;
+        if let Weights::Int8(matrix) = &weights {
+            self.int8.fit_pair(matrix)?;
+        }
+        Ok(weights)
     }
 
     fn matrix_bytes(&self, matrix: &Weights) -> u64 {
@@ -245,16 +210,10 @@ impl Device for CpuDevice {
         rowwise::rope_angles(&mut self.pool, rope, &self.step.positions, out)
     }
 
-    fn rms_norm(
-        &mut self,
-        x: &Tensor,
-        weight: &Vector,
-        eps: f32,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let weight = weight.read(x.width())?;
+    fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let weight = norm.weight.read(x.width())?;
         let out = out.written(x.live(), x.width())?;
-        rowwise::rms_norm(self.path, &mut self.pool, x.values(), weight, eps, out)
+        rowwise::rms_norm(self.path, &mut self.pool, x.values(), weight, norm.eps, out)
     }
 
     fn linear(
@@ -264,9 +223,24 @@ impl Device for CpuDevice {
         bias: Option<&Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let bias = bias.map(|bias| bias.read(weight.outputs())).transpose()?;
-        let out = out.written(x.live(), weight.outputs())?;
-        self.product(x, weight, Store::Set(bias), out)
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.written(x.live(), outputs)?;
+        self.product(x, None, weight, Store::Set(bias), out)
+    }
+
+    fn norm_linear(
+        &mut self,
+        x: &Tensor,
+        norm: Norm<'_, Vector>,
+        weight: &Weights,
+        bias: Option<&Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.written(x.live(), outputs)?;
+        self.product(x, Some(norm), weight, Store::Set(bias), out)
     }
 
     fn linear_add(
@@ -276,9 +250,10 @@ impl Device for CpuDevice {
         bias: Option<&Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let bias = bias.map(|bias| bias.read(weight.outputs())).transpose()?;
-        let out = out.change(x.live(), weight.outputs())?;
-        self.product(x, weight, Store::Add(bias), out)
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.change(x.live(), outputs)?;
+        self.product(x, None, weight, Store::Add(bias), out)
     }
 
     fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -314,11 +289,15 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn silu_mul(&mut self, gate_up: &Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
-        let width = out.width();
-        let gate_up_rows = gate_up.read(2 * width)?;
-        let out = out.written(gate_up.live(), width)?;
-        rowwise::silu_mul(self.path, &mut self.pool, gate_up_rows, width, out)
+    fn norm_gate_up(
+        &mut self,
+        x: &Tensor,
+        norm: Norm<'_, Vector>,
+        weight: &Weights,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let out = out.written(x.live(), weight.gates()?)?;
+        self.product(x, Some(norm), weight, Store::Gated, out)
     }
 
     fn rotate_and_store(
@@ -378,6 +357,17 @@ impl Device for CpuDevice {
             return Err(DeviceError::Misuse(format!("logit rows {tile:?} of {rows}")));
         };
         rowwise::gather(x.values(), x.width(), rows, out.written(rows.len(), x.width())?)
+    }
+
+    fn norm_argmax(
+        &mut self,
+        x: &Tensor,
+        norm: Norm<'_, Vector>,
+        weight: &Weights,
+        logits: &mut Tensor,
+        out: &mut Vec<Sampled>,
+    ) -> Result<(), DeviceError> {
+        self.likeliest(x, norm, weight, logits.written(x.live(), weight.plain_outputs()?)?, out)
     }
 
     fn sample(

@@ -88,6 +88,14 @@ pub struct AttentionShape {
     pub window: Option<usize>,
 }
 
+/// An RMS norm over the width of a row: `x / sqrt(mean(x²) + eps) * weight`.
+pub struct Norm<'a, V> {
+    /// As wide as the row.
+    pub weight: &'a V,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// RMS norms of each head of q and k before rotation (Qwen3).
 pub struct HeadNorms<'a, V> {
     /// `[head_dim]`, for every query head.
@@ -154,10 +162,15 @@ pub trait Device: Send + Sized + 'static {
     /// same live rows; one that some rank does not come to is a lost device.
     fn seat(&self) -> Seat;
 
-    /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused; gate and up
-    /// fused). All parts have the same number of columns and the same type. Beside the device's own copy nothing as
+    /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused). All parts have the same number of columns and the same type. Beside the device's own copy nothing as
     /// large is allocated.
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Self::Matrix, DeviceError>;
+    /// Takes over gate and up, of as many rows each, for [`norm_gate_up`](Self::norm_gate_up).
+    fn gate_up_matrix(
+        &mut self,
+        gate_up: [HostMatrix<'_>; 2],
+        quantize: Quantize,
+    ) -> Result<Self::Matrix, DeviceError>;
     /// Bytes that a matrix takes on the device.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> u64;
     /// Takes over a vector.
@@ -215,18 +228,26 @@ pub trait Device: Send + Sized + 'static {
     ) -> Result<(), DeviceError>;
     /// `out[t] = [cos | sin](positions[t] * inverse) * scale`, `[tokens, head_dim]`: computed once, used by all layers.
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// `out = x / sqrt(mean(x²) + eps) * weight`, over the width.
+    /// `out = norm(x)`.
     fn rms_norm(
         &mut self,
         x: &Self::Tensor,
-        weight: &Self::Vector,
-        eps: f32,
+        norm: Norm<'_, Self::Vector>,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
     /// `out = x · Wᵀ (+ bias)`.
     fn linear(
         &mut self,
         x: &Self::Tensor,
+        weight: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// `out = norm(x) · Wᵀ (+ bias)`.
+    fn norm_linear(
+        &mut self,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self::Vector>,
         weight: &Self::Matrix,
         bias: Option<&Self::Vector>,
         out: &mut Self::Tensor,
@@ -249,8 +270,14 @@ pub trait Device: Send + Sized + 'static {
         part: &Self::Tensor,
         out: Option<&mut Self::Tensor>,
     ) -> Result<(), DeviceError>;
-    /// `out = silu(gate) * up`, where a row of `gate_up` is `[gate | up]`.
-    fn silu_mul(&mut self, gate_up: &Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// `out = silu(norm(x) · gateᵀ) * (norm(x) · upᵀ)`.
+    fn norm_gate_up(
+        &mut self,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self::Vector>,
+        weight: &Self::Matrix,
+        out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
     /// Normalises (where asked) and rotates q and k of each token by `angles` (halves convention), leaves q in `qkv`,
     /// and writes k and v into the request's pages.
     fn rotate_and_store(
@@ -280,6 +307,17 @@ pub trait Device: Send + Sized + 'static {
         x: &Self::Tensor,
         tile: std::ops::Range<usize>,
         out: &mut Self::Tensor,
+    ) -> Result<(), DeviceError>;
+    /// Appends the likeliest token of each row of `norm(x) · Wᵀ`: what [`sample`](Self::sample) gives for rows that
+    /// [ask for nothing else](SampleRow::takes_the_likeliest). The device may work in `logits`, of which nothing can be
+    /// read afterwards. Waits for the device.
+    fn norm_argmax(
+        &mut self,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self::Vector>,
+        weight: &Self::Matrix,
+        logits: &mut Self::Tensor,
+        out: &mut Vec<Sampled>,
     ) -> Result<(), DeviceError>;
     /// Samples one token from row `rows[i].0` of `logits` for each i, appending to `out`. Waits for the device.
     fn sample(

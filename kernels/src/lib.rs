@@ -11,7 +11,7 @@ mod sampling;
 mod step;
 
 pub use device::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Quantize, RopeFrequencies,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, Quantize, RopeFrequencies,
     WeightType,
 };
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, TokenScore};

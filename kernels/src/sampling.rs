@@ -40,6 +40,25 @@ pub struct SampleRow<'a> {
     pub logprobs: Option<u32>,
 }
 
+impl SampleRow<'_> {
+    /// Whether the row's logits are changed before anything else: by bias, forbidden tokens or penalties.
+    pub fn adjusts(&self) -> bool {
+        let params = self.params;
+        !params.logit_bias.is_empty()
+            || !self.forbidden.is_empty()
+            || params.repetition_penalty != 1.0
+            || params.presence_penalty != 0.0
+            || params.frequency_penalty != 0.0
+    }
+
+    /// Whether the likeliest token is all that is asked for, so that nobody needs the logits themselves.
+    pub fn takes_the_likeliest(&self) -> bool {
+        // Written as sampling asks it.
+        let draws = self.params.temperature > 0.0;
+        !draws && self.logprobs.is_none() && !self.adjusts()
+    }
+}
+
 /// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {

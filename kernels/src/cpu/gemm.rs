@@ -11,11 +11,14 @@ mod sweep;
 use self::blocked::{Blocked, SUMS, TASK_PANELS};
 use self::door::Door;
 use self::sweep::Sweep;
+use super::argmax::{Leaders, Note};
 use super::format::{Bf16, F16, F32, Format, Stored};
+use super::input::Input;
 use super::isa::Path;
 use super::matrix::Matrix;
 use super::memory::{Buffer, Shared};
 use super::pool::ThreadPool;
+use super::rowwise::SiluMul;
 use super::simd::{LANES, Op, Simd};
 use super::tile::{Rows, Tiling, dot_product_on, product_on};
 use crate::DeviceError;
@@ -27,16 +30,19 @@ pub(super) enum Store<'a> {
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
     Add(Option<&'a [f32]>),
+    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, where the matrix is a pair.
+    Gated,
+    /// The largest of each row of `x · Wᵀ`; `out` is only worked in.
+    Largest(Leaders<'a>),
 }
 
 /// The operands of one product.
 pub(super) struct Product<'a> {
-    /// `[rows, inputs]`.
-    pub(super) x: &'a [f32],
+    pub(super) x: Input<'a>,
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
     pub(super) store: Store<'a>,
-    /// `[rows, outputs]`.
+    /// `[rows, outputs]`, or `[rows, gates]`.
     pub(super) out: &'a mut [f32],
 }
 
@@ -97,7 +103,7 @@ fn linear_with(
     let way = Door { x, inputs: matrix.inputs, tiling, narrow, dots: dots && narrow };
     way.pass(path, pool, &door)?;
     let out = Shared::new(out);
-    let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out };
+    let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out, thread: 0 };
     match &matrix.data {
         Stored::F32(data) => work.run::<F32, false>(path, pool, data),
         Stored::F16(data) => work.run::<F16, false>(path, pool, data),
@@ -127,6 +133,8 @@ struct Work<'a> {
     matrix: &'a Matrix,
     store: Store<'a>,
     out: &'a Shared<'a, f32>,
+    /// The one that a task's copy is for.
+    thread: usize,
 }
 
 impl Work<'_> {
@@ -140,14 +148,16 @@ impl Work<'_> {
         // Some tasks for each thread even out their ends.
         let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
-            let share = share.clamp(1, TASK_PANELS);
+            // No pair is parted.
+            let least = if self.matrix.paired { 2 } else { 1 };
+            let share = share.max(1).next_multiple_of(least).min(TASK_PANELS);
             let columns = panels.div_ceil(share);
             let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles);
             let band = self.tiling.tiles.div_ceil(bands.max(1));
             return pool.run(columns * bands, |task, thread| {
                 let (column, first) = (task / bands, task % bands * band);
                 let block = Blocked::<W, DOTS> {
-                    work: *self,
+                    work: Self { thread, ..*self },
                     data,
                     panels: (column * share, panels.min((column + 1) * share)),
                     tiles: (first, self.tiling.tiles.min(first + band)),
@@ -159,9 +169,9 @@ impl Work<'_> {
         }
         // Four panels or more, which a single row needs.
         let share = share.next_multiple_of(4);
-        pool.run(panels.div_ceil(share), |task, _| {
+        pool.run(panels.div_ceil(share), |task, thread| {
             let panels = (task * share, panels.min((task + 1) * share));
-            let sweep = Sweep::<W, DOTS> { work: *self, data, panels };
+            let sweep = Sweep::<W, DOTS> { work: Self { thread, ..*self }, data, panels };
             if DOTS { path.run_dots(sweep) } else { path.run(sweep) }
         })
     }
@@ -178,17 +188,19 @@ impl Work<'_> {
         unsafe { self.door.as_ptr().add(row * 2 * self.matrix.steps() + elements * step * R).cast_const() }
     }
 
-    /// Adds the bias and what is there already to the sum of sixteen outputs, and stores.
+    /// Stores the sums of a row and a panel, having added the bias and what is there already, or applied the gate.
     #[inline(always)]
-    fn finish<S: Simd>(&self, s: S, row: usize, column: usize, sum: S::F) {
-        let outputs = self.matrix.outputs;
-        let width = LANES.min(outputs - column);
-        // SAFETY: each (row, panel) belongs to one task.
-        let out = unsafe { self.out.part(row * outputs + column, width) };
+    fn finish<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
         let (bias, add) = match self.store {
             Store::Set(bias) => (bias, false),
             Store::Add(bias) => (bias, true),
+            Store::Gated => return self.gate(s, row, panel, sum),
+            Store::Largest(leaders) => return self.note(s, leaders, row, panel, sum),
         };
+        let (outputs, column) = (self.matrix.outputs, panel * LANES);
+        let width = LANES.min(outputs - column);
+        // SAFETY: each (row, panel) belongs to one task.
+        let out = unsafe { self.out.part(row * outputs + column, width) };
         let mut sum = sum;
         if let Some(bias) = bias {
             sum = s.add(sum, s.load_some(&bias[column..column + width], 0.0));
@@ -197,6 +209,32 @@ impl Work<'_> {
             sum = s.add(s.load_some(out, 0.0), sum);
         }
         s.store_some(out, sum);
+    }
+
+    #[inline(always)]
+    fn note<S: Simd>(&self, s: S, leaders: Leaders<'_>, row: usize, panel: usize, sum: S::F) {
+        let (thread, first) = (self.thread, panel * LANES);
+        let mut lanes = [0.0; LANES];
+        s.store_some(&mut lanes, sum);
+        let logits = &lanes[..LANES.min(self.matrix.outputs - first)];
+        s.call(Note { leaders, thread, row, first, logits });
+    }
+
+    /// Leaves gates where their results will be, until what they are for is there too: the panel after theirs, which the
+    /// same task computes next.
+    #[inline(always)]
+    fn gate<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
+        let (gates, column) = (self.matrix.outputs / 2, panel / 2 * LANES);
+        let width = LANES.min(gates - column);
+        // SAFETY: each (row, pair of panels) belongs to one task.
+        let out = unsafe { self.out.part(row * gates + column, width) };
+        if panel.is_multiple_of(2) {
+            return s.store_some(out, sum);
+        }
+        let (mut gate, mut up) = ([0.0; LANES], [0.0; LANES]);
+        gate[..width].copy_from_slice(out);
+        s.store_some(&mut up, sum);
+        s.call(SiluMul { gate: &gate[..width], up: &up[..width], out });
     }
 }
 
@@ -252,14 +290,15 @@ mod tests {
                         .collect();
                     let (dtype, columns) = (WeightType::Bf16, inputs);
                     let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
-                    let matrix = Matrix::pack(&mut pool, &[part]).unwrap();
+                    let matrix = Matrix::pack(&mut pool, &[part], false).unwrap();
                     let x = random.normals(rows * inputs, 1.0);
                     let mut scratch = Scratch::new(threads).unwrap();
                     scratch.fit(rows, inputs).unwrap();
                     let mut run = |dots| {
                         let mut out = vec![0.0; rows * outputs];
-                        let product =
-                            Product { x: &x, rows, matrix: &matrix, store: Store::Set(None), out: &mut out };
+                        let x = Input { values: &x, norm: None };
+                        let (matrix, store) = (&matrix, Store::Set(None));
+                        let product = Product { x, rows, matrix, store, out: &mut out };
                         linear_with(path, &mut pool, &mut scratch, product, dots).unwrap();
                         out
                     };

@@ -21,6 +21,7 @@
 //! those instructions have; what that adds to a sum, 128 times the sum of a group's activations, is taken off where
 //! the sum begins.
 
+mod door;
 mod pack;
 mod product;
 mod quantise;
@@ -28,6 +29,7 @@ mod quantise;
 pub(super) use product::{Product, Scratch, linear};
 
 use super::isa::Path;
+use super::matrix::panels;
 use super::memory::Buffer;
 use super::simd::{LANES, Op, Simd};
 
@@ -44,13 +46,15 @@ const SCALES: usize = LANES * size_of::<f32>();
 pub struct Int8Matrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
+    /// Whether its panels are those of gate and up in turn.
+    pub(super) paired: bool,
     /// `[outputs / 16]` panels of [`panel_bytes`]; outputs that fill up the last one are zeros.
     data: Buffer<u8>,
 }
 
 impl Int8Matrix {
     fn panels(&self) -> usize {
-        self.outputs.div_ceil(LANES)
+        panels(self.outputs, self.paired)
     }
 
     /// Bytes that it takes.

@@ -11,6 +11,8 @@ use crate::{DeviceError, HostMatrix, WeightType};
 pub struct Matrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
+    /// Whether its panels are those of gate and up in turn.
+    pub(super) paired: bool,
     pub(super) data: Stored,
 }
 
@@ -22,19 +24,18 @@ impl Matrix {
 
     /// Panels.
     pub(super) fn panels(&self) -> usize {
-        self.outputs.div_ceil(LANES)
+        panels(self.outputs, self.paired)
     }
 
-    /// Packs `parts`, one below the other. Beside the packed matrix nothing is allocated.
-    pub(super) fn pack(pool: &mut ThreadPool, parts: &[HostMatrix<'_>]) -> Result<Self, DeviceError> {
-        let first = parts.first().ok_or_else(|| DeviceError::Misuse("a matrix of no parts".to_owned()))?;
-        let (inputs, dtype) = (first.columns, first.dtype);
-        for part in parts {
-            check(part, inputs, dtype)?;
-        }
-        let outputs = parts.iter().map(|part| part.rows).sum();
-        let mut matrix =
-            Self { outputs, inputs, data: Stored::F32(super::memory::Buffer::zeroed(0, "a matrix")?) };
+    /// Packs `parts`, one below the other or [`paired`](panel_rows). Beside the packed matrix nothing is allocated.
+    pub(super) fn pack(
+        pool: &mut ThreadPool,
+        parts: &[HostMatrix<'_>],
+        paired: bool,
+    ) -> Result<Self, DeviceError> {
+        let (outputs, inputs, dtype) = check(parts, paired)?;
+        let nothing = Stored::F32(super::memory::Buffer::zeroed(0, "a matrix")?);
+        let mut matrix = Self { outputs, inputs, paired, data: nothing };
         let (steps, panels) = (matrix.steps(), matrix.panels());
         let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
         let len = steps.checked_mul(STEP).and_then(|panel| panel.checked_mul(panels)).ok_or(wanted)?;
@@ -44,7 +45,7 @@ impl Matrix {
         pool.run(panels, |panel, _| {
             // SAFETY: each task has a panel to itself.
             let to = unsafe { data.part(panel * panel_bytes, panel_bytes) };
-            let rows = std::array::from_fn(|lane| row_bytes(parts, panel * LANES + lane));
+            let rows = panel_rows(parts, paired, panel);
             match dtype {
                 WeightType::F32 => pack_panel::<F32>(&rows, inputs, to),
                 WeightType::F16 => pack_panel::<F16>(&rows, inputs, to),
@@ -55,8 +56,29 @@ impl Matrix {
     }
 }
 
+/// Panels of so many outputs.
+pub(super) fn panels(outputs: usize, paired: bool) -> usize {
+    if paired { 2 * (outputs / 2).div_ceil(LANES) } else { outputs.div_ceil(LANES) }
+}
+
+/// Outputs, inputs and type of the matrix that `parts` make.
+pub(super) fn check(
+    parts: &[HostMatrix<'_>],
+    paired: bool,
+) -> Result<(usize, usize, WeightType), DeviceError> {
+    let first = parts.first().ok_or_else(|| DeviceError::Misuse("a matrix of no parts".to_owned()))?;
+    let (inputs, dtype) = (first.columns, first.dtype);
+    parts.iter().try_for_each(|part| check_part(part, inputs, dtype))?;
+    let outputs = parts.iter().map(|part| part.rows).sum();
+    if paired && !(parts.len() == 2 && 2 * first.rows == outputs) {
+        let rows: Vec<usize> = parts.iter().map(|part| part.rows).collect();
+        return Err(DeviceError::Misuse(format!("a pair of parts of {rows:?} rows")));
+    }
+    Ok((outputs, inputs, dtype))
+}
+
 /// Refuses a part that its bytes do not make, or that does not fit the others.
-pub(super) fn check(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
+fn check_part(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
     let bytes = part.rows.checked_mul(part.columns).and_then(|elements| elements.checked_mul(dtype.bytes()));
     if part.columns != inputs || part.dtype != dtype || bytes != Some(part.bytes.len()) {
         return Err(DeviceError::Misuse(format!(
@@ -70,8 +92,22 @@ pub(super) fn check(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> 
     Ok(())
 }
 
+/// The rows of panel `panel`: of the parts one below the other or, where two are paired, of the first and the second in
+/// turn, so that a gate and what it is for are computed side by side.
+pub(super) fn panel_rows<'a>(
+    parts: &[HostMatrix<'a>],
+    paired: bool,
+    panel: usize,
+) -> [Option<&'a [u8]>; LANES] {
+    let (parts, first) = match (paired, parts) {
+        (true, [_, _]) => (&parts[panel % 2..][..1], panel / 2 * LANES),
+        _ => (parts, panel * LANES),
+    };
+    std::array::from_fn(|lane| row_bytes(parts, first + lane))
+}
+
 /// Row `index` of the parts taken as one matrix.
-pub(super) fn row_bytes<'a>(parts: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
+fn row_bytes<'a>(parts: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
     for part in parts {
         if index < part.rows {
             let row = part.columns * part.dtype.bytes();
@@ -133,7 +169,7 @@ mod tests {
         let (top, bottom) = bytes.split_at(13 * 5 * 4);
         let part = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
         let mut pool = ThreadPool::new(2).unwrap();
-        let matrix = Matrix::pack(&mut pool, &[part(top, 13), part(bottom, 8)]).unwrap();
+        let matrix = Matrix::pack(&mut pool, &[part(top, 13), part(bottom, 8)], false).unwrap();
         let Stored::F32(data) = &matrix.data else { unreachable!() };
         assert_eq!((matrix.panels(), matrix.steps(), data.len()), (2, 3, 2 * 3 * STEP));
         for output in 0..32 {
@@ -156,7 +192,7 @@ mod tests {
             let bytes: Vec<u8> =
                 (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
             let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
-            let matrix = Matrix::pack(&mut pool, &[part]).unwrap();
+            let matrix = Matrix::pack(&mut pool, &[part], false).unwrap();
             let (packed, panel) = (matrix.data.bytes(), matrix.steps() * STEP * size);
             assert_eq!(packed.len(), 3 * panel);
             for output in 0..48 {
@@ -178,6 +214,21 @@ mod tests {
     }
 
     #[test]
+    fn panels_of_a_pair_take_turns() {
+        // Two parts of 17 outputs by 2 inputs, all elements of an output the same.
+        let values: Vec<f32> = (0..34 * 2).map(|i| (i / 2 + 1) as f32).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let (gate, up) = bytes.split_at(17 * 2 * 4);
+        let part = |bytes| HostMatrix { bytes, dtype: WeightType::F32, rows: 17, columns: 2 };
+        let mut pool = ThreadPool::new(1).unwrap();
+        let matrix = Matrix::pack(&mut pool, &[part(gate), part(up)], true).unwrap();
+        let Stored::F32(data) = &matrix.data else { unreachable!() };
+        assert_eq!((matrix.panels(), data.len()), (4, 4 * STEP));
+        let first_of = |panel: usize| [data[panel * STEP], data[panel * STEP + 1]];
+        assert_eq!([0, 1, 2, 3].map(first_of), [[1.0, 2.0], [18.0, 19.0], [17.0, 0.0], [34.0, 0.0]]);
+    }
+
+    #[test]
     fn parts_that_do_not_fit_together_are_refused() {
         let mut pool = ThreadPool::new(1).unwrap();
         let part = |bytes, dtype, rows, columns| HostMatrix { bytes, dtype, rows, columns };
@@ -188,8 +239,11 @@ mod tests {
             part(&[0; 7], WeightType::F16, 2, 2),
             part(&[], WeightType::F16, usize::MAX, 2),
         ] {
-            assert!(matches!(Matrix::pack(&mut pool, &[good, bad]), Err(DeviceError::Misuse(_))));
+            assert!(matches!(Matrix::pack(&mut pool, &[good, bad], false), Err(DeviceError::Misuse(_))));
         }
-        assert!(Matrix::pack(&mut pool, &[]).is_err());
+        assert!(Matrix::pack(&mut pool, &[], false).is_err());
+        for parts in [&[good][..], &[good, part(&[0; 4], WeightType::F16, 1, 2)], &[good; 4]] {
+            assert!(matches!(Matrix::pack(&mut pool, parts, true), Err(DeviceError::Misuse(_))));
+        }
     }
 }

@@ -42,7 +42,8 @@ pub(super) fn embed(
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
         return Err(DeviceError::Misuse(format!("token id {id} of a table of {vocabulary}")));
     }
-    let held = |row: usize| (ids[row] as usize).checked_sub(first).filter(|&id| id < table.outputs());
+    let outputs = table.plain_outputs()?;
+    let held = |row: usize| (ids[row] as usize).checked_sub(first).filter(|&id| id < outputs);
     match table {
         Weights::Int8(table) => each_row(pool, out, table.inputs, |row, out| match held(row) {
             Some(id) => table.read_row(path, id, out),
@@ -140,25 +141,11 @@ pub(super) fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
     1.0 / (s.sum(squares) / x.len() as f32 + eps).sqrt()
 }
 
-/// `out = silu(gate) * up`, where a row of `gate_up` is `[gate | up]`.
-pub(super) fn silu_mul(
-    path: Path,
-    pool: &mut ThreadPool,
-    gate_up: &[f32],
-    width: usize,
-    out: &mut [f32],
-) -> Result<(), DeviceError> {
-    each_row(pool, out, width, |row, out| {
-        let (gate, up) = gate_up[2 * row * width..2 * (row + 1) * width].split_at(width);
-        path.run(SiluMul { gate, up, out });
-    })
-}
-
-/// One row's gated activation.
-struct SiluMul<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-    out: &'a mut [f32],
+/// The gated activation: `out = silu(gate) * up`.
+pub(super) struct SiluMul<'a> {
+    pub(super) gate: &'a [f32],
+    pub(super) up: &'a [f32],
+    pub(super) out: &'a mut [f32],
 }
 
 impl Op for SiluMul<'_> {

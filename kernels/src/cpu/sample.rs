@@ -38,7 +38,7 @@ pub(super) fn sample(
     scratch: &mut Scratch,
 ) -> Result<Sampled, DeviceError> {
     let mut highest = largest(path, raw)?;
-    let adjusted = adjusts(row);
+    let adjusted = row.adjusts();
     if adjusted {
         scratch.logits.clear();
         scratch.logits.extend_from_slice(raw);
@@ -60,16 +60,6 @@ pub(super) fn sample(
     let token = token.ok_or_else(|| DeviceError::Lost("no token has any probability".to_owned()))?;
     let score = row.logprobs.map(|top| score(path, raw, token, top)).transpose()?;
     Ok(Sampled { token, score })
-}
-
-/// Whether the row's logits are changed before anything else.
-fn adjusts(row: &SampleRow<'_>) -> bool {
-    let params = row.params;
-    !params.logit_bias.is_empty()
-        || !row.forbidden.is_empty()
-        || params.repetition_penalty != 1.0
-        || params.presence_penalty != 0.0
-        || params.frequency_penalty != 0.0
 }
 
 /// Applies bias, forbidden tokens and penalties.

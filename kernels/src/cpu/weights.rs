@@ -19,12 +19,36 @@ impl Weights {
         path: Path,
         pool: &mut ThreadPool,
         parts: &[HostMatrix<'_>],
+        paired: bool,
         quantize: Quantize,
     ) -> Result<Self, DeviceError> {
         Ok(match quantize {
-            Quantize::None => Self::Stored(Matrix::pack(pool, parts)?),
-            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, parts)?),
+            Quantize::None => Self::Stored(Matrix::pack(pool, parts, paired)?),
+            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, parts, paired)?),
         })
+    }
+
+    /// Outputs, where they lie one after the other.
+    pub(super) fn plain_outputs(&self) -> Result<usize, DeviceError> {
+        if self.paired() {
+            return Err(DeviceError::Misuse("gate and up, where a plain matrix is wanted".to_owned()));
+        }
+        Ok(self.outputs())
+    }
+
+    /// Gates, where outputs are gate and up.
+    pub(super) fn gates(&self) -> Result<usize, DeviceError> {
+        if !self.paired() {
+            return Err(DeviceError::Misuse("a plain matrix, where gate and up are wanted".to_owned()));
+        }
+        Ok(self.outputs() / 2)
+    }
+
+    fn paired(&self) -> bool {
+        match self {
+            Self::Stored(matrix) => matrix.paired,
+            Self::Int8(matrix) => matrix.paired,
+        }
     }
 
     pub(super) fn outputs(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use tutti_kernels::cpu::CpuDevice;
-use tutti_kernels::{Device, HostMatrix, Quantize, WeightType};
+use tutti_kernels::{Device, HostMatrix, Norm, Quantize, WeightType};
 
 use crate::support::{Random, assert_near, bits, bytes, devices, matrix, stored, tensor};
 
@@ -141,5 +141,35 @@ fn bias_residual_and_parts() {
         device.linear_add(&x, &fused, Some(&vector), &mut out).unwrap();
         let want: Vec<f32> = before.iter().zip(&want).map(|(before, y)| before + y).collect();
         assert_eq!(out.values(), want, "{name}");
+    }
+}
+
+/// A norm at the door gives the bits that one before it gives.
+#[test]
+fn a_norm_on_the_way_changes_no_bits() {
+    for (name, mut device) in devices("norm at the door") {
+        let mut random = Random::new(8);
+        for (inputs, outputs) in [(5, 20), (130, 40), (1100, 33)] {
+            let weights = bytes(WeightType::Bf16, &random.normals(outputs * inputs, 0.5));
+            let part =
+                HostMatrix { bytes: &weights, dtype: WeightType::Bf16, rows: outputs, columns: inputs };
+            let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
+            let norm = || Norm { weight: &norm, eps: 1e-6 };
+            for quantize in [Quantize::None, Quantize::Int8] {
+                let weight = device.matrix(&[part], quantize).unwrap();
+                for rows in [1, 2, 7, 40] {
+                    let x = random.normals(rows * inputs, 3.0);
+                    let x = tensor(&mut device, inputs, &x);
+                    let mut normed = device.tensor(rows, inputs).unwrap();
+                    let mut want = device.tensor(rows, outputs).unwrap();
+                    let mut got = device.tensor(rows, outputs).unwrap();
+                    device.rms_norm(&x, norm(), &mut normed).unwrap();
+                    device.linear(&normed, &weight, None, &mut want).unwrap();
+                    device.norm_linear(&x, norm(), &weight, None, &mut got).unwrap();
+                    let what = format!("{name} {quantize:?} {rows}x{inputs}x{outputs}");
+                    assert!(bits(got.values()) == bits(want.values()), "{what}");
+                }
+            }
+        }
     }
 }

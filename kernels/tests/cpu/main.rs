@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
+mod argmax;
 mod attention;
+mod gate_up;
 mod int8;
 mod linear;
 mod misuse;

@@ -1,7 +1,7 @@
 //! Calls that break the seam's contract are refused, and the device goes on.
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_kernels::{Device, DeviceError, KvShape, WeightType};
+use tutti_kernels::{Device, DeviceError, KvShape, Norm, WeightType};
 
 use crate::support::{Share, begin, matrix, tensor};
 
@@ -21,7 +21,8 @@ fn operands_that_do_not_fit_are_refused() {
     // Nothing is live in `out` that could be added to.
     let mut empty = device.tensor(3, 8).unwrap();
     refused(device.linear_add(&x, &weight, None, &mut empty));
-    refused(device.rms_norm(&x, &short, 1e-6, &mut out));
+    refused(device.rms_norm(&x, Norm { weight: &short, eps: 1e-6 }, &mut out));
+    refused(device.norm_linear(&x, Norm { weight: &short, eps: 1e-6 }, &weight, None, &mut out));
     begin(&mut device, &[Share { tokens: 1, start: 0, pages: Vec::new() }], &[8], &[]);
     let mut embedded = device.tensor(1, 4).unwrap();
     refused(device.embed(&weight, &mut embedded));

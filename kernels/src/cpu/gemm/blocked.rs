@@ -71,7 +71,7 @@ impl<W: Format, const DOTS: bool> Op for Blocked<'_, W, DOTS> {
             for panel in panels.0..panels.1 {
                 let sums = sums[of_panel(panel)..].chunks_exact(LANES);
                 for (row, sum) in (first_row..end_row).zip(sums) {
-                    work.finish(s, row, panel * LANES, s.load_some(sum, 0.0));
+                    work.finish(s, row, panel, s.load_some(sum, 0.0));
                 }
             }
             first = last;

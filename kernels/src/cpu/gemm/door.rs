@@ -1,5 +1,6 @@
 //! The way of activations into a product: tiles of rows, rounded as the weights want them.
 
+use super::super::input::Input;
 use super::super::isa::Path;
 use super::super::memory::Shared;
 use super::super::pool::ThreadPool;
@@ -13,8 +14,7 @@ const TASK_ELEMENTS: usize = 8 << 10;
 /// The way of all rows through the door.
 #[derive(Clone, Copy)]
 pub(super) struct Door<'a> {
-    /// `[rows, inputs]`.
-    pub(super) x: &'a [f32],
+    pub(super) x: Input<'a>,
     pub(super) inputs: usize,
     pub(super) tiling: Tiling,
     /// Rounded to bfloat16.
@@ -75,12 +75,12 @@ impl Part<'_, '_> {
         let len = (last_end - first) * R / per_element;
         // SAFETY: each part of each tile has a place of its own.
         let to = unsafe { self.to.part(start, len) };
+        let rows = x.rows::<S, R>(s, first_row, inputs);
         let mut lanes = [[0.0f32; LANES]; R];
         for (block, to) in to.chunks_mut(LANES * R / per_element).enumerate() {
             let from = first + block * LANES;
-            for (row, lanes) in lanes.iter_mut().enumerate() {
-                let x = &x[(first_row + row) * inputs..][..inputs];
-                let x = s.load_some(&x[from.min(inputs)..inputs.min(from + LANES)], 0.0);
+            for (row, lanes) in rows.iter().zip(&mut lanes) {
+                let x = row.load(s, from);
                 let x = if narrow { s.round_to_bf16(x) } else { x };
                 s.store_some(lanes, x);
             }

@@ -1,7 +1,7 @@
 //! Products of a single tile of rows: bound by memory, from which weights are read in a few streams.
 
 use super::super::format::{Format, STEP};
-use super::super::simd::{LANES, Op, Simd};
+use super::super::simd::{Op, Simd};
 use super::super::tile::{for_tile, prefetch};
 use super::{Work, multiply};
 
@@ -69,7 +69,7 @@ impl<W: Format, const DOTS: bool> Sweep<'_, W, DOTS> {
         };
         for (row, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
-                self.work.finish(s, row, (panel + p) * LANES, sum);
+                self.work.finish(s, row, panel + p, sum);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::super::format::{Bf16, F16, F32, Format};
 use super::super::isa::Path;
-use super::super::matrix::{check, row_bytes};
+use super::super::matrix::{check, panel_rows, panels};
 use super::super::memory::{Buffer, Shared};
 use super::super::pool::ThreadPool;
 use super::super::simd::{LANES, Op, Simd};
@@ -13,25 +13,23 @@ use super::{GROUP, Int8Matrix, OFFSET, PAD, group_bytes, panel_bytes, place};
 use crate::{DeviceError, HostMatrix, WeightType};
 
 impl Int8Matrix {
-    /// Quantises `parts`, one below the other. Beside the matrix nothing is allocated.
+    /// Quantises `parts`, one below the other or [`paired`](panel_rows). Beside the matrix nothing is allocated.
     pub(in super::super) fn pack(
         path: Path,
         pool: &mut ThreadPool,
         parts: &[HostMatrix<'_>],
+        paired: bool,
     ) -> Result<Self, DeviceError> {
-        let first = parts.first().ok_or_else(|| DeviceError::Misuse("a matrix of no parts".to_owned()))?;
-        let (inputs, dtype) = (first.columns, first.dtype);
-        parts.iter().try_for_each(|part| check(part, inputs, dtype))?;
-        let outputs: usize = parts.iter().map(|part| part.rows).sum();
+        let (outputs, inputs, dtype) = check(parts, paired)?;
         let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
-        let bytes = outputs.div_ceil(LANES).checked_mul(panel_bytes(inputs)).ok_or(wanted)?;
-        let mut matrix = Self { outputs, inputs, data: Buffer::zeroed(bytes, "a weight matrix")? };
+        let bytes = panels(outputs, paired).checked_mul(panel_bytes(inputs)).ok_or(wanted)?;
+        let mut matrix = Self { outputs, inputs, paired, data: Buffer::zeroed(bytes, "a weight matrix")? };
         let panels = matrix.panels();
         let data = Shared::new(&mut matrix.data);
         pool.run(panels, |panel, _| {
             // SAFETY: each task has a panel to itself.
             let to = unsafe { data.part(panel * panel_bytes(inputs), panel_bytes(inputs)) };
-            let rows = std::array::from_fn(|lane| row_bytes(parts, panel * LANES + lane));
+            let rows = panel_rows(parts, paired, panel);
             match dtype {
                 WeightType::F32 => path.run_int8(Panel::<F32> { rows, inputs, to, format: PhantomData }),
                 WeightType::F16 => path.run_int8(Panel::<F16> { rows, inputs, to, format: PhantomData }),

@@ -3,14 +3,17 @@
 //! Activations are quantised at the door, into tiles of a few rows whose steps lie side by side. Then every panel of
 //! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
 
+use super::super::argmax::Note;
 use super::super::gemm::Store;
+use super::super::input::Input;
 use super::super::isa::Path;
 use super::super::memory::{Buffer, Shared};
 use super::super::pool::ThreadPool;
+use super::super::rowwise::SiluMul;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
-use super::quantise::quantise;
-use super::{GROUP, Int8Matrix, OFFSET, PAD, SCALES, group_bytes, panel_bytes};
+use super::door::{Pass, door_words};
+use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
 use crate::DeviceError;
 
 /// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
@@ -24,8 +27,7 @@ const INLINE_TILES: usize = 4;
 
 /// The operands of one product.
 pub(in super::super) struct Product<'a> {
-    /// `[rows, inputs]`.
-    pub(in super::super) x: &'a [f32],
+    pub(in super::super) x: Input<'a>,
     pub(in super::super) rows: usize,
     pub(in super::super) matrix: &'a Int8Matrix,
     pub(in super::super) store: Store<'a>,
@@ -36,13 +38,18 @@ pub(in super::super) struct Product<'a> {
 /// Where activations are laid out; committed as far as it has been used.
 pub(in super::super) struct Scratch {
     door: Buffer<u32>,
+    /// Sums of gate and up, `[rows, panels * 16]`: products of several blocks rest there.
+    sums: Buffer<f32>,
+    /// The most rows there can be, and the widest sums.
+    most: (usize, usize),
     /// Whether there are products in int8 at all.
     used: bool,
 }
 
 impl Scratch {
     pub(in super::super) fn new() -> Result<Self, DeviceError> {
-        Ok(Self { door: Buffer::zeroed(0, "activations of a product")?, used: false })
+        let door = Buffer::zeroed(0, "activations of a product")?;
+        Ok(Self { door, sums: Buffer::zeroed(0, SUMS)?, most: (0, 0), used: false })
     }
 
     /// Makes room for products of so many rows of so many inputs.
@@ -51,19 +58,31 @@ impl Scratch {
         if self.door.len() < words {
             self.door = Buffer::zeroed(words, "activations of a product")?;
         }
+        self.fit_sums(rows, 0)
+    }
+
+    /// Makes room for the products of a pair.
+    pub(in super::super) fn fit_pair(&mut self, matrix: &Int8Matrix) -> Result<(), DeviceError> {
+        self.fit_sums(0, matrix.panels() * LANES)
+    }
+
+    fn fit_sums(&mut self, rows: usize, width: usize) -> Result<(), DeviceError> {
+        self.most = (self.most.0.max(rows), self.most.1.max(width));
+        let wanted = self.most.0.saturating_mul(self.most.1);
+        if self.sums.len() < wanted {
+            self.sums = Buffer::zeroed(wanted, SUMS)?;
+        }
         Ok(())
     }
 
     /// The most that products take, known once there was one.
     pub(in super::super) fn bytes(&self) -> usize {
-        if self.used { size_of_val(&self.door[..]) } else { 0 }
+        if self.used { size_of_val(&self.door[..]) + size_of_val(&self.sums[..]) } else { 0 }
     }
 }
 
-/// Words of a row at the door.
-const fn door_words(inputs: usize, dot_inputs: usize) -> usize {
-    2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
-}
+/// What that memory is for.
+const SUMS: &str = "sums of gate and up";
 
 /// Computes a product that `scratch` has room for.
 pub(in super::super) fn linear(
@@ -75,8 +94,13 @@ pub(in super::super) fn linear(
     let Product { x, rows, matrix, store, out } = product;
     scratch.used = true;
     let tiling = Tiling::new(rows, path.run_int8(LargestTile));
-    let (door, out) = (Shared::new(&mut scratch.door[..]), Shared::new(out));
-    let work = Work { x, tiling, door: &door, matrix, store, out: &out };
+    let (door, sums) = (Shared::new(&mut scratch.door[..]), Shared::new(&mut scratch.sums[..]));
+    let out = Shared::new(out);
+    let (sums, width) = match store {
+        Store::Gated => (&sums, matrix.panels() * LANES),
+        Store::Set(_) | Store::Add(_) | Store::Largest(_) => (&out, matrix.outputs),
+    };
+    let work = Work { x, tiling, door: &door, matrix, store, sums, width, out: &out, thread: 0 };
     if tiling.tiles <= INLINE_TILES {
         (0..tiling.tiles).for_each(|tile| path.run_int8(Pass { work, tile }));
     } else {
@@ -88,10 +112,10 @@ pub(in super::super) fn linear(
     let columns = panels.div_ceil(share);
     let bands = (2 * pool.threads()).div_ceil(columns).min(tiling.tiles).max(1);
     let band = tiling.tiles.div_ceil(bands);
-    pool.run(columns * bands, |task, _| {
+    pool.run(columns * bands, |task, thread| {
         let (column, first) = (task / bands, task % bands * band);
         path.run_int8(Block {
-            work,
+            work: Work { thread, ..work },
             panels: (column * share, panels.min((column + 1) * share)),
             tiles: (first, tiling.tiles.min(first + band)),
         });
@@ -112,15 +136,20 @@ impl Op for LargestTile {
 /// What all tasks of one product share.
 ///
 /// The door holds, tile by tile, for each group: the rows' scales, where the rows' sums begin
-/// (see [`OFFSET`]), then the steps, each with the words of all rows.
+/// (see [`super::OFFSET`]), then the steps, each with the words of all rows.
 #[derive(Clone, Copy)]
-struct Work<'a> {
-    x: &'a [f32],
-    tiling: Tiling,
-    door: &'a Shared<'a, u32>,
-    matrix: &'a Int8Matrix,
+pub(super) struct Work<'a> {
+    pub(super) x: Input<'a>,
+    pub(super) tiling: Tiling,
+    pub(super) door: &'a Shared<'a, u32>,
+    pub(super) matrix: &'a Int8Matrix,
     store: Store<'a>,
+    /// Where sums rest between blocks: `out`, or the place for those of a pair. So wide are its rows.
+    sums: &'a Shared<'a, f32>,
+    width: usize,
     out: &'a Shared<'a, f32>,
+    /// The one that a task's copy is for.
+    thread: usize,
 }
 
 impl Work<'_> {
@@ -131,42 +160,10 @@ impl Work<'_> {
     /// (row, panel) is the calling task's, which holds one such slice at a time.
     #[allow(clippy::mut_from_ref)] // As `Shared::part`.
     #[inline(always)]
-    unsafe fn out(&self, row: usize, panel: usize) -> &mut [f32] {
-        let (outputs, column) = (self.matrix.outputs, panel * LANES);
+    unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
+        let column = panel * LANES;
         // SAFETY: the caller's contract.
-        unsafe { self.out.part(row * outputs + column, LANES.min(outputs - column)) }
-    }
-}
-
-/// A tile's way through the door.
-struct Pass<'a> {
-    work: Work<'a>,
-    tile: usize,
-}
-
-impl Op for Pass<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Work { x, tiling, door, matrix, .. } = self.work;
-        let (inputs, words) = (matrix.inputs, door_words(matrix.inputs, S::DOT_INPUTS));
-        let (first, rows) = tiling.tile(self.tile);
-        // SAFETY: each tile has a part of its own.
-        let to = unsafe { door.part(first * words, rows * words) };
-        let mut quantised = [0; GROUP];
-        for (row, x) in x[first * inputs..(first + rows) * inputs].chunks_exact(inputs.max(1)).enumerate() {
-            for (x, to) in x.chunks(GROUP).zip(to.chunks_mut(rows * (2 + GROUP / S::DOT_INPUTS))) {
-                let scale = quantise(s, x, &mut quantised);
-                let sum: i32 = quantised.iter().map(|&q| i32::from(q)).sum();
-                let (scales, rest) = to.split_at_mut(rows);
-                let (begins, steps) = rest.split_at_mut(rows);
-                scales[row] = scale.to_bits();
-                begins[row] = (-i32::from(OFFSET) * sum).cast_unsigned();
-                for (to, x) in steps.chunks_exact_mut(rows).zip(quantised.chunks_exact(S::DOT_INPUTS)) {
-                    to[row] = S::dot_word(x);
-                }
-            }
-        }
+        unsafe { self.sums.part(row * self.width + column, LANES.min(self.width - column)) }
     }
 }
 
@@ -184,7 +181,8 @@ impl Op for Block<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { work, panels: (mut first, end), tiles } = self;
         let inputs = work.matrix.inputs;
-        let cached = (CACHED_WEIGHTS / panel_bytes(inputs).max(1)).max(4);
+        // An even number, so that no pair is parted.
+        let cached = (CACHED_WEIGHTS / panel_bytes(inputs).max(1)).max(4) & !1;
         // A single tile reads weights from memory: in one go, as they lie there.
         let at_once = if tiles.0 + 1 < tiles.1 { CACHED_INPUTS } else { usize::MAX };
         while first < end {
@@ -198,7 +196,30 @@ impl Op for Block<'_> {
                 }
                 from = to;
             }
+            if matches!(work.store, Store::Gated) {
+                self.gate(s, first, last);
+            }
             first = last;
+        }
+    }
+}
+
+impl Block<'_> {
+    /// Applies the gates of panels `first .. last`, whose sums are complete and still in a cache.
+    #[inline(always)]
+    fn gate<S: Simd>(self, s: S, first: usize, last: usize) {
+        let Self { work, tiles, .. } = self;
+        let gates = work.matrix.outputs / 2;
+        for row in work.tiling.end(tiles.0)..work.tiling.end(tiles.1) {
+            for panel in (first..last).step_by(2) {
+                let column = panel / 2 * LANES;
+                // SAFETY: these rows by these panels are this task's, and the two panels are not the same.
+                unsafe {
+                    let (gate, up) = (work.sums(row, panel), work.sums(row, panel + 1));
+                    let out = work.out.part(row * gates + column, LANES.min(gates - column));
+                    s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
+                }
+            }
         }
     }
 }
@@ -244,7 +265,7 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
             for (p, sum) in sums.iter_mut().enumerate() {
                 if from > 0 || matches!(work.store, Store::Add(_)) {
                     // SAFETY: these rows by these panels are this task's.
-                    *sum = s.load_some(unsafe { work.out(row + r, panel + p) }, 0.0);
+                    *sum = s.load_some(unsafe { work.sums(row + r, panel + p) }, 0.0);
                 }
             }
         }
@@ -263,12 +284,16 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
         for (r, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
                 // SAFETY: as above.
-                let out = unsafe { work.out(row + r, panel + p) };
+                let out = unsafe { work.sums(row + r, panel + p) };
                 let sum = match bias {
                     Some(bias) => s.add(sum, s.load_some(&bias[(panel + p) * LANES..][..out.len()], 0.0)),
                     None => sum,
                 };
                 s.store_some(out, sum);
+                if let (Store::Largest(leaders), true) = (work.store, to == work.matrix.inputs) {
+                    let (thread, row, first) = (work.thread, row + r, (panel + p) * LANES);
+                    s.call(Note { leaders, thread, row, first, logits: out });
+                }
             }
         }
     }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
-    SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
+    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
+    RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
     collective::Seat,
     cpu::{self, CpuDevice},
 };
@@ -82,6 +82,12 @@ impl Timed {
         result
     }
 
+    fn sized(&self, inner: cpu::Weights, parts: &[HostMatrix<'_>]) -> Matrix {
+        let bytes = self.inner.matrix_bytes(&inner) as usize;
+        let outputs = parts.iter().map(|part| part.rows).sum();
+        Matrix { inner, outputs, inputs: parts[0].columns, bytes }
+    }
+
     fn product<T>(
         &mut self,
         rows: usize,
@@ -108,9 +114,15 @@ impl Device for Timed {
     }
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Matrix, DeviceError> {
         let inner = self.inner.matrix(parts, quantize)?;
-        let bytes = self.inner.matrix_bytes(&inner) as usize;
-        let outputs = parts.iter().map(|part| part.rows).sum();
-        Ok(Matrix { inner, outputs, inputs: parts[0].columns, bytes })
+        Ok(self.sized(inner, parts))
+    }
+    fn gate_up_matrix(
+        &mut self,
+        gate_up: [HostMatrix<'_>; 2],
+        quantize: Quantize,
+    ) -> Result<Matrix, DeviceError> {
+        let inner = self.inner.gate_up_matrix(gate_up, quantize)?;
+        Ok(self.sized(inner, &gate_up))
     }
     fn matrix_bytes(&self, matrix: &Matrix) -> u64 {
         matrix.bytes as u64
@@ -183,11 +195,10 @@ impl Device for Timed {
     fn rms_norm(
         &mut self,
         x: &cpu::Tensor,
-        weight: &cpu::Vector,
-        eps: f32,
+        norm: Norm<'_, cpu::Vector>,
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
-        self.timed("rms_norm", 0.0, 0.0, |device| device.rms_norm(x, weight, eps, out))
+        self.timed("rms_norm", 0.0, 0.0, |device| device.rms_norm(x, norm, out))
     }
     fn linear(
         &mut self,
@@ -197,6 +208,16 @@ impl Device for Timed {
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
         self.product(x.live(), weight, |device| device.linear(x, &weight.inner, bias, out))
+    }
+    fn norm_linear(
+        &mut self,
+        x: &cpu::Tensor,
+        norm: Norm<'_, cpu::Vector>,
+        weight: &Matrix,
+        bias: Option<&cpu::Vector>,
+        out: &mut cpu::Tensor,
+    ) -> Result<(), DeviceError> {
+        self.product(x.live(), weight, |device| device.norm_linear(x, norm, &weight.inner, bias, out))
     }
     fn linear_add(
         &mut self,
@@ -220,8 +241,14 @@ impl Device for Timed {
     ) -> Result<(), DeviceError> {
         self.inner.gather_columns(part, out)
     }
-    fn silu_mul(&mut self, gate_up: &cpu::Tensor, out: &mut cpu::Tensor) -> Result<(), DeviceError> {
-        self.timed("silu_mul", 0.0, 0.0, |device| device.silu_mul(gate_up, out))
+    fn norm_gate_up(
+        &mut self,
+        x: &cpu::Tensor,
+        norm: Norm<'_, cpu::Vector>,
+        weight: &Matrix,
+        out: &mut cpu::Tensor,
+    ) -> Result<(), DeviceError> {
+        self.product(x.live(), weight, |device| device.norm_gate_up(x, norm, &weight.inner, out))
     }
     fn rotate_and_store(
         &mut self,
@@ -261,6 +288,16 @@ impl Device for Timed {
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
         self.timed("gather_logit_rows", 0.0, 0.0, |device| device.gather_logit_rows(x, tile, out))
+    }
+    fn norm_argmax(
+        &mut self,
+        x: &cpu::Tensor,
+        norm: Norm<'_, cpu::Vector>,
+        weight: &Matrix,
+        logits: &mut cpu::Tensor,
+        out: &mut Vec<Sampled>,
+    ) -> Result<(), DeviceError> {
+        self.product(x.live(), weight, |device| device.norm_argmax(x, norm, &weight.inner, logits, out))
     }
     fn sample(
         &mut self,

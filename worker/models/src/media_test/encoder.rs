@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tutti_kernels::{Device, DeviceError, Quantize};
+use tutti_kernels::{Device, DeviceError, Norm, Quantize};
 
 use crate::{
     LoadError, LoadFormat, LoadOptions,
@@ -89,7 +89,8 @@ impl<D: Device> Encoder<D> {
         for tile in samples.chunks(TILE * frame) {
             device.upload(tile, &mut self.samples)?;
             device.linear(&self.samples, &self.frames_in, Some(&self.bias), &mut self.mapped)?;
-            device.rms_norm(&self.mapped, &self.norm, self.eps, &mut self.normed)?;
+            let norm = Norm { weight: &self.norm, eps: self.eps };
+            device.rms_norm(&self.mapped, norm, &mut self.normed)?;
             device.download(&self.normed, out)?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tutti_kernels::{
-    Device, DeviceError, KvShape, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
+    Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
 };
 use tutti_proto::walks::ModelDeclaration;
 
@@ -128,19 +128,18 @@ impl<D: Device> Model for Qwen3<D> {
         }
         device.rope_angles(&self.rope, &mut a.angles)?;
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {
-            device.rms_norm(&a.hidden, &layer.input_norm, eps, &mut a.normed)?;
-            device.linear(&a.normed, &layer.qkv, layer.qkv_bias.as_ref(), &mut a.qkv)?;
+            let norm = Norm { weight: &layer.input_norm, eps };
+            device.norm_linear(&a.hidden, norm, &layer.qkv, layer.qkv_bias.as_ref(), &mut a.qkv)?;
             let norms = Some(layer.head_norms(eps));
             device.rotate_and_store(&mut a.qkv, shape, norms, &a.angles, kv, index)?;
             device.attention(&a.qkv, shape, kv, index, &mut a.attended)?;
             let output = Output { x: &a.attended, weight: &layer.o, bias: layer.o_bias.as_ref() };
-            output.add(device, &mut a.normed, &mut a.hidden)?;
+            output.add(device, &mut a.partial, &mut a.hidden)?;
 
-            device.rms_norm(&a.hidden, &layer.post_norm, eps, &mut a.normed)?;
-            device.linear(&a.normed, &layer.gate_up, None, &mut a.gate_up)?;
-            device.silu_mul(&a.gate_up, &mut a.activated)?;
+            let norm = Norm { weight: &layer.post_norm, eps };
+            device.norm_gate_up(&a.hidden, norm, &layer.gate_up, &mut a.activated)?;
             let output = Output { x: &a.activated, weight: &layer.down, bias: None };
-            output.add(device, &mut a.normed, &mut a.hidden)?;
+            output.add(device, &mut a.partial, &mut a.hidden)?;
             if let Some(interlude) = interlude {
                 interlude.play(&mut Paused { device, kv })?;
             }
@@ -155,13 +154,17 @@ impl<D: Device> Model for Qwen3<D> {
         while let Some(tile) =
             next_tile(first_index(sample).into_iter().chain(first_index(score)), self.logit_rows)?
         {
-            self.compute_logits(tile.clone())?;
             let now;
             (now, sample) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.end));
             let now = rebase(now, tile.start);
             let then;
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.end));
             let then = rebase(then, tile.start);
+            if self.seat.is_alone() && then.is_empty() && all_take_the_likeliest(&now, tile.len()) {
+                self.choose(tile, out)?;
+                continue;
+            }
+            self.compute_logits(tile)?;
             match self.answer(&now, &then, out) {
                 // The other ranks come to the tiles that are left, and so does this one.
                 Err(error @ DeviceError::Misuse(_)) if !self.seat.is_alone() => {
@@ -207,11 +210,16 @@ struct Output<'a, D: Device> {
 }
 
 impl<D: Device> Output<'_, D> {
-    /// Adds it to `hidden`, summed over ranks; `partial` is as large and free to be written to.
-    fn add(self, device: &mut D, partial: &mut D::Tensor, hidden: &mut D::Tensor) -> Result<(), DeviceError> {
-        if device.seat().is_alone() {
+    /// Adds it to `hidden`, summed over ranks, where there are others by way of `partial`.
+    fn add(
+        self,
+        device: &mut D,
+        partial: &mut Option<D::Tensor>,
+        hidden: &mut D::Tensor,
+    ) -> Result<(), DeviceError> {
+        let Some(partial) = partial else {
             return device.linear_add(self.x, self.weight, self.bias, hidden);
-        }
+        };
         device.linear(self.x, self.weight, self.bias, partial)?;
         device.all_reduce_add(partial, hidden)
     }
@@ -223,9 +231,17 @@ impl<D: Device> Qwen3<D> {
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
         let Self { device, seat, weights, activations: a, config, .. } = self;
         device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
-        device.rms_norm(&a.tile, &weights.final_norm, config.rms_norm_eps, &mut a.tile_normed)?;
-        device.linear(&a.tile_normed, weights.lm_head(), None, &mut a.logits)?;
+        let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
+        device.norm_linear(&a.tile, norm, weights.lm_head(), None, &mut a.logits)?;
         if seat.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
+    }
+
+    /// The same with the likeliest token of each row as all that comes of it.
+    fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
+        let Self { device, weights, activations: a, config, .. } = self;
+        device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
+        let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
+        device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut out.sampled)
     }
 
     /// Answers what is wanted of a tile, by its rows.
@@ -264,6 +280,11 @@ fn next_tile(
         Some(start) if start < logit_rows => Ok(Some(start..logit_rows.min(start + LOGIT_TILE))),
         Some(row) => Err(DeviceError::Misuse(format!("logit row {row} of a step that has {logit_rows}"))),
     }
+}
+
+/// Whether of each of a tile's rows, in their order, the likeliest token is wanted and nothing else.
+fn all_take_the_likeliest(sample: &[(usize, SampleRow<'_>)], rows: usize) -> bool {
+    sample.iter().map(|(row, _)| *row).eq(0..rows) && sample.iter().all(|(_, row)| row.takes_the_likeliest())
 }
 
 /// The same requests, their rows counted from the tile's first.

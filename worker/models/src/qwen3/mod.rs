@@ -64,22 +64,18 @@ pub(crate) struct Qwen3<D: Device> {
 struct Activations<D: Device> {
     /// The residual stream, `[T, hidden]`.
     hidden: D::Tensor,
-    /// Normalised input of a sublayer, `[T, hidden]`.
-    normed: D::Tensor,
+    /// This rank's share of a sublayer's output, `[T, hidden]`; none where it is the whole.
+    partial: Option<D::Tensor>,
     /// `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,
     /// `[T, head_dim]`.
     angles: D::Tensor,
     /// `[T, heads * head_dim]`.
     attended: D::Tensor,
-    /// `[T, 2 * intermediate]`.
-    gate_up: D::Tensor,
     /// `[T, intermediate]`.
     activated: D::Tensor,
     /// Hidden states of a tile's logit rows, `[LOGIT_TILE, hidden]`.
     tile: D::Tensor,
-    /// The same after the final norm.
-    tile_normed: D::Tensor,
     /// `[LOGIT_TILE, vocab]`.
     logits: D::Tensor,
     /// All ranks' logits side by side, at the leader of a TP group.
@@ -170,14 +166,12 @@ impl<D: Device> Activations<D> {
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         Ok(Self {
             hidden: device.tensor(tokens, hidden)?,
-            normed: device.tensor(tokens, hidden)?,
+            partial: (!seat.is_alone()).then(|| device.tensor(tokens, hidden)).transpose()?,
             qkv: device.tensor(tokens, q + 2 * kv)?,
             angles: device.tensor(tokens, config.head_dim)?,
             attended: device.tensor(tokens, q)?,
-            gate_up: device.tensor(tokens, 2 * intermediate)?,
             activated: device.tensor(tokens, intermediate)?,
             tile: device.tensor(LOGIT_TILE, hidden)?,
-            tile_normed: device.tensor(LOGIT_TILE, hidden)?,
             logits: device.tensor(LOGIT_TILE, config.vocab_size)?,
             gathered: gathers
                 .then(|| device.tensor(LOGIT_TILE, config.vocab_size * seat.size))

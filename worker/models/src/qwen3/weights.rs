@@ -124,7 +124,7 @@ pub(super) struct Layer<D: Device> {
     /// At rank 0 alone.
     pub o_bias: Option<D::Vector>,
     pub post_norm: D::Vector,
-    /// gate and up fused: `[2 * intermediate, hidden]`.
+    /// gate and up as a pair: `[2 * intermediate, hidden]`.
     pub gate_up: D::Matrix,
     /// `[hidden, intermediate]`.
     pub down: D::Matrix,
@@ -162,7 +162,7 @@ impl<D: Device> Layer<D> {
                 .map(|spec| loader.vector(&[spec]))
                 .transpose()?,
             post_norm: loader.vector(&[&specs.post_norm])?,
-            gate_up: loader.matrix(&specs.gate_up.each_ref())?,
+            gate_up: loader.gate_up(specs.gate_up.each_ref())?,
             down: loader.matrix(&[&specs.down])?,
         })
     }

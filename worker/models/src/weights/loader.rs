@@ -1,7 +1,7 @@
 //! Hands tensors over to a device one after the other, and says how far it is.
 
 use half::{bf16, f16};
-use tutti_kernels::{Device, HostMatrix, Quantize, WeightType, collective::Seat};
+use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::Seat};
 
 use super::{Dummy, SafetensorsDir, TensorSpec};
 use crate::LoadError;
@@ -76,6 +76,22 @@ impl<'a, D: Device> Loader<'a, D> {
 
     /// Hands over matrices as one, the parts' rows one after the other.
     pub fn matrix(&mut self, parts: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
+        self.hand_over(parts, |device, parts, quantize| device.matrix(parts, quantize))
+    }
+
+    /// Hands over gate and up.
+    pub fn gate_up(&mut self, parts: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
+        self.hand_over(&parts, |device, parts, quantize| match *parts {
+            [gate, up] => device.gate_up_matrix([gate, up], quantize),
+            _ => Err(DeviceError::Misuse(format!("{} parts of gate and up", parts.len()))),
+        })
+    }
+
+    fn hand_over(
+        &mut self,
+        parts: &[&TensorSpec],
+        take: impl FnOnce(&mut D, &[HostMatrix<'_>], Quantize) -> Result<D::Matrix, DeviceError>,
+    ) -> Result<D::Matrix, LoadError> {
         let first = self.source.check(parts[0])?;
         for part in parts {
             let other = self.source.check(part)?;
@@ -93,7 +109,7 @@ impl<'a, D: Device> Loader<'a, D> {
             held.push((part, bytes));
         }
         let views: Vec<_> = held.iter().map(|(part, bytes)| part.view(bytes, first)).collect();
-        let matrix = self.device.matrix(&views, self.quantize)?;
+        let matrix = take(self.device, &views, self.quantize)?;
         drop(held);
         if let Source::Files(files) = &mut self.source {
             parts.iter().for_each(|spec| files.release(spec));
