@@ -231,9 +231,13 @@ fn common_settings(
     checkpoint: &Checkpoint,
 ) -> Result<WorkerSettings, Error> {
     // Workers may have another working directory.
-    let trace_steps = config.trace_steps.as_deref().map(std::path::absolute).transpose().map_err(|e| {
-        Error::invalid("trace_steps", format!("is relative to a working directory that is gone: {e}"))
-    })?;
+    let absolute = |field, path: Option<&Path>| {
+        path.map(std::path::absolute).transpose().map_err(|error| {
+            Error::invalid(field, format!("is relative to a working directory that is gone: {error}"))
+        })
+    };
+    let trace_steps = absolute("trace_steps", config.trace_steps.as_deref())?;
+    let packed_weights = absolute("packed_weights", config.packed_weights.as_deref())?;
     Ok(WorkerSettings {
         model_dir: checkpoint.dir.clone(),
         load_format: match config.load_format {
@@ -244,6 +248,7 @@ fn common_settings(
             config::Quantize::None => Quantize::None,
             config::Quantize::Int8 => Quantize::Int8,
         },
+        packed_weights,
         nodes: None,
         device: DeviceKind::default(),
         sim: config.sim.clone(),

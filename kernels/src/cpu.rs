@@ -12,6 +12,7 @@ mod kv;
 mod logits;
 mod matrix;
 mod memory;
+mod packed;
 mod philox;
 mod pool;
 mod products;
@@ -31,6 +32,7 @@ use std::ops::Range;
 
 pub use isa::Isa;
 pub use kv::KvPool;
+pub use packed::{PackedOutcome, PackedWeights};
 pub use tensor::{Tensor, Vector};
 pub use weights::Weights;
 
@@ -62,6 +64,8 @@ pub struct CpuDevice {
     group: Option<Box<dyn Collective>>,
     /// What they bring, one after the other.
     gathered: Vec<f32>,
+    /// Where packed weights are kept for later starts.
+    packed: Option<PackedWeights>,
     /// Bytes of all tensors that have been made, and the rows and width of the widest: where logits are, the vocabulary.
     tensor_bytes: u64,
     widest: (usize, usize),
@@ -85,6 +89,7 @@ impl CpuDevice {
             sampling,
             group: None,
             gathered: Vec::new(),
+            packed: None,
             tensor_bytes: 0,
             widest: (0, 0),
         })
@@ -94,6 +99,26 @@ impl CpuDevice {
     #[must_use]
     pub fn with_group(self, group: Box<dyn Collective>) -> Self {
         Self { group: Some(group), ..self }
+    }
+
+    /// The same device, which takes weights from this file, or leaves them there.
+    #[must_use]
+    pub fn with_packed_weights(self, packed: PackedWeights) -> Self {
+        Self { packed: Some(packed), ..self }
+    }
+
+    fn pack(
+        &mut self,
+        parts: &[HostMatrix<'_>],
+        paired: bool,
+        quantize: Quantize,
+    ) -> Result<Weights, DeviceError> {
+        let (path, pool) = (self.path, &mut self.pool);
+        let mut pack = || Weights::pack(path, pool, parts, paired, quantize);
+        match &self.packed {
+            Some(packed) => packed.matrix(parts, paired, quantize, pack),
+            None => pack(),
+        }
     }
 }
 
@@ -112,7 +137,7 @@ impl Device for CpuDevice {
     }
 
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
-        Weights::pack(self.path, &mut self.pool, parts, false, quantize)
+        self.pack(parts, false, quantize)
     }
 
     fn gate_up_matrix(
@@ -120,7 +145,7 @@ impl Device for CpuDevice {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let weights = Weights::pack(self.path, &mut self.pool, &gate_up, true, quantize)?;
+        let weights = self.pack(&gate_up, true, quantize)?;
         if let Weights::Int8(matrix) = &weights {
             self.int8.fit_pair(matrix)?;
         }

@@ -58,6 +58,8 @@ pub struct Purpose {
     pub context: usize,
     /// Given to us alone: peers have nothing like it.
     pub target_itl_ms: Option<u32>,
+    /// Whether Tutti keeps its weights as it lays them out, and maps them.
+    pub packed_weights: bool,
 }
 
 /// A peer that runs.
@@ -173,6 +175,11 @@ fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<Os
     ]);
     if purpose.weights == Weights::Int8 {
         command.push("--quantize=int8".into());
+    }
+    if purpose.packed_weights {
+        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed-weights");
+        std::fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
+        command.extend(["--packed-weights".into(), kept.into()]);
     }
     if let Some(target) = purpose.target_itl_ms {
         command.push(format!("--target-itl-ms={target}").into());

@@ -37,6 +37,8 @@ pub struct WorkerSettings {
     pub load_format: LoadFormat,
     /// In how many bits they are held.
     pub quantize: Quantize,
+    /// Where packed weights are kept for later starts and for other workers.
+    pub packed_weights: Option<PathBuf>,
     /// The parts of the model that this worker holds; all without.
     pub nodes: Option<Vec<String>>,
     /// What to compute on.

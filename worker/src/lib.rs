@@ -11,6 +11,7 @@ mod group;
 mod join;
 pub mod lifeline;
 mod loading;
+mod packed;
 mod process;
 mod step_trace;
 mod transfer;

@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use tutti_engine::{Engine, StepMemory};
-use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_kernels::{
+    Device,
+    cpu::{CpuDevice, Isa},
+};
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
@@ -13,6 +16,7 @@ use crate::{
     engine_thread::NEWS,
     group::{Formation, Member},
     join::OUTBOX,
+    packed,
 };
 
 /// Tokens a KV page: small enough that little is lost at a sequence's end, large enough that block tables stay short.
@@ -93,11 +97,19 @@ fn load_model(
     };
     Ok(match settings.device {
         DeviceKind::Cpu => {
-            let mut device = CpuDevice::new(settings.threads, Isa::detect()).map_err(LoadError::from)?;
+            let isa = Isa::detect();
+            let mut device = CpuDevice::new(settings.threads, isa).map_err(LoadError::from)?;
             if let Some(group) = group {
                 device = device.with_group(group.for_device()?);
             }
-            load(&options, device, &mut progress)?
+            let packed = settings.packed_weights.as_deref();
+            let packed = packed.map(|dir| packed::open(dir, settings, isa, device.seat())).transpose()?;
+            if let Some(packed) = &packed {
+                device = device.with_packed_weights(packed.clone());
+            }
+            let model = load(&options, device, &mut progress)?;
+            packed.as_ref().inspect(|packed| packed::finish(packed));
+            model
         }
         DeviceKind::Sim => load_sim(
             &settings.model_dir,

@@ -76,6 +76,12 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     quantize: Option<Quantize>,
 
+    /// Keep the weights in this directory as the CPU lays them out, a copy of their size: later starts map it in place of
+    /// packing them again, and workers beside each other share its memory
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packed_weights: Option<PathBuf>,
+
     /// Address of the OpenAI API, health and metrics [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDR")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -62,6 +62,8 @@ pub struct ConductorConfig<R: Default> {
     pub load_format: LoadFormat,
     /// In how many bits they are held.
     pub quantize: Quantize,
+    /// Where packed weights are kept for later starts.
+    pub packed_weights: Option<PathBuf>,
     /// The OpenAI API, health and metrics.
     pub http: SocketAddr,
     /// The gRPC API, and the conductor's own for routers.
@@ -133,6 +135,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             sim: SimSettings::default(),
             load_format: LoadFormat::Auto,
             quantize: Quantize::None,
+            packed_weights: None,
             http: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 50051)),
             worker_listen: None,
@@ -201,6 +204,19 @@ impl<R: Default> ConductorConfig<R> {
         let simulated = self.layout()?.devices.contains(&DeviceChoice::Sim);
         if simulated && self.quantize != Quantize::None {
             return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
+        }
+        if let Some(dir) = &self.packed_weights {
+            let refused =
+                |why: &str| Err(Error::invalid("packed_weights", format!("is {}, but {why}", dir.display())));
+            if simulated {
+                return refused("device sim holds no weights");
+            }
+            if self.load_format == LoadFormat::Dummy {
+                return refused("dummy weights are made anew at each start");
+            }
+            if !dir.is_dir() {
+                return refused("that is no directory");
+            }
         }
         at_least_1("collective_timeout", Some(self.collective_timeout))?;
         at_most("collective_timeout", self.collective_timeout, 3600)?;

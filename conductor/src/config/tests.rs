@@ -73,6 +73,7 @@ fn settings_that_cannot_serve_are_refused_by_name() {
         ("--grpc=0.0.0.0:8000", "grpc"),
         ("--worker-listen=127.0.0.1:50051", "worker_listen"),
         ("--trace-steps=/no/such/directory/steps", "trace_steps"),
+        ("--packed-weights=/no/such/directory", "packed_weights"),
     ] {
         let error = load(&[flag]).unwrap_err();
         assert_eq!(error.field(), Some(field), "{flag}: {error}");
@@ -90,6 +91,10 @@ fn a_simulated_device_quantises_nothing() {
     assert!(load(&["--quantize=int8", "--device=cpu"]).is_ok());
     let error = load(&["--quantize=int8", "--device=sim"]).unwrap_err();
     assert_eq!(error.field(), Some("quantize"), "{error}");
+    for other in ["--device=sim", "--load-format=dummy"] {
+        let error = load(&["--packed-weights=/tmp", other]).unwrap_err();
+        assert_eq!(error.field(), Some("packed_weights"), "{error}");
+    }
     let error = ConductorFlags::try_parse_from(["conductor", "--quantize=int4"]).unwrap_err().to_string();
     assert!(error.contains("int4") && error.contains("none, int8"), "{error}");
 }

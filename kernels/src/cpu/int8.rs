@@ -49,7 +49,7 @@ pub struct Int8Matrix {
     /// Whether its panels are those of gate and up in turn.
     pub(super) paired: bool,
     /// `[outputs / 16]` panels of [`panel_bytes`]; outputs that fill up the last one are zeros.
-    data: Buffer<u8>,
+    pub(super) data: Buffer<u8>,
 }
 
 impl Int8Matrix {

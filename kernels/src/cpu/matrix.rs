@@ -27,6 +27,11 @@ impl Matrix {
         panels(self.outputs, self.paired)
     }
 
+    /// Elements of such a matrix, packed. `None` where there is no number for them.
+    pub(super) fn elements(outputs: usize, inputs: usize, paired: bool) -> Option<usize> {
+        inputs.div_ceil(2).checked_mul(STEP)?.checked_mul(panels(outputs, paired))
+    }
+
     /// Packs `parts`, one below the other or [`paired`](panel_rows). Beside the packed matrix nothing is allocated.
     pub(super) fn pack(
         pool: &mut ThreadPool,
@@ -38,7 +43,7 @@ impl Matrix {
         let mut matrix = Self { outputs, inputs, paired, data: nothing };
         let (steps, panels) = (matrix.steps(), matrix.panels());
         let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
-        let len = steps.checked_mul(STEP).and_then(|panel| panel.checked_mul(panels)).ok_or(wanted)?;
+        let len = Self::elements(outputs, inputs, paired).ok_or(wanted)?;
         matrix.data = Stored::zeroed(dtype, len, "a weight matrix")?;
         let panel_bytes = steps * STEP * dtype.bytes();
         let data = Shared::new(matrix.data.bytes_mut());

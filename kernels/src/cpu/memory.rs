@@ -1,5 +1,6 @@
-//! Zeroed memory of the device, page aligned and committed only where it is touched.
+//! Memory of the device, page aligned: zeroed and committed only where it is touched, or a file's.
 
+use std::fs::File;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -56,6 +57,29 @@ impl<T: Element> Buffer<T> {
         let start = NonNull::new(mapped.cast::<T>()).ok_or_else(too_much)?;
         Ok(Self { start, len, bytes, owns: PhantomData })
     }
+
+    /// `len` elements as they stand in `file` from byte `from` on, which is a multiple of the page size. What is written
+    /// here stays here. All of it is read at once, so that a file that cannot be read is an error and not a signal.
+    pub(super) fn mapped(
+        file: &File,
+        from: u64,
+        len: usize,
+        what: &'static str,
+    ) -> Result<Self, DeviceError> {
+        let too_much = || DeviceError::OutOfMemory { what, wanted: len.saturating_mul(size_of::<T>()) };
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0).ok_or_else(too_much)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing that exists.
+        let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, from) }
+            .map_err(|_| too_much())?;
+        let start = NonNull::new(mapped.cast::<T>()).ok_or_else(too_much)?;
+        let buffer = Self { start, len, bytes, owns: PhantomData };
+        match read_all(mapped, bytes) {
+            Ok(()) => Ok(buffer),
+            Err(error) => Err(DeviceError::Lost(format!("cannot read {what} from a file: {error}"))),
+        }
+    }
 }
 
 impl<T: Element> Buffer<T> {
@@ -79,6 +103,22 @@ fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
         // refuses, and the pages stay small.
         let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
     }
+}
+
+/// Reads a file's pages into a mapping of it.
+#[cfg(target_os = "linux")]
+fn read_all(start: *mut std::ffi::c_void, bytes: usize) -> rustix::io::Result<()> {
+    // SAFETY: the range is a mapping just made; pages are read from the file, and nothing else changes.
+    match unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateRead) } {
+        // A kernel that does not know the advice reads each page when it is touched.
+        Err(rustix::io::Errno::INVAL) => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_all(_: *mut std::ffi::c_void, _: usize) -> rustix::io::Result<()> {
+    Ok(())
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -1,10 +1,14 @@
 //! A weight matrix as the device holds it.
 
+use std::fs::File;
+
+use super::format::Stored;
 use super::int8::Int8Matrix;
 use super::isa::Path;
 use super::matrix::Matrix;
+use super::memory::Buffer;
 use super::pool::ThreadPool;
-use crate::{DeviceError, HostMatrix, Quantize};
+use crate::{DeviceError, HostMatrix, Quantize, WeightType};
 
 /// A weight matrix, `y = x · Wᵀ`.
 pub enum Weights {
@@ -26,6 +30,61 @@ impl Weights {
             Quantize::None => Self::Stored(Matrix::pack(pool, parts, paired)?),
             Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, parts, paired)?),
         })
+    }
+
+    /// Bytes of such a matrix, packed. `None` where there is no number for them.
+    pub(super) fn len_packed(
+        outputs: usize,
+        inputs: usize,
+        dtype: WeightType,
+        paired: bool,
+        quantize: Quantize,
+    ) -> Option<usize> {
+        match quantize {
+            Quantize::None => Matrix::elements(outputs, inputs, paired)?.checked_mul(dtype.bytes()),
+            Quantize::Int8 => Int8Matrix::len(outputs, inputs, paired),
+        }
+    }
+
+    /// A matrix that was packed before, in place in a file from byte `from` on, where [`Self::len_packed`] bytes are.
+    pub(super) fn mapped(
+        file: &File,
+        from: u64,
+        (outputs, inputs): (usize, usize),
+        dtype: WeightType,
+        paired: bool,
+        quantize: Quantize,
+    ) -> Result<Self, DeviceError> {
+        const WHAT: &str = "a packed weight matrix";
+        let len = match quantize {
+            Quantize::None => Matrix::elements(outputs, inputs, paired),
+            Quantize::Int8 => Int8Matrix::len(outputs, inputs, paired),
+        };
+        let len = len.ok_or(DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX })?;
+        Ok(match (quantize, dtype) {
+            (Quantize::Int8, _) => Self::Int8(Int8Matrix {
+                outputs,
+                inputs,
+                paired,
+                data: Buffer::mapped(file, from, len, WHAT)?,
+            }),
+            (Quantize::None, dtype) => {
+                let data = match dtype {
+                    WeightType::F32 => Stored::F32(Buffer::mapped(file, from, len, WHAT)?),
+                    WeightType::F16 => Stored::F16(Buffer::mapped(file, from, len, WHAT)?),
+                    WeightType::Bf16 => Stored::Bf16(Buffer::mapped(file, from, len, WHAT)?),
+                };
+                Self::Stored(Matrix { outputs, inputs, paired, data })
+            }
+        })
+    }
+
+    /// Its bytes as they were packed.
+    pub(super) fn packed(&self) -> &[u8] {
+        match self {
+            Self::Stored(matrix) => matrix.data.bytes(),
+            Self::Int8(matrix) => matrix.data.bytes(),
+        }
     }
 
     /// Outputs, where they lie one after the other.

@@ -9,6 +9,7 @@ mod gate_up;
 mod int8;
 mod linear;
 mod misuse;
+mod packed;
 mod rowwise;
 mod sampling;
 mod support;

@@ -13,6 +13,11 @@ use super::{GROUP, Int8Matrix, OFFSET, PAD, group_bytes, panel_bytes, place};
 use crate::{DeviceError, HostMatrix, WeightType};
 
 impl Int8Matrix {
+    /// Bytes of such a matrix. `None` where there is no number for them.
+    pub(in super::super) fn len(outputs: usize, inputs: usize, paired: bool) -> Option<usize> {
+        panels(outputs, paired).checked_mul(panel_bytes(inputs))
+    }
+
     /// Quantises `parts`, one below the other or [`paired`](panel_rows). Beside the matrix nothing is allocated.
     pub(in super::super) fn pack(
         path: Path,
@@ -22,7 +27,7 @@ impl Int8Matrix {
     ) -> Result<Self, DeviceError> {
         let (outputs, inputs, dtype) = check(parts, paired)?;
         let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
-        let bytes = panels(outputs, paired).checked_mul(panel_bytes(inputs)).ok_or(wanted)?;
+        let bytes = Self::len(outputs, inputs, paired).ok_or(wanted)?;
         let mut matrix = Self { outputs, inputs, paired, data: Buffer::zeroed(bytes, "a weight matrix")? };
         let panels = matrix.panels();
         let data = Shared::new(&mut matrix.data);

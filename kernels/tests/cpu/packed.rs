@@ -1,0 +1,140 @@
+//! Weights that are mapped from a file are those that were packed.
+
+use std::{fs, os::unix::fs::FileExt, path::Path};
+
+use tutti_kernels::{
+    Device, HostMatrix, Quantize, WeightType,
+    cpu::{CpuDevice, Isa, PackedOutcome, PackedWeights},
+};
+
+use crate::support::{Random, bits, bytes, tensor};
+
+/// A matrix of a checkpoint.
+struct Matrix {
+    bytes: Vec<u8>,
+    dtype: WeightType,
+    rows: usize,
+    columns: usize,
+}
+
+impl Matrix {
+    fn new(dtype: WeightType, rows: usize, columns: usize, seed: u64) -> Self {
+        let bytes = bytes(dtype, &Random::new(seed).normals(rows * columns, 0.5));
+        Self { bytes, dtype, rows, columns }
+    }
+
+    fn view(&self) -> HostMatrix<'_> {
+        let Self { bytes, dtype, rows, columns } = self;
+        HostMatrix { bytes, dtype: *dtype, rows: *rows, columns: *columns }
+    }
+}
+
+/// What a device with weights in `dir` computes from them, and what became of the file.
+fn products(
+    dir: Option<&Path>,
+    matrices: &[Matrix],
+    quantize: Quantize,
+) -> (Vec<u32>, Option<PackedOutcome>) {
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    let packed = dir.map(|dir| PackedWeights::open(dir, "a checkpoint"));
+    if let Some(packed) = &packed {
+        device = device.with_packed_weights(packed.clone());
+    }
+    let mut rows = Vec::new();
+    let weights: Vec<_> =
+        matrices.iter().map(|matrix| device.matrix(&[matrix.view()], quantize).unwrap()).collect();
+    let outcome = packed.map(|packed| packed.finish());
+    for (weights, matrix) in weights.iter().zip(matrices) {
+        let x = Random::new(9).normals(3 * matrix.columns, 1.0);
+        let x = tensor(&mut device, matrix.columns, &x);
+        let mut out = device.tensor(x.live(), matrix.rows).unwrap();
+        device.linear(&x, weights, None, &mut out).unwrap();
+        rows.extend(bits(out.values()));
+    }
+    (rows, outcome)
+}
+
+fn matrices() -> Vec<Matrix> {
+    let shapes = [(WeightType::Bf16, 70, 256), (WeightType::F32, 16, 130), (WeightType::F16, 33, 7)];
+    shapes
+        .into_iter()
+        .zip(1..)
+        .map(|((dtype, rows, columns), seed)| Matrix::new(dtype, rows, columns, seed))
+        .collect()
+}
+
+fn only_file(dir: &Path) -> std::path::PathBuf {
+    let files: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    files[0].clone()
+}
+
+#[test]
+fn a_later_start_maps_the_bits_that_were_packed() {
+    for quantize in [Quantize::None, Quantize::Int8] {
+        let dir = tempfile::tempdir().unwrap();
+        let (plain, _) = products(None, &matrices(), quantize);
+        let (first, written) = products(Some(dir.path()), &matrices(), quantize);
+        let (second, mapped) = products(Some(dir.path()), &matrices(), quantize);
+        assert_eq!((written, mapped), (Some(PackedOutcome::Written), Some(PackedOutcome::Mapped)));
+        assert!(plain == first && plain == second, "{quantize:?}");
+    }
+}
+
+#[test]
+fn a_file_of_other_weights_is_left_and_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = matrices();
+    products(Some(dir.path()), &old, Quantize::None);
+    let mut new = matrices();
+    new[1] = Matrix::new(WeightType::F32, 16, 130, 99);
+    let (plain, _) = products(None, &new, Quantize::None);
+    for outcome in ["Unused", "Written", "Mapped"] {
+        let (got, found) = products(Some(dir.path()), &new, Quantize::None);
+        assert!(format!("{:?}", found.unwrap()).starts_with(outcome));
+        assert!(got == plain, "{outcome}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_whole_is_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (plain, _) = products(Some(dir.path()), &matrices(), Quantize::None);
+    let path = only_file(dir.path());
+    let whole = fs::metadata(&path).unwrap().len();
+    let spoil: [&dyn Fn(&fs::File); 3] =
+        [&|file| file.set_len(whole - 4096).unwrap(), &|file| file.set_len(0).unwrap(), &|file| {
+            file.write_all_at(b"another", 0).unwrap()
+        }];
+    for spoil in spoil {
+        spoil(&fs::File::options().write(true).open(&path).unwrap());
+        let (got, outcome) = products(Some(dir.path()), &matrices(), Quantize::None);
+        assert_eq!(outcome, Some(PackedOutcome::Written));
+        assert!(got == plain);
+        assert_eq!(fs::metadata(only_file(dir.path())).unwrap().len(), whole);
+    }
+}
+
+#[test]
+fn one_process_writes_and_the_others_pack_for_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = PackedWeights::open(dir.path(), "a checkpoint");
+    let (plain, _) = products(None, &matrices(), Quantize::None);
+    let (got, outcome) = products(Some(dir.path()), &matrices(), Quantize::None);
+    let Some(PackedOutcome::Unused(why)) = outcome else { panic!("{outcome:?}") };
+    assert!(why.contains("another process"), "{why}");
+    assert!(got == plain);
+    // One that ends before it has written all leaves nothing that is taken for whole.
+    drop(writer);
+    assert_eq!(products(Some(dir.path()), &matrices(), Quantize::None).1, Some(PackedOutcome::Written));
+}
+
+#[test]
+fn where_nothing_can_be_written_weights_are_packed() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    let (plain, _) = products(None, &matrices(), Quantize::None);
+    let (got, outcome) = products(Some(&missing), &matrices(), Quantize::None);
+    assert!(matches!(outcome, Some(PackedOutcome::Unused(_))), "{outcome:?}");
+    assert!(got == plain);
+}

@@ -1,0 +1,32 @@
+"""--packed-weights: later starts, and workers beside each other, map what the first one wrote, and answer the same bits."""
+
+from harness import GOLDENS, run_to_exit
+
+PROMPT = {"prompt": list(range(1, 40)), "max_tokens": 12, "temperature": 0, "logprobs": 3}
+MODEL = GOLDENS / "bf16" / "qwen3"
+
+
+def answer(cluster):
+    return cluster.complete(**PROMPT)["choices"][0]
+
+
+def test_a_later_start_maps_what_an_earlier_one_wrote(start, tmp_path):
+    flags = ("--model", MODEL, "--skip-tokenizer-init")
+    packed = answer(start("--workers", 1, *flags))
+    kept = (*flags, "--packed-weights", tmp_path)
+    for expected in ("written for the next start", "mapped from a file"):
+        cluster = start("--workers", 1, *kept)
+        assert answer(cluster) == packed
+        assert expected in cluster.log()
+        cluster.stop()
+    # Other settings have a file of their own, and two workers map one.
+    start("--workers", 1, *kept, "--quantize", "int8").stop()
+    assert len(list(tmp_path.iterdir())) == 2
+    cluster = start("--workers", 2, *kept)
+    assert {answer(cluster)["text"] for _ in range(4)} == {packed["text"]}
+    assert cluster.log().count("mapped from a file") == 2
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path):
+    code, log = run_to_exit("conductor", ["--packed-weights", tmp_path / "missing"], tmp_path)
+    assert code == 64 and "packed_weights" in log and "missing" in log, log
