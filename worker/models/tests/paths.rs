@@ -26,7 +26,8 @@ fn apart(a: &Runs, b: &Runs) -> f32 {
 }
 
 /// Runs a model on all paths that are there. `same` have the bits of AVX2, the others stay within `bound` of its
-/// logprobs.
+/// logprobs: some times what was measured of the portable path, whose differences an activation that falls to the other
+/// side of a step, of bfloat16 or of int8, makes larger.
 fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, same: &[Isa], bound: f32) {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(changes));
@@ -64,20 +65,23 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, same: &[
 
 const FUSED: [Isa; 3] = [Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16];
 
+/// Measured: 9.5e-7.
 #[test]
 fn f32_weights() {
-    compare("f32", &json!({}), Quantize::None, &FUSED, 2e-5);
+    compare("f32", &json!({}), Quantize::None, &FUSED, 1e-5);
 }
 
-/// The dot product of bfloat16 takes denormals for zeros, which may show.
+/// The dot product of bfloat16 takes denormals for zeros, which may show. Measured: 0.018, and nothing with that product
+/// in emulation.
 #[test]
 fn bf16_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "tie_word_embeddings": true});
-    compare("bf16", &changes, Quantize::None, &FUSED[..2], 2e-2);
+    compare("bf16", &changes, Quantize::None, &FUSED[..2], 0.04);
 }
 
+/// Measured: 4.8e-7, no step having moved.
 #[test]
 fn int8_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "hidden_size": 200, "intermediate_size": 300});
-    compare("int8", &changes, Quantize::Int8, &FUSED, 5e-2);
+    compare("int8", &changes, Quantize::Int8, &FUSED, 5e-3);
 }
