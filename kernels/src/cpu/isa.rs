@@ -135,11 +135,18 @@ impl Path {
     }
 }
 
-/// The paths that tests can run here; those that they cannot are named on stderr.
+/// The paths that tests can run here. Those that they cannot are named on stderr: once past the harness, which keeps what
+/// a test prints for its failure, and then for each test.
 #[cfg(test)]
 pub(super) fn testable(test: &str) -> Vec<Isa> {
+    use std::io::Write;
+    static SAID: std::sync::Once = std::sync::Once::new();
     let (have, lack): (Vec<Isa>, Vec<Isa>) = Isa::ALL.into_iter().partition(|isa| isa.available());
     for isa in lack {
+        SAID.call_once(|| {
+            let line = format!("SKIPPED on {isa} and better: not here. See tests/emulated/run.\n");
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        });
         eprintln!("{test}: SKIPPED on {isa}: this machine does not have it");
     }
     have

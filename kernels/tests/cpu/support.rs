@@ -1,13 +1,22 @@
 //! Devices, numbers and steps for the tests.
 
+use std::io::Write;
+use std::sync::Once;
+
 use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
 use tutti_kernels::{Device, HostMatrix, PageId, Quantize, RowInputs, StepInputs, WeightType};
 
-/// Every instruction path that this machine has, with one thread and with two; the others are named on stderr.
+/// Every instruction path that this machine has, with one thread and with two. The others are named on stderr: once past
+/// the harness, which keeps what a test prints for its failure, and then for each test.
 pub fn devices(test: &str) -> Vec<(String, CpuDevice)> {
+    static SAID: Once = Once::new();
     let mut devices = Vec::new();
     for isa in Isa::ALL {
         if !isa.available() {
+            SAID.call_once(|| {
+                let line = format!("SKIPPED on {isa} and better: not here. See tests/emulated/run.\n");
+                std::io::stderr().write_all(line.as_bytes()).unwrap();
+            });
             eprintln!("{test}: SKIPPED on {isa}: this machine does not have it");
             continue;
         }

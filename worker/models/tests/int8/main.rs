@@ -64,7 +64,8 @@ fn the_shipped_model_strays_little() {
     let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
     let deviation = Deviation::between(&int8, &stored);
     report("tutti-tiny", "its bf16", int8.len(), &deviation);
-    assert!(deviation.mean < 0.02 && deviation.p99 < 0.2, "strays too far");
+    // Measured: 0.0155 and 0.119, and a quarter more for what rounds otherwise.
+    assert!(deviation.mean < 0.02 && deviation.p99 < 0.15, "strays too far");
     assert!(deviation.greatest > 0.0, "nothing was quantised");
 }
 
@@ -86,8 +87,9 @@ fn golden(set: &str, model: &str) {
     for (against, other) in [("the stored weights", stored), ("the f32 reference", reference)] {
         let deviation = Deviation::between(&int8, &other);
         report(&format!("{set}/{model}"), against, int8.len(), &deviation);
-        // Measured: up to 0.066 and 0.22. Random weights answer to noise: transformers in bf16 strays by 0.01 to 0.025.
-        assert!(deviation.mean < 0.1 && deviation.p99 < 0.35, "strays too far from {against}");
+        // Measured: up to 0.066 and 0.231, and a quarter more. Random weights answer to noise: transformers in bf16 strays
+        // by 0.01 to 0.025.
+        assert!(deviation.mean < 0.083 && deviation.p99 < 0.29, "strays too far from {against}");
     }
 }
 
@@ -138,7 +140,8 @@ fn ranks_agree() {
         "vocab_size": 96, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 128, "torch_dtype": "bfloat16",
     });
-    for (changes, bound) in [(whole_groups, 0.02), (json!({"vocab_size": 96}), 0.1)] {
+    // Measured: below 0.00005, from the few steps that sums of ranks round another way, and 0.0101 with a quarter more.
+    for (changes, bound) in [(whole_groups, 0.0002), (json!({"vocab_size": 96}), 0.013)] {
         let dir = dummy(&changes);
         let prompts: Vec<Vec<u32>> = vec![prompt(120).iter().map(|token| token % 96).collect()];
         let run =
