@@ -13,7 +13,7 @@ use crate::support::{Fake, Router, settings};
 async fn the_tokenizer_of_a_conductor_that_loads_is_read_meanwhile() {
     let fake = Fake::start();
     *fake.behaviour.loads.lock().unwrap() = true;
-    let router = Router::to(&[fake.url.clone()], settings()).await;
+    let router = Router::to(std::slice::from_ref(&fake.url), settings()).await;
     let fetched = || fake.behaviour.fetched.load(Relaxed);
     router.until("its files are fetched", || fetched() == 1).await;
     assert_ne!(router.health.ready(), State::Ok, "what it serves is not known yet");
