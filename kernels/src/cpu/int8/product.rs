@@ -17,11 +17,13 @@ use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
 use crate::DeviceError;
 
 /// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
-const CACHED_WEIGHTS: usize = 192 << 10;
+const CACHED_WEIGHTS: usize = 204 << 10;
 /// Inputs of all rows of a tile, and of a panel, that the first-level cache holds beside each other; whole groups.
 const CACHED_INPUTS: usize = 4 * GROUP;
 /// Bytes of a panel that are asked for ahead of their use.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 1024;
+/// The most panels that a tile of rows meets at once: tasks and blocks begin with a multiple, which parts no pair either.
+const MOST_PANELS: usize = 4;
 /// Tiles below which passing the door is not worth waking another thread.
 const INLINE_TILES: usize = 4;
 
@@ -107,8 +109,9 @@ pub(in super::super) fn linear(
         pool.run(tiling.tiles, |tile, _| path.run_int8(Pass { work, tile }))?;
     }
     let panels = matrix.panels();
-    // A few tasks for each thread even out their ends; a task has four panels or more, which a single row needs.
-    let share = panels.div_ceil(4 * pool.threads()).next_multiple_of(4);
+    // A few tasks for each thread even out their ends; more of them where nothing but the weights has to be fetched.
+    let each = if tiling.tiles == 1 { 8 } else { 4 };
+    let share = panels.div_ceil(each * pool.threads()).next_multiple_of(MOST_PANELS);
     let columns = panels.div_ceil(share);
     let bands = (2 * pool.threads()).div_ceil(columns).min(tiling.tiles).max(1);
     let band = tiling.tiles.div_ceil(bands);
@@ -181,8 +184,9 @@ impl Op for Block<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { work, panels: (mut first, end), tiles } = self;
         let inputs = work.matrix.inputs;
-        // An even number, so that no pair is parted.
-        let cached = (CACHED_WEIGHTS / panel_bytes(inputs).max(1)).max(4) & !1;
+        // Whole sets, since a panel on its own is read from memory at three quarters of the rate that four are.
+        let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
+        let cached = cached.max(MOST_PANELS);
         // A single tile reads weights from memory: in one go, as they lie there.
         let at_once = if tiles.0 + 1 < tiles.1 { CACHED_INPUTS } else { usize::MAX };
         while first < end {
@@ -326,14 +330,10 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             for (r, dots) in dots.iter_mut().enumerate() {
                 *dots = [s.splat_i((*begins.add(r)).cast_signed()); P];
             }
+            ask(s, panels, at, panel_bytes);
             // `PAD` inputs at a time, which are a cache line of a panel.
             for line in 0..inputs / PAD {
-                for panel in panels {
-                    // Of these panels or, at their end, of the `P` after them.
-                    let ahead = at + SCALES + line * PAD * LANES + AHEAD;
-                    let ahead = if ahead < panel_bytes { ahead } else { ahead + (P - 1) * panel_bytes };
-                    s.prefetch(panel.wrapping_add(ahead));
-                }
+                ask(s, panels, at + SCALES + line * PAD * LANES, panel_bytes);
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
                     for (p, panel) in panels.iter().enumerate() {
@@ -355,5 +355,15 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
         }
         at += group_bytes(GROUP);
         left = left.saturating_sub(GROUP);
+    }
+}
+
+/// Asks for the line of each panel that is [`AHEAD`] of `at`; where the panels end before it, of the `P` after them.
+#[inline(always)]
+fn ask<S: Simd, const P: usize>(s: S, panels: [*const u8; P], at: usize, panel_bytes: usize) {
+    let ahead = at + AHEAD;
+    let ahead = if ahead < panel_bytes { ahead } else { ahead + (P - 1) * panel_bytes };
+    for panel in panels {
+        s.prefetch(panel.wrapping_add(ahead));
     }
 }

@@ -3,7 +3,7 @@
 //! `cargo bench -p tutti-models --bench forward`: dummy weights of bfloat16, in this process: no cluster, no clients.
 //! Each round measures the machine's limits and then a few steps of every kind, so that whatever else the machine does
 //! meets all of them. The table is of the round with the median time: what each operation took, the least that it
-//! could have taken by those limits, and the second over the first.
+//! could have taken by those limits, and the second over the first. With `--int8` the weights are quantised.
 #![allow(clippy::print_stdout)] // The table is the output.
 
 mod limits;
@@ -44,6 +44,9 @@ struct Args {
     /// counts less.
     #[arg(long)]
     own_time: bool,
+    /// Quantise the weights to eight bits.
+    #[arg(long)]
+    int8: bool,
     /// How often everything is measured.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -111,7 +114,7 @@ fn main() -> Result<(), Failure> {
         max_step_tokens: CONTEXT,
         page_tokens: PAGE,
         nodes: None,
-        quantize: Quantize::None,
+        quantize: if args.int8 { Quantize::Int8 } else { Quantize::None },
         seed: 1,
     };
     let began = Clock::Wall.now();
