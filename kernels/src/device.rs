@@ -162,8 +162,8 @@ pub trait Device: Send + Sized + 'static {
     /// same live rows; one that some rank does not come to is a lost device.
     fn seat(&self) -> Seat;
 
-    /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused). All parts have the same number of columns and the same type. Beside the device's own copy nothing as
-    /// large is allocated.
+    /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused). All parts have the
+    /// same number of columns and the same type. Beside the device's own copy nothing as large is allocated.
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Self::Matrix, DeviceError>;
     /// Takes over gate and up, of as many rows each, for [`norm_gate_up`](Self::norm_gate_up).
     fn gate_up_matrix(

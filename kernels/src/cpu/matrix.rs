@@ -146,8 +146,9 @@ fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &m
     }
 }
 
-/// Packs as many whole blocks of sixteen units of sixteen rows as there are. They are transposed one after the other, so
-/// that the panel is written in order while each row is read a cache line at once. Gives back how many bytes of each row it took.
+/// Packs as many whole blocks of sixteen units of sixteen rows as there are; gives back how many bytes of each row these
+/// are. They are transposed one after the other, so that the panel is written in order while each row is read a cache line
+/// at once.
 fn pack_blocks<const UNIT: usize>(rows: [&[u8]; LANES], panel: &mut [u8]) -> usize {
     let rows = rows.map(|row| row.as_chunks::<UNIT>().0.as_chunks::<LANES>().0);
     let blocks = panel.as_chunks_mut::<UNIT>().0.as_chunks_mut::<{ LANES * LANES }>().0;
