@@ -1,4 +1,4 @@
-//! Hugging Face's own numbers, in process. `TUTTI_GOLDENS` names a directory that tests/goldens made; without it these
+//! Hugging Face's own numbers, in process. `GOLDEN_MODELS` names a directory that tests/goldens made; without it these
 //! tests say that they are skipped. The same gate runs over HTTP in the root package's tests.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -18,8 +18,8 @@ use tutti_models::LoadFormat::Auto;
 /// Every prompt logprob within 2e-4 and all greedy tokens equal for f32 weights; for bf16 weights the mean deviation
 /// within the 0.025 that Hugging Face's own bfloat16 shows.
 fn agrees(model: &str) {
-    let Some(root) = std::env::var_os("TUTTI_GOLDENS").map(PathBuf::from) else {
-        eprintln!("skipped: TUTTI_GOLDENS is not set");
+    let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
+        eprintln!("skipped: GOLDEN_MODELS is not set");
         return;
     };
     let dir = root.join(model);

@@ -24,8 +24,8 @@ const BOUND: f64 = 2e-4;
 
 /// Golden tokens and logprobs with 1, 2 and 4 ranks; bits that neither a second run, nor chunks, nor batch-mates change.
 fn agrees(model: &str) {
-    let Some(root) = std::env::var_os("TUTTI_GOLDENS").map(PathBuf::from) else {
-        eprintln!("skipped: TUTTI_GOLDENS is not set");
+    let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
+        eprintln!("skipped: GOLDEN_MODELS is not set");
         return;
     };
     let dir = root.join(model);

@@ -71,8 +71,8 @@ fn the_shipped_model_strays_little() {
 
 /// Random weights of the golden gate, against the same weights and against Hugging Face's own numbers.
 fn golden(set: &str, model: &str) {
-    let Some(root) = std::env::var_os("TUTTI_GOLDENS").map(PathBuf::from) else {
-        eprintln!("skipped: TUTTI_GOLDENS is not set");
+    let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
+        eprintln!("skipped: GOLDEN_MODELS is not set");
         return;
     };
     let dir = root.join("..").join(set).join(model);
