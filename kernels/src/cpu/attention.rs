@@ -21,7 +21,7 @@ mod weigh;
 
 use self::partial::Partial;
 use self::plan::{Piece, Plan};
-use self::walk::Walk;
+use self::walk::{Next, Walk};
 use super::format::with_format;
 use super::isa::Path;
 use super::kv::{KvPool, Layout};
@@ -98,7 +98,16 @@ pub(super) fn attention(
         let state = State::new(floats, queries, shape.head_dim);
         let table = step.block_table(row);
         let (partials, out) = (&partials, &out);
-        path.run(Walk::<Fmt> { qkv, out, partials, shape, sight, data, layout, row, table, plan, piece, state });
+        // A thread's pieces follow each other, as a rule.
+        let next = plan.pieces.get(task + 1).map(|piece| {
+            let row = &step.rows[piece.tile.row];
+            let first = sight.first(row.start + piece.tile.first);
+            let start = piece.part.map_or(first, |part| first.max(part.range * RANGE)) / BLOCK * BLOCK;
+            let end = row.start + piece.tile.first + piece.tile.tokens;
+            Next { table: step.block_table(row), kv_head: piece.kv_head, keys: start..end }
+        });
+        let walk = Walk::<Fmt> { qkv, out, partials, shape, sight, data, layout, row, table, plan, piece, next, state };
+        path.run(walk);
     }))
 }
 

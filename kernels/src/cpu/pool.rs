@@ -3,6 +3,10 @@
 //! A step runs some two hundred operations back to back, each some tens of microseconds long when decoding, so a
 //! waiting thread spins for a while before it parks. The caller takes part in the work. A thread that wakes late finds
 //! the operation closed and is not waited for.
+//!
+//! Each thread begins with a share of the tasks that lie beside each other, from the front: what it reads is one stream,
+//! and in the memory nearest to it where the same share was written by the same thread. Who has none left takes from the
+//! back of the others' shares.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -26,18 +30,15 @@ type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
 /// What one operation asks of every thread.
 #[derive(Clone, Copy)]
-struct Job {
-    task: *const Task<'static>,
-    tasks: usize,
-}
+struct Job(*const Task<'static>);
 
 struct Common {
     /// Read by threads that are inside the gate, written by the caller while it is closed and empty.
     job: UnsafeCell<Option<Job>>,
     /// Threads inside the current operation, and [`CLOSED`].
     gate: AtomicUsize,
-    /// The next task that nobody has taken.
-    next: AtomicUsize,
+    /// Of each thread.
+    shares: Box<[Share]>,
     /// Counts operations; a change is the call to work.
     epoch: AtomicU64,
     stopping: AtomicBool,
@@ -48,6 +49,34 @@ struct Common {
 unsafe impl Sync for Common {}
 // SAFETY: the pointer in `job` is only followed inside the gate, while the closure that it points to is borrowed.
 unsafe impl Send for Common {}
+
+/// Tasks that nobody has taken yet, `first .. end` as one word of two halves; on a cache line pair of its own.
+#[repr(align(128))]
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, first: usize, end: usize) {
+        self.0.store((first as u64) << 32 | end as u64, Ordering::Relaxed);
+    }
+
+    /// The share as it was before `take` took a task from it; `None` where none is left.
+    fn take(&self, take: impl Fn(u64) -> u64) -> Option<u64> {
+        let left = |share: u64| share >> 32 < share & u64::from(u32::MAX);
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |share| left(share).then(|| take(share)))
+            .ok()
+    }
+
+    /// The first task that is left.
+    fn take_first(&self) -> Option<usize> {
+        self.take(|share| share + (1 << 32)).map(|share| (share >> 32) as usize)
+    }
+
+    /// The last task that is left.
+    fn take_last(&self) -> Option<usize> {
+        self.take(|share| share - 1).map(|share| (share & u64::from(u32::MAX)) as usize - 1)
+    }
+}
 
 struct Helper {
     thread: Thread,
@@ -67,7 +96,7 @@ impl ThreadPool {
         let common = Arc::new(Common {
             job: UnsafeCell::new(None),
             gate: AtomicUsize::new(CLOSED),
-            next: AtomicUsize::new(0),
+            shares: (0..threads.max(1)).map(|_| Share(AtomicU64::new(0))).collect(),
             epoch: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -108,8 +137,11 @@ impl ThreadPool {
         // returns after the gate is closed and empty, so the closure outlives every use.
         let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
-        unsafe { *self.common.job.get() = Some(Job { task, tasks }) };
-        self.common.next.store(0, Ordering::Relaxed);
+        unsafe { *self.common.job.get() = Some(Job(task)) };
+        let threads = self.threads();
+        for (thread, share) in self.common.shares.iter().enumerate() {
+            share.set(tasks * thread / threads, tasks * (thread + 1) / threads);
+        }
         self.common.gate.store(0, Ordering::Release);
         // Sequentially consistent with `asleep`: either the helper sees the new epoch, or we see it asleep.
         self.common.epoch.fetch_add(1, Ordering::SeqCst);
@@ -157,13 +189,16 @@ fn lost(panic: &(dyn Any + Send)) -> DeviceError {
 fn take_tasks(common: &Common, thread: usize) {
     // SAFETY: the caller is inside the gate (or is the one that opened it), so `job` is set and not being written.
     let Some(job) = (unsafe { *common.job.get() }) else { return };
-    loop {
-        let index = common.next.fetch_add(1, Ordering::Relaxed);
-        if index >= job.tasks {
-            return;
+    // SAFETY: inside the gate the closure is alive (see `run`).
+    let run = |index| unsafe { (*job.0)(index, thread) };
+    while let Some(index) = common.shares[thread].take_first() {
+        run(index);
+    }
+    let others = common.shares.iter().cycle().skip(thread + 1).take(common.shares.len() - 1);
+    for share in others {
+        while let Some(index) = share.take_last() {
+            run(index);
         }
-        // SAFETY: inside the gate the closure is alive (see `run`).
-        unsafe { (*job.task)(index, thread) };
     }
 }
 
@@ -233,6 +268,23 @@ mod tests {
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn who_has_none_left_takes_from_the_others() {
+        let mut pool = ThreadPool::new(3).unwrap();
+        let done = AtomicUsize::new(0);
+        pool.run(9, |index, _| {
+            // The first task of the first share ends when all others have, those of its own share too.
+            let began = Instant::now();
+            while index == 0 && done.load(Ordering::SeqCst) < 8 {
+                assert!(began.elapsed() < Duration::from_secs(60), "nobody takes them");
+                std::thread::yield_now();
+            }
+            done.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
+        assert_eq!(done.into_inner(), 9);
     }
 
     #[test]

@@ -48,7 +48,8 @@ pub(super) struct Cut {
     pub(super) left: AtomicUsize,
 }
 
-/// The pieces of one call, the longest first: nobody should start one of those when the others are done.
+/// The pieces of one call, the longest first: nobody should start one of those when the others are done, and threads take
+/// from the back of each other.
 #[derive(Default)]
 pub(super) struct Plan {
     tiles: Vec<Tile>,

@@ -1,6 +1,7 @@
 //! A task's walk over the blocks of its keys.
 
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::super::format::Format;
@@ -31,11 +32,22 @@ pub(super) struct Walk<'a, W: Format> {
     pub(super) table: &'a [PageId],
     pub(super) plan: &'a Plan,
     pub(super) piece: Piece,
+    /// What this thread is likely to do then.
+    pub(super) next: Option<Next<'a>>,
     pub(super) state: State<'a>,
 }
 
+/// Keys that will be wanted after a piece's own: a task's first block would else come from memory while nothing else is
+/// being done.
+pub(super) struct Next<'a> {
+    pub(super) table: &'a [PageId],
+    pub(super) kv_head: usize,
+    /// From the start of a block on.
+    pub(super) keys: Range<usize>,
+}
+
 /// Where the panels of a block are, as far as the tile sees them; then those of the block that comes next, which will be
-/// wanted soon, or of this one again where there is none.
+/// wanted soon: the first of the next piece after a piece's last, and this one again where there is none.
 pub(super) struct Block<W: Format> {
     pub(super) keys: [*const W::Raw; BLOCK_PANELS],
     pub(super) values: [*const W::Raw; BLOCK_PANELS],
@@ -57,7 +69,7 @@ impl<W: Format> Op for Walk<'_, W> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let queries = Tiling::new(self.queries(), S::ACCUMULATORS);
-        self.take_queries();
+        self.take_queries(s);
         let last = self.position(self.piece.tile.tokens - 1);
         let ranges = self.sight.first(self.position(0)) / RANGE..last / RANGE + 1;
         let Some(part) = self.piece.part else {
@@ -113,12 +125,20 @@ impl<W: Format> Walk<'_, W> {
 
     /// Copies the tile's queries, scaled.
     #[inline(always)]
-    fn take_queries(&mut self) {
+    fn take_queries<S: Simd>(&mut self, s: S) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
+        let rows = self.row.first_token + self.piece.tile.first;
+        // A tile's rows are far apart, and another thread may have written them.
+        for token in 0..self.piece.tile.tokens {
+            let from = (rows + token) * width + self.piece.kv_head * group * head_dim;
+            for line in (0..group * head_dim).step_by(LANES) {
+                s.prefetch(self.qkv.as_ptr().wrapping_add(from + line).cast());
+            }
+        }
         for (token, to) in self.state.q.chunks_exact_mut(group * head_dim).enumerate() {
-            let from = (self.row.first_token + self.piece.tile.first + token) * width;
+            let from = (rows + token) * width;
             let from = &self.qkv[from + self.piece.kv_head * group * head_dim..][..group * head_dim];
             to.iter_mut().zip(from).for_each(|(to, q)| *to = q * scale);
         }
@@ -259,19 +279,26 @@ impl<W: Format> Walk<'_, W> {
         let mut block = Block { keys: nothing, values: nothing, next_keys: nothing, next_values: nothing };
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
+        // Where the piece's keys end.
+        let end = self.piece.part.map_or(last + 1, |part| (last + 1).min((part.range + 1) * RANGE));
         for panel in 0..BLOCK_PANELS {
             let position = start + panel * LANES;
             if position > last || position + LANES <= first {
                 continue;
             }
-            let at = |position: usize| {
-                let key = self.layout.key_panel(self.table, self.piece.kv_head, position);
-                let value = self.layout.value_panels(self.table, self.piece.kv_head, position);
+            let at = |table: &[PageId], kv_head: usize, position: usize| {
+                let key = self.layout.key_panel(table, kv_head, position);
+                let value = self.layout.value_panels(table, kv_head, position);
                 (self.data[key..key + elements].as_ptr(), self.data[value..value + elements].as_ptr())
             };
-            (block.keys[panel], block.values[panel]) = at(position);
-            let later = if position + BLOCK <= last { position + BLOCK } else { position };
-            (block.next_keys[panel], block.next_values[panel]) = at(later);
+            (block.keys[panel], block.values[panel]) = at(self.table, self.piece.kv_head, position);
+            (block.next_keys[panel], block.next_values[panel]) = match &self.next {
+                _ if position + BLOCK < end => at(self.table, self.piece.kv_head, position + BLOCK),
+                Some(next) if next.keys.start + panel * LANES < next.keys.end => {
+                    at(next.table, next.kv_head, next.keys.start + panel * LANES)
+                }
+                _ => (block.keys[panel], block.values[panel]),
+            };
         }
         block
     }

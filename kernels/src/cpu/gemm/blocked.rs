@@ -51,8 +51,13 @@ impl<W: Format, const DOTS: bool> Op for Blocked<'_, W, DOTS> {
                     let weights = &weights[..BLOCK_STEPS.min(steps - block) * STEP];
                     let next = if panel + 1 < panels.1 {
                         (panel + 1, block)
-                    } else {
+                    } else if block + BLOCK_STEPS < steps {
                         (panels.0, block + BLOCK_STEPS)
+                    } else if last < tiles.1 {
+                        (panels.0, 0)
+                    } else {
+                        // The thread's next task, as a rule.
+                        (panels.1, 0)
                     };
                     let next = data.as_ptr().wrapping_add((next.0 * steps + next.1) * STEP).cast::<u8>();
                     let sums = &mut sums[of_panel(panel)..];
