@@ -238,6 +238,8 @@ fn common_settings(
     };
     let trace_steps = absolute("trace_steps", config.trace_steps.as_deref())?;
     let packed_weights = absolute("packed_weights", config.packed_weights.as_deref())?;
+    let workers = layout.topology.spawned_workers();
+    config.check_cores(workers)?;
     Ok(WorkerSettings {
         model_dir: checkpoint.dir.clone(),
         load_format: match config.load_format {
@@ -252,7 +254,8 @@ fn common_settings(
         nodes: None,
         device: DeviceKind::default(),
         sim: config.sim.clone(),
-        threads: config.threads_per_worker(layout.topology.spawned_workers()) as usize,
+        threads: config.threads_per_worker(workers) as usize,
+        pin_threads: config.pin_threads,
         tp: 1,
         collective_timeout_s: config.collective_timeout,
         max_step_tokens: config.max_step_tokens as usize,

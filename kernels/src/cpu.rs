@@ -3,6 +3,7 @@
 
 mod argmax;
 mod attention;
+mod cores;
 mod format;
 mod gemm;
 mod input;
@@ -30,6 +31,7 @@ mod weights;
 
 use std::ops::Range;
 
+pub use cores::Cores;
 pub use isa::Isa;
 pub use kv::KvPool;
 pub use packed::{PackedOutcome, PackedWeights};
@@ -75,14 +77,26 @@ impl CpuDevice {
     /// A device with `threads` threads, the caller's own included (0 is taken for 1), on an instruction path that the
     /// machine must have: [`Isa::detect`] names the best.
     pub fn new(threads: usize, isa: Isa) -> Result<Self, DeviceError> {
-        let path = Path::new(isa)?;
-        let pool = ThreadPool::new(threads.max(1))?;
-        let sampling = (0..pool.threads()).map(|_| sample::Scratch::default()).collect();
+        Self::with_pool(ThreadPool::new(threads.max(1))?, isa)
+    }
+
+    /// A device with a thread on each of these cores, which it does not leave. The caller's own, which is to run the
+    /// device, is on the first.
+    pub fn on_cores(cores: &Cores, isa: Isa) -> Result<Self, DeviceError> {
+        let device = Self::with_pool(ThreadPool::on_cores(cores.numbers())?, isa)?;
+        // Last, so that no other thread begins on this core.
+        cores.numbers().first().map_or(Ok(()), |&first| cores::pin(first))?;
+        Ok(device)
+    }
+
+    fn with_pool(pool: ThreadPool, isa: Isa) -> Result<Self, DeviceError> {
+        let (path, threads) = (Path::new(isa)?, pool.threads());
+        let sampling = (0..threads).map(|_| sample::Scratch::default()).collect();
         Ok(Self {
             path,
             pool,
             step: Step::default(),
-            products: gemm::Scratch::new(threads.max(1))?,
+            products: gemm::Scratch::new(threads)?,
             int8: int8::Scratch::new()?,
             attention: attention::Scratch::default(),
             best: Vec::new(),

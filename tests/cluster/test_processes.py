@@ -1,6 +1,7 @@
 """Life and death of the processes: what runs, what Ctrl-C leaves, what dies with the conductor."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import time
@@ -8,7 +9,7 @@ import time
 import grpc
 import httpx
 import pytest
-from harness import GOLDENS, free_port, wait_for
+from harness import GOLDENS, free_port, run_to_exit, wait_for
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 # As many tokens as the context holds: still running whenever the test gets to it, unless it is stopped.
@@ -168,3 +169,40 @@ def test_the_settings_in_force_are_printed(spawn):
     process = spawn("conductor", "--workers", 3, "--print-config", env={"TUTTI_MAX_STEP_TOKENS": "77"})
     assert process.wait() == 0
     assert '"max_step_tokens": 77' in process.log() and '"workers": 3' in process.log()
+
+
+CORES = os.sched_getaffinity(0)
+
+
+def cores_by_thread(pid):
+    """{name: cores that it may run on} of a process's threads."""
+    cores = {}
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        cores[status["Name"]] = status["Cpus_allowed_list"]
+    return cores
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core is everybody's")
+@pytest.mark.parametrize(("workers", "threads"), ((2, 1), (1, 2)))
+def test_compute_threads_have_cores_of_their_own(start, workers, threads):
+    cluster = start("--workers", workers, "--threads", threads, "--pin-threads", *QWEN3)
+    response = cluster.client.post("/v1/completions", json=dict(prompt=[1, 2, 3], max_tokens=4))
+    assert response.status_code == 200
+    taken = []
+    for pid in cluster.workers():
+        threads_of = cores_by_thread(pid)
+        compute = [cores for name, cores in threads_of.items() if name == "engine" or name.startswith("kernel-")]
+        assert len(compute) == threads, threads_of
+        taken += compute
+        # Whoever speaks to the conductor goes where there is room.
+        assert threads_of["worker"] not in compute
+    assert len(set(taken)) == workers * threads, taken
+    assert {int(core) for core in taken} <= CORES
+
+
+def test_more_compute_threads_than_cores_are_not_given_their_own(tmp_path):
+    flags = ("--workers", len(CORES) + 1, "--threads", 1, "--pin-threads", "--http=127.0.0.1:0", "--grpc=127.0.0.1:0")
+    code, log = run_to_exit("conductor", [*flags, *QWEN3], tmp_path, None)
+    assert code == 64, log
+    assert f"pin_threads: {len(CORES) + 1} workers of 1 threads want {len(CORES) + 1} cores, there are {len(CORES)}" in log

@@ -47,6 +47,8 @@ pub struct WorkerSettings {
     pub sim: SimSettings,
     /// Compute threads, at least 1.
     pub threads: usize,
+    /// Whether each of them stays on a core of its own.
+    pub pin_threads: bool,
     /// Ranks of a TP group; 1 where each worker holds the whole model.
     pub tp: usize,
     /// How long a rank may keep the others of its group waiting.

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use tutti_engine::{Engine, StepMemory};
 use tutti_kernels::{
-    Device,
-    cpu::{CpuDevice, Isa},
+    Device, DeviceError,
+    cpu::{Cores, CpuDevice, Isa},
 };
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
@@ -98,7 +98,7 @@ fn load_model(
     Ok(match settings.device {
         DeviceKind::Cpu => {
             let isa = Isa::detect();
-            let mut device = CpuDevice::new(settings.threads, isa).map_err(LoadError::from)?;
+            let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
             if let Some(group) = group {
                 device = device.with_group(group.for_device()?);
             }
@@ -120,6 +120,16 @@ fn load_model(
             settings.nodes.as_deref(),
         )?,
     })
+}
+
+/// The workers of a conductor have the first ranks, so that those on its machine get cores in turn.
+fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevice, DeviceError> {
+    if !settings.pin_threads {
+        return CpuDevice::new(settings.threads, isa);
+    }
+    let cores = Cores::allowed()?.share(rank.0 as usize, settings.threads);
+    tracing::info!(worker = %rank, cores = ?cores.numbers(), "has cores of its own");
+    CpuDevice::on_cores(&cores, isa)
 }
 
 /// What the largest step takes of this process.

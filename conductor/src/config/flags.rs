@@ -191,6 +191,11 @@ pub struct ConductorFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     threads: Option<u32>,
 
+    /// Keep each compute thread on a core of its own, those of a worker on one NUMA node as far as they fit
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    pin_threads: bool,
+
     /// Write a JSON line for each step of each worker to this file, with .rank0 and so on added
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]

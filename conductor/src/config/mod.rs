@@ -108,6 +108,8 @@ pub struct ConductorConfig<R: Default> {
     pub kv_cache_memory: Option<ByteSize>,
     /// Compute threads of each worker; the machine's share without it.
     pub threads: Option<u32>,
+    /// Whether each of them stays on a core of its own.
+    pub pin_threads: bool,
     /// Where workers write what each step ran; each adds its rank to the name.
     pub trace_steps: Option<PathBuf>,
     /// Seconds that running requests have to finish once a drain begins.
@@ -158,6 +160,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             hang_timeout: 120,
             kv_cache_memory: None,
             threads: None,
+            pin_threads: false,
             trace_steps: None,
             drain_timeout: 30,
             log_format,
@@ -283,6 +286,20 @@ impl<R: Default> ConductorConfig<R> {
     pub fn threads_per_worker(&self, workers: u32) -> u32 {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         self.threads.unwrap_or_else(|| (cores / workers.max(1)).max(1))
+    }
+
+    /// Refuses to give each thread of so many workers a core of its own where there are too few.
+    pub fn check_cores(&self, workers: u32) -> Result<(), Error> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        let threads = self.threads_per_worker(workers);
+        if !self.pin_threads || workers.saturating_mul(threads) <= cores {
+            return Ok(());
+        }
+        let why = format!(
+            "{workers} workers of {threads} threads want {} cores, there are {cores}",
+            workers * threads
+        );
+        Err(Error::invalid("pin_threads", why))
     }
 
     /// How long running requests have once a drain begins.

@@ -11,11 +11,12 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use super::cores;
 use crate::DeviceError;
 
 /// How long an idle thread looks for work and leaves its core to nobody.
@@ -93,6 +94,20 @@ pub(super) struct ThreadPool {
 impl ThreadPool {
     /// A pool in which `threads` threads work, the caller's own included.
     pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
+        Self::start(threads, |_| Ok(()))
+    }
+
+    /// A pool in which a thread works on each of these cores. The caller, who takes the first, has to go there itself.
+    pub(super) fn on_cores(numbers: &[usize]) -> Result<Self, DeviceError> {
+        let numbers = numbers.to_vec();
+        Self::start(numbers.len(), move |thread| cores::pin(numbers[thread]))
+    }
+
+    /// Each thread but the caller's calls `begin` before it works.
+    fn start(
+        threads: usize,
+        begin: impl Fn(usize) -> Result<(), DeviceError> + Clone + Send + 'static,
+    ) -> Result<Self, DeviceError> {
         let common = Arc::new(Common {
             job: UnsafeCell::new(None),
             gate: AtomicUsize::new(CLOSED),
@@ -105,12 +120,22 @@ impl ThreadPool {
         for index in 1..threads {
             let common = Arc::clone(&pool.common);
             let asleep = Arc::new(AtomicBool::new(false));
-            let flag = Arc::clone(&asleep);
+            let (flag, begin) = (Arc::clone(&asleep), begin.clone());
+            let (tell, begun) = mpsc::sync_channel(1);
             let join = std::thread::Builder::new()
                 .name(format!("kernel-{index}"))
-                .spawn(move || help(&common, &flag, index))
+                .spawn(move || {
+                    let begins = begin(index);
+                    let works = begins.is_ok();
+                    // The other end waits for it.
+                    let _ = tell.send(begins);
+                    if works {
+                        help(&common, &flag, index);
+                    }
+                })
                 .map_err(|error| DeviceError::Lost(format!("cannot start kernel thread {index}: {error}")))?;
             pool.helpers.push(Helper { thread: join.thread().clone(), asleep, join: Some(join) });
+            begun.recv().map_err(|_| DeviceError::Lost(format!("kernel thread {index} ended")))??;
         }
         Ok(pool)
     }
