@@ -66,7 +66,11 @@ def serve(port, start):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Front)
+    class Server(ThreadingHTTPServer):
+        # Whoever connects while the pipeline has all cores waits, and is not turned away.
+        request_queue_size = 128
+
+    server = Server(("127.0.0.1", port), Front)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     running, number = {}, 0
     while True:
