@@ -163,9 +163,11 @@ impl ThreadPool {
         let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
         unsafe { *self.common.job.get() = Some(Job(task)) };
-        let threads = self.threads();
+        // Those who are called below have something; the others may still help.
+        let sharing = tasks.min(self.threads());
         for (thread, share) in self.common.shares.iter().enumerate() {
-            share.set(tasks * thread / threads, tasks * (thread + 1) / threads);
+            let first = |thread: usize| tasks * thread.min(sharing) / sharing;
+            share.set(first(thread), first(thread + 1));
         }
         self.common.gate.store(0, Ordering::Release);
         // Sequentially consistent with `asleep`: either the helper sees the new epoch, or we see it asleep.
