@@ -3,6 +3,7 @@
 
 mod argmax;
 mod attention;
+mod block_float;
 mod cores;
 mod format;
 mod gemm;
@@ -130,7 +131,7 @@ impl CpuDevice {
         let (path, pool) = (self.path, &mut self.pool);
         let mut pack = || Weights::pack(path, pool, parts, paired, quantize);
         match &self.packed {
-            Some(packed) => packed.matrix(parts, paired, quantize, pack),
+            Some(packed) => packed.matrix(path, parts, paired, quantize, pack),
             None => pack(),
         }
     }

@@ -7,20 +7,23 @@
 mod blocked;
 mod door;
 mod sweep;
+mod way;
 
 use self::blocked::{Blocked, SUMS, TASK_PANELS};
 use self::door::Door;
 use self::sweep::Sweep;
+use self::way::{Data, Dots, Inputs, Layout, Spans, Way, Widened};
 use super::argmax::{Leaders, Note};
-use super::format::{Bf16, F16, F32, Format, Stored};
+use super::block_float::SPAN_STEPS;
+use super::format::{Bf16, F16, F32, Stored};
 use super::input::Input;
 use super::isa::Path;
-use super::matrix::Matrix;
+use super::matrix::{Elements, Matrix};
 use super::memory::{Buffer, Shared};
 use super::pool::ThreadPool;
 use super::rowwise::SiluMul;
 use super::simd::{LANES, Op, Simd};
-use super::tile::{Rows, Tiling, dot_product_on, product_on};
+use super::tile::Tiling;
 use crate::DeviceError;
 
 /// What becomes of a product.
@@ -99,16 +102,23 @@ fn linear_with(
     let Product { x, rows, matrix, store, out } = product;
     let tiling = Tiling::new(rows, path.run(LargestTile));
     let (door, sums) = (Shared::new(&mut scratch.door[..]), Shared::new(&mut scratch.sums[..]));
-    let narrow = matches!(matrix.data, Stored::Bf16(_));
-    let way = Door { x, inputs: matrix.inputs, tiling, narrow, dots: dots && narrow };
-    way.pass(path, pool, &door)?;
+    let layout = match &matrix.data {
+        Elements::Stored(Stored::F32(_) | Stored::F16(_)) => Layout::Plain,
+        Elements::Stored(Stored::Bf16(_)) if dots => Layout::Pairs,
+        Elements::Stored(Stored::Bf16(_)) => Layout::Rounded,
+        Elements::BlockFloats(_) => Layout::Spans,
+    };
+    Door { x, inputs: matrix.inputs, tiling, layout }.pass(path, pool, &door)?;
     let out = Shared::new(out);
     let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out, thread: 0 };
     match &matrix.data {
-        Stored::F32(data) => work.run::<F32, false>(path, pool, data),
-        Stored::F16(data) => work.run::<F16, false>(path, pool, data),
-        Stored::Bf16(data) if dots => work.run::<Bf16, true>(path, pool, data),
-        Stored::Bf16(data) => work.run::<Bf16, false>(path, pool, data),
+        Elements::Stored(Stored::F32(data)) => work.run::<Widened<F32>>(path, pool, data, &[]),
+        Elements::Stored(Stored::F16(data)) => work.run::<Widened<F16>>(path, pool, data, &[]),
+        Elements::Stored(Stored::Bf16(data)) if dots => work.run::<Dots>(path, pool, data, &[]),
+        Elements::Stored(Stored::Bf16(data)) => work.run::<Widened<Bf16>>(path, pool, data, &[]),
+        Elements::BlockFloats(data) => {
+            work.run::<Spans>(path, pool, data.numbers_of_panels(), data.exponents())
+        }
     }
 }
 
@@ -138,13 +148,15 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn run<W: Format, const DOTS: bool>(
+    fn run<W: Way>(
         &self,
         path: Path,
         pool: &mut ThreadPool,
-        data: &[W::Raw],
+        steps: &[W::Raw],
+        exponents: &[u8],
     ) -> Result<(), DeviceError> {
         let panels = self.matrix.panels();
+        let data = Data { steps, exponents, of_panel: self.matrix.steps() };
         // Some tasks for each thread even out their ends.
         let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
@@ -156,7 +168,7 @@ impl Work<'_> {
             let band = self.tiling.tiles.div_ceil(bands.max(1));
             return pool.run(columns * bands, |task, thread| {
                 let (column, first) = (task / bands, task % bands * band);
-                let block = Blocked::<W, DOTS> {
+                let block = Blocked::<W> {
                     work: Self { thread, ..*self },
                     data,
                     panels: (column * share, panels.min((column + 1) * share)),
@@ -164,15 +176,15 @@ impl Work<'_> {
                     // SAFETY: each thread has a part of its own, and runs one task at a time.
                     sums: unsafe { self.sums.part(thread * SUMS, SUMS) },
                 };
-                if DOTS { path.run_dots(block) } else { path.run(block) }
+                W::run(path, block);
             });
         }
         // Four panels or more, which a single row needs.
         let share = share.next_multiple_of(4);
         pool.run(panels.div_ceil(share), |task, thread| {
             let panels = (task * share, panels.min((task + 1) * share));
-            let sweep = Sweep::<W, DOTS> { work: Self { thread, ..*self }, data, panels };
-            if DOTS { path.run_dots(sweep) } else { path.run(sweep) }
+            let sweep = Sweep::<W> { work: Self { thread, ..*self }, data, panels };
+            W::run(path, sweep);
         })
     }
 
@@ -182,10 +194,14 @@ impl Work<'_> {
     ///
     /// There is such a tile.
     #[inline(always)]
-    unsafe fn inputs<const DOTS: bool, const R: usize>(&self, row: usize, step: usize) -> *const f32 {
-        let elements = if DOTS { 1 } else { 2 };
-        // SAFETY: a part of the door, by the contract.
-        unsafe { self.door.as_ptr().add(row * 2 * self.matrix.steps() + elements * step * R).cast_const() }
+    unsafe fn inputs<W: Way, const R: usize>(&self, row: usize, step: usize) -> Inputs {
+        let steps = self.matrix.steps();
+        // SAFETY: parts of the door, by the contract.
+        unsafe {
+            let tile = self.door.as_ptr().add(row * 2 * steps).cast_const();
+            let factors = tile.add((steps + step / SPAN_STEPS) * R);
+            Inputs { values: tile.add(W::WORDS_OF_TWO * step * R), factors }
+        }
     }
 
     /// Stores the sums of a row and a panel, having added the bias and what is there already, or applied the gate.
@@ -238,36 +254,10 @@ impl Work<'_> {
     }
 }
 
-/// [`product_on`] from what the door has laid out, which is pairs with `DOTS`: the elements are then u16 and u32 in place
-/// of f32.
-///
-/// # Safety
-///
-/// `x` points to a tile of `R` rows of `2 * steps` inputs or more, and the panels hold `steps` steps.
-#[inline(always)]
-unsafe fn multiply<S: Simd, W: Format, const DOTS: bool, const R: usize, const P: usize>(
-    s: S,
-    sums: [[S::F; P]; R],
-    x: *const f32,
-    panels: [*const W::Raw; P],
-    steps: usize,
-    ask: impl Fn(usize, usize),
-) -> [[S::F; P]; R] {
-    // SAFETY: the caller's contract.
-    unsafe {
-        if DOTS {
-            let panels = panels.map(<*const W::Raw>::cast);
-            dot_product_on::<S, R, P>(s, sums, x.cast(), panels, steps, ask)
-        } else {
-            let x = Rows { start: x, row_stride: 1, input_stride: R };
-            product_on::<S, W, R, P>(s, sums, x, panels, steps, ask)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::isa::testable;
+    use super::super::matrix::Form;
     use super::super::simd::to_bf16;
     use super::super::testing::Random;
     use super::*;
@@ -290,7 +280,8 @@ mod tests {
                         .collect();
                     let (dtype, columns) = (WeightType::Bf16, inputs);
                     let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
-                    let matrix = Matrix::pack(&mut pool, &[part], false).unwrap();
+                    let form = Form::Stored(dtype);
+                    let matrix = Matrix::pack_as(form, &mut pool, &[part], false).unwrap();
                     let x = random.normals(rows * inputs, 1.0);
                     let mut scratch = Scratch::new(threads).unwrap();
                     scratch.fit(rows, inputs).unwrap();

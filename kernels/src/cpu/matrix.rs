@@ -1,7 +1,11 @@
 //! Weight matrices, repacked into panels once when they are loaded.
 
+use std::fs::File;
+
+use super::block_float::BlockFloats;
 use super::format::{Bf16, F16, F32, Format, STEP, Stored};
-use super::memory::Shared;
+use super::isa::Path;
+use super::memory::{Buffer, Shared};
 use super::pool::ThreadPool;
 use super::simd::LANES;
 use crate::{DeviceError, HostMatrix, WeightType};
@@ -13,7 +17,25 @@ pub struct Matrix {
     pub(super) inputs: usize,
     /// Whether its panels are those of gate and up in turn.
     pub(super) paired: bool,
-    pub(super) data: Stored,
+    pub(super) data: Elements,
+}
+
+/// The elements of a matrix.
+pub(super) enum Elements {
+    /// In the type of the checkpoint.
+    Stored(Stored),
+    /// bfloat16 in another form.
+    BlockFloats(BlockFloats),
+}
+
+impl Elements {
+    /// As they lie in memory.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Stored(data) => data.bytes(),
+            Self::BlockFloats(data) => data.bytes(),
+        }
+    }
 }
 
 impl Matrix {
@@ -27,38 +49,125 @@ impl Matrix {
         panels(self.outputs, self.paired)
     }
 
-    /// Elements of such a matrix, packed. `None` where there is no number for them.
-    pub(super) fn elements(outputs: usize, inputs: usize, paired: bool) -> Option<usize> {
-        inputs.div_ceil(2).checked_mul(STEP)?.checked_mul(panels(outputs, paired))
+    /// Bytes of such a matrix, packed. `None` where there is no number for them.
+    pub(super) fn len(outputs: usize, inputs: usize, paired: bool, form: Form) -> Option<usize> {
+        let panels = panels(outputs, paired);
+        match form {
+            Form::Stored(dtype) => elements(panels, inputs)?.checked_mul(dtype.bytes()),
+            Form::BlockFloats => BlockFloats::len(panels, inputs)?.checked_mul(size_of::<u16>()),
+        }
     }
 
     /// Packs `parts`, one below the other or [`paired`](panel_rows). Beside the packed matrix nothing is allocated.
     pub(super) fn pack(
+        path: Path,
         pool: &mut ThreadPool,
         parts: &[HostMatrix<'_>],
         paired: bool,
     ) -> Result<Self, DeviceError> {
-        let (outputs, inputs, dtype) = check(parts, paired)?;
-        let nothing = Stored::F32(super::memory::Buffer::zeroed(0, "a matrix")?);
-        let mut matrix = Self { outputs, inputs, paired, data: nothing };
-        let (steps, panels) = (matrix.steps(), matrix.panels());
-        let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
-        let len = Self::elements(outputs, inputs, paired).ok_or(wanted)?;
-        matrix.data = Stored::zeroed(dtype, len, "a weight matrix")?;
-        let panel_bytes = steps * STEP * dtype.bytes();
-        let data = Shared::new(matrix.data.bytes_mut());
-        pool.run(panels, |panel, _| {
-            // SAFETY: each task has a panel to itself.
-            let to = unsafe { data.part(panel * panel_bytes, panel_bytes) };
-            let rows = panel_rows(parts, paired, panel);
-            match dtype {
-                WeightType::F32 => pack_panel::<F32>(&rows, inputs, to),
-                WeightType::F16 => pack_panel::<F16>(&rows, inputs, to),
-                WeightType::Bf16 => pack_panel::<Bf16>(&rows, inputs, to),
-            }
-        })?;
-        Ok(matrix)
+        let (.., dtype) = check(parts, paired)?;
+        Self::pack_as(Form::of(dtype, path), pool, parts, paired)
     }
+
+    pub(super) fn pack_as(
+        form: Form,
+        pool: &mut ThreadPool,
+        parts: &[HostMatrix<'_>],
+        paired: bool,
+    ) -> Result<Self, DeviceError> {
+        let (outputs, inputs, _) = check(parts, paired)?;
+        let panels = panels(outputs, paired);
+        let data = match form {
+            Form::Stored(dtype) => Elements::Stored(pack_stored(dtype, pool, parts, paired, panels, inputs)?),
+            Form::BlockFloats => {
+                Elements::BlockFloats(BlockFloats::pack(pool, parts, paired, panels, inputs)?)
+            }
+        };
+        Ok(Self { outputs, inputs, paired, data })
+    }
+
+    /// One that was packed before, in place in a file from byte `from` on, where [`Self::len`] bytes are.
+    pub(super) fn mapped(
+        file: &File,
+        from: u64,
+        (outputs, inputs): (usize, usize),
+        paired: bool,
+        form: Form,
+    ) -> Result<Self, DeviceError> {
+        const WHAT: &str = "a packed weight matrix";
+        let panels = panels(outputs, paired);
+        let len = match form {
+            Form::Stored(_) => elements(panels, inputs),
+            Form::BlockFloats => BlockFloats::len(panels, inputs),
+        };
+        let len = len.ok_or(DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX })?;
+        let data = match form {
+            Form::Stored(WeightType::F32) => {
+                Elements::Stored(Stored::F32(Buffer::mapped(file, from, len, WHAT)?))
+            }
+            Form::Stored(WeightType::F16) => {
+                Elements::Stored(Stored::F16(Buffer::mapped(file, from, len, WHAT)?))
+            }
+            Form::Stored(WeightType::Bf16) => {
+                Elements::Stored(Stored::Bf16(Buffer::mapped(file, from, len, WHAT)?))
+            }
+            Form::BlockFloats => {
+                let data = Buffer::mapped(file, from, len, WHAT)?;
+                Elements::BlockFloats(BlockFloats::new(data, panels, inputs))
+            }
+        };
+        Ok(Self { outputs, inputs, paired, data })
+    }
+}
+
+/// What becomes of a checkpoint's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// They stay what they are.
+    Stored(WeightType),
+    /// See [`super::block_float`].
+    BlockFloats,
+}
+
+impl Form {
+    /// The form of weights of this type that suits a path's instructions.
+    pub(super) fn of(dtype: WeightType, path: Path) -> Self {
+        match dtype {
+            WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloats,
+            _ => Self::Stored(dtype),
+        }
+    }
+}
+
+/// Elements of so many panels of a type. `None` where there is no number for them.
+fn elements(panels: usize, inputs: usize) -> Option<usize> {
+    inputs.div_ceil(2).checked_mul(STEP)?.checked_mul(panels)
+}
+
+fn pack_stored(
+    dtype: WeightType,
+    pool: &mut ThreadPool,
+    parts: &[HostMatrix<'_>],
+    paired: bool,
+    panels: usize,
+    inputs: usize,
+) -> Result<Stored, DeviceError> {
+    const WHAT: &str = "a weight matrix";
+    let too_much = DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX };
+    let mut packed = Stored::zeroed(dtype, elements(panels, inputs).ok_or(too_much)?, WHAT)?;
+    let panel_bytes = inputs.div_ceil(2) * STEP * dtype.bytes();
+    let data = Shared::new(packed.bytes_mut());
+    pool.run(panels, |panel, _| {
+        // SAFETY: each task has a panel to itself.
+        let to = unsafe { data.part(panel * panel_bytes, panel_bytes) };
+        let rows = panel_rows(parts, paired, panel);
+        match dtype {
+            WeightType::F32 => pack_panel::<F32>(&rows, inputs, to),
+            WeightType::F16 => pack_panel::<F16>(&rows, inputs, to),
+            WeightType::Bf16 => pack_panel::<Bf16>(&rows, inputs, to),
+        }
+    })?;
+    Ok(packed)
 }
 
 /// Panels of so many outputs.
@@ -165,6 +274,7 @@ fn pack_blocks<const UNIT: usize>(rows: [&[u8]; LANES], panel: &mut [u8]) -> usi
 
 #[cfg(test)]
 mod tests {
+    use super::super::isa::Isa;
     use super::*;
 
     #[test]
@@ -175,8 +285,9 @@ mod tests {
         let (top, bottom) = bytes.split_at(13 * 5 * 4);
         let part = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
         let mut pool = ThreadPool::new(2).unwrap();
-        let matrix = Matrix::pack(&mut pool, &[part(top, 13), part(bottom, 8)], false).unwrap();
-        let Stored::F32(data) = &matrix.data else { unreachable!() };
+        let form = Form::Stored(WeightType::F32);
+        let matrix = Matrix::pack_as(form, &mut pool, &[part(top, 13), part(bottom, 8)], false).unwrap();
+        let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
         assert_eq!((matrix.panels(), matrix.steps(), data.len()), (2, 3, 2 * 3 * STEP));
         for output in 0..32 {
             for input in 0..6 {
@@ -198,7 +309,7 @@ mod tests {
             let bytes: Vec<u8> =
                 (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
             let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
-            let matrix = Matrix::pack(&mut pool, &[part], false).unwrap();
+            let matrix = Matrix::pack_as(Form::Stored(dtype), &mut pool, &[part], false).unwrap();
             let (packed, panel) = (matrix.data.bytes(), matrix.steps() * STEP * size);
             assert_eq!(packed.len(), 3 * panel);
             for output in 0..48 {
@@ -227,8 +338,9 @@ mod tests {
         let (gate, up) = bytes.split_at(17 * 2 * 4);
         let part = |bytes| HostMatrix { bytes, dtype: WeightType::F32, rows: 17, columns: 2 };
         let mut pool = ThreadPool::new(1).unwrap();
-        let matrix = Matrix::pack(&mut pool, &[part(gate), part(up)], true).unwrap();
-        let Stored::F32(data) = &matrix.data else { unreachable!() };
+        let form = Form::Stored(WeightType::F32);
+        let matrix = Matrix::pack_as(form, &mut pool, &[part(gate), part(up)], true).unwrap();
+        let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
         assert_eq!((matrix.panels(), data.len()), (4, 4 * STEP));
         let first_of = |panel: usize| [data[panel * STEP], data[panel * STEP + 1]];
         assert_eq!([0, 1, 2, 3].map(first_of), [[1.0, 2.0], [18.0, 19.0], [17.0, 0.0], [34.0, 0.0]]);
@@ -236,7 +348,7 @@ mod tests {
 
     #[test]
     fn parts_that_do_not_fit_together_are_refused() {
-        let mut pool = ThreadPool::new(1).unwrap();
+        let (mut pool, path) = (ThreadPool::new(1).unwrap(), Path::new(Isa::Portable).unwrap());
         let part = |bytes, dtype, rows, columns| HostMatrix { bytes, dtype, rows, columns };
         let good = part(&[0; 8], WeightType::F16, 2, 2);
         for bad in [
@@ -245,11 +357,14 @@ mod tests {
             part(&[0; 7], WeightType::F16, 2, 2),
             part(&[], WeightType::F16, usize::MAX, 2),
         ] {
-            assert!(matches!(Matrix::pack(&mut pool, &[good, bad], false), Err(DeviceError::Misuse(_))));
+            assert!(matches!(
+                Matrix::pack(path, &mut pool, &[good, bad], false),
+                Err(DeviceError::Misuse(_))
+            ));
         }
-        assert!(Matrix::pack(&mut pool, &[], false).is_err());
+        assert!(Matrix::pack(path, &mut pool, &[], false).is_err());
         for parts in [&[good][..], &[good, part(&[0; 4], WeightType::F16, 1, 2)], &[good; 4]] {
-            assert!(matches!(Matrix::pack(&mut pool, parts, true), Err(DeviceError::Misuse(_))));
+            assert!(matches!(Matrix::pack(path, &mut pool, parts, true), Err(DeviceError::Misuse(_))));
         }
     }
 }

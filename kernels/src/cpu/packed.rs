@@ -13,12 +13,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::isa;
 use super::matrix::check;
 use super::weights::Weights;
 use crate::{DeviceError, HostMatrix, Quantize};
 
 /// Changes with the layout of panels, and with that of the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const PAGE: u64 = 4096;
 /// Samples of each part of a matrix, and bytes of each.
 const SAMPLES: usize = 4;
@@ -82,6 +83,7 @@ impl PackedWeights {
     /// A matrix of `parts`, from the file or by `pack`, and then into the file.
     pub(super) fn matrix(
         &self,
+        path: isa::Path,
         parts: &[HostMatrix<'_>],
         paired: bool,
         quantize: Quantize,
@@ -93,9 +95,10 @@ impl PackedWeights {
             fingerprint(parts)
         ));
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { path, mode, .. } = &mut *state;
+        let State { path: place, mode, .. } = &mut *state;
         if let Mode::Mapping { file, at } = mode {
-            let found = Weights::len_packed(outputs, inputs, dtype, paired, quantize).and_then(|len| {
+            let found = Weights::len_packed(path, (outputs, inputs), dtype, paired, quantize);
+            let found = found.and_then(|len| {
                 let mut page = [0; PAGE as usize];
                 file.read_exact_at(&mut page, *at).ok()?;
                 (page == described).then_some(len)
@@ -104,12 +107,12 @@ impl PackedWeights {
                 Some(len) => {
                     let from = *at + PAGE;
                     *at = from + filled(len as u64);
-                    return Weights::mapped(file, from, (outputs, inputs), dtype, paired, quantize);
+                    return Weights::mapped(path, (file, from), (outputs, inputs), dtype, paired, quantize);
                 }
                 None => {
                     // Another will be written at the next start.
-                    let _ = fs::remove_file(&*path);
-                    let why = format!("{} is of other weights, and was removed", path.display());
+                    let _ = fs::remove_file(&*place);
+                    let why = format!("{} is of other weights, and was removed", place.display());
                     *mode = Mode::Unused(why);
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::format::{Format, STEP, with_format};
 use super::isa::Path;
+use super::matrix::Elements;
 use super::memory::Shared;
 use super::pool::ThreadPool;
 use super::simd::{LANES, Op, Simd, exp};
@@ -49,16 +50,22 @@ pub(super) fn embed(
             Some(id) => table.read_row(path, id, out),
             None => out.fill(0.0),
         }),
-        Weights::Stored(table) => {
-            let steps = table.steps();
-            with_format!(&table.data, Fmt, data => each_row(pool, out, table.inputs, |row, out| {
-                let Some(id) = held(row) else { return out.fill(0.0) };
-                let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
-                for (input, out) in out.iter_mut().enumerate() {
-                    *out = Fmt::widen(panel[input / 2 * STEP + Fmt::place(input % 2, id % LANES)]);
-                }
-            }))
-        }
+        Weights::Stored(table) => match &table.data {
+            Elements::BlockFloats(data) => each_row(pool, out, table.inputs, |row, out| match held(row) {
+                Some(id) => data.read_row(id, out),
+                None => out.fill(0.0),
+            }),
+            Elements::Stored(data) => {
+                let steps = table.steps();
+                with_format!(data, Fmt, data => each_row(pool, out, table.inputs, |row, out| {
+                    let Some(id) = held(row) else { return out.fill(0.0) };
+                    let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
+                    for (input, out) in out.iter_mut().enumerate() {
+                        *out = Fmt::widen(panel[input / 2 * STEP + Fmt::place(input % 2, id % LANES)]);
+                    }
+                }))
+            }
+        },
     }
 }
 

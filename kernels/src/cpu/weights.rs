@@ -2,17 +2,15 @@
 
 use std::fs::File;
 
-use super::format::Stored;
 use super::int8::Int8Matrix;
 use super::isa::Path;
-use super::matrix::Matrix;
-use super::memory::Buffer;
+use super::matrix::{Form, Matrix};
 use super::pool::ThreadPool;
 use crate::{DeviceError, HostMatrix, Quantize, WeightType};
 
 /// A weight matrix, `y = x · Wᵀ`.
 pub enum Weights {
-    /// In the type of the checkpoint.
+    /// In the type of the checkpoint, or as exact as that.
     Stored(Matrix),
     /// In eight bits.
     Int8(Int8Matrix),
@@ -27,55 +25,37 @@ impl Weights {
         quantize: Quantize,
     ) -> Result<Self, DeviceError> {
         Ok(match quantize {
-            Quantize::None => Self::Stored(Matrix::pack(pool, parts, paired)?),
+            Quantize::None => Self::Stored(Matrix::pack(path, pool, parts, paired)?),
             Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, parts, paired)?),
         })
     }
 
     /// Bytes of such a matrix, packed. `None` where there is no number for them.
     pub(super) fn len_packed(
-        outputs: usize,
-        inputs: usize,
+        path: Path,
+        (outputs, inputs): (usize, usize),
         dtype: WeightType,
         paired: bool,
         quantize: Quantize,
     ) -> Option<usize> {
         match quantize {
-            Quantize::None => Matrix::elements(outputs, inputs, paired)?.checked_mul(dtype.bytes()),
+            Quantize::None => Matrix::len(outputs, inputs, paired, Form::of(dtype, path)),
             Quantize::Int8 => Int8Matrix::len(outputs, inputs, paired),
         }
     }
 
     /// A matrix that was packed before, in place in a file from byte `from` on, where [`Self::len_packed`] bytes are.
     pub(super) fn mapped(
-        file: &File,
-        from: u64,
-        (outputs, inputs): (usize, usize),
+        path: Path,
+        (file, from): (&File, u64),
+        shape: (usize, usize),
         dtype: WeightType,
         paired: bool,
         quantize: Quantize,
     ) -> Result<Self, DeviceError> {
-        const WHAT: &str = "a packed weight matrix";
-        let len = match quantize {
-            Quantize::None => Matrix::elements(outputs, inputs, paired),
-            Quantize::Int8 => Int8Matrix::len(outputs, inputs, paired),
-        };
-        let len = len.ok_or(DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX })?;
-        Ok(match (quantize, dtype) {
-            (Quantize::Int8, _) => Self::Int8(Int8Matrix {
-                outputs,
-                inputs,
-                paired,
-                data: Buffer::mapped(file, from, len, WHAT)?,
-            }),
-            (Quantize::None, dtype) => {
-                let data = match dtype {
-                    WeightType::F32 => Stored::F32(Buffer::mapped(file, from, len, WHAT)?),
-                    WeightType::F16 => Stored::F16(Buffer::mapped(file, from, len, WHAT)?),
-                    WeightType::Bf16 => Stored::Bf16(Buffer::mapped(file, from, len, WHAT)?),
-                };
-                Self::Stored(Matrix { outputs, inputs, paired, data })
-            }
+        Ok(match quantize {
+            Quantize::Int8 => Self::Int8(Int8Matrix::mapped(file, from, shape, paired)?),
+            Quantize::None => Self::Stored(Matrix::mapped(file, from, shape, paired, Form::of(dtype, path))?),
         })
     }
 

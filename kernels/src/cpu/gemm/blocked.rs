@@ -4,10 +4,11 @@
 //! block that comes next. Their sums rest between blocks, so that the chain of each output is what it would be without
 //! blocks: all inputs in their order.
 
-use super::super::format::{Format, STEP};
+use super::super::format::STEP;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
-use super::{Work, multiply};
+use super::Work;
+use super::way::{Data, Panels, Way};
 
 /// Steps of a block. Longer than the first-level cache would have it: weights and inputs stream well from the second,
 /// and every block's end costs each tile a pause.
@@ -20,10 +21,10 @@ pub(super) const TASK_PANELS: usize = 8;
 /// Floats that a thread keeps: the sums of a band.
 pub(super) const SUMS: usize = TASK_PANELS * BAND_ROWS * LANES;
 
-/// Some panels by some tiles of rows; `DOTS` where the door holds bfloat16 pairs.
-pub(super) struct Blocked<'a, W: Format, const DOTS: bool> {
+/// Some panels by some tiles of rows.
+pub(super) struct Blocked<'a, W: Way> {
     pub(super) work: Work<'a>,
-    pub(super) data: &'a [W::Raw],
+    pub(super) data: Data<'a, W::Raw>,
     /// At most [`TASK_PANELS`].
     pub(super) panels: (usize, usize),
     pub(super) tiles: (usize, usize),
@@ -31,7 +32,7 @@ pub(super) struct Blocked<'a, W: Format, const DOTS: bool> {
     pub(super) sums: &'a mut [f32],
 }
 
-impl<W: Format, const DOTS: bool> Op for Blocked<'_, W, DOTS> {
+impl<W: Way> Op for Blocked<'_, W> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -47,8 +48,8 @@ impl<W: Format, const DOTS: bool> Op for Blocked<'_, W, DOTS> {
             }
             for block in (0..steps).step_by(BLOCK_STEPS) {
                 for panel in panels.0..panels.1 {
-                    let weights = &data[(panel * steps + block) * STEP..];
-                    let weights = &weights[..BLOCK_STEPS.min(steps - block) * STEP];
+                    let length = BLOCK_STEPS.min(steps - block);
+                    let weights = data.panels(panel, block, length);
                     let next = if panel + 1 < panels.1 {
                         (panel + 1, block)
                     } else if block + BLOCK_STEPS < steps {
@@ -59,16 +60,18 @@ impl<W: Format, const DOTS: bool> Op for Blocked<'_, W, DOTS> {
                         // The thread's next task, as a rule.
                         (panels.1, 0)
                     };
-                    let next = data.as_ptr().wrapping_add((next.0 * steps + next.1) * STEP).cast::<u8>();
+                    let next =
+                        data.steps.as_ptr().wrapping_add((next.0 * steps + next.1) * STEP).cast::<u8>();
                     let sums = &mut sums[of_panel(panel)..];
                     for tile in first..last {
                         let (row, rows) = tiling.tile(tile);
-                        let next = share(next, weights, tile - first, last - first);
+                        let bytes = length * STEP * size_of::<W::Raw>();
+                        let next = share(next, bytes, length, (tile - first, last - first));
                         let sums = &mut sums[(row - first_row) * LANES..][..rows * LANES];
                         for_tile!(
                             S,
                             rows,
-                            s.call(Tile::<W, DOTS, R, P> { work, row, block, weights, next, sums })
+                            s.call(Tile::<W, R, P> { work, row, block, length, weights, next, sums })
                         );
                     }
                 }
@@ -93,31 +96,31 @@ fn band_end(tiling: Tiling, first: usize, end: usize) -> usize {
 
 /// What tile `index` of so many asks for of the next block, which is as large as this one: its start, and bytes a step.
 #[inline(always)]
-fn share<T>(next: *const u8, block: &[T], index: usize, tiles: usize) -> (*const u8, usize) {
-    let (bytes, steps) = (size_of_val(block), block.len() / STEP);
+fn share(next: *const u8, bytes: usize, steps: usize, (index, tiles): (usize, usize)) -> (*const u8, usize) {
     (next.wrapping_add(index * bytes / tiles), bytes.div_ceil(tiles * steps))
 }
 
 /// A tile of `R` rows meets a block of one panel. `_P` is of no use: several tiles are never so low that one panel does
 /// not fill the registers.
-struct Tile<'a, W: Format, const DOTS: bool, const R: usize, const _P: usize> {
+struct Tile<'a, W: Way, const R: usize, const _P: usize> {
     work: Work<'a>,
     row: usize,
-    /// The block's first step.
+    /// The block's first step, and how many there are.
     block: usize,
+    length: usize,
     /// The block's.
-    weights: &'a [W::Raw],
+    weights: Panels<W::Raw, 1>,
     /// Where to ask for what comes next, and bytes a step.
     next: (*const u8, usize),
     /// `[R, 16]`.
     sums: &'a mut [f32],
 }
 
-impl<W: Format, const DOTS: bool, const R: usize, const _P: usize> Op for Tile<'_, W, DOTS, R, _P> {
+impl<W: Way, const R: usize, const _P: usize> Op for Tile<'_, W, R, _P> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { work, row, block, weights, next, sums: rest } = self;
+        let Self { work, row, block, length, weights, next, sums: rest } = self;
         assert!(rest.len() == R * LANES);
         let rest = rest.as_mut_ptr();
         let ask = |_, step: usize| s.prefetch(next.0.wrapping_add(step * next.1));
@@ -127,9 +130,8 @@ impl<W: Format, const DOTS: bool, const R: usize, const _P: usize> Op for Tile<'
             for (r, sum) in sums.iter_mut().enumerate() {
                 sum[0] = s.load(rest.add(r * LANES));
             }
-            let x = work.inputs::<DOTS, R>(row, block);
-            let steps = weights.len() / STEP;
-            let sums = multiply::<S, W, DOTS, R, 1>(s, sums, x, [weights.as_ptr()], steps, ask);
+            let x = work.inputs::<W, R>(row, block);
+            let sums = W::multiply::<S, R, 1>(s, sums, x, weights, length, ask);
             for (r, sum) in sums.iter().enumerate() {
                 s.store(rest.add(r * LANES), sum[0]);
             }

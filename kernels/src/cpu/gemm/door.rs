@@ -1,11 +1,13 @@
 //! The way of activations into a product: tiles of rows, rounded as the weights want them.
 
-use super::super::input::Input;
+use super::super::block_float::{SPAN, SPAN_STEPS, span};
+use super::super::input::{Input, InputRow};
 use super::super::isa::Path;
 use super::super::memory::Shared;
 use super::super::pool::ThreadPool;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
+use super::way::Layout;
 use crate::DeviceError;
 
 /// Elements that one task takes: fewer are not worth another thread's attention.
@@ -17,15 +19,12 @@ pub(super) struct Door<'a> {
     pub(super) x: Input<'a>,
     pub(super) inputs: usize,
     pub(super) tiling: Tiling,
-    /// Rounded to bfloat16.
-    pub(super) narrow: bool,
-    /// Kept as pairs of bfloat16.
-    pub(super) dots: bool,
+    pub(super) layout: Layout,
 }
 
 impl Door<'_> {
-    /// Lays all rows out in `to`: of each tile, its rows side by side for each input, or for each pair of inputs. An odd
-    /// input is followed by zeros.
+    /// Lays all rows out in `to`: of each tile, its rows side by side for each input, or for each pair of inputs, and in the
+    /// second half of its room for each span's factors. An odd input is followed by zeros.
     pub(super) fn pass(
         self,
         path: Path,
@@ -33,7 +32,7 @@ impl Door<'_> {
         to: &Shared<'_, f32>,
     ) -> Result<(), DeviceError> {
         let (_, rows) = self.tiling.tile(0);
-        let share = (TASK_ELEMENTS / rows.max(1)).next_multiple_of(LANES);
+        let share = (TASK_ELEMENTS / rows.max(1)).next_multiple_of(SPAN);
         let shares = self.inputs.div_ceil(share);
         pool.run(self.tiling.tiles * shares, |task, _| {
             let (tile, first) = (task / shares, task % shares * share);
@@ -64,27 +63,34 @@ impl Part<'_, '_> {
     /// `P` is of no use here: what goes with `R` in [`for_tile`].
     #[inline(always)]
     fn lay_out<S: Simd, const R: usize, const P: usize>(&self, s: S) {
-        let Door { x, inputs, tiling, narrow, dots } = self.door;
+        let Door { x, inputs, tiling, layout } = self.door;
         let (first_row, _) = tiling.tile(self.tile);
         let padded = 2 * inputs.div_ceil(2);
         let (first, end) = self.inputs;
         let last_end = if end == inputs { padded } else { end };
         // An element of pairs is two inputs of a row.
-        let per_element = if dots { 2 } else { 1 };
+        let per_element = if matches!(layout, Layout::Pairs | Layout::Spans) { 2 } else { 1 };
         let start = first_row * padded + first * R / per_element;
         let len = (last_end - first) * R / per_element;
         // SAFETY: each part of each tile has a place of its own.
         let to = unsafe { self.to.part(start, len) };
         let rows = x.rows::<S, R>(s, first_row, inputs);
-        let mut lanes = [[0.0f32; LANES]; R];
+        if layout == Layout::Spans {
+            let start = first_row * padded + (padded / 2 + first / SPAN) * R;
+            // SAFETY: as above: in the second half of the tile's room, which has place for a factor every two inputs.
+            let factors = unsafe { self.to.part(start, (last_end - first).div_ceil(SPAN) * R) };
+            return lay_out_spans::<S, R>(s, &rows, first, to, factors);
+        }
+        let narrow = matches!(layout, Layout::Rounded | Layout::Pairs);
         for (block, to) in to.chunks_mut(LANES * R / per_element).enumerate() {
             let from = first + block * LANES;
+            let mut lanes = [[0.0f32; LANES]; R];
             for (row, lanes) in rows.iter().zip(&mut lanes) {
                 let x = row.load(s, from);
                 let x = if narrow { s.round_to_bf16(x) } else { x };
                 s.store_some(lanes, x);
             }
-            if dots {
+            if layout == Layout::Pairs {
                 for (pair, to) in to.chunks_exact_mut(R).enumerate() {
                     for (row, to) in to.iter_mut().enumerate() {
                         let even = lanes[row][2 * pair].to_bits();
@@ -96,6 +102,28 @@ impl Part<'_, '_> {
                 for (input, to) in to.chunks_exact_mut(R).enumerate() {
                     to.iter_mut().zip(&lanes).for_each(|(to, lanes)| *to = lanes[input]);
                 }
+            }
+        }
+    }
+}
+
+/// Lays out the inputs of `R` rows from `first` on, and the factors of their spans.
+#[inline(always)]
+fn lay_out_spans<S: Simd, const R: usize>(
+    s: S,
+    rows: &[InputRow<'_>; R],
+    first: usize,
+    to: &mut [f32],
+    factors: &mut [f32],
+) {
+    for (index, (to, factors)) in to.chunks_mut(SPAN_STEPS * R).zip(factors.chunks_exact_mut(R)).enumerate() {
+        let from = first + index * SPAN;
+        for (r, (row, factor)) in rows.iter().zip(factors).enumerate() {
+            let (numbers, power) = span(s, [row.load(s, from), row.load(s, from + LANES)]);
+            *factor = power;
+            for (to, pair) in to.chunks_exact_mut(R).zip(numbers.as_chunks::<2>().0) {
+                let [even, odd] = pair.map(|x| u32::from(x.cast_unsigned()));
+                to[r] = f32::from_bits(even | odd << 16);
             }
         }
     }

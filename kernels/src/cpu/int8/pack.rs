@@ -1,5 +1,6 @@
 //! Quantises the weights of a checkpoint into panels.
 
+use std::fs::File;
 use std::marker::PhantomData;
 
 use super::super::format::{Bf16, F16, F32, Format};
@@ -16,6 +17,19 @@ impl Int8Matrix {
     /// Bytes of such a matrix. `None` where there is no number for them.
     pub(in super::super) fn len(outputs: usize, inputs: usize, paired: bool) -> Option<usize> {
         panels(outputs, paired).checked_mul(panel_bytes(inputs))
+    }
+
+    /// One that was packed before, in place in a file from byte `from` on, where [`Self::len`] bytes are.
+    pub(in super::super) fn mapped(
+        file: &File,
+        from: u64,
+        (outputs, inputs): (usize, usize),
+        paired: bool,
+    ) -> Result<Self, DeviceError> {
+        const WHAT: &str = "a packed weight matrix";
+        let too_much = DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX };
+        let len = Self::len(outputs, inputs, paired).ok_or(too_much)?;
+        Ok(Self { outputs, inputs, paired, data: Buffer::mapped(file, from, len, WHAT)? })
     }
 
     /// Quantises `parts`, one below the other or [`paired`](panel_rows). Beside the matrix nothing is allocated.

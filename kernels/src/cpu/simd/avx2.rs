@@ -179,6 +179,40 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i(self, from: *const u16) -> [__m256i; 2] {
+        avx2! { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(LANES).cast())] }
+    }
+    #[inline(always)]
+    fn dot_i16(self, sum: [__m256i; 2], weights: [__m256i; 2], pair: u32) -> [__m256i; 2] {
+        avx2! {
+            let x = _mm256_set1_epi32(pair.cast_signed());
+            [
+                _mm256_add_epi32(sum[0], _mm256_madd_epi16(weights[0], x)),
+                _mm256_add_epi32(sum[1], _mm256_madd_epi16(weights[1], x)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn to_i16(self, x: F) -> [i16; LANES] {
+        avx2! {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+            // Packed half by half; this puts the lanes back in order.
+            std::mem::transmute(_mm256_permute4x64_epi64::<0b11_01_10_00>(words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn powers(self, exponents: *const u8) -> F {
+        avx2! {
+            let low = _mm256_cvtepu8_epi32(_mm_loadl_epi64(exponents.cast()));
+            let high = _mm256_cvtepu8_epi32(_mm_loadl_epi64(exponents.add(8).cast()));
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn prefetch(self, line: *const u8) {
         avx2! { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }

@@ -132,6 +132,22 @@ macro_rules! simd {
             }
 
             #[inline(always)]
+            unsafe fn load_i(self, from: *const u16) -> __m512i {
+                avx512! { _mm512_loadu_si512(from.cast()) }
+            }
+            #[inline(always)]
+            fn to_i16(self, x: F) -> [i16; LANES] {
+                avx512! { std::mem::transmute(_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x))) }
+            }
+            #[inline(always)]
+            unsafe fn powers(self, exponents: *const u8) -> F {
+                avx512! {
+                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(exponents.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<23>(bytes))
+                }
+            }
+
+            #[inline(always)]
             fn splat(self, x: f32) -> F {
                 avx512! { _mm512_set1_ps(x) }
             }
@@ -249,6 +265,12 @@ simd! { Avx512:
         // SAFETY: the proof, and the caller's contract.
         unsafe { dot_words(sum, weights, x) }
     }
+    #[inline(always)]
+    fn dot_i16(self, sum: __m512i, weights: __m512i, pair: u32) -> __m512i {
+        avx512! {
+            _mm512_add_epi32(sum, _mm512_madd_epi16(weights, _mm512_set1_epi32(pair.cast_signed())))
+        }
+    }
 }
 
 simd! { Avx512Vnni:
@@ -263,6 +285,10 @@ simd! { Avx512Vnni:
         avx512! {
             _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(weights.cast()), _mm512_set1_epi32(x.cast_signed()))
         }
+    }
+    #[inline(always)]
+    fn dot_i16(self, sum: __m512i, weights: __m512i, pair: u32) -> __m512i {
+        avx512! { _mm512_dpwssd_epi32(sum, weights, _mm512_set1_epi32(pair.cast_signed())) }
     }
 }
 
@@ -280,5 +306,11 @@ simd! { Avx512Bf16:
     unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
         // SAFETY: the proof, and the caller's contract.
         unsafe { dot_words(sum, weights, x) }
+    }
+    #[inline(always)]
+    fn dot_i16(self, sum: __m512i, weights: __m512i, pair: u32) -> __m512i {
+        avx512! {
+            _mm512_add_epi32(sum, _mm512_madd_epi16(weights, _mm512_set1_epi32(pair.cast_signed())))
+        }
     }
 }

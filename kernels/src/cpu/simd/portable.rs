@@ -110,6 +110,30 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i(self, from: *const u16) -> [i32; LANES] {
+        // SAFETY: the caller's contract.
+        unsafe { from.cast::<[i32; LANES]>().read_unaligned() }
+    }
+    #[inline(always)]
+    fn dot_i16(self, sum: [i32; LANES], weights: [i32; LANES], pair: u32) -> [i32; LANES] {
+        let halves = |x: i32| (i32::from(x as i16), x >> 16);
+        let (even, odd) = halves(pair.cast_signed());
+        std::array::from_fn(|lane| {
+            let (w_even, w_odd) = halves(weights[lane]);
+            sum[lane].wrapping_add(w_even * even).wrapping_add(w_odd * odd)
+        })
+    }
+    #[inline(always)]
+    fn to_i16(self, x: F) -> [i16; LANES] {
+        self.round(x).map(|x| x as i16)
+    }
+    #[inline(always)]
+    unsafe fn powers(self, exponents: *const u8) -> F {
+        // SAFETY: the caller's contract.
+        each(|i| f32::from_bits(u32::from(unsafe { *exponents.add(i) }) << 23))
+    }
+
+    #[inline(always)]
     fn prefetch(self, _: *const u8) {}
 
     #[inline(always)]
