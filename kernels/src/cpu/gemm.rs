@@ -112,13 +112,11 @@ fn linear_with(
     let out = Shared::new(out);
     let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out, thread: 0 };
     match &matrix.data {
-        Elements::Stored(Stored::F32(data)) => work.run::<Widened<F32>>(path, pool, data, &[]),
-        Elements::Stored(Stored::F16(data)) => work.run::<Widened<F16>>(path, pool, data, &[]),
-        Elements::Stored(Stored::Bf16(data)) if dots => work.run::<Dots>(path, pool, data, &[]),
-        Elements::Stored(Stored::Bf16(data)) => work.run::<Widened<Bf16>>(path, pool, data, &[]),
-        Elements::BlockFloats(data) => {
-            work.run::<Spans>(path, pool, data.numbers_of_panels(), data.exponents())
-        }
+        Elements::Stored(Stored::F32(data)) => work.run::<Widened<F32>>(path, pool, data),
+        Elements::Stored(Stored::F16(data)) => work.run::<Widened<F16>>(path, pool, data),
+        Elements::Stored(Stored::Bf16(data)) if dots => work.run::<Dots>(path, pool, data),
+        Elements::Stored(Stored::Bf16(data)) => work.run::<Widened<Bf16>>(path, pool, data),
+        Elements::BlockFloats(data) => work.run::<Spans>(path, pool, data.data()),
     }
 }
 
@@ -148,15 +146,9 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn run<W: Way>(
-        &self,
-        path: Path,
-        pool: &mut ThreadPool,
-        steps: &[W::Raw],
-        exponents: &[u8],
-    ) -> Result<(), DeviceError> {
+    fn run<W: Way>(&self, path: Path, pool: &mut ThreadPool, elements: &[W::Raw]) -> Result<(), DeviceError> {
         let panels = self.matrix.panels();
-        let data = Data { steps, exponents, of_panel: self.matrix.steps() };
+        let data = Data { elements, steps: self.matrix.steps() };
         // Some tasks for each thread even out their ends.
         let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
@@ -199,8 +191,8 @@ impl Work<'_> {
         // SAFETY: parts of the door, by the contract.
         unsafe {
             let tile = self.door.as_ptr().add(row * 2 * steps).cast_const();
-            let factors = tile.add((steps + step / SPAN_STEPS) * R);
-            Inputs { values: tile.add(W::WORDS_OF_TWO * step * R), factors }
+            let powers = tile.add((steps + step / SPAN_STEPS) * R);
+            Inputs { values: tile.add(W::WORDS_OF_TWO * step * R), powers }
         }
     }
 

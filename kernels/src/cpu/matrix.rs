@@ -113,7 +113,7 @@ impl Matrix {
             }
             Form::BlockFloats => {
                 let data = Buffer::mapped(file, from, len, WHAT)?;
-                Elements::BlockFloats(BlockFloats::new(data, panels, inputs))
+                Elements::BlockFloats(BlockFloats::new(data))
             }
         };
         Ok(Self { outputs, inputs, paired, data })

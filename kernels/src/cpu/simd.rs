@@ -114,7 +114,11 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_i(self, from: *const u16) -> Self::I;
     /// `sum + weights[lane][0] * pair[0] + weights[lane][1] * pair[1]` of i16, exactly, but for wrapping around. `pair` holds
     /// its first in the low half.
-    fn dot_i16(self, sum: Self::I, weights: Self::I, pair: u32) -> Self::I;
+    ///
+    /// # Safety
+    ///
+    /// `pair` is readable.
+    unsafe fn dot_i16(self, sum: Self::I, weights: Self::I, pair: *const u32) -> Self::I;
     /// The nearest integers, ties to even, of numbers in -32768 ..= 32767; others come to anything.
     fn to_i16(self, x: Self::F) -> [i16; LANES];
     /// f32 with sixteen bytes as their exponents, and nothing else.

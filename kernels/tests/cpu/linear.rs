@@ -3,13 +3,26 @@
 use tutti_kernels::cpu::CpuDevice;
 use tutti_kernels::{Device, HostMatrix, Norm, Quantize, WeightType};
 
-use crate::support::{Random, assert_near, bits, bytes, devices, matrix, stored, tensor};
+use crate::support::{Random, assert_near, bits, bytes, devices, in_spans, matrix, stored, tensor};
 
 const TYPES: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::Bf16];
 
-/// Activations meet bfloat16 weights as bfloat16.
-fn at_the_door(dtype: WeightType, x: f32) -> f32 {
-    if dtype == WeightType::Bf16 { stored(dtype, x) } else { x }
+/// What products are of: weights of a row as they are kept, and activations as they meet them. Of bfloat16, in spans that
+/// share an exponent, or pair by pair where the path has an instruction for that.
+fn operands(path: &str, dtype: WeightType, weights: &[f32], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let kept: Vec<f32> = weights.iter().map(|&w| stored(dtype, w)).collect();
+    let widened = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect();
+    match dtype {
+        WeightType::Bf16 if path.starts_with("avx512-bf16") => {
+            (widened(&kept), x.iter().map(|&x| f64::from(stored(dtype, x))).collect())
+        }
+        WeightType::Bf16 => (in_spans(&kept, 12), in_spans(x, 13)),
+        WeightType::F32 | WeightType::F16 => (widened(&kept), widened(x)),
+    }
+}
+
+fn dot(x: &[f64], w: &[f64]) -> f64 {
+    x.iter().zip(w).map(|(x, w)| x * w).sum()
 }
 
 fn product(
@@ -31,24 +44,97 @@ fn product(
 fn products_are_those_of_double_precision() {
     for (name, mut device) in devices("products") {
         let mut random = Random::new(1);
-        for (rows, inputs, outputs) in [(1, 64, 48), (3, 1, 1), (2, 7, 17), (13, 130, 100), (40, 96, 64)] {
+        let shapes = [(1, 64, 48), (3, 1, 1), (2, 7, 17), (13, 130, 100), (40, 96, 64), (17, 1300, 20)];
+        for (rows, inputs, outputs) in shapes {
             for dtype in TYPES {
                 let weights = random.normals(outputs * inputs, 0.5);
                 let x = random.normals(rows * inputs, 1.0);
-                let want: Vec<f64> = (0..rows * outputs)
-                    .map(|i| {
-                        let (x, w) = (
-                            &x[i / outputs * inputs..][..inputs],
-                            &weights[i % outputs * inputs..][..inputs],
-                        );
-                        x.iter()
-                            .zip(w)
-                            .map(|(&x, &w)| f64::from(at_the_door(dtype, x)) * f64::from(stored(dtype, w)))
-                            .sum()
-                    })
-                    .collect();
+                let mut want = Vec::new();
+                for x in x.chunks(inputs) {
+                    for w in weights.chunks(inputs) {
+                        let (w, x) = operands(&name, dtype, w, x);
+                        want.push(dot(&x, &w));
+                    }
+                }
                 let got = product(&mut device, dtype, outputs, &weights, &x);
                 assert_near(&format!("{name} {dtype:?} {rows}x{inputs}x{outputs}"), &got, &want, 2e-6);
+            }
+        }
+    }
+}
+
+/// Spans that share an exponent stay closer to f32 than activations in bfloat16 would, even where one of them is far larger
+/// than the others.
+#[test]
+fn bf16_products_stray_less_than_bf16_activations_would() {
+    let (inputs, outputs) = (512, 64);
+    for (name, mut device) in devices("straying") {
+        if name.starts_with("avx512-bf16") {
+            continue;
+        }
+        let mut random = Random::new(9);
+        for outlier in [1.0, 50.3, 1003.7] {
+            let weights = random.normals(outputs * inputs, 0.5);
+            let mut x = random.normals(inputs, 1.0);
+            x.iter_mut().step_by(100).for_each(|x| *x *= outlier);
+            let kept: Vec<f64> = weights.iter().map(|&w| f64::from(stored(WeightType::Bf16, w))).collect();
+            let want = |x: &[f64]| kept.chunks(inputs).map(|w| dot(x, w)).collect::<Vec<_>>();
+            let exact = want(&x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+            let rounded =
+                want(&x.iter().map(|&x| f64::from(stored(WeightType::Bf16, x))).collect::<Vec<_>>());
+            let got = product(&mut device, WeightType::Bf16, outputs, &weights, &x);
+            let off = |y: &mut dyn Iterator<Item = f64>| -> f64 {
+                y.zip(&exact).map(|(y, exact)| (y - exact).powi(2)).sum::<f64>().sqrt()
+            };
+            let (spans, bf16) = (off(&mut got.iter().map(|&y| f64::from(y))), off(&mut rounded.into_iter()));
+            assert!(
+                spans < bf16 / 2.0,
+                "{name}, outliers of {outlier}: off by {spans:e}, in bfloat16 {bf16:e}"
+            );
+        }
+    }
+}
+
+/// The largest sums that a span can have.
+#[test]
+fn bf16_sums_do_not_overflow() {
+    let (inputs, outputs) = (200, 16);
+    for (name, mut device) in devices("largest sums") {
+        for (sign, exponent) in [(1.0, 0), (-1.0, 0), (1.0, -40), (-1.0, 50)] {
+            // 1.1111111 in binary, and what rounds up to 2.
+            let scale = 2f32.powi(exponent);
+            let weights = vec![255.0 / 128.0 * scale; outputs * inputs];
+            let x = vec![1.999_999_9 * sign; inputs];
+            let got = product(&mut device, WeightType::Bf16, outputs, &weights, &x);
+            let want = f64::from(255.0 / 128.0 * scale) * 2.0 * f64::from(sign) * inputs as f64;
+            assert_near(&name, &got, &vec![want; outputs], 2e-6);
+        }
+    }
+}
+
+/// What is not finite makes its own row, or its own output, not finite, and no other; the rest of a matrix of tiny numbers
+/// is what it was.
+#[test]
+fn what_is_not_finite_stays_where_it_belongs() {
+    let (rows, inputs, outputs) = (7, 150, 40);
+    for (name, mut device) in devices("not finite") {
+        let mut random = Random::new(10);
+        for dtype in TYPES {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let (mut weights, mut x) =
+                    (vec![0.25; outputs * inputs], random.normals(rows * inputs, 1e-3));
+                let clean = product(&mut device, dtype, outputs, &weights, &x);
+                (weights[11 * inputs + 70], x[3 * inputs + 149]) = (bad, bad);
+                let got = product(&mut device, dtype, outputs, &weights, &x);
+                for (i, (got, clean)) in got.iter().zip(&clean).enumerate() {
+                    let (row, output) = (i / outputs, i % outputs);
+                    let what = format!("{name} {dtype:?}, {bad}: row {row}, output {output} is {got}");
+                    if row == 3 || output == 11 {
+                        assert!(!got.is_finite(), "{what}");
+                    } else {
+                        assert_eq!(got, clean, "{what}");
+                    }
+                }
             }
         }
     }
@@ -94,7 +180,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     }
 }
 
-/// bfloat16 products are exact, so every path but the one with dot-product instructions rounds alike.
+/// Sums of spans are exact, so every path but the one with dot products of bfloat16 rounds alike.
 #[test]
 fn bf16_has_the_same_bits_on_every_path() {
     let mut random = Random::new(3);

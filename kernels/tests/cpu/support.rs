@@ -59,6 +59,17 @@ pub fn stored(dtype: WeightType, x: f32) -> f32 {
     }
 }
 
+/// What is left of numbers as integers that share an exponent: those of a span of sixty-four, of which the largest
+/// magnitude has `bits`.
+pub fn in_spans(x: &[f32], bits: i32) -> Vec<f64> {
+    let span = |span: &[f32]| {
+        let largest = span.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
+        let unit = if largest == 0.0 { 1.0 } else { 2f64.powi(largest.log2().floor() as i32 + 1 - bits) };
+        span.iter().map(|x| (f64::from(*x) / unit).round_ties_even() * unit).collect::<Vec<_>>()
+    };
+    x.chunks(64).flat_map(span).collect()
+}
+
 /// Little-endian bytes of the values as `dtype`.
 pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
     let element = |&x: &f32| -> Vec<u8> {

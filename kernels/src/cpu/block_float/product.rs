@@ -1,59 +1,105 @@
 //! The innermost loop: a tile of `R` rows by `P` panels, span by span.
 
+use std::hint::black_box;
+
 use super::super::format::STEP;
 use super::super::simd::{LANES, Simd};
-use super::SPAN_STEPS;
+use super::{SPAN_STEPS, STRETCH_STEPS};
 
-/// What a tile and a panel are to be multiplied by, from the span on that a product begins with.
+/// Where a tile's inputs lie, from the stretch on that a product begins with.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Factors<const P: usize> {
+pub(in super::super) struct Inputs {
+    /// Pairs: of row `r` in step `i` at `i * R + r`.
+    pub(in super::super) pairs: *const u32,
     /// `[spans, R]`.
-    pub(in super::super) x: *const f32,
-    /// Exponents: `[spans, 16]` each.
-    pub(in super::super) panels: [*const u8; P],
+    pub(in super::super) powers: *const f32,
 }
 
 /// `sums` with, to each `[r][p]`, sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs, which begin with
-/// a span. `x` holds pairs, row `r` of step `i` at `i * R + r`. In each step `ask(p, step)` asks for what will be wanted
-/// later.
+/// a stretch. For each line of each panel, `ask(p, line)` asks for what will be wanted later.
 ///
 /// # Safety
 ///
-/// `x` is readable for `R * steps` pairs, every panel for `steps` steps, and the factors for as many spans.
+/// `x` is readable for `R * steps` pairs and the powers of as many spans, every panel for [`lines`] of so many steps.
 #[inline(always)]
 pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usize>(
     s: S,
     mut sums: [[S::F; P]; R],
-    x: *const u32,
+    x: Inputs,
     panels: [*const u16; P],
-    factors: Factors<P>,
     steps: usize,
     ask: impl Fn(usize, usize),
 ) -> [[S::F; P]; R] {
-    for (span, first) in (0..steps).step_by(SPAN_STEPS).enumerate() {
-        let mut dots = [[s.splat_i(0); P]; R];
-        for step in first..steps.min(first + SPAN_STEPS) {
-            (0..P).for_each(|p| ask(p, step));
+    // Registers hold the sums of a span. Those of all spans are better off in memory, so the compiler is told that it has
+    // to leave them there.
+    let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
+    let Inputs { mut pairs, mut powers } = x;
+    let (mut line, mut left) = (0, steps);
+    while left > 0 {
+        let exponents = line;
+        (0..P).for_each(|p| ask(p, exponents));
+        line += 1;
+        for span in 0..STRETCH_STEPS / SPAN_STEPS {
+            let count = left.min(SPAN_STEPS);
+            // SAFETY: the caller's contract.
+            let dots = unsafe { span_of::<S, R, P>(s, pairs, panels, line, count, &ask) };
             for p in 0..P {
-                // SAFETY: the caller's contract.
-                let weights = unsafe { s.load_i(panels[p].add(step * STEP)) };
-                for (r, dots) in dots.iter_mut().enumerate() {
-                    // SAFETY: the caller's contract.
-                    let pair = unsafe { *x.add(step * R + r) };
-                    dots[p] = s.dot_i16(dots[p], weights, pair);
+                // SAFETY: the caller's contract: the line of exponents, and the powers of a span.
+                unsafe {
+                    let of_panel = s.powers(panels[p].add(exponents * STEP).cast::<u8>().add(span * LANES));
+                    for (r, dots) in dots.iter().enumerate() {
+                        let sum = rest.add(r * P + p);
+                        let power = s.mul(of_panel, s.splat(*powers.add(r)));
+                        // Powers of two change no digits: fused or not is the same.
+                        *sum = s.fma(s.floats(dots[p]), power, *sum);
+                    }
                 }
             }
-        }
-        for p in 0..P {
-            // SAFETY: the caller's contract.
-            let of_panel = unsafe { s.powers(factors.panels[p].add(span * LANES)) };
-            for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller's contract.
-                let of_row = s.splat(unsafe { *factors.x.add(span * R + r) });
-                // The product of powers of two is exact, and so is that with a sum: fused or not is the same.
-                sums[p] = s.fma(s.floats(dots[r][p]), s.mul(of_panel, of_row), sums[p]);
+            left -= count;
+            if left == 0 {
+                break;
             }
+            line += SPAN_STEPS;
+            (pairs, powers) = (pairs.wrapping_add(SPAN_STEPS * R), powers.wrapping_add(R));
         }
     }
     sums
+}
+
+/// Steps that are written out one after the other.
+const UNROLLED: usize = 4;
+
+/// `dots[r][p]`: sixteen lanes of a span of `count` steps, from line `first` of the panels on.
+///
+/// # Safety
+///
+/// `pairs` is readable for `R * count` pairs, and every panel for so many lines.
+#[inline(always)]
+unsafe fn span_of<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    pairs: *const u32,
+    panels: [*const u16; P],
+    first: usize,
+    count: usize,
+    ask: &impl Fn(usize, usize),
+) -> [[S::I; P]; R] {
+    let mut dots = [[s.splat_i(0); P]; R];
+    let mut next = |step: usize| {
+        for p in 0..P {
+            ask(p, first + step);
+            // SAFETY: the caller's contract.
+            let weights = unsafe { s.load_i(panels[p].add((first + step) * STEP)) };
+            for (r, dots) in dots.iter_mut().enumerate() {
+                // SAFETY: the caller's contract.
+                dots[p] = unsafe { s.dot_i16(dots[p], weights, pairs.add(step * R + r)) };
+            }
+        }
+    };
+    let mut step = 0;
+    while step + UNROLLED <= count {
+        (0..UNROLLED).for_each(|later| next(step + later));
+        step += UNROLLED;
+    }
+    (step..count).for_each(next);
+    dots
 }

@@ -4,15 +4,17 @@
 //! block that comes next. Their sums rest between blocks, so that the chain of each output is what it would be without
 //! blocks: all inputs in their order.
 
+use super::super::block_float::STRETCH_STEPS;
 use super::super::format::STEP;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
 use super::Work;
-use super::way::{Data, Panels, Way};
+use super::way::{Data, Way};
 
 /// Steps of a block. Longer than the first-level cache would have it: weights and inputs stream well from the second,
 /// and every block's end costs each tile a pause.
 const BLOCK_STEPS: usize = 512;
+const _: () = assert!(BLOCK_STEPS.is_multiple_of(STRETCH_STEPS));
 /// Rows of a band, at most: their inputs of a block, in f32, stay in the second-level cache.
 const BAND_ROWS: usize = 48;
 /// Panels of a task, at most: for each of them a band's sums are kept.
@@ -24,7 +26,7 @@ pub(super) const SUMS: usize = TASK_PANELS * BAND_ROWS * LANES;
 /// Some panels by some tiles of rows.
 pub(super) struct Blocked<'a, W: Way> {
     pub(super) work: Work<'a>,
-    pub(super) data: Data<'a, W::Raw>,
+    pub(super) data: Data<'a, W>,
     /// At most [`TASK_PANELS`].
     pub(super) panels: (usize, usize),
     pub(super) tiles: (usize, usize),
@@ -49,7 +51,7 @@ impl<W: Way> Op for Blocked<'_, W> {
             for block in (0..steps).step_by(BLOCK_STEPS) {
                 for panel in panels.0..panels.1 {
                     let length = BLOCK_STEPS.min(steps - block);
-                    let weights = data.panels(panel, block, length);
+                    let weights = data.steps(panel, block, length);
                     let next = if panel + 1 < panels.1 {
                         (panel + 1, block)
                     } else if block + BLOCK_STEPS < steps {
@@ -60,13 +62,11 @@ impl<W: Way> Op for Blocked<'_, W> {
                         // The thread's next task, as a rule.
                         (panels.1, 0)
                     };
-                    let next =
-                        data.steps.as_ptr().wrapping_add((next.0 * steps + next.1) * STEP).cast::<u8>();
+                    let next = data.address(next.0, next.1);
                     let sums = &mut sums[of_panel(panel)..];
                     for tile in first..last {
                         let (row, rows) = tiling.tile(tile);
-                        let bytes = length * STEP * size_of::<W::Raw>();
-                        let next = share(next, bytes, length, (tile - first, last - first));
+                        let next = share::<W>(next, length, (tile - first, last - first));
                         let sums = &mut sums[(row - first_row) * LANES..][..rows * LANES];
                         for_tile!(
                             S,
@@ -94,10 +94,12 @@ fn band_end(tiling: Tiling, first: usize, end: usize) -> usize {
     (first + 1..end).find(|&tile| !fits(tile)).unwrap_or(end)
 }
 
-/// What tile `index` of so many asks for of the next block, which is as large as this one: its start, and bytes a step.
+/// What tile `index` of so many asks for of the next block, which is as long as this one: its start, and bytes a line.
 #[inline(always)]
-fn share(next: *const u8, bytes: usize, steps: usize, (index, tiles): (usize, usize)) -> (*const u8, usize) {
-    (next.wrapping_add(index * bytes / tiles), bytes.div_ceil(tiles * steps))
+fn share<W: Way>(next: *const u8, steps: usize, (index, tiles): (usize, usize)) -> (*const u8, usize) {
+    let lines = W::lines(steps);
+    let bytes = lines * STEP * size_of::<W::Raw>();
+    (next.wrapping_add(index * bytes / tiles), bytes.div_ceil(tiles * lines))
 }
 
 /// A tile of `R` rows meets a block of one panel. `_P` is of no use: several tiles are never so low that one panel does
@@ -109,7 +111,7 @@ struct Tile<'a, W: Way, const R: usize, const _P: usize> {
     block: usize,
     length: usize,
     /// The block's.
-    weights: Panels<W::Raw, 1>,
+    weights: *const W::Raw,
     /// Where to ask for what comes next, and bytes a step.
     next: (*const u8, usize),
     /// `[R, 16]`.
@@ -123,7 +125,7 @@ impl<W: Way, const R: usize, const _P: usize> Op for Tile<'_, W, R, _P> {
         let Self { work, row, block, length, weights, next, sums: rest } = self;
         assert!(rest.len() == R * LANES);
         let rest = rest.as_mut_ptr();
-        let ask = |_, step: usize| s.prefetch(next.0.wrapping_add(step * next.1));
+        let ask = |_, line: usize| s.prefetch(next.0.wrapping_add(line * next.1));
         // SAFETY: the door was filled before and nobody writes to it now; `rest` is long enough by the assertion.
         unsafe {
             let mut sums = [[s.splat(0.0); 1]; R];
@@ -131,7 +133,7 @@ impl<W: Way, const R: usize, const _P: usize> Op for Tile<'_, W, R, _P> {
                 sum[0] = s.load(rest.add(r * LANES));
             }
             let x = work.inputs::<W, R>(row, block);
-            let sums = W::multiply::<S, R, 1>(s, sums, x, weights, length, ask);
+            let sums = W::multiply::<S, R, 1>(s, sums, x, [weights], length, ask);
             for (r, sum) in sums.iter().enumerate() {
                 s.store(rest.add(r * LANES), sum[0]);
             }

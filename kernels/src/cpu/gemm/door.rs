@@ -119,7 +119,7 @@ fn lay_out_spans<S: Simd, const R: usize>(
     for (index, (to, factors)) in to.chunks_mut(SPAN_STEPS * R).zip(factors.chunks_exact_mut(R)).enumerate() {
         let from = first + index * SPAN;
         for (r, (row, factor)) in rows.iter().zip(factors).enumerate() {
-            let (numbers, power) = span(s, [row.load(s, from), row.load(s, from + LANES)]);
+            let (numbers, power) = span(s, std::array::from_fn(|i| row.load(s, from + i * LANES)));
             *factor = power;
             for (to, pair) in to.chunks_exact_mut(R).zip(numbers.as_chunks::<2>().0) {
                 let [even, odd] = pair.map(|x| u32::from(x.cast_unsigned()));

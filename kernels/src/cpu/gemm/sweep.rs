@@ -6,14 +6,14 @@ use super::super::tile::{for_tile, prefetch};
 use super::Work;
 use super::way::{Data, Way};
 
-/// Steps that weights are asked for ahead of their use.
+/// Lines that weights are asked for ahead of their use.
 const AHEAD: usize = 24;
 
 /// Some panels by all rows, which are one tile.
 #[derive(Clone, Copy)]
 pub(super) struct Sweep<'a, W: Way> {
     pub(super) work: Work<'a>,
-    pub(super) data: Data<'a, W::Raw>,
+    pub(super) data: Data<'a, W>,
     pub(super) panels: (usize, usize),
 }
 
@@ -49,13 +49,17 @@ impl<W: Way> Sweep<'_, W> {
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, panel: usize) {
         let steps = self.work.matrix.steps();
-        let panels = self.data.panels::<P>(panel, 0, steps);
-        // What is needed some steps later: of these panels or, at their end, of the `P` after them, where the machine's
+        let lines = W::lines(steps);
+        let mut panels = [self.data.elements.as_ptr(); P];
+        for (p, at) in panels.iter_mut().enumerate() {
+            *at = self.data.steps(panel + p, 0, steps);
+        }
+        // What is needed some lines later: of these panels or, at their end, of the `P` after them, where the machine's
         // own prefetching would have to find its streams anew.
-        let ask = |p: usize, step: usize| {
-            let ahead = step + AHEAD;
-            let ahead = if ahead < steps { ahead } else { ahead + (P - 1) * steps };
-            prefetch(s, panels.steps[p].wrapping_add(ahead * STEP), STEP);
+        let ask = |p: usize, line: usize| {
+            let ahead = line + AHEAD;
+            let ahead = if ahead < lines { ahead } else { ahead + (P - 1) * lines };
+            prefetch(s, panels[p].wrapping_add(ahead * STEP), STEP);
         };
         let zeros = [[s.splat(0.0); P]; R];
         // SAFETY: the door holds `2 * steps` inputs of every row, tile by tile, and was filled before; nobody writes

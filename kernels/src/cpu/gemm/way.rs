@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::super::block_float::{self, Factors, SPAN_STEPS};
+use super::super::block_float;
 use super::super::format::{Format, STEP};
 use super::super::isa::Path;
 use super::super::memory::Element;
-use super::super::simd::{LANES, Op, Simd};
+use super::super::simd::{Op, Simd};
 use super::super::tile::{Rows, dot_product_on, product_on};
 
 /// How activations lie at the door.
@@ -29,11 +29,17 @@ pub(super) trait Way: Copy + Send + Sync + 'static {
     /// Words that each input of a row takes at the door, twice.
     const WORDS_OF_TWO: usize;
 
+    /// Lines of [`STEP`] elements that so many steps take; those before a step that is the first of a block.
+    #[inline(always)]
+    fn lines(steps: usize) -> usize {
+        steps
+    }
+
     /// Runs `op` with all instructions that the way needs.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 
-    /// `sums` with, to each `[r][p]`, sixteen lanes of a tile's rows by a panel over `2 * steps` inputs. In each step
-    /// `ask(p, step)` asks for what will be wanted later.
+    /// `sums` with, to each `[r][p]`, sixteen lanes of a tile's rows by a panel over `2 * steps` inputs. For each
+    /// line of each panel, `ask(p, line)` asks for what will be wanted later.
     ///
     /// # Safety
     ///
@@ -42,7 +48,7 @@ pub(super) trait Way: Copy + Send + Sync + 'static {
         s: S,
         sums: [[S::F; P]; R],
         x: Inputs,
-        panels: Panels<Self::Raw, P>,
+        panels: [*const Self::Raw; P],
         steps: usize,
         ask: impl Fn(usize, usize),
     ) -> [[S::F; P]; R];
@@ -53,38 +59,30 @@ pub(super) trait Way: Copy + Send + Sync + 'static {
 pub(super) struct Inputs {
     pub(super) values: *const f32,
     /// Of spans.
-    pub(super) factors: *const f32,
+    pub(super) powers: *const f32,
 }
 
-/// Where panels begin.
+/// The elements of a matrix: panels of lines.
 #[derive(Clone, Copy)]
-pub(super) struct Panels<T, const P: usize> {
-    pub(super) steps: [*const T; P],
-    /// Of spans.
-    pub(super) exponents: [*const u8; P],
-}
-
-/// The elements of a matrix.
-#[derive(Clone, Copy)]
-pub(super) struct Data<'a, T> {
-    pub(super) steps: &'a [T],
-    /// Of spans; empty elsewhere.
-    pub(super) exponents: &'a [u8],
+pub(super) struct Data<'a, W: Way> {
+    pub(super) elements: &'a [W::Raw],
     /// Steps of a panel.
-    pub(super) of_panel: usize,
+    pub(super) steps: usize,
 }
 
-impl<T> Data<'_, T> {
-    /// `count` steps of each of `P` panels from `panel` on, from step `first` on, which is a span's first.
+impl<W: Way> Data<'_, W> {
+    /// Where step `first` of a panel is, from which on there are `count`.
     #[inline(always)]
-    pub(super) fn panels<const P: usize>(&self, panel: usize, first: usize, count: usize) -> Panels<T, P> {
-        let (mut steps, mut exponents) = ([self.steps.as_ptr(); P], [self.exponents.as_ptr(); P]);
-        let of_panel = self.of_panel.div_ceil(SPAN_STEPS) * LANES;
-        for p in 0..P {
-            steps[p] = self.steps[((panel + p) * self.of_panel + first) * STEP..][..count * STEP].as_ptr();
-            exponents[p] = exponents[p].wrapping_add((panel + p) * of_panel + first / SPAN_STEPS * LANES);
-        }
-        Panels { steps, exponents }
+    pub(super) fn steps(&self, panel: usize, first: usize, count: usize) -> *const W::Raw {
+        let line = panel * W::lines(self.steps) + W::lines(first);
+        self.elements[line * STEP..][..W::lines(count) * STEP].as_ptr()
+    }
+
+    /// The same, as an address to ask for, wherever that is.
+    #[inline(always)]
+    pub(super) fn address(&self, panel: usize, first: usize) -> *const u8 {
+        let line = panel * W::lines(self.steps) + W::lines(first);
+        self.elements.as_ptr().wrapping_add(line * STEP).cast()
     }
 }
 
@@ -105,13 +103,13 @@ impl<W: Format> Way for Widened<W> {
         s: S,
         sums: [[S::F; P]; R],
         x: Inputs,
-        panels: Panels<W::Raw, P>,
+        panels: [*const W::Raw; P],
         steps: usize,
         ask: impl Fn(usize, usize),
     ) -> [[S::F; P]; R] {
         let x = Rows { start: x.values, row_stride: 1, input_stride: R };
         // SAFETY: the caller's contract.
-        unsafe { product_on::<S, W, R, P>(s, sums, x, panels.steps, steps, ask) }
+        unsafe { product_on::<S, W, R, P>(s, sums, x, panels, steps, ask) }
     }
 }
 
@@ -132,12 +130,12 @@ impl Way for Dots {
         s: S,
         sums: [[S::F; P]; R],
         x: Inputs,
-        panels: Panels<u16, P>,
+        panels: [*const u16; P],
         steps: usize,
         ask: impl Fn(usize, usize),
     ) -> [[S::F; P]; R] {
         // SAFETY: the caller's contract.
-        unsafe { dot_product_on::<S, R, P>(s, sums, x.values.cast(), panels.steps, steps, ask) }
+        unsafe { dot_product_on::<S, R, P>(s, sums, x.values.cast(), panels, steps, ask) }
     }
 }
 
@@ -150,6 +148,10 @@ impl Way for Spans {
     const WORDS_OF_TWO: usize = 1;
 
     #[inline(always)]
+    fn lines(steps: usize) -> usize {
+        block_float::lines(steps)
+    }
+    #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
         path.run_int8(op)
     }
@@ -158,13 +160,12 @@ impl Way for Spans {
         s: S,
         sums: [[S::F; P]; R],
         x: Inputs,
-        panels: Panels<u16, P>,
+        panels: [*const u16; P],
         steps: usize,
         ask: impl Fn(usize, usize),
     ) -> [[S::F; P]; R] {
-        let factors = Factors { x: x.factors, panels: panels.exponents };
-        let x = x.values.cast();
+        let x = block_float::Inputs { pairs: x.values.cast(), powers: x.powers };
         // SAFETY: the caller's contract.
-        unsafe { block_float::product_on::<S, R, P>(s, sums, x, panels.steps, factors, steps, ask) }
+        unsafe { block_float::product_on::<S, R, P>(s, sums, x, panels, steps, ask) }
     }
 }

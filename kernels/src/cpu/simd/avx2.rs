@@ -52,6 +52,40 @@ fn apart(mut from: *const u16) -> *const u16 {
     from
 }
 
+/// [`Simd::dot_i16`], written out: the compiler would add up the products of several steps before it adds them to the sums,
+/// or load the pairs of several rows at once, and has no registers for either.
+///
+/// # Safety
+///
+/// The machine has AVX2, and `pair` is readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_products(
+    [mut low, mut high]: [__m256i; 2],
+    weights: [__m256i; 2],
+    pair: *const u32,
+) -> [__m256i; 2] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "vpbroadcastd {x}, dword ptr [{pair}]",
+            "vpmaddwd {product}, {w_low}, {x}",
+            "vpmaddwd {x}, {w_high}, {x}",
+            "vpaddd {low}, {low}, {product}",
+            "vpaddd {high}, {high}, {x}",
+            low = inout(ymm_reg) low,
+            high = inout(ymm_reg) high,
+            w_low = in(ymm_reg) weights[0],
+            w_high = in(ymm_reg) weights[1],
+            pair = in(reg) pair,
+            x = out(ymm_reg) _,
+            product = out(ymm_reg) _,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    [low, high]
+}
+
 impl Avx2 {
     /// [`Simd::round_to_bf16`] of half a block. (A closure would not be compiled with the path's instructions.)
     #[inline(always)]
@@ -183,14 +217,8 @@ impl Simd for Avx2 {
         avx2! { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(LANES).cast())] }
     }
     #[inline(always)]
-    fn dot_i16(self, sum: [__m256i; 2], weights: [__m256i; 2], pair: u32) -> [__m256i; 2] {
-        avx2! {
-            let x = _mm256_set1_epi32(pair.cast_signed());
-            [
-                _mm256_add_epi32(sum[0], _mm256_madd_epi16(weights[0], x)),
-                _mm256_add_epi32(sum[1], _mm256_madd_epi16(weights[1], x)),
-            ]
-        }
+    unsafe fn dot_i16(self, sum: [__m256i; 2], weights: [__m256i; 2], pair: *const u32) -> [__m256i; 2] {
+        avx2! { add_products(sum, weights, pair) }
     }
     #[inline(always)]
     fn to_i16(self, x: F) -> [i16; LANES] {

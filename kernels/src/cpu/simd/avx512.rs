@@ -266,9 +266,9 @@ simd! { Avx512:
         unsafe { dot_words(sum, weights, x) }
     }
     #[inline(always)]
-    fn dot_i16(self, sum: __m512i, weights: __m512i, pair: u32) -> __m512i {
+    unsafe fn dot_i16(self, sum: __m512i, weights: __m512i, pair: *const u32) -> __m512i {
         avx512! {
-            _mm512_add_epi32(sum, _mm512_madd_epi16(weights, _mm512_set1_epi32(pair.cast_signed())))
+            _mm512_add_epi32(sum, _mm512_madd_epi16(weights, _mm512_set1_epi32((*pair).cast_signed())))
         }
     }
 }
@@ -287,8 +287,8 @@ simd! { Avx512Vnni:
         }
     }
     #[inline(always)]
-    fn dot_i16(self, sum: __m512i, weights: __m512i, pair: u32) -> __m512i {
-        avx512! { _mm512_dpwssd_epi32(sum, weights, _mm512_set1_epi32(pair.cast_signed())) }
+    unsafe fn dot_i16(self, sum: __m512i, weights: __m512i, pair: *const u32) -> __m512i {
+        avx512! { _mm512_dpwssd_epi32(sum, weights, _mm512_set1_epi32((*pair).cast_signed())) }
     }
 }
 
@@ -308,9 +308,9 @@ simd! { Avx512Bf16:
         unsafe { dot_words(sum, weights, x) }
     }
     #[inline(always)]
-    fn dot_i16(self, sum: __m512i, weights: __m512i, pair: u32) -> __m512i {
+    unsafe fn dot_i16(self, sum: __m512i, weights: __m512i, pair: *const u32) -> __m512i {
         avx512! {
-            _mm512_add_epi32(sum, _mm512_madd_epi16(weights, _mm512_set1_epi32(pair.cast_signed())))
+            _mm512_add_epi32(sum, _mm512_madd_epi16(weights, _mm512_set1_epi32((*pair).cast_signed())))
         }
     }
 }

@@ -115,9 +115,10 @@ impl Simd for Portable {
         unsafe { from.cast::<[i32; LANES]>().read_unaligned() }
     }
     #[inline(always)]
-    fn dot_i16(self, sum: [i32; LANES], weights: [i32; LANES], pair: u32) -> [i32; LANES] {
+    unsafe fn dot_i16(self, sum: [i32; LANES], weights: [i32; LANES], pair: *const u32) -> [i32; LANES] {
         let halves = |x: i32| (i32::from(x as i16), x >> 16);
-        let (even, odd) = halves(pair.cast_signed());
+        // SAFETY: the caller's contract.
+        let (even, odd) = halves(unsafe { *pair }.cast_signed());
         std::array::from_fn(|lane| {
             let (w_even, w_odd) = halves(weights[lane]);
             sum[lane].wrapping_add(w_even * even).wrapping_add(w_odd * odd)
