@@ -84,22 +84,40 @@ unsafe fn span_of<S: Simd, const R: usize, const P: usize>(
     ask: &impl Fn(usize, usize),
 ) -> [[S::I; P]; R] {
     let mut dots = [[s.splat_i(0); P]; R];
-    let mut next = |step: usize| {
-        for p in 0..P {
-            ask(p, first + step);
-            // SAFETY: the caller's contract.
-            let weights = unsafe { s.load_i(panels[p].add((first + step) * STEP)) };
-            for (r, dots) in dots.iter_mut().enumerate() {
-                // SAFETY: the caller's contract.
-                dots[p] = unsafe { s.dot_i16(dots[p], weights, pairs.add(step * R + r)) };
-            }
-        }
-    };
     let mut step = 0;
     while step + UNROLLED <= count {
-        (0..UNROLLED).for_each(|later| next(step + later));
+        for later in step..step + UNROLLED {
+            // SAFETY: the caller's contract.
+            unsafe { add_step(s, &mut dots, pairs.add(later * R), panels, first + later, ask) };
+        }
         step += UNROLLED;
     }
-    (step..count).for_each(next);
+    for last in step..count {
+        // SAFETY: the caller's contract.
+        unsafe { add_step(s, &mut dots, pairs.add(last * R), panels, first + last, ask) };
+    }
     dots
+}
+
+/// # Safety
+///
+/// `pairs` is readable for `R` pairs, and every panel at this line.
+#[inline(always)]
+unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    dots: &mut [[S::I; P]; R],
+    pairs: *const u32,
+    panels: [*const u16; P],
+    line: usize,
+    ask: &impl Fn(usize, usize),
+) {
+    for (p, panel) in panels.iter().enumerate() {
+        ask(p, line);
+        // SAFETY: the caller's contract.
+        let weights = unsafe { s.load_i(panel.add(line * STEP)) };
+        for (r, dots) in dots.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            dots[p] = unsafe { s.dot_i16(dots[p], weights, pairs.add(r)) };
+        }
+    }
 }

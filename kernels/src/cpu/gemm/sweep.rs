@@ -6,8 +6,8 @@ use super::super::tile::{for_tile, prefetch};
 use super::Work;
 use super::way::{Data, Way};
 
-/// Lines that weights are asked for ahead of their use.
-const AHEAD: usize = 24;
+/// Lines of all panels together that are asked for ahead of their use.
+const AHEAD: usize = 96;
 
 /// Some panels by all rows, which are one tile.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ impl<W: Way> Sweep<'_, W> {
         // What is needed some lines later: of these panels or, at their end, of the `P` after them, where the machine's
         // own prefetching would have to find its streams anew.
         let ask = |p: usize, line: usize| {
-            let ahead = line + AHEAD;
+            let ahead = line + AHEAD / P;
             let ahead = if ahead < lines { ahead } else { ahead + (P - 1) * lines };
             prefetch(s, panels[p].wrapping_add(ahead * STEP), STEP);
         };
