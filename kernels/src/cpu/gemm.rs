@@ -202,7 +202,7 @@ impl Work<'_> {
         let (bias, add) = match self.store {
             Store::Set(bias) => (bias, false),
             Store::Add(bias) => (bias, true),
-            Store::Gated => return self.gate(s, row, panel, sum),
+            Store::Gated => return self.gate_or_wait(s, row, panel, sum),
             Store::Largest(leaders) => return self.note(s, leaders, row, panel, sum),
         };
         let (outputs, column) = (self.matrix.outputs, panel * LANES);
@@ -231,18 +231,32 @@ impl Work<'_> {
     /// Leaves gates where their results will be, until what they are for is there too: the panel after theirs, which the
     /// same task computes next.
     #[inline(always)]
-    fn gate<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
-        let (gates, column) = (self.matrix.outputs / 2, panel / 2 * LANES);
-        let width = LANES.min(gates - column);
-        // SAFETY: each (row, pair of panels) belongs to one task.
-        let out = unsafe { self.out.part(row * gates + column, width) };
+    fn gate_or_wait<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
+        let out = self.gated(row, panel / 2);
         if panel.is_multiple_of(2) {
             return s.store_some(out, sum);
         }
         let (mut gate, mut up) = ([0.0; LANES], [0.0; LANES]);
-        gate[..width].copy_from_slice(out);
+        gate[..out.len()].copy_from_slice(out);
         s.store_some(&mut up, sum);
-        s.call(SiluMul { gate: &gate[..width], up: &up[..width], out });
+        s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
+    }
+
+    /// Stores what comes of panel `pair` of gates and of the one after it. Unlike [`Self::finish`] it is no call of its own,
+    /// so that one row's exponentials are computed while the next one's begin.
+    #[inline(always)]
+    fn gate<S: Simd>(&self, s: S, row: usize, pair: usize, gate: &[f32; LANES], up: &[f32; LANES]) {
+        let out = self.gated(row, pair / 2);
+        SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out }.run(s);
+    }
+
+    /// The place of what becomes of a row and a pair of panels.
+    #[allow(clippy::mut_from_ref)] // As `Shared::part`.
+    #[inline(always)]
+    fn gated(&self, row: usize, pair: usize) -> &mut [f32] {
+        let (gates, column) = (self.matrix.outputs / 2, pair * LANES);
+        // SAFETY: each (row, pair of panels) belongs to one task, which holds one such slice at a time.
+        unsafe { self.out.part(row * gates + column, LANES.min(gates - column)) }
     }
 }
 

@@ -119,8 +119,9 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// `pair` is readable.
     unsafe fn dot_i16(self, sum: Self::I, weights: Self::I, pair: *const u32) -> Self::I;
-    /// The nearest integers, ties to even, of numbers in -32768 ..= 32767; others come to anything.
-    fn to_i16(self, x: Self::F) -> [i16; LANES];
+    /// The nearest integers, ties to even, of numbers in -32768 ..= 32767, two in a word as [`Self::dot_i16`] takes them;
+    /// others come to anything.
+    fn to_pairs(self, x: Self::F) -> [u32; LANES / 2];
     /// f32 with sixteen bytes as their exponents, and nothing else.
     ///
     /// # Safety

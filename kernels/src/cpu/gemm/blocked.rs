@@ -8,8 +8,8 @@ use super::super::block_float::STRETCH_STEPS;
 use super::super::format::STEP;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
-use super::Work;
 use super::way::{Data, Way};
+use super::{Store, Work};
 
 /// Steps of a block. Longer than the first-level cache would have it: weights and inputs stream well from the second,
 /// and every block's end costs each tile a pause.
@@ -76,10 +76,20 @@ impl<W: Way> Op for Blocked<'_, W> {
                     }
                 }
             }
-            for panel in panels.0..panels.1 {
-                let sums = sums[of_panel(panel)..].chunks_exact(LANES);
-                for (row, sum) in (first_row..end_row).zip(sums) {
-                    work.finish(s, row, panel, s.load_some(sum, 0.0));
+            if matches!(work.store, Store::Gated) {
+                for pair in (panels.0..panels.1).step_by(2) {
+                    let (gates, ups) = sums[of_panel(pair)..].split_at(BAND_ROWS * LANES);
+                    let sums = gates.as_chunks::<LANES>().0.iter().zip(ups.as_chunks::<LANES>().0);
+                    for (row, (gate, up)) in (first_row..end_row).zip(sums) {
+                        work.gate(s, row, pair, gate, up);
+                    }
+                }
+            } else {
+                for panel in panels.0..panels.1 {
+                    let sums = sums[of_panel(panel)..].chunks_exact(LANES);
+                    for (row, sum) in (first_row..end_row).zip(sums) {
+                        work.finish(s, row, panel, s.load_some(sum, 0.0));
+                    }
                 }
             }
             first = last;

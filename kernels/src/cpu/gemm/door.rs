@@ -119,11 +119,14 @@ fn lay_out_spans<S: Simd, const R: usize>(
     for (index, (to, factors)) in to.chunks_mut(SPAN_STEPS * R).zip(factors.chunks_exact_mut(R)).enumerate() {
         let from = first + index * SPAN;
         for (r, (row, factor)) in rows.iter().zip(factors).enumerate() {
-            let (numbers, power) = span(s, std::array::from_fn(|i| row.load(s, from + i * LANES)));
+            let mut x = [s.splat(0.0); SPAN / LANES];
+            for (block, x) in x.iter_mut().enumerate() {
+                *x = row.load(s, from + block * LANES);
+            }
+            let (pairs, power) = span(s, &x);
             *factor = power;
-            for (to, pair) in to.chunks_exact_mut(R).zip(numbers.as_chunks::<2>().0) {
-                let [even, odd] = pair.map(|x| u32::from(x.cast_unsigned()));
-                to[r] = f32::from_bits(even | odd << 16);
+            for (to, &pair) in to.chunks_exact_mut(R).zip(&pairs) {
+                to[r] = f32::from_bits(pair);
             }
         }
     }

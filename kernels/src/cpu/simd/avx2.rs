@@ -221,7 +221,7 @@ impl Simd for Avx2 {
         avx2! { add_products(sum, weights, pair) }
     }
     #[inline(always)]
-    fn to_i16(self, x: F) -> [i16; LANES] {
+    fn to_pairs(self, x: F) -> [u32; LANES / 2] {
         avx2! {
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
             // Packed half by half; this puts the lanes back in order.

@@ -136,7 +136,7 @@ macro_rules! simd {
                 avx512! { _mm512_loadu_si512(from.cast()) }
             }
             #[inline(always)]
-            fn to_i16(self, x: F) -> [i16; LANES] {
+            fn to_pairs(self, x: F) -> [u32; LANES / 2] {
                 avx512! { std::mem::transmute(_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x))) }
             }
             #[inline(always)]

@@ -125,8 +125,9 @@ impl Simd for Portable {
         })
     }
     #[inline(always)]
-    fn to_i16(self, x: F) -> [i16; LANES] {
-        self.round(x).map(|x| x as i16)
+    fn to_pairs(self, x: F) -> [u32; LANES / 2] {
+        let numbers = self.round(x).map(|x| u32::from((x as i16).cast_unsigned()));
+        std::array::from_fn(|pair| numbers[2 * pair] | numbers[2 * pair + 1] << 16)
     }
     #[inline(always)]
     unsafe fn powers(self, exponents: *const u8) -> F {
