@@ -21,8 +21,10 @@ const BYTES: usize = 256 << 20;
 /// Of all threads together, a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Floating-point operations of f32, a fused multiply-add being two; of bfloat16 pairs where the path has them.
+    /// Floating-point operations of f32, a fused multiply-add being two.
     pub flops: f64,
+    /// The same of products with weights of two bytes: of pairs of bfloat16 where the path has them, of integers elsewhere.
+    pub products: f64,
     /// Bytes read from memory.
     pub bytes: f64,
 }
@@ -100,6 +102,7 @@ impl Probe {
         let best = |rate: &dyn Fn() -> f64| (0..3).map(|_| rate()).fold(0.0, f64::max);
         Limits {
             flops: best(&|| self.rate(|_| flops(isa))),
+            products: best(&|| self.rate(|_| products(isa))),
             bytes: best(&|| self.rate(|thread| read(memory[thread].words()))),
         }
     }
@@ -160,17 +163,35 @@ fn ask_for(word: *const u64) {
 fn flops(isa: Isa) -> f64 {
     match isa {
         // SAFETY: the path is one that the device was made with, which has checked the instructions.
-        Isa::Avx512Bf16 => unsafe { x86::dots() },
-        // SAFETY: as above.
-        Isa::Avx512 | Isa::Avx512Vnni => unsafe { x86::fmas_512() },
+        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::fmas_512() },
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::fmas_256() },
         Isa::Portable => plain(),
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+fn products(isa: Isa) -> f64 {
+    match isa {
+        // SAFETY: as in `flops`.
+        Isa::Avx512Bf16 => unsafe { x86::dots() },
+        // SAFETY: as in `flops`.
+        Isa::Avx512Vnni => unsafe { x86::pairs_vnni() },
+        // SAFETY: as in `flops`.
+        Isa::Avx512 => unsafe { x86::pairs_512() },
+        // SAFETY: as in `flops`.
+        Isa::Avx2 => unsafe { x86::pairs_256() },
+        Isa::Portable => plain(),
+    }
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn flops(_: Isa) -> f64 {
+    plain()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn products(_: Isa) -> f64 {
     plain()
 }
 
@@ -212,6 +233,22 @@ mod x86 {
         };
     }
 
+    // The sum is what is multiplied, or the product would be computed once.
+    chains!(pairs_256, "avx2", _mm256_set1_epi16(3), |sum, x| _mm256_add_epi32(x, _mm256_madd_epi16(sum, x)), 16);
+    chains!(
+        pairs_512,
+        "avx512f,avx512bw",
+        _mm512_set1_epi16(3),
+        |sum, x| _mm512_add_epi32(x, _mm512_madd_epi16(sum, x)),
+        32
+    );
+    chains!(
+        pairs_vnni,
+        "avx512f,avx512vnni",
+        _mm512_set1_epi16(3),
+        |sum, x| _mm512_dpwssd_epi32(sum, x, x),
+        32
+    );
     chains!(fmas_256, "avx2,fma", _mm256_set1_ps(1e-3), |sum, x| _mm256_fmadd_ps(x, x, sum), 8);
     chains!(fmas_512, "avx512f", _mm512_set1_ps(1e-3), |sum, x| _mm512_fmadd_ps(x, x, sum), 16);
 

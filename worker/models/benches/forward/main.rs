@@ -229,15 +229,16 @@ impl Bench {
 fn report(kind: &Kind, rounds: &[Round]) {
     let tokens = (kind.batch * kind.tokens * kind.chunks) as f64;
     let (median, least) = (&rounds[rounds.len() / 2], &rounds[0]);
-    let Limits { flops, bytes } = median.limits;
+    let Limits { flops, products, bytes } = median.limits;
     let rate = |round: &Round| tokens / round.time;
     println!(
-        "\n{}: {:.1} tok/s (best {:.1}), {:.2} ms; limits {:.0} GFLOP/s, {:.1} GB/s",
+        "\n{}: {:.1} tok/s (best {:.1}), {:.2} ms; limits {:.0} GFLOP/s, in products {:.0} GOP/s, {:.1} GB/s",
         kind.name,
         rate(median),
         rate(least),
         median.time * 1e3,
         flops / 1e9,
+        products / 1e9,
         bytes / 1e9,
     );
     let mut rows: Vec<_> = median.operations.iter().collect();
@@ -253,8 +254,8 @@ fn report(kind: &Kind, rounds: &[Round]) {
         let each = time * 1e6 / work.calls as f64;
         print!("  {name:24} {:5} x {each:10.1} us {share:5.1} %", work.calls);
         if floor > 0.0 {
-            let (gflops, gbytes) = (work.flops / time / 1e9, work.bytes / time / 1e9);
-            print!("  {gflops:7.1} GFLOP/s {gbytes:6.1} GB/s  {:.2} of the limit", floor / time);
+            let (gops, gbytes) = ((work.flops + work.products) / time / 1e9, work.bytes / time / 1e9);
+            print!("  {gops:7.1} GOP/s {gbytes:6.1} GB/s  {:.2} of the limit", floor / time);
         }
         println!();
     }

@@ -21,8 +21,10 @@ use super::limits::{Clock, Limits};
 pub struct Work {
     pub calls: usize,
     pub time: Duration,
-    /// Floating-point operations, a multiply-add being two.
+    /// Floating-point operations, a multiply-add being two, but for those of products with weights.
     pub flops: f64,
+    /// Those, of whatever kind they are.
+    pub products: f64,
     /// Bytes of weights, keys and values: what must come from memory.
     pub bytes: f64,
 }
@@ -30,8 +32,17 @@ pub struct Work {
 impl Work {
     /// The least time that the machine would take.
     pub fn least(&self, limits: &Limits) -> f64 {
-        (self.flops / limits.flops).max(self.bytes / limits.bytes)
+        let computing = self.flops / limits.flops + self.products / limits.products;
+        computing.max(self.bytes / limits.bytes)
     }
+}
+
+/// What one operation costs, as in [`Work`].
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    flops: f64,
+    products: f64,
+    bytes: f64,
 }
 
 /// Operations by name.
@@ -62,8 +73,7 @@ impl Timed {
     fn timed<T>(
         &mut self,
         name: &str,
-        flops: f64,
-        bytes: f64,
+        cost: Cost,
         act: impl FnOnce(&mut CpuDevice) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
         let began = self.clock.now();
@@ -76,8 +86,9 @@ impl Timed {
         if let Some(work) = table.get_mut(name) {
             work.calls += 1;
             work.time += time;
-            work.flops += flops;
-            work.bytes += bytes;
+            work.flops += cost.flops;
+            work.products += cost.products;
+            work.bytes += cost.bytes;
         }
         result
     }
@@ -96,7 +107,8 @@ impl Timed {
     ) -> Result<T, DeviceError> {
         let Matrix { outputs, inputs, bytes, .. } = *weight;
         let name = format!("product {inputs} to {outputs}");
-        self.timed(&name, 2.0 * (rows * outputs * inputs) as f64, bytes as f64, act)
+        let products = 2.0 * (rows * outputs * inputs) as f64;
+        self.timed(&name, Cost { flops: 0.0, products, bytes: bytes as f64 }, act)
     }
 }
 
@@ -175,10 +187,10 @@ impl Device for Timed {
     fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
         self.rows.clear();
         self.rows.extend(inputs.rows.iter().map(|row| (row.tokens, row.start)));
-        self.timed("begin_step", 0.0, 0.0, |device| device.begin_step(inputs))
+        self.timed("begin_step", Cost::default(), |device| device.begin_step(inputs))
     }
     fn embed(&mut self, table: &Matrix, out: &mut cpu::Tensor) -> Result<(), DeviceError> {
-        self.timed("embed", 0.0, 0.0, |device| device.embed(&table.inner, out))
+        self.timed("embed", Cost::default(), |device| device.embed(&table.inner, out))
     }
     fn embed_shard(
         &mut self,
@@ -190,7 +202,7 @@ impl Device for Timed {
         self.inner.embed_shard(&table.inner, first, vocabulary, out)
     }
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut cpu::Tensor) -> Result<(), DeviceError> {
-        self.timed("rope_angles", 0.0, 0.0, |device| device.rope_angles(rope, out))
+        self.timed("rope_angles", Cost::default(), |device| device.rope_angles(rope, out))
     }
     fn rms_norm(
         &mut self,
@@ -198,7 +210,7 @@ impl Device for Timed {
         norm: Norm<'_, cpu::Vector>,
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
-        self.timed("rms_norm", 0.0, 0.0, |device| device.rms_norm(x, norm, out))
+        self.timed("rms_norm", Cost::default(), |device| device.rms_norm(x, norm, out))
     }
     fn linear(
         &mut self,
@@ -259,7 +271,7 @@ impl Device for Timed {
         kv: &mut cpu::KvPool,
         layer: usize,
     ) -> Result<(), DeviceError> {
-        self.timed("rotate_and_store", 0.0, 0.0, |device| {
+        self.timed("rotate_and_store", Cost::default(), |device| {
             device.rotate_and_store(qkv, shape, norms, angles, kv, layer)
         })
     }
@@ -279,7 +291,7 @@ impl Device for Timed {
         let flops = 4.0 * (seen * shape.heads * shape.head_dim) as f64;
         // Keys and values in bfloat16, as the shape that is measured has them.
         let bytes = (4 * keys * shape.kv_heads * shape.head_dim) as f64;
-        self.timed("attention", flops, bytes, |device| device.attention(qkv, shape, kv, layer, out))
+        self.timed("attention", Cost { flops, products: 0.0, bytes }, |device| device.attention(qkv, shape, kv, layer, out))
     }
     fn gather_logit_rows(
         &mut self,
@@ -287,7 +299,7 @@ impl Device for Timed {
         tile: Range<usize>,
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
-        self.timed("gather_logit_rows", 0.0, 0.0, |device| device.gather_logit_rows(x, tile, out))
+        self.timed("gather_logit_rows", Cost::default(), |device| device.gather_logit_rows(x, tile, out))
     }
     fn norm_argmax(
         &mut self,
@@ -305,7 +317,7 @@ impl Device for Timed {
         rows: &[(usize, SampleRow<'_>)],
         out: &mut Vec<Sampled>,
     ) -> Result<(), DeviceError> {
-        self.timed("sample", 0.0, 0.0, |device| device.sample(logits, rows, out))
+        self.timed("sample", Cost::default(), |device| device.sample(logits, rows, out))
     }
     fn score(
         &mut self,
@@ -313,6 +325,6 @@ impl Device for Timed {
         rows: &[(usize, ScoreRow)],
         out: &mut Vec<TokenScore>,
     ) -> Result<(), DeviceError> {
-        self.timed("score", 0.0, 0.0, |device| device.score(logits, rows, out))
+        self.timed("score", Cost::default(), |device| device.score(logits, rows, out))
     }
 }
