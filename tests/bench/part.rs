@@ -25,6 +25,9 @@ pub enum Part {
     Prefill,
     /// 1, 4 and 16 streams after prompts of 512, bf16.
     Decode,
+    /// The sixteen of them alone.
+    #[value(name = "decode-16")]
+    DecodeSixteen,
     /// Four that decode and a newcomer with a long prompt, bf16.
     Mixed,
     /// From the start of the process to the first token, bf16.
@@ -68,6 +71,7 @@ impl Part {
         match self {
             Self::Prefill => vec![bf16("prefill_bf16", &[Ask::Prefill(512), Ask::Prefill(4096)])],
             Self::Decode => vec![bf16("decode_bf16", &[Ask::Decode(1), Ask::Decode(4), Ask::Decode(16)])],
+            Self::DecodeSixteen => vec![bf16("decode_bf16", &[Ask::Decode(16)])],
             Self::Mixed => vec![bf16("mixed_bf16", &[Ask::Mixed])],
             Self::Start => vec![bf16("start_bf16", &[Ask::Start])],
             Self::Int8 => vec![
