@@ -234,7 +234,13 @@ mod x86 {
     }
 
     // The sum is what is multiplied, or the product would be computed once.
-    chains!(pairs_256, "avx2", _mm256_set1_epi16(3), |sum, x| _mm256_add_epi32(x, _mm256_madd_epi16(sum, x)), 16);
+    chains!(
+        pairs_256,
+        "avx2",
+        _mm256_set1_epi16(3),
+        |sum, x| _mm256_add_epi32(x, _mm256_madd_epi16(sum, x)),
+        16
+    );
     chains!(
         pairs_512,
         "avx512f,avx512bw",

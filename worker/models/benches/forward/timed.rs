@@ -291,7 +291,9 @@ impl Device for Timed {
         let flops = 4.0 * (seen * shape.heads * shape.head_dim) as f64;
         // Keys and values in bfloat16, as the shape that is measured has them.
         let bytes = (4 * keys * shape.kv_heads * shape.head_dim) as f64;
-        self.timed("attention", Cost { flops, products: 0.0, bytes }, |device| device.attention(qkv, shape, kv, layer, out))
+        self.timed("attention", Cost { flops, products: 0.0, bytes }, |device| {
+            device.attention(qkv, shape, kv, layer, out)
+        })
     }
     fn gather_logit_rows(
         &mut self,
