@@ -105,6 +105,7 @@ fn linear_with(
     let layout = match &matrix.data {
         Elements::Stored(Stored::F32(_) | Stored::F16(_)) => Layout::Plain,
         Elements::Stored(Stored::Bf16(_)) if dots => Layout::Pairs,
+        // In the tests alone: without dot products they are block floats.
         Elements::Stored(Stored::Bf16(_)) => Layout::Rounded,
         Elements::BlockFloats(_) => Layout::Spans,
     };
@@ -192,7 +193,7 @@ impl Work<'_> {
         unsafe {
             let tile = self.door.as_ptr().add(row * 2 * steps).cast_const();
             let powers = tile.add((steps + step / SPAN_STEPS) * R);
-            Inputs { values: tile.add(W::WORDS_OF_TWO * step * R), powers }
+            Inputs { values: tile.add(W::STEP_WORDS * step * R), powers }
         }
     }
 

@@ -247,6 +247,11 @@ impl Push {
     ) -> Result<(), TransferError> {
         let (first, length) = (staged.run.first, staged.run.data.len());
         let offset = (first * self.unit.bytes) as u64;
+        if !segment.holds(offset, length as u64) {
+            // Pages of another size than the receiver's, who refuses them: the call's own end tells that better.
+            tokio::time::sleep(self.lease()).await;
+            return Err(TransferError::Lost("the receiver's segment has no room for these pages".to_owned()));
+        }
         let segment = Arc::clone(segment);
         let written = tokio::task::spawn_blocking(move || segment.write(offset, &staged.run.data)).await;
         let lost =

@@ -20,7 +20,7 @@ pub(in super::super) struct Inputs {
 ///
 /// # Safety
 ///
-/// `x` is readable for `R * steps` pairs and the powers of as many spans, every panel for [`lines`] of so many steps.
+/// `x` is readable for `R * steps` pairs and the powers of as many spans, every panel for [`super::lines`] of so many steps.
 #[inline(always)]
 pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usize>(
     s: S,

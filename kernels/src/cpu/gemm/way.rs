@@ -26,8 +26,8 @@ pub(super) enum Layout {
 pub(super) trait Way: Copy + Send + Sync + 'static {
     /// An element of a panel.
     type Raw: Element;
-    /// Words that each input of a row takes at the door, twice.
-    const WORDS_OF_TWO: usize;
+    /// Words that a step, two inputs of a row, takes at the door.
+    const STEP_WORDS: usize;
 
     /// Lines of [`STEP`] elements that so many steps take; those before a step that is the first of a block.
     #[inline(always)]
@@ -92,7 +92,7 @@ pub(super) struct Widened<W: Format>(PhantomData<W>);
 
 impl<W: Format> Way for Widened<W> {
     type Raw = W::Raw;
-    const WORDS_OF_TWO: usize = 2;
+    const STEP_WORDS: usize = 2;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
@@ -119,7 +119,7 @@ pub(super) struct Dots;
 
 impl Way for Dots {
     type Raw = u16;
-    const WORDS_OF_TWO: usize = 1;
+    const STEP_WORDS: usize = 1;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
@@ -145,7 +145,7 @@ pub(super) struct Spans;
 
 impl Way for Spans {
     type Raw = u16;
-    const WORDS_OF_TWO: usize = 1;
+    const STEP_WORDS: usize = 1;
 
     #[inline(always)]
     fn lines(steps: usize) -> usize {
