@@ -24,7 +24,7 @@ pub(super) struct Door<'a> {
 
 impl Door<'_> {
     /// Lays all rows out in `to`: of each tile, its rows side by side for each input, or for each pair of inputs, and in the
-    /// second half of its room for each span's factors. An odd input is followed by zeros.
+    /// second half of its room for each span's power of two. An odd input is followed by zeros.
     pub(super) fn pass(
         self,
         path: Path,
@@ -77,9 +77,9 @@ impl Part<'_, '_> {
         let rows = x.rows::<S, R>(s, first_row, inputs);
         if layout == Layout::Spans {
             let start = first_row * padded + (padded / 2 + first / SPAN) * R;
-            // SAFETY: as above: in the second half of the tile's room, which has place for a factor every two inputs.
-            let factors = unsafe { self.to.part(start, (last_end - first).div_ceil(SPAN) * R) };
-            return lay_out_spans::<S, R>(s, &rows, first, to, factors);
+            // SAFETY: as above: in the second half of the tile's room, which has place for a power every two inputs.
+            let powers = unsafe { self.to.part(start, (last_end - first).div_ceil(SPAN) * R) };
+            return lay_out_spans::<S, R>(s, &rows, first, to, powers);
         }
         let narrow = matches!(layout, Layout::Rounded | Layout::Pairs);
         for (block, to) in to.chunks_mut(LANES * R / per_element).enumerate() {
@@ -107,24 +107,24 @@ impl Part<'_, '_> {
     }
 }
 
-/// Lays out the inputs of `R` rows from `first` on, and the factors of their spans.
+/// Lays out the inputs of `R` rows from `first` on, and the powers of two of their spans.
 #[inline(always)]
 fn lay_out_spans<S: Simd, const R: usize>(
     s: S,
     rows: &[InputRow<'_>; R],
     first: usize,
     to: &mut [f32],
-    factors: &mut [f32],
+    powers: &mut [f32],
 ) {
-    for (index, (to, factors)) in to.chunks_mut(SPAN_STEPS * R).zip(factors.chunks_exact_mut(R)).enumerate() {
+    for (index, (to, powers)) in to.chunks_mut(SPAN_STEPS * R).zip(powers.chunks_exact_mut(R)).enumerate() {
         let from = first + index * SPAN;
-        for (r, (row, factor)) in rows.iter().zip(factors).enumerate() {
+        for (r, (row, power)) in rows.iter().zip(powers).enumerate() {
             let mut x = [s.splat(0.0); SPAN / LANES];
             for (block, x) in x.iter_mut().enumerate() {
                 *x = row.load(s, from + block * LANES);
             }
-            let (pairs, power) = span(s, &x);
-            *factor = power;
+            let (pairs, of_span) = span(s, &x);
+            *power = of_span;
             for (to, &pair) in to.chunks_exact_mut(R).zip(&pairs) {
                 to[r] = f32::from_bits(pair);
             }

@@ -18,7 +18,7 @@ pub(super) enum Layout {
     Rounded,
     /// A word for each two inputs: bfloat16.
     Pairs,
-    /// A word for each two inputs: integers of spans. In the unused half of the tile's room, the spans' factors.
+    /// A word for each two inputs: integers of spans. In the unused half of the tile's room, the spans' powers of two.
     Spans,
 }
 
@@ -58,7 +58,7 @@ pub(super) trait Way: Copy + Send + Sync + 'static {
 #[derive(Clone, Copy)]
 pub(super) struct Inputs {
     pub(super) values: *const f32,
-    /// Of spans.
+    /// The powers of two of spans; anything where the way has none.
     pub(super) powers: *const f32,
 }
 
