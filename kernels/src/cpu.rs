@@ -15,6 +15,7 @@ mod logits;
 mod matrix;
 mod memory;
 mod packed;
+mod parts;
 mod philox;
 mod pool;
 mod products;
@@ -41,6 +42,7 @@ pub use weights::Weights;
 
 use self::gemm::Store;
 use self::isa::Path;
+use self::parts::Parts;
 use self::pool::ThreadPool;
 use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
@@ -128,10 +130,10 @@ impl CpuDevice {
         paired: bool,
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let (path, pool) = (self.path, &mut self.pool);
-        let mut pack = || Weights::pack(path, pool, parts, paired, quantize);
+        let (path, pool, parts) = (self.path, &mut self.pool, Parts::new(parts, paired)?);
+        let mut pack = || Weights::pack(path, pool, parts, quantize);
         match &self.packed {
-            Some(packed) => packed.matrix(path, parts, paired, quantize, pack),
+            Some(packed) => packed.matrix(path, parts, quantize, pack),
             None => pack(),
         }
     }

@@ -1,8 +1,9 @@
 //! bfloat16 weights as block floating point, for machines without dot products of bfloat16.
 //!
-//! Such machines multiply 16-bit integers in pairs and add them up (`vpmaddwd`, `vpdpwssd`) at up to twice the rate of
-//! f32. So a row of weights is cut into *spans* of [`SPAN`] inputs: integers that share an exponent. Activations become
-//! the same at the door of each product. A span's products are then summed in integers, exactly, and scaled once:
+//! Such machines multiply 16-bit integers in pairs and add them up (`vpmaddwd`, `vpdpwssd`) faster than f32: half as
+//! fast again on Zen 3. So a row of weights is cut into *spans* of [`SPAN`] inputs: integers that share an exponent.
+//! Activations become the same at the door of each product. A span's products are then summed in integers, exactly, and
+//! scaled once:
 //!
 //! ```text
 //! y[o] = Σ over spans s, in order: 2^(w_exponent[o,s] + x_exponent[s]) · Σ over inputs i of s: w[o,i] · x[i]
@@ -29,6 +30,7 @@ pub(super) use spans::span;
 
 use super::format::STEP;
 use super::memory::Buffer;
+use super::parts::Shape;
 use super::simd::LANES;
 
 /// Inputs that share an exponent: as many as leave bits enough for their sum.
@@ -57,9 +59,9 @@ pub(super) const fn lines(steps: usize) -> usize {
 }
 
 impl BlockFloats {
-    /// Elements of so many panels. `None` where there is no number for them.
-    pub(super) fn len(panels: usize, inputs: usize) -> Option<usize> {
-        lines(inputs.div_ceil(2)).checked_mul(STEP)?.checked_mul(panels)
+    /// Elements of such a matrix. `None` where there is no number for them.
+    pub(super) fn len(shape: Shape) -> Option<usize> {
+        lines(shape.steps()).checked_mul(STEP)?.checked_mul(shape.panels())
     }
 
     /// Those that lie in `data`, which is as long as [`Self::len`] says.
@@ -102,9 +104,13 @@ fn power(exponent: u8) -> f32 {
 }
 
 /// The exponent, as f32 has it, with which a span's largest magnitude, of which this is the exponent, has so many bits. What
-/// is not finite keeps the exponent that says so.
+/// is not finite keeps the exponent that says so. Zeros, and what is subnormal, are zero times zero: small powers would make
+/// subnormal products of powers, which are slow.
 fn shared_exponent(largest: u8, bits: u8) -> u8 {
-    if largest == u8::MAX { largest } else { largest.saturating_sub(bits - 1).max(1) }
+    match largest {
+        0 | u8::MAX => largest,
+        _ => largest.saturating_sub(bits - 1).max(1),
+    }
 }
 
 /// What turns the numbers of a span into integers: its power of two, inverted.

@@ -183,7 +183,7 @@ pub(super) use with_format;
 impl Stored {
     pub(super) fn zeroed(
         dtype: WeightType,
-        len: usize,
+        len: Option<usize>,
         what: &'static str,
     ) -> Result<Self, crate::DeviceError> {
         use super::memory::Buffer;

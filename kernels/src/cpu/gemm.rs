@@ -109,7 +109,7 @@ fn linear_with(
         Elements::Stored(Stored::Bf16(_)) => Layout::Rounded,
         Elements::BlockFloats(_) => Layout::Spans,
     };
-    Door { x, inputs: matrix.inputs, tiling, layout }.pass(path, pool, &door)?;
+    Door { x, inputs: matrix.shape.inputs, tiling, layout }.pass(path, pool, &door)?;
     let out = Shared::new(out);
     let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out, thread: 0 };
     match &matrix.data {
@@ -148,13 +148,13 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn run<W: Way>(&self, path: Path, pool: &mut ThreadPool, elements: &[W::Raw]) -> Result<(), DeviceError> {
-        let panels = self.matrix.panels();
-        let data = Data { elements, steps: self.matrix.steps() };
+        let panels = self.matrix.shape.panels();
+        let data = Data { elements, steps: self.matrix.shape.steps() };
         // Some tasks for each thread even out their ends.
         let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
             // No pair is parted.
-            let least = if self.matrix.paired { 2 } else { 1 };
+            let least = if self.matrix.shape.paired { 2 } else { 1 };
             let share = share.max(1).next_multiple_of(least).min(TASK_PANELS);
             let columns = panels.div_ceil(share);
             let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles);
@@ -188,7 +188,7 @@ impl Work<'_> {
     /// There is such a tile.
     #[inline(always)]
     unsafe fn inputs<W: Way, const R: usize>(&self, row: usize, step: usize) -> Inputs {
-        let steps = self.matrix.steps();
+        let steps = self.matrix.shape.steps();
         // SAFETY: parts of the door, by the contract.
         unsafe {
             let tile = self.door.as_ptr().add(row * 2 * steps).cast_const();
@@ -206,7 +206,7 @@ impl Work<'_> {
             Store::Gated => return self.gate_or_wait(s, row, panel, sum),
             Store::Largest(leaders) => return self.note(s, leaders, row, panel, sum),
         };
-        let (outputs, column) = (self.matrix.outputs, panel * LANES);
+        let (outputs, column) = (self.matrix.shape.outputs, panel * LANES);
         let width = LANES.min(outputs - column);
         // SAFETY: each (row, panel) belongs to one task.
         let out = unsafe { self.out.part(row * outputs + column, width) };
@@ -225,7 +225,7 @@ impl Work<'_> {
         let (thread, first) = (self.thread, panel * LANES);
         let mut lanes = [0.0; LANES];
         s.store_some(&mut lanes, sum);
-        let logits = &lanes[..LANES.min(self.matrix.outputs - first)];
+        let logits = &lanes[..LANES.min(self.matrix.shape.outputs - first)];
         s.call(Note { leaders, thread, row, first, logits });
     }
 
@@ -255,7 +255,7 @@ impl Work<'_> {
     #[allow(clippy::mut_from_ref)] // As `Shared::part`.
     #[inline(always)]
     fn gated(&self, row: usize, pair: usize) -> &mut [f32] {
-        let (gates, column) = (self.matrix.outputs / 2, pair * LANES);
+        let (gates, column) = (self.matrix.shape.outputs / 2, pair * LANES);
         // SAFETY: each (row, pair of panels) belongs to one task, which holds one such slice at a time.
         unsafe { self.out.part(row * gates + column, LANES.min(gates - column)) }
     }
@@ -265,6 +265,7 @@ impl Work<'_> {
 mod tests {
     use super::super::isa::testable;
     use super::super::matrix::Form;
+    use super::super::parts::Parts;
     use super::super::simd::to_bf16;
     use super::super::testing::Random;
     use super::*;
@@ -287,8 +288,9 @@ mod tests {
                         .collect();
                     let (dtype, columns) = (WeightType::Bf16, inputs);
                     let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
-                    let form = Form::Stored(dtype);
-                    let matrix = Matrix::pack_as(form, &mut pool, &[part], false).unwrap();
+                    let parts = [part];
+                    let parts = Parts::new(&parts, false).unwrap();
+                    let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, parts).unwrap();
                     let x = random.normals(rows * inputs, 1.0);
                     let mut scratch = Scratch::new(threads).unwrap();
                     scratch.fit(rows, inputs).unwrap();

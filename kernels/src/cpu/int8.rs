@@ -29,8 +29,8 @@ mod quantise;
 pub(super) use product::{Product, Scratch, linear};
 
 use super::isa::Path;
-use super::matrix::panels;
 use super::memory::Buffer;
+use super::parts::Shape;
 use super::simd::{LANES, Op, Simd};
 
 /// Inputs that share a scale.
@@ -44,19 +44,12 @@ const SCALES: usize = LANES * size_of::<f32>();
 
 /// An int8 weight matrix, `[outputs, inputs]`.
 pub struct Int8Matrix {
-    pub(super) outputs: usize,
-    pub(super) inputs: usize,
-    /// Whether its panels are those of gate and up in turn.
-    pub(super) paired: bool,
+    pub(super) shape: Shape,
     /// `[outputs / 16]` panels of [`panel_bytes`]; outputs that fill up the last one are zeros.
     pub(super) data: Buffer<u8>,
 }
 
 impl Int8Matrix {
-    fn panels(&self) -> usize {
-        panels(self.outputs, self.paired)
-    }
-
     /// Bytes that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.data.len()
@@ -65,7 +58,7 @@ impl Int8Matrix {
     /// One output's weights, dequantised; `path` is that for which they were packed. `out` is `inputs` long.
     pub(super) fn read_row(&self, path: Path, output: usize, out: &mut [f32]) {
         let dot_inputs = path.run_int8(DotInputs);
-        let bytes = panel_bytes(self.inputs);
+        let bytes = panel_bytes(self.shape.inputs);
         let panel = &self.data[output / LANES * bytes..][..bytes];
         let lane = output % LANES;
         for (out, group) in out.chunks_mut(GROUP).zip(panel.chunks(group_bytes(GROUP))) {

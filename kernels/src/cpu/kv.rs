@@ -32,12 +32,10 @@ impl KvPool {
             )));
         }
         check_head_dim(shape.head_dim)?;
-        let what = "the KV pool";
         let elements = [2, shape.layers, shape.pages, shape.kv_heads, shape.head_dim]
             .into_iter()
-            .try_fold(shape.page_tokens, |product: usize, factor| product.checked_mul(factor))
-            .ok_or(DeviceError::OutOfMemory { what, wanted: usize::MAX })?;
-        Ok(Self { shape, data: Stored::zeroed(shape.dtype, elements, what)? })
+            .try_fold(shape.page_tokens, |product: usize, factor| product.checked_mul(factor));
+        Ok(Self { shape, data: Stored::zeroed(shape.dtype, elements, "the KV pool")? })
     }
 
     /// Appends the bytes of pages, of each layer by layer.

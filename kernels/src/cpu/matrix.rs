@@ -5,18 +5,16 @@ use std::fs::File;
 use super::block_float::BlockFloats;
 use super::format::{Bf16, F16, F32, Format, STEP, Stored};
 use super::isa::Path;
-use super::memory::{Buffer, Shared};
+use super::memory::Buffer;
+use super::parts::{Parts, Shape};
 use super::pool::ThreadPool;
 use super::simd::LANES;
-use crate::{DeviceError, HostMatrix, WeightType};
+use crate::{DeviceError, WeightType};
 
 /// A weight matrix as `[outputs / 16]` panels of `[inputs / 2]` steps (see [`super::format`]); outputs and inputs that
 /// fill up the last panel and step are zeros.
 pub struct Matrix {
-    pub(super) outputs: usize,
-    pub(super) inputs: usize,
-    /// Whether its panels are those of gate and up in turn.
-    pub(super) paired: bool,
+    pub(super) shape: Shape,
     pub(super) data: Elements,
 }
 
@@ -39,68 +37,27 @@ impl Elements {
 }
 
 impl Matrix {
-    /// Steps of a panel.
-    pub(super) fn steps(&self) -> usize {
-        self.inputs.div_ceil(2)
-    }
-
-    /// Panels.
-    pub(super) fn panels(&self) -> usize {
-        panels(self.outputs, self.paired)
-    }
-
     /// Bytes of such a matrix, packed. `None` where there is no number for them.
-    pub(super) fn len(outputs: usize, inputs: usize, paired: bool, form: Form) -> Option<usize> {
-        let panels = panels(outputs, paired);
+    pub(super) fn len(shape: Shape, form: Form) -> Option<usize> {
         match form {
-            Form::Stored(dtype) => elements(panels, inputs)?.checked_mul(dtype.bytes()),
-            Form::BlockFloats => BlockFloats::len(panels, inputs)?.checked_mul(size_of::<u16>()),
+            Form::Stored(dtype) => elements(shape)?.checked_mul(dtype.bytes()),
+            Form::BlockFloats => BlockFloats::len(shape)?.checked_mul(size_of::<u16>()),
         }
     }
 
-    /// Packs `parts`, one below the other or [`paired`](panel_rows). Beside the packed matrix nothing is allocated.
-    pub(super) fn pack(
-        path: Path,
-        pool: &mut ThreadPool,
-        parts: &[HostMatrix<'_>],
-        paired: bool,
-    ) -> Result<Self, DeviceError> {
-        let (.., dtype) = check(parts, paired)?;
-        Self::pack_as(Form::of(dtype, path), pool, parts, paired)
-    }
-
-    pub(super) fn pack_as(
-        form: Form,
-        pool: &mut ThreadPool,
-        parts: &[HostMatrix<'_>],
-        paired: bool,
-    ) -> Result<Self, DeviceError> {
-        let (outputs, inputs, _) = check(parts, paired)?;
-        let panels = panels(outputs, paired);
+    /// Packs `parts`, as they are or as block floats of them. Beside the packed matrix nothing is allocated.
+    pub(super) fn pack(form: Form, pool: &mut ThreadPool, parts: Parts<'_>) -> Result<Self, DeviceError> {
         let data = match form {
-            Form::Stored(dtype) => Elements::Stored(pack_stored(dtype, pool, parts, paired, panels, inputs)?),
-            Form::BlockFloats => {
-                Elements::BlockFloats(BlockFloats::pack(pool, parts, paired, panels, inputs)?)
-            }
+            Form::Stored(dtype) => Elements::Stored(pack_stored(dtype, pool, parts)?),
+            Form::BlockFloats => Elements::BlockFloats(BlockFloats::pack(pool, parts)?),
         };
-        Ok(Self { outputs, inputs, paired, data })
+        Ok(Self { shape: parts.shape, data })
     }
 
     /// One that was packed before, in place in a file from byte `from` on, where [`Self::len`] bytes are.
-    pub(super) fn mapped(
-        file: &File,
-        from: u64,
-        (outputs, inputs): (usize, usize),
-        paired: bool,
-        form: Form,
-    ) -> Result<Self, DeviceError> {
+    pub(super) fn mapped(file: &File, from: u64, shape: Shape, form: Form) -> Result<Self, DeviceError> {
         const WHAT: &str = "a packed weight matrix";
-        let panels = panels(outputs, paired);
-        let len = match form {
-            Form::Stored(_) => elements(panels, inputs),
-            Form::BlockFloats => BlockFloats::len(panels, inputs),
-        };
-        let len = len.ok_or(DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX })?;
+        let len = elements(shape);
         let data = match form {
             Form::Stored(WeightType::F32) => {
                 Elements::Stored(Stored::F32(Buffer::mapped(file, from, len, WHAT)?))
@@ -112,11 +69,11 @@ impl Matrix {
                 Elements::Stored(Stored::Bf16(Buffer::mapped(file, from, len, WHAT)?))
             }
             Form::BlockFloats => {
-                let data = Buffer::mapped(file, from, len, WHAT)?;
+                let data = Buffer::mapped(file, from, BlockFloats::len(shape), WHAT)?;
                 Elements::BlockFloats(BlockFloats::new(data))
             }
         };
-        Ok(Self { outputs, inputs, paired, data })
+        Ok(Self { shape, data })
     }
 }
 
@@ -139,97 +96,20 @@ impl Form {
     }
 }
 
-/// Elements of so many panels of a type. `None` where there is no number for them.
-fn elements(panels: usize, inputs: usize) -> Option<usize> {
-    inputs.div_ceil(2).checked_mul(STEP)?.checked_mul(panels)
+/// Elements of a matrix that is stored as it is. `None` where there is no number for them.
+fn elements(shape: Shape) -> Option<usize> {
+    shape.steps().checked_mul(STEP)?.checked_mul(shape.panels())
 }
 
-fn pack_stored(
-    dtype: WeightType,
-    pool: &mut ThreadPool,
-    parts: &[HostMatrix<'_>],
-    paired: bool,
-    panels: usize,
-    inputs: usize,
-) -> Result<Stored, DeviceError> {
-    const WHAT: &str = "a weight matrix";
-    let too_much = DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX };
-    let mut packed = Stored::zeroed(dtype, elements(panels, inputs).ok_or(too_much)?, WHAT)?;
-    let panel_bytes = inputs.div_ceil(2) * STEP * dtype.bytes();
-    let data = Shared::new(packed.bytes_mut());
-    pool.run(panels, |panel, _| {
-        // SAFETY: each task has a panel to itself.
-        let to = unsafe { data.part(panel * panel_bytes, panel_bytes) };
-        let rows = panel_rows(parts, paired, panel);
-        match dtype {
-            WeightType::F32 => pack_panel::<F32>(&rows, inputs, to),
-            WeightType::F16 => pack_panel::<F16>(&rows, inputs, to),
-            WeightType::Bf16 => pack_panel::<Bf16>(&rows, inputs, to),
-        }
+fn pack_stored(dtype: WeightType, pool: &mut ThreadPool, parts: Parts<'_>) -> Result<Stored, DeviceError> {
+    let inputs = parts.shape.inputs;
+    let mut packed = Stored::zeroed(dtype, elements(parts.shape), "a weight matrix")?;
+    parts.pack(pool, packed.bytes_mut(), |rows, to| match dtype {
+        WeightType::F32 => pack_panel::<F32>(rows, inputs, to),
+        WeightType::F16 => pack_panel::<F16>(rows, inputs, to),
+        WeightType::Bf16 => pack_panel::<Bf16>(rows, inputs, to),
     })?;
     Ok(packed)
-}
-
-/// Panels of so many outputs.
-pub(super) fn panels(outputs: usize, paired: bool) -> usize {
-    if paired { 2 * (outputs / 2).div_ceil(LANES) } else { outputs.div_ceil(LANES) }
-}
-
-/// Outputs, inputs and type of the matrix that `parts` make.
-pub(super) fn check(
-    parts: &[HostMatrix<'_>],
-    paired: bool,
-) -> Result<(usize, usize, WeightType), DeviceError> {
-    let first = parts.first().ok_or_else(|| DeviceError::Misuse("a matrix of no parts".to_owned()))?;
-    let (inputs, dtype) = (first.columns, first.dtype);
-    parts.iter().try_for_each(|part| check_part(part, inputs, dtype))?;
-    let outputs = parts.iter().map(|part| part.rows).sum();
-    if paired && !(parts.len() == 2 && 2 * first.rows == outputs) {
-        let rows: Vec<usize> = parts.iter().map(|part| part.rows).collect();
-        return Err(DeviceError::Misuse(format!("a pair of parts of {rows:?} rows")));
-    }
-    Ok((outputs, inputs, dtype))
-}
-
-/// Refuses a part that its bytes do not make, or that does not fit the others.
-fn check_part(part: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
-    let bytes = part.rows.checked_mul(part.columns).and_then(|elements| elements.checked_mul(dtype.bytes()));
-    if part.columns != inputs || part.dtype != dtype || bytes != Some(part.bytes.len()) {
-        return Err(DeviceError::Misuse(format!(
-            "a part of {} x {} {:?} in {} bytes among parts of {inputs} columns of {dtype:?}",
-            part.rows,
-            part.columns,
-            part.dtype,
-            part.bytes.len()
-        )));
-    }
-    Ok(())
-}
-
-/// The rows of panel `panel`: of the parts one below the other or, where two are paired, of the first and the second in
-/// turn, so that a gate and what it is for are computed side by side.
-pub(super) fn panel_rows<'a>(
-    parts: &[HostMatrix<'a>],
-    paired: bool,
-    panel: usize,
-) -> [Option<&'a [u8]>; LANES] {
-    let (parts, first) = match (paired, parts) {
-        (true, [_, _]) => (&parts[panel % 2..][..1], panel / 2 * LANES),
-        _ => (parts, panel * LANES),
-    };
-    std::array::from_fn(|lane| row_bytes(parts, first + lane))
-}
-
-/// Row `index` of the parts taken as one matrix.
-fn row_bytes<'a>(parts: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
-    for part in parts {
-        if index < part.rows {
-            let row = part.columns * part.dtype.bytes();
-            return Some(&part.bytes[index * row..(index + 1) * row]);
-        }
-        index -= part.rows;
-    }
-    None
 }
 
 // Files are little-endian, and their elements are taken over as they are.
@@ -274,8 +154,12 @@ fn pack_blocks<const UNIT: usize>(rows: [&[u8]; LANES], panel: &mut [u8]) -> usi
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::Isa;
     use super::*;
+    use crate::HostMatrix;
+
+    fn pack(dtype: WeightType, pool: &mut ThreadPool, parts: &[HostMatrix<'_>], paired: bool) -> Matrix {
+        Matrix::pack(Form::Stored(dtype), pool, Parts::new(parts, paired).unwrap()).unwrap()
+    }
 
     #[test]
     fn parts_are_laid_one_below_the_other_in_panels() {
@@ -285,10 +169,9 @@ mod tests {
         let (top, bottom) = bytes.split_at(13 * 5 * 4);
         let part = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
         let mut pool = ThreadPool::new(2).unwrap();
-        let form = Form::Stored(WeightType::F32);
-        let matrix = Matrix::pack_as(form, &mut pool, &[part(top, 13), part(bottom, 8)], false).unwrap();
+        let matrix = pack(WeightType::F32, &mut pool, &[part(top, 13), part(bottom, 8)], false);
         let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
-        assert_eq!((matrix.panels(), matrix.steps(), data.len()), (2, 3, 2 * 3 * STEP));
+        assert_eq!((matrix.shape.panels(), matrix.shape.steps(), data.len()), (2, 3, 2 * 3 * STEP));
         for output in 0..32 {
             for input in 0..6 {
                 let got = data[output / 16 * 3 * STEP + input / 2 * STEP + input % 2 * 16 + output % 16];
@@ -309,8 +192,8 @@ mod tests {
             let bytes: Vec<u8> =
                 (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
             let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
-            let matrix = Matrix::pack_as(Form::Stored(dtype), &mut pool, &[part], false).unwrap();
-            let (packed, panel) = (matrix.data.bytes(), matrix.steps() * STEP * size);
+            let matrix = pack(dtype, &mut pool, &[part], false);
+            let (packed, panel) = (matrix.data.bytes(), matrix.shape.steps() * STEP * size);
             assert_eq!(packed.len(), 3 * panel);
             for output in 0..48 {
                 for input in 0..58 {
@@ -338,33 +221,10 @@ mod tests {
         let (gate, up) = bytes.split_at(17 * 2 * 4);
         let part = |bytes| HostMatrix { bytes, dtype: WeightType::F32, rows: 17, columns: 2 };
         let mut pool = ThreadPool::new(1).unwrap();
-        let form = Form::Stored(WeightType::F32);
-        let matrix = Matrix::pack_as(form, &mut pool, &[part(gate), part(up)], true).unwrap();
+        let matrix = pack(WeightType::F32, &mut pool, &[part(gate), part(up)], true);
         let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
-        assert_eq!((matrix.panels(), data.len()), (4, 4 * STEP));
+        assert_eq!((matrix.shape.panels(), data.len()), (4, 4 * STEP));
         let first_of = |panel: usize| [data[panel * STEP], data[panel * STEP + 1]];
         assert_eq!([0, 1, 2, 3].map(first_of), [[1.0, 2.0], [18.0, 19.0], [17.0, 0.0], [34.0, 0.0]]);
-    }
-
-    #[test]
-    fn parts_that_do_not_fit_together_are_refused() {
-        let (mut pool, path) = (ThreadPool::new(1).unwrap(), Path::new(Isa::Portable).unwrap());
-        let part = |bytes, dtype, rows, columns| HostMatrix { bytes, dtype, rows, columns };
-        let good = part(&[0; 8], WeightType::F16, 2, 2);
-        for bad in [
-            part(&[0; 8], WeightType::Bf16, 2, 2),
-            part(&[0; 8], WeightType::F16, 1, 4),
-            part(&[0; 7], WeightType::F16, 2, 2),
-            part(&[], WeightType::F16, usize::MAX, 2),
-        ] {
-            assert!(matches!(
-                Matrix::pack(path, &mut pool, &[good, bad], false),
-                Err(DeviceError::Misuse(_))
-            ));
-        }
-        assert!(Matrix::pack(path, &mut pool, &[], false).is_err());
-        for parts in [&[good][..], &[good, part(&[0; 4], WeightType::F16, 1, 2)], &[good; 4]] {
-            assert!(matches!(Matrix::pack(path, &mut pool, parts, true), Err(DeviceError::Misuse(_))));
-        }
     }
 }

@@ -39,8 +39,9 @@ unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    /// `len` zeros; `what` names them in the error when they do not fit.
-    pub(super) fn zeroed(len: usize, what: &'static str) -> Result<Self, DeviceError> {
+    /// `len` zeros, of which `None` is more than there are numbers for; `what` names them in the error when they do not fit.
+    pub(super) fn zeroed(len: impl Into<Option<usize>>, what: &'static str) -> Result<Self, DeviceError> {
+        let len = len.into().unwrap_or(usize::MAX);
         let too_much = || DeviceError::OutOfMemory { what, wanted: len.saturating_mul(size_of::<T>()) };
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(too_much)?.max(1);
         // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing that exists.
@@ -59,13 +60,14 @@ impl<T: Element> Buffer<T> {
     }
 
     /// `len` elements as they stand in `file` from byte `from` on, which is a multiple of the page size. What is written
-    /// here stays here. All of it is read at once, so that a file that cannot be read is an error and not a signal.
+    /// here stays here. `None` is more than there are numbers for. All of it is read at once, so that a file that cannot be read is an error and not a signal.
     pub(super) fn mapped(
         file: &File,
         from: u64,
-        len: usize,
+        len: impl Into<Option<usize>>,
         what: &'static str,
     ) -> Result<Self, DeviceError> {
+        let len = len.into().unwrap_or(usize::MAX);
         let too_much = || DeviceError::OutOfMemory { what, wanted: len.saturating_mul(size_of::<T>()) };
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0).ok_or_else(too_much)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;

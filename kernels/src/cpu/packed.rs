@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::isa;
-use super::matrix::check;
+use super::parts::{Parts, Shape};
 use super::weights::Weights;
-use crate::{DeviceError, HostMatrix, Quantize};
+use crate::{DeviceError, Quantize};
 
 /// Changes with the layout of panels, and with that of the file.
 const VERSION: u32 = 2;
@@ -84,12 +84,12 @@ impl PackedWeights {
     pub(super) fn matrix(
         &self,
         path: isa::Path,
-        parts: &[HostMatrix<'_>],
-        paired: bool,
+        parts: Parts<'_>,
         quantize: Quantize,
         pack: impl FnOnce() -> Result<Weights, DeviceError>,
     ) -> Result<Weights, DeviceError> {
-        let (outputs, inputs, dtype) = check(parts, paired)?;
+        let Parts { shape, dtype, .. } = parts;
+        let Shape { outputs, inputs, paired } = shape;
         let described = page(&format!(
             "{outputs} x {inputs} {dtype:?} {quantize:?} {paired} {:016x}\n",
             fingerprint(parts)
@@ -97,7 +97,7 @@ impl PackedWeights {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let State { path: place, mode, .. } = &mut *state;
         if let Mode::Mapping { file, at } = mode {
-            let found = Weights::len_packed(path, (outputs, inputs), dtype, paired, quantize);
+            let found = Weights::len_packed(path, shape, dtype, quantize);
             let found = found.and_then(|len| {
                 let mut page = [0; PAGE as usize];
                 file.read_exact_at(&mut page, *at).ok()?;
@@ -107,7 +107,7 @@ impl PackedWeights {
                 Some(len) => {
                     let from = *at + PAGE;
                     *at = from + filled(len as u64);
-                    return Weights::mapped(path, (file, from), (outputs, inputs), dtype, paired, quantize);
+                    return Weights::mapped(path, (file, from), shape, dtype, quantize);
                 }
                 None => {
                     // Another will be written at the next start.
@@ -205,9 +205,9 @@ fn append(file: &mut File, at: &mut u64, described: &Page, bytes: &[u8]) -> io::
 }
 
 /// Of a few samples of each part: the same file, changed in place, has another.
-fn fingerprint(parts: &[HostMatrix<'_>]) -> u64 {
+fn fingerprint(parts: Parts<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    for part in parts {
+    for part in parts.iter() {
         (part.rows, part.columns).hash(&mut hasher);
         let last = part.bytes.len().saturating_sub(SAMPLE);
         for sample in 0..SAMPLES {

@@ -46,18 +46,20 @@ pub(super) fn embed(
     let outputs = table.plain_outputs()?;
     let held = |row: usize| (ids[row] as usize).checked_sub(first).filter(|&id| id < outputs);
     match table {
-        Weights::Int8(table) => each_row(pool, out, table.inputs, |row, out| match held(row) {
+        Weights::Int8(table) => each_row(pool, out, table.shape.inputs, |row, out| match held(row) {
             Some(id) => table.read_row(path, id, out),
             None => out.fill(0.0),
         }),
         Weights::Stored(table) => match &table.data {
-            Elements::BlockFloats(data) => each_row(pool, out, table.inputs, |row, out| match held(row) {
-                Some(id) => data.read_row(id, out),
-                None => out.fill(0.0),
-            }),
+            Elements::BlockFloats(data) => {
+                each_row(pool, out, table.shape.inputs, |row, out| match held(row) {
+                    Some(id) => data.read_row(id, out),
+                    None => out.fill(0.0),
+                })
+            }
             Elements::Stored(data) => {
-                let steps = table.steps();
-                with_format!(data, Fmt, data => each_row(pool, out, table.inputs, |row, out| {
+                let steps = table.shape.steps();
+                with_format!(data, Fmt, data => each_row(pool, out, table.shape.inputs, |row, out| {
                     let Some(id) = held(row) else { return out.fill(0.0) };
                     let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
                     for (input, out) in out.iter_mut().enumerate() {

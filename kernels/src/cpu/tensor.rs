@@ -15,10 +15,8 @@ pub struct Tensor {
 
 impl Tensor {
     pub(super) fn zeroed(capacity: usize, width: usize) -> Result<Self, DeviceError> {
-        let what = "an activation buffer";
-        let elements =
-            capacity.checked_mul(width).ok_or(DeviceError::OutOfMemory { what, wanted: usize::MAX })?;
-        Ok(Self { capacity, width, live: 0, data: Buffer::zeroed(elements, what)? })
+        let data = Buffer::zeroed(capacity.checked_mul(width), "an activation buffer")?;
+        Ok(Self { capacity, width, live: 0, data })
     }
 
     /// Elements of a row.

@@ -5,8 +5,9 @@ use std::fs::File;
 use super::int8::Int8Matrix;
 use super::isa::Path;
 use super::matrix::{Form, Matrix};
+use super::parts::{Parts, Shape};
 use super::pool::ThreadPool;
-use crate::{DeviceError, HostMatrix, Quantize, WeightType};
+use crate::{DeviceError, Quantize, WeightType};
 
 /// A weight matrix, `y = x · Wᵀ`.
 pub enum Weights {
@@ -20,27 +21,25 @@ impl Weights {
     pub(super) fn pack(
         path: Path,
         pool: &mut ThreadPool,
-        parts: &[HostMatrix<'_>],
-        paired: bool,
+        parts: Parts<'_>,
         quantize: Quantize,
     ) -> Result<Self, DeviceError> {
         Ok(match quantize {
-            Quantize::None => Self::Stored(Matrix::pack(path, pool, parts, paired)?),
-            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, parts, paired)?),
+            Quantize::None => Self::Stored(Matrix::pack(Form::of(parts.dtype, path), pool, parts)?),
+            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, parts)?),
         })
     }
 
-    /// Bytes of such a matrix, packed. `None` where there is no number for them.
+    /// Bytes of such a matrix, packed from elements of type `dtype`. `None` where there is no number for them.
     pub(super) fn len_packed(
         path: Path,
-        (outputs, inputs): (usize, usize),
+        shape: Shape,
         dtype: WeightType,
-        paired: bool,
         quantize: Quantize,
     ) -> Option<usize> {
         match quantize {
-            Quantize::None => Matrix::len(outputs, inputs, paired, Form::of(dtype, path)),
-            Quantize::Int8 => Int8Matrix::len(outputs, inputs, paired),
+            Quantize::None => Matrix::len(shape, Form::of(dtype, path)),
+            Quantize::Int8 => Int8Matrix::len(shape),
         }
     }
 
@@ -48,14 +47,13 @@ impl Weights {
     pub(super) fn mapped(
         path: Path,
         (file, from): (&File, u64),
-        shape: (usize, usize),
+        shape: Shape,
         dtype: WeightType,
-        paired: bool,
         quantize: Quantize,
     ) -> Result<Self, DeviceError> {
         Ok(match quantize {
-            Quantize::Int8 => Self::Int8(Int8Matrix::mapped(file, from, shape, paired)?),
-            Quantize::None => Self::Stored(Matrix::mapped(file, from, shape, paired, Form::of(dtype, path))?),
+            Quantize::None => Self::Stored(Matrix::mapped(file, from, shape, Form::of(dtype, path))?),
+            Quantize::Int8 => Self::Int8(Int8Matrix::mapped(file, from, shape)?),
         })
     }
 
@@ -83,25 +81,23 @@ impl Weights {
         Ok(self.outputs() / 2)
     }
 
-    fn paired(&self) -> bool {
+    fn shape(&self) -> Shape {
         match self {
-            Self::Stored(matrix) => matrix.paired,
-            Self::Int8(matrix) => matrix.paired,
+            Self::Stored(matrix) => matrix.shape,
+            Self::Int8(matrix) => matrix.shape,
         }
+    }
+
+    fn paired(&self) -> bool {
+        self.shape().paired
     }
 
     pub(super) fn outputs(&self) -> usize {
-        match self {
-            Self::Stored(matrix) => matrix.outputs,
-            Self::Int8(matrix) => matrix.outputs,
-        }
+        self.shape().outputs
     }
 
     pub(super) fn inputs(&self) -> usize {
-        match self {
-            Self::Stored(matrix) => matrix.inputs,
-            Self::Int8(matrix) => matrix.inputs,
-        }
+        self.shape().inputs
     }
 
     /// Bytes that it takes.

@@ -3,34 +3,18 @@
 use std::ops::Range;
 
 use super::super::format::STEP;
-use super::super::matrix::panel_rows;
-use super::super::memory::{Buffer, Shared};
+use super::super::memory::Buffer;
+use super::super::parts::Parts;
 use super::super::pool::ThreadPool;
 use super::super::simd::{LANES, from_bf16};
-use super::{BlockFloats, SPAN, SPAN_STEPS, STRETCH_STEPS, WEIGHT_BITS, inverse, lines, shared_exponent};
-use crate::{DeviceError, HostMatrix};
+use super::{BlockFloats, SPAN, SPAN_STEPS, STRETCH_STEPS, WEIGHT_BITS, inverse, shared_exponent};
+use crate::DeviceError;
 
 impl BlockFloats {
-    /// Packs `parts` of bfloat16, one below the other or [`paired`](panel_rows), into so many panels. Beside the
-    /// matrix nothing is allocated.
-    pub(in super::super) fn pack(
-        pool: &mut ThreadPool,
-        parts: &[HostMatrix<'_>],
-        paired: bool,
-        panels: usize,
-        inputs: usize,
-    ) -> Result<Self, DeviceError> {
-        const WHAT: &str = "a weight matrix";
-        let too_much = DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX };
-        let len = Self::len(panels, inputs).ok_or(too_much)?;
-        let mut data = Buffer::zeroed(len, WHAT)?;
-        let bytes = lines(inputs.div_ceil(2)) * LINE;
-        let to = Shared::new(data.bytes_mut());
-        pool.run(panels, |panel, _| {
-            // SAFETY: each task has a panel to itself.
-            let to = unsafe { to.part(panel * bytes, bytes) };
-            pack_panel(&panel_rows(parts, paired, panel), inputs, to);
-        })?;
+    /// Packs parts of bfloat16. Beside the matrix nothing is allocated.
+    pub(in super::super) fn pack(pool: &mut ThreadPool, parts: Parts<'_>) -> Result<Self, DeviceError> {
+        let mut data = Buffer::zeroed(Self::len(parts.shape), "a weight matrix")?;
+        parts.pack(pool, data.bytes_mut(), |rows, to| pack_panel(rows, parts.shape.inputs, to))?;
         Ok(Self::new(data))
     }
 }

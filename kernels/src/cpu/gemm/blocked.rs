@@ -39,7 +39,7 @@ impl<W: Way> Op for Blocked<'_, W> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { work, data, panels, tiles, sums } = self;
-        let (tiling, steps) = (work.tiling, work.matrix.steps());
+        let (tiling, steps) = (work.tiling, work.matrix.shape.steps());
         let mut first = tiles.0;
         while first < tiles.1 {
             let last = band_end(tiling, first, tiles.1);

@@ -48,7 +48,7 @@ impl<W: Way, const R: usize, const P: usize> Op for OfRows<'_, W, R, P> {
 impl<W: Way> Sweep<'_, W> {
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, panel: usize) {
-        let steps = self.work.matrix.steps();
+        let steps = self.work.matrix.shape.steps();
         let lines = W::lines(steps);
         let mut panels = [self.data.elements.as_ptr(); P];
         for (p, at) in panels.iter_mut().enumerate() {

@@ -21,7 +21,7 @@ impl Op for Pass<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Work { x, tiling, door, matrix, .. } = self.work;
-        let (inputs, words) = (matrix.inputs, door_words(matrix.inputs, S::DOT_INPUTS));
+        let (inputs, words) = (matrix.shape.inputs, door_words(matrix.shape.inputs, S::DOT_INPUTS));
         let (first, rows) = tiling.tile(self.tile);
         // SAFETY: each tile has a part of its own.
         let to = unsafe { door.part(first * words, rows * words) };

@@ -5,66 +5,54 @@ use std::marker::PhantomData;
 
 use super::super::format::{Bf16, F16, F32, Format};
 use super::super::isa::Path;
-use super::super::matrix::{check, panel_rows, panels};
-use super::super::memory::{Buffer, Shared};
+use super::super::memory::Buffer;
+use super::super::parts::{Parts, Shape};
 use super::super::pool::ThreadPool;
 use super::super::simd::{LANES, Op, Simd};
 use super::quantise::quantise;
 use super::{GROUP, Int8Matrix, OFFSET, PAD, group_bytes, panel_bytes, place};
-use crate::{DeviceError, HostMatrix, WeightType};
+use crate::{DeviceError, WeightType};
 
 impl Int8Matrix {
     /// Bytes of such a matrix. `None` where there is no number for them.
-    pub(in super::super) fn len(outputs: usize, inputs: usize, paired: bool) -> Option<usize> {
-        panels(outputs, paired).checked_mul(panel_bytes(inputs))
+    pub(in super::super) fn len(shape: Shape) -> Option<usize> {
+        shape.panels().checked_mul(panel_bytes(shape.inputs))
     }
 
     /// One that was packed before, in place in a file from byte `from` on, where [`Self::len`] bytes are.
-    pub(in super::super) fn mapped(
-        file: &File,
-        from: u64,
-        (outputs, inputs): (usize, usize),
-        paired: bool,
-    ) -> Result<Self, DeviceError> {
-        const WHAT: &str = "a packed weight matrix";
-        let too_much = DeviceError::OutOfMemory { what: WHAT, wanted: usize::MAX };
-        let len = Self::len(outputs, inputs, paired).ok_or(too_much)?;
-        Ok(Self { outputs, inputs, paired, data: Buffer::mapped(file, from, len, WHAT)? })
+    pub(in super::super) fn mapped(file: &File, from: u64, shape: Shape) -> Result<Self, DeviceError> {
+        Ok(Self { shape, data: Buffer::mapped(file, from, Self::len(shape), "a packed weight matrix")? })
     }
 
-    /// Quantises `parts`, one below the other or [`paired`](panel_rows). Beside the matrix nothing is allocated.
+    /// Quantises `parts`. Beside the matrix nothing is allocated.
     pub(in super::super) fn pack(
         path: Path,
         pool: &mut ThreadPool,
-        parts: &[HostMatrix<'_>],
-        paired: bool,
+        parts: Parts<'_>,
     ) -> Result<Self, DeviceError> {
-        let (outputs, inputs, dtype) = check(parts, paired)?;
-        let wanted = DeviceError::OutOfMemory { what: "a weight matrix", wanted: usize::MAX };
-        let bytes = Self::len(outputs, inputs, paired).ok_or(wanted)?;
-        let mut matrix = Self { outputs, inputs, paired, data: Buffer::zeroed(bytes, "a weight matrix")? };
-        let panels = matrix.panels();
-        let data = Shared::new(&mut matrix.data);
-        pool.run(panels, |panel, _| {
-            // SAFETY: each task has a panel to itself.
-            let to = unsafe { data.part(panel * panel_bytes(inputs), panel_bytes(inputs)) };
-            let rows = panel_rows(parts, paired, panel);
-            match dtype {
-                WeightType::F32 => path.run_int8(Panel::<F32> { rows, inputs, to, format: PhantomData }),
-                WeightType::F16 => path.run_int8(Panel::<F16> { rows, inputs, to, format: PhantomData }),
-                WeightType::Bf16 => path.run_int8(Panel::<Bf16> { rows, inputs, to, format: PhantomData }),
-            }
+        let Parts { shape, dtype, .. } = parts;
+        let mut data = Buffer::zeroed(Self::len(shape), "a weight matrix")?;
+        parts.pack(pool, &mut data, |rows, to| match dtype {
+            WeightType::F32 => path.run_int8(Panel::<F32>::new(rows, shape.inputs, to)),
+            WeightType::F16 => path.run_int8(Panel::<F16>::new(rows, shape.inputs, to)),
+            WeightType::Bf16 => path.run_int8(Panel::<Bf16>::new(rows, shape.inputs, to)),
         })?;
-        Ok(matrix)
+        Ok(Self { shape, data })
     }
 }
 
 /// One panel to be filled.
 struct Panel<'a, W: Format> {
-    rows: [Option<&'a [u8]>; LANES],
+    rows: &'a [Option<&'a [u8]>; LANES],
     inputs: usize,
     to: &'a mut [u8],
     format: PhantomData<W>,
+}
+
+impl<'a, W: Format> Panel<'a, W> {
+    fn new(rows: &'a [Option<&'a [u8]>; LANES], inputs: usize, to: &'a mut [u8]) -> Self {
+        Self { rows, inputs, to, format: PhantomData }
+    }
 }
 
 impl<W: Format> Op for Panel<'_, W> {

@@ -65,7 +65,7 @@ impl Scratch {
 
     /// Makes room for the products of a pair.
     pub(in super::super) fn fit_pair(&mut self, matrix: &Int8Matrix) -> Result<(), DeviceError> {
-        self.fit_sums(0, matrix.panels() * LANES)
+        self.fit_sums(0, matrix.shape.panels() * LANES)
     }
 
     fn fit_sums(&mut self, rows: usize, width: usize) -> Result<(), DeviceError> {
@@ -99,8 +99,8 @@ pub(in super::super) fn linear(
     let (door, sums) = (Shared::new(&mut scratch.door[..]), Shared::new(&mut scratch.sums[..]));
     let out = Shared::new(out);
     let (sums, width) = match store {
-        Store::Gated => (&sums, matrix.panels() * LANES),
-        Store::Set(_) | Store::Add(_) | Store::Largest(_) => (&out, matrix.outputs),
+        Store::Gated => (&sums, matrix.shape.panels() * LANES),
+        Store::Set(_) | Store::Add(_) | Store::Largest(_) => (&out, matrix.shape.outputs),
     };
     let work = Work { x, tiling, door: &door, matrix, store, sums, width, out: &out, thread: 0 };
     if tiling.tiles <= INLINE_TILES {
@@ -108,7 +108,7 @@ pub(in super::super) fn linear(
     } else {
         pool.run(tiling.tiles, |tile, _| path.run_int8(Pass { work, tile }))?;
     }
-    let panels = matrix.panels();
+    let panels = matrix.shape.panels();
     // A few tasks for each thread even out their ends; more of them where nothing but the weights has to be fetched.
     let each = if tiling.tiles == 1 { 8 } else { 4 };
     let share = panels.div_ceil(each * pool.threads()).next_multiple_of(MOST_PANELS);
@@ -183,7 +183,7 @@ impl Op for Block<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { work, panels: (mut first, end), tiles } = self;
-        let inputs = work.matrix.inputs;
+        let inputs = work.matrix.shape.inputs;
         // Whole sets, since a panel on its own is read from memory at three quarters of the rate that four are.
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
@@ -213,7 +213,7 @@ impl Block<'_> {
     #[inline(always)]
     fn gate<S: Simd>(self, s: S, first: usize, last: usize) {
         let Self { work, tiles, .. } = self;
-        let gates = work.matrix.outputs / 2;
+        let gates = work.matrix.shape.outputs / 2;
         for row in work.tiling.end(tiles.0)..work.tiling.end(tiles.1) {
             for panel in (first..last).step_by(2) {
                 let column = panel / 2 * LANES;
@@ -259,7 +259,7 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&self, s: S, panel: usize) {
         let Self { work, row, from, to, .. } = *self;
-        let bytes = panel_bytes(work.matrix.inputs);
+        let bytes = panel_bytes(work.matrix.shape.inputs);
         let data = &work.matrix.data[panel * bytes..(panel + N) * bytes];
         let groups = from / GROUP;
         let panels: [*const u8; N] =
@@ -276,13 +276,13 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
         // SAFETY: the door holds the tile's words, which were written before; nobody writes to it now. The panels are
         // whole by the slice above.
         unsafe {
-            let words = row * door_words(work.matrix.inputs, S::DOT_INPUTS)
+            let words = row * door_words(work.matrix.shape.inputs, S::DOT_INPUTS)
                 + R * groups * (2 + GROUP / S::DOT_INPUTS);
             let x = work.door.as_ptr().add(words).cast_const();
             add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
         }
         let bias = match work.store {
-            Store::Set(bias) | Store::Add(bias) if to == work.matrix.inputs => bias,
+            Store::Set(bias) | Store::Add(bias) if to == work.matrix.shape.inputs => bias,
             _ => None,
         };
         for (r, sums) in sums.iter().enumerate() {
@@ -294,7 +294,7 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
                     None => sum,
                 };
                 s.store_some(out, sum);
-                if let (Store::Largest(leaders), true) = (work.store, to == work.matrix.inputs) {
+                if let (Store::Largest(leaders), true) = (work.store, to == work.matrix.shape.inputs) {
                     let (thread, row, first) = (work.thread, row + r, (panel + p) * LANES);
                     s.call(Note { leaders, thread, row, first, logits: out });
                 }
