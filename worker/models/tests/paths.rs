@@ -25,10 +25,10 @@ fn apart(a: &Runs, b: &Runs) -> f32 {
     logprobs(a).iter().zip(&logprobs(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a model on all paths that are there. `same` have the bits of AVX2, the others stay within `bound` of its
-/// logprobs: some times what was measured of the portable path, whose differences an activation that falls to the other
-/// side of a step, of bfloat16 or of int8, makes larger.
-fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, same: &[Isa], bound: f32) {
+/// Runs a model on all paths that are there. Those in `close` stay within a bound of the logprobs of AVX2: two or three times
+/// what was measured, since an activation that falls to the other side of a step makes differences larger. All others
+/// have its bits.
+fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &[(Isa, f32)]) {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(changes));
     let prompts = [1, 9, 70].map(prompt);
@@ -52,36 +52,35 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, same: &[
             continue;
         }
         let got = run(isa);
-        if same.contains(&isa) {
-            assert!(bits(&got) == bits(&reference), "{what}: {isa} has other bits than {}", Isa::Avx2);
-            say(format!("{what}: {isa} has the bits of {}\n", Isa::Avx2));
-        } else {
+        if let Some((_, bound)) = close.iter().find(|(close, _)| *close == isa) {
             let apart = apart(&got, &reference);
             say(format!("{what}: {isa} is within {apart:.1e} of {}\n", Isa::Avx2));
-            assert!(apart <= bound, "{what}: {isa} is {apart:e} from {}, at most {bound:e}", Isa::Avx2);
+            assert!(apart <= *bound, "{what}: {isa} is {apart:e} from {}, at most {bound:e}", Isa::Avx2);
+        } else {
+            assert!(bits(&got) == bits(&reference), "{what}: {isa} has other bits than {}", Isa::Avx2);
+            say(format!("{what}: {isa} has the bits of {}\n", Isa::Avx2));
         }
     }
 }
 
-const FUSED: [Isa; 3] = [Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16];
-
 /// Measured: 9.5e-7.
 #[test]
 fn f32_weights() {
-    compare("f32", &json!({}), Quantize::None, &FUSED, 1e-5);
+    compare("f32", &json!({}), Quantize::None, &[(Isa::Portable, 1e-5)]);
 }
 
-/// The dot product of bfloat16 takes denormals for zeros, which may show. Measured: 0.018, and nothing with that product
-/// in emulation.
+/// Where there are dot products of bfloat16, activations have its eight bits; elsewhere they are block floats of thirteen.
+/// The two are 0.11 apart, as AVX2 is from itself when it rounds activations to bfloat16. The portable path multiplies as AVX2
+/// does, and differs elsewhere: 0.0057.
 #[test]
 fn bf16_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "tie_word_embeddings": true});
-    compare("bf16", &changes, Quantize::None, &FUSED[..2], 0.04);
+    compare("bf16", &changes, Quantize::None, &[(Isa::Portable, 0.02), (Isa::Avx512Bf16, 0.25)]);
 }
 
 /// Measured: 4.8e-7, no step having moved.
 #[test]
 fn int8_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "hidden_size": 200, "intermediate_size": 300});
-    compare("int8", &changes, Quantize::Int8, &FUSED, 5e-3);
+    compare("int8", &changes, Quantize::Int8, &[(Isa::Portable, 5e-3)]);
 }
