@@ -59,8 +59,9 @@ impl<T: Element> Buffer<T> {
         Ok(Self { start, len, bytes, owns: PhantomData })
     }
 
-    /// `len` elements as they stand in `file` from byte `from` on, which is a multiple of the page size. What is written
-    /// here stays here. `None` is more than there are numbers for. All of it is read at once, so that a file that cannot be read is an error and not a signal.
+    /// `len` elements as they stand in `file` from byte `from` on, which is a multiple of the page size; `None` is more than
+    /// there are numbers for. What is written here stays here. All of it is read at once, so that a file that cannot be
+    /// read is an error and not a signal.
     pub(super) fn mapped(
         file: &File,
         from: u64,

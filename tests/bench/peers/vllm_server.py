@@ -13,7 +13,8 @@ from front import port_and, serve
 def start(model, dtype, threads, budget):
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+        # GiB: sixteen requests of 576 tokens in f32, in blocks of 128, take 2.2.
+        "VLLM_CPU_KVCACHE_SPACE": "4",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{int(threads) - 1}",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "OMP_NUM_THREADS": threads,

@@ -25,9 +25,9 @@ fn apart(a: &Runs, b: &Runs) -> f32 {
     logprobs(a).iter().zip(&logprobs(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a model on all paths that are there. Those in `close` stay within a bound of the logprobs of AVX2: two or three times
-/// what was measured, since an activation that falls to the other side of a step makes differences larger. All others
-/// have its bits.
+/// Runs a model on all paths that are there. Those in `close` stay within a bound of the logprobs of AVX2: some times what
+/// was measured, and more where an activation that falls to the other side of a step of int8 would make differences
+/// larger. All others have its bits.
 fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &[(Isa, f32)]) {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(changes));
