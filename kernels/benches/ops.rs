@@ -1,8 +1,8 @@
 //! How fast the CPU device's operations are, at the shapes of Qwen3-0.6B.
 //!
-//! `cargo bench -p tutti-kernels -- [--threads N] [--isa NAME] [--json]`. Weights of a product are a ring of copies
+//! `cargo bench -p tutti-kernels -- [--threads N] [--isa NAME] [--only TEXT] [--json]`. Weights of a product are a ring of copies
 //! larger than the caches, so that one row's products read from memory as they do between layers, and so are pages. Each
-//! figure is the median of several rounds.
+//! figure is the median of several rounds; the best is beside it. `--only` measures what has TEXT in its name.
 #![allow(clippy::print_stdout)] // The figures are the output.
 
 use std::time::{Duration, Instant};
@@ -24,13 +24,22 @@ const BEYOND_CACHES: usize = 160 << 20;
 /// One line of the table.
 struct Figure {
     what: String,
-    time: Duration,
+    time: Times,
     rate: f64,
     unit: &'static str,
 }
 
+/// How long a call takes.
+#[derive(Clone, Copy)]
+struct Times {
+    median: Duration,
+    best: Duration,
+}
+
 struct Bench {
     device: CpuDevice,
+    /// What a figure's name contains that is measured.
+    only: String,
     figures: Vec<Figure>,
 }
 
@@ -41,7 +50,8 @@ fn main() -> Result<(), DeviceError> {
     let threads = value("--threads").and_then(|threads| threads.parse().ok()).unwrap_or(cores);
     let named = |name: &String| Isa::ALL.into_iter().find(|isa| isa.to_string() == *name);
     let isa = value("--isa").and_then(named).unwrap_or_else(Isa::detect);
-    let mut bench = Bench { device: CpuDevice::new(threads, isa)?, figures: Vec::new() };
+    let only = value("--only").cloned().unwrap_or_default();
+    let mut bench = Bench { device: CpuDevice::new(threads, isa)?, only, figures: Vec::new() };
     for dtype in [WeightType::Bf16, WeightType::F32] {
         bench.products(dtype)?;
     }
@@ -64,14 +74,16 @@ fn main() -> Result<(), DeviceError> {
         let figures: Vec<_> = bench
             .figures
             .iter()
-            .map(|f| serde_json::json!({"what": f.what, "microseconds": micros(f.time), "rate": f.rate, "unit": f.unit}))
+            .map(|f| serde_json::json!({"what": f.what, "microseconds": micros(f.time.median), "best": micros(f.time.best), "rate": f.rate, "unit": f.unit}))
             .collect();
         println!("{}", serde_json::json!({"device": describe, "figures": figures}));
         return Ok(());
     }
     println!("{describe}");
     for figure in &bench.figures {
-        println!("{:44} {:>12.1} us {:>9.1} {}", figure.what, micros(figure.time), figure.rate, figure.unit);
+        let Figure { what, time, rate, unit } = figure;
+        let best = rate * time.median.as_secs_f64() / time.best.as_secs_f64();
+        println!("{what:44} {:>12.1} us {rate:>9.1} {unit} (best {best:.1})", micros(time.median));
     }
     Ok(())
 }
@@ -80,8 +92,8 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The median time of a call, over rounds that together take about a third of a second.
-fn median(mut call: impl FnMut() -> Result<(), DeviceError>) -> Result<Duration, DeviceError> {
+/// The times of a call, over rounds that together take about a third of a second.
+fn times(mut call: impl FnMut() -> Result<(), DeviceError>) -> Result<Times, DeviceError> {
     call()?;
     let mut times = Vec::new();
     let began = Instant::now();
@@ -91,12 +103,12 @@ fn median(mut call: impl FnMut() -> Result<(), DeviceError>) -> Result<Duration,
         times.push(start.elapsed());
     }
     times.sort_unstable();
-    Ok(times[times.len() / 2])
+    Ok(Times { median: times[times.len() / 2], best: times[0] })
 }
 
 impl Bench {
-    fn figure(&mut self, what: String, time: Duration, amount: f64, unit: &'static str) {
-        self.figures.push(Figure { what, time, rate: amount / time.as_secs_f64() / 1e9, unit });
+    fn figure(&mut self, what: String, time: Times, amount: f64, unit: &'static str) {
+        self.figures.push(Figure { what, time, rate: amount / time.median.as_secs_f64() / 1e9, unit });
     }
 
     fn products(&mut self, dtype: WeightType) -> Result<(), DeviceError> {
@@ -108,6 +120,10 @@ impl Bench {
             ("down", INTERMEDIATE, HIDDEN),
             ("lm_head", HIDDEN, VOCABULARY),
         ] {
+            let names = [1, 4, 16, 512].map(|rows| format!("{dtype:?} {name} {inputs}x{outputs}, {rows} rows"));
+            if !names.iter().any(|name| name.contains(&self.only)) {
+                continue;
+            }
             let bytes = inputs * outputs * dtype.bytes();
             let weights: Vec<u8> = match dtype {
                 WeightType::F32 => (0..inputs * outputs).flat_map(|i| pattern(i).to_le_bytes()).collect(),
@@ -120,8 +136,8 @@ impl Bench {
             let matrices: Vec<Weights> =
                 (0..copies).map(|_| self.device.matrix(&[part], Quantize::None)).collect::<Result<_, _>>()?;
             drop(weights);
-            for rows in [1, 4, 16, 512] {
-                if rows == 512 && outputs == VOCABULARY {
+            for (rows, what) in [1, 4, 16, 512].into_iter().zip(names) {
+                if rows == 512 && outputs == VOCABULARY || !what.contains(&self.only) {
                     continue;
                 }
                 let values: Vec<f32> = (0..rows * inputs).map(pattern).collect();
@@ -129,11 +145,10 @@ impl Bench {
                 x.fill(&values)?;
                 let mut out = self.device.tensor(rows, outputs)?;
                 let mut turn = 0;
-                let time = median(|| {
+                let time = times(|| {
                     turn += 1;
                     self.device.linear(&x, &matrices[turn % copies], None, &mut out)
                 })?;
-                let what = format!("{dtype:?} {name} {inputs}x{outputs}, {rows} rows");
                 if rows == 512 {
                     self.figure(what, time, 2.0 * (rows * inputs * outputs) as f64, "GFLOP/s");
                 } else {
@@ -153,6 +168,10 @@ impl Bench {
         rows: &[(usize, usize)],
     ) -> Result<(), DeviceError> {
         const PAGE: usize = 16;
+        let what = format!("{dtype:?} attention, {what}");
+        if !what.contains(&self.only) {
+            return Ok(());
+        }
         let pages: usize = rows.iter().map(|(start, tokens)| (start + tokens).div_ceil(PAGE)).sum();
         let page_bytes = 2 * PAGE * SHAPE.kv_heads * SHAPE.head_dim * dtype.bytes();
         let layers = BEYOND_CACHES.div_ceil(pages * page_bytes);
@@ -186,11 +205,10 @@ impl Bench {
         let tokens: usize = rows.iter().map(|row| row.1).sum();
         let mut out = self.device.tensor(tokens, SHAPE.heads * SHAPE.head_dim)?;
         let mut turn = 0;
-        let time = median(|| {
+        let time = times(|| {
             turn += 1;
             self.device.attention(&qkv, SHAPE, &kv, turn % layers, &mut out)
         })?;
-        let what = format!("{dtype:?} attention, {what}");
         if tokens == rows.len() {
             self.figure(what, time, (pages * page_bytes) as f64, "GB/s");
             return Ok(());
@@ -199,7 +217,7 @@ impl Bench {
         self.figure(what, time, 4.0 * (pairs * SHAPE.heads * SHAPE.head_dim) as f64, "GFLOP/s");
         if rows == [(0, 512)] {
             let norm = self.device.vector(&[1.0; SHAPE.head_dim])?;
-            let time = median(|| {
+            let time = times(|| {
                 turn += 1;
                 let norms = Some(HeadNorms { q: &norm, k: &norm, eps: 1e-6 });
                 self.device.rotate_and_store(&mut qkv, SHAPE, norms, &angles, &mut kv, turn % layers)
@@ -264,7 +282,10 @@ impl Bench {
                 logprobs,
             };
             let mut out = Vec::new();
-            let time = median(|| {
+            if !format!("sample, {name}").contains(&self.only) {
+                continue;
+            }
+            let time = times(|| {
                 out.clear();
                 self.device.sample(&logits, &[(0, row)], &mut out)
             })?;

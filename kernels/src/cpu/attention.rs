@@ -1,6 +1,6 @@
 //! Causal attention over paged keys and values, for ragged batches of prefills and decodes alike.
 //!
-//! A query walks over *blocks* of [`BLOCK`] keys, aligned to absolute positions, from the first that its window
+//! A query loops over *blocks* of [`Kernel::BLOCK`] keys, aligned to absolute positions, from the first that its window
 //! reaches to its own, and keeps a running maximum, sum and weighted sum of values (online softmax). After every
 //! [`RANGE`] keys, also aligned, it starts anew, and what the ranges gave is merged in their order. Which blocks and
 //! ranges those are, their order, and every sum within them follow from the query's own position and the window alone,
@@ -11,18 +11,21 @@
 //! Keys that a query does not see are masked before the softmax, and their values are never read: a page's unwritten
 //! slots may hold anything, and 0 * NaN would be NaN.
 
-mod panel;
+mod dots;
+mod kernel;
+mod kv_loop;
 mod partial;
 mod plan;
-mod scores;
 mod softmax;
-mod walk;
-mod weigh;
+mod widened;
 
+use self::dots::Dots;
+use self::kernel::Kernel;
+use self::kv_loop::{KvLoop, Next};
 use self::partial::Partial;
 use self::plan::{Piece, Plan};
-use self::walk::{Next, Walk};
-use super::format::with_format;
+use self::widened::Widened;
+use super::format::{Bf16, F16, F32, Stored};
 use super::isa::Path;
 use super::kv::{KvPool, Layout};
 use super::memory::{Buffer, Shared};
@@ -31,11 +34,7 @@ use super::simd::LANES;
 use super::step::Step;
 use crate::{AttentionShape, DeviceError};
 
-/// Keys of a block.
-const BLOCK: usize = 64;
-/// Panels of sixteen keys in a block.
-const BLOCK_PANELS: usize = BLOCK / LANES;
-/// Keys of a range: a multiple of [`BLOCK`]. Merging a range costs a query about as much as two keys.
+/// Keys of a range: a multiple of every kernel's block. Merging a range costs a query about as much as two keys.
 const RANGE: usize = 512;
 /// Query rows (tokens by heads of a group) that share the reads of a block.
 const TILE_QUERIES: usize = 48;
@@ -77,11 +76,31 @@ pub(super) fn attention(
     scratch: &mut Scratch,
     operands: Attention<'_>,
 ) -> Result<(), DeviceError> {
+    match &operands.kv.data {
+        Stored::F32(data) => attend::<Widened<F32>>(path, pool, step, scratch, operands, data),
+        Stored::F16(data) => attend::<Widened<F16>>(path, pool, step, scratch, operands, data),
+        Stored::Bf16(data) if path.dots_bf16() => {
+            attend::<Dots>(path, pool, step, scratch, operands, data)
+        }
+        Stored::Bf16(data) => attend::<Widened<Bf16>>(path, pool, step, scratch, operands, data),
+    }
+}
+
+/// Computes attention with one kernel.
+fn attend<K: Kernel>(
+    path: Path,
+    pool: &mut ThreadPool,
+    step: &Step,
+    scratch: &mut Scratch,
+    operands: Attention<'_>,
+    data: &[K::Raw],
+) -> Result<(), DeviceError> {
+    const { assert!(RANGE.is_multiple_of(K::BLOCK) && K::BLOCK <= kernel::MOST_PANELS * LANES) };
     let Attention { qkv, shape, kv, layer, out } = operands;
     let threads = pool.threads();
     let sight = Sight { window: shape.window };
     let queries = plan::tile_tokens(&shape) * (shape.heads / shape.kv_heads);
-    let part = State::floats(queries, shape.head_dim);
+    let part = State::floats(queries, shape.head_dim, K::BLOCK);
     let Scratch { plan, floats, partials } = scratch;
     let floats = grown(floats, threads * part)?;
     let partials = grown(partials, if threads > 1 { plan::MOST_PARTIALS } else { 0 })?;
@@ -89,26 +108,28 @@ pub(super) fn attention(
     let (plan, floats, partials, out) =
         (&*plan, Shared::new(floats), Shared::new(partials), Shared::new(out));
     let layout = Layout::new(&kv.shape, layer);
-    with_format!(&kv.data, Fmt, data => pool.run(plan.pieces.len(), |task, thread| {
+    pool.run(plan.pieces.len(), |task, thread| {
         let piece = plan.pieces[task];
         let row = &step.rows[piece.tile.row];
         // SAFETY: each thread has a part of its own, and runs one task at a time.
         let floats = unsafe { floats.part(thread * part, part) };
         let queries = piece.tile.tokens * (shape.heads / shape.kv_heads);
-        let state = State::new(floats, queries, shape.head_dim);
+        let state = State::new(floats, queries, shape.head_dim, K::BLOCK);
         let table = step.block_table(row);
         let (partials, out) = (&partials, &out);
         // A thread's pieces follow each other, as a rule.
         let next = plan.pieces.get(task + 1).map(|piece| {
             let row = &step.rows[piece.tile.row];
             let first = sight.first(row.start + piece.tile.first);
-            let start = piece.part.map_or(first, |part| first.max(part.range * RANGE)) / BLOCK * BLOCK;
+            let start = piece.part.map_or(first, |part| first.max(part.range * RANGE)) / K::BLOCK * K::BLOCK;
             let end = row.start + piece.tile.first + piece.tile.tokens;
             Next { table: step.block_table(row), kv_head: piece.kv_head, keys: start..end }
         });
-        let walk = Walk::<Fmt> { qkv, out, partials, shape, sight, data, layout, row, table, plan, piece, next, state };
-        path.run(walk);
-    }))
+        K::run(
+            path,
+            KvLoop::<K> { qkv, out, partials, shape, sight, data, layout, row, table, plan, piece, next, state },
+        );
+    })
 }
 
 /// The buffer, with room for so many elements.
@@ -133,6 +154,15 @@ struct Visible {
     end: usize,
 }
 
+/// What some queries see of a block.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// One of them, at least.
+    any: Visible,
+    /// All of them.
+    common: Visible,
+}
+
 impl Sight {
     /// The first key that a query at `position` sees.
     #[inline(always)]
@@ -140,20 +170,20 @@ impl Sight {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// What a query at `position` sees of the block at `start`.
+    /// What a query at `position` sees of the block of `keys` keys at `start`.
     #[inline(always)]
-    fn of_block(self, position: usize, start: usize) -> Visible {
-        let first = self.first(position).saturating_sub(start).min(BLOCK);
-        let end = (position + 1).saturating_sub(start).min(BLOCK);
+    fn of_block(self, keys: usize, position: usize, start: usize) -> Visible {
+        let first = self.first(position).saturating_sub(start).min(keys);
+        let end = (position + 1).saturating_sub(start).min(keys);
         Visible { first, end }
     }
 }
 
 /// A task's working memory, by query.
 struct State<'a> {
-    /// Queries, `head_dim` elements each, in the order in which scores want them.
+    /// Queries, `head_dim` elements each, as the kernel lays them out.
     q: &'a mut [f32],
-    /// Scores of a block, then their exponentials, `[queries, BLOCK]`.
+    /// Scores of a block, then their weights, `[queries, block]`.
     scores: &'a mut [f32],
     /// What the sums of earlier blocks are to be multiplied with, and room for sixteen more.
     decay: &'a mut [f32],
@@ -164,14 +194,14 @@ struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    fn floats(queries: usize, head_dim: usize) -> usize {
-        queries * (head_dim + BLOCK + 1) + LANES + 2 * Partial::floats(queries, head_dim)
+    fn floats(queries: usize, head_dim: usize, block: usize) -> usize {
+        queries * (head_dim + block + 1) + LANES + 2 * Partial::floats(queries, head_dim)
     }
 
     /// Cuts up [`floats`](Self::floats) floats, or more.
-    fn new(floats: &'a mut [f32], queries: usize, head_dim: usize) -> Self {
+    fn new(floats: &'a mut [f32], queries: usize, head_dim: usize, block: usize) -> Self {
         let (q, rest) = floats.split_at_mut(queries * head_dim);
-        let (scores, rest) = rest.split_at_mut(queries * BLOCK);
+        let (scores, rest) = rest.split_at_mut(queries * block);
         let (decay, rest) = rest.split_at_mut(queries + LANES);
         let (range, rest) = rest.split_at_mut(Partial::floats(queries, head_dim));
         let (whole, _) = rest.split_at_mut(Partial::floats(queries, head_dim));

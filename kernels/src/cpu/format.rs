@@ -18,8 +18,9 @@ pub(super) const STEP: usize = 2 * LANES;
 pub(super) trait Format: Copy + Send + Sync + 'static {
     /// One element in memory.
     type Raw: Element;
+    const IS_BF16: bool;
     /// Whether a product starts with the odd input of each pair, as the dot-product instruction does.
-    const ODD_FIRST: bool;
+    const ODD_FIRST: bool = Self::IS_BF16;
 
     /// Where in a step output `lane` of the even (0) or odd (1) input lies.
     fn place(parity: usize, lane: usize) -> usize;
@@ -49,7 +50,7 @@ pub(super) struct F32;
 
 impl Format for F32 {
     type Raw = f32;
-    const ODD_FIRST: bool = false;
+    const IS_BF16: bool = false;
 
     #[inline(always)]
     fn place(parity: usize, lane: usize) -> usize {
@@ -86,7 +87,7 @@ pub(super) struct F16;
 
 impl Format for F16 {
     type Raw = u16;
-    const ODD_FIRST: bool = false;
+    const IS_BF16: bool = false;
 
     #[inline(always)]
     fn place(parity: usize, lane: usize) -> usize {
@@ -122,7 +123,7 @@ pub(super) struct Bf16;
 
 impl Format for Bf16 {
     type Raw = u16;
-    const ODD_FIRST: bool = true;
+    const IS_BF16: bool = true;
 
     #[inline(always)]
     fn place(parity: usize, lane: usize) -> usize {

@@ -1,21 +1,23 @@
 //! `y = x · Wᵀ` over packed panels.
 //!
-//! Activations pass a *door* first: they are copied into tiles of a few rows, transposed so that a tile's rows lie
-//! side by side for each input, and rounded to bfloat16 where the weights are. Then one read of the weights from memory
-//! serves all rows: a few, which are one tile, in a [`sweep`] over whole panels; more of them [`blocked`].
+//! Activations are packed first ([`activations`]): copied into tiles of a few rows, transposed so that a tile's rows lie side
+//! by side for each input, and rounded to what the [micro-kernel](micro_kernel) multiplies. Then one read of the weights
+//! from memory serves all rows: a few, which are one tile, by whole panels ([`small_m`]); more of them [`blocked`].
 
+mod activations;
 mod blocked;
-mod door;
-mod sweep;
-mod way;
+mod micro_kernel;
+mod small_m;
 
+use self::activations::PackActivations;
 use self::blocked::{Blocked, SUMS, TASK_PANELS};
-use self::door::Door;
-use self::sweep::Sweep;
-use self::way::{Data, Dots, Inputs, Layout, Spans, Way, Widened};
+use self::micro_kernel::{Data, Dots, Inputs, MicroKernel, Spans, Widened};
+use self::small_m::SmallM;
 use super::argmax::{Leaders, Note};
 use super::block_float::SPAN_STEPS;
-use super::format::{Bf16, F16, F32, Stored};
+#[cfg(test)]
+use super::format::Bf16;
+use super::format::{F16, F32, Stored};
 use super::input::Input;
 use super::isa::Path;
 use super::matrix::{Elements, Matrix};
@@ -23,7 +25,7 @@ use super::memory::{Buffer, Shared};
 use super::pool::ThreadPool;
 use super::rowwise::SiluMul;
 use super::simd::{LANES, Op, Simd};
-use super::tile::Tiling;
+use super::tile::{LargestTile, Tiling};
 use crate::DeviceError;
 
 /// What becomes of a product.
@@ -49,10 +51,10 @@ pub(super) struct Product<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// What products work in.
+/// Memory that products work in.
 pub(super) struct Scratch {
-    /// Where activations are laid out.
-    door: Buffer<f32>,
+    /// Packed activations.
+    activations: Buffer<f32>,
     /// [`SUMS`] for each thread.
     sums: Buffer<f32>,
 }
@@ -60,26 +62,26 @@ pub(super) struct Scratch {
 impl Scratch {
     pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
         let sums = Buffer::zeroed(threads * SUMS, "sums of a product")?;
-        Ok(Self { door: Buffer::zeroed(0, DOOR)?, sums })
+        Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, sums })
     }
 
     /// Makes room for products of so many rows and inputs.
     pub(super) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
         let padded = rows * inputs.next_multiple_of(2);
-        if self.door.len() < padded {
-            self.door = Buffer::zeroed(padded, DOOR)?;
+        if self.activations.len() < padded {
+            self.activations = Buffer::zeroed(padded, ACTIVATIONS)?;
         }
         Ok(())
     }
 
-    /// The most that they take.
+    /// The most bytes that products take.
     pub(super) fn bytes(&self) -> usize {
-        (self.door.len() + self.sums.len()) * size_of::<f32>()
+        (self.activations.len() + self.sums.len()) * size_of::<f32>()
     }
 }
 
-/// What the door's memory is for.
-const DOOR: &str = "activations of a product";
+/// The name of that memory in errors.
+const ACTIVATIONS: &str = "activations of a product";
 
 /// Computes a product. `scratch` fits its rows and inputs.
 pub(super) fn linear(
@@ -88,55 +90,37 @@ pub(super) fn linear(
     scratch: &mut Scratch,
     product: Product<'_>,
 ) -> Result<(), DeviceError> {
-    linear_with(path, pool, scratch, product, path.dots_bf16())
+    match &product.matrix.data {
+        Elements::Stored(Stored::F32(data)) => multiply::<Widened<F32>>(path, pool, scratch, product, data),
+        Elements::Stored(Stored::F16(data)) => multiply::<Widened<F16>>(path, pool, scratch, product, data),
+        // Only paths with dot products of bfloat16 keep it: see `Form::of`.
+        Elements::Stored(Stored::Bf16(data)) => multiply::<Dots>(path, pool, scratch, product, data),
+        Elements::BlockFloats(data) => multiply::<Spans>(path, pool, scratch, product, data.data()),
+    }
 }
 
-/// [`linear`], with bfloat16 kept as pairs or not.
-fn linear_with(
+/// Computes a product with one micro-kernel.
+fn multiply<K: MicroKernel>(
     path: Path,
     pool: &mut ThreadPool,
     scratch: &mut Scratch,
     product: Product<'_>,
-    dots: bool,
+    elements: &[K::Raw],
 ) -> Result<(), DeviceError> {
     let Product { x, rows, matrix, store, out } = product;
-    let tiling = Tiling::new(rows, path.run(LargestTile));
-    let (door, sums) = (Shared::new(&mut scratch.door[..]), Shared::new(&mut scratch.sums[..]));
-    let layout = match &matrix.data {
-        Elements::Stored(Stored::F32(_) | Stored::F16(_)) => Layout::Plain,
-        Elements::Stored(Stored::Bf16(_)) if dots => Layout::Pairs,
-        // In the tests alone: without dot products they are block floats.
-        Elements::Stored(Stored::Bf16(_)) => Layout::Rounded,
-        Elements::BlockFloats(_) => Layout::Spans,
-    };
-    Door { x, inputs: matrix.shape.inputs, tiling, layout }.pass(path, pool, &door)?;
+    let tiling = Tiling::new(rows, K::run(path, LargestTile));
+    let (activations, sums) = (Shared::new(&mut scratch.activations[..]), Shared::new(&mut scratch.sums[..]));
+    PackActivations { x, inputs: matrix.shape.inputs, tiling }.run::<K>(path, pool, &activations)?;
     let out = Shared::new(out);
-    let work = Work { tiling, door: &door, sums: &sums, matrix, store, out: &out, thread: 0 };
-    match &matrix.data {
-        Elements::Stored(Stored::F32(data)) => work.run::<Widened<F32>>(path, pool, data),
-        Elements::Stored(Stored::F16(data)) => work.run::<Widened<F16>>(path, pool, data),
-        Elements::Stored(Stored::Bf16(data)) if dots => work.run::<Dots>(path, pool, data),
-        Elements::Stored(Stored::Bf16(data)) => work.run::<Widened<Bf16>>(path, pool, data),
-        Elements::BlockFloats(data) => work.run::<Spans>(path, pool, data.data()),
-    }
-}
-
-/// Rows that a tile can have.
-struct LargestTile;
-
-impl Op for LargestTile {
-    type Output = usize;
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        S::ACCUMULATORS
-    }
+    let work = Work { tiling, activations: &activations, sums: &sums, matrix, store, out: &out, thread: 0 };
+    work.run::<K>(path, pool, elements)
 }
 
 /// What all tasks of one product share.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     tiling: Tiling,
-    door: &'a Shared<'a, f32>,
+    activations: &'a Shared<'a, f32>,
     /// [`SUMS`] for each thread.
     sums: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
@@ -147,7 +131,12 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn run<W: Way>(&self, path: Path, pool: &mut ThreadPool, elements: &[W::Raw]) -> Result<(), DeviceError> {
+    fn run<K: MicroKernel>(
+        &self,
+        path: Path,
+        pool: &mut ThreadPool,
+        elements: &[K::Raw],
+    ) -> Result<(), DeviceError> {
         let panels = self.matrix.shape.panels();
         let data = Data { elements, steps: self.matrix.shape.steps() };
         // Some tasks for each thread even out their ends.
@@ -161,7 +150,7 @@ impl Work<'_> {
             let band = self.tiling.tiles.div_ceil(bands.max(1));
             return pool.run(columns * bands, |task, thread| {
                 let (column, first) = (task / bands, task % bands * band);
-                let block = Blocked::<W> {
+                let block = Blocked::<K> {
                     work: Self { thread, ..*self },
                     data,
                     panels: (column * share, panels.min((column + 1) * share)),
@@ -169,31 +158,30 @@ impl Work<'_> {
                     // SAFETY: each thread has a part of its own, and runs one task at a time.
                     sums: unsafe { self.sums.part(thread * SUMS, SUMS) },
                 };
-                W::run(path, block);
+                K::run(path, block);
             });
         }
         // Four panels or more, which a single row needs.
         let share = share.next_multiple_of(4);
         pool.run(panels.div_ceil(share), |task, thread| {
             let panels = (task * share, panels.min((task + 1) * share));
-            let sweep = Sweep::<W> { work: Self { thread, ..*self }, data, panels };
-            W::run(path, sweep);
+            K::run(path, SmallM::<K> { work: Self { thread, ..*self }, data, panels });
         })
     }
 
-    /// Where the door has laid out the inputs from step `step` on of the tile of `R` rows that starts with `row`.
+    /// Where the activations from step `step` on lie of the tile of `R` rows that starts with `row`.
     ///
     /// # Safety
     ///
     /// There is such a tile.
     #[inline(always)]
-    unsafe fn inputs<W: Way, const R: usize>(&self, row: usize, step: usize) -> Inputs {
+    unsafe fn inputs<K: MicroKernel, const R: usize>(&self, row: usize, step: usize) -> Inputs {
         let steps = self.matrix.shape.steps();
-        // SAFETY: parts of the door, by the contract.
+        // SAFETY: within the packed activations, by the contract.
         unsafe {
-            let tile = self.door.as_ptr().add(row * 2 * steps).cast_const();
+            let tile = self.activations.as_ptr().add(row * 2 * steps).cast_const();
             let powers = tile.add((steps + step / SPAN_STEPS) * R);
-            Inputs { values: tile.add(W::STEP_WORDS * step * R), powers }
+            Inputs { values: tile.add(K::LAYOUT.step_words() * step * R), powers }
         }
     }
 
@@ -271,16 +259,18 @@ mod tests {
     use super::*;
     use crate::{HostMatrix, WeightType};
 
-    /// No machine of ours has the dot-product instruction, but all that surrounds it can be checked without: pairs
-    /// multiplied by other means come to the same bits as widened elements.
+    /// All that surrounds the dot-product instruction is checked without it: pairs multiplied by other means come to the same
+    /// bits as widened elements.
     #[test]
-    fn pairs_at_the_door_give_the_bits_of_widened_elements() {
+    fn packed_pairs_give_the_bits_of_widened_elements() {
         let mut random = Random::new(11);
         for isa in testable("bfloat16 pairs") {
             let path = Path::new(isa).unwrap();
             for threads in [1, 2] {
                 let mut pool = ThreadPool::new(threads).unwrap();
-                for (rows, inputs, outputs) in [(1, 64, 100), (2, 7, 17), (7, 33, 40), (29, 128, 70)] {
+                for (rows, inputs, outputs) in
+                    [(1, 64, 100), (2, 7, 17), (7, 33, 40), (16, 1090, 50), (29, 128, 70), (200, 66, 48)]
+                {
                     let bytes: Vec<u8> = random
                         .normals(inputs * outputs, 1.0)
                         .into_iter()
@@ -291,18 +281,18 @@ mod tests {
                     let parts = [part];
                     let parts = Parts::new(&parts, false).unwrap();
                     let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, parts).unwrap();
+                    let Elements::Stored(Stored::Bf16(data)) = &matrix.data else { unreachable!() };
                     let x = random.normals(rows * inputs, 1.0);
                     let mut scratch = Scratch::new(threads).unwrap();
                     scratch.fit(rows, inputs).unwrap();
-                    let mut run = |dots| {
-                        let mut out = vec![0.0; rows * outputs];
+                    let (mut dots, mut widened) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
+                    let product = |out| {
                         let x = Input { values: &x, norm: None };
-                        let (matrix, store) = (&matrix, Store::Set(None));
-                        let product = Product { x, rows, matrix, store, out: &mut out };
-                        linear_with(path, &mut pool, &mut scratch, product, dots).unwrap();
-                        out
+                        Product { x, rows, matrix: &matrix, store: Store::Set(None), out }
                     };
-                    assert_eq!(run(true), run(false), "{isa} {threads} {rows}x{inputs}x{outputs}");
+                    multiply::<Dots>(path, &mut pool, &mut scratch, product(&mut dots), data).unwrap();
+                    multiply::<Widened<Bf16>>(path, &mut pool, &mut scratch, product(&mut widened), data).unwrap();
+                    assert_eq!(dots, widened, "{isa} {threads} {rows}x{inputs}x{outputs}");
                 }
             }
         }

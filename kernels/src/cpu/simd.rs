@@ -32,8 +32,10 @@ pub(super) trait Op {
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F: Copy;
-    /// Blocks that a kernel can keep in registers as accumulators, beside what it needs to feed them.
-    const ACCUMULATORS: usize;
+    /// Rows of the largest tile of a product: with one panel its sums fit the registers, beside what feeds them.
+    const TILE_ROWS: usize;
+    /// Sums that a tile of several panels keeps in registers, at most.
+    const TILE_SUMS: usize;
 
     /// Runs `op` in a function of its own. Kernels call their inner loops this way: inlined into one another, their
     /// many variants take the compiler minutes.
@@ -78,6 +80,27 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Thirty-two u16 are readable at `weights`.
     unsafe fn dot_bf16(self, sum: Self::F, weights: *const u16, pair: u32) -> Self::F;
+    /// [`Self::dot_bf16`] with only those bits of each pair of weights that are set in `mask`, which keeps or drops each
+    /// half as a whole: what is dropped counts as zero, whatever it is.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::dot_bf16`]'s.
+    #[inline(always)]
+    unsafe fn dot_bf16_masked(self, sum: Self::F, weights: *const u16, pair: u32, mask: u32) -> Self::F {
+        let mut kept = [self.splat(0.0); 2];
+        // SAFETY: the caller's contract.
+        unsafe {
+            if mask & 0xffff != 0 {
+                kept[0] = self.load_bf16_even(weights);
+            }
+            if mask >> 16 != 0 {
+                kept[1] = self.load_bf16_odd(weights);
+            }
+        }
+        let [even, odd] = [pair << 16, pair & 0xffff_0000].map(f32::from_bits);
+        self.fma(kept[0], self.splat(even), self.fma(kept[1], self.splat(odd), sum))
+    }
 
     /// Sixteen i32, as sums of [`Self::dot_u8`].
     type I: Copy;
@@ -119,9 +142,44 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// `pair` is readable.
     unsafe fn dot_i16(self, sum: Self::I, weights: Self::I, pair: *const u32) -> Self::I;
-    /// The nearest integers, ties to even, of numbers in -32768 ..= 32767, two in a word as [`Self::dot_i16`] takes them;
-    /// others come to anything.
-    fn to_pairs(self, x: Self::F) -> [u32; LANES / 2];
+    /// Thirty-two numbers in -32768 ..= 32767, `low` first, rounded to the nearest integers, ties to even: two in a word as
+    /// [`Self::dot_i16`] takes them. Other numbers give any integers.
+    fn pairs_i16(self, low: Self::F, high: Self::F) -> Self::I;
+    /// Thirty-two numbers, `low` first, rounded to bfloat16: two in a word as [`Self::dot_bf16`] takes them.
+    #[inline(always)]
+    fn pairs_bf16(self, low: Self::F, high: Self::F) -> Self::I {
+        let mut lanes = [0.0; 2 * LANES];
+        self.store_some(&mut lanes[..LANES], self.round_to_bf16(low));
+        self.store_some(&mut lanes[LANES..], self.round_to_bf16(high));
+        let mut words = [0u32; LANES];
+        for (word, pair) in words.iter_mut().zip(lanes.as_chunks::<2>().0) {
+            *word = pair[0].to_bits() >> 16 | pair[1].to_bits();
+        }
+        // SAFETY: `words` holds thirty-two u16.
+        unsafe { self.load_i(words.as_ptr().cast()) }
+    }
+    /// # Safety
+    ///
+    /// Sixteen words are writable at `to`.
+    unsafe fn store_i(self, to: *mut u32, x: Self::I);
+    /// Stores the words of `R` rows, at most sixteen, as `[16][R]`.
+    ///
+    /// # Safety
+    ///
+    /// `16 * R` words are writable at `to`.
+    #[inline(always)]
+    unsafe fn store_transposed<const R: usize>(self, rows: &[Self::I; R], to: *mut u32) {
+        for (r, row) in rows.iter().enumerate() {
+            let mut words = [0; LANES];
+            // SAFETY: `words` has room for sixteen, and the rest is the caller's contract.
+            unsafe {
+                self.store_i(words.as_mut_ptr(), *row);
+                for (lane, word) in words.into_iter().enumerate() {
+                    *to.add(lane * R + r) = word;
+                }
+            }
+        }
+    }
     /// f32 with sixteen bytes as their exponents, and nothing else.
     ///
     /// # Safety
@@ -148,6 +206,13 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn round(self, a: Self::F) -> Self::F;
     /// 2 to the power of `n`, an integer in -126 ..= 127.
     fn exp2_integer(self, n: Self::F) -> Self::F;
+    /// `p` times 2 to the power of `n`, the integer nearest to `x`, which is at most 0; 0 where `x` is below -126.
+    #[inline(always)]
+    fn scale_by_exp2(self, p: Self::F, n: Self::F, x: Self::F) -> Self::F {
+        let lowest = self.splat(-126.0);
+        let n = self.max(n, lowest);
+        self.less(x, lowest, self.splat(0.0), self.mul(p, self.exp2_integer(n)))
+    }
     /// The lanes' sum: halves are added lane by lane until one is left.
     fn sum(self, a: Self::F) -> f32;
     /// The largest lane; meaningless when one is not a number.

@@ -4,7 +4,7 @@
 //! element falls into change only what is computed beside it, so they never change its bits.
 
 use super::format::{Format, STEP};
-use super::simd::Simd;
+use super::simd::{Op, Simd};
 
 /// Where a tile's activations lie: element (row, input) is at `start + row * row_stride + input * input_stride`.
 #[derive(Clone, Copy)]
@@ -15,7 +15,7 @@ pub(super) struct Rows {
 }
 
 /// Row counts that tiles come in. Few, because each is compiled for every format and instruction path.
-const TILE_ROWS: [usize; 7] = [12, 8, 6, 4, 3, 2, 1];
+const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
 /// Rows cut into tiles: as many of the largest as there are, and an end that is not left with a lonely row.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub(super) struct Tiling {
 }
 
 impl Tiling {
-    /// `largest` is one of [`TILE_ROWS`].
+    /// `largest` is one of [`HEIGHTS`].
     pub(super) fn new(rows: usize, largest: usize) -> Self {
         let full = if rows < 2 * largest { usize::from(rows == largest) } else { rows / largest - 1 };
         let mut tiling = Self { rows, largest, full, tiles: full };
@@ -59,32 +59,33 @@ impl Tiling {
 
     /// The next tile where `left` rows, fewer than two of the largest tiles, are left.
     fn end_tile(self, left: usize) -> usize {
-        if left <= self.largest && TILE_ROWS.contains(&left) {
+        if left <= self.largest && HEIGHTS.contains(&left) {
             return left;
         }
         let half = left.div_ceil(2).min(self.largest);
-        TILE_ROWS.into_iter().rev().find(|&rows| rows >= half).unwrap_or(1).min(self.largest)
+        HEIGHTS.into_iter().rev().find(|&rows| rows >= half).unwrap_or(1).min(self.largest)
     }
 }
 
 /// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` for that and `P` for how many panels it covers:
-/// so many that there are enough independent chains to hide the latency of a multiply-add, as far as registers allow.
+/// as many as registers have room for, so that there are enough independent chains to hide the latency of a multiply-add
+/// and each load of an activation feeds several of them.
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
-        for_tile!(@ $simd, $rows, $body, 1, 2, 3, 4, 6, 8, 12)
+        for_tile!(@ $simd, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
     };
     (@ $simd:ident, $rows:expr, $body:expr, $($r:literal),*) => {
         match $rows {
             $($r => {
                 const R: usize = $r;
                 // `const` blocks, so that what does not fit is not even compiled.
-                if const { R * 4 < $simd::ACCUMULATORS } {
+                if const { R * 4 <= $simd::TILE_SUMS } {
                     const P: usize = 4;
                     $body
-                } else if const { R * 2 < $simd::ACCUMULATORS } {
+                } else if const { R * 2 <= $simd::TILE_SUMS } {
                     const P: usize = 2;
                     $body
-                } else if const { R <= $simd::ACCUMULATORS } {
+                } else if const { R <= $simd::TILE_ROWS } {
                     const P: usize = 1;
                     $body
                 } else {
@@ -96,6 +97,17 @@ macro_rules! for_tile {
     };
 }
 pub(super) use for_tile;
+
+/// Gives the rows of a path's largest tile.
+pub(super) struct LargestTile;
+
+impl Op for LargestTile {
+    type Output = usize;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::TILE_ROWS
+    }
+}
 
 /// `sums` with, to each `[r][p]`, sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs. In each step
 /// `ask(p, step)` asks for what will be wanted later.
@@ -154,6 +166,21 @@ unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usiz
     panels: [*const W::Raw; P],
     step: usize,
 ) {
+    if const { R > P } {
+        let mut weights = [s.splat(0.0); P];
+        for (weights, panel) in weights.iter_mut().zip(panels) {
+            // SAFETY: the caller's contract.
+            *weights = unsafe { W::load_step::<S, ODD>(s, panel.add(step * STEP)) };
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            let x = s.splat(unsafe { *x.add(r * row_stride) });
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = s.fma(x, weights, *sum);
+            }
+        }
+        return;
+    }
     for p in 0..P {
         // SAFETY: the caller's contract.
         let weights = unsafe { W::load_step::<S, ODD>(s, panels[p].add(step * STEP)) };
@@ -181,10 +208,13 @@ pub(super) unsafe fn dot_product_on<S: Simd, const R: usize, const P: usize>(
 ) -> [[S::F; P]; R] {
     for step in 0..steps {
         (0..P).for_each(|p| ask(p, step));
-        for p in 0..P {
-            for (r, sums) in sums.iter_mut().enumerate() {
+        // Panels inside: each load of a pair feeds all of them.
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            let pair = unsafe { *x.add(step * R + r) };
+            for (sum, panel) in sums.iter_mut().zip(panels) {
                 // SAFETY: the caller's contract.
-                sums[p] = unsafe { s.dot_bf16(sums[p], panels[p].add(step * STEP), *x.add(step * R + r)) };
+                *sum = unsafe { s.dot_bf16(*sum, panel.add(step * STEP), pair) };
             }
         }
     }
@@ -197,14 +227,14 @@ mod tests {
 
     #[test]
     fn tiles_cover_all_rows_in_order() {
-        for largest in [3, 6, 12] {
+        for largest in [3, 6, 12, 14] {
             for rows in 0..200 {
                 let tiling = Tiling::new(rows, largest);
                 let mut next = 0;
                 for index in 0..tiling.tiles {
                     let (first, count) = tiling.tile(index);
                     assert_eq!(first, next, "{rows} rows, tile {index}");
-                    assert!(TILE_ROWS.contains(&count) && count <= largest, "{rows} rows: tile of {count}");
+                    assert!(HEIGHTS.contains(&count) && count <= largest, "{rows} rows: tile of {count}");
                     assert!(count > 1 || rows == 1 || largest == 3 && rows == 4, "{rows} rows: a lonely row");
                     next += count;
                 }

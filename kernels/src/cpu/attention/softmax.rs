@@ -1,30 +1,36 @@
 //! Scores of a block become exponentials. Scores are in units of log 2, so that these are powers of two.
 
+use std::marker::PhantomData;
+
 use super::super::simd::{LANES, Op, Simd};
-use super::{BLOCK, BLOCK_PANELS, Visible};
+use super::Visible;
+use super::kernel::Kernel;
 
 /// The softmax of some queries, at most sixteen, over a block: turns the visible ones of each one's scores into
 /// `2^(score - largest)`, where `largest` is the largest of them and of those before.
-pub(super) struct Softmax<'t, F: Fn(usize) -> Visible> {
+pub(super) struct Softmax<'t, K: Kernel> {
     /// `[queries, BLOCK]`.
     pub(super) scores: &'t mut [f32],
-    /// What a query sees.
-    pub(super) visible: F,
+    /// What each query sees.
+    pub(super) visible: &'t [Visible; LANES],
+    /// What some query sees.
+    pub(super) any: Visible,
     /// Sixteen, as `decay`: those beyond the queries, which belong to others, stay as they are.
     pub(super) largest: &'t mut [f32; LANES],
     /// The sum of exponentials of each query.
     pub(super) total: &'t mut [f32],
     /// What sums of earlier blocks are to be multiplied with; 1 for a query that sees nothing, and beyond the queries.
     pub(super) decay: &'t mut [f32; LANES],
+    pub(super) kernel: PhantomData<K>,
 }
 
-impl<F: Fn(usize) -> Visible> Op for Softmax<'_, F> {
+impl<K: Kernel> Op for Softmax<'_, K> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut lanes = [f32::NEG_INFINITY; LANES];
-        for (query, scores) in self.scores.chunks_exact_mut(BLOCK).enumerate() {
-            lanes[query] = s.largest(largest(s, scores, (self.visible)(query)));
+        for (query, scores) in self.scores.chunks_exact_mut(K::BLOCK).enumerate() {
+            lanes[query] = s.largest(largest::<S, K>(s, scores, self.visible[query]));
         }
         let before = s.load_some(self.largest, 0.0);
         let after = s.max(s.load_some(&lanes, 0.0), before);
@@ -32,8 +38,8 @@ impl<F: Fn(usize) -> Visible> Op for Softmax<'_, F> {
         let decay = s.less(before, after, exp2(s, s.sub(before, after)), s.splat(1.0));
         s.store_some(self.largest, after);
         s.store_some(self.decay, decay);
-        for (query, (scores, total)) in self.scores.chunks_exact_mut(BLOCK).zip(self.total).enumerate() {
-            let sum = exponentials(s, scores, (self.visible)(query), self.largest[query]);
+        for (query, (scores, total)) in self.scores.chunks_exact_mut(K::BLOCK).zip(self.total).enumerate() {
+            let sum = K::weights(s, scores, self.visible[query], self.any, self.largest[query]);
             *total = *total * self.decay[query] + s.sum(sum);
         }
     }
@@ -41,10 +47,10 @@ impl<F: Fn(usize) -> Visible> Op for Softmax<'_, F> {
 
 /// The largest visible score in each lane; those that are not seen become -infinity.
 #[inline(always)]
-fn largest<S: Simd>(s: S, scores: &mut [f32], visible: Visible) -> S::F {
+fn largest<S: Simd, K: Kernel>(s: S, scores: &mut [f32], visible: Visible) -> S::F {
     let mut block = s.splat(f32::NEG_INFINITY);
-    if (visible.first, visible.end) == (0, BLOCK) {
-        for panel in 0..BLOCK_PANELS {
+    if (visible.first, visible.end) == (0, K::BLOCK) {
+        for panel in 0..K::BLOCK / LANES {
             block = s.max(s.load_some(&scores[panel * LANES..(panel + 1) * LANES], 0.0), block);
         }
         return block;
@@ -58,28 +64,10 @@ fn largest<S: Simd>(s: S, scores: &mut [f32], visible: Visible) -> S::F {
     block
 }
 
-/// Turns the scores in visible panels into exponentials, and adds them up lane by lane.
+/// The exponentials of the first sixteen scores.
 #[inline(always)]
-fn exponentials<S: Simd>(s: S, scores: &mut [f32], visible: Visible, largest: f32) -> S::F {
-    let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
-    // Written apart, the most frequent case is unrolled.
-    if (visible.first, visible.end) == (0, BLOCK) {
-        for panel in 0..BLOCK_PANELS {
-            exponentials_of_panel(s, &mut scores[panel * LANES..(panel + 1) * LANES], largest, &mut sum);
-        }
-        return sum;
-    }
-    for panel in visible.first / LANES..visible.end.div_ceil(LANES) {
-        exponentials_of_panel(s, &mut scores[panel * LANES..(panel + 1) * LANES], largest, &mut sum);
-    }
-    sum
-}
-
-#[inline(always)]
-fn exponentials_of_panel<S: Simd>(s: S, scores: &mut [f32], largest: S::F, sum: &mut S::F) {
-    let weight = exp2(s, s.sub(s.load_some(scores, 0.0), largest));
-    s.store_some(scores, weight);
-    *sum = s.add(*sum, weight);
+pub(super) fn weights_of_panel<S: Simd>(s: S, scores: &[f32], largest: S::F) -> S::F {
+    exp2(s, s.sub(s.load_some(&scores[..LANES], 0.0), largest))
 }
 
 /// The scores, -infinity in place of those that are not seen.
@@ -98,17 +86,15 @@ fn mask<S: Simd>(s: S, scores: S::F, panel: usize, visible: Visible) -> S::F {
 /// relative error, 9.1e-8, is the smallest (found by Lawson's iteration).
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
-    const LOWEST: f32 = -126.0;
     #[allow(clippy::approx_constant)] // Not ln 2 itself: the best for five terms.
     const NEARLY_LN_2: f32 = 0.693_147;
-    let n = s.round(s.max(x, s.splat(LOWEST)));
-    // Not of the clamped x: there a NaN is lost.
+    let n = s.round(x);
     let r = s.sub(x, n);
     let mut p = s.splat(1.326_472_4e-3);
     for factor in [9.671_513e-3, 5.550_734e-2, 0.240_222_42, NEARLY_LN_2, 1.0] {
         p = s.fma(p, r, s.splat(factor));
     }
-    s.less(x, s.splat(LOWEST), s.splat(0.0), s.mul(p, s.exp2_integer(n)))
+    s.scale_by_exp2(p, n, x)
 }
 
 #[cfg(test)]

@@ -43,15 +43,21 @@ pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usiz
             let count = left.min(SPAN_STEPS);
             // SAFETY: the caller's contract.
             let dots = unsafe { span_of::<S, R, P>(s, pairs, panels, line, count, &ask) };
-            for p in 0..P {
-                // SAFETY: the caller's contract: the line of exponents, and the powers of a span.
-                unsafe {
-                    let of_panel = s.powers(panels[p].add(exponents * STEP).cast::<u8>().add(span * LANES));
-                    for (r, dots) in dots.iter().enumerate() {
+            let mut of_panels = [s.splat(0.0); P];
+            for (of_panel, panel) in of_panels.iter_mut().zip(panels) {
+                // SAFETY: the caller's contract: the line of exponents.
+                *of_panel =
+                    unsafe { s.powers(panel.add(exponents * STEP).cast::<u8>().add(span * LANES)) };
+            }
+            for (r, dots) in dots.iter().enumerate() {
+                // SAFETY: the caller's contract: the powers of a span.
+                let power = s.splat(unsafe { *powers.add(r) });
+                for (p, (&of_panel, &dots)) in of_panels.iter().zip(dots).enumerate() {
+                    // SAFETY: one of the sums.
+                    unsafe {
                         let sum = rest.add(r * P + p);
-                        let power = s.mul(of_panel, s.splat(*powers.add(r)));
                         // Powers of two change no digits: fused or not is the same.
-                        *sum = s.fma(s.floats(dots[p]), power, *sum);
+                        *sum = s.fma(s.floats(dots), s.mul(of_panel, power), *sum);
                     }
                 }
             }
@@ -111,13 +117,17 @@ unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
     line: usize,
     ask: &impl Fn(usize, usize),
 ) {
-    for (p, panel) in panels.iter().enumerate() {
+    let mut weights = [s.splat_i(0); P];
+    for (p, (weights, panel)) in weights.iter_mut().zip(panels).enumerate() {
         ask(p, line);
         // SAFETY: the caller's contract.
-        let weights = unsafe { s.load_i(panel.add(line * STEP)) };
-        for (r, dots) in dots.iter_mut().enumerate() {
+        *weights = unsafe { s.load_i(panel.add(line * STEP)) };
+    }
+    // Panels inside: each load of a pair feeds all of them.
+    for (r, dots) in dots.iter_mut().enumerate() {
+        for (dots, weights) in dots.iter_mut().zip(weights) {
             // SAFETY: the caller's contract.
-            dots[p] = unsafe { s.dot_i16(dots[p], weights, pairs.add(r)) };
+            *dots = unsafe { s.dot_i16(*dots, weights, pairs.add(r)) };
         }
     }
 }

@@ -11,7 +11,7 @@ use super::super::memory::{Buffer, Shared};
 use super::super::pool::ThreadPool;
 use super::super::rowwise::SiluMul;
 use super::super::simd::{LANES, Op, Simd};
-use super::super::tile::{Tiling, for_tile};
+use super::super::tile::{LargestTile, Tiling, for_tile};
 use super::door::{Pass, door_words};
 use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
 use crate::DeviceError;
@@ -123,17 +123,6 @@ pub(in super::super) fn linear(
             tiles: (first, tiling.tiles.min(first + band)),
         });
     })
-}
-
-/// Rows that a tile can have.
-struct LargestTile;
-
-impl Op for LargestTile {
-    type Output = usize;
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        S::ACCUMULATORS
-    }
 }
 
 /// What all tasks of one product share.

@@ -104,7 +104,8 @@ impl Avx2 {
 
 impl Simd for Avx2 {
     type F = F;
-    const ACCUMULATORS: usize = 6;
+    const TILE_ROWS: usize = 6;
+    const TILE_SUMS: usize = 5;
 
     #[inline(always)]
     fn call<O: Op>(self, op: O) -> O::Output {
@@ -221,11 +222,22 @@ impl Simd for Avx2 {
         avx2! { add_products(sum, weights, pair) }
     }
     #[inline(always)]
-    fn to_pairs(self, x: F) -> [u32; LANES / 2] {
+    fn pairs_i16(self, low: F, high: F) -> [__m256i; 2] {
         avx2! {
-            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+            let low = _mm256_packs_epi32(_mm256_cvtps_epi32(low[0]), _mm256_cvtps_epi32(low[1]));
+            let high = _mm256_packs_epi32(_mm256_cvtps_epi32(high[0]), _mm256_cvtps_epi32(high[1]));
             // Packed half by half; this puts the lanes back in order.
-            std::mem::transmute(_mm256_permute4x64_epi64::<0b11_01_10_00>(words))
+            [
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(low),
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(high),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i(self, to: *mut u32, x: [__m256i; 2]) {
+        avx2! {
+            _mm256_storeu_si256(to.cast(), x[0]);
+            _mm256_storeu_si256(to.add(8).cast(), x[1]);
         }
     }
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! One 512-bit register as one block, without dot products, with those of bytes, and with those of bfloat16.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use super::{LANES, Op, Simd};
 
@@ -90,6 +90,28 @@ unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) 
     s.fma(w_even, s.splat(even), s.fma(w_odd, s.splat(odd), sum))
 }
 
+/// `sum` plus the products of pairs of i16. Written out, since the compiler takes the intrinsic apart into a
+/// multiplication and an addition.
+///
+/// # Safety
+///
+/// The machine has AVX512_VNNI.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn add_products(mut sum: __m512i, weights: __m512i, pair: __m512i) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "vpdpwssd {sum}, {weights}, {pair}",
+            sum = inout(zmm_reg) sum,
+            weights = in(zmm_reg) weights,
+            pair = in(zmm_reg) pair,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
 /// One step of a dot product of bytes, widened to sixteen bits.
 ///
 /// # Safety
@@ -103,12 +125,58 @@ unsafe fn dot_words(sum: __m512i, weights: *const u8, x: u32) -> __m512i {
     }
 }
 
+/// [`Simd::store_transposed`]: transposes sixteen rows of sixteen words in registers, of which `R` are there.
+///
+/// # Safety
+///
+/// The machine has AVX-512 F, and `16 * R` words are writable at `to`.
+#[inline(always)]
+unsafe fn store_transposed<const R: usize>(rows: &[__m512i; R], to: *mut u32) {
+    const { assert!(R <= LANES) };
+    avx512! {
+        let mut a = [_mm512_setzero_si512(); LANES];
+        a[..R].copy_from_slice(rows);
+        let mut b = a;
+        for i in 0..8 {
+            b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+            b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+        }
+        for i in 0..4 {
+            a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+            a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+            a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+            a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+        }
+        for j in 0..4 {
+            let even = [
+                _mm512_shuffle_i32x4::<0x88>(a[j], a[4 + j]),
+                _mm512_shuffle_i32x4::<0x88>(a[8 + j], a[12 + j]),
+            ];
+            let odd = [
+                _mm512_shuffle_i32x4::<0xdd>(a[j], a[4 + j]),
+                _mm512_shuffle_i32x4::<0xdd>(a[8 + j], a[12 + j]),
+            ];
+            b[j] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
+            b[4 + j] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
+            b[8 + j] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
+            b[12 + j] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
+        }
+        for (lane, words) in b.into_iter().enumerate() {
+            // A whole register where the lanes that follow overwrite its surplus.
+            if (lane * R + LANES) <= LANES * R {
+                _mm512_storeu_si512(to.add(lane * R).cast(), words);
+            } else {
+                _mm512_mask_storeu_epi32(to.add(lane * R).cast(), ((1u32 << R) - 1) as u16, words);
+            }
+        }
+    }
+}
+
 /// All of [`Simd`] that the proofs share; `$dots` are the items that they differ in.
 macro_rules! simd {
     ($proof:ident: $($dots:item)*) => {
         impl Simd for $proof {
             type F = F;
-            const ACCUMULATORS: usize = 12;
 
             #[inline(always)]
             fn call<O: Op>(self, op: O) -> O::Output {
@@ -136,8 +204,21 @@ macro_rules! simd {
                 avx512! { _mm512_loadu_si512(from.cast()) }
             }
             #[inline(always)]
-            fn to_pairs(self, x: F) -> [u32; LANES / 2] {
-                avx512! { std::mem::transmute(_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x))) }
+            fn pairs_i16(self, low: F, high: F) -> __m512i {
+                avx512! {
+                    let low = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(low));
+                    let high = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(high));
+                    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+                }
+            }
+            #[inline(always)]
+            unsafe fn store_i(self, to: *mut u32, x: __m512i) {
+                avx512! { _mm512_storeu_si512(to.cast(), x) }
+            }
+            #[inline(always)]
+            unsafe fn store_transposed<const R: usize>(self, rows: &[__m512i; R], to: *mut u32) {
+                // SAFETY: the proof, and the caller's contract.
+                unsafe { store_transposed(rows, to) }
             }
             #[inline(always)]
             unsafe fn powers(self, exponents: *const u8) -> F {
@@ -238,6 +319,13 @@ macro_rules! simd {
                 }
             }
             #[inline(always)]
+            fn scale_by_exp2(self, p: F, n: F, x: F) -> F {
+                avx512! {
+                    let seen = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
+                    _mm512_maskz_scalef_ps(seen, p, n)
+                }
+            }
+            #[inline(always)]
             fn sum(self, a: F) -> f32 {
                 fold!(a, _mm256_add_ps, _mm_add_ps)
             }
@@ -254,6 +342,8 @@ macro_rules! simd {
 }
 
 simd! { Avx512:
+    const TILE_ROWS: usize = 12;
+    const TILE_SUMS: usize = 24;
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         // SAFETY: the caller's contract.
@@ -274,6 +364,8 @@ simd! { Avx512:
 }
 
 simd! { Avx512Vnni:
+    const TILE_ROWS: usize = 14;
+    const TILE_SUMS: usize = 28;
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         // SAFETY: the caller's contract.
@@ -288,18 +380,35 @@ simd! { Avx512Vnni:
     }
     #[inline(always)]
     unsafe fn dot_i16(self, sum: __m512i, weights: __m512i, pair: *const u32) -> __m512i {
-        avx512! { _mm512_dpwssd_epi32(sum, weights, _mm512_set1_epi32((*pair).cast_signed())) }
+        // SAFETY: the caller's contract.
+        let pair = unsafe { *pair };
+        avx512! { add_products(sum, weights, _mm512_set1_epi32(pair.cast_signed())) }
     }
 }
 
 simd! { Avx512Bf16:
+    const TILE_ROWS: usize = 12;
+    const TILE_SUMS: usize = 24;
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         avx512! {
             let weights: __m512bh = std::mem::transmute(_mm512_loadu_si512(weights.cast()));
-            let pair: __m512bh = std::mem::transmute(_mm512_set1_epi32(pair as i32));
+            let pair: __m512bh = std::mem::transmute(_mm512_set1_epi32(pair.cast_signed()));
             _mm512_dpbf16_ps(sum, weights, pair)
         }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16_masked(self, sum: F, weights: *const u16, pair: u32, mask: u32) -> F {
+        avx512! {
+            let weights = _mm512_loadu_si512(weights.cast());
+            let kept = _mm512_and_si512(weights, _mm512_set1_epi32(mask.cast_signed()));
+            let pair: __m512bh = std::mem::transmute(_mm512_set1_epi32(pair.cast_signed()));
+            _mm512_dpbf16_ps(sum, std::mem::transmute::<__m512i, __m512bh>(kept), pair)
+        }
+    }
+    #[inline(always)]
+    fn pairs_bf16(self, low: F, high: F) -> __m512i {
+        avx512! { std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)) }
     }
     const DOT_INPUTS: usize = 2;
     #[inline(always)]

@@ -34,7 +34,8 @@ fn fold(mut lanes: F, f: impl Fn(f32, f32) -> f32) -> f32 {
 
 impl Simd for Portable {
     type F = F;
-    const ACCUMULATORS: usize = 3;
+    const TILE_ROWS: usize = 3;
+    const TILE_SUMS: usize = 2;
 
     #[inline(never)]
     fn call<O: Op>(self, op: O) -> O::Output {
@@ -125,9 +126,20 @@ impl Simd for Portable {
         })
     }
     #[inline(always)]
-    fn to_pairs(self, x: F) -> [u32; LANES / 2] {
-        let numbers = self.round(x).map(|x| u32::from((x as i16).cast_unsigned()));
-        std::array::from_fn(|pair| numbers[2 * pair] | numbers[2 * pair + 1] << 16)
+    fn pairs_i16(self, low: F, high: F) -> [i32; LANES] {
+        let mut words = [0; LANES];
+        for (words, x) in words.as_chunks_mut::<{ LANES / 2 }>().0.iter_mut().zip([low, high]) {
+            let numbers = self.round(x).map(|x| u32::from((x as i16).cast_unsigned()));
+            for (word, pair) in words.iter_mut().zip(numbers.as_chunks::<2>().0) {
+                *word = (pair[0] | pair[1] << 16).cast_signed();
+            }
+        }
+        words
+    }
+    #[inline(always)]
+    unsafe fn store_i(self, to: *mut u32, x: [i32; LANES]) {
+        // SAFETY: the caller's contract.
+        unsafe { to.cast::<[i32; LANES]>().write_unaligned(x) }
     }
     #[inline(always)]
     unsafe fn powers(self, exponents: *const u8) -> F {

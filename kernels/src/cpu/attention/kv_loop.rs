@@ -1,31 +1,30 @@
-//! A task's walk over the blocks of its keys.
+//! A task's loop over the blocks of its keys.
 
 use std::f32::consts::LOG2_E;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::super::format::Format;
 use super::super::kv::Layout;
 use super::super::memory::Shared;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::step::Row;
 use super::super::tile::{Tiling, for_tile};
+use super::kernel::{Block, Kernel, MOST_PANELS, Values};
 use super::partial::Partial;
-use super::scores::Scores;
 use super::softmax::Softmax;
-use super::weigh::Weigh;
-use super::{BLOCK, BLOCK_PANELS, Piece, Plan, RANGE, Sight, State, Visible};
+use super::{Piece, Plan, RANGE, Seen, Sight, State, Visible};
 use crate::{AttentionShape, PageId};
 
 /// A piece of the plan and all that it needs.
-pub(super) struct Walk<'a, W: Format> {
+pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) qkv: &'a [f32],
     pub(super) out: &'a Shared<'a, f32>,
     /// Results of ranges.
     pub(super) partials: &'a Shared<'a, f32>,
     pub(super) shape: AttentionShape,
     pub(super) sight: Sight,
-    pub(super) data: &'a [W::Raw],
+    pub(super) data: &'a [K::Raw],
     pub(super) layout: Layout,
     pub(super) row: &'a Row,
     /// The row's pages.
@@ -46,30 +45,12 @@ pub(super) struct Next<'a> {
     pub(super) keys: Range<usize>,
 }
 
-/// Where the panels of a block are, as far as the tile sees them; then those of the block that comes next, which will be
-/// wanted soon: the first of the next piece after a piece's last, and this one again where there is none.
-pub(super) struct Block<W: Format> {
-    pub(super) keys: [*const W::Raw; BLOCK_PANELS],
-    pub(super) values: [*const W::Raw; BLOCK_PANELS],
-    pub(super) next_keys: [*const W::Raw; BLOCK_PANELS],
-    pub(super) next_values: [*const W::Raw; BLOCK_PANELS],
-}
-
-/// What some queries see of a block.
-#[derive(Clone, Copy)]
-struct Seen {
-    /// One of them, at least.
-    any: Visible,
-    /// All of them.
-    common: Visible,
-}
-
-impl<W: Format> Op for Walk<'_, W> {
+impl<K: Kernel> Op for KvLoop<'_, K> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let queries = Tiling::new(self.queries(), S::ACCUMULATORS);
-        self.take_queries(s);
+        let queries = Tiling::new(self.queries(), S::TILE_ROWS);
+        self.take_queries(s, queries);
         let last = self.position(self.piece.tile.tokens - 1);
         let ranges = self.sight.first(self.position(0)) / RANGE..last / RANGE + 1;
         let Some(part) = self.piece.part else {
@@ -108,7 +89,7 @@ impl<W: Format> Op for Walk<'_, W> {
     }
 }
 
-impl<W: Format> Walk<'_, W> {
+impl<K: Kernel> KvLoop<'_, K> {
     fn group(&self) -> usize {
         self.shape.heads / self.shape.kv_heads
     }
@@ -123,9 +104,9 @@ impl<W: Format> Walk<'_, W> {
         self.row.start + self.piece.tile.first + token
     }
 
-    /// Copies the tile's queries, scaled.
+    /// Lays out the piece's queries, scaled.
     #[inline(always)]
-    fn take_queries<S: Simd>(&mut self, s: S) {
+    fn take_queries<S: Simd>(&mut self, s: S, queries: Tiling) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
@@ -137,10 +118,14 @@ impl<W: Format> Walk<'_, W> {
                 s.prefetch(self.qkv.as_ptr().wrapping_add(from + line).cast());
             }
         }
-        for (token, to) in self.state.q.chunks_exact_mut(group * head_dim).enumerate() {
-            let from = (rows + token) * width;
-            let from = &self.qkv[from + self.piece.kv_head * group * head_dim..][..group * head_dim];
-            to.iter_mut().zip(from).for_each(|(to, q)| *to = q * scale);
+        let query = |query: usize| {
+            let from = (rows + query / group) * width + (self.piece.kv_head * group + query % group) * head_dim;
+            &self.qkv[from..from + head_dim]
+        };
+        for index in 0..queries.tiles {
+            let (first, count) = queries.tile(index);
+            let q = &mut self.state.q[first * head_dim..(first + count) * head_dim];
+            for_tile!(S, count, lay_out_queries::<S, K, R, P>(s, first, query, scale, q));
         }
     }
 
@@ -149,10 +134,10 @@ impl<W: Format> Walk<'_, W> {
     fn range<S: Simd>(&mut self, s: S, queries: Tiling, range: usize) {
         self.state.range.clear();
         let last = self.position(self.piece.tile.tokens - 1);
-        let first = self.sight.first(self.position(0)).max(range * RANGE) / BLOCK;
-        let end = (last + 1).min((range + 1) * RANGE).div_ceil(BLOCK);
+        let first = self.sight.first(self.position(0)).max(range * RANGE) / K::BLOCK;
+        let end = (last + 1).min((range + 1) * RANGE).div_ceil(K::BLOCK);
         for block in first..end {
-            self.block(s, queries, block * BLOCK);
+            self.block(s, queries, block * K::BLOCK);
         }
     }
 
@@ -166,100 +151,58 @@ impl<W: Format> Walk<'_, W> {
             let Some(seen) = self.seen(first, count, start) else { continue };
             let panels = (seen.any.first / LANES, seen.any.end.div_ceil(LANES));
             let q = &self.state.q[first * head_dim..(first + count) * head_dim];
-            let scores = &mut self.state.scores[first * BLOCK..(first + count) * BLOCK];
-            for_tile!(S, count, s.call(Scores::<W, R, P> { q, block: &block, panels, scores }));
+            let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
+            for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
             // What comes next need not be asked for twice.
             block.next_keys = block.keys;
         }
         for index in 0..queries.tiles {
             let (first, count) = queries.tile(index);
             let Some(seen) = self.seen(first, count, start) else { continue };
-            self.softmax(s, first, count, seen, start);
-            self.weigh(s, &block, first, count, seen, start);
+            let mut visible = [Visible { first: 0, end: 0 }; LANES];
+            for (query, visible) in visible[..count].iter_mut().enumerate() {
+                *visible = self.visible(first + query, start);
+            }
+            self.softmax(s, first, count, seen, &visible);
+            let values = Values {
+                block: &block,
+                seen,
+                visible: &visible,
+                head_dim,
+                weights: &self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK],
+                decay: &self.state.decay[first..first + count],
+                sums: &mut self.state.range.sums[first * head_dim..(first + count) * head_dim],
+            };
+            K::add_values(s, values);
             block.next_values = block.values;
         }
     }
 
     #[inline(always)]
-    fn softmax<S: Simd>(&mut self, s: S, first: usize, count: usize, seen: Seen, start: usize) {
+    fn softmax<S: Simd>(
+        &mut self,
+        s: S,
+        first: usize,
+        count: usize,
+        seen: Seen,
+        visible: &[Visible; LANES],
+    ) {
         let Partial { largest, total, .. } = &mut self.state.range;
         let (Some(largest), Some(decay)) =
             (largest[first..].first_chunk_mut(), self.state.decay[first..].first_chunk_mut())
         else {
             unreachable!("sixteen floats of room behind every query")
         };
-        let (scores, total) = (
-            &mut self.state.scores[first * BLOCK..(first + count) * BLOCK],
-            &mut total[first..first + count],
-        );
-        if seen.any == seen.common {
-            let visible = |_| seen.any;
-            return s.call(Softmax { scores, visible, largest, total, decay });
-        }
-        let (position, group, sight) =
-            (self.row.start + self.piece.tile.first, self.shape.heads / self.shape.kv_heads, self.sight);
-        let visible = |query: usize| sight.of_block(position + (first + query) / group, start);
-        s.call(Softmax { scores, visible, largest, total, decay });
-    }
-
-    /// Adds the values of a block to the sums of `count` queries from `first` on. All of them see some keys, and share
-    /// their reads, and some may see a few more on either side; each takes in its own in their order.
-    #[inline(always)]
-    fn weigh<S: Simd>(
-        &mut self,
-        s: S,
-        block: &Block<W>,
-        first: usize,
-        count: usize,
-        seen: Seen,
-        start: usize,
-    ) {
-        let Seen { any, common } = seen;
-        let shared = common.first < common.end;
-        if !shared || any.first < common.first {
-            for query in first..first + count {
-                let visible = self.visible(query, start);
-                let end = if shared { common.first } else { visible.end };
-                if visible.first < end {
-                    self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: visible.first, end });
-                    self.state.decay[query] = 1.0;
-                }
-            }
-        }
-        if !shared {
-            return;
-        }
-        for_tile!(S, count, self.weigh_tile::<S, R, P>(s, block, first, common));
-        if common.end < any.end {
-            for query in first..first + count {
-                let end = self.visible(query, start).end;
-                if common.end < end {
-                    self.state.decay[query] = 1.0;
-                    self.weigh_tile::<S, 1, 4>(s, block, query, Visible { first: common.end, end });
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn weigh_tile<S: Simd, const R: usize, const P: usize>(
-        &mut self,
-        s: S,
-        block: &Block<W>,
-        first: usize,
-        visible: Visible,
-    ) {
-        let head_dim = self.shape.head_dim;
-        let weights = &self.state.scores[first * BLOCK..(first + R) * BLOCK];
-        let decay = &self.state.decay[first..first + R];
-        let sums = &mut self.state.range.sums[first * head_dim..(first + R) * head_dim];
-        s.call(Weigh::<W, R, P> { block, visible, head_dim, weights, decay, sums });
+        let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
+        let total = &mut total[first..first + count];
+        let any = seen.any;
+        s.call(Softmax::<K> { scores, visible, any, largest, total, decay, kernel: PhantomData });
     }
 
     /// What a query sees of the block at `start`.
     #[inline(always)]
     fn visible(&self, query: usize, start: usize) -> Visible {
-        self.sight.of_block(self.position(query / self.group()), start)
+        self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)
     }
 
     /// What `count` queries from `first` on see of the block at `start`; `None` if nothing. Both ends of what a query
@@ -274,14 +217,14 @@ impl<W: Format> Walk<'_, W> {
 
     /// Finds the panels of the block at `start` that the tile sees, and those after it.
     #[inline(always)]
-    fn panels(&self, start: usize) -> Block<W> {
-        let nothing = [self.data.as_ptr(); BLOCK_PANELS];
+    fn panels(&self, start: usize) -> Block<K::Raw> {
+        let nothing = [self.data.as_ptr(); MOST_PANELS];
         let mut block = Block { keys: nothing, values: nothing, next_keys: nothing, next_values: nothing };
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
         // Where the piece's keys end.
         let end = self.piece.part.map_or(last + 1, |part| (last + 1).min((part.range + 1) * RANGE));
-        for panel in 0..BLOCK_PANELS {
+        for panel in 0..K::BLOCK / LANES {
             let position = start + panel * LANES;
             if position > last || position + LANES <= first {
                 continue;
@@ -293,7 +236,7 @@ impl<W: Format> Walk<'_, W> {
             };
             (block.keys[panel], block.values[panel]) = at(self.table, self.piece.kv_head, position);
             (block.next_keys[panel], block.next_values[panel]) = match &self.next {
-                _ if position + BLOCK < end => at(self.table, self.piece.kv_head, position + BLOCK),
+                _ if position + K::BLOCK < end => at(self.table, self.piece.kv_head, position + K::BLOCK),
                 Some(next) if next.keys.start + panel * LANES < next.keys.end => {
                     at(next.table, next.kv_head, next.keys.start + panel * LANES)
                 }
@@ -319,4 +262,20 @@ impl<W: Format> Walk<'_, W> {
             }
         }
     }
+}
+
+/// Lays out the `R` queries of a tile that begins with query `first`; `_P` is what goes with `R` in [`for_tile`].
+#[inline(always)]
+fn lay_out_queries<'q, S: Simd, K: Kernel, const R: usize, const _P: usize>(
+    s: S,
+    first: usize,
+    query: impl Fn(usize) -> &'q [f32],
+    scale: f32,
+    q: &mut [f32],
+) {
+    let mut queries: [&[f32]; R] = [&[]; R];
+    for (index, to) in queries.iter_mut().enumerate() {
+        *to = query(first + index);
+    }
+    K::lay_out_queries(s, &queries, scale, q);
 }

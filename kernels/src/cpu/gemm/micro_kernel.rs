@@ -1,4 +1,4 @@
-//! The ways to multiply a tile of rows by panels.
+//! Micro-kernels: how a tile of rows is multiplied by panels, and how its activations are laid out for that.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use super::super::memory::Element;
 use super::super::simd::{Op, Simd};
 use super::super::tile::{Rows, dot_product_on, product_on};
 
-/// How activations lie at the door.
+/// How the activations of a tile are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     /// f32 for each input.
@@ -22,12 +22,21 @@ pub(super) enum Layout {
     Spans,
 }
 
-/// One of the ways.
-pub(super) trait Way: Copy + Send + Sync + 'static {
+impl Layout {
+    /// Words that a step takes, which is two inputs of a row.
+    pub(super) const fn step_words(self) -> usize {
+        match self {
+            Self::Plain | Self::Rounded => 2,
+            Self::Pairs | Self::Spans => 1,
+        }
+    }
+}
+
+/// A micro-kernel: the innermost loop of a product for one kind of weights.
+pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     /// An element of a panel.
     type Raw: Element;
-    /// Words that a step, two inputs of a row, takes at the door.
-    const STEP_WORDS: usize;
+    const LAYOUT: Layout;
 
     /// Lines of [`STEP`] elements that so many steps take; those before a step that is the first of a block.
     #[inline(always)]
@@ -35,7 +44,7 @@ pub(super) trait Way: Copy + Send + Sync + 'static {
         steps
     }
 
-    /// Runs `op` with all instructions that the way needs.
+    /// Runs `op` with all instructions that the micro-kernel needs.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 
     /// `sums` with, to each `[r][p]`, sixteen lanes of a tile's rows by a panel over `2 * steps` inputs. For each
@@ -54,34 +63,34 @@ pub(super) trait Way: Copy + Send + Sync + 'static {
     ) -> [[S::F; P]; R];
 }
 
-/// Where a tile's inputs begin at the door.
+/// Where a tile's activations begin.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs {
     pub(super) values: *const f32,
-    /// The powers of two of spans; anything where the way has none.
+    /// The powers of two of spans; any address where the layout has none.
     pub(super) powers: *const f32,
 }
 
 /// The elements of a matrix: panels of lines.
 #[derive(Clone, Copy)]
-pub(super) struct Data<'a, W: Way> {
-    pub(super) elements: &'a [W::Raw],
+pub(super) struct Data<'a, K: MicroKernel> {
+    pub(super) elements: &'a [K::Raw],
     /// Steps of a panel.
     pub(super) steps: usize,
 }
 
-impl<W: Way> Data<'_, W> {
+impl<K: MicroKernel> Data<'_, K> {
     /// Where step `first` of a panel is, from which on there are `count`.
     #[inline(always)]
-    pub(super) fn steps(&self, panel: usize, first: usize, count: usize) -> *const W::Raw {
-        let line = panel * W::lines(self.steps) + W::lines(first);
-        self.elements[line * STEP..][..W::lines(count) * STEP].as_ptr()
+    pub(super) fn steps(&self, panel: usize, first: usize, count: usize) -> *const K::Raw {
+        let line = panel * K::lines(self.steps) + K::lines(first);
+        self.elements[line * STEP..][..K::lines(count) * STEP].as_ptr()
     }
 
     /// The same, as an address to ask for, wherever that is.
     #[inline(always)]
     pub(super) fn address(&self, panel: usize, first: usize) -> *const u8 {
-        let line = panel * W::lines(self.steps) + W::lines(first);
+        let line = panel * K::lines(self.steps) + K::lines(first);
         self.elements.as_ptr().wrapping_add(line * STEP).cast()
     }
 }
@@ -90,9 +99,10 @@ impl<W: Way> Data<'_, W> {
 #[derive(Clone, Copy)]
 pub(super) struct Widened<W: Format>(PhantomData<W>);
 
-impl<W: Format> Way for Widened<W> {
+impl<W: Format> MicroKernel for Widened<W> {
     type Raw = W::Raw;
-    const STEP_WORDS: usize = 2;
+    // Activations are as precise as the weights.
+    const LAYOUT: Layout = if W::IS_BF16 { Layout::Rounded } else { Layout::Plain };
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
@@ -117,9 +127,9 @@ impl<W: Format> Way for Widened<W> {
 #[derive(Clone, Copy)]
 pub(super) struct Dots;
 
-impl Way for Dots {
+impl MicroKernel for Dots {
     type Raw = u16;
-    const STEP_WORDS: usize = 1;
+    const LAYOUT: Layout = Layout::Pairs;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
@@ -143,9 +153,9 @@ impl Way for Dots {
 #[derive(Clone, Copy)]
 pub(super) struct Spans;
 
-impl Way for Spans {
+impl MicroKernel for Spans {
     type Raw = u16;
-    const STEP_WORDS: usize = 1;
+    const LAYOUT: Layout = Layout::Spans;
 
     #[inline(always)]
     fn lines(steps: usize) -> usize {

@@ -4,16 +4,17 @@
 
 use std::ops::Range;
 
-use super::super::format::{Format, STEP};
-use super::super::kv::VALUE_PANEL;
-use super::super::simd::{LANES, Op, Simd};
-use super::panel::{half_step, prefetch};
-use super::walk::Block;
-use super::{BLOCK, Visible};
+use super::super::super::format::{Format, STEP};
+use super::super::super::kv::VALUE_PANEL;
+use super::super::super::simd::{LANES, Op, Simd};
+use super::super::Visible;
+use super::super::kernel::{Block, prefetch};
+use super::BLOCK;
+use super::panel::half_step;
 
 /// Sums of `R` queries that see the same keys of a block, `P` times sixteen elements at a time.
-pub(super) struct Weigh<'t, W: Format, const R: usize, const P: usize> {
-    pub(super) block: &'t Block<W>,
+pub(super) struct AddValues<'t, W: Format, const R: usize, const P: usize> {
+    pub(super) block: &'t Block<W::Raw>,
     pub(super) visible: Visible,
     pub(super) head_dim: usize,
     /// `[R, BLOCK]`.
@@ -23,7 +24,7 @@ pub(super) struct Weigh<'t, W: Format, const R: usize, const P: usize> {
     pub(super) sums: &'t mut [f32],
 }
 
-impl<W: Format, const R: usize, const P: usize> Op for Weigh<'_, W, R, P> {
+impl<W: Format, const R: usize, const P: usize> Op for AddValues<'_, W, R, P> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
@@ -39,7 +40,7 @@ impl<W: Format, const R: usize, const P: usize> Op for Weigh<'_, W, R, P> {
     }
 }
 
-impl<W: Format, const R: usize, const P: usize> Weigh<'_, W, R, P> {
+impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
     #[inline(always)]
     fn columns<S: Simd, const N: usize>(&mut self, s: S, column: usize) {
         let (head_dim, visible) = (self.head_dim, self.visible);
@@ -56,7 +57,7 @@ impl<W: Format, const R: usize, const P: usize> Weigh<'_, W, R, P> {
         let mut first = visible.first;
         while first < visible.end {
             let end = visible.end.min((first / LANES + 1) * LANES);
-            self.keys(s, &mut sums, first..end, column);
+            sums = self.keys(s, sums, first..end, column);
             first = end;
         }
         for (r, sums) in sums.iter().enumerate() {
@@ -72,10 +73,10 @@ impl<W: Format, const R: usize, const P: usize> Weigh<'_, W, R, P> {
     fn keys<S: Simd, const N: usize>(
         &self,
         s: S,
-        sums: &mut [[S::F; N]; R],
+        mut sums: [[S::F; N]; R],
         keys: Range<usize>,
         column: usize,
-    ) {
+    ) -> [[S::F; N]; R] {
         let panel = keys.start / LANES;
         let at = column / LANES * VALUE_PANEL + keys.start % LANES / 2 * STEP;
         let (mut panels, mut next) = ([self.block.values[panel]; N], [self.block.next_values[panel]; N]);
@@ -89,24 +90,25 @@ impl<W: Format, const R: usize, const P: usize> Weigh<'_, W, R, P> {
             let mut weights = self.weights.as_ptr().add(keys.start);
             let mut left = keys.len();
             if keys.start % 2 == 1 {
-                half_step::<S, W, true, R, N>(s, sums, weights, BLOCK, panels);
+                sums = half_step::<S, W, true, R, N>(s, sums, weights, BLOCK, panels);
                 weights = weights.add(1);
                 panels = later(panels);
                 left -= 1;
             }
             for _ in 0..left / 2 {
                 for &next in &next {
-                    prefetch::<S, W>(s, next);
+                    prefetch(s, next);
                 }
-                half_step::<S, W, false, R, N>(s, sums, weights, BLOCK, panels);
-                half_step::<S, W, true, R, N>(s, sums, weights.add(1), BLOCK, panels);
+                sums = half_step::<S, W, false, R, N>(s, sums, weights, BLOCK, panels);
+                sums = half_step::<S, W, true, R, N>(s, sums, weights.add(1), BLOCK, panels);
                 weights = weights.add(2);
                 (panels, next) = (later(panels), later(next));
             }
             if left % 2 == 1 {
-                half_step::<S, W, false, R, N>(s, sums, weights, BLOCK, panels);
+                sums = half_step::<S, W, false, R, N>(s, sums, weights, BLOCK, panels);
             }
         }
+        sums
     }
 }
 

@@ -4,32 +4,32 @@ use super::super::format::STEP;
 use super::super::simd::{Op, Simd};
 use super::super::tile::{for_tile, prefetch};
 use super::Work;
-use super::way::{Data, Way};
+use super::micro_kernel::{Data, MicroKernel};
 
 /// Lines of all panels together that are asked for ahead of their use.
 const AHEAD: usize = 96;
 
 /// Some panels by all rows, which are one tile.
 #[derive(Clone, Copy)]
-pub(super) struct Sweep<'a, W: Way> {
+pub(super) struct SmallM<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
-    pub(super) data: Data<'a, W>,
+    pub(super) data: Data<'a, K>,
     pub(super) panels: (usize, usize),
 }
 
-impl<W: Way> Op for Sweep<'_, W> {
+impl<K: MicroKernel> Op for SmallM<'_, K> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (_, rows) = self.work.tiling.tile(0);
-        for_tile!(S, rows, s.call(OfRows::<W, R, P>(self)));
+        for_tile!(S, rows, s.call(OfRows::<K, R, P>(self)));
     }
 }
 
-/// A sweep of `R` rows, `P` panels at once.
-struct OfRows<'a, W: Way, const R: usize, const P: usize>(Sweep<'a, W>);
+/// A product of `R` rows, `P` panels at once.
+struct OfRows<'a, K: MicroKernel, const R: usize, const P: usize>(SmallM<'a, K>);
 
-impl<W: Way, const R: usize, const P: usize> Op for OfRows<'_, W, R, P> {
+impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -45,11 +45,11 @@ impl<W: Way, const R: usize, const P: usize> Op for OfRows<'_, W, R, P> {
     }
 }
 
-impl<W: Way> Sweep<'_, W> {
+impl<K: MicroKernel> SmallM<'_, K> {
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, panel: usize) {
         let steps = self.work.matrix.shape.steps();
-        let lines = W::lines(steps);
+        let lines = K::lines(steps);
         let mut panels = [self.data.elements.as_ptr(); P];
         for (p, at) in panels.iter_mut().enumerate() {
             *at = self.data.steps(panel + p, 0, steps);
@@ -62,11 +62,10 @@ impl<W: Way> Sweep<'_, W> {
             prefetch(s, panels[p].wrapping_add(ahead * STEP), STEP);
         };
         let zeros = [[s.splat(0.0); P]; R];
-        // SAFETY: the door holds `2 * steps` inputs of every row, tile by tile, and was filled before; nobody writes
-        // to it now. The panels hold `steps` steps by the slice above.
+        // SAFETY: the packed activations hold `2 * steps` inputs of every row, tile by tile; nobody writes to them now. The panels hold `steps` steps by the slice above.
         let sums = unsafe {
-            let x = self.work.inputs::<W, R>(0, 0);
-            W::multiply::<S, R, P>(s, zeros, x, panels, steps, ask)
+            let x = self.work.inputs::<K, R>(0, 0);
+            K::multiply::<S, R, P>(s, zeros, x, panels, steps, ask)
         };
         for (row, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {

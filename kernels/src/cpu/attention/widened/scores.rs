@@ -3,17 +3,17 @@
 //! A score is one chain of fused multiply-adds over the head's elements, in the order in which the format of the keys
 //! gives them out: an odd one before its even neighbour in bfloat16.
 
-use super::super::format::{Format, STEP};
-use super::super::simd::{LANES, Op, Simd};
-use super::panel::{half_step, prefetch};
-use super::walk::Block;
-use super::{BLOCK, BLOCK_PANELS};
+use super::super::super::format::{Format, STEP};
+use super::super::super::simd::{LANES, Op, Simd};
+use super::super::kernel::{Block, prefetch};
+use super::BLOCK;
+use super::panel::half_step;
 
 /// Scores of `R` queries, `P` panels at a time.
 pub(super) struct Scores<'t, W: Format, const R: usize, const P: usize> {
     /// `[R, head_dim]`.
     pub(super) q: &'t [f32],
-    pub(super) block: &'t Block<W>,
+    pub(super) block: &'t Block<W::Raw>,
     /// First and end of the panels that some of the queries see.
     pub(super) panels: (usize, usize),
     /// `[R, BLOCK]`.
@@ -40,7 +40,7 @@ impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
     #[inline(always)]
     fn panels<S: Simd, const N: usize>(&mut self, s: S, panel: usize) {
         let head_dim = self.q.len() / R;
-        assert!(panel + N <= BLOCK_PANELS && head_dim * R == self.q.len() && head_dim.is_multiple_of(2));
+        assert!(panel + N <= BLOCK / LANES && head_dim * R == self.q.len() && head_dim.is_multiple_of(2));
         let (mut keys, mut next) = ([self.block.keys[panel]; N], [self.block.next_keys[panel]; N]);
         for p in 0..N {
             (keys[p], next[p]) = (self.block.keys[panel + p], self.block.next_keys[panel + p]);
@@ -49,17 +49,17 @@ impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
         let mut q = self.q.as_ptr();
         for _ in 0..head_dim / 2 {
             for next in &mut next {
-                prefetch::<S, W>(s, *next);
+                prefetch(s, *next);
                 *next = next.wrapping_add(STEP);
             }
             // SAFETY: panels that are seen have been found to be there, for all of a head; so has q by the assertion.
             unsafe {
                 if W::ODD_FIRST {
-                    half_step::<S, W, true, R, N>(s, &mut sums, q.add(1), head_dim, keys);
-                    half_step::<S, W, false, R, N>(s, &mut sums, q, head_dim, keys);
+                    sums = half_step::<S, W, true, R, N>(s, sums, q.add(1), head_dim, keys);
+                    sums = half_step::<S, W, false, R, N>(s, sums, q, head_dim, keys);
                 } else {
-                    half_step::<S, W, false, R, N>(s, &mut sums, q, head_dim, keys);
-                    half_step::<S, W, true, R, N>(s, &mut sums, q.add(1), head_dim, keys);
+                    sums = half_step::<S, W, false, R, N>(s, sums, q, head_dim, keys);
+                    sums = half_step::<S, W, true, R, N>(s, sums, q.add(1), head_dim, keys);
                 }
                 q = q.add(2);
             }

@@ -1,0 +1,138 @@
+//! Attention in f32: keys and values are widened as they are read.
+
+mod panel;
+mod scores;
+mod values;
+
+use std::marker::PhantomData;
+
+use self::scores::Scores;
+use self::values::AddValues;
+use super::super::format::Format;
+use super::super::isa::Path;
+use super::super::simd::{LANES, Op, Simd};
+use super::super::tile::for_tile;
+use super::Visible;
+use super::kernel::{Block, Kernel, Values};
+use super::softmax::weights_of_panel;
+
+/// Attention over pages in format `W`, in f32.
+#[derive(Clone, Copy)]
+pub(super) struct Widened<W: Format>(PhantomData<W>);
+
+/// Keys of a block.
+const BLOCK: usize = 64;
+
+impl<W: Format> Kernel for Widened<W> {
+    type Raw = W::Raw;
+    const BLOCK: usize = BLOCK;
+
+    #[inline(always)]
+    fn run<O: Op>(path: Path, op: O) -> O::Output {
+        path.run(op)
+    }
+
+    #[inline(always)]
+    fn lay_out_queries<S: Simd, const R: usize>(_: S, queries: &[&[f32]; R], scale: f32, q: &mut [f32]) {
+        for (to, query) in q.chunks_exact_mut(q.len() / R).zip(queries) {
+            to.iter_mut().zip(*query).for_each(|(to, q)| *to = q * scale);
+        }
+    }
+
+    #[inline(always)]
+    fn scores<S: Simd, const R: usize, const P: usize>(
+        s: S,
+        q: &[f32],
+        block: &Block<W::Raw>,
+        panels: (usize, usize),
+        scores: &mut [f32],
+    ) {
+        s.call(Scores::<W, R, P> { q, block, panels, scores });
+    }
+
+    #[inline(always)]
+    fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, _: Visible, largest: f32) -> S::F {
+        let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
+        // Written apart, the most frequent case is unrolled.
+        if (visible.first, visible.end) == (0, BLOCK) {
+            for panel in 0..BLOCK / LANES {
+                weights_in_place(s, &mut scores[panel * LANES..], largest, &mut sum);
+            }
+            return sum;
+        }
+        for panel in visible.first / LANES..visible.end.div_ceil(LANES) {
+            weights_in_place(s, &mut scores[panel * LANES..], largest, &mut sum);
+        }
+        sum
+    }
+
+    /// All queries share the reads of keys that they all see, and each takes in those that it sees beside them in their
+    /// order.
+    #[inline(always)]
+    fn add_values<S: Simd>(s: S, values: Values<'_, W::Raw>) {
+        let Values { block, seen, visible, head_dim, weights, decay, sums } = values;
+        let (any, common) = (seen.any, seen.common);
+        let shared = common.first < common.end;
+        let mut decays = [1.0; LANES];
+        decays[..decay.len()].copy_from_slice(decay);
+        if !shared || any.first < common.first {
+            for query in 0..decay.len() {
+                let own = visible[query];
+                let end = if shared { common.first } else { own.end };
+                if own.first < end {
+                    let tile = Tile::<W> { block, head_dim, visible: Visible { first: own.first, end } };
+                    tile.add::<S, 1, 4>(s, query, weights, &decays, sums);
+                    decays[query] = 1.0;
+                }
+            }
+        }
+        if !shared {
+            return;
+        }
+        let rows = decay.len();
+        let tile = Tile::<W> { block, head_dim, visible: common };
+        for_tile!(S, rows, tile.add::<S, R, P>(s, 0, weights, &decays, sums));
+        if common.end < any.end {
+            for query in 0..rows {
+                let end = visible[query].end;
+                if common.end < end {
+                    let tile = Tile::<W> { block, head_dim, visible: Visible { first: common.end, end } };
+                    tile.add::<S, 1, 4>(s, query, weights, &[1.0; LANES], sums);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn weights_in_place<S: Simd>(s: S, scores: &mut [f32], largest: S::F, sum: &mut S::F) {
+    let weights = weights_of_panel(s, scores, largest);
+    s.store_some(&mut scores[..LANES], weights);
+    *sum = s.add(*sum, weights);
+}
+
+/// Keys that some queries of a tile see alike.
+struct Tile<'t, W: Format> {
+    block: &'t Block<W::Raw>,
+    head_dim: usize,
+    visible: Visible,
+}
+
+impl<W: Format> Tile<'_, W> {
+    /// Adds values to the sums of `R` queries from `first` on.
+    #[inline(always)]
+    fn add<S: Simd, const R: usize, const P: usize>(
+        &self,
+        s: S,
+        first: usize,
+        weights: &[f32],
+        decay: &[f32; LANES],
+        sums: &mut [f32],
+    ) {
+        let Self { block, head_dim, visible } = *self;
+        let weights = &weights[first * BLOCK..(first + R) * BLOCK];
+        let decay = &decay[first..first + R];
+        let sums = &mut sums[first * head_dim..(first + R) * head_dim];
+        s.call(AddValues::<W, R, P> { block, visible, head_dim, weights, decay, sums });
+    }
+}

@@ -1,0 +1,164 @@
+//! Packing of activations before a product: tiles of rows, rounded to what the micro-kernel multiplies.
+
+use super::super::block_float::{SPAN, SPAN_STEPS, span};
+use super::super::input::{Input, InputRow};
+use super::super::isa::Path;
+use super::super::memory::Shared;
+use super::super::pool::ThreadPool;
+use super::super::simd::{LANES, Op, Simd};
+use super::super::tile::{Tiling, for_tile};
+use super::micro_kernel::{Layout, MicroKernel};
+use crate::DeviceError;
+
+/// Elements of one task: fewer are not worth another thread's attention.
+const TASK_ELEMENTS: usize = 8 << 10;
+
+/// Packs the activations of all rows.
+#[derive(Clone, Copy)]
+pub(super) struct PackActivations<'a> {
+    pub(super) x: Input<'a>,
+    pub(super) inputs: usize,
+    pub(super) tiling: Tiling,
+}
+
+impl PackActivations<'_> {
+    /// Fills `to` tile by tile: a tile's rows side by side for each input, or for each pair of inputs, and in the second half
+    /// of the tile's room the power of two of each span. An odd input is followed by zeros.
+    pub(super) fn run<K: MicroKernel>(
+        self,
+        path: Path,
+        pool: &mut ThreadPool,
+        to: &Shared<'_, f32>,
+    ) -> Result<(), DeviceError> {
+        let (_, rows) = self.tiling.tile(0);
+        let share = (TASK_ELEMENTS / rows.max(1)).next_multiple_of(SPAN);
+        let shares = self.inputs.div_ceil(share);
+        pool.run(self.tiling.tiles * shares, |task, _| {
+            let (tile, first) = (task / shares, task % shares * share);
+            let inputs = (first, self.inputs.min(first + share));
+            K::run(path, PackInputs { all: self, layout: K::LAYOUT, tile, inputs, to });
+        })
+    }
+}
+
+/// Packs some inputs of a tile's rows.
+struct PackInputs<'a, 'b> {
+    all: PackActivations<'a>,
+    layout: Layout,
+    tile: usize,
+    inputs: (usize, usize),
+    to: &'b Shared<'b, f32>,
+}
+
+impl Op for PackInputs<'_, '_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (_, rows) = self.all.tiling.tile(self.tile);
+        for_tile!(S, rows, self.pack::<S, R, P>(s));
+    }
+}
+
+impl PackInputs<'_, '_> {
+    /// Packs a tile of `R` rows; `_P` is what goes with `R` in [`for_tile`].
+    #[inline(always)]
+    fn pack<S: Simd, const R: usize, const _P: usize>(&self, s: S) {
+        let PackActivations { x, inputs, tiling } = self.all;
+        let (first_row, _) = tiling.tile(self.tile);
+        let padded = inputs.next_multiple_of(2);
+        let (first, end) = self.inputs;
+        let end = if end == inputs { padded } else { end };
+        let start = first_row * padded + first / 2 * R * self.layout.step_words();
+        let len = (end - first) / 2 * R * self.layout.step_words();
+        // SAFETY: the words of each task are its own.
+        let to = unsafe { self.to.part(start, len) };
+        let rows = x.rows::<S, R>(s, first_row, inputs);
+        match self.layout {
+            Layout::Plain => pack_plain(s, &rows, first, to, false),
+            Layout::Rounded => pack_plain(s, &rows, first, to, true),
+            Layout::Pairs => pack_pairs(s, &rows, first, to),
+            Layout::Spans => {
+                let start = first_row * padded + (padded / 2 + first / SPAN) * R;
+                // SAFETY: as above: in the second half of the tile's room, which has place for a power every two inputs.
+                let powers = unsafe { self.to.part(start, (end - first).div_ceil(SPAN) * R) };
+                pack_spans(s, &rows, first, to, powers);
+            }
+        }
+    }
+}
+
+/// Lays out f32 for each input from `first` on, rounded to bfloat16 where `round` says so.
+#[inline(always)]
+fn pack_plain<S: Simd, const R: usize>(
+    s: S,
+    rows: &[InputRow<'_>; R],
+    first: usize,
+    to: &mut [f32],
+    round: bool,
+) {
+    for (block, to) in to.chunks_mut(LANES * R).enumerate() {
+        let mut lanes = [[0.0f32; LANES]; R];
+        for (row, lanes) in rows.iter().zip(&mut lanes) {
+            let x = row.load(s, first + block * LANES);
+            s.store_some(lanes, if round { s.round_to_bf16(x) } else { x });
+        }
+        for (input, to) in to.chunks_exact_mut(R).enumerate() {
+            to.iter_mut().zip(&lanes).for_each(|(to, lanes)| *to = lanes[input]);
+        }
+    }
+}
+
+/// Lays out pairs of bfloat16 from input `first` on.
+#[inline(always)]
+fn pack_pairs<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [f32]) {
+    for (block, to) in to.chunks_mut(LANES * R).enumerate() {
+        let from = first + block * 2 * LANES;
+        let mut pairs = [s.splat_i(0); R];
+        for (row, pairs) in rows.iter().zip(&mut pairs) {
+            *pairs = s.pairs_bf16(row.load(s, from), row.load(s, from + LANES));
+        }
+        store_words(s, &pairs, to);
+    }
+}
+
+/// Lays out the integers of spans from input `first` on, and the powers of two of these spans.
+#[inline(always)]
+fn pack_spans<S: Simd, const R: usize>(
+    s: S,
+    rows: &[InputRow<'_>; R],
+    first: usize,
+    to: &mut [f32],
+    powers: &mut [f32],
+) {
+    for (index, (to, powers)) in to.chunks_mut(SPAN_STEPS * R).zip(powers.chunks_exact_mut(R)).enumerate() {
+        let from = first + index * SPAN;
+        let (mut low, mut high) = ([s.splat_i(0); R], [s.splat_i(0); R]);
+        for (r, (row, power)) in rows.iter().zip(powers).enumerate() {
+            let mut x = [s.splat(0.0); SPAN / LANES];
+            for (block, x) in x.iter_mut().enumerate() {
+                *x = row.load(s, from + block * LANES);
+            }
+            let pairs;
+            (pairs, *power) = span(s, &x);
+            (low[r], high[r]) = (pairs[0], pairs[1]);
+        }
+        let (to_low, to_high) = to.split_at_mut(to.len().min(LANES * R));
+        store_words(s, &low, to_low);
+        store_words(s, &high, to_high);
+    }
+}
+
+/// Stores sixteen words of each of `R` rows as `[16][R]`, or as many of the sixteen as there is room for.
+#[inline(always)]
+fn store_words<S: Simd, const R: usize>(s: S, rows: &[S::I; R], to: &mut [f32]) {
+    if to.len() >= LANES * R {
+        // SAFETY: there is room for all.
+        return unsafe { s.store_transposed(rows, to.as_mut_ptr().cast()) };
+    }
+    let mut words = [[0u32; R]; LANES];
+    // SAFETY: `words` has room for all.
+    unsafe { s.store_transposed(rows, words.as_mut_ptr().cast()) };
+    for (to, word) in to.iter_mut().zip(words.as_flattened()) {
+        *to = f32::from_bits(*word);
+    }
+}
