@@ -48,8 +48,8 @@ GROUPS = (
     Group("block floating point", VNNI + "gemm::" + TILE, "vpdpwssd", ("vpmaddwd",), "cascadelake", "gemm::blocked::"),
     Group("int8", VNNI + "int8::" + TILE, "vpdpbusd", ("vpmaddwd",), "cascadelake", "int8::"),
     Group("bfloat16", DOTS + "gemm::" + TILE, "vdpbf16ps", (), "cooperlake", "gemm::blocked::"),
-    Group("attention scores", DOTS + "attention::scores::" + BF16 + TILE, "vdpbf16ps"),
-    Group("attention values", DOTS + "attention::(?!scores::)" + BF16 + TILE, "vdpbf16ps"),
+    Group("attention scores", DOTS + r"attention::(?=.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
+    Group("attention values", DOTS + r"attention::(?!.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
 )
 # The loop with the most accumulators is an innermost one. In a tile of a row or two, what is left over after that loop can
 # have as many as this.
