@@ -99,8 +99,7 @@ fn attend<K: Kernel>(
     let Attention { qkv, shape, kv, layer, out } = operands;
     let threads = pool.threads();
     let sight = Sight { window: shape.window };
-    let queries = plan::tile_tokens(&shape) * (shape.heads / shape.kv_heads);
-    let part = State::floats(queries, shape.head_dim, K::BLOCK);
+    let part = State::floats(plan::most_queries(&shape), shape.head_dim, K::BLOCK);
     let Scratch { plan, floats, partials } = scratch;
     let floats = grown(floats, threads * part)?;
     let partials = grown(partials, if threads > 1 { plan::MOST_PARTIALS } else { 0 })?;
@@ -113,7 +112,7 @@ fn attend<K: Kernel>(
         let row = &step.rows[piece.tile.row];
         // SAFETY: each thread has a part of its own, and runs one task at a time.
         let floats = unsafe { floats.part(thread * part, part) };
-        let queries = piece.tile.tokens * (shape.heads / shape.kv_heads);
+        let queries = piece.kv_heads * piece.tile.tokens * (shape.heads / shape.kv_heads);
         let state = State::new(floats, queries, shape.head_dim, K::BLOCK);
         let table = step.block_table(row);
         let (partials, out) = (&partials, &out);

@@ -165,6 +165,10 @@ impl<const R: usize, const P: usize> Op for Scores<'_, R, P> {
             self.panels::<S, P>(s, panel);
             panel += P;
         }
+        while const { P > 2 } && panel + 2 <= end {
+            self.panels::<S, 2>(s, panel);
+            panel += 2;
+        }
         while panel < end {
             self.panels::<S, 1>(s, panel);
             panel += 1;
@@ -180,7 +184,15 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
         let (mut keys, mut next) = ([self.block.keys[0]; N], [self.block.next_keys[0]; N]);
         keys.copy_from_slice(&self.block.keys[panel..panel + N]);
         next.copy_from_slice(&self.block.next_keys[panel..panel + N]);
-        let ask = |p: usize, step: usize| prefetch(s, next[p].wrapping_add(step * STEP));
+        // From a panel of keys to that of values beside it, where both are asked for.
+        let beside = self.block.ask_beside;
+        let ask = |p: usize, step: usize| {
+            let key = next[p].wrapping_add(step * STEP);
+            prefetch(s, key);
+            if beside > 0 {
+                prefetch(s, key.wrapping_add(beside));
+            }
+        };
         let zeros = [[s.splat(0.0); N]; R];
         // SAFETY: panels that are seen have been found to be there, for all of a head; so have the pairs of `q`.
         let sums =

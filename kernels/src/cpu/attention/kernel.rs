@@ -47,6 +47,9 @@ pub(super) struct Block<T> {
     pub(super) values: [*const T; MOST_PANELS],
     pub(super) next_keys: [*const T; MOST_PANELS],
     pub(super) next_values: [*const T; MOST_PANELS],
+    /// While scores are computed, what lies so many elements beyond the next keys is asked for too: 0, or where the next
+    /// values are.
+    pub(super) ask_beside: usize,
 }
 
 /// The operands of [`Kernel::add_values`].

@@ -36,6 +36,9 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) state: State<'a>,
 }
 
+/// Panels whose scores are computed under one head before those under the next: two, for enough independent chains.
+const PAGEWISE_PANELS: usize = 2;
+
 /// Keys that will be wanted after a piece's own: a task's first block would else come from memory while nothing else is
 /// being done.
 pub(super) struct Next<'a> {
@@ -49,7 +52,7 @@ impl<K: Kernel> Op for KvLoop<'_, K> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let queries = Tiling::new(self.queries(), S::TILE_ROWS);
+        let queries = Tiling::new(self.head_queries(), S::TILE_ROWS);
         self.take_queries(s, queries);
         let last = self.position(self.piece.tile.tokens - 1);
         let ranges = self.sight.first(self.position(0)) / RANGE..last / RANGE + 1;
@@ -94,8 +97,14 @@ impl<K: Kernel> KvLoop<'_, K> {
         self.shape.heads / self.shape.kv_heads
     }
 
-    fn queries(&self) -> usize {
+    /// Queries under one kv head.
+    fn head_queries(&self) -> usize {
         self.piece.tile.tokens * self.group()
+    }
+
+    /// Queries of the piece: those of one kv head after those of the other.
+    fn queries(&self) -> usize {
+        self.piece.kv_heads * self.head_queries()
     }
 
     /// Of a token, counted from the tile's first.
@@ -106,7 +115,7 @@ impl<K: Kernel> KvLoop<'_, K> {
 
     /// Lays out the piece's queries, scaled.
     #[inline(always)]
-    fn take_queries<S: Simd>(&mut self, s: S, queries: Tiling) {
+    fn take_queries<S: Simd>(&mut self, s: S, tiling: Tiling) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
@@ -114,18 +123,22 @@ impl<K: Kernel> KvLoop<'_, K> {
         // A tile's rows are far apart, and another thread may have written them.
         for token in 0..self.piece.tile.tokens {
             let from = (rows + token) * width + self.piece.kv_head * group * head_dim;
-            for line in (0..group * head_dim).step_by(LANES) {
+            for line in (0..self.piece.kv_heads * group * head_dim).step_by(LANES) {
                 s.prefetch(self.qkv.as_ptr().wrapping_add(from + line).cast());
             }
         }
-        let query = |query: usize| {
-            let from = (rows + query / group) * width + (self.piece.kv_head * group + query % group) * head_dim;
-            &self.qkv[from..from + head_dim]
-        };
-        for index in 0..queries.tiles {
-            let (first, count) = queries.tile(index);
-            let q = &mut self.state.q[first * head_dim..(first + count) * head_dim];
-            for_tile!(S, count, lay_out_queries::<S, K, R, P>(s, first, query, scale, q));
+        for head in 0..self.piece.kv_heads {
+            let first_head = (self.piece.kv_head + head) * group;
+            let query = |query: usize| {
+                let from = (rows + query / group) * width + (first_head + query % group) * head_dim;
+                &self.qkv[from..from + head_dim]
+            };
+            for index in 0..tiling.tiles {
+                let (first, count) = tiling.tile(index);
+                let to = (head * tiling.end(tiling.tiles) + first) * head_dim;
+                let q = &mut self.state.q[to..to + count * head_dim];
+                for_tile!(S, count, lay_out_queries::<S, K, R, P>(s, first, query, scale, q));
+            }
         }
     }
 
@@ -141,40 +154,62 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
     }
 
-    /// Lets every query that sees some of the block at `start` take it in.
+    /// Lets every query that sees some of the block at `start` take it in. Under several heads, scores are computed page by
+    /// page, so that a page's heads, keys and values, are read as they lie in memory.
     #[inline(always)]
-    fn block<S: Simd>(&mut self, s: S, queries: Tiling, start: usize) {
-        let head_dim = self.shape.head_dim;
-        let mut block = self.panels(start);
-        for index in 0..queries.tiles {
-            let (first, count) = queries.tile(index);
-            let Some(seen) = self.seen(first, count, start) else { continue };
-            let panels = (seen.any.first / LANES, seen.any.end.div_ceil(LANES));
-            let q = &self.state.q[first * head_dim..(first + count) * head_dim];
-            let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
-            for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
-            // What comes next need not be asked for twice.
-            block.next_keys = block.keys;
-        }
-        for index in 0..queries.tiles {
-            let (first, count) = queries.tile(index);
-            let Some(seen) = self.seen(first, count, start) else { continue };
-            let mut visible = [Visible { first: 0, end: 0 }; LANES];
-            for (query, visible) in visible[..count].iter_mut().enumerate() {
-                *visible = self.visible(first + query, start);
+    fn block<S: Simd>(&mut self, s: S, tiling: Tiling, start: usize) {
+        let (head_dim, own) = (self.shape.head_dim, self.head_queries());
+        let all = K::BLOCK / LANES;
+        let at_once = if self.piece.kv_heads > 1 { PAGEWISE_PANELS } else { all };
+        for panel in (0..all).step_by(at_once) {
+            for head in 0..self.piece.kv_heads {
+                let mut block = self.panels(start, head, (panel, panel + at_once));
+                for index in 0..tiling.tiles {
+                    let (first, count) = tiling.tile(index);
+                    let Some(seen) = self.seen(first, count, start) else { continue };
+                    let panels = (
+                        panel.max(seen.any.first / LANES),
+                        (panel + at_once).min(seen.any.end.div_ceil(LANES)),
+                    );
+                    if panels.0 >= panels.1 {
+                        continue;
+                    }
+                    let first = head * own + first;
+                    let q = &self.state.q[first * head_dim..(first + count) * head_dim];
+                    let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
+                    for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
+                    // What comes next need not be asked for twice.
+                    block.next_keys = block.keys;
+                    block.ask_beside = 0;
+                }
             }
-            self.softmax(s, first, count, seen, &visible);
-            let values = Values {
-                block: &block,
-                seen,
-                visible: &visible,
-                head_dim,
-                weights: &self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK],
-                decay: &self.state.decay[first..first + count],
-                sums: &mut self.state.range.sums[first * head_dim..(first + count) * head_dim],
-            };
-            K::add_values(s, values);
-            block.next_values = block.values;
+        }
+        for head in 0..self.piece.kv_heads {
+            let mut block = self.panels(start, head, (0, all));
+            if self.piece.kv_heads > 1 {
+                block.next_values = block.values;
+            }
+            for index in 0..tiling.tiles {
+                let (first, count) = tiling.tile(index);
+                let Some(seen) = self.seen(first, count, start) else { continue };
+                let mut visible = [Visible { first: 0, end: 0 }; LANES];
+                for (query, visible) in visible[..count].iter_mut().enumerate() {
+                    *visible = self.visible(first + query, start);
+                }
+                let first = head * own + first;
+                self.softmax(s, first, count, seen, &visible);
+                let values = Values {
+                    block: &block,
+                    seen,
+                    visible: &visible,
+                    head_dim,
+                    weights: &self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK],
+                    decay: &self.state.decay[first..first + count],
+                    sums: &mut self.state.range.sums[first * head_dim..(first + count) * head_dim],
+                };
+                K::add_values(s, values);
+                block.next_values = block.values;
+            }
         }
     }
 
@@ -199,7 +234,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         s.call(Softmax::<K> { scores, visible, any, largest, total, decay, kernel: PhantomData });
     }
 
-    /// What a query sees of the block at `start`.
+    /// What a query, counted from its kv head's first, sees of the block at `start`.
     #[inline(always)]
     fn visible(&self, query: usize, start: usize) -> Visible {
         self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)
@@ -215,16 +250,23 @@ impl<K: Kernel> KvLoop<'_, K> {
         (any.first < any.end).then_some(Seen { any, common })
     }
 
-    /// Finds the panels of the block at `start` that the tile sees, and those after it.
+    /// Finds those of panels `panels.0 .. panels.1` of the block at `start`, under a head counted from the piece's first,
+    /// that the tile sees, and what comes after them.
     #[inline(always)]
-    fn panels(&self, start: usize) -> Block<K::Raw> {
+    fn panels(&self, start: usize, head: usize, panels: (usize, usize)) -> Block<K::Raw> {
         let nothing = [self.data.as_ptr(); MOST_PANELS];
-        let mut block = Block { keys: nothing, values: nothing, next_keys: nothing, next_values: nothing };
+        let mut block =
+            Block { keys: nothing, values: nothing, next_keys: nothing, next_values: nothing, ask_beside: 0 };
+        let several = self.piece.kv_heads > 1;
+        if several {
+            block.ask_beside = self.layout.page_tokens * self.shape.head_dim;
+        }
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
         // Where the piece's keys end.
         let end = self.piece.part.map_or(last + 1, |part| (last + 1).min((part.range + 1) * RANGE));
-        for panel in 0..K::BLOCK / LANES {
+        let kv_head = self.piece.kv_head + head;
+        for panel in panels.0..panels.1 {
             let position = start + panel * LANES;
             if position > last || position + LANES <= first {
                 continue;
@@ -234,11 +276,17 @@ impl<K: Kernel> KvLoop<'_, K> {
                 let value = self.layout.value_panels(table, kv_head, position);
                 (self.data[key..key + elements].as_ptr(), self.data[value..value + elements].as_ptr())
             };
-            (block.keys[panel], block.values[panel]) = at(self.table, self.piece.kv_head, position);
+            (block.keys[panel], block.values[panel]) = at(self.table, kv_head, position);
+            // Under several heads that is the next head's, and after the last one's the next panels' of the first.
+            let (next_head, next) = match several {
+                true if head + 1 < self.piece.kv_heads => (kv_head + 1, position),
+                true => (self.piece.kv_head, position + (panels.1 - panels.0) * LANES),
+                false => (kv_head, position + K::BLOCK),
+            };
             (block.next_keys[panel], block.next_values[panel]) = match &self.next {
-                _ if position + K::BLOCK < end => at(self.table, self.piece.kv_head, position + K::BLOCK),
-                Some(next) if next.keys.start + panel * LANES < next.keys.end => {
-                    at(next.table, next.kv_head, next.keys.start + panel * LANES)
+                _ if next < end => at(self.table, next_head, next),
+                Some(after) if after.keys.start + (panel - panels.0) * LANES < after.keys.end => {
+                    at(after.table, after.kv_head, after.keys.start + (panel - panels.0) * LANES)
                 }
                 _ => (block.keys[panel], block.values[panel]),
             };
@@ -249,10 +297,10 @@ impl<K: Kernel> KvLoop<'_, K> {
     /// Divides by the totals and writes the tile's results.
     #[inline(always)]
     fn give_results<S: Simd>(&mut self, s: S) {
-        let (group, head_dim) = (self.group(), self.shape.head_dim);
+        let (group, head_dim, own) = (self.group(), self.shape.head_dim, self.head_queries());
         for query in 0..self.queries() {
-            let token = self.row.first_token + self.piece.tile.first + query / group;
-            let head = self.piece.kv_head * group + query % group;
+            let token = self.row.first_token + self.piece.tile.first + query % own / group;
+            let head = (self.piece.kv_head + query / own) * group + query % group;
             // SAFETY: each (token, head) belongs to one tile, and one task gives its results.
             let to = unsafe { self.out.part((token * self.shape.heads + head) * head_dim, head_dim) };
             let total = s.splat(self.state.whole.total[query]);

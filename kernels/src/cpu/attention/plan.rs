@@ -12,6 +12,8 @@ use crate::AttentionShape;
 pub(super) const MOST_PARTIALS: usize = 1 << 20;
 /// A tile is cut into ranges when it is more than one of so many shares of a thread's work.
 const SHARES: usize = 4;
+/// Heads are divided until there are so many pieces for each thread.
+const PIECES: usize = 2;
 
 /// Some tokens of one row.
 #[derive(Clone, Copy)]
@@ -22,11 +24,14 @@ pub(super) struct Tile {
     pub(super) tokens: usize,
 }
 
-/// One task: a tile under one kv head, or a range of its keys.
+/// One task: a tile under some kv heads that follow each other, or a range of its keys.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) tile: Tile,
     pub(super) kv_head: usize,
+    /// Heads from `kv_head` on. Several where the tile has few queries: a page holds its heads beside each other, and is
+    /// read from memory faster the more of it is wanted.
+    pub(super) kv_heads: usize,
     /// `None` where the tile is not cut.
     pub(super) part: Option<Part>,
 }
@@ -40,7 +45,7 @@ pub(super) struct Part {
     pub(super) cut: usize,
 }
 
-/// A tile under one kv head, cut into ranges.
+/// A tile under some kv heads, cut into ranges.
 pub(super) struct Cut {
     /// Where its results begin, range after range, in floats.
     pub(super) partials: usize,
@@ -55,6 +60,11 @@ pub(super) struct Plan {
     tiles: Vec<Tile>,
     pub(super) pieces: Vec<Piece>,
     pub(super) cuts: Vec<Cut>,
+}
+
+/// Queries of a piece, at most.
+pub(super) fn most_queries(shape: &AttentionShape) -> usize {
+    TILE_QUERIES.max(shape.heads / shape.kv_heads)
 }
 
 /// Tokens of a tile.
@@ -88,21 +98,30 @@ impl Plan {
         self.tiles.sort_unstable_by_key(|tile| std::cmp::Reverse(cost(tile)));
         let all: usize = self.tiles.iter().map(cost).sum::<usize>() * shape.kv_heads;
         let mut partials = 0;
+        // So many pieces, not cut, keep all threads busy.
+        let each = (PIECES * threads).div_ceil(self.tiles.len().max(1));
         for &tile in &self.tiles {
             let (first, last) = span(&tile);
             let ranges = first / RANGE..last / RANGE + 1;
-            let floats = ranges.len() * Partial::floats(tile.tokens * group, shape.head_dim);
-            for kv_head in 0..shape.kv_heads {
+            let most_heads = (TILE_QUERIES / (tile.tokens * group)).clamp(1, shape.kv_heads);
+            let mut kv_head = 0;
+            while kv_head < shape.kv_heads {
+                let rest = shape.kv_heads - kv_head;
+                let kv_heads = most_heads.min(rest);
+                let floats = ranges.len() * Partial::floats(kv_heads * tile.tokens * group, shape.head_dim);
                 let long = cost(&tile) * SHARES * threads > all;
                 if threads == 1 || ranges.len() == 1 || !long || floats > MOST_PARTIALS - partials {
-                    self.pieces.push(Piece { tile, kv_head, part: None });
+                    let kv_heads = kv_heads.min((shape.kv_heads / each).max(1));
+                    self.pieces.push(Piece { tile, kv_head, kv_heads, part: None });
+                    kv_head += kv_heads;
                     continue;
                 }
                 let cut = self.cuts.len();
                 self.cuts.push(Cut { partials, left: AtomicUsize::new(ranges.len()) });
                 partials += floats;
                 let parts = ranges.clone().map(|range| Part { range, cut });
-                self.pieces.extend(parts.map(|part| Piece { tile, kv_head, part: Some(part) }));
+                self.pieces.extend(parts.map(|part| Piece { tile, kv_head, kv_heads, part: Some(part) }));
+                kv_head += kv_heads;
             }
         }
     }

@@ -118,16 +118,16 @@ unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
     ask: &impl Fn(usize, usize),
 ) {
     let mut weights = [s.splat_i(0); P];
-    for (p, (weights, panel)) in weights.iter_mut().zip(panels).enumerate() {
+    for p in 0..P {
         ask(p, line);
         // SAFETY: the caller's contract.
-        *weights = unsafe { s.load_i(panel.add(line * STEP)) };
+        weights[p] = unsafe { s.load_i(panels[p].add(line * STEP)) };
     }
     // Panels inside: each load of a pair feeds all of them.
-    for (r, dots) in dots.iter_mut().enumerate() {
-        for (dots, weights) in dots.iter_mut().zip(weights) {
+    for r in 0..R {
+        for p in 0..P {
             // SAFETY: the caller's contract.
-            *dots = unsafe { s.dot_i16(*dots, weights, pairs.add(r)) };
+            dots[r][p] = unsafe { s.dot_i16(dots[r][p], weights[p], pairs.add(r)) };
         }
     }
 }

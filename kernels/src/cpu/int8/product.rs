@@ -325,10 +325,11 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
                 ask(s, panels, at + SCALES + line * PAD * LANES, panel_bytes);
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
-                    for (p, panel) in panels.iter().enumerate() {
-                        for (r, dots) in dots.iter_mut().enumerate() {
-                            let word = *steps.add(step * R + r);
-                            dots[p] = s.dot_u8(dots[p], panel.add(offset), word);
+                    // Panels inside: each load of a word feeds all of them.
+                    for r in 0..R {
+                        let word = *steps.add(step * R + r);
+                        for p in 0..P {
+                            dots[r][p] = s.dot_u8(dots[r][p], panels[p].add(offset), word);
                         }
                     }
                 }

@@ -29,6 +29,10 @@ impl<W: Format, const R: usize, const P: usize> Op for Scores<'_, W, R, P> {
             self.panels::<S, P>(s, panel);
             panel += P;
         }
+        while const { P > 2 } && panel + 2 <= end {
+            self.panels::<S, 2>(s, panel);
+            panel += 2;
+        }
         while panel < end {
             self.panels::<S, 1>(s, panel);
             panel += 1;
@@ -45,11 +49,16 @@ impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
         for p in 0..N {
             (keys[p], next[p]) = (self.block.keys[panel + p], self.block.next_keys[panel + p]);
         }
+        // From a panel of keys to that of values beside it, where both are asked for.
+        let beside = self.block.ask_beside;
         let mut sums = [[s.splat(0.0); N]; R];
         let mut q = self.q.as_ptr();
         for _ in 0..head_dim / 2 {
             for next in &mut next {
                 prefetch(s, *next);
+                if beside > 0 {
+                    prefetch(s, next.wrapping_add(beside));
+                }
                 *next = next.wrapping_add(STEP);
             }
             // SAFETY: panels that are seen have been found to be there, for all of a head; so has q by the assertion.
