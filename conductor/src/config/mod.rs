@@ -212,10 +212,7 @@ impl<R: Default> ConductorConfig<R> {
             return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
         }
         if simulated && self.cpu_isa != CpuIsa::Auto {
-            return Err(Error::invalid(
-                "cpu_isa",
-                "names instructions of a CPU, but device sim runs none",
-            ));
+            return Err(Error::invalid("cpu_isa", "names instructions of a CPU, but device sim runs none"));
         }
         if let Some(dir) = &self.packed_weights {
             let refused =
