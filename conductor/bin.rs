@@ -41,6 +41,7 @@ use tutti_runtime::{
 };
 use tutti_worker::{
     config::{Admission, Chunking, DeviceKind, LoadFormat, PrefillSharing, Quantize, WorkerSettings},
+    isa,
     lifeline::Lifeline,
 };
 
@@ -80,6 +81,10 @@ async fn run(config: Config) -> Result<(), Error> {
     let _telemetry = config.telemetry().install(NAME)?;
     let shutdown = Shutdown::on_signals()?;
     let layout = config.layout()?;
+    // Workers that join by hand may be on other machines: each of them checks its own.
+    if layout.topology.spawned_workers() > 0 {
+        isa::resolve(config.cpu_isa)?;
+    }
     // Ports before anything that takes long, so that one in use is told at once.
     let http = listen::tcp("http", config.http).await?;
     let grpc = listen::tcp("grpc", config.grpc).await?;
@@ -256,6 +261,7 @@ fn common_settings(
         sim: config.sim.clone(),
         threads: config.threads_per_worker(workers) as usize,
         pin_threads: config.pin_threads,
+        cpu_isa: config.cpu_isa,
         tp: 1,
         collective_timeout_s: config.collective_timeout,
         max_step_tokens: config.max_step_tokens as usize,

@@ -3,6 +3,7 @@
 
 pub mod checkpoint;
 pub mod config;
+mod cpu_isa;
 mod error;
 pub mod exit;
 pub mod grpc_health;
@@ -17,6 +18,7 @@ pub mod shutdown;
 pub mod sim;
 pub mod telemetry;
 
+pub use cpu_isa::CpuIsa;
 pub use error::{Error, ErrorKind};
 
 /// What a Tutti process says it is: the version every process of one cluster must share.

@@ -1,5 +1,6 @@
 """Real clusters for tests: start the built executables on free ports, talk to them, and see that nothing of them stays."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -57,6 +58,23 @@ def processes_marked(mark):
         except OSError:
             continue  # it ended while we looked
     return found
+
+
+# What each instruction path of the CPU needs beyond the one before it, as /proc/cpuinfo spells it.
+CPU_PATHS = {
+    "portable": set(),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512-vnni": {"avx512_vnni"},
+    "avx512-bf16": {"avx512_bf16"},
+}
+
+
+def cpu_paths():
+    """The instruction paths that this machine has, the plainest first."""
+    flags = re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = set(flags[1].split()) if flags else set()
+    return list(itertools.takewhile(lambda path: CPU_PATHS[path] <= flags, CPU_PATHS))
 
 
 class Process:

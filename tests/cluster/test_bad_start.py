@@ -5,7 +5,7 @@ import shutil
 import socket
 
 import pytest
-from harness import GOLDENS, run_to_exit
+from harness import CPU_PATHS, GOLDENS, cpu_paths, run_to_exit
 from safetensors.numpy import load_file, save_file
 
 SKIP = "--skip-tokenizer-init"
@@ -148,6 +148,8 @@ class TestSettings:
             (["--model", "/no/such/directory"], ["/no/such/directory"]),
             (["--model", "not/a/hub/name"], ["not/a/hub/name"]),
             (["--device", "abacus"], ["abacus"]),
+            (["--cpu-isa", "mmx"], ["mmx", "avx512-vnni"]),
+            (["--cpu-isa", "avx2", "--device", "sim"], ["cpu_isa", "sim"]),
             (["--config", "/no/such/file.toml"], ["/no/such/file.toml"]),
             (["surplus"], ["surplus"]),
         ],
@@ -158,7 +160,7 @@ class TestSettings:
         for word in words:
             assert word in log, log
 
-    @pytest.mark.parametrize("value", ("TUTTI_WORKERS=many", "TUTTI_WORKERS=0", "TUTTI_WROKERS=2"))
+    @pytest.mark.parametrize("value", ("TUTTI_WORKERS=many", "TUTTI_WORKERS=0", "TUTTI_WROKERS=2", "TUTTI_CPU_ISA=mmx"))
     def test_a_bad_variable(self, tmp_path, value):
         key, _, text = value.partition("=")
         log = refused(tmp_path, env={key: text})
@@ -170,6 +172,20 @@ class TestSettings:
         file.write_text(text)
         log = refused(tmp_path, "--config", file)
         assert text.split()[0] in log or "tutti.toml" in log, log
+
+    def test_instructions_that_the_machine_lacks(self, tmp_path):
+        have = cpu_paths()
+        lacking = [path for path in CPU_PATHS if path not in have]
+        if not lacking:
+            pytest.skip(f"this machine has all paths: {', '.join(have)}")
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            # A port in use goes unnoticed: the path is refused before any port is bound.
+            http = f"--http=127.0.0.1:{taken.getsockname()[1]}"
+            for path in lacking:
+                log = refused(tmp_path, "--cpu-isa", path, http)
+                assert f"cpu_isa: this machine has no {path} instructions; it has {', '.join(have)}" in log, log
 
     @pytest.mark.parametrize("setting", ("http", "grpc"))
     @pytest.mark.parametrize("name", ("conductor", "router"))

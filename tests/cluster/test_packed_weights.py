@@ -1,6 +1,7 @@
 """--packed-weights: later starts, and workers beside each other, map what the first one wrote, and answer the same bits."""
 
-from harness import GOLDENS, run_to_exit
+import pytest
+from harness import GOLDENS, cpu_paths, run_to_exit
 
 PROMPT = {"prompt": list(range(1, 40)), "max_tokens": 12, "temperature": 0, "logprobs": 3}
 MODEL = GOLDENS / "bf16" / "qwen3"
@@ -25,6 +26,21 @@ def test_a_later_start_maps_what_an_earlier_one_wrote(start, tmp_path):
     cluster = start("--workers", 2, *kept)
     assert {answer(cluster)["text"] for _ in range(4)} == {packed["text"]}
     assert cluster.log().count("mapped from a file") == 2
+
+
+def test_each_instruction_path_has_a_file_of_its_own(start, tmp_path):
+    flags = ("--model", MODEL, "--skip-tokenizer-init", "--packed-weights", tmp_path)
+    paths = cpu_paths()
+    if len(paths) == 1:
+        pytest.skip("this machine has one path")
+    answers = {}
+    for expected in ("written for the next start", "mapped from a file"):
+        for path in paths:
+            cluster = start("--workers", 1, "--cpu-isa", path, *flags)
+            assert expected in cluster.log(), path
+            assert answers.setdefault(path, answer(cluster)) == answer(cluster)
+            cluster.stop()
+    assert len(list(tmp_path.glob("*.bin"))) == len(paths)
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path):

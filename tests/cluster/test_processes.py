@@ -9,7 +9,7 @@ import time
 import grpc
 import httpx
 import pytest
-from harness import GOLDENS, free_port, run_to_exit, wait_for
+from harness import GOLDENS, cpu_paths, free_port, run_to_exit, wait_for
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 # As many tokens as the context holds: still running whenever the test gets to it, unless it is stopped.
@@ -166,9 +166,25 @@ def test_a_router_waits_for_its_conductor(start):
 
 
 def test_the_settings_in_force_are_printed(spawn):
-    process = spawn("conductor", "--workers", 3, "--print-config", env={"TUTTI_MAX_STEP_TOKENS": "77"})
+    variables = {"TUTTI_MAX_STEP_TOKENS": "77", "TUTTI_CPU_ISA": "avx512-vnni"}
+    process = spawn("conductor", "--workers", 3, "--print-config", env=variables)
     assert process.wait() == 0
     assert '"max_step_tokens": 77' in process.log() and '"workers": 3' in process.log()
+    assert '"cpu_isa": "avx512-vnni"' in process.log()
+
+
+def test_workers_compute_on_the_path_that_they_are_told(start, spawn, tmp_path):
+    secret, file, address = tmp_path / "secret", tmp_path / "tutti.toml", f"127.0.0.1:{free_port()}"
+    secret.write_text("open sesame\n")
+    file.write_text('cpu_isa = "portable"\n')
+    joining = ("--worker-listen", address, "--join-token-file", secret)
+    cluster = start("--workers", 2, "--config", file, *joining, *QWEN3)
+    # A worker that joins by hand computes on the same path.
+    by_hand = spawn("worker", "--conductor", f"http://{address}", "--rank", 2, "--join-token-file", secret)
+    wait_for("three workers", lambda: cluster.metrics().get("tutti_workers_ready") == 3)
+    assert cluster.log().count("on cpu, portable, ") == 2 and "on cpu, portable, " in by_hand.log()
+    best = start("--config", file, *QWEN3, env={"TUTTI_CPU_ISA": "auto"})
+    assert f"on cpu, {cpu_paths()[-1]}, " in best.log()
 
 
 CORES = os.sched_getaffinity(0)

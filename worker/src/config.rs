@@ -11,7 +11,7 @@ use tutti_engine::EngineSettings;
 pub use tutti_engine::{Admission, Chunking, PrefillSharing};
 pub use tutti_models::{LoadFormat, Quantize};
 use tutti_runtime::{
-    Error, config,
+    CpuIsa, Error, config,
     sim::SimSettings,
     telemetry::{LogFormat, Telemetry},
 };
@@ -49,6 +49,8 @@ pub struct WorkerSettings {
     pub threads: usize,
     /// Whether each of them stays on a core of its own.
     pub pin_threads: bool,
+    /// The instruction path of the CPU.
+    pub cpu_isa: CpuIsa,
     /// Ranks of a TP group; 1 where each worker holds the whole model.
     pub tp: usize,
     /// How long a rank may keep the others of its group waiting.

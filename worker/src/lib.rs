@@ -8,6 +8,7 @@
 pub mod config;
 mod engine_thread;
 mod group;
+pub mod isa;
 mod join;
 pub mod lifeline;
 mod loading;

@@ -15,6 +15,7 @@ use crate::{
     config::{DeviceKind, WorkerSettings},
     engine_thread::NEWS,
     group::{Formation, Member},
+    isa,
     join::OUTBOX,
     packed,
 };
@@ -97,7 +98,7 @@ fn load_model(
     };
     Ok(match settings.device {
         DeviceKind::Cpu => {
-            let isa = Isa::detect();
+            let isa = isa::resolve(settings.cpu_isa)?;
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
             if let Some(group) = group {
                 device = device.with_group(group.for_device()?);

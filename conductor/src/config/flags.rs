@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Parser;
 use serde::Serialize;
-use tutti_runtime::telemetry::LogFormat;
+use tutti_runtime::{CpuIsa, telemetry::LogFormat};
 
 use super::{
     Admission, ByteSize, Chunking, DeviceChoice, LoadFormat, PrefillSharing, Quantize, WorkerAddress,
@@ -195,6 +195,12 @@ pub struct ConductorFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "is_false")]
     pin_threads: bool,
+
+    /// Instruction path of workers on a CPU; answers on one path are the same to the last bit on unlike CPUs, and auto is the
+    /// best path of each machine [default: auto]
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_isa: Option<CpuIsa>,
 
     /// Write a JSON line for each step of each worker to this file, with .rank0 and so on added
     #[arg(long, value_name = "FILE")]

@@ -17,7 +17,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tutti_runtime::{
-    Error, config,
+    CpuIsa, Error, config,
     sim::SimSettings,
     telemetry::{LogFormat, Telemetry},
 };
@@ -110,6 +110,8 @@ pub struct ConductorConfig<R: Default> {
     pub threads: Option<u32>,
     /// Whether each of them stays on a core of its own.
     pub pin_threads: bool,
+    /// The instruction path of workers on a CPU.
+    pub cpu_isa: CpuIsa,
     /// Where workers write what each step ran; each adds its rank to the name.
     pub trace_steps: Option<PathBuf>,
     /// Seconds that running requests have to finish once a drain begins.
@@ -161,6 +163,7 @@ impl<R: Default> Default for ConductorConfig<R> {
             kv_cache_memory: None,
             threads: None,
             pin_threads: false,
+            cpu_isa: CpuIsa::Auto,
             trace_steps: None,
             drain_timeout: 30,
             log_format,
@@ -207,6 +210,9 @@ impl<R: Default> ConductorConfig<R> {
         let simulated = self.layout()?.devices.contains(&DeviceChoice::Sim);
         if simulated && self.quantize != Quantize::None {
             return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
+        }
+        if simulated && self.cpu_isa != CpuIsa::Auto {
+            return Err(Error::invalid("cpu_isa", "names instructions of a CPU, but device sim runs none"));
         }
         if let Some(dir) = &self.packed_weights {
             let refused =

@@ -36,6 +36,7 @@ fn flags_reach_their_settings() {
         "--worker-listen=unix:/tmp/x",
         "--load-format=dummy",
         "--quantize=int8",
+        "--cpu-isa=avx512-vnni",
         "--drain-timeout=5",
     ])
     .unwrap();
@@ -43,7 +44,7 @@ fn flags_reach_their_settings() {
     assert!(config.router.skip_tokenizer_init && config.no_router);
     assert_eq!(config.kv_cache_memory, Some(ByteSize(512 << 20)));
     assert_eq!(config.worker_listen, Some(WorkerAddress::Unix("/tmp/x".into())));
-    assert_eq!(config.quantize, Quantize::Int8);
+    assert_eq!((config.quantize, config.cpu_isa), (Quantize::Int8, CpuIsa::Avx512Vnni));
     assert_eq!((config.load_format, config.drain_timeout().as_secs()), (LoadFormat::Dummy, 5));
 }
 
@@ -100,6 +101,21 @@ fn a_simulated_device_quantises_nothing() {
 }
 
 #[test]
+fn a_simulated_device_has_no_instruction_path() {
+    assert!(load(&["--cpu-isa=avx2", "--device=cpu"]).is_ok());
+    assert!(load(&["--cpu-isa=auto", "--device=sim"]).is_ok());
+    let error = load(&["--cpu-isa=avx2", "--device=sim"]).unwrap_err();
+    assert_eq!(error.field(), Some("cpu_isa"), "{error}");
+}
+
+#[test]
+fn an_unknown_instruction_path_is_refused_with_those_there_are() {
+    let error = ConductorFlags::try_parse_from(["conductor", "--cpu-isa=mmx"]).unwrap_err().to_string();
+    let there = "auto, portable, avx2, avx512, avx512-vnni, avx512-bf16";
+    assert!(error.contains("mmx") && error.contains(there), "{error}");
+}
+
+#[test]
 fn a_topology_file_says_how_many_workers_there_are() {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
     file.write_all(b"[[group]]\nname = 'all'\nranks = 3\n").unwrap();
@@ -117,9 +133,14 @@ fn two_free_ports_do_not_clash() {
 
 #[test]
 fn the_printed_config_is_a_config() {
-    let config =
-        load(&["--workers=3", "--quantize=int8", "--kv-cache-memory=2GB", "--worker-listen=0.0.0.0:7000"])
-            .unwrap();
+    let config = load(&[
+        "--workers=3",
+        "--quantize=int8",
+        "--cpu-isa=avx512",
+        "--kv-cache-memory=2GB",
+        "--worker-listen=0.0.0.0:7000",
+    ])
+    .unwrap();
     let printed = config::print(&config).unwrap();
     assert_eq!(serde_json::from_str::<ConductorConfig<Front>>(&printed).unwrap(), config);
 }
