@@ -120,7 +120,8 @@ impl Bench {
             ("down", INTERMEDIATE, HIDDEN),
             ("lm_head", HIDDEN, VOCABULARY),
         ] {
-            let names = [1, 4, 16, 512].map(|rows| format!("{dtype:?} {name} {inputs}x{outputs}, {rows} rows"));
+            let names =
+                [1, 4, 16, 512].map(|rows| format!("{dtype:?} {name} {inputs}x{outputs}, {rows} rows"));
             if !names.iter().any(|name| name.contains(&self.only)) {
                 continue;
             }

@@ -79,9 +79,7 @@ pub(super) fn attention(
     match &operands.kv.data {
         Stored::F32(data) => attend::<Widened<F32>>(path, pool, step, scratch, operands, data),
         Stored::F16(data) => attend::<Widened<F16>>(path, pool, step, scratch, operands, data),
-        Stored::Bf16(data) if path.dots_bf16() => {
-            attend::<Dots>(path, pool, step, scratch, operands, data)
-        }
+        Stored::Bf16(data) if path.dots_bf16() => attend::<Dots>(path, pool, step, scratch, operands, data),
         Stored::Bf16(data) => attend::<Widened<Bf16>>(path, pool, step, scratch, operands, data),
     }
 }
@@ -126,7 +124,21 @@ fn attend<K: Kernel>(
         });
         K::run(
             path,
-            KvLoop::<K> { qkv, out, partials, shape, sight, data, layout, row, table, plan, piece, next, state },
+            KvLoop::<K> {
+                qkv,
+                out,
+                partials,
+                shape,
+                sight,
+                data,
+                layout,
+                row,
+                table,
+                plan,
+                piece,
+                next,
+                state,
+            },
         );
     })
 }

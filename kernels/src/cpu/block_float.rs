@@ -2,7 +2,7 @@
 //!
 //! Such machines multiply 16-bit integers in pairs and add them up (`vpmaddwd`, `vpdpwssd`) faster than f32: half as
 //! fast again on Zen 3. So a row of weights is cut into *spans* of [`SPAN`] inputs: integers that share an exponent.
-//! Activations become the same at the door of each product. A span's products are then summed in integers, exactly, and
+//! Activations become the same before each product. A span's products are then summed in integers, exactly, and
 //! scaled once:
 //!
 //! ```text

@@ -10,7 +10,7 @@ mod micro_kernel;
 mod small_m;
 
 use self::activations::PackActivations;
-use self::blocked::{Blocked, SUMS, TASK_PANELS};
+use self::blocked::{Bands, Blocked, SUMS, TASK_PANELS};
 use self::micro_kernel::{Data, Dots, Inputs, MicroKernel, Spans, Widened};
 use self::small_m::SmallM;
 use super::argmax::{Leaders, Note};
@@ -146,8 +146,11 @@ impl Work<'_> {
             let least = if self.matrix.shape.paired { 2 } else { 1 };
             let share = share.max(1).next_multiple_of(least).min(TASK_PANELS);
             let columns = panels.div_ceil(share);
-            let bands = (2 * pool.threads()).div_ceil(columns).min(self.tiling.tiles);
+            // Tasks of a band, or of less where that leaves threads without one.
+            let fewest = (2 * pool.threads()).div_ceil(columns);
+            let bands = K::run(path, Bands(self.tiling)).max(fewest).min(self.tiling.tiles);
             let band = self.tiling.tiles.div_ceil(bands.max(1));
+            let bands = self.tiling.tiles.div_ceil(band);
             return pool.run(columns * bands, |task, thread| {
                 let (column, first) = (task / bands, task % bands * band);
                 let block = Blocked::<K> {
@@ -291,7 +294,8 @@ mod tests {
                         Product { x, rows, matrix: &matrix, store: Store::Set(None), out }
                     };
                     multiply::<Dots>(path, &mut pool, &mut scratch, product(&mut dots), data).unwrap();
-                    multiply::<Widened<Bf16>>(path, &mut pool, &mut scratch, product(&mut widened), data).unwrap();
+                    multiply::<Widened<Bf16>>(path, &mut pool, &mut scratch, product(&mut widened), data)
+                        .unwrap();
                     assert_eq!(dots, widened, "{isa} {threads} {rows}x{inputs}x{outputs}");
                 }
             }

@@ -1,6 +1,6 @@
 //! The rows that a product multiplies, normalised on their way where that is asked for.
 //!
-//! A norm costs a product's door next to nothing: the row is there anyway, and what it becomes is never written down.
+//! A norm adds little to the packing of activations: the row is read anyway, and its result is never stored.
 
 use super::rowwise::rms_factor;
 use super::simd::{LANES, Simd};
@@ -43,6 +43,12 @@ impl<'a> Input<'a> {
 }
 
 impl InputRow<'_> {
+    /// Asks for sixteen elements from `first` on, wherever that is.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(&self, s: S, first: usize) {
+        s.prefetch(self.values.as_ptr().wrapping_add(first).cast());
+    }
+
     /// Sixteen elements from `first` on; zeros beyond the last.
     #[inline(always)]
     pub(super) fn load<S: Simd>(&self, s: S, first: usize) -> S::F {

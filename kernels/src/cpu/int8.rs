@@ -2,7 +2,7 @@
 //!
 //! A row of weights is cut into *groups* of [`GROUP`] inputs. Each group of each output has a scale of its own, its
 //! largest magnitude over 127, and its weights are that many steps of it, rounded to nearest. Activations are quantised
-//! alike at the door of each product: a scale for each group of each row. A group's products are then summed in
+//! alike before each product: a scale for each group of each row. A group's products are then summed in
 //! integers, exactly, and scaled once:
 //!
 //! ```text
@@ -21,7 +21,7 @@
 //! those instructions have; what that adds to a sum, 128 times the sum of a group's activations, is taken off where
 //! the sum begins.
 
-mod door;
+mod activations;
 mod pack;
 mod product;
 mod quantise;

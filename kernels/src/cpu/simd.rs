@@ -118,8 +118,19 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// `16 * DOT_INPUTS` bytes are readable at `weights`.
     unsafe fn dot_u8(self, sum: Self::I, weights: *const u8, x: u32) -> Self::I;
-    /// So many activations as one word: two of sixteen bits, or four of eight.
+    /// Sixty-four numbers in -127 ..= 127, in their order, rounded to the nearest integers, ties to even: four in a word.
+    /// Other numbers give any integers.
     #[inline(always)]
+    fn quads_i8(self, x: [Self::F; 4]) -> Self::I {
+        let mut bytes = [[0i8; LANES]; 4];
+        for (bytes, x) in bytes.iter_mut().zip(x) {
+            *bytes = self.to_i8(x);
+        }
+        // SAFETY: `bytes` holds sixty-four.
+        unsafe { self.load_i(bytes.as_ptr().cast()) }
+    }
+    /// So many activations as one word: two of sixteen bits, or four of eight.
+    #[cfg(test)]
     fn dot_word(x: &[i8]) -> u32 {
         if Self::DOT_INPUTS == 2 {
             let [low, high] = [x[0], x[1]].map(|x| u32::from(i16::from(x).cast_unsigned()));

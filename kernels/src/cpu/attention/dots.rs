@@ -9,11 +9,10 @@
 mod values;
 
 use self::values::{AddOwn, AddShared};
-use super::super::format::STEP;
 use super::super::isa::Path;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{dot_product_on, for_tile};
-use super::kernel::{Block, Kernel, MOST_PANELS, Values, prefetch};
+use super::kernel::{Block, Kernel, MOST_PANELS, Values};
 use super::softmax::weights_of_panel;
 use super::{Seen, Visible};
 
@@ -184,15 +183,8 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
         let (mut keys, mut next) = ([self.block.keys[0]; N], [self.block.next_keys[0]; N]);
         keys.copy_from_slice(&self.block.keys[panel..panel + N]);
         next.copy_from_slice(&self.block.next_keys[panel..panel + N]);
-        // From a panel of keys to that of values beside it, where both are asked for.
-        let beside = self.block.ask_beside;
-        let ask = |p: usize, step: usize| {
-            let key = next[p].wrapping_add(step * STEP);
-            prefetch(s, key);
-            if beside > 0 {
-                prefetch(s, key.wrapping_add(beside));
-            }
-        };
+        let what = self.block.ask;
+        let ask = |p: usize, step: usize| what.step(s, next[p], step);
         let zeros = [[s.splat(0.0); N]; R];
         // SAFETY: panels that are seen have been found to be there, for all of a head; so have the pairs of `q`.
         let sums =

@@ -1,5 +1,6 @@
 //! The arithmetic of attention: what differs between f32 and dot products of bfloat16.
 
+use super::super::format::STEP;
 use super::super::isa::Path;
 use super::super::memory::Element;
 use super::super::simd::{LANES, Op, Simd};
@@ -47,9 +48,36 @@ pub(super) struct Block<T> {
     pub(super) values: [*const T; MOST_PANELS],
     pub(super) next_keys: [*const T; MOST_PANELS],
     pub(super) next_values: [*const T; MOST_PANELS],
-    /// While scores are computed, what lies so many elements beyond the next keys is asked for too: 0, or where the next
-    /// values are.
-    pub(super) ask_beside: usize,
+    pub(super) ask: Ask,
+}
+
+/// What is asked for while a step of a panel's scores is computed.
+#[derive(Clone, Copy)]
+pub(super) enum Ask {
+    /// The step of the next panel of keys.
+    Keys,
+    /// Keys and values of the next panel, one after the other as they lie in memory: two steps.
+    Both,
+    /// The step of the next panel of keys, and of that of values, which begins so many elements after it.
+    Apart(usize),
+}
+
+impl Ask {
+    /// Asks for what goes with step `step`, where the next panel of keys begins at `keys`.
+    #[inline(always)]
+    pub(super) fn step<S: Simd, T>(self, s: S, keys: *const T, step: usize) {
+        match self {
+            Self::Keys => prefetch(s, keys.wrapping_add(step * STEP)),
+            Self::Both => {
+                prefetch(s, keys.wrapping_add(2 * step * STEP));
+                prefetch(s, keys.wrapping_add((2 * step + 1) * STEP));
+            }
+            Self::Apart(values) => {
+                prefetch(s, keys.wrapping_add(step * STEP));
+                prefetch(s, keys.wrapping_add(values + step * STEP));
+            }
+        }
+    }
 }
 
 /// The operands of [`Kernel::add_values`].
@@ -70,7 +98,6 @@ pub(super) struct Values<'t, T> {
 /// Asks for one step of a panel; only a hint, so any address will do.
 #[inline(always)]
 pub(super) fn prefetch<S: Simd, T>(s: S, step: *const T) {
-    use super::super::format::STEP;
     const LINE: usize = 64;
     for line in 0..(STEP * size_of::<T>()).div_ceil(LINE) {
         s.prefetch(step.cast::<u8>().wrapping_add(line * LINE));

@@ -10,7 +10,7 @@ use super::super::memory::Shared;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::step::Row;
 use super::super::tile::{Tiling, for_tile};
-use super::kernel::{Block, Kernel, MOST_PANELS, Values};
+use super::kernel::{Ask, Block, Kernel, MOST_PANELS, Values};
 use super::partial::Partial;
 use super::softmax::Softmax;
 use super::{Piece, Plan, RANGE, Seen, Sight, State, Visible};
@@ -36,8 +36,8 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) state: State<'a>,
 }
 
-/// Panels whose scores are computed under one head before those under the next: two, for enough independent chains.
-const PAGEWISE_PANELS: usize = 2;
+/// Panels whose scores are computed under one head before those under the next.
+const PAGEWISE_PANELS: usize = 1;
 
 /// Keys that will be wanted after a piece's own: a task's first block would else come from memory while nothing else is
 /// being done.
@@ -180,7 +180,7 @@ impl<K: Kernel> KvLoop<'_, K> {
                     for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
                     // What comes next need not be asked for twice.
                     block.next_keys = block.keys;
-                    block.ask_beside = 0;
+                    block.ask = Ask::Keys;
                 }
             }
         }
@@ -214,14 +214,7 @@ impl<K: Kernel> KvLoop<'_, K> {
     }
 
     #[inline(always)]
-    fn softmax<S: Simd>(
-        &mut self,
-        s: S,
-        first: usize,
-        count: usize,
-        seen: Seen,
-        visible: &[Visible; LANES],
-    ) {
+    fn softmax<S: Simd>(&mut self, s: S, first: usize, count: usize, seen: Seen, visible: &[Visible; LANES]) {
         let Partial { largest, total, .. } = &mut self.state.range;
         let (Some(largest), Some(decay)) =
             (largest[first..].first_chunk_mut(), self.state.decay[first..].first_chunk_mut())
@@ -255,11 +248,19 @@ impl<K: Kernel> KvLoop<'_, K> {
     #[inline(always)]
     fn panels(&self, start: usize, head: usize, panels: (usize, usize)) -> Block<K::Raw> {
         let nothing = [self.data.as_ptr(); MOST_PANELS];
-        let mut block =
-            Block { keys: nothing, values: nothing, next_keys: nothing, next_values: nothing, ask_beside: 0 };
+        let mut block = Block {
+            keys: nothing,
+            values: nothing,
+            next_keys: nothing,
+            next_values: nothing,
+            ask: Ask::Keys,
+        };
         let several = self.piece.kv_heads > 1;
         if several {
-            block.ask_beside = self.layout.page_tokens * self.shape.head_dim;
+            block.ask = match self.layout.page_tokens {
+                LANES => Ask::Both,
+                tokens => Ask::Apart(tokens * self.shape.head_dim),
+            };
         }
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));

@@ -160,7 +160,11 @@ mod tests {
 
     #[test]
     fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
-        let parts = |plan: &Plan| plan.pieces.iter().filter(|piece| piece.part.is_some()).count();
+        // By head, however many of them a piece has.
+        let parts = |plan: &Plan| {
+            let cut = plan.pieces.iter().filter(|piece| piece.part.is_some());
+            cut.map(|piece| piece.kv_heads).sum::<usize>()
+        };
         assert_eq!(parts(&plan(&[(4095, 1)], shape(2, None), 4)), 2 * 8);
         assert_eq!(parts(&plan(&[(4095, 1)], shape(2, None), 1)), 0, "one thread");
         assert_eq!(parts(&plan(&[(511, 1)], shape(2, None), 4)), 0, "one range");
@@ -170,6 +174,20 @@ mod tests {
         // One among short ones, and a prefill of which only few tokens are left.
         assert_eq!(parts(&plan(&[(40, 1), (9000, 1), (40, 1)], shape(2, None), 2)), 2 * 18);
         assert_eq!(parts(&plan(&[(2000, 9)], shape(1, None), 2)), 4);
+    }
+
+    #[test]
+    fn decodes_take_heads_together_as_far_as_threads_stay_busy() {
+        let pieces = |rows: &[(usize, usize)], kv_heads: usize, threads| -> Vec<usize> {
+            plan(rows, shape(kv_heads, None), threads).pieces.iter().map(|piece| piece.kv_heads).collect()
+        };
+        assert_eq!(pieces(&[(511, 1); 16], 8, 2), [8; 16]);
+        assert_eq!(pieces(&[(511, 1); 4], 8, 2), [8; 4]);
+        assert_eq!(pieces(&[(511, 1)], 8, 2), [2; 4]);
+        assert_eq!(pieces(&[(511, 1)], 8, 64), [1; 8]);
+        assert_eq!(pieces(&[(511, 1)], 3, 1), [1; 3]);
+        assert_eq!(pieces(&[(511, 1); 2], 40, 1), [24, 16, 24, 16], "as many queries as a tile has at most");
+        assert_eq!(pieces(&[(0, 24)], 8, 2), [1; 8], "a tile of a prefill");
     }
 
     #[test]
@@ -188,14 +206,15 @@ mod tests {
                     .pieces
                     .iter()
                     .filter_map(|piece| {
-                        piece.part.filter(|part| part.cut == index).map(|part| (piece.tile, part.range))
+                        piece.part.filter(|part| part.cut == index).map(|part| (piece, part.range))
                     })
                     .collect();
-                let (tile, start) = (of[0].0, rows[of[0].0.row].0 + of[0].0.first);
+                let Piece { tile, kv_heads, .. } = *of[0].0;
+                let start = rows[tile.row].0 + tile.first;
                 let ranges = sight.first(start) / RANGE..(start + tile.tokens - 1) / RANGE + 1;
                 assert!(of.iter().map(|of| of.1).eq(ranges.clone()), "each range once, in order");
                 assert_eq!(cut.left.load(Ordering::Relaxed), ranges.len());
-                let floats = ranges.len() * Partial::floats(2 * tile.tokens, shape.head_dim);
+                let floats = ranges.len() * Partial::floats(kv_heads * 2 * tile.tokens, shape.head_dim);
                 ends.push((cut.partials, cut.partials + floats));
             }
             ends.sort_unstable();
@@ -205,8 +224,10 @@ mod tests {
             for piece in &plan.pieces {
                 if piece.part.is_none_or(|part| cuts.insert(part.cut)) {
                     let first = first_tokens[piece.tile.row] + piece.tile.first;
-                    (first..first + piece.tile.tokens)
-                        .for_each(|token| seen[token * kv_heads + piece.kv_head] += 1);
+                    for token in first..first + piece.tile.tokens {
+                        let heads = token * kv_heads + piece.kv_head;
+                        seen[heads..heads + piece.kv_heads].iter_mut().for_each(|seen| *seen += 1);
+                    }
                 }
             }
             assert!(seen.iter().all(|&seen| seen == 1), "{kv_heads} kv heads, {threads} threads");

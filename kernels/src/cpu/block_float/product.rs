@@ -46,8 +46,7 @@ pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usiz
             let mut of_panels = [s.splat(0.0); P];
             for (of_panel, panel) in of_panels.iter_mut().zip(panels) {
                 // SAFETY: the caller's contract: the line of exponents.
-                *of_panel =
-                    unsafe { s.powers(panel.add(exponents * STEP).cast::<u8>().add(span * LANES)) };
+                *of_panel = unsafe { s.powers(panel.add(exponents * STEP).cast::<u8>().add(span * LANES)) };
             }
             for (r, dots) in dots.iter().enumerate() {
                 // SAFETY: the caller's contract: the powers of a span.

@@ -6,10 +6,7 @@ use super::{ACTIVATION_BITS, SPAN, inverse, power, shared_exponent};
 /// The numbers of a span, in pairs, and the power of two that they are multiples of: NaN if any number is not finite, so
 /// that NaN propagates.
 #[inline(always)]
-pub(in super::super) fn span<S: Simd>(
-    s: S,
-    x: &[S::F; SPAN / LANES],
-) -> ([S::I; SPAN / (2 * LANES)], f32) {
+pub(in super::super) fn span<S: Simd>(s: S, x: &[S::F; SPAN / LANES]) -> ([S::I; SPAN / (2 * LANES)], f32) {
     let zero = s.splat(0.0);
     let (mut largest, mut poison) = (zero, zero);
     for &x in x {

@@ -13,6 +13,9 @@ use crate::DeviceError;
 /// Elements of one task: fewer are not worth another thread's attention.
 const TASK_ELEMENTS: usize = 8 << 10;
 
+/// Elements of a row that are asked for ahead of their use: a tile's rows are more streams than processors follow.
+const AHEAD: usize = 128;
+
 /// Packs the activations of all rows.
 #[derive(Clone, Copy)]
 pub(super) struct PackActivations<'a> {
@@ -115,6 +118,8 @@ fn pack_pairs<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: us
         let from = first + block * 2 * LANES;
         let mut pairs = [s.splat_i(0); R];
         for (row, pairs) in rows.iter().zip(&mut pairs) {
+            row.prefetch(s, from + AHEAD);
+            row.prefetch(s, from + AHEAD + LANES);
             *pairs = s.pairs_bf16(row.load(s, from), row.load(s, from + LANES));
         }
         store_words(s, &pairs, to);
@@ -136,6 +141,7 @@ fn pack_spans<S: Simd, const R: usize>(
         for (r, (row, power)) in rows.iter().zip(powers).enumerate() {
             let mut x = [s.splat(0.0); SPAN / LANES];
             for (block, x) in x.iter_mut().enumerate() {
+                row.prefetch(s, from + AHEAD + block * LANES);
                 *x = row.load(s, from + block * LANES);
             }
             let pairs;

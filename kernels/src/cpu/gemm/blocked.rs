@@ -31,6 +31,18 @@ pub(super) const TASK_PANELS: usize = 8;
 /// Floats that a thread keeps: the sums of a band.
 pub(super) const SUMS: usize = TASK_PANELS * MOST_BAND_ROWS * LANES;
 
+/// Gives the number of bands into which these tiles are cut.
+pub(super) struct Bands(pub(super) Tiling);
+
+impl Op for Bands {
+    type Output = usize;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        let whole = const { if two_panels::<S>() { band_rows::<S>() / S::TILE_ROWS } else { usize::MAX } };
+        self.0.tiles.div_ceil(whole)
+    }
+}
+
 /// Some panels by some tiles of rows.
 pub(super) struct Blocked<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,

@@ -1,6 +1,6 @@
 //! `y = x · Wᵀ` in eight bits.
 //!
-//! Activations are quantised at the door, into tiles of a few rows whose steps lie side by side. Then every panel of
+//! Activations are quantised first, into tiles of a few rows whose steps lie side by side. Then every panel of
 //! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
 
 use super::super::argmax::Note;
@@ -12,7 +12,7 @@ use super::super::pool::ThreadPool;
 use super::super::rowwise::SiluMul;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{LargestTile, Tiling, for_tile};
-use super::door::{Pass, door_words};
+use super::activations::{PackTile, row_words};
 use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
 use crate::DeviceError;
 
@@ -20,11 +20,9 @@ use crate::DeviceError;
 const CACHED_WEIGHTS: usize = 204 << 10;
 /// Inputs of all rows of a tile, and of a panel, that the first-level cache holds beside each other; whole groups.
 const CACHED_INPUTS: usize = 4 * GROUP;
-/// Bytes of a panel that are asked for ahead of their use.
-const AHEAD: usize = 1024;
 /// The most panels that a tile of rows meets at once: tasks and blocks begin with a multiple, which parts no pair either.
 const MOST_PANELS: usize = 4;
-/// Tiles below which passing the door is not worth waking another thread.
+/// Tiles below which packing is not worth waking another thread.
 const INLINE_TILES: usize = 4;
 
 /// The operands of one product.
@@ -39,7 +37,7 @@ pub(in super::super) struct Product<'a> {
 
 /// Where activations are laid out; committed as far as it has been used.
 pub(in super::super) struct Scratch {
-    door: Buffer<u32>,
+    activations: Buffer<u32>,
     /// Sums of gate and up, `[rows, panels * 16]`: products of several blocks rest there.
     sums: Buffer<f32>,
     /// The most rows there can be, and the widest sums.
@@ -50,15 +48,15 @@ pub(in super::super) struct Scratch {
 
 impl Scratch {
     pub(in super::super) fn new() -> Result<Self, DeviceError> {
-        let door = Buffer::zeroed(0, "activations of a product")?;
-        Ok(Self { door, sums: Buffer::zeroed(0, SUMS)?, most: (0, 0), used: false })
+        let activations = Buffer::zeroed(0, "activations of a product")?;
+        Ok(Self { activations, sums: Buffer::zeroed(0, SUMS)?, most: (0, 0), used: false })
     }
 
     /// Makes room for products of so many rows of so many inputs.
     pub(in super::super) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
-        let words = rows * door_words(inputs, 2);
-        if self.door.len() < words {
-            self.door = Buffer::zeroed(words, "activations of a product")?;
+        let words = rows * row_words(inputs, 2);
+        if self.activations.len() < words {
+            self.activations = Buffer::zeroed(words, "activations of a product")?;
         }
         self.fit_sums(rows, 0)
     }
@@ -79,7 +77,7 @@ impl Scratch {
 
     /// The most that products take, known once there was one.
     pub(in super::super) fn bytes(&self) -> usize {
-        if self.used { size_of_val(&self.door[..]) + size_of_val(&self.sums[..]) } else { 0 }
+        if self.used { size_of_val(&self.activations[..]) + size_of_val(&self.sums[..]) } else { 0 }
     }
 }
 
@@ -96,17 +94,18 @@ pub(in super::super) fn linear(
     let Product { x, rows, matrix, store, out } = product;
     scratch.used = true;
     let tiling = Tiling::new(rows, path.run_int8(LargestTile));
-    let (door, sums) = (Shared::new(&mut scratch.door[..]), Shared::new(&mut scratch.sums[..]));
+    let (activations, sums) = (Shared::new(&mut scratch.activations[..]), Shared::new(&mut scratch.sums[..]));
     let out = Shared::new(out);
     let (sums, width) = match store {
         Store::Gated => (&sums, matrix.shape.panels() * LANES),
         Store::Set(_) | Store::Add(_) | Store::Largest(_) => (&out, matrix.shape.outputs),
     };
-    let work = Work { x, tiling, door: &door, matrix, store, sums, width, out: &out, thread: 0 };
+    let work =
+        Work { x, tiling, activations: &activations, matrix, store, sums, width, out: &out, thread: 0 };
     if tiling.tiles <= INLINE_TILES {
-        (0..tiling.tiles).for_each(|tile| path.run_int8(Pass { work, tile }));
+        (0..tiling.tiles).for_each(|tile| path.run_int8(PackTile { work, tile }));
     } else {
-        pool.run(tiling.tiles, |tile, _| path.run_int8(Pass { work, tile }))?;
+        pool.run(tiling.tiles, |tile, _| path.run_int8(PackTile { work, tile }))?;
     }
     let panels = matrix.shape.panels();
     // A few tasks for each thread even out their ends; more of them where nothing but the weights has to be fetched.
@@ -127,13 +126,13 @@ pub(in super::super) fn linear(
 
 /// What all tasks of one product share.
 ///
-/// The door holds, tile by tile, for each group: the rows' scales, where the rows' sums begin
+/// Packed activations are, tile by tile, for each group: the rows' scales, where the rows' sums begin
 /// (see [`super::OFFSET`]), then the steps, each with the words of all rows.
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) x: Input<'a>,
     pub(super) tiling: Tiling,
-    pub(super) door: &'a Shared<'a, u32>,
+    pub(super) activations: &'a Shared<'a, u32>,
     pub(super) matrix: &'a Int8Matrix,
     store: Store<'a>,
     /// Where sums rest between blocks: `out`, or the place for those of a pair. So wide are its rows.
@@ -262,12 +261,12 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
                 }
             }
         }
-        // SAFETY: the door holds the tile's words, which were written before; nobody writes to it now. The panels are
+        // SAFETY: the tile's words were packed before; nobody writes to it now. The panels are
         // whole by the slice above.
         unsafe {
-            let words = row * door_words(work.matrix.shape.inputs, S::DOT_INPUTS)
+            let words = row * row_words(work.matrix.shape.inputs, S::DOT_INPUTS)
                 + R * groups * (2 + GROUP / S::DOT_INPUTS);
-            let x = work.door.as_ptr().add(words).cast_const();
+            let x = work.activations.as_ptr().add(words).cast_const();
             add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
         }
         let bias = match work.store {
@@ -297,7 +296,7 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
 /// # Safety
 ///
 /// `x` holds the words of `R` rows of `inputs` activations, and each of `panels` all groups of as many weights.
-/// `panel_bytes` is how far the panels are apart that will be asked for next; any number will do.
+/// `panel_bytes` is how far panels are apart.
 #[inline(always)]
 unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     s: S,
@@ -319,10 +318,16 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             for (r, dots) in dots.iter_mut().enumerate() {
                 *dots = [s.splat_i((*begins.add(r)).cast_signed()); P];
             }
-            ask(s, panels, at, panel_bytes);
+            // The group that comes next is asked for: after the last one, that of the `P` panels after these.
+            let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
+            for panel in panels {
+                s.prefetch(panel.wrapping_add(next));
+            }
             // `PAD` inputs at a time, which are a cache line of a panel.
             for line in 0..inputs / PAD {
-                ask(s, panels, at + SCALES + line * PAD * LANES, panel_bytes);
+                for panel in panels {
+                    s.prefetch(panel.wrapping_add(next + SCALES + line * PAD * LANES));
+                }
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
                     // Panels inside: each load of a word feeds all of them.
@@ -345,15 +350,5 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
         }
         at += group_bytes(GROUP);
         left = left.saturating_sub(GROUP);
-    }
-}
-
-/// Asks for the line of each panel that is [`AHEAD`] of `at`; where the panels end before it, of the `P` after them.
-#[inline(always)]
-fn ask<S: Simd, const P: usize>(s: S, panels: [*const u8; P], at: usize, panel_bytes: usize) {
-    let ahead = at + AHEAD;
-    let ahead = if ahead < panel_bytes { ahead } else { ahead + (P - 1) * panel_bytes };
-    for panel in panels {
-        s.prefetch(panel.wrapping_add(ahead));
     }
 }

@@ -200,6 +200,17 @@ macro_rules! simd {
             }
 
             #[inline(always)]
+            fn quads_i8(self, x: [F; 4]) -> __m512i {
+                avx512! {
+                    let first = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[0]));
+                    let words = _mm512_castsi128_si512(first);
+                    let words = _mm512_inserti32x4::<1>(words, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[1])));
+                    let words = _mm512_inserti32x4::<2>(words, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[2])));
+                    _mm512_inserti32x4::<3>(words, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[3])))
+                }
+            }
+
+            #[inline(always)]
             unsafe fn load_i(self, from: *const u16) -> __m512i {
                 avx512! { _mm512_loadu_si512(from.cast()) }
             }

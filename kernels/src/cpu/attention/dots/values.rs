@@ -117,7 +117,8 @@ impl Op for AddOwn<'_, '_> {
 impl AddOwn<'_, '_> {
     #[inline(always)]
     fn columns<S: Simd, const N: usize>(&mut self, s: S, query: usize, column: usize) {
-        let Self { values: Values { block, head_dim, weights, sums: rest, visible, .. }, pairs, decay } = self;
+        let Self { values: Values { block, head_dim, weights, sums: rest, visible, .. }, pairs, decay } =
+            self;
         let rest = &mut rest[query * *head_dim + column..][..N * LANES];
         let words = &weights[query * Dots::BLOCK..][..Dots::BLOCK / 2];
         let decay = s.splat(decay[query]);

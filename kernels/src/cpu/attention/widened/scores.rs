@@ -5,7 +5,7 @@
 
 use super::super::super::format::{Format, STEP};
 use super::super::super::simd::{LANES, Op, Simd};
-use super::super::kernel::{Block, prefetch};
+use super::super::kernel::Block;
 use super::BLOCK;
 use super::panel::half_step;
 
@@ -49,17 +49,12 @@ impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
         for p in 0..N {
             (keys[p], next[p]) = (self.block.keys[panel + p], self.block.next_keys[panel + p]);
         }
-        // From a panel of keys to that of values beside it, where both are asked for.
-        let beside = self.block.ask_beside;
+        let ask = self.block.ask;
         let mut sums = [[s.splat(0.0); N]; R];
         let mut q = self.q.as_ptr();
-        for _ in 0..head_dim / 2 {
-            for next in &mut next {
-                prefetch(s, *next);
-                if beside > 0 {
-                    prefetch(s, next.wrapping_add(beside));
-                }
-                *next = next.wrapping_add(STEP);
+        for step in 0..head_dim / 2 {
+            for next in next {
+                ask.step(s, next, step);
             }
             // SAFETY: panels that are seen have been found to be there, for all of a head; so has q by the assertion.
             unsafe {
