@@ -11,8 +11,8 @@
 //!
 //! The sum begins with zero or, where the product is added to something, with that; a bias comes last.
 //!
-//! All of it is exact or rounded in one way only (nothing is fused), so the bits are the same on every instruction
-//! path, and for any batch. A group lies within a rank's share of the inputs wherever that is a multiple of [`GROUP`]:
+//! All of it is exact or rounded in one way only (a group's sum is scaled and added with one rounding), so the bits are the
+//! same on every instruction path, and for any batch. A group lies within a rank's share of the inputs wherever that is a multiple of [`GROUP`]:
 //! ranks then hold the very numbers that one would. An embedding is read from the same bytes as its LM head, so that a
 //! tied table is held once.
 //!

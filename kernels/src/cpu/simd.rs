@@ -207,6 +207,11 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The same, rounded once on every path, however slow that is.
+    #[inline(always)]
+    fn fma_on_all_paths(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        self.fma(a, b, c)
+    }
     /// The larger; `b` where either is not a number.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a < b ? x : y`; `y` where `a` or `b` is not a number.

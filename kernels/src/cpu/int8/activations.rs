@@ -12,10 +12,11 @@ pub(super) const fn row_words(inputs: usize, dot_inputs: usize) -> usize {
     2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
 }
 
-/// Packs the activations of a tile.
+/// Packs some groups of the activations of a tile.
 pub(super) struct PackTile<'a> {
     pub(super) work: Work<'a>,
     pub(super) tile: usize,
+    pub(super) groups: (usize, usize),
 }
 
 impl Op for PackTile<'_> {
@@ -34,10 +35,12 @@ impl PackTile<'_> {
         let Work { x, tiling, activations, matrix, .. } = self.work;
         let (inputs, words) = (matrix.shape.inputs, row_words(matrix.shape.inputs, S::DOT_INPUTS));
         let (first, _) = tiling.tile(self.tile);
-        // SAFETY: the words of each tile are one task's.
-        let to = unsafe { activations.part(first * words, R * words) };
         let rows = x.rows::<S, R>(s, first, inputs);
-        for (group, to) in to.chunks_mut(R * (2 + GROUP / S::DOT_INPUTS)).enumerate() {
+        let group_words = R * (2 + GROUP / S::DOT_INPUTS);
+        for group in self.groups.0..self.groups.1 {
+            let len = group_words.min(R * words - group * group_words);
+            // SAFETY: the words of each group of each tile are one task's.
+            let to = unsafe { activations.part(first * words + group * group_words, len) };
             pack_group(s, &rows, group * GROUP, to);
         }
     }
@@ -53,6 +56,7 @@ fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: us
     for (r, row) in rows.iter().enumerate() {
         let mut x = [s.splat(0.0); GROUP / LANES];
         for (block, x) in x.iter_mut().enumerate() {
+            row.prefetch(s, first + GROUP + block * LANES);
             *x = row.load(s, first + block * LANES);
         }
         let Quantised { scale, sum, words: of_row } = quantise_lanes(s, x);

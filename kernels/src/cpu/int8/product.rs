@@ -3,6 +3,8 @@
 //! Activations are quantised first, into tiles of a few rows whose steps lie side by side. Then every panel of
 //! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
 
+use std::hint::black_box;
+
 use super::super::argmax::Note;
 use super::super::gemm::Store;
 use super::super::input::Input;
@@ -18,12 +20,15 @@ use crate::DeviceError;
 
 /// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
 const CACHED_WEIGHTS: usize = 204 << 10;
-/// Inputs of all rows of a tile, and of a panel, that the first-level cache holds beside each other; whole groups.
-const CACHED_INPUTS: usize = 4 * GROUP;
+/// Inputs of a block, in whole groups: those of all rows of a tile, and of a panel, that the first-level cache holds beside
+/// each other, or the second-level cache where tiles are large, since every block's end costs each tile a pause.
+const fn block_inputs<S: Simd>() -> usize {
+    if S::TILE_ROWS >= 12 { 16 * GROUP } else { 4 * GROUP }
+}
 /// The most panels that a tile of rows meets at once: tasks and blocks begin with a multiple, which parts no pair either.
 const MOST_PANELS: usize = 4;
-/// Tiles below which packing is not worth waking another thread.
-const INLINE_TILES: usize = 4;
+/// Activations that one task packs: fewer are not worth another thread's attention.
+const PACKED_AT_ONCE: usize = 8 << 10;
 
 /// The operands of one product.
 pub(in super::super) struct Product<'a> {
@@ -102,11 +107,13 @@ pub(in super::super) fn linear(
     };
     let work =
         Work { x, tiling, activations: &activations, matrix, store, sums, width, out: &out, thread: 0 };
-    if tiling.tiles <= INLINE_TILES {
-        (0..tiling.tiles).for_each(|tile| path.run_int8(PackTile { work, tile }));
-    } else {
-        pool.run(tiling.tiles, |tile, _| path.run_int8(PackTile { work, tile }))?;
-    }
+    let groups = matrix.shape.inputs.div_ceil(GROUP);
+    let share = (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
+    let shares = groups.div_ceil(share);
+    pool.run(tiling.tiles * shares, |task, _| {
+        let (tile, first) = (task / shares, task % shares * share);
+        path.run_int8(PackTile { work, tile, groups: (first, groups.min(first + share)) });
+    })?;
     let panels = matrix.shape.panels();
     // A few tasks for each thread even out their ends; more of them where nothing but the weights has to be fetched.
     let each = if tiling.tiles == 1 { 8 } else { 4 };
@@ -176,7 +183,7 @@ impl Op for Block<'_> {
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
         // A single tile reads weights from memory: in one go, as they lie there.
-        let at_once = if tiles.0 + 1 < tiles.1 { CACHED_INPUTS } else { usize::MAX };
+        let at_once = if tiles.0 + 1 < tiles.1 { const { block_inputs::<S>() } } else { usize::MAX };
         while first < end {
             let last = end.min(first + cached);
             let mut from = 0;
@@ -307,6 +314,9 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     panel_bytes: usize,
 ) {
     let step_bytes = S::DOT_INPUTS * LANES;
+    // Registers hold the sums of a group. Those of all groups are better off in memory, so the compiler is told that it has
+    // to leave them there.
+    let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
     let (mut x, mut at) = (x, 0);
     let mut left = inputs;
     while left > 0 {
@@ -339,11 +349,15 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
                     }
                 }
             }
-            for (p, panel) in panels.iter().enumerate() {
-                let weight_scales = s.load(panel.add(at).cast());
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let scale = s.mul(weight_scales, s.splat(f32::from_bits(*scales.add(r))));
-                    sums[p] = s.add(s.mul(s.floats(dots[r][p]), scale), sums[p]);
+            let mut of_panels = [s.splat(0.0); P];
+            for p in 0..P {
+                of_panels[p] = s.load(panels[p].add(at).cast());
+            }
+            for r in 0..R {
+                let of_row = s.splat(f32::from_bits(*scales.add(r)));
+                for p in 0..P {
+                    let sum = rest.add(r * P + p);
+                    *sum = s.fma_on_all_paths(s.floats(dots[r][p]), s.mul(of_panels[p], of_row), *sum);
                 }
             }
             x = steps.add(inputs / S::DOT_INPUTS * R);

@@ -176,6 +176,10 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
+    fn fma_on_all_paths(self, a: F, b: F, c: F) -> F {
+        each(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
     fn max(self, a: F, b: F) -> F {
         each(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
