@@ -29,7 +29,7 @@ fn reference(x: &[f32], w: &[f32], before: f32) -> f32 {
     x.chunks(GROUP).zip(w.chunks(GROUP)).fold(before, |sum, (x, w)| {
         let ((x, x_scale), (w, w_scale)) = (quantised(x), quantised(w));
         let dot: i32 = x.iter().zip(&w).map(|(x, w)| x * w).sum();
-        dot as f32 * (w_scale * x_scale) + sum
+        (dot as f32).mul_add(w_scale * x_scale, sum)
     })
 }
 
