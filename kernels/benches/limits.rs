@@ -1,5 +1,6 @@
-//! `cargo bench -p tutti-kernels --bench limits`: what the machine can do at most, as JSON: bytes a second out of memory,
-//! and operations a second of each instruction path. What the kernels reach is to be held against it.
+//! `cargo bench -p tutti-kernels --bench limits`: what the machine can do at most, as JSON: bytes per second out of memory,
+//! operations per second of each instruction path, and whether a neighbour has a part of the cores. What the kernels reach
+//! is compared with it.
 
 use std::process::ExitCode;
 

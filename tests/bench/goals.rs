@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tutti_load::results::median;
 
 use crate::{part::Found, peers::KV_POOL_BYTES};
 
@@ -41,7 +40,40 @@ enum Better {
 /// The groups by name.
 type Groups = BTreeMap<&'static str, Found>;
 
+/// What is to be reached over the best peer, by the kind of CPU: the peers are not equally good on all of them.
+struct OverPeers {
+    prefill_512: f64,
+    prefill_4096: f64,
+    prefill_int8: f64,
+    /// With 1, 4 and 16 streams.
+    decode: [f64; 3],
+}
+
+impl OverPeers {
+    const AVX2: Self =
+        Self { prefill_512: 1.1, prefill_4096: 1.2, prefill_int8: 1.2, decode: [1.2, 1.4, 2.0] };
+    const VNNI: Self =
+        Self { prefill_512: 1.6, prefill_4096: 1.4, prefill_int8: 1.5, decode: [1.2, 1.4, 1.6] };
+    const BF16: Self =
+        Self { prefill_512: 1.1, prefill_4096: 1.1, prefill_int8: 1.3, decode: [1.2, 1.4, 1.6] };
+
+    /// On this machine.
+    fn here() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512bf16") {
+                return Self::BF16;
+            }
+            if is_x86_feature_detected!("avx512vnni") {
+                return Self::VNNI;
+            }
+        }
+        Self::AVX2
+    }
+}
+
 pub fn compared(groups: &Groups) -> Vec<Goal> {
+    let OverPeers { prefill_512, prefill_4096, prefill_int8, decode } = OverPeers::here();
     let over_peers = |group, figure, better, at_least| {
         let against = best_peer(groups, group, figure, better);
         let what = format!("{figure}, {group}, over the best peer");
@@ -49,13 +81,13 @@ pub fn compared(groups: &Groups) -> Vec<Goal> {
     };
     let higher = |group, figure, at_least| over_peers(group, figure, Better::Higher, at_least);
     vec![
-        higher("prefill_bf16", "prefill_512", 1.1),
-        higher("prefill_bf16", "prefill_4096", 1.2),
-        higher("prefill_int8", "prefill_512", 1.2),
-        higher("decode_bf16", "decode_1", 1.2),
+        higher("prefill_bf16", "prefill_512", prefill_512),
+        higher("prefill_bf16", "prefill_4096", prefill_4096),
+        higher("prefill_int8", "prefill_512", prefill_int8),
+        higher("decode_bf16", "decode_1", decode[0]),
         of_the_memory(groups),
-        higher("decode_bf16", "decode_4", 1.4),
-        higher("decode_bf16", "decode_16", 2.0),
+        higher("decode_bf16", "decode_4", decode[1]),
+        higher("decode_bf16", "decode_16", decode[2]),
         over_peers("mixed_bf16", "ttft_ms", Better::Lower, 1.0),
         longest_gap(groups),
         start(groups),
@@ -92,11 +124,15 @@ fn best_peer(groups: &Groups, group: &str, figure: &str, better: Better) -> Opti
     best.map(|(name, value)| Against { name: name.clone(), value })
 }
 
-/// Bytes of weights that one stream reads a second, over what can be read in the same minutes.
+/// Bytes of weights that one stream reads per second, over the most that could be read in the run.
 fn of_the_memory(groups: &Groups) -> Goal {
     let rate = ours(groups, "decode_bf16", "decode_1").map(|tokens| tokens * WEIGHT_BYTES / 1e9);
     let limits = groups.get("decode_bf16").filter(|found| !found.limits.is_empty());
-    let limit = limits.map(|found| median(found.limits.iter().map(|limits| limits.memory_read_gb_per_s)));
+    let limit = limits.map(|found| {
+        let rounds = found.limits.iter().map(|limits| limits.memory_read_gb_per_s);
+        // The best seen: other work on the machine only ever makes a limit look lower than it is.
+        rounds.fold(0.0, f64::max)
+    });
     let limit = limit.map(|value| Against { name: "memory read".into(), value });
     Goal::new("GB/s of weights at decode_1, of what can be read".into(), rate, limit, Better::Higher, 0.85)
 }

@@ -34,6 +34,9 @@ pub enum Part {
     Start,
     /// Prefill and decode of int8 weights.
     Int8,
+    /// The prefill of them alone.
+    #[value(name = "prefill-int8")]
+    PrefillInt8,
 }
 
 /// How the servers are asked.
@@ -74,6 +77,7 @@ impl Part {
             Self::DecodeSixteen => vec![bf16("decode_bf16", &[Ask::Decode(16)])],
             Self::Mixed => vec![bf16("mixed_bf16", &[Ask::Mixed])],
             Self::Start => vec![bf16("start_bf16", &[Ask::Start])],
+            Self::PrefillInt8 => vec![int8("prefill_int8", &[Ask::Prefill(512)])],
             Self::Int8 => vec![
                 int8("prefill_int8", &[Ask::Prefill(512)]),
                 int8("decode_int8", &[Ask::Decode(1), Ask::Decode(4), Ask::Decode(16)]),

@@ -76,8 +76,7 @@ impl<W: Format> Kernel for Widened<W> {
         let mut decays = [1.0; LANES];
         decays[..decay.len()].copy_from_slice(decay);
         if !shared || any.first < common.first {
-            for query in 0..decay.len() {
-                let own = visible[query];
+            for (query, own) in visible[..decay.len()].iter().enumerate() {
                 let end = if shared { common.first } else { own.end };
                 if own.first < end {
                     let tile = Tile::<W> { block, head_dim, visible: Visible { first: own.first, end } };
@@ -93,8 +92,8 @@ impl<W: Format> Kernel for Widened<W> {
         let tile = Tile::<W> { block, head_dim, visible: common };
         for_tile!(S, rows, tile.add::<S, R, P>(s, 0, weights, &decays, sums));
         if common.end < any.end {
-            for query in 0..rows {
-                let end = visible[query].end;
+            for (query, own) in visible[..rows].iter().enumerate() {
+                let end = own.end;
                 if common.end < end {
                     let tile = Tile::<W> { block, head_dim, visible: Visible { first: common.end, end } };
                     tile.add::<S, 1, 4>(s, query, weights, &[1.0; LANES], sums);

@@ -108,6 +108,7 @@ unsafe fn span_of<S: Simd, const R: usize, const P: usize>(
 ///
 /// `pairs` is readable for `R` pairs, and every panel at this line.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
     s: S,
     dots: &mut [[S::I; P]; R],

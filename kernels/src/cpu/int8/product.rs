@@ -305,6 +305,7 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
 /// `x` holds the words of `R` rows of `inputs` activations, and each of `panels` all groups of as many weights.
 /// `panel_bytes` is how far panels are apart.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     s: S,
     sums: &mut [[S::F; P]; R],

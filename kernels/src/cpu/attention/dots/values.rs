@@ -126,7 +126,7 @@ impl AddOwn<'_, '_> {
         for (sum, rest) in sums.iter_mut().zip(rest.chunks_exact(LANES)) {
             *sum = s.mul(s.load_some(rest, 0.0), decay);
         }
-        for pair in pairs.0..pairs.1 {
+        for (pair, word) in words.iter().enumerate().take(pairs.1).skip(pairs.0) {
             let mask = mask(visible[query], pair);
             if mask == 0 {
                 continue;
@@ -135,9 +135,7 @@ impl AddOwn<'_, '_> {
             let values = block.values[pair / PANEL_PAIRS].wrapping_add(at);
             for (p, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: the block's panels have been found to be there as far as they are seen.
-                *sum = unsafe {
-                    s.dot_bf16_masked(*sum, values.add(p * VALUE_PANEL), words[pair].to_bits(), mask)
-                };
+                *sum = unsafe { s.dot_bf16_masked(*sum, values.add(p * VALUE_PANEL), word.to_bits(), mask) };
             }
         }
         for (&sum, rest) in sums.iter().zip(rest.chunks_exact_mut(LANES)) {
