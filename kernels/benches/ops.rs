@@ -38,7 +38,7 @@ struct Times {
 
 struct Bench {
     device: CpuDevice,
-    /// What a figure's name contains that is measured.
+    /// Text in the names of the figures to measure.
     only: String,
     figures: Vec<Figure>,
 }

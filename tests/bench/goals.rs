@@ -40,7 +40,7 @@ enum Better {
 /// The groups by name.
 type Groups = BTreeMap<&'static str, Found>;
 
-/// What is to be reached over the best peer, by the kind of CPU: the peers are not equally good on all of them.
+/// Ratios to reach over the best peer. They depend on the CPU: the peers are not equally good on all of them.
 struct OverPeers {
     prefill_512: f64,
     prefill_4096: f64,

@@ -165,12 +165,12 @@ struct Visible {
     end: usize,
 }
 
-/// What some queries see of a block.
+/// The keys of a block that some queries see.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// One of them, at least.
+    /// Keys that at least one of them sees.
     any: Visible,
-    /// All of them.
+    /// Keys that all of them see.
     common: Visible,
 }
 
@@ -181,7 +181,7 @@ impl Sight {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// What a query at `position` sees of the block of `keys` keys at `start`.
+    /// The keys that a query at `position` sees in the block of `keys` keys at `start`.
     #[inline(always)]
     fn of_block(self, keys: usize, position: usize, start: usize) -> Visible {
         let first = self.first(position).saturating_sub(start).min(keys);

@@ -207,7 +207,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// The same, rounded once on every path, however slow that is.
+    /// `a * b + c`, rounded once on every path, which is slow without the instruction.
     #[inline(always)]
     fn fma_on_all_paths(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         self.fma(a, b, c)

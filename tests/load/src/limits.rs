@@ -49,9 +49,9 @@ pub struct Arithmetic {
 /// How long a limit is measured.
 #[derive(Clone, Copy)]
 pub struct Effort {
-    /// Of each limit.
+    /// Rounds of each limit.
     pub rounds: usize,
-    /// How long a round takes.
+    /// Length of a round.
     pub round: Duration,
 }
 
@@ -201,7 +201,7 @@ struct Loop {
     path: &'static str,
     instructions: &'static str,
     available: bool,
-    /// Of one turn.
+    /// Operations of one turn.
     operations: f64,
     /// [`TURNS`] turns.
     run: fn(),
@@ -216,7 +216,7 @@ impl Loop {
 /// Turns of a loop in one call: some microseconds.
 const TURNS: u32 = 10_000;
 
-/// What the compiler makes of plain multiplies and adds.
+/// Multiplies and adds as the compiler arranges them.
 fn plain() {
     let (mut sums, x) = ([0.0f32; PLAIN_SUMS], black_box([1e-3f32; PLAIN_SUMS]));
     for _ in 0..TURNS {

@@ -15,9 +15,9 @@ use common::{
 use safetensors::SafeTensors;
 use tutti_models::LoadFormat::Auto;
 
-/// Every prompt logprob within 2e-4 and all greedy tokens equal for f32 weights; for bf16 weights the mean deviation
-/// within the 0.025 that Hugging Face's own bfloat16 shows.
-fn agrees(model: &str) {
+/// Every prompt logprob within 2e-4 and all greedy tokens equal for f32 weights; for bf16 weights the mean deviation at most
+/// half of `own`, that of Hugging Face's own bfloat16 from its f32.
+fn agrees(model: &str, own: f64) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
         return;
@@ -52,21 +52,21 @@ fn agrees(model: &str) {
     if exact {
         assert!(worst < 2e-4, "greatest deviation {worst}");
     } else {
-        assert!(mean < 0.025, "mean deviation {mean}");
+        assert!(mean < own / 2.0, "mean deviation {mean}, Hugging Face's own is {own}");
     }
 }
 
 #[test]
 fn qwen3() {
-    agrees("qwen3");
+    agrees("qwen3", 0.0225);
 }
 
 #[test]
 fn qwen3_tied() {
-    agrees("qwen3_tied");
+    agrees("qwen3_tied", 0.0266);
 }
 
 #[test]
 fn qwen3_yarn_swa() {
-    agrees("qwen3_yarn_swa");
+    agrees("qwen3_yarn_swa", 0.0244);
 }

@@ -78,9 +78,17 @@ fn bf16_weights() {
     compare("bf16", &changes, Quantize::None, &[(Isa::Portable, 0.02), (Isa::Avx512Bf16, 0.25)]);
 }
 
-/// Measured: 4.8e-7, no step having moved.
+/// Attention over pages of bfloat16 is in its dot products where there are any, and rounds queries and weights to it:
+/// measured 0.035, some steps of activations having moved. The portable path: 4.8e-7, no step having moved.
 #[test]
 fn int8_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "hidden_size": 200, "intermediate_size": 300});
-    compare("int8", &changes, Quantize::Int8, &[(Isa::Portable, 5e-3)]);
+    compare("int8", &changes, Quantize::Int8, &[(Isa::Portable, 5e-3), (Isa::Avx512Bf16, 0.06)]);
+}
+
+/// Products in eight bits have the same bits on all paths, and pages of f32 keep attention in f32.
+#[test]
+fn int8_weights_with_pages_of_f32() {
+    let changes = json!({"hidden_size": 200, "intermediate_size": 300});
+    compare("int8, f32 pages", &changes, Quantize::Int8, &[(Isa::Portable, 5e-3)]);
 }

@@ -41,8 +41,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     fn add_values<S: Simd>(s: S, values: Values<'_, Self::Raw>);
 }
 
-/// Where the panels of a block are, as far as the tile sees them; then those of the block that comes next, which will be
-/// wanted soon: the first of the next piece after a piece's last, and this one again where there is none.
+/// Addresses of a block's panels, as far as the tile sees them, and of the next block's, to prefetch: after a piece's last
+/// block that is the first of the next piece, and the same block again where there is none.
 pub(super) struct Block<T> {
     pub(super) keys: [*const T; MOST_PANELS],
     pub(super) values: [*const T; MOST_PANELS],
@@ -51,7 +51,7 @@ pub(super) struct Block<T> {
     pub(super) ask: Ask,
 }
 
-/// What is asked for while a step of a panel's scores is computed.
+/// The memory to prefetch while a step of a panel's scores is computed.
 #[derive(Clone, Copy)]
 pub(super) enum Ask {
     /// The step of the next panel of keys.
@@ -63,7 +63,7 @@ pub(super) enum Ask {
 }
 
 impl Ask {
-    /// Asks for what goes with step `step`, where the next panel of keys begins at `keys`.
+    /// Prefetches what belongs to step `step`; the next panel of keys begins at `keys`.
     #[inline(always)]
     pub(super) fn step<S: Simd, T>(self, s: S, keys: *const T, step: usize) {
         match self {
@@ -84,18 +84,18 @@ impl Ask {
 pub(super) struct Values<'t, T> {
     pub(super) block: &'t Block<T>,
     pub(super) seen: Seen,
-    /// What each query sees.
+    /// The keys that each query sees.
     pub(super) visible: &'t [Visible; LANES],
     pub(super) head_dim: usize,
     /// `[queries, BLOCK]`, as [`Kernel::weights`] left them.
     pub(super) weights: &'t [f32],
-    /// What each query's sums are multiplied with first.
+    /// Factors of each query's earlier sums.
     pub(super) decay: &'t [f32],
     /// `[queries, head_dim]`.
     pub(super) sums: &'t mut [f32],
 }
 
-/// Asks for one step of a panel; only a hint, so any address will do.
+/// Prefetches one step of a panel. It is only a hint, so any address will do.
 #[inline(always)]
 pub(super) fn prefetch<S: Simd, T>(s: S, step: *const T) {
     const LINE: usize = 64;

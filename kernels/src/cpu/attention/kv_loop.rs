@@ -178,7 +178,7 @@ impl<K: Kernel> KvLoop<'_, K> {
                     let q = &self.state.q[first * head_dim..(first + count) * head_dim];
                     let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
                     for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
-                    // What comes next need not be asked for twice.
+                    // One tile prefetches the next block; the others need not.
                     block.next_keys = block.keys;
                     block.ask = Ask::Keys;
                 }
@@ -227,7 +227,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         s.call(Softmax::<K> { scores, visible, any, largest, total, decay, kernel: PhantomData });
     }
 
-    /// What a query, counted from its kv head's first, sees of the block at `start`.
+    /// The keys of the block at `start` that a query, counted from its kv head's first, sees.
     #[inline(always)]
     fn visible(&self, query: usize, start: usize) -> Visible {
         self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)

@@ -24,7 +24,7 @@ pub(super) struct Tile {
     pub(super) tokens: usize,
 }
 
-/// One task: a tile under some kv heads that follow each other, or a range of its keys.
+/// One task: a tile under one or more consecutive kv heads, or a range of its keys.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) tile: Tile,

@@ -11,15 +11,15 @@ use super::kernel::Kernel;
 pub(super) struct Softmax<'t, K: Kernel> {
     /// `[queries, BLOCK]`.
     pub(super) scores: &'t mut [f32],
-    /// What each query sees.
+    /// The keys that each query sees.
     pub(super) visible: &'t [Visible; LANES],
-    /// What some query sees.
+    /// The keys that some query sees.
     pub(super) any: Visible,
     /// Sixteen, as `decay`: those beyond the queries, which belong to others, stay as they are.
     pub(super) largest: &'t mut [f32; LANES],
     /// The sum of exponentials of each query.
     pub(super) total: &'t mut [f32],
-    /// What sums of earlier blocks are to be multiplied with; 1 for a query that sees nothing, and beyond the queries.
+    /// Factors of the sums of earlier blocks: 1 for a query that sees nothing, and beyond the queries.
     pub(super) decay: &'t mut [f32; LANES],
     pub(super) kernel: PhantomData<K>,
 }

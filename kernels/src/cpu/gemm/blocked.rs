@@ -168,7 +168,7 @@ impl<K: MicroKernel> Blocked<'_, K> {
     }
 }
 
-/// What a tile asks for of the next block, which is as long as the one at hand.
+/// The part of the next block that a tile prefetches. That block is as long as the one at hand.
 #[derive(Clone, Copy)]
 struct Ask<const N: usize> {
     start: [*const u8; N],

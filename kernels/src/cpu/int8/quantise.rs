@@ -34,9 +34,9 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
 
 /// A group of activations, quantised.
 pub(super) struct Quantised<S: Simd> {
-    /// As [`quantise`] gives it.
+    /// The scale that [`quantise`] gives.
     pub(super) scale: f32,
-    /// Of all numbers.
+    /// Sum of the quantised numbers.
     pub(super) sum: i32,
     /// Words of [`Simd::DOT_INPUTS`] numbers: as many of the sixteens as that makes.
     pub(super) words: [S::I; GROUP / (2 * LANES)],

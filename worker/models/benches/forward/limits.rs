@@ -6,7 +6,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tutti_kernels::cpu::Isa;
 use tutti_load::limits::{Effort, Probe as Machine};
 
-/// Of all threads together, per second.
+/// Limits of all threads together, per second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
     /// Floating-point operations of attention, a fused multiply-add being two: of pairs of bfloat16 where the path has them,
