@@ -101,7 +101,7 @@ fn attend<K: Kernel>(
     let Scratch { plan, floats, partials } = scratch;
     let floats = grown(floats, threads * part)?;
     let partials = grown(partials, if threads > 1 { plan::MOST_PARTIALS } else { 0 })?;
-    plan.make(step, &shape, threads);
+    plan.make(step, &shape, threads, K::MOST_HEADS);
     let (plan, floats, partials, out) =
         (&*plan, Shared::new(floats), Shared::new(partials), Shared::new(out));
     let layout = Layout::new(&kv.shape, layer);

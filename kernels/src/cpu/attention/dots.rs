@@ -23,6 +23,7 @@ pub(super) struct Dots;
 impl Kernel for Dots {
     type Raw = u16;
     const BLOCK: usize = 128;
+    const MOST_HEADS: usize = usize::MAX;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {

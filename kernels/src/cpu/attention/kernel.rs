@@ -16,6 +16,9 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// Keys of a block: at most `16 * MOST_PANELS`, and a divisor of [`super::RANGE`].
     const BLOCK: usize;
 
+    /// Heads that a piece of few queries takes together, at most. One where arithmetic binds and not memory.
+    const MOST_HEADS: usize;
+
     /// Runs `op` with all instructions that the kernel needs.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 

@@ -74,7 +74,7 @@ pub(super) fn tile_tokens(shape: &AttentionShape) -> usize {
 
 impl Plan {
     /// For the rows of a step. What is cut changes no result, so it may depend on the batch.
-    pub(super) fn make(&mut self, step: &Step, shape: &AttentionShape, threads: usize) {
+    pub(super) fn make(&mut self, step: &Step, shape: &AttentionShape, threads: usize, most_heads: usize) {
         let (tile_tokens, group) = (tile_tokens(shape), shape.heads / shape.kv_heads);
         self.tiles.clear();
         self.pieces.clear();
@@ -103,7 +103,7 @@ impl Plan {
         for &tile in &self.tiles {
             let (first, last) = span(&tile);
             let ranges = first / RANGE..last / RANGE + 1;
-            let most_heads = (TILE_QUERIES / (tile.tokens * group)).clamp(1, shape.kv_heads);
+            let most_heads = (TILE_QUERIES / (tile.tokens * group)).clamp(1, shape.kv_heads).min(most_heads);
             let mut kv_head = 0;
             while kv_head < shape.kv_heads {
                 let rest = shape.kv_heads - kv_head;
@@ -149,8 +149,8 @@ mod tests {
         step.begin(&inputs).unwrap();
         let mut plan = Plan::default();
         // Twice: what a call has left must not show in the next.
-        plan.make(&step, &shape, threads);
-        plan.make(&step, &shape, threads);
+        plan.make(&step, &shape, threads, usize::MAX);
+        plan.make(&step, &shape, threads, usize::MAX);
         plan
     }
 

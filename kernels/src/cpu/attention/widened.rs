@@ -26,6 +26,7 @@ const BLOCK: usize = 64;
 impl<W: Format> Kernel for Widened<W> {
     type Raw = W::Raw;
     const BLOCK: usize = BLOCK;
+    const MOST_HEADS: usize = 1;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
