@@ -18,6 +18,6 @@ pub enum CpuIsa {
     Avx512,
     /// AVX-512 with dot products of bytes.
     Avx512Vnni,
-    /// The same with dot products of bfloat16.
+    /// AVX-512 with dot products of bytes and of bfloat16.
     Avx512Bf16,
 }

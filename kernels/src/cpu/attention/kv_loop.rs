@@ -31,12 +31,13 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) table: &'a [PageId],
     pub(super) plan: &'a Plan,
     pub(super) piece: Piece,
-    /// What this thread is likely to do then.
+    /// The thread's next piece, as a rule.
     pub(super) next: Option<Next<'a>>,
     pub(super) state: State<'a>,
 }
 
-/// Panels whose scores are computed under one head before those under the next.
+/// Panels whose scores are computed under one head before those under the next: one, so that a page's heads are read in the
+/// order of memory.
 const PAGEWISE_PANELS: usize = 1;
 
 /// Keys that will be wanted after a piece's own: a task's first block would else come from memory while nothing else is
