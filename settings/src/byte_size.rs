@@ -4,11 +4,16 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::{
+    Kind,
+    value::{self, Value},
+};
+
 /// A number of bytes. Written with a unit where one divides it, or as a bare number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
-/// Larger ones first: printing takes the first that divides.
+/// Units in order: printing takes the first one that divides the number.
 const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),
@@ -69,6 +74,10 @@ impl<'de> Deserialize<'de> for ByteSize {
             Written::Text(text) => text.parse().map_err(de::Error::custom),
         }
     }
+}
+
+impl Value for ByteSize {
+    const KIND: Kind = Kind::Parsed(value::parse::<Self>);
 }
 
 #[cfg(test)]

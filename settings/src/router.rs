@@ -1,0 +1,113 @@
+//! The router, embedded or as a process of its own.
+
+use crate::{AddressSettings, DrainSettings, Invalid, Settings, TelemetrySettings};
+
+settings! {
+    /// The front door.
+    pub struct RouterSettings, table "router", errors "" {
+        "Model" => {
+            /// Serve token ids only, without the checkpoint's tokenizer and chat template
+            skip_tokenizer_init: bool = false, also a flag;
+        }
+        "Router" => {
+            /// Size of the largest HTTP body or gRPC message. A larger one is refused before it is read.
+            max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
+            /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is refused
+            /// for good, any other may be sent again later.
+            max_concurrent_choices: u32 = 1024, unit "N", at least 1;
+            /// Threads that tokenise texts and render chat templates.
+            tokenizer_threads: usize = default_tokenizer_threads(), unit "N", default "half of the cores, 1 to 8", at least 1;
+            /// Texts that may wait for such a thread.
+            tokenizer_queue: usize = 512, unit "N", at least 1;
+        }
+    }
+}
+
+/// Tokenising on more than half of the cores would slow the streams that already run.
+fn default_tokenizer_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).clamp(1, 8)
+}
+
+impl RouterSettings {
+    /// Refuses values under which nothing could be served.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()
+    }
+}
+
+settings! {
+    /// The conductors of a router that is a process of its own.
+    pub struct FleetSettings, table "fleet", errors "fleet." {
+        "Faults" => {
+            /// Times that a choice without a token may be sent to another conductor.
+            max_retries: u32 = 2, unit "N";
+            /// Times that a stream goes on at another conductor after its own was lost
+            max_replays: u32 = 2, unit "N", also a flag;
+        }
+        "Fleet" => {
+            /// Time that a choice waits for a conductor after its own was lost.
+            recovery_ms: u32 = 30_000, unit "MS";
+            /// Time in which a conductor must report its state. One that does not counts as unavailable.
+            answer_timeout_ms: u32 = 5_000, unit "MS", at least 1;
+            /// Time in which a conductor must accept or refuse a request. One that does not counts as lost.
+            accept_timeout_ms: u32 = 15_000, unit "MS", at least 1;
+            /// Pause between two probes of a connection. A connection that does not answer in as long again is broken, and its
+            /// streams go on elsewhere.
+            keep_alive_ms: u32 = 5_000, unit "MS", at least 1;
+            /// Pause between two reports of a ready conductor's load.
+            poll_ms: u32 = 1_000, unit "MS", at least 1;
+            /// Pause between two look-ups of the name that `discover` gives.
+            discover_ms: u32 = 5_000, unit "MS", at least 1;
+            /// Limit of the index of prompt prefixes; 0 turns it off.
+            prefix_index_bytes: usize = 64 << 20, unit "BYTES";
+            /// Time after which a prefix that was not sent again is forgotten.
+            prefix_index_age_s: u32 = 900, unit "SECONDS";
+        }
+    }
+}
+
+impl FleetSettings {
+    /// Refuses values under which no conductor could be reached.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()
+    }
+}
+
+settings! {
+    /// The addresses of conductors.
+    pub struct ConductorsSettings {
+        "Cluster" => {
+            /// gRPC address of a conductor, such as http://10.0.0.1:50051; repeat it for each
+            conductor: Vec<String> = Vec::new(), unit "URL";
+            /// DNS name whose every address is a conductor's; looked up every few seconds
+            discover: Option<String> = None, unit "HOST:PORT";
+        }
+    }
+}
+
+process! {
+    /// Settings of a router that is a process of its own.
+    pub struct RouterProcessSettings {
+        /// Addresses of conductors.
+        conductors: ConductorsSettings,
+        /// Addresses that clients and operators reach.
+        addresses: AddressSettings,
+        /// The end of the process.
+        drain: DrainSettings,
+        /// Logs and spans.
+        telemetry: TelemetrySettings,
+        tables:
+        /// The front door.
+        router: RouterSettings,
+        /// Faults and load of conductors.
+        fleet: FleetSettings,
+    }
+}
+
+impl RouterProcessSettings {
+    /// Refuses settings under which nothing could be served.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()
+    }
+}
