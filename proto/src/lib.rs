@@ -27,5 +27,11 @@ pub mod cluster {
 /// The lowest priority of a request is this, the highest its negation: a lower number runs earlier, as in vLLM.
 pub const MAX_PRIORITY: i32 = 8;
 
+/// The most alternatives beside the logprob of a token.
+pub const MAX_LOGPROBS: u32 = 20;
+
+/// The most stop tokens of a request: each sampled token is compared with all of them.
+pub const MAX_STOP_TOKENS: usize = 128;
+
 /// The largest gRPC message any of our services sends or takes, in bytes: a prompt of 4 Mi token ids fits.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;

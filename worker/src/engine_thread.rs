@@ -241,7 +241,7 @@ mod tests {
     use tokio::task::{JoinHandle, spawn_blocking};
     use tutti_engine::{Engine, EngineSettings};
     use tutti_models::load_sim;
-    use tutti_runtime::sim::{SimProfile, SimSettings};
+    use tutti_settings::{SimProfile, SimSettings};
 
     use super::*;
 

@@ -1,7 +1,8 @@
 //! The instruction path that a worker computes on.
 
 use tutti_kernels::cpu::Isa;
-use tutti_runtime::{CpuIsa, Error};
+use tutti_runtime::Error;
+use tutti_settings::CpuIsa;
 
 /// Returns the path that the setting names. An error says which paths this machine has.
 pub fn resolve(setting: CpuIsa) -> Result<Isa, Error> {
@@ -29,16 +30,14 @@ fn resolve_among(setting: CpuIsa, available: &[Isa]) -> Result<Isa, Error> {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
-
     use super::*;
 
     #[test]
     fn a_setting_has_the_name_of_its_path() {
-        for setting in CpuIsa::value_variants().iter().filter(|setting| **setting != CpuIsa::Auto) {
+        for setting in CpuIsa::ALL.iter().filter(|setting| **setting != CpuIsa::Auto) {
             let isa = resolve_among(*setting, &Isa::ALL).unwrap();
             assert_eq!(serde_json::to_value(setting).unwrap(), isa.to_string());
-            assert_eq!(setting.to_possible_value().unwrap().get_name(), isa.to_string());
+            assert_eq!(setting.name(), isa.to_string());
         }
     }
 

@@ -1,13 +1,8 @@
 //! The checks at the door: what cannot be run is refused here, with the field, the value and the limit, so that nothing
 //! behind this point has to doubt a request.
 
-use tutti_proto::{MAX_PRIORITY, cluster::v1 as pb};
+use tutti_proto::{MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKENS, cluster::v1 as pb};
 use tutti_runtime::Error;
-
-/// The most alternatives beside a logprob.
-pub const MAX_LOGPROBS: u32 = 20;
-/// The most stop tokens of a request: each sampled token is compared with all of them.
-pub const MAX_STOP_TOKENS: usize = 1024;
 
 /// Refuses what `model` cannot run. Fields are named as clients spell them.
 pub fn check(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Result<(), Error> {
@@ -221,7 +216,7 @@ mod tests {
     fn stopping_is_checked() {
         names(&stopping(|s| s.min_tokens = 17), "min_tokens", &["17", "16"]);
         names(&stopping(|s| s.stop_token_ids = vec![5, 100]), "stop_token_ids", &["100"]);
-        names(&stopping(|s| s.stop_token_ids = vec![5; 1025]), "stop_token_ids", &["1025", "1024"]);
+        names(&stopping(|s| s.stop_token_ids = vec![5; 129]), "stop_token_ids", &["129", "128"]);
     }
 
     #[test]

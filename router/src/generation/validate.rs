@@ -3,7 +3,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use tutti_proto::{MAX_PRIORITY, cluster::v1 as pb};
+use tutti_proto::{MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKENS, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 
 use super::request::{GenerationRequest, Output, Sampling, Stopping};
@@ -11,14 +11,10 @@ use crate::served::SamplingDefaults;
 
 /// Choices a prompt.
 pub const MAX_N: u32 = 128;
-/// Alternatives beside a token's logprob.
-pub const MAX_LOGPROBS: u32 = 20;
 /// Stop strings a request, and bytes of each: both bound what is held back from the client.
 pub const MAX_STOPS: usize = 16;
 /// See [`MAX_STOPS`].
 pub const MAX_STOP_BYTES: usize = 1024;
-/// Stop tokens a request.
-pub const MAX_STOP_TOKENS: usize = 128;
 /// Tokens with a bias a request.
 pub const MAX_BIASES: usize = 1024;
 

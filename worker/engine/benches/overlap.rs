@@ -18,7 +18,7 @@ use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::sim::{SimProfile, SimSettings};
+use tutti_settings::{SimProfile, SimSettings};
 
 /// Of each mode; odd, so that there is a median.
 const RUNS: usize = 7;

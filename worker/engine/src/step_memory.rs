@@ -7,7 +7,7 @@ use tutti_kernels::TokenScore;
 use tutti_models::Model;
 use tutti_proto::cluster::v1 as pb;
 
-use crate::{Chunking, EngineSettings, spec::MAX_LOGPROBS};
+use crate::EngineSettings;
 
 /// Bytes that the allocator adds to a block, at most.
 const BLOCK_OVERHEAD: usize = 32;

@@ -1,43 +1,11 @@
 //! From a directory to a model on a device.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
 use tutti_kernels::{Device, Quantize};
+pub use tutti_settings::LoadFormat;
 
 use crate::{LoadError, LoadProgress, Model, config::ConfigFile, media_test, qwen3};
-
-/// Where weights come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LoadFormat {
-    /// The directory's safetensors files.
-    #[default]
-    Auto,
-    /// Seeded random weights in the shapes and the type of `config.json`, which alone is needed.
-    Dummy,
-}
-
-impl fmt::Display for LoadFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Dummy => "dummy",
-        })
-    }
-}
-
-impl FromStr for LoadFormat {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "dummy" => Ok(Self::Dummy),
-            other => Err(format!("{other:?} is none of auto, dummy")),
-        }
-    }
-}
 
 /// What to load, and for steps of what size.
 #[derive(Clone, Debug, PartialEq, Eq)]

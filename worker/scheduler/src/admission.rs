@@ -3,7 +3,9 @@
 //! Pages for the whole prefill are reserved at once in every mode, so that no pool fills up with half-prefilled requests
 //! of which none can go on. What activations and logits need is bounded by the step's budget and reserved at startup.
 
-use crate::{config::Admission, launch::Refusal, pages::PagePool};
+use tutti_settings::Admission;
+
+use crate::{launch::Refusal, pages::PagePool};
 
 /// One amount for each thing that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,9 +28,9 @@
 //!   it, first-come prefill goes by it, and preemption takes from its end. It never changes, so whoever is first stays
 //!   first and ends, and nobody waits for ever.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills what is left of
-//!   [`max_step_tokens`](SchedulerConfig::max_step_tokens), [shared](PrefillSharing) as configured. Only a prefill
+//!   [`max_step_tokens`](tutti_settings::EngineSettings::max_step_tokens), [shared](tutti_settings::PrefillSharing) as configured. Only a prefill
 //!   that must not be cut exceeds the budget, and then runs alone; see [`PATIENCE`]. With a
-//!   [target](SchedulerConfig::target_itl) for the time between tokens, prefill beside decodes gets the time that a model
+//!   [target](tutti_settings::EngineSettings::target_itl_ms) for the time between tokens, prefill beside decodes gets the time that a model
 //!   of past steps says they leave.
 //! - **A walk is told by its kind** in the model's declaration, never by name. A step of decodes alone is labelled
 //!   with the decode walk, any other with the mixed walk that batches its rows; each row keeps its own walk. Partitions,
@@ -39,7 +39,7 @@
 //!   against all that the prefill must compute: output of earlier incarnations is part of it, and so is all that a
 //!   preempted request had sampled.
 //! - **Memory first.** A request runs only once it holds the pages of its whole prefill, and by default
-//!   ([`Admission`]) for all it may become, so that nothing that runs waits for a page.
+//!   ([`Admission`](tutti_settings::Admission)) for all it may become, so that nothing that runs waits for a page.
 //! - **A page that is whole and computed can be shared** with requests whose tokens are the same up to its end. Only its
 //!   readers hold it; when there are none it is kept until its place is needed, the longest unused first.
 //!
@@ -73,7 +73,7 @@ mod step_time;
 mod stopping;
 mod walks;
 
-pub use config::{Admission, Chunking, ConfigError, PrefillSharing, SchedulerConfig};
+pub use config::{ConfigError, SchedulerConfig};
 pub use launch::{Content, GraphLaunch, HEAD_START, MAX_PRIORITY, MediaMark, Part, Refusal, Segment};
 pub use packing::PATIENCE;
 pub use pages::PageId;

@@ -9,9 +9,10 @@
 use std::cmp::Reverse;
 
 use tutti_proto::walks::WalkId;
+use tutti_settings::PrefillSharing;
 
 use crate::{
-    config::{PrefillSharing, SchedulerConfig},
+    config::SchedulerConfig,
     pace::{Allowance, Pace},
     request::{Cut, Phase, Running, Ticket},
     step_time::Work,
@@ -125,7 +126,7 @@ pub(crate) fn pack(
     }
     let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
     shares.extend(served.map(|&Prefill { place, walk, tokens, .. }| Share { place, walk, tokens }));
-    Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.prefill_sharing), alone })
+    Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.settings.prefill_sharing), alone })
 }
 
 /// Mixed walks that have something to run take turns.
@@ -142,11 +143,11 @@ fn share_out(
     since_alone: u32,
 ) -> bool {
     let decodes = beside.decodes();
-    let sharing = config.prefill_sharing;
+    let sharing = config.settings.prefill_sharing;
     let by_age = |prefill: &Prefill| sharing == PrefillSharing::Fair || prefill.is_overdue();
     let order = |prefill: &Prefill| if by_age(prefill) { prefill.age } else { 0 };
     prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.place));
-    let budget = config.max_step_tokens.saturating_sub(decodes);
+    let budget = config.settings.max_step_tokens.saturating_sub(decodes);
     let may_be_alone = |first: &Prefill| decodes == 0 || first.is_overdue() && since_alone >= PATIENCE;
     if let Some(first) = prefills.first_mut()
         && (first.is_whole() && first.left > budget && may_be_alone(first))
@@ -210,8 +211,9 @@ struct Room {
 
 impl Room {
     fn new(config: &SchedulerConfig, budget: usize, rows: usize) -> Self {
-        let threshold = config.long_prefill_tokens.filter(|_| rows > 1);
-        let caps = [config.max_prefill_chunk, threshold, Some(config.max_step_tokens)];
+        let settings = &config.settings;
+        let threshold = settings.long_prefill_token_threshold.filter(|_| rows > 1);
+        let caps = [settings.max_prefill_chunk_size, threshold, Some(settings.max_step_tokens)];
         let cap = caps.into_iter().flatten().min().unwrap_or(budget);
         let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
         Self { budget, paced: Allowance::ALL, cap, grid, begun: false }

@@ -10,10 +10,10 @@ mod divided;
 use std::time::Duration;
 
 use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
+use tutti_settings::Admission;
 
 use crate::{
     admission::Needs,
-    config::Admission,
     launch::{Content, Part},
     least_time::LeastTime,
     pages::{BlockTable, PagePool},

@@ -9,10 +9,11 @@ use std::{
 };
 
 use tutti_proto::{GraphKey, StepNumber, walks::ModelDeclaration};
+use tutti_settings::Admission;
 
 use crate::{
     ahead::Ahead,
-    config::{Admission, ConfigError, SchedulerConfig},
+    config::{ConfigError, SchedulerConfig},
     door,
     launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Part, Refusal},
     least_time::LeastTime,
@@ -97,8 +98,8 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, model: &ModelDeclaration) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
-            walks: Walks::new(model, config.chunking)?,
-            pace: Pace::new(config.target_itl),
+            walks: Walks::new(model, config.settings.chunking)?,
+            pace: Pace::new(config.settings.target_itl()),
             least_time: LeastTime::default(),
             pool: PagePool::new(config.pages, config.page_tokens),
             config,
@@ -162,7 +163,7 @@ impl Scheduler {
     /// Requests that another step still computes are left to it, so the next step may be planned while one runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.sweep(now);
-        let preempted = if self.config.admission == Admission::Optimistic { self.grow() } else { vec![] };
+        let preempted = if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
         let reserved = self.admit();
         Turn { endings, preempted, reserved, step: self.pack() }
     }
@@ -348,7 +349,7 @@ impl Scheduler {
         let slots = self.config.slots();
         let mut reserved = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
-            let needs = first.get().needs(self.config.admission, &self.pool);
+            let needs = first.get().needs(self.config.settings.admission, &self.pool);
             if needs.slots > slots - self.running.len() {
                 break;
             }

@@ -1,9 +1,10 @@
 //! A model's walks as the scheduler sees them: by kind, never by name.
 
 use tutti_proto::walks::{ModelDeclaration, WalkId, WalkKind};
+use tutti_settings::Chunking;
 
 use crate::{
-    config::{Chunking, ConfigError},
+    config::ConfigError,
     launch::Refusal,
     request::Cut,
 };
@@ -30,8 +31,8 @@ impl Walks {
     /// Where a prefill under this walk may be cut.
     pub fn cut(&self, walk: WalkId) -> Result<Cut, Refusal> {
         match (self.kind(walk), self.chunking) {
-            (Some(WalkKind::Chunkable { .. }), Chunking::Cut) => Ok(Cut::Anywhere),
-            (Some(WalkKind::Chunkable { .. }), Chunking::Whole) => Ok(Cut::BeforeOnly),
+            (Some(WalkKind::Chunkable { .. }), Chunking::Scheduler) => Ok(Cut::Anywhere),
+            (Some(WalkKind::Chunkable { .. }), Chunking::Engine | Chunking::Off) => Ok(Cut::BeforeOnly),
             (Some(WalkKind::Atomic { .. }), _) => Ok(Cut::Nowhere),
             _ => Err(Refusal::WrongWalk { walk, wanted: "a prefill" }),
         }

@@ -4,11 +4,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{AUDIO, commit, config, key, scheduler, segments, text, tokens, words};
-use tutti_scheduler::{
-    Admission, GraphLaunch, MediaMark, Outcome, OutputToken, Part, RowOutcome, Scheduler, SchedulerConfig,
-    StepPlan, Stopping,
-};
+use common::{AUDIO, commit, config, key, scheduler, segments, text, tokens, words, set};
+use tutti_scheduler::{GraphLaunch, MediaMark, Outcome, OutputToken, Part, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping};
+use tutti_settings::{Admission};
 
 fn encode(request: u64, items: &[usize]) -> GraphLaunch {
     let items: Vec<_> = items.iter().map(|&tokens| (AUDIO, tokens)).collect();
@@ -30,7 +28,7 @@ fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
 
 #[test]
 fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_it_is_let_go() {
-    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 16, pages: 2, ..config() });
+    let mut scheduler = scheduler(SchedulerConfig { pages: 2, ..set(config(), |settings| settings.max_step_tokens = 16) });
     // More tokens than the pool has, and an item over the budget.
     scheduler.add(encode(1, &[6, 40, 3])).unwrap();
     let items = [(1, 0..6), (1, 6..46), (1, 46..49)];
@@ -61,7 +59,7 @@ fn an_encoder_s_row_that_fails_ends_its_graph_alone() {
 
 #[test]
 fn whoever_waits_for_media_is_in_nobody_s_way_and_then_comes_before_those_that_came_later() {
-    let mut scheduler = scheduler(SchedulerConfig { max_running_requests: 1, ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 1));
     let waits = |request| GraphLaunch { awaits_media: true, ..text(request, 8, 4) };
     for request in [1, 2] {
         scheduler.add(waits(request)).unwrap();
@@ -93,7 +91,7 @@ fn one_whose_media_do_not_come_in_time_is_late() {
 #[test]
 fn a_decode_that_could_not_encode_its_prompt_again_is_never_preempted() {
     let config =
-        SchedulerConfig { admission: Admission::Optimistic, pages: 9, prefix_cache: false, ..config() };
+        SchedulerConfig { pages: 9, ..set(config(), |settings| { settings.admission = Admission::Optimistic; settings.no_prefix_cache = true; }) };
     let mut scheduler = scheduler(config);
     let mut handed = GraphLaunch { part: Part::Decode, ..tokens(2, &[7; 8], 9) };
     handed.content.as_mut().unwrap().media = vec![MediaMark { first: 2, digest: [1; 16] }];

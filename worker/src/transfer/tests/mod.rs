@@ -17,7 +17,7 @@ use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, completion::Outcome, worker_message::Message as ToConductor},
 };
-use tutti_runtime::sim::{SimProfile, SimSettings};
+use tutti_settings::{SimProfile, SimSettings};
 
 use super::*;
 use crate::engine_thread::{self, Command, Wires};
