@@ -7,7 +7,7 @@
 mod backend;
 pub mod cluster;
 pub mod config;
-pub mod gate;
+pub mod worker_service;
 pub mod listen;
 pub mod mailbox;
 mod metrics;

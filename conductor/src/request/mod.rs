@@ -2,7 +2,7 @@
 //! Pure: no I/O, no clock, no device.
 
 mod deadline;
-pub mod door;
+pub mod validate;
 mod effects;
 mod machine;
 pub mod media;
@@ -12,5 +12,5 @@ mod run;
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
 pub use machine::{Request, Room, RoomFor};
-pub use plan::{Part, TextWalks};
-pub use run::Placement;
+pub use plan::{GraphRole, TextWalks};
+pub use run::Members;

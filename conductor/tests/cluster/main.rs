@@ -1,7 +1,7 @@
 //! The conductor with workers that a test plays: a real gate, real streams, no engine.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
-mod apart;
+mod disaggregated;
 mod bench;
 mod deaths;
 mod groups;
