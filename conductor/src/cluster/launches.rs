@@ -24,8 +24,11 @@ impl Cluster {
     /// What a request's planes and embeddings travel under, if they ever do.
     pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
-        let secret =
-            if has_media || self.limits.topology.is_disaggregated() { random_bytes()?.to_vec() } else { Vec::new() };
+        let secret = if has_media || self.limits.topology.is_disaggregated() {
+            random_bytes()?.to_vec()
+        } else {
+            Vec::new()
+        };
         Ok(pb::PlaneReservation { secret, lease_ms })
     }
 
@@ -61,7 +64,13 @@ impl Cluster {
     }
 
     /// The request, or a part of it, goes there, and has what was computed for it from now on. Returns what it takes.
-    fn record_placement(&self, prefixes: &mut Prefixes, request: &Request, placement: &Placement, now: Instant) -> Booking {
+    fn record_placement(
+        &self,
+        prefixes: &mut Prefixes,
+        request: &Request,
+        placement: &Placement,
+        now: Instant,
+    ) -> Booking {
         let known = request.pieces().indexable();
         if known > 0 {
             for worker in placement.members.values() {

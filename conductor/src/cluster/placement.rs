@@ -82,7 +82,8 @@ impl Workers {
     /// alone: the other ranks do as it says and hold nothing of a request, so that its word that a graph is over is the
     /// group's.
     pub fn place_request(&self, wanted: &PlacementQuery<'_>) -> Option<Placement> {
-        let whole = self.cheapest(GroupRole::Whole, wanted).map(|(cost, id, at)| (cost, GraphRole::Whole, id, at));
+        let whole =
+            self.cheapest(GroupRole::Whole, wanted).map(|(cost, id, at)| (cost, GraphRole::Whole, id, at));
         let prefill = self.cheapest(GroupRole::Prefill, wanted);
         let disaggregated = if wanted.may_decode {
             prefill.zip(self.cheapest(GroupRole::Decode, wanted)).map(|((prefill, ..), (decode, id, at))| {
@@ -107,8 +108,8 @@ impl Workers {
         // Encoders keep nothing of what they have encoded.
         let wanted = PlacementQuery { cached: &Cached::default(), ..*wanted };
         let itself = self.ready_for(GroupRole::Encode).find(|(id, _)| *id == prefill);
-        let (id, worker) =
-            itself.or_else(|| self.cheapest(GroupRole::Encode, &wanted).map(|(_, id, worker)| (id, worker)))?;
+        let (id, worker) = itself
+            .or_else(|| self.cheapest(GroupRole::Encode, &wanted).map(|(_, id, worker)| (id, worker)))?;
         Some(Placement::new(GraphRole::Encode, id, worker, &wanted))
     }
 }
@@ -336,7 +337,11 @@ mod tests {
         let cached = holding(&[(b, 3)]);
         let long = PlacementQuery { blocks: 10, ..wanted(&cached) };
         let placement = workers.place_request(&long).unwrap();
-        assert_eq!((placement.role, placement.cached), (GraphRole::Decode, 0), "what the prefill has, the decode has not");
+        assert_eq!(
+            (placement.role, placement.cached),
+            (GraphRole::Decode, 0),
+            "what the prefill has, the decode has not"
+        );
         let placement = workers.place_prefill(&long).unwrap();
         assert_eq!((placement.role, rank_of(&placement), placement.cached), (GraphRole::Prefill, Rank(1), 3));
     }

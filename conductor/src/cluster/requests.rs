@@ -87,7 +87,8 @@ impl Cluster {
     }
 
     fn check_admission(&self, state: &State, has_media: bool) -> Result<(), Error> {
-        let mut ready = state.workers.ready_for(GroupRole::Whole).count() + self.disaggregated_replicas(state);
+        let mut ready =
+            state.workers.ready_for(GroupRole::Whole).count() + self.disaggregated_replicas(state);
         if has_media && state.workers.ready_for(GroupRole::Encode).next().is_none() {
             ready = 0;
         }

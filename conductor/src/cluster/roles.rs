@@ -108,13 +108,17 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
     {
         return Err(refused(group, "nodes: they encode, and no group runs the rest of a request"));
     }
-    for (disaggregated, other, walk) in
-        [(GroupRole::Prefill, GroupRole::Decode, text.decode), (GroupRole::Decode, GroupRole::Prefill, text.prefill)]
-    {
+    for (disaggregated, other, walk) in [
+        (GroupRole::Prefill, GroupRole::Decode, text.decode),
+        (GroupRole::Decode, GroupRole::Prefill, text.prefill),
+    ] {
         let alone = duties.iter().position(|duties| duties.include(disaggregated)).filter(|_| !has(other));
         if let Some(group) = alone.and_then(|index| topology.groups().get(index)) {
             let walk = model.walk(walk).map_or("", |walk| &walk.name);
-            let why = format!("walks: it runs only the {}, and no other group runs only {walk}", disaggregated.label());
+            let why = format!(
+                "walks: it runs only the {}, and no other group runs only {walk}",
+                disaggregated.label()
+            );
             return Err(refused(group, &why));
         }
     }
@@ -238,9 +242,13 @@ mod tests {
         let expected = [GroupRole::Prefill.into(), GroupRole::Decode.into(), everything];
         assert_eq!(found(&[prefill.clone(), decode.clone(), all]), Ok(expected.to_vec()));
         let encoder = group(Some(&["audio_encoder"]), None);
-        assert_eq!(found(&[encoder.clone(), thinker]), Ok(vec![GroupRole::Encode.into(), GroupRole::Whole.into()]));
+        assert_eq!(
+            found(&[encoder.clone(), thinker]),
+            Ok(vec![GroupRole::Encode.into(), GroupRole::Whole.into()])
+        );
         let by_walk = group(None, Some(&["prefill_audio"]));
-        let expected: Vec<Duties> = [GroupRole::Encode, GroupRole::Prefill, GroupRole::Decode].map(Duties::from).into();
+        let expected: Vec<Duties> =
+            [GroupRole::Encode, GroupRole::Prefill, GroupRole::Decode].map(Duties::from).into();
         assert_eq!(found(&[by_walk, prefill, decode.clone()]), Ok(expected));
         let prefill = group(None, Some(&["prefill_text", "prefill_audio"]));
         let expected = [Duties { encodes: true, ..GroupRole::Prefill.into() }, GroupRole::Decode.into()];

@@ -92,7 +92,8 @@ impl Cluster {
             (role, ready().any(|(_, worker)| reliable(worker.rank)))
         });
         let reliable = |role| counts.contains(&(role, true));
-        let reliable = reliable(GroupRole::Whole) || (reliable(GroupRole::Prefill) && reliable(GroupRole::Decode));
+        let reliable =
+            reliable(GroupRole::Whole) || (reliable(GroupRole::Prefill) && reliable(GroupRole::Decode));
         let spawned = state.workers.loaded().filter(|(_, w)| w.rank.0 < self.spawned_workers()).count();
         state.started |= spawned >= self.spawned_workers() as usize;
         self.metrics.ready(state.workers.loaded().count());

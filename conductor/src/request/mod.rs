@@ -2,12 +2,12 @@
 //! Pure: no I/O, no clock, no device.
 
 mod deadline;
-pub mod validate;
 mod effects;
 mod machine;
 pub mod media;
 mod plan;
 mod run;
+pub mod validate;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};

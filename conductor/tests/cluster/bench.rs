@@ -8,8 +8,8 @@ use tonic::{Status, Streaming, transport::Endpoint};
 use tutti_conductor::{
     Submission,
     cluster::{Cluster, Limits, Served, Topology},
-    worker_service::{Admission, WorkerService},
     listen::WorkerListener,
+    worker_service::{Admission, WorkerService},
 };
 use tutti_proto::{
     cluster::v1::{

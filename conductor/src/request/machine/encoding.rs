@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
-use super::{Effects, GraphRole, Phase, Members, Request, Room, Run, Stage};
+use super::{Effects, GraphRole, Members, Phase, Request, Room, Run, Stage};
 
 /// What room is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,10 @@ use tokio_stream::StreamExt;
 use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
 
-use super::{super::*, replay::{PROMPT, accepted, finish, read, row, scores}};
+use super::{
+    super::*,
+    replay::{PROMPT, accepted, finish, read, row, scores},
+};
 
 /// One rank's life with one try of the request: it says honestly what a worker says.
 #[derive(Clone, Debug)]

@@ -3,7 +3,10 @@
 use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
 
-use super::{super::*, replay::{PROMPT, accepted, at, finish, read, row, scores}};
+use super::{
+    super::*,
+    replay::{PROMPT, accepted, at, finish, read, row, scores},
+};
 
 const PREFILL: WorkerId = WorkerId(1);
 const DECODE: WorkerId = WorkerId(2);
@@ -289,7 +292,10 @@ fn media_are_encoded_for_whoever_prefills_once_it_has_room() {
 fn an_encoder_that_dies_is_replayed_and_one_that_is_not_there_is_waited_for() {
     let (mut request, _receiver, prefill) = with_media(1, GraphRole::Prefill);
     let effects = request.give_room_back();
-    assert_eq!((effects.needs_placement, effects.replayed, effects.cancel), (true, false, vec![(PREFILL, prefill)]));
+    assert_eq!(
+        (effects.needs_placement, effects.replayed, effects.cancel),
+        (true, false, vec![(PREFILL, prefill)])
+    );
     let prefill = request.launch(GraphRole::Prefill, at(PREFILL), Instant::now()).unwrap().key.unwrap();
     assert_eq!(request.check_reserved(PREFILL, prefill.into()), Ok(RoomFor::Embeddings));
     let encoder = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap().key;
