@@ -2,8 +2,8 @@
 //! routers and conductors place requests by alike: who has which prompt prefixes.
 
 pub mod checkpoint;
+pub mod command_line;
 pub mod config;
-mod cpu_isa;
 mod error;
 pub mod exit;
 pub mod grpc_health;
@@ -15,10 +15,8 @@ pub mod prefix_index;
 pub mod progress;
 pub mod serve;
 pub mod shutdown;
-pub mod sim;
 pub mod telemetry;
 
-pub use cpu_isa::CpuIsa;
 pub use error::{Error, ErrorKind};
 
 /// What a Tutti process says it is: the version every process of one cluster must share.

@@ -2,45 +2,15 @@
 
 use std::io::IsTerminal;
 
-use clap::ValueEnum;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::{Resource, trace::SdkTracerProvider};
-use serde::{Deserialize, Serialize};
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
+use tutti_settings::{LogFormat, TelemetrySettings};
 
 use crate::Error;
 
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-/// What a process logs and where its spans go.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Telemetry {
-    /// How log lines look.
-    pub log_format: LogFormat,
-    /// Which log lines there are, in the syntax of tracing's `EnvFilter` (`info`, `tutti_worker=debug`).
-    pub log: String,
-    /// OTLP/gRPC endpoint for spans (`http://host:4317`); none are made without it.
-    pub otlp_endpoint: Option<String>,
-}
-
-impl Default for Telemetry {
-    fn default() -> Self {
-        Self { log_format: LogFormat::Text, log: "info".into(), otlp_endpoint: None }
-    }
-}
-
-/// Flushes what is still on its way when dropped at the process's end.
+/// Flushes spans that are not sent yet when it is dropped, at the process's end.
 #[derive(Debug)]
 pub struct TelemetryGuard {
     tracer: Option<SdkTracerProvider>,
@@ -49,30 +19,28 @@ pub struct TelemetryGuard {
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
         if let Some(tracer) = self.tracer.take() {
-            // Nobody is left to tell about spans that could not be sent.
+            // The process ends: an error of unsent spans has no reader.
             let _ = tracer.shutdown();
         }
     }
 }
 
-impl Telemetry {
-    /// Installs the subscriber for this process. With an endpoint, must run inside a Tokio runtime.
-    pub fn install(&self, process: &'static str) -> Result<TelemetryGuard, Error> {
-        let filter = EnvFilter::try_new(&self.log)
-            .map_err(|e| Error::invalid("log", format!("{:?}: {e}", self.log)))?;
-        let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-        let lines = match self.log_format {
-            LogFormat::Text => stderr.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
-            LogFormat::Json => stderr.json().flatten_event(true).boxed(),
-        };
-        let tracer = self.otlp_endpoint.as_deref().map(|endpoint| otlp(process, endpoint)).transpose()?;
-        let spans = tracer.as_ref().map(|t| tracing_opentelemetry::layer().with_tracer(t.tracer(process)));
-        tracing_subscriber::registry()
-            .with(lines.and_then(spans).with_filter(filter))
-            .try_init()
-            .map_err(|e| Error::internal(format!("logging was set up twice: {e}")))?;
-        Ok(TelemetryGuard { tracer })
-    }
+/// Installs the subscriber of this process. With an endpoint, it must run inside a Tokio runtime.
+pub fn install(settings: &TelemetrySettings, process: &'static str) -> Result<TelemetryGuard, Error> {
+    let filter = EnvFilter::try_new(&settings.log)
+        .map_err(|e| Error::invalid("log", format!("{:?}: {e}", settings.log)))?;
+    let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match settings.log_format {
+        LogFormat::Text => stderr.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
+        LogFormat::Json => stderr.json().flatten_event(true).boxed(),
+    };
+    let tracer = settings.otlp_endpoint.as_deref().map(|endpoint| otlp(process, endpoint)).transpose()?;
+    let spans = tracer.as_ref().map(|t| tracing_opentelemetry::layer().with_tracer(t.tracer(process)));
+    tracing_subscriber::registry()
+        .with(lines.and_then(spans).with_filter(filter))
+        .try_init()
+        .map_err(|e| Error::internal(format!("logging was set up twice: {e}")))?;
+    Ok(TelemetryGuard { tracer })
 }
 
 fn otlp(process: &'static str, endpoint: &str) -> Result<SdkTracerProvider, Error> {

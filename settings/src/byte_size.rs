@@ -78,6 +78,10 @@ impl<'de> Deserialize<'de> for ByteSize {
 
 impl Value for ByteSize {
     const KIND: Kind = Kind::Parsed(value::parse::<Self>);
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
 }
 
 #[cfg(test)]

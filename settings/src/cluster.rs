@@ -153,4 +153,8 @@ impl From<DeviceChoice> for String {
 
 impl Value for DeviceChoice {
     const KIND: Kind = Kind::Parsed(value::parse::<Self>);
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
 }

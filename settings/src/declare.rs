@@ -24,12 +24,32 @@ pub struct Setting {
     pub kind: Kind,
     /// The value's unit, or what it is, in capitals.
     pub unit: Option<&'static str>,
-    /// The default in words, where the value itself does not tell.
-    pub default_text: Option<&'static str>,
+    /// The default, as it is written or in words. None if there is none, and for switches, which are off.
+    pub default: Option<String>,
     /// The least and the largest number allowed.
     pub range: (u64, u64),
     /// True if there is a flag. Keys of tables have flags only where declared so.
     pub is_flag: bool,
+}
+
+impl Setting {
+    /// The flag, if there is one.
+    pub fn flag(&self) -> Option<String> {
+        self.is_flag.then(|| format!("--{}", self.name.replace('_', "-")))
+    }
+
+    /// The line of `--help`: meaning, choices and default.
+    pub fn line(&self) -> String {
+        let mut line = self.help.clone();
+        if let Kind::Choice(choices) = self.kind {
+            let names: Vec<&str> = choices.iter().map(|choice| choice.name).collect();
+            line += &format!(": {}", names.join(", "));
+        }
+        if let Some(default) = &self.default {
+            line += &format!(" [default: {default}]");
+        }
+        line
+    }
 }
 
 /// The kind of a setting's value.
@@ -41,6 +61,8 @@ pub enum Kind {
     Number,
     /// Any text.
     Text,
+    /// A path.
+    Path,
     /// Several texts: the flag may be repeated.
     List,
     /// One of these names.
@@ -156,6 +178,10 @@ macro_rules! choices {
 
         impl $crate::value::Value for $type {
             const KIND: $crate::Kind = $crate::Kind::Choice(Self::CHOICES);
+
+            fn written(&self) -> Option<String> {
+                Some(self.name().to_owned())
+            }
         }
     };
 }
@@ -197,6 +223,7 @@ macro_rules! settings {
         impl $crate::Settings for $type {
             fn declared() -> Vec<$crate::Setting> {
                 const TABLE: Option<&str> = settings!(@option $( $table )?);
+                let defaults = Self::default();
                 vec![$( $( $crate::Setting {
                     name: stringify!($field),
                     table: TABLE,
@@ -204,7 +231,9 @@ macro_rules! settings {
                     help: $crate::declare::join_lines(&[$( $help, )+]),
                     kind: <$value as $crate::value::Value>::KIND,
                     unit: settings!(@option $( $unit )?),
-                    default_text: settings!(@option $( $text )?),
+                    default: settings!(@option $( $text )?)
+                        .map(str::to_owned)
+                        .or_else(|| $crate::value::Value::written(&defaults.$field)),
                     range: settings!(@range [$( $min )?] [$( $max )?]),
                     is_flag: TABLE.is_none() || settings!(@is_flag $( $flag )?),
                 }, )+ )+]
@@ -236,7 +265,7 @@ macro_rules! settings {
             }
         }
     };
-    (@option) => { None };
+    (@option) => { None::<&str> };
     (@option $value:literal) => { Some($value) };
     (@range [$( $min:literal )?] [$( $max:expr )?]) => {
         (settings!(@or 0, $( $min )?), settings!(@or u64::MAX, $( $max )?))

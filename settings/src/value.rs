@@ -16,6 +16,11 @@ pub trait Value: for<'de> Deserialize<'de> {
         map.next_value()
     }
 
+    /// The value as people write it. None if it is absent, and for switches.
+    fn written(&self) -> Option<String> {
+        None
+    }
+
     /// The number that a range bounds, if this is one.
     fn number(&self) -> Option<u64> {
         None
@@ -25,6 +30,10 @@ pub trait Value: for<'de> Deserialize<'de> {
 impl Value for u32 {
     const KIND: Kind = Kind::Number;
 
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+
     fn number(&self) -> Option<u64> {
         Some(u64::from(*self))
     }
@@ -33,6 +42,10 @@ impl Value for u32 {
 impl Value for u64 {
     const KIND: Kind = Kind::Number;
 
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+
     fn number(&self) -> Option<u64> {
         Some(*self)
     }
@@ -40,6 +53,10 @@ impl Value for u64 {
 
 impl Value for usize {
     const KIND: Kind = Kind::Number;
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
 
     fn number(&self) -> Option<u64> {
         Some(*self as u64)
@@ -52,14 +69,22 @@ impl Value for bool {
 
 impl Value for String {
     const KIND: Kind = Kind::Text;
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
 }
 
 impl Value for PathBuf {
-    const KIND: Kind = Kind::Text;
+    const KIND: Kind = Kind::Path;
 }
 
 impl Value for SocketAddr {
     const KIND: Kind = Kind::Parsed(parse::<Self>);
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
 }
 
 /// A list, or one text with commas between its parts, as in a variable.
@@ -82,6 +107,10 @@ impl Value for Vec<String> {
 
 impl<T: Value> Value for Option<T> {
     const KIND: Kind = T::KIND;
+
+    fn written(&self) -> Option<String> {
+        self.as_ref().and_then(T::written)
+    }
 
     fn number(&self) -> Option<u64> {
         self.as_ref().and_then(T::number)

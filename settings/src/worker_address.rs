@@ -58,4 +58,8 @@ impl fmt::Display for WorkerAddress {
 
 impl Value for WorkerAddress {
     const KIND: Kind = Kind::Parsed(value::parse::<Self>);
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
 }

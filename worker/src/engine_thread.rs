@@ -26,9 +26,9 @@ use tutti_proto::{
     cluster::v1::{self as pb, worker_message::Message as ToConductor},
 };
 use tutti_runtime::{Error, exit};
+use tutti_settings::WorkerSettings;
 
 use crate::{
-    config::WorkerSettings,
     group::{Formation, Member},
     loading::{self, Loaded},
     step_trace::StepTrace,
@@ -111,8 +111,8 @@ fn run(
         Loaded::Engine(engine) => *engine,
         Loaded::Follower(member) => return follow(member, &wires),
     };
-    if let Some(path) = &settings.trace_steps {
-        engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.max_step_tokens)));
+    if let Some(path) = &settings.trace.trace_steps {
+        engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.engine.max_step_tokens)));
     }
     let (stepper, desk) = engine.split();
     work(stepper, desk, wires, runtime)
@@ -256,8 +256,8 @@ mod tests {
         let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
         let model = load_sim(&shipped, 64, 16, 0, &sim, None).unwrap();
-        let settings = EngineSettings::bounded(64, 4, 4);
-        let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
+        let settings = EngineSettings { max_step_tokens: 64, max_running_requests: 4, ..EngineSettings::default() };
+        let (stepper, desk) = Engine::new(model, Rank(0), &settings, 4).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(2);
         let (load, _) = watch::channel(pb::WorkerLoad::default());

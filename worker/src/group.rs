@@ -11,6 +11,7 @@ use tutti_kernels::collective::{Collective, GroupRank, SharedMemory, Tcp};
 use tutti_models::{Model, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
+use tutti_settings::ByteSize;
 
 /// How long a rank waits for others that are still starting.
 const STARTING: Duration = Duration::from_secs(60);
@@ -134,7 +135,7 @@ impl Member {
 
     /// Leads: the whole group as one model, and settings with the pool that all have room for.
     pub fn lead(self, mut settings: EngineSettings) -> (Box<dyn Model>, EngineSettings) {
-        settings.kv_cache_memory = Some(self.pages as u64 * self.model.page_bytes() as u64);
+        settings.kv_cache_memory = Some(ByteSize(self.pages as u64 * self.model.page_bytes() as u64));
         (Box::new(lockstep::Leader::new(self.model, self.plans)), settings)
     }
 

@@ -5,7 +5,6 @@
 //! step unless the conductor stops reading. Requests that one worker prefills and another decodes are handed over by
 //! [`transfer`]. A worker that the conductor has spawned is tied to it by its [`lifeline`].
 
-pub mod config;
 mod engine_thread;
 mod group;
 pub mod isa;

@@ -10,7 +10,8 @@ use std::{
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
-use tutti_runtime::{Error, exit, telemetry::Telemetry};
+use tutti_runtime::{Error, exit};
+use tutti_settings::TelemetrySettings;
 
 /// The pipe's first line, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +22,7 @@ pub struct Lifeline {
     /// Shows at the gate that this worker is the conductor's own.
     pub join_token: String,
     /// What to log, and where spans go.
-    pub telemetry: Telemetry,
+    pub telemetry: TelemetrySettings,
 }
 
 impl Lifeline {

@@ -51,7 +51,7 @@ impl KvSize {
             return Err(Error::internal(format!("plane {:?} has empty pages", plane.name)));
         }
         let budget = match settings.kv_cache_memory {
-            Some(bytes) => bytes,
+            Some(size) => size.0,
             None => default_bytes(page_tokens, page_bytes, model.limits(), settings, available_memory()),
         };
         // Page ids are 32 bits wide.
@@ -109,7 +109,7 @@ mod tests {
 
     fn bytes(max_context_tokens: usize, available: Option<u64>) -> u64 {
         let limits = Limits { vocab_size: 8, max_context_tokens, eos_token_ids: vec![], max_step_tokens: 8 };
-        let settings = EngineSettings::bounded(8, 4, 4);
+        let settings = EngineSettings { max_running_requests: 4, ..EngineSettings::default() };
         default_bytes(16, 1 << 20, &limits, &settings, available)
     }
 

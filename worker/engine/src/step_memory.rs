@@ -5,7 +5,8 @@
 
 use tutti_kernels::TokenScore;
 use tutti_models::Model;
-use tutti_proto::cluster::v1 as pb;
+use tutti_proto::{MAX_LOGPROBS, cluster::v1 as pb};
+use tutti_settings::Chunking;
 
 use crate::EngineSettings;
 

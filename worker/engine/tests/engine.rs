@@ -5,7 +5,8 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{CONTEXT, DECODE, MIXED, VOCAB, engine, expected, launch, model, settings};
-use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
+use tutti_engine::{Engine, EngineSettings};
+use tutti_settings::{Admission, ByteSize, Chunking, PrefillSharing};
 use tutti_kernels::DeviceError;
 use tutti_proto::{Rank, cluster::v1 as pb};
 
@@ -103,13 +104,13 @@ fn every_chunking_gives_each_request_what_it_gets_alone() {
             [PrefillSharing::ShortestFirst, PrefillSharing::Fair, PrefillSharing::FirstCome]
         {
             for max_step_tokens in [1, 2, 7, 16, 64] {
-                for max_prefill_chunk in [None, Some(1), Some(3), Some(5)] {
+                for max_prefill_chunk_size in [None, Some(1), Some(3), Some(5)] {
                     let settings = EngineSettings {
                         max_step_tokens,
-                        max_prefill_chunk,
+                        max_prefill_chunk_size,
                         chunking,
                         prefill_sharing,
-                        long_prefill_tokens: max_prefill_chunk.map(|chunk| chunk * 2),
+                        long_prefill_token_threshold: max_prefill_chunk_size.map(|chunk| chunk * 2),
                         ..settings()
                     };
                     let (mut engine, _) = engine(&settings);
@@ -159,9 +160,9 @@ fn a_warm_prefix_gives_what_a_cold_one_gives() {
 fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
     // Sixteen pages of four tokens, for requests that come to hold nine or more each.
     let bounds =
-        EngineSettings { kv_cache_memory: Some(17 * 64), admission: Admission::Optimistic, ..settings() };
-    for prefix_cache in [true, false] {
-        let (mut engine, _) = engine(&EngineSettings { prefix_cache, ..bounds.clone() });
+        EngineSettings { kv_cache_memory: Some(ByteSize(17 * 64)), admission: Admission::Optimistic, ..settings() };
+    for no_prefix_cache in [false, true] {
+        let (mut engine, _) = engine(&EngineSettings { no_prefix_cache, ..bounds.clone() });
         let launches: Vec<_> = (0..5).map(|request| with_logprobs(launch(request, 10, 26))).collect();
         launches.iter().for_each(|launch| engine.launch(launch.clone()));
         let mut stories = BTreeMap::new();
@@ -183,7 +184,7 @@ fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
 
 #[test]
 fn logits_are_computed_for_what_is_asked_and_nothing_else() {
-    let (mut engine, probe) = engine(&EngineSettings { max_prefill_chunk: Some(3), ..settings() });
+    let (mut engine, probe) = engine(&EngineSettings { max_prefill_chunk_size: Some(3), ..settings() });
     engine.launch(launch(1, 20, 5));
     let _ = play(&mut engine);
     assert_eq!(probe.lock().unwrap().logit_rows, 5, "chunks inside the prompt have none");
@@ -209,7 +210,7 @@ fn a_replay_goes_on_where_the_output_was() {
     let whole = with_logprobs(launch(1, 10, 12));
     let expected = expected(&whole);
     for sent in [1, 5, 11] {
-        let (mut engine, _) = engine(&EngineSettings { max_prefill_chunk: Some(4), ..settings() });
+        let (mut engine, _) = engine(&EngineSettings { max_prefill_chunk_size: Some(4), ..settings() });
         engine.launch(pb::LaunchGraph { generated: expected.output[..sent].to_vec(), ..whole.clone() });
         let mut rows = Vec::new();
         while let Some(report) = engine.step().unwrap() {
@@ -281,7 +282,7 @@ fn a_bad_launch_fails_alone_and_names_its_field() {
 
 #[test]
 fn what_the_pool_can_never_hold_is_refused_with_the_numbers() {
-    let (mut engine, _) = engine(&EngineSettings { kv_cache_memory: Some(9 * 64), ..settings() });
+    let (mut engine, _) = engine(&EngineSettings { kv_cache_memory: Some(ByteSize(9 * 64)), ..settings() });
     assert_eq!(engine.max_request_tokens(), 32);
     engine.launch(launch(1, 20, 12));
     engine.launch(launch(2, 20, 13));
@@ -292,8 +293,8 @@ fn what_the_pool_can_never_hold_is_refused_with_the_numbers() {
 
 #[test]
 fn a_full_queue_is_overload() {
-    let bounds = EngineSettings { max_running_requests: 1, max_waiting_requests: 1, ..settings() };
-    let (mut engine, _) = engine(&bounds);
+    let bounds = EngineSettings { max_running_requests: 1, ..settings() };
+    let (mut engine, _) = engine_with_queue(&bounds, 1);
     for request in 0..3 {
         engine.launch(launch(request, 3, 2));
     }
@@ -358,14 +359,14 @@ fn a_lost_device_ends_the_worker() {
 #[test]
 fn settings_under_which_nothing_could_run_are_refused_by_name() {
     let refused = |settings: EngineSettings| {
-        let error = Engine::new(model().0, Rank(0), &settings).err().expect("it is refused");
+        let error = Engine::new(model().0, Rank(0), &settings, 64).err().expect("it is refused");
         error.to_string()
     };
     let step = refused(EngineSettings { max_step_tokens: 65, ..settings() });
     assert_eq!(step, "max_step_tokens: is 65, but the model was loaded for steps of 64 tokens");
-    let pool = refused(EngineSettings { kv_cache_memory: Some(127), ..settings() });
+    let pool = refused(EngineSettings { kv_cache_memory: Some(ByteSize(127)), ..settings() });
     assert!(pool.starts_with("kv_cache_memory: 127 bytes are 1 pages of 64 bytes"), "{pool}");
-    let chunk = refused(EngineSettings { max_prefill_chunk: Some(0), ..settings() });
+    let chunk = refused(EngineSettings { max_prefill_chunk_size: Some(0), ..settings() });
     assert_eq!(chunk, "max_prefill_chunk_size: is 0, but must be at least 1");
 }
 

@@ -9,7 +9,8 @@ use std::{
 };
 
 use common::{engine, expected, launch, settings};
-use tutti_engine::{Admission, Engine, EngineSettings, FrontDesk, News};
+use tutti_settings::{Admission, ByteSize};
+use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
 use tutti_kernels::DeviceError;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
@@ -54,7 +55,7 @@ impl Running {
 fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
     for admission in [Admission::WholeLife, Admission::Optimistic] {
         // In the second case, fewer pages than the requests come to hold.
-        let settings = EngineSettings { admission, kv_cache_memory: Some(41 * 64), ..settings() };
+        let settings = EngineSettings { admission, kv_cache_memory: Some(ByteSize(41 * 64)), ..settings() };
         let mut running = start(engine(&settings).0);
         let launches: Vec<_> = (0..60)
             .map(|request| launch(request, 1 + request as usize % 30, 9 + request as u32 % 20))

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use common::launch;
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_settings::ByteSize;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 use tutti_proto::{Rank, cluster::v1 as pb};
 
@@ -22,7 +23,7 @@ const CONFIG: &str = r#"{
 
 const MAX_STEP_TOKENS: usize = 64;
 
-fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
+fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engine {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::write(dir.path().join("config.json"), CONFIG).expect("it is writable");
     let options = LoadOptions {
@@ -39,13 +40,13 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
     let page_bytes = model.page_bytes() as u64;
     let settings = EngineSettings {
         max_step_tokens,
-        max_prefill_chunk,
+        max_prefill_chunk_size,
         max_running_requests: 4,
         // Fewer pages than the requests have together, so that each is used by several.
-        kv_cache_memory: Some(24 * page_bytes),
+        kv_cache_memory: Some(ByteSize(24 * page_bytes)),
         ..common::settings()
     };
-    let mut engine = Engine::new(model, Rank(0), &settings).expect("sound settings");
+    let mut engine = Engine::new(model, Rank(0), &settings, 64).expect("sound settings");
     engine.warm_up().expect("the device is there");
     engine
 }

@@ -15,11 +15,12 @@ use std::{
 
 use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
 use tutti_engine::{
-    Admission, Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken,
+    Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken,
     PageRun, Stepper, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
+use tutti_settings::{Admission, ByteSize};
 
 const PAGE_BYTES: usize = PAGE_TOKENS * 4;
 
@@ -179,7 +180,7 @@ fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, HandedO
 fn requests_that_are_divided_get_what_they_get_alone() {
     for admission in [Admission::WholeLife, Admission::Optimistic] {
         let settings = EngineSettings { admission, ..settings() };
-        let decoding = EngineSettings { kv_cache_memory: Some(41 * 64), ..settings.clone() };
+        let decoding = EngineSettings { kv_cache_memory: Some(ByteSize(41 * 64)), ..settings.clone() };
         let (mut from, mut to, answers) = (Side::new(&settings), Side::new(&decoding), Answers::default());
         // Lengths around the ends of pages and of chunks; some start alike, so that pages are found and sent too.
         let launches: Vec<_> = (0..40)
