@@ -365,20 +365,8 @@ fn loops() -> Vec<Loop> {
                 "vpaddd zmm\\sum, zmm\\sum, zmm12"
             ),
         ),
-        one(
-            "avx512-vnni",
-            vnni,
-            "vpdpwssd (i16)",
-            24.0 * 64.0,
-            sums_24!("vpdpwssd zmm\\sum, zmm14, zmm15"),
-        ),
-        one(
-            "avx512-vnni",
-            vnni,
-            "vpdpbusd (i8)",
-            24.0 * 128.0,
-            sums_24!("vpdpbusd zmm\\sum, zmm14, zmm15"),
-        ),
+        one("avx512-vnni", vnni, "vpdpwssd (i16)", 24.0 * 64.0, sums_24!("vpdpwssd zmm\\sum, zmm14, zmm15")),
+        one("avx512-vnni", vnni, "vpdpbusd (i8)", 24.0 * 128.0, sums_24!("vpdpbusd zmm\\sum, zmm14, zmm15")),
         one(
             "avx512-bf16",
             bf16,
