@@ -14,7 +14,7 @@ use std::{
 
 use common::{scheduler, words};
 use serde_json::{Map, Value, json};
-use tutti_load::machine::Machine;
+use tutti_measure::machine::Machine;
 use tutti_scheduler::{Content, GraphLaunch, Scheduler, SchedulerConfig};
 use tutti_settings::{EngineSettings, PrefillSharing};
 
