@@ -9,10 +9,10 @@ use tonic::{
 };
 use tower::Service;
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
+use tutti_settings::{FleetSettings, RouterSettings};
 
 use crate::{
-    config::RouterConfig,
-    fleet::{Conductors, Fleet, FleetSettings},
+    fleet::{Conductors, Fleet},
     generation::Generator,
     grpc, http,
     metrics::RouterMetrics,
@@ -44,7 +44,7 @@ impl FrontDoor {
     pub fn new<S>(
         conductor: S,
         text: Option<CheckedText>,
-        config: &RouterConfig,
+        config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error>
     where
@@ -60,7 +60,7 @@ impl FrontDoor {
     pub fn before(
         conductors: Conductors,
         settings: FleetSettings,
-        config: &RouterConfig,
+        config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
         Self::to(conductors, settings, None, config, metrics)
@@ -70,7 +70,7 @@ impl FrontDoor {
         conductors: Conductors,
         settings: FleetSettings,
         text: Option<CheckedText>,
-        config: &RouterConfig,
+        config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
         config.validate()?;

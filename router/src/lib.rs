@@ -2,7 +2,6 @@
 //! best of those that it knows. Stateless: it tokenises, applies the chat
 //! template, fans choices out, turns tokens back into text, cuts at stop strings, and renders.
 
-mod config;
 mod fleet;
 mod front_door;
 mod generation;
@@ -17,7 +16,7 @@ mod way;
 #[cfg(test)]
 mod test_support;
 
-pub use config::RouterConfig;
-pub use fleet::{Conductors, FleetSettings};
+pub use fleet::Conductors;
 pub use front_door::{FrontDoor, tune};
 pub use served::{CheckedText, check_checkpoint};
+pub use tutti_settings::{FleetSettings, RouterSettings};

@@ -1,5 +1,7 @@
 //! The router, embedded or as a process of its own.
 
+use std::time::Duration;
+
 use crate::{AddressSettings, DrainSettings, Invalid, Settings, TelemetrySettings};
 
 settings! {
@@ -68,6 +70,47 @@ settings! {
 }
 
 impl FleetSettings {
+    /// Settings for the one conductor that an embedded router is part of. Its answers are final, since it lives and dies
+    /// with the router and replays by itself.
+    pub fn embedded() -> Self {
+        Self { max_retries: 0, max_replays: 0, accept_timeout_ms: u32::MAX, ..Self::default() }
+    }
+
+    /// `answer_timeout_ms` as a duration.
+    pub fn answer_timeout(&self) -> Duration {
+        Duration::from_millis(self.answer_timeout_ms.into())
+    }
+
+    /// `accept_timeout_ms` as a duration.
+    pub fn accept_timeout(&self) -> Duration {
+        Duration::from_millis(self.accept_timeout_ms.into())
+    }
+
+    /// `keep_alive_ms` as a duration.
+    pub fn keep_alive(&self) -> Duration {
+        Duration::from_millis(self.keep_alive_ms.into())
+    }
+
+    /// `poll_ms` as a duration.
+    pub fn poll(&self) -> Duration {
+        Duration::from_millis(self.poll_ms.into())
+    }
+
+    /// `discover_ms` as a duration.
+    pub fn discover(&self) -> Duration {
+        Duration::from_millis(self.discover_ms.into())
+    }
+
+    /// `prefix_index_age_s` as a duration.
+    pub fn prefix_index_age(&self) -> Duration {
+        Duration::from_secs(self.prefix_index_age_s.into())
+    }
+
+    /// `recovery_ms` as a duration.
+    pub fn recovery(&self) -> Duration {
+        Duration::from_millis(self.recovery_ms.into())
+    }
+
     /// Refuses values under which no conductor could be reached.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()
@@ -109,5 +152,25 @@ impl RouterProcessSettings {
     /// Refuses settings under which nothing could be served.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_zero_is_refused_by_name() {
+        assert_eq!(RouterSettings::default().validate(), Ok(()));
+        let error =
+            RouterSettings { tokenizer_threads: 0, ..RouterSettings::default() }.validate().unwrap_err();
+        assert_eq!(error.field, "tokenizer_threads");
+    }
+
+    #[test]
+    fn the_defaults_are_valid_and_a_pace_of_zero_is_refused_by_name() {
+        assert_eq!(FleetSettings::default().validate(), Ok(()));
+        let error = FleetSettings { poll_ms: 0, ..FleetSettings::default() }.validate().unwrap_err();
+        assert_eq!(error.field, "fleet.poll_ms");
     }
 }

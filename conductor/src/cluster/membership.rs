@@ -8,7 +8,7 @@ use tutti_proto::{
 };
 use tutti_runtime::{Error, ErrorKind};
 
-use super::{Cluster, Link, MAX_WORKERS, State, ranks::Departure, topology::Replica};
+use super::{Cluster, Link, MAX_RANKS, State, ranks::Departure, topology::Replica};
 use crate::backend::random_bytes;
 
 /// What a joining worker shows of itself.
@@ -50,7 +50,7 @@ impl Cluster {
     /// Takes in a worker. Its `link` must hold [`Cluster::link_capacity`] messages.
     pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
         let Joining { rank, pid, host } = joining;
-        let ranks = self.limits.topology.ranks().min(MAX_WORKERS);
+        let ranks = self.limits.topology.ranks().min(MAX_RANKS);
         if rank.0 >= ranks {
             return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", ranks - 1)));
         }

@@ -46,9 +46,6 @@ use crate::{
     request::{Request, media::Digest},
 };
 
-/// Ranks are places in a cluster of at most this many workers.
-pub const MAX_WORKERS: u32 = 1024;
-
 /// The bounds a cluster works under.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -154,7 +151,7 @@ impl Cluster {
     pub fn link_capacity(&self) -> usize {
         let Limits { max_running_requests, max_queued_requests, max_replays, .. } = self.limits;
         2 * (1 + 3 * max_replays as usize)
-            * (max_running_requests as usize * MAX_WORKERS as usize + max_queued_requests as usize)
+            * (max_running_requests as usize * MAX_RANKS as usize + max_queued_requests as usize)
             + 16
     }
 

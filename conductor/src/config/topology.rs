@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, path::Path};
 
 use serde::Deserialize;
 use tutti_runtime::{Error, config};
+use tutti_settings::{DeviceChoice, MAX_WORKERS};
 
-use super::{DeviceChoice, MAX_WORKERS};
 use crate::cluster::{GroupSpec, Topology};
 
 /// Groups as the cluster knows them, each with what its workers run on.

@@ -20,7 +20,6 @@ use super::{
     validate,
 };
 use crate::{
-    config::RouterConfig,
     fleet::{Fleet, PromptBlocks},
     metrics::{RequestMeter, RouterMetrics},
     served::ServedModel,
@@ -38,7 +37,7 @@ pub struct Generator {
 
 impl Generator {
     /// A generator before these conductors.
-    pub fn new(fleet: Arc<Fleet>, config: &RouterConfig, metrics: RouterMetrics) -> Self {
+    pub fn new(fleet: Arc<Fleet>, config: &RouterSettings, metrics: RouterMetrics) -> Self {
         Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue),
