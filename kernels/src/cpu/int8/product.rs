@@ -5,7 +5,7 @@
 
 use std::hint::black_box;
 
-use super::super::argmax::Note;
+use super::super::argmax::UpdateArgmax;
 use super::super::gemm::Epilogue;
 use super::super::input::Input;
 use super::super::isa::Path;
