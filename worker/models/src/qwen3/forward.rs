@@ -5,7 +5,7 @@ use std::ops::Range;
 use tutti_kernels::{
     Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
 };
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::declaration::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{

@@ -11,7 +11,7 @@ use std::path::Path;
 use tutti_kernels::{
     AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType, collective::Seat,
 };
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::declaration::ModelDeclaration;
 
 pub(crate) use self::config::Config as Shape;
 use self::{
