@@ -60,7 +60,7 @@ impl Running {
     }
 
     /// How it ends once its planes, or embeddings, are copied; none before its prefill is done.
-    pub fn handed_over(&self) -> Option<Outcome> {
+    pub fn export_outcome(&self) -> Option<Outcome> {
         let prefilled = self.computed >= self.request.prefill_end() && !self.is_in_step();
         let done = prefilled && matches!(self.request.role, GraphRole::Prefill | GraphRole::Encode);
         done.then_some(Outcome::HandedOver { generated: self.request.generated })
