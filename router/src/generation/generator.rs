@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::Instrument;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::{Error, ErrorKind};
+use tutti_settings::RouterSettings;
 
 use super::{
     attempts::{Attempts, Wanted},

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, text, tokens, words, set};
 use proptest::{collection::vec, prelude::*};
-use tutti_proto::walks::WalkId;
+use tutti_proto::declaration::WalkId;
 use tutti_scheduler::{Content, Ending, GraphLaunch, Outcome, Row, Scheduler, SchedulerConfig, StepPlan};
 use tutti_settings::{Chunking, PrefillSharing};
 
