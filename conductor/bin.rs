@@ -125,8 +125,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
         }
     }
     front.not_ready("draining");
-    let deadline = Instant::now() + config::drain_timeout(&settings);
-    backend.drain(config::drain_timeout(&settings)).await;
+    let deadline = Instant::now() + settings.drain.drain_timeout();
+    backend.drain(settings.drain.drain_timeout()).await;
     // Clients may still be reading what their requests have brought.
     let _ = timeout_at(deadline, front.idle()).await;
     closing.begin();
@@ -159,7 +159,11 @@ fn read_text(
 }
 
 /// Finds the checkpoint.
-async fn resolve(settings: &ConductorSettings, layout: &Layout, display: &LoadDisplay) -> Result<Checkpoint, Error> {
+async fn resolve(
+    settings: &ConductorSettings,
+    layout: &Layout,
+    display: &LoadDisplay,
+) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(settings.model.model.as_deref())?;
     // A simulated device has no use for them, and where one is, all are.
     let simulated = layout.devices.contains(&DeviceChoice::Sim);
@@ -187,14 +191,9 @@ fn backend_options(
     Ok(BackendOptions {
         limits: Limits {
             topology: layout.topology.clone(),
-            max_running_requests: settings.engine.max_running_requests as u32,
-            max_queued_requests: settings.faults.max_queued_requests,
-            max_model_len: settings.model.max_model_len,
-            prefix_cache: !settings.engine.no_prefix_cache,
-            max_replays: settings.faults.max_replays,
-            transfer_timeout: Duration::from_secs(settings.faults.transfer_timeout.into()),
-            heartbeat_timeout: Duration::from_secs(settings.faults.heartbeat_timeout.into()),
-            hang_timeout: Duration::from_secs(settings.faults.hang_timeout.into()),
+            model: settings.model.clone(),
+            engine: settings.engine.clone(),
+            faults: settings.faults.clone(),
         },
         served: Served {
             name: settings.model.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone()),

@@ -6,7 +6,6 @@ mod topology;
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use tutti_runtime::{
@@ -97,11 +96,6 @@ pub fn layout(settings: &ConductorSettings) -> Result<Layout, Error> {
     }
 }
 
-/// Returns how long running requests have once a drain begins.
-pub fn drain_timeout(settings: &ConductorSettings) -> Duration {
-    Duration::from_secs(settings.drain.drain_timeout.into())
-}
-
 /// Returns the secret of workers that join by hand, if there is one.
 pub fn join_token(settings: &ConductorSettings) -> Result<Option<String>, Error> {
     settings.membership.join_token_file.as_deref().map(read_token).transpose()
@@ -184,10 +178,8 @@ fn check_cores(device: &DeviceSettings, workers: u32) -> Result<(), Error> {
     if !device.pin_threads || workers.saturating_mul(threads) <= cores {
         return Ok(());
     }
-    let why = format!(
-        "{workers} workers of {threads} threads want {} cores, there are {cores}",
-        workers * threads
-    );
+    let why =
+        format!("{workers} workers of {threads} threads want {} cores, there are {cores}", workers * threads);
     Err(Error::invalid("pin_threads", why))
 }
 

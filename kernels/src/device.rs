@@ -1,6 +1,5 @@
 //! The seam between models and devices.
 
-
 pub use tutti_settings::Quantize;
 
 use crate::{PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::GroupRank};

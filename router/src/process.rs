@@ -74,7 +74,7 @@ async fn run_until_told(settings: RouterProcessSettings) -> Result<(), Error> {
         // Readiness has one writer at a time: from here on it is the drain.
         following.abort();
         health.set_ready(State::Not("draining".into()));
-        let patience = Duration::from_secs(drain.drain_timeout.into());
+        let patience = drain.drain_timeout();
         if timeout(patience, front_door.idle()).await.is_err() {
             tracing::warn!(seconds = drain.drain_timeout, "ending with requests unfinished");
         } else {

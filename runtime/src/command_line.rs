@@ -2,7 +2,9 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser, parser::ValueSource, value_parser};
+use clap::{
+    Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser, parser::ValueSource, value_parser,
+};
 use serde_json::{Map, Value};
 use tutti_settings::{Kind, Setting, Settings};
 
@@ -91,9 +93,7 @@ fn flag(setting: &Setting) -> Arg {
         Kind::Choice(choices) => {
             arg.value_parser(PossibleValuesParser::new(choices.iter().map(|choice| choice.name)))
         }
-        Kind::Parsed(check) => {
-            arg.value_parser(move |text: &str| check(text).map(|()| text.to_owned()))
-        }
+        Kind::Parsed(check) => arg.value_parser(move |text: &str| check(text).map(|()| text.to_owned())),
     };
     arg.value_name(setting.unit.map_or_else(|| setting.name.to_uppercase(), str::to_owned))
 }
@@ -110,10 +110,12 @@ fn given(declared: &[Setting], matches: &ArgMatches) -> Result<Map<String, Value
             Kind::Switch => Value::Bool(matches.get_flag(name)),
             Kind::Number => serde_json::to_value(matches.get_one::<u32>(name))?,
             Kind::Path => serde_json::to_value(matches.get_one::<PathBuf>(name))?,
-            Kind::List => {
-                Value::Array(matches.get_many::<String>(name).unwrap_or_default().cloned().map(Value::from).collect())
+            Kind::List => Value::Array(
+                matches.get_many::<String>(name).unwrap_or_default().cloned().map(Value::from).collect(),
+            ),
+            Kind::Text | Kind::Choice(_) | Kind::Parsed(_) => {
+                serde_json::to_value(matches.get_one::<String>(name))?
             }
-            Kind::Text | Kind::Choice(_) | Kind::Parsed(_) => serde_json::to_value(matches.get_one::<String>(name))?,
         };
         match setting.table {
             None => {
@@ -142,7 +144,8 @@ mod tests {
 
     use super::*;
 
-    const PROCESS: Process = Process { name: "process", about: "Does it.", example: ("a", "1"), prints_config: true };
+    const PROCESS: Process =
+        Process { name: "process", about: "Does it.", example: ("a", "1"), prints_config: true };
 
     fn given_in<S: Settings>(arguments: &[&str]) -> Value {
         let arguments = ["process"].iter().chain(arguments).map(OsString::from);
@@ -174,7 +177,8 @@ mod tests {
         let help = command::<ConductorSettings>(PROCESS).render_long_help().to_string();
         for setting in ConductorSettings::declared().iter().filter(|setting| setting.is_flag) {
             let flag = format!("      --{}", setting.name.replace('_', "-"));
-            let line = help.lines().find(|line| line.trim_end() == flag || line.starts_with(&(flag.clone() + " ")));
+            let line =
+                help.lines().find(|line| line.trim_end() == flag || line.starts_with(&(flag.clone() + " ")));
             assert!(line.is_some_and(|line| line.contains(&setting.help)), "{}: {line:?}", setting.name);
         }
     }

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use crate::{
-    AddressSettings, ByteSize, ClusterSettings, DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid,
-    MembershipSettings, ModelSettings, RouterSettings, Settings, SimSettings, TelemetrySettings, TensorParallelSettings,
-    TraceSettings, WeightSettings, WorkerAddress,
+    AddressSettings, ByteSize, ClusterSettings, DeviceSettings, DrainSettings, EngineSettings, FaultSettings,
+    Invalid, MembershipSettings, ModelSettings, RouterSettings, Settings, SimSettings, TelemetrySettings,
+    TensorParallelSettings, TraceSettings, WeightSettings, WorkerAddress,
 };
 
 process! {
@@ -74,8 +74,9 @@ impl ConductorSettings {
         let AddressSettings { http, grpc } = self.addresses;
         let named = [("http", Some(http)), ("grpc", Some(grpc)), ("worker_listen", workers)];
         for (index, (field, address)) in named.iter().enumerate() {
-            let taken =
-                named[..index].iter().find(|(_, other)| other.zip(*address).is_some_and(|(a, b)| clash(a, b)));
+            let taken = named[..index]
+                .iter()
+                .find(|(_, other)| other.zip(*address).is_some_and(|(a, b)| clash(a, b)));
             if let (Some((other, _)), Some(address)) = (taken, address) {
                 return Err(Invalid::new(*field, format!("{address} is also the address of {other}")));
             }
@@ -85,5 +86,7 @@ impl ConductorSettings {
 }
 
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {
-    a.port() != 0 && a.port() == b.port() && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+    a.port() != 0
+        && a.port() == b.port()
+        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
 }

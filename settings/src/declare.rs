@@ -119,13 +119,19 @@ pub fn deserialize<'de, S: Settings, D: Deserializer<'de>>(deserializer: D) -> R
 
 /// Keys and tables of `S`. serde wants them for ever; a process ends soon after it has read a key that is none of them.
 fn names<S: Settings>() -> &'static [&'static str] {
-    let mut names: Vec<&str> = S::declared().iter().map(|setting| setting.table.unwrap_or(setting.name)).collect();
+    let mut names: Vec<&str> =
+        S::declared().iter().map(|setting| setting.table.unwrap_or(setting.name)).collect();
     names.dedup();
     names.leak()
 }
 
 /// Checks a number against its setting's range. `prefix` goes before the name in an error.
-pub fn check_range(prefix: &str, name: &str, number: Option<u64>, (min, max): (u64, u64)) -> Result<(), Invalid> {
+pub fn check_range(
+    prefix: &str,
+    name: &str,
+    number: Option<u64>,
+    (min, max): (u64, u64),
+) -> Result<(), Invalid> {
     let Some(number) = number else { return Ok(()) };
     let message = if number < min {
         format!("is {number}, but must be at least {min}")

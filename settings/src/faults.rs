@@ -1,5 +1,7 @@
 //! What a cluster does about workers that die, hang or fall silent, and about its own end.
 
+use std::time::Duration;
+
 settings! {
     /// Limits of patience, and of the work that a fault may cost.
     pub struct FaultSettings {
@@ -20,6 +22,23 @@ settings! {
     }
 }
 
+impl FaultSettings {
+    /// `transfer_timeout` as a duration.
+    pub fn transfer_timeout(&self) -> Duration {
+        Duration::from_secs(self.transfer_timeout.into())
+    }
+
+    /// `heartbeat_timeout` as a duration.
+    pub fn heartbeat_timeout(&self) -> Duration {
+        Duration::from_secs(self.heartbeat_timeout.into())
+    }
+
+    /// `hang_timeout` as a duration.
+    pub fn hang_timeout(&self) -> Duration {
+        Duration::from_secs(self.hang_timeout.into())
+    }
+}
+
 settings! {
     /// The end of a process.
     pub struct DrainSettings {
@@ -27,5 +46,12 @@ settings! {
             /// Time that running requests have to finish after the first Ctrl-C or SIGTERM
             drain_timeout: u32 = 30, unit "SECONDS";
         }
+    }
+}
+
+impl DrainSettings {
+    /// `drain_timeout` as a duration.
+    pub fn drain_timeout(&self) -> Duration {
+        Duration::from_secs(self.drain_timeout.into())
     }
 }

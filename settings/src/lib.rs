@@ -28,8 +28,8 @@ mod worker_address;
 
 pub use byte_size::ByteSize;
 pub use cluster::{
-    AddressSettings, ClusterSettings, CpuIsa, DeviceChoice, DeviceSettings, MAX_RANKS, MAX_WORKERS, MembershipSettings,
-    TensorParallelSettings,
+    AddressSettings, ClusterSettings, CpuIsa, DeviceChoice, DeviceSettings, MAX_RANKS, MAX_WORKERS,
+    MembershipSettings, TensorParallelSettings,
 };
 pub use conductor::ConductorSettings;
 pub use declare::{Choice, Kind, Setting, Settings};

@@ -81,7 +81,11 @@ fn write_section(page: &mut String, settings: &[&Setting]) {
         let unit = setting.unit.unwrap_or_default().replace('|', " or ").replace('_', " ").to_lowercase();
         let meaning = meaning(setting);
         let name = setting.name;
-        let _ = writeln!(page, "| `{name}` | {flag} | `{}` | {default} | {unit} | {meaning} |", variable(setting));
+        let _ = writeln!(
+            page,
+            "| `{name}` | {flag} | `{}` | {default} | {unit} | {meaning} |",
+            variable(setting)
+        );
     }
     for setting in settings {
         if let Kind::Choice(choices) = setting.kind {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings, WeightSettings,
+    DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings,
+    WeightSettings,
 };
 
 /// The settings in a conductor's Welcome, as JSON. One build serves both ends, so there are no versions.

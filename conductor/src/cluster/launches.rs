@@ -23,7 +23,7 @@ use crate::{
 impl Cluster {
     /// What a request's planes and embeddings travel under, if they ever do.
     pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
-        let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
+        let lease_ms = self.limits.faults.transfer_timeout().as_millis() as u32;
         let secret = if has_media || self.limits.topology.is_disaggregated() {
             random_bytes()?.to_vec()
         } else {
@@ -59,7 +59,7 @@ impl Cluster {
             suspect: request.is_suspect(),
             blocks: request.blocks(),
             cached,
-            most_requests: self.limits.max_running_requests.into(),
+            most_requests: self.limits.engine.max_running_requests as u64,
         }
     }
 

@@ -7,8 +7,9 @@ use tutti_proto::{
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
 };
 use tutti_runtime::{Error, ErrorKind};
+use tutti_settings::MAX_RANKS;
 
-use super::{Cluster, Link, MAX_RANKS, State, ranks::Departure, topology::Replica};
+use super::{Cluster, Link, State, ranks::Departure, topology::Replica};
 use crate::backend::random_bytes;
 
 /// What a joining worker shows of itself.

@@ -34,6 +34,7 @@ use tutti_proto::{
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
 };
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
+use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
 pub use self::{
     membership::{Exit, Joining, Presence},
@@ -46,27 +47,17 @@ use crate::{
     request::{Request, media::Digest},
 };
 
-/// The bounds a cluster works under.
+/// The bounds that a cluster works under.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Who runs what. All workers that the conductor spawns must have been ready once before `/ready` is.
+    /// The groups of workers. `/ready` waits until each worker that the conductor spawns was ready once.
     pub topology: Topology,
-    /// Requests that one worker runs at a time.
-    pub max_running_requests: u32,
-    /// Requests beyond those that may wait at the workers.
-    pub max_queued_requests: u32,
-    /// The most tokens of a request, prompt and output together, where that is fewer than the model's own limit.
-    pub max_model_len: Option<u32>,
-    /// Whether workers keep what they computed of prompts, so that it matters who has had which.
-    pub prefix_cache: bool,
-    /// How often a request whose worker died is tried again, and one that could not be handed over.
-    pub max_replays: u32,
-    /// How long the two sides of a hand-over may keep each other waiting.
-    pub transfer_timeout: Duration,
-    /// A worker that says nothing for longer is taken for dead.
-    pub heartbeat_timeout: Duration,
-    /// A worker that has work and makes no step for longer is taken for dead.
-    pub hang_timeout: Duration,
+    /// The limit of a request's tokens, if it is below the model's own.
+    pub model: ModelSettings,
+    /// What each worker runs at a time, and whether it keeps prefixes.
+    pub engine: EngineSettings,
+    /// The queue's bound, replays, and the silence after which a worker is lost.
+    pub faults: FaultSettings,
 }
 
 /// All requests and all workers of one conductor.
@@ -123,7 +114,7 @@ impl Cluster {
     /// A cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
         let workers = Workers::of(limits.topology.clone());
-        let prefixes = Prefixes::new(limits.prefix_cache);
+        let prefixes = Prefixes::new(!limits.engine.no_prefix_cache);
         let cluster = Self {
             state: Mutex::new(State { workers, prefixes, ..State::default() }),
             meeting_places: std::env::temp_dir(),
@@ -149,9 +140,9 @@ impl Cluster {
     /// graph of each request that can be in flight, and a few that come once. Tries are lost with workers or in hand-overs, and as often
     /// again room is held for a prefill that nobody is there to do. Room in a link costs nothing until it is used.
     pub fn link_capacity(&self) -> usize {
-        let Limits { max_running_requests, max_queued_requests, max_replays, .. } = self.limits;
-        2 * (1 + 3 * max_replays as usize)
-            * (max_running_requests as usize * MAX_RANKS as usize + max_queued_requests as usize)
+        let Limits { engine, faults, .. } = &self.limits;
+        2 * (1 + 3 * faults.max_replays as usize)
+            * (engine.max_running_requests * MAX_RANKS as usize + faults.max_queued_requests as usize)
             + 16
     }
 

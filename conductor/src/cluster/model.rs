@@ -67,7 +67,7 @@ impl Cluster {
     fn describe_better(&self, mut description: pb::ModelDescription) -> Result<pb::ModelDescription, Error> {
         description.served_name.clone_from(&self.served.name);
         description.has_tokenizer = self.served.has_tokenizer;
-        if let Some(asked) = self.limits.max_model_len {
+        if let Some(asked) = self.limits.model.max_model_len {
             let most = description.max_context_tokens;
             if asked > most {
                 let message = format!("is {asked}, but the model's context holds {most} tokens");

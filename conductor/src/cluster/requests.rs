@@ -58,7 +58,7 @@ impl Cluster {
         let encoders = media::check(&spec, &declaration)?;
         self.digest.of(&mut spec.media);
         // What stands behind its placeholders is not in the prompt.
-        let comparable = choice && self.limits.prefix_cache && encoders.is_empty();
+        let comparable = choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();
         let pieces = prefixes::cut(&spec.prompt, &model, comparable);
         let reservation = self.new_reservation(!encoders.is_empty())?;
         let mut state = self.state.lock();
@@ -71,7 +71,7 @@ impl Cluster {
         let (output, receiver) = mailbox::channel();
         let prompt_tokens = spec.prompt.len();
         let request =
-            Request::accept(id, spec, deadline, walks, reservation, self.limits.max_replays, output);
+            Request::accept(id, spec, deadline, walks, reservation, self.limits.faults.max_replays, output);
         let request = request.behind(generated).cut_into(pieces).encoded_by(encoders);
         state.requests.insert(id, request);
         self.metrics.accepted(prompt_tokens, state.requests.len());
@@ -96,7 +96,7 @@ impl Cluster {
             return Err(Error::unavailable(self.why_not_ready(state)));
         }
         let limit =
-            self.limits.max_running_requests as usize * ready + self.limits.max_queued_requests as usize;
+            self.limits.engine.max_running_requests * ready + self.limits.faults.max_queued_requests as usize;
         let in_flight = state.requests.len();
         if in_flight >= limit {
             let message = format!("{in_flight} requests are in flight, the limit is {limit}");

@@ -51,10 +51,10 @@ impl Cluster {
     fn silence(&self, worker: &mut Worker, time: Duration) -> Option<Silence> {
         worker.silent += time;
         worker.stuck = if worker.has_work() { worker.stuck + time } else { Duration::ZERO };
-        if worker.silent > self.limits.heartbeat_timeout {
+        if worker.silent > self.limits.faults.heartbeat_timeout() {
             return Some(Silence::Stopped);
         }
-        (worker.stuck > self.limits.hang_timeout).then_some(Silence::Hangs)
+        (worker.stuck > self.limits.faults.hang_timeout()).then_some(Silence::Hangs)
     }
 
     /// Whether no request can run, now or later: nobody is here or to be expected for some part of it.
@@ -91,9 +91,9 @@ impl Silence {
 
     fn describe(self, cluster: &Cluster) -> String {
         match self {
-            Self::Stopped => format!("it has said nothing for {:?}", cluster.limits.heartbeat_timeout),
+            Self::Stopped => format!("it has said nothing for {:?}", cluster.limits.faults.heartbeat_timeout()),
             Self::Hangs => {
-                format!("it has work, and has made no step for {:?}", cluster.limits.hang_timeout)
+                format!("it has work, and has made no step for {:?}", cluster.limits.faults.hang_timeout())
             }
         }
     }

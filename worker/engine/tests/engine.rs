@@ -4,11 +4,11 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{CONTEXT, DECODE, MIXED, VOCAB, engine, expected, launch, model, settings};
+use common::{CONTEXT, DECODE, MIXED, VOCAB, engine, engine_with_queue, expected, launch, model, settings};
 use tutti_engine::{Engine, EngineSettings};
-use tutti_settings::{Admission, ByteSize, Chunking, PrefillSharing};
 use tutti_kernels::DeviceError;
 use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_settings::{Admission, ByteSize, Chunking, PrefillSharing};
 
 /// All that was reported of one request.
 #[derive(Debug, Default)]
@@ -159,8 +159,11 @@ fn a_warm_prefix_gives_what_a_cold_one_gives() {
 #[test]
 fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
     // Sixteen pages of four tokens, for requests that come to hold nine or more each.
-    let bounds =
-        EngineSettings { kv_cache_memory: Some(ByteSize(17 * 64)), admission: Admission::Optimistic, ..settings() };
+    let bounds = EngineSettings {
+        kv_cache_memory: Some(ByteSize(17 * 64)),
+        admission: Admission::Optimistic,
+        ..settings()
+    };
     for no_prefix_cache in [false, true] {
         let (mut engine, _) = engine(&EngineSettings { no_prefix_cache, ..bounds.clone() });
         let launches: Vec<_> = (0..5).map(|request| with_logprobs(launch(request, 10, 26))).collect();

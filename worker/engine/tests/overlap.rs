@@ -9,11 +9,11 @@ use std::{
 };
 
 use common::{engine, expected, launch, settings};
-use tutti_settings::{Admission, ByteSize};
 use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
 use tutti_kernels::DeviceError;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
+use tutti_settings::{Admission, ByteSize};
 
 /// The device on a thread of its own, with room for the news of one step.
 struct Running {

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use common::launch;
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_settings::ByteSize;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_settings::ByteSize;
 
 /// The shape of a small Qwen3; its weights are made up.
 const CONFIG: &str = r#"{

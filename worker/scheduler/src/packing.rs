@@ -126,7 +126,12 @@ pub(crate) fn pack(
     }
     let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
     shares.extend(served.map(|&Prefill { place, walk, tokens, .. }| Share { place, walk, tokens }));
-    Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.settings.prefill_sharing), alone })
+    Some(Packing {
+        mixed,
+        shares,
+        passed_over: passed_over(&prefills, config.settings.prefill_sharing),
+        alone,
+    })
 }
 
 /// Mixed walks that have something to run take turns.

@@ -163,7 +163,8 @@ impl Scheduler {
     /// Requests that another step still computes are left to it, so the next step may be planned while one runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
-        let preempted = if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
+        let preempted =
+            if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
         let reserved = self.admit();
         Turn { endings, preempted, reserved, step: self.pack() }
     }

@@ -3,11 +3,7 @@
 use tutti_proto::declaration::{ModelDeclaration, WalkId, WalkKind};
 use tutti_settings::Chunking;
 
-use crate::{
-    config::ConfigError,
-    launch::Refusal,
-    request::Cut,
-};
+use crate::{config::ConfigError, launch::Refusal, request::Cut};
 
 #[derive(Debug)]
 pub(crate) struct Walks {

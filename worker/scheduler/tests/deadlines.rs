@@ -4,7 +4,7 @@ mod common;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, text, tokens, words, set};
+use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, set, text, tokens, words};
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::declaration::WalkId;
 use tutti_scheduler::{Content, Ending, GraphLaunch, Outcome, Row, Scheduler, SchedulerConfig, StepPlan};
@@ -49,7 +49,8 @@ impl Device {
 
     /// The time that a prefill takes from position `from` on when it is alone and nothing goes wrong.
     fn alone(&self, prefill: &[(WalkId, usize)], from: usize, config: &SchedulerConfig) -> Duration {
-        let chunk = config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(config.settings.max_step_tokens);
+        let chunk =
+            config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(config.settings.max_step_tokens);
         let (mut time, mut at, mut end) = (0, from, 0);
         for &(walk, tokens) in prefill {
             end += tokens;
@@ -125,7 +126,13 @@ impl Worker {
 }
 
 fn roomy() -> SchedulerConfig {
-    SchedulerConfig { pages: 1025, ..set(config(), |settings| { settings.max_step_tokens = 64; settings.prefill_sharing = PrefillSharing::Fair; }) }
+    SchedulerConfig {
+        pages: 1025,
+        ..set(config(), |settings| {
+            settings.max_step_tokens = 64;
+            settings.prefill_sharing = PrefillSharing::Fair;
+        })
+    }
 }
 
 #[test]

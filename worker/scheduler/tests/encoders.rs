@@ -4,9 +4,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::{AUDIO, commit, config, key, scheduler, segments, text, tokens, words, set};
-use tutti_scheduler::{GraphLaunch, GraphRole, MediaMark, Outcome, OutputToken, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping};
-use tutti_settings::{Admission};
+use common::{AUDIO, commit, config, key, scheduler, segments, set, text, tokens, words};
+use tutti_scheduler::{
+    GraphLaunch, GraphRole, MediaMark, Outcome, OutputToken, RowOutcome, Scheduler, SchedulerConfig,
+    StepPlan, Stopping,
+};
+use tutti_settings::Admission;
 
 fn encode(request: u64, items: &[usize]) -> GraphLaunch {
     let items: Vec<_> = items.iter().map(|&tokens| (AUDIO, tokens)).collect();
@@ -28,7 +31,8 @@ fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
 
 #[test]
 fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_it_is_let_go() {
-    let mut scheduler = scheduler(SchedulerConfig { pages: 2, ..set(config(), |settings| settings.max_step_tokens = 16) });
+    let mut scheduler =
+        scheduler(SchedulerConfig { pages: 2, ..set(config(), |settings| settings.max_step_tokens = 16) });
     // More tokens than the pool has, and an item over the budget.
     scheduler.add(encode(1, &[6, 40, 3])).unwrap();
     let items = [(1, 0..6), (1, 6..46), (1, 46..49)];
@@ -90,8 +94,13 @@ fn one_whose_media_do_not_come_in_time_is_late() {
 
 #[test]
 fn a_decode_that_could_not_encode_its_prompt_again_is_never_preempted() {
-    let config =
-        SchedulerConfig { pages: 9, ..set(config(), |settings| { settings.admission = Admission::Optimistic; settings.no_prefix_cache = true; }) };
+    let config = SchedulerConfig {
+        pages: 9,
+        ..set(config(), |settings| {
+            settings.admission = Admission::Optimistic;
+            settings.no_prefix_cache = true;
+        })
+    };
     let mut scheduler = scheduler(config);
     let mut handed = GraphLaunch { role: GraphRole::Decode, ..tokens(2, &[7; 8], 9) };
     handed.content.as_mut().unwrap().media = vec![MediaMark { first: 2, digest: [1; 16] }];

@@ -5,8 +5,9 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    AUDIO, DECODE, SPEECH, SPEECH_DECODE, SPEECH_MIXED, TEXT, commit, config, key, scheduler, segments, text,
-    tokens, set};
+    AUDIO, DECODE, SPEECH, SPEECH_DECODE, SPEECH_MIXED, TEXT, commit, config, key, scheduler, segments, set,
+    text, tokens,
+};
 use tutti_scheduler::{HEAD_START, MediaMark, Outcome, Scheduler, SchedulerConfig, StepPlan};
 use tutti_settings::{Admission, PrefillSharing};
 
@@ -49,7 +50,10 @@ fn first_come_gives_all_to_the_first() {
 #[test]
 fn the_first_has_half_and_the_shortest_the_rest() {
     let prefill_sharing = PrefillSharing::ShortestFirst;
-    let mut scheduler = scheduler(set(config(), |settings| { settings.max_step_tokens = 24; settings.prefill_sharing = prefill_sharing; }));
+    let mut scheduler = scheduler(set(config(), |settings| {
+        settings.max_step_tokens = 24;
+        settings.prefill_sharing = prefill_sharing;
+    }));
     for (request, prompt) in [(1, 40), (2, 20), (3, 2), (4, 30)] {
         scheduler.add(text(request, prompt, 1)).unwrap();
     }
@@ -86,7 +90,10 @@ fn a_long_prefill_is_capped_only_beside_others() {
 #[test]
 fn prefill_beside_decodes_keeps_their_pace_and_alone_takes_all() {
     let target_itl_ms = Some(20);
-    let mut scheduler = scheduler(set(config(), |settings| { settings.max_step_tokens = 64; settings.target_itl_ms = target_itl_ms; }));
+    let mut scheduler = scheduler(set(config(), |settings| {
+        settings.max_step_tokens = 64;
+        settings.target_itl_ms = target_itl_ms;
+    }));
     let run = |scheduler: &mut Scheduler| {
         let step = step(scheduler);
         let prefill = step.rows.iter().filter(|row| row.walk == TEXT).map(|row| row.positions.len()).sum();
@@ -153,7 +160,13 @@ fn a_cached_prefix_never_ends_inside_what_must_not_be_cut() {
 fn who_is_preempted_computes_all_of_it_again_before_it_samples() {
     // Eight pages of four tokens: each request comes to hold six.
     let admission = Admission::Optimistic;
-    let mut scheduler = scheduler(SchedulerConfig { pages: 9, ..set(config(), |settings| { settings.max_step_tokens = 8; settings.admission = admission; }) });
+    let mut scheduler = scheduler(SchedulerConfig {
+        pages: 9,
+        ..set(config(), |settings| {
+            settings.max_step_tokens = 8;
+            settings.admission = admission;
+        })
+    });
     scheduler.add(text(1, 8, 16)).unwrap();
     scheduler.add(text(2, 8, 16)).unwrap();
     let mut preempted = Vec::new();

@@ -5,9 +5,12 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, commit, config, key, scheduler, segments, text, word, set};
-use tutti_scheduler::{Ending, Finish, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping};
-use tutti_settings::{Chunking};
+    AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, commit, config, key, scheduler, segments, set, text, word,
+};
+use tutti_scheduler::{
+    Ending, Finish, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping,
+};
+use tutti_settings::Chunking;
 
 fn step(scheduler: &mut Scheduler) -> StepPlan {
     let turn = scheduler.plan(Duration::ZERO);
@@ -69,7 +72,10 @@ fn what_can_never_run_is_refused_with_the_numbers() {
 
 #[test]
 fn a_full_queue_refuses_and_has_room_again_once_a_request_ends() {
-    let bounds = SchedulerConfig { max_waiting_requests: 1, ..set(config(), |settings| settings.max_running_requests = 1) };
+    let bounds = SchedulerConfig {
+        max_waiting_requests: 1,
+        ..set(config(), |settings| settings.max_running_requests = 1)
+    };
     let mut scheduler = scheduler(bounds);
     scheduler.add(text(1, 3, 1)).unwrap();
     scheduler.add(text(2, 3, 1)).unwrap();

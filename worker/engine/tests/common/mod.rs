@@ -7,7 +7,6 @@
 use std::sync::{Arc, Mutex};
 
 use tutti_engine::{Engine, EngineSettings};
-use tutti_settings::ByteSize;
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
 use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, StepHook};
 use tutti_proto::{
@@ -15,6 +14,7 @@ use tutti_proto::{
     cluster::v1 as pb,
     declaration::{ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind},
 };
+use tutti_settings::ByteSize;
 
 pub const PREFILL: u32 = 0;
 pub const DECODE: u32 = 1;

@@ -15,8 +15,8 @@ use std::{
 
 use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
 use tutti_engine::{
-    Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken,
-    PageRun, Stepper, TransferError,
+    Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken, PageRun, Stepper,
+    TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};

@@ -7,7 +7,10 @@ use tutti_proto::{
     GraphId, GraphKey, Incarnation, RequestId,
     declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
-use tutti_scheduler::{Content, GraphLaunch, GraphRole, Row, RowCommit, RowOutcome, Scheduler, SchedulerConfig, Segment, StepPlan, Stopping};
+use tutti_scheduler::{
+    Content, GraphLaunch, GraphRole, Row, RowCommit, RowOutcome, Scheduler, SchedulerConfig, Segment,
+    StepPlan, Stopping,
+};
 use tutti_settings::{EngineSettings, PrefillSharing};
 
 pub const TEXT: WalkId = WalkId(0);

@@ -14,13 +14,15 @@ use std::{
     time::Duration,
 };
 
-use common::{AUDIO, DECODE, EOS, MIXED, SPEECH_DECODE, SPEECH_MIXED, STOP, WORD, key, set};
+use common::{AUDIO, DECODE, EOS, MIXED, SPEECH_DECODE, SPEECH_MIXED, STOP, WORD, key};
 use disaggregated::Away;
 use memory::{History, Memory, remember};
 use proptest::prelude::*;
 use script::{Arrival, Script, script};
 use tutti_proto::{GraphKey, declaration::WalkId};
-use tutti_scheduler::{Ending, Finish, Outcome, PATIENCE, PageId, Row, RowOutcome, Scheduler, StepPlan, Terminality};
+use tutti_scheduler::{
+    Ending, Finish, Outcome, PATIENCE, PageId, Row, RowOutcome, Scheduler, StepPlan, Terminality,
+};
 use tutti_settings::{Admission, Chunking, PrefillSharing};
 
 /// What the oracle knows of a request that was accepted and has not ended.
@@ -137,7 +139,8 @@ impl<'a> Simulation<'a> {
         // Each turn that is not aborted moves somebody by a position or more; whoever is preempted moves them again, once
         // for each request before it.
         let work: usize = script.requests.iter().map(Arrival::max_total).sum();
-        let again = if script.config.settings.admission == Admission::Optimistic { script.requests.len() } else { 1 };
+        let again =
+            if script.config.settings.admission == Admission::Optimistic { script.requests.len() } else { 1 };
         let away: usize =
             script.requests.iter().map(|request| request.away + disaggregated::LONGEST_HOLD).sum();
         let bound = last + 10 + (work + away + script.requests.len()) * 8 * again;

@@ -1,7 +1,7 @@
 //! What a row of a plan must be, given what the oracle knows of its request.
 
 use tutti_scheduler::{PageId, Row, Terminality};
-use tutti_settings::{Chunking};
+use tutti_settings::Chunking;
 
 use crate::{
     Simulation,
@@ -71,7 +71,8 @@ impl Simulation<'_> {
             if walk == AUDIO || config.settings.chunking == Chunking::Off {
                 continue;
             }
-            let threshold = config.settings.long_prefill_token_threshold.filter(|_| rows > 1).unwrap_or(usize::MAX);
+            let threshold =
+                config.settings.long_prefill_token_threshold.filter(|_| rows > 1).unwrap_or(usize::MAX);
             assert!(row.positions.len() <= threshold);
             let cap = config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(threshold);
             let on_grid = row.positions.end.is_multiple_of(config.page_tokens) || row.positions.end == end;

@@ -202,12 +202,7 @@ fn roomy() -> impl Strategy<Value = (SchedulerConfig, usize)> {
         for cap in [&mut settings.max_prefill_chunk_size, &mut settings.long_prefill_token_threshold] {
             *cap = cap.map(|cap| cap * 100);
         }
-        let config = SchedulerConfig {
-            settings,
-            max_context: 33_000,
-            page_tokens: 16,
-            pages,
-        };
+        let config = SchedulerConfig { settings, max_context: 33_000, page_tokens: 16, pages, ..policies };
         (config, 11_000)
     })
 }
