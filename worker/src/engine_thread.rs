@@ -20,7 +20,7 @@ use tokio::{
     runtime::Handle,
     sync::{mpsc, oneshot, watch},
 };
-use tutti_engine::{FrontDesk, News, Stepper};
+use tutti_engine::{EngineHandle, StepOutput, DeviceLoop};
 use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, worker_message::Message as ToConductor},
@@ -35,8 +35,8 @@ use crate::{
     transfer::Transfer,
 };
 
-/// Steps whose news may wait for the desk. Enough that a desk that comes late on a busy machine stops no short step.
-pub(crate) const NEWS: usize = 16;
+/// Steps whose output may wait for the handle. Enough that a desk that comes late on a busy machine stops no short step.
+pub(crate) const PENDING_OUTPUTS: usize = 16;
 
 /// What the engine is told.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub enum Command {
 
 /// The engine's ways to and from the process's other half.
 #[derive(Debug)]
-pub struct Wires {
+pub struct EngineChannels {
     /// Commands, in the order in which the conductor gave them.
     pub commands: mpsc::Receiver<Command>,
     /// Reports, to the conductor.
@@ -69,14 +69,14 @@ pub fn start(
     settings: WorkerSettings,
     rank: Rank,
     group: Option<Formation>,
-    wires: Wires,
+    channels: EngineChannels,
 ) -> io::Result<oneshot::Receiver<Result<(), Error>>> {
     let (done, ended) = oneshot::channel();
     let runtime = Handle::current();
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = ExitOnPanic;
         // The receiver is gone only when the process is ending.
-        let _ = done.send(run(&settings, rank, group.as_ref(), wires, &runtime));
+        let _ = done.send(run(&settings, rank, group.as_ref(), channels, &runtime));
     })?;
     Ok(ended)
 }
@@ -85,72 +85,72 @@ fn run(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
-    wires: Wires,
+    channels: EngineChannels,
     runtime: &Handle,
 ) -> Result<(), Error> {
-    let outbox = wires.outbox.clone();
-    let tell = |progress: pb::LoadProgress| {
+    let outbox = channels.outbox.clone();
+    let on_progress = |progress: pb::LoadProgress| {
         let end = progress.bytes_done >= progress.bytes_total;
         let message = pb::WorkerMessage { message: Some(ToConductor::LoadProgress(progress)) };
         // What comes in between may be lost where there is no room; the end may not.
         let _ = if end { outbox.blocking_send(message).ok() } else { outbox.try_send(message).ok() };
     };
-    let mut loaded = loading::load_worker(settings, rank, group, tell);
-    let said = match &mut loaded {
+    let mut loaded = loading::load_worker(settings, rank, group, on_progress);
+    let greeting = match &mut loaded {
         Ok(Loaded::Engine(engine)) => {
-            engine.count_forwards(wires.forwards.clone());
-            wires.load.send_replace(engine.load());
+            engine.count_forwards(channels.forwards.clone());
+            channels.load.send_replace(engine.load());
             ToConductor::Ready(loading::ready(engine, settings))
         }
         Ok(Loaded::Follower(member)) => ToConductor::Ready(loading::ready_to_follow(member)),
         Err(error) => ToConductor::LoadFailed(pb::LoadFailed { fault: Some(error.clone().into()) }),
     };
     // Without an outbox the process is ending, and stepping ends at once.
-    let _ = wires.outbox.blocking_send(pb::WorkerMessage { message: Some(said) });
+    let _ = channels.outbox.blocking_send(pb::WorkerMessage { message: Some(greeting) });
     let mut engine = match loaded? {
         Loaded::Engine(engine) => *engine,
-        Loaded::Follower(member) => return follow(member, &wires),
+        Loaded::Follower(member) => return follow(member, &channels),
     };
     if let Some(path) = &settings.trace_steps {
         engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.max_step_tokens)));
     }
-    let (stepper, desk) = engine.split();
-    work(stepper, desk, wires, runtime)
+    let (device_loop, handle) = engine.split();
+    run_engine(device_loop, handle, channels, runtime)
 }
 
 /// Runs the leader's plans. Heartbeats tell how many.
-fn follow(member: Member, wires: &Wires) -> Result<(), Error> {
+fn follow(member: Member, channels: &EngineChannels) -> Result<(), Error> {
     let kv_pages_total = member.pages().saturating_sub(1) as u32;
     member.follow(|steps| {
-        wires.forwards.store(steps, Ordering::Relaxed);
-        wires.load.send_replace(pb::WorkerLoad { steps, kv_pages_total, ..Default::default() });
+        channels.forwards.store(steps, Ordering::Relaxed);
+        channels.load.send_replace(pb::WorkerLoad { steps, kv_pages_total, ..Default::default() });
     })
 }
 
 /// Runs the engine until it has drained or `commands` ends. By then all that was told is in the outbox.
-pub(crate) fn work(
-    mut stepper: Stepper,
-    desk: FrontDesk,
-    wires: Wires,
+pub(crate) fn run_engine(
+    mut device_loop: DeviceLoop,
+    handle: EngineHandle,
+    channels: EngineChannels,
     runtime: &Handle,
 ) -> Result<(), Error> {
-    let (told, news) = mpsc::channel(NEWS);
-    let desk = runtime.spawn(keep_desk(desk, wires, news));
-    let ended = step_until_done(&mut stepper, &told);
-    drop(told);
+    let (sender, outputs) = mpsc::channel(PENDING_OUTPUTS);
+    let serving = runtime.spawn(serve_handle(handle, channels, outputs));
+    let ended = step_until_done(&mut device_loop, &sender);
+    drop(sender);
     // A panic there has ended the process; where the runtime is gone, so is whoever would be told.
-    let _ = runtime.block_on(desk);
+    let _ = runtime.block_on(serving);
     ended
 }
 
-fn step_until_done(stepper: &mut Stepper, told: &mpsc::Sender<News>) -> Result<(), Error> {
+fn step_until_done(device_loop: &mut DeviceLoop, sender: &mpsc::Sender<StepOutput>) -> Result<(), Error> {
     loop {
-        if let Some(news) = stepper.turn()?
-            && told.blocking_send(news).is_err()
+        if let Some(output) = device_loop.turn()?
+            && sender.blocking_send(output).is_err()
         {
             return Ok(());
         }
-        if !stepper.run()? && !stepper.wait() {
+        if !device_loop.run()? && !device_loop.wait() {
             return Ok(());
         }
     }
@@ -158,68 +158,68 @@ fn step_until_done(stepper: &mut Stepper, told: &mpsc::Sender<News>) -> Result<(
 
 /// Whether the conductor wants the engine to end once it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Until {
-    Told,
-    Idle,
+enum RunMode {
+    Serving,
+    Draining,
 }
 
 /// Returns once nobody is left to work for, or the engine has ended and all of its news are sent.
-async fn keep_desk(mut desk: FrontDesk, wires: Wires, mut news: mpsc::Receiver<News>) {
+async fn serve_handle(mut handle: EngineHandle, channels: EngineChannels, mut outputs: mpsc::Receiver<StepOutput>) {
     let _guard = ExitOnPanic;
-    let Wires { mut commands, outbox, load, .. } = wires;
-    let transfer = Transfer::connect(&mut desk, &outbox);
-    let mut until = Until::Told;
-    while until == Until::Told || !desk.is_idle() {
-        let step = tokio::select! {
+    let EngineChannels { mut commands, outbox, load, .. } = channels;
+    let transfer = Transfer::connect(&mut handle, &outbox);
+    let mut mode = RunMode::Serving;
+    while mode == RunMode::Serving || !handle.is_idle() {
+        let output = tokio::select! {
             biased;
             // First of all, or a cancel could wait for as long as steps are shorter than their reports take.
             command = commands.recv() => match command {
                 Some(command) => {
-                    take(&mut desk, &transfer, command, &mut until);
+                    handle_command(&mut handle, &transfer, command, &mut mode);
                     continue;
                 }
                 None => return,
             },
-            step = news.recv() => step,
+            output = outputs.recv() => output,
         };
-        let Some(step) = step else { return };
-        let mut report = desk.report(step);
+        let Some(output) = output else { return };
+        let mut report = handle.report(output);
         if let Some(load) = &mut report.load {
             load.transfers = transfer.tally();
         }
         load.send_replace(report.load.unwrap_or_default());
-        let room = room(&mut desk, &transfer, &mut commands, &outbox, &mut until).await;
-        let Some(room) = room else { return };
-        room.send(pb::WorkerMessage { message: Some(ToConductor::StepReport(report)) });
-        desk.plan_ahead();
+        let permit = reserve_outbox(&mut handle, &transfer, &mut commands, &outbox, &mut mode).await;
+        let Some(permit) = permit else { return };
+        permit.send(pb::WorkerMessage { message: Some(ToConductor::StepReport(report)) });
+        handle.plan_ahead();
     }
 }
 
 /// Room for one report, taking commands while there is none. `None` once nobody is left to work for.
-async fn room<'a>(
-    desk: &mut FrontDesk,
+async fn reserve_outbox<'a>(
+    handle: &mut EngineHandle,
     transfer: &Transfer,
     commands: &mut mpsc::Receiver<Command>,
     outbox: &'a mpsc::Sender<pb::WorkerMessage>,
-    until: &mut Until,
+    mode: &mut RunMode,
 ) -> Option<mpsc::Permit<'a, pb::WorkerMessage>> {
     loop {
         tokio::select! {
             biased;
-            room = outbox.reserve() => return room.ok(),
-            command = commands.recv() => take(desk, transfer, command?, until),
+            permit = outbox.reserve() => return permit.ok(),
+            command = commands.recv() => handle_command(handle, transfer, command?, mode),
         }
     }
 }
 
-fn take(desk: &mut FrontDesk, transfer: &Transfer, command: Command, until: &mut Until) {
+fn handle_command(handle: &mut EngineHandle, transfer: &Transfer, command: Command, mode: &mut RunMode) {
     match command {
         Command::Launch(graph) => {
-            transfer.launched(&graph, desk);
-            desk.launch(*graph);
+            transfer.launched(&graph, handle);
+            handle.launch(*graph);
         }
-        Command::Cancel(key) => desk.cancel(key),
-        Command::Drain => *until = Until::Idle,
+        Command::Cancel(key) => handle.cancel(key),
+        Command::Drain => *mode = RunMode::Draining,
     }
 }
 
@@ -257,13 +257,13 @@ mod tests {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
         let model = load_sim(&shipped, 64, 16, 0, &sim, None).unwrap();
         let settings = EngineSettings::bounded(64, 4, 4);
-        let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
+        let (device_loop, handle) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(2);
         let (load, _) = watch::channel(pb::WorkerLoad::default());
-        let wires = Wires { commands: inbox, outbox, load, forwards: Arc::default() };
+        let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default() };
         let runtime = Handle::current();
-        Bench { commands, reports, ended: spawn_blocking(move || work(stepper, desk, wires, &runtime)) }
+        Bench { commands, reports, ended: spawn_blocking(move || run_engine(device_loop, handle, channels, &runtime)) }
     }
 
     fn key(request: u64) -> GraphKey {
@@ -314,7 +314,7 @@ mod tests {
         }
         assert_eq!(ended, [key(1)]);
         // Those in the outbox, at the desk and waiting for it, and the few that ran while the cancel was taken.
-        assert!(steps <= NEWS + 16, "{steps} steps ran");
+        assert!(steps <= PENDING_OUTPUTS + 16, "{steps} steps ran");
         assert_eq!(bench.ended.await.unwrap(), Ok(()));
     }
 

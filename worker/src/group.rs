@@ -82,8 +82,8 @@ impl Formation {
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
         let Self { seat, meeting, deadline } = self;
         let group: Result<Box<dyn Collective>, _> = match meeting {
-            Meeting::SharedMemory(place) => {
-                SharedMemory::meet(&place.with_extension(what), *seat, patience, *deadline)
+            Meeting::SharedMemory(path) => {
+                SharedMemory::meet(&path.with_extension(what), *seat, patience, *deadline)
                     .map(|group| Box::new(group) as _)
             }
             Meeting::Listen { listener, secret } => {

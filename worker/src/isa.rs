@@ -52,7 +52,7 @@ mod tests {
     fn a_path_that_the_machine_lacks_is_refused_with_those_it_has() {
         let error = resolve_among(CpuIsa::Avx512Bf16, &Isa::ALL[..4]).unwrap_err();
         assert_eq!(error.field(), Some("cpu_isa"));
-        let told = "this machine has no avx512-bf16 instructions; it has portable, avx2, avx512, avx512-vnni";
-        assert_eq!(error.message(), told);
+        let expected = "this machine has no avx512-bf16 instructions; it has portable, avx2, avx512, avx512-vnni";
+        assert_eq!(error.message(), expected);
     }
 }

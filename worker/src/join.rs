@@ -28,7 +28,7 @@ use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown};
 
 use crate::{
     config::WorkerSettings,
-    engine_thread::{self, Command, Wires},
+    engine_thread::{self, Command, EngineChannels},
     group::Formation,
 };
 
@@ -131,33 +131,33 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
-    let voice = Voice { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
-    let voice = tokio::spawn(voice.speak(shutdown.clone()));
+    let heartbeats = Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
+    let heartbeats = tokio::spawn(heartbeats.run(shutdown.clone()));
     let group = match await_group(&mut inbound, &settings, &outbox).await {
-        Ok(GroupOf::One) => None,
-        Ok(GroupOf::Several(group)) => Some(group),
+        Ok(GroupAssignment::Single) => None,
+        Ok(GroupAssignment::Ranks(group)) => Some(group),
         outcome => {
-            voice.abort();
+            heartbeats.abort();
             return outcome.map(|_| ());
         }
     };
     let alone = group.is_none();
-    let wires = Wires { commands: inbox, outbox, load, forwards };
-    let mut ended = engine_thread::start(settings, rank, group, wires)
+    let channels = EngineChannels { commands: inbox, outbox, load, forwards };
+    let mut ended = engine_thread::start(settings, rank, group, channels)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
     let end = pass_commands(&mut inbound, commands, &mut ended).await;
-    voice.abort();
+    heartbeats.abort();
     match end {
-        End::Conductor(Ok(())) => Ok(()),
+        ServeEnd::Conductor(Ok(())) => Ok(()),
         // A rank may be inside a collective to which nobody comes any more. It does not outlive its group.
-        End::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
+        ServeEnd::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
             Err(Error::internal(format!("{error}, which ends this rank's group")))
         }
-        End::Conductor(Err(error)) => match timeout(FAREWELL, ended).await {
+        ServeEnd::Conductor(Err(error)) => match timeout(FAREWELL, ended).await {
             Ok(_) => Err(error),
             Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
         },
-        End::Engine(outcome) => {
+        ServeEnd::Engine(outcome) => {
             // The last sender of the outbox is gone: the conductor reads what is left in it, and then closes its side.
             let farewell = async { while let Ok(Some(_)) = inbound.message().await {} };
             if timeout(FAREWELL, farewell).await.is_err() {
@@ -169,12 +169,12 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
 }
 
 /// Whom a worker computes with.
-enum GroupOf {
+enum GroupAssignment {
     /// Nobody.
-    One,
-    Several(Formation),
+    Single,
+    Ranks(Formation),
     /// The conductor wants no more of this worker.
-    None,
+    Drained,
 }
 
 /// Waits until all ranks of the group have joined.
@@ -182,9 +182,9 @@ async fn await_group(
     inbound: &mut Streaming<pb::ConductorMessage>,
     settings: &WorkerSettings,
     outbox: &mpsc::Sender<pb::WorkerMessage>,
-) -> Result<GroupOf, Error> {
+) -> Result<GroupAssignment, Error> {
     if settings.tp <= 1 {
-        return Ok(GroupOf::One);
+        return Ok(GroupAssignment::Single);
     }
     match inbound.message().await.map_err(why_ended)?.and_then(|message| message.message) {
         Some(FromConductor::FormGroup(group)) => {
@@ -195,16 +195,16 @@ async fn await_group(
                 // An error means that the stream has ended, which the next message shows.
                 let _ = outbox.send(message).await;
             }
-            Ok(GroupOf::Several(group))
+            Ok(GroupAssignment::Ranks(group))
         }
-        Some(FromConductor::Drain(_)) => Ok(GroupOf::None),
+        Some(FromConductor::Drain(_)) => Ok(GroupAssignment::Drained),
         Some(_) => Err(Error::internal("the conductor sent something else before a group was formed")),
         None => Err(Error::unavailable("the conductor has closed the stream")),
     }
 }
 
 /// Who ended it.
-enum End {
+enum ServeEnd {
     /// The engine has drained, or failed; what it said last may still be on its way.
     Engine(Result<(), Error>),
     /// The conductor wants no more of this worker, or is gone. There is nobody to tell anything.
@@ -216,21 +216,21 @@ async fn pass_commands(
     inbound: &mut Streaming<pb::ConductorMessage>,
     commands: mpsc::Sender<Command>,
     ended: &mut oneshot::Receiver<Result<(), Error>>,
-) -> End {
+) -> ServeEnd {
     let mut launched = false;
     loop {
         let message = tokio::select! {
             message = inbound.message() => message,
             outcome = &mut *ended => {
-                return End::Engine(outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone"))));
+                return ServeEnd::Engine(outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone"))));
             }
         };
         let message = match message {
             Ok(Some(message)) => message,
             Ok(None) => {
-                return End::Conductor(Err(Error::unavailable("the conductor has closed the stream")));
+                return ServeEnd::Conductor(Err(Error::unavailable("the conductor has closed the stream")));
             }
-            Err(status) => return End::Conductor(Err(why_ended(status))),
+            Err(status) => return ServeEnd::Conductor(Err(why_ended(status))),
         };
         let command = match message.message {
             Some(FromConductor::Launch(graph)) => {
@@ -239,7 +239,7 @@ async fn pass_commands(
             }
             Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
             // Without waiting for a load to end that nobody needs any more.
-            Some(FromConductor::Drain(_)) if !launched => return End::Conductor(Ok(())),
+            Some(FromConductor::Drain(_)) if !launched => return ServeEnd::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
             Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
             | None => {
@@ -260,15 +260,15 @@ fn why_ended(status: tonic::Status) -> Error {
 }
 
 /// What the process says of itself, whatever the engine does.
-struct Voice {
+struct Heartbeats {
     outbox: mpsc::Sender<pb::WorkerMessage>,
     load: watch::Receiver<pb::WorkerLoad>,
     forwards: Arc<AtomicU64>,
 }
 
-impl Voice {
+impl Heartbeats {
     /// Tells the load at a fixed pace, and once that the worker was told to shut down.
-    async fn speak(self, shutdown: Shutdown) {
+    async fn run(self, shutdown: Shutdown) {
         let mut pace = interval(HEARTBEAT);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut staying = true;

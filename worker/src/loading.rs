@@ -13,7 +13,7 @@ use tutti_runtime::Error;
 
 use crate::{
     config::{DeviceKind, WorkerSettings},
-    engine_thread::NEWS,
+    engine_thread::PENDING_OUTPUTS,
     group::{Formation, Member},
     isa,
     join::OUTBOX,
@@ -24,8 +24,8 @@ use crate::{
 const PAGE_TOKENS: usize = 16;
 /// Of dummy weights: any one will do, as long as all workers have the same.
 const DUMMY_SEED: u64 = 0;
-/// Progress is told at most this often.
-const TELL_EVERY: Duration = Duration::from_millis(100);
+/// Progress is reported at most this often.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a worker has become.
 pub enum Loaded {
@@ -40,10 +40,10 @@ pub fn load_worker(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
-    tell: impl FnMut(pb::LoadProgress),
+    on_progress: impl FnMut(pb::LoadProgress),
 ) -> Result<Loaded, Error> {
     let began = Instant::now();
-    let model = load_model(settings, rank, group, tell)?;
+    let model = load_model(settings, rank, group, on_progress)?;
     let loaded = Instant::now();
     let (model, engine_settings) = match group {
         None => (model, settings.engine()),
@@ -78,7 +78,7 @@ fn load_model(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
-    mut tell: impl FnMut(pb::LoadProgress),
+    mut on_progress: impl FnMut(pb::LoadProgress),
 ) -> Result<Box<dyn Model>, Error> {
     let options = LoadOptions {
         dir: settings.model_dir.clone(),
@@ -89,11 +89,11 @@ fn load_model(
         nodes: settings.nodes.clone(),
         seed: DUMMY_SEED,
     };
-    let mut told: Option<Instant> = None;
+    let mut reported: Option<Instant> = None;
     let mut progress = |LoadProgress { done, total }: LoadProgress| {
-        if done >= total || told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            told = Some(Instant::now());
-            tell(pb::LoadProgress { bytes_done: done, bytes_total: total });
+        if done >= total || reported.is_none_or(|reported| reported.elapsed() >= PROGRESS_INTERVAL) {
+            reported = Some(Instant::now());
+            on_progress(pb::LoadProgress { bytes_done: done, bytes_total: total });
         }
     };
     Ok(match settings.device {
@@ -136,7 +136,7 @@ fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevi
 /// What the largest step takes of this process.
 fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
     let longest = engine.max_request_tokens() as usize;
-    StepMemory::of(engine.model(), &settings.engine(), longest, NEWS + OUTBOX)
+    StepMemory::of(engine.model(), &settings.engine(), longest, PENDING_OUTPUTS + OUTBOX)
 }
 
 /// What the engine says of itself once it takes requests.

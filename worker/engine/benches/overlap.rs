@@ -14,7 +14,7 @@ use std::{
 
 use prost::Message;
 use serde::Serialize;
-use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
+use tutti_engine::{Engine, EngineSettings, EngineHandle, StepOutput};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
@@ -157,30 +157,30 @@ impl Working for OneThread {
 }
 
 struct TwoThreads {
-    desk: FrontDesk,
-    news: Receiver<News>,
+    engine: EngineHandle,
+    outputs: Receiver<StepOutput>,
     device: JoinHandle<Result<(), tutti_runtime::Error>>,
 }
 
 impl TwoThreads {
     fn start(engine: Engine) -> Result<Self, Failure> {
-        let (mut stepper, desk) = engine.split();
-        let (told, news) = sync_channel(16);
+        let (mut device_loop, handle) = engine.split();
+        let (sender, outputs) = sync_channel(16);
         let device = thread::Builder::new().name("engine".into()).spawn(move || {
             loop {
-                if let Some(news) = stepper.turn()? {
-                    let _ = told.send(news);
+                if let Some(output) = device_loop.turn()? {
+                    let _ = sender.send(output);
                 }
-                if !stepper.run()? && !stepper.wait() {
+                if !device_loop.run()? && !device_loop.wait() {
                     return Ok(());
                 }
             }
         })?;
-        Ok(Self { desk, news, device })
+        Ok(Self { engine: handle, outputs, device })
     }
 
     fn end(self) -> Result<(), Failure> {
-        drop((self.desk, self.news));
+        drop((self.engine, self.outputs));
         self.device.join().map_err(|_| "the device's thread panicked")??;
         Ok(())
     }
@@ -188,16 +188,16 @@ impl TwoThreads {
 
 impl Working for TwoThreads {
     fn launch(&mut self, graph: pb::LaunchGraph) {
-        self.desk.launch(graph);
+        self.engine.launch(graph);
     }
 
     fn cancel(&mut self, key: pb::GraphKey) {
-        self.desk.cancel(key.into());
+        self.engine.cancel(key.into());
     }
 
     fn report(&mut self) -> Result<pb::StepReport, Failure> {
-        let report = self.desk.report(self.news.recv()?);
-        self.desk.plan_ahead();
+        let report = self.engine.report(self.outputs.recv()?);
+        self.engine.plan_ahead();
         Ok(report)
     }
 }

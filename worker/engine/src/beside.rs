@@ -29,9 +29,9 @@ pub(crate) struct Hints {
 }
 
 /// A model whose step is not running.
-pub(crate) struct Resting<'a>(pub &'a mut dyn Model);
+pub(crate) struct IdleModel<'a>(pub &'a mut dyn Model);
 
-impl PausedPages for Resting<'_> {
+impl PausedPages for IdleModel<'_> {
     fn read_pages(&mut self, pages: &[tutti_kernels::PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
         self.0.read_pages(pages, out)
     }
@@ -42,7 +42,7 @@ impl PausedPages for Resting<'_> {
 }
 
 /// Copies in the pauses of a model's steps.
-pub(crate) struct Beside {
+pub(crate) struct CopyHook {
     shared: Arc<Shared>,
     /// Bytes that may be copied; below 0 after more was.
     credit: f64,
@@ -50,7 +50,7 @@ pub(crate) struct Beside {
     counted: Instant,
 }
 
-impl Beside {
+impl CopyHook {
     pub fn new(shared: Arc<Shared>) -> Self {
         Self { shared, credit: 0.0, counted: Instant::now() }
     }
@@ -63,7 +63,7 @@ impl Beside {
     }
 }
 
-impl Interlude for Beside {
+impl Interlude for CopyHook {
     fn may_come(&self) -> bool {
         self.shared.hints.may_come.load(Ordering::Relaxed)
     }
@@ -76,13 +76,13 @@ impl Interlude for Beside {
         while self.credit > 0.0 {
             // Before the look, so that whoever rings from here on is looked after in the next pause.
             self.shared.hints.wanted.store(false, Ordering::Release);
-            let mut errands = self.shared.lock().desk.errands();
-            if errands.is_empty() {
+            let mut copies = self.shared.lock().core.start_copies();
+            if copies.is_empty() {
                 break;
             }
-            self.credit -= errands.bytes() as f64;
-            errands.run(pages)?;
-            self.shared.lock().desk.carried(errands);
+            self.credit -= copies.bytes() as f64;
+            copies.run(pages)?;
+            self.shared.lock().core.finish_copies(copies);
             // A piece may not have been all.
             self.shared.hints.wanted.store(true, Ordering::Release);
         }

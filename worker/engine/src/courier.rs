@@ -7,14 +7,14 @@ use tutti_runtime::Error;
 use tutti_scheduler::{OutputToken, TransferError};
 
 /// Carries planes off the engine's thread. No call waits for anything; whatever comes later is announced by the engine's
-/// [`Bell`](crate::Bell).
+/// [`Waker`](crate::Waker).
 pub trait Courier: Send {
     /// Bytes of pages that it takes now. It rings when there is room again after there was none.
     fn room(&self) -> usize;
     /// Takes pages of a request that is prefilled here. They are whole: nothing will change them.
     fn send(&mut self, run: PageRun);
     /// All pages of the request have been sent; it goes on elsewhere.
-    fn hand_over(&mut self, key: GraphKey, handed: HandedOver);
+    fn export(&mut self, key: GraphKey, summary: ExportSummary);
     /// Room for so many pages, or rows of embeddings, that another worker is to fill is held; the first `known` of them need
     /// not be, and must not.
     fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize);
@@ -47,7 +47,7 @@ pub struct PageRun {
 
 /// Where a prefill, or an encoder's work, ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandedOver {
+pub struct ExportSummary {
     /// Sampled after the prefill; its keys and values are not among the planes. None behind embeddings.
     pub first: Option<OutputToken>,
     /// Tokens whose planes or embeddings were sent.
@@ -59,7 +59,7 @@ pub struct HandedOver {
 }
 
 /// A request that is to go on here.
-pub struct HandOver {
+pub struct ImportRequest {
     /// Whose.
     pub key: GraphKey,
     /// Sampled after the prefill. None behind embeddings.
@@ -77,9 +77,9 @@ pub enum Arrival {
     /// Pages or rows for a request that room is held for here.
     Pages(PageRun),
     /// A request goes on here behind its pages or rows, all of which have been brought before.
-    HandOver(HandOver),
+    Import(ImportRequest),
     /// The other side has taken over what was handed over.
-    Taken(GraphKey),
+    Accepted(GraphKey),
     /// The planes of this request will not come, or cannot be sent.
     Failed(GraphKey, TransferError),
 }

@@ -13,14 +13,14 @@ use tutti_scheduler::{self as scheduler, ConfigError, Scheduler, SchedulerConfig
 use crate::{
     Chunking, EngineSettings, StepObserver,
     batch::Batch,
-    desk::{Desk, Planned},
+    engine_core::{EngineCore, Planned},
     kv::KvSize,
     observe::Stopwatch,
-    overlap::{self, FrontDesk, Stepper},
+    overlap::{self, EngineHandle, DeviceLoop},
     report,
     reporter::Reporter,
     runner::Runner,
-    spec::{self, Served},
+    spec::{self, ServedModel},
     warm_up,
 };
 
@@ -28,7 +28,7 @@ use crate::{
 pub struct Engine {
     kv: KvSize,
     began: Instant,
-    desk: Desk,
+    core: EngineCore,
     runner: Runner,
     reporter: Reporter,
 }
@@ -80,7 +80,7 @@ impl Engine {
         Ok(Self {
             kv,
             began,
-            desk: Desk::new(rank, scheduler, began),
+            core: EngineCore::new(rank, scheduler, began),
             runner: Runner { model, batch },
             reporter,
         })
@@ -107,15 +107,15 @@ impl Engine {
     /// here as elsewhere.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = spec::key(&graph) else { return };
-        let model = Served { limits: self.runner.model.limits(), declaration: &self.reporter.declaration };
+        let model = ServedModel { limits: self.runner.model.limits(), declaration: &self.reporter.declaration };
         let parsed = spec::parse(key, graph, model, self.began.elapsed());
-        self.desk.launch(key, parsed);
+        self.core.launch(key, parsed);
     }
 
     /// Cancels a graph, in whatever state; one that has not been launched yet, as soon as it is. Its completion is in
     /// the next report. For a graph that has ended this does nothing.
     pub fn cancel(&mut self, key: GraphKey) {
-        self.desk.cancel(key);
+        self.core.cancel(key);
     }
 
     /// Plans, runs and commits one step. Requests that are divided between workers need two threads, as by
@@ -124,34 +124,34 @@ impl Engine {
     ///
     /// An error is the end of the worker: the device is lost, and no page of it can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
-        let Planned { completions, errands: _, job } = self.desk.plan()?;
+        let Planned { completions, copies: _, job } = self.core.plan()?;
         let step = match job {
             Some(job) => {
                 let mut watch = Stopwatch::start();
                 let results = self.runner.run(&job)?;
-                Some(self.desk.commit(job, results, watch.lap()))
+                Some(self.core.commit(job, results, watch.lap()))
             }
             None => None,
         };
-        let news = self.desk.news(step, completions);
-        Ok(news.map(|news| self.reporter.report(news)))
+        let output = self.core.output(step, completions);
+        Ok(output.map(|output| self.reporter.report(output)))
     }
 
     /// Puts the device and everything else on threads of their own, so that one runs while the other works.
-    pub fn split(self) -> (Stepper, FrontDesk) {
-        let Self { began, desk, runner, reporter, .. } = self;
-        overlap::split(desk, runner, reporter, began)
+    pub fn split(self) -> (DeviceLoop, EngineHandle) {
+        let Self { began, core, runner, reporter, .. } = self;
+        overlap::split(core, runner, reporter, began)
     }
 
     /// What is held now.
     pub fn load(&mut self) -> pb::WorkerLoad {
-        let (load, oldest) = self.desk.load();
+        let (load, oldest) = self.core.load();
         report::load(load, oldest, self.reporter.lost())
     }
 
     /// Whether no request is held and nothing is left to tell.
     pub fn is_idle(&self) -> bool {
-        self.desk.is_idle()
+        self.core.is_idle()
     }
 
     /// Pages that requests can have: all but the null page.

@@ -1,7 +1,7 @@
 //! Requests that are divided between this engine and another: which of their pages are to be copied, and what follows.
 //! Embeddings of media, which are no pages, are [`tensors`].
 //!
-//! Decided under the desk's lock, between steps or in a step's [pauses](crate::beside); the copying itself ([`Errands`]) is
+//! Decided under the desk's lock, between steps or in a step's [pauses](crate::beside); the copying itself ([`PageCopies`]) is
 //! the device's thread's, right after. Pages are given up by plans alone, which that thread makes, so no page changes hands
 //! between the two; and what is copied in a pause is of no row of the step: pages that are whole since the step before, or
 //! that a request waits for. Pieces are bounded: whoever decodes waits for no more than one at a time.
@@ -23,7 +23,7 @@ use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved,
 use self::tensors::Tensors;
 use crate::{
     batch::RowResult,
-    courier::{Arrival, Cargo, Courier, HandOver, HandedOver, PageRun},
+    courier::{Arrival, Cargo, Courier, ImportRequest, ExportSummary, PageRun},
     report,
 };
 
@@ -43,9 +43,9 @@ pub(crate) struct Exchange {
     /// Bytes of those.
     unwritten: usize,
     /// Hand-overs behind pages that are to be written.
-    to_settle: VecDeque<HandOver>,
+    pending_imports: VecDeque<ImportRequest>,
     /// Ended here, once the other side has taken over.
-    untaken: BTreeMap<GraphKey, Ending>,
+    unacknowledged: BTreeMap<GraphKey, Ending>,
     tensors: Tensors,
 }
 
@@ -72,7 +72,7 @@ struct Incoming {
 
 /// What the device's thread copies before the next step.
 #[derive(Default)]
-pub(crate) struct Errands {
+pub(crate) struct PageCopies {
     reads: Vec<(Pages, Vec<u8>)>,
     writes: Vec<(Pages, Vec<u8>)>,
 }
@@ -84,7 +84,7 @@ struct Pages {
     pages: Vec<PageId>,
 }
 
-impl Errands {
+impl PageCopies {
     pub fn is_empty(&self) -> bool {
         self.reads.is_empty() && self.writes.is_empty()
     }
@@ -134,15 +134,15 @@ impl Exchange {
             incoming: BTreeMap::new(),
             to_write: VecDeque::new(),
             unwritten: 0,
-            to_settle: VecDeque::new(),
-            untaken: BTreeMap::new(),
+            pending_imports: VecDeque::new(),
+            unacknowledged: BTreeMap::new(),
             tensors: Tensors::new(width),
         }
     }
 
     /// Whether nothing is left that the conductor is to be told of.
     pub fn is_idle(&self) -> bool {
-        self.untaken.is_empty()
+        self.unacknowledged.is_empty()
     }
 
     /// Whether any request is on its way from or to another worker, so that there may be something to copy.
@@ -171,7 +171,7 @@ impl Exchange {
     pub fn reserved(&mut self, reserved: Reserved) {
         let Reserved { key, pages, known, .. } = reserved;
         self.courier.reserved(key, Cargo::Pages, pages.len(), known);
-        let written = (0..pages.len()).map(|place| place < known).collect();
+        let written = (0..pages.len()).map(|index| index < known).collect();
         self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
     }
 
@@ -185,7 +185,7 @@ impl Exchange {
 
     /// Cancels a request that has ended here and waits for the other side. Gives its completion.
     pub fn cancel(&mut self, key: GraphKey, rank: Rank) -> Option<pb::Completion> {
-        let mut ending = self.untaken.remove(&key)?;
+        let mut ending = self.unacknowledged.remove(&key)?;
         self.courier.ended(key);
         ending.outcome = Outcome::Cancelled;
         Some(report::completion(ending, rank))
@@ -216,7 +216,7 @@ impl Exchange {
 
     /// Takes what has come. Gives the completions that follow from it, and the requests that go on here with their first
     /// tokens.
-    pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, news: &mut Received) {
+    pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
         while self.unwritten < PIECE
             && let Some(arrival) = self.courier.take()
         {
@@ -228,21 +228,21 @@ impl Exchange {
                         self.to_write.push_back(run);
                     }
                 }
-                Arrival::HandOver(hand_over) => self.to_settle.push_back(hand_over),
-                Arrival::Taken(key) => {
-                    let ending = self.untaken.remove(&key);
-                    news.completions.extend(ending.map(|ending| report::completion(ending, rank)));
+                Arrival::Import(request) => self.pending_imports.push_back(request),
+                Arrival::Accepted(key) => {
+                    let ending = self.unacknowledged.remove(&key);
+                    events.completions.extend(ending.map(|ending| report::completion(ending, rank)));
                 }
-                Arrival::Failed(key, why) => match self.untaken.remove(&key) {
+                Arrival::Failed(key, why) => match self.unacknowledged.remove(&key) {
                     Some(mut ending) => {
                         ending.outcome = Outcome::TransferFailed(why);
-                        news.completions.push(report::completion(ending, rank));
+                        events.completions.push(report::completion(ending, rank));
                     }
                     None => scheduler.fail_transfer(key, why),
                 },
             }
         }
-        self.settle(scheduler, news);
+        self.finish_imports(scheduler, events);
     }
 
     /// Whether these pages are of somebody who waits for them, and none of them known here already.
@@ -252,43 +252,43 @@ impl Exchange {
     }
 
     /// Lets those go on here whose pages are all written.
-    fn settle(&mut self, scheduler: &mut Scheduler, news: &mut Received) {
-        for hand_over in std::mem::take(&mut self.to_settle) {
-            let key = hand_over.key;
+    fn finish_imports(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) {
+        for request in std::mem::take(&mut self.pending_imports) {
+            let key = request.key;
             if self.to_write.iter().any(|run| run.key == key) {
-                self.to_settle.push_back(hand_over);
+                self.pending_imports.push_back(request);
                 continue;
             }
             let outcome = if self.tensors.has(key) {
-                self.take_embeddings(scheduler, &hand_over, news)
+                self.import_embeddings(scheduler, &request, events)
             } else {
-                self.take_over(scheduler, &hand_over, news)
+                self.import(scheduler, &request, events)
             };
-            (hand_over.answer)(outcome);
+            (request.answer)(outcome);
         }
     }
 
-    fn take_embeddings(
+    fn import_embeddings(
         &mut self,
         scheduler: &mut Scheduler,
-        hand_over: &HandOver,
-        news: &mut Received,
+        request: &ImportRequest,
+        events: &mut TransferEvents,
     ) -> Result<(), Error> {
-        let (key, embeddings) = (hand_over.key, self.tensors.take_over(hand_over)?);
+        let (key, embeddings) = (request.key, self.tensors.take(request)?);
         if !scheduler.media_here(key) {
             return Err(Error::unavailable(format!("{key} waits for no embeddings here")));
         }
-        news.embedded.push((key, embeddings));
+        events.embedded.push((key, embeddings));
         Ok(())
     }
 
-    fn take_over(
+    fn import(
         &mut self,
         scheduler: &mut Scheduler,
-        hand_over: &HandOver,
-        news: &mut Received,
+        request: &ImportRequest,
+        events: &mut TransferEvents,
     ) -> Result<(), Error> {
-        let HandOver { key, first, computed, pages, .. } = *hand_over;
+        let ImportRequest { key, first, computed, pages, .. } = *request;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let Some(incoming) = self.incoming.get(&key) else {
             return Err(Error::unavailable(format!("{key} waits for no planes here")));
@@ -303,18 +303,18 @@ impl Exchange {
         let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
         scheduler.hand_over(key, first, computed).map_err(refused)?;
         self.incoming.remove(&key);
-        news.taken_over.push((key, first.token));
+        events.imported.push((key, first.token));
         Ok(())
     }
 
     /// What is to be copied before the next step. Whoever computes faster than its pages leave is held back. Embeddings need
     /// no copying, and leave at once.
-    pub fn errands(&mut self, scheduler: &mut Scheduler, news: &mut Received) -> Errands {
-        let mut errands = Errands::default();
+    pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
+        let mut copies = PageCopies::default();
         let encoded =
             self.tensors.send(&mut *self.courier, |key, held_back| scheduler.hold_back(key, held_back));
-        for (key, handed) in encoded {
-            self.let_go(key, handed, scheduler, news);
+        for (key, summary) in encoded {
+            self.export(key, summary, scheduler, events);
         }
         let mut room = self.courier.room().min(PIECE.max(self.page_bytes)) / self.page_bytes;
         for (&key, outgoing) in &mut self.outgoing {
@@ -323,7 +323,7 @@ impl Exchange {
             if count > 0 {
                 let first = outgoing.sent;
                 let pages = on_device(&outgoing.table[first..first + count]);
-                errands
+                copies
                     .reads
                     .push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
                 outgoing.sent += count;
@@ -346,17 +346,17 @@ impl Exchange {
                 continue;
             };
             bytes += data.len();
-            errands.writes.push((Pages { key, first, pages: on_device(pages) }, data));
+            copies.writes.push((Pages { key, first, pages: on_device(pages) }, data));
         }
-        errands
+        copies
     }
 
-    /// The errands have been run.
-    pub fn carried(&mut self, errands: Errands, scheduler: &mut Scheduler, news: &mut Received) {
-        for (Pages { key, first, .. }, data) in errands.reads {
+    /// The copies have been run.
+    pub fn finish_copies(&mut self, copies: PageCopies, scheduler: &mut Scheduler, events: &mut TransferEvents) {
+        for (Pages { key, first, .. }, data) in copies.reads {
             self.courier.send(PageRun { key, first, data });
         }
-        for (Pages { key, first, pages }, _) in errands.writes {
+        for (Pages { key, first, pages }, _) in copies.writes {
             if let Some(incoming) = self.incoming.get_mut(&key) {
                 incoming.written[first..first + pages.len()].fill(true);
             }
@@ -364,37 +364,37 @@ impl Exchange {
         let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
             let (first, since) = outgoing.first?;
             let pages = outgoing.whole_pages(self.page_tokens);
-            let handed = HandedOver { first: Some(first), computed: outgoing.computed, pages, since };
-            (outgoing.sent == pages).then_some((*key, handed))
+            let summary = ExportSummary { first: Some(first), computed: outgoing.computed, pages, since };
+            (outgoing.sent == pages).then_some((*key, summary))
         };
         let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
-        for (key, handed) in done {
+        for (key, summary) in done {
             self.outgoing.remove(&key);
-            self.let_go(key, handed, scheduler, news);
+            self.export(key, summary, scheduler, events);
         }
-        self.settle(scheduler, news);
+        self.finish_imports(scheduler, events);
     }
 
     /// The courier has all of a request: it ends here once the other side has taken over.
-    fn let_go(&mut self, key: GraphKey, handed: HandedOver, scheduler: &mut Scheduler, news: &mut Received) {
+    fn export(&mut self, key: GraphKey, summary: ExportSummary, scheduler: &mut Scheduler, events: &mut TransferEvents) {
         // None if it was cancelled since; then its end is told elsewhere.
         if let Some(ending) = scheduler.let_go(key) {
-            self.courier.hand_over(key, handed);
-            self.untaken.insert(key, ending);
+            self.courier.export(key, summary);
+            self.unacknowledged.insert(key, ending);
             self.tensors.ended(key, &mut *self.courier);
-            news.gone.push(key);
+            events.exported.push(key);
         }
     }
 }
 
 /// What has changed for the engine's requests.
 #[derive(Default)]
-pub(crate) struct Received {
+pub(crate) struct TransferEvents {
     pub completions: Vec<pb::Completion>,
     /// Requests that go on here, with their first tokens.
-    pub taken_over: Vec<(GraphKey, u32)>,
+    pub imported: Vec<(GraphKey, u32)>,
     /// Requests whose media are here, with the embeddings.
     pub embedded: Vec<(GraphKey, Vec<f32>)>,
     /// Requests that run here no more, but whose completions come later.
-    pub gone: Vec<GraphKey>,
+    pub exported: Vec<GraphKey>,
 }

@@ -9,8 +9,8 @@
 //! StepReport  ◀──────────────────────────┘
 //! ```
 //!
-//! [`Engine::split`] makes two halves of it: a [`Stepper`], whose thread runs the device and decides between two steps, and
-//! a [`FrontDesk`], which does the rest beside it (`overlap`). What is decided and what is computed are the same.
+//! [`Engine::split`] makes two halves of it: a [`DeviceLoop`], whose thread runs the device and decides between two steps, and
+//! a [`EngineHandle`], which does the rest beside it (`overlap`). What is decided and what is computed are the same.
 //!
 //! One report carries what all rows of a step emitted, and the completions of all graphs that ended with it. The
 //! scheduler counts positions and pages and decides; the engine holds the tokens and applies: it fills the step's host
@@ -19,13 +19,13 @@
 //! (`exchange`), also where that is this engine.
 //!
 //! Errors: what a request asks for wrongly fails that request (`spec`); the rows of a step that the device refuses run
-//! again one by one, and requests whose rows fail alone fail; a lost device ends the worker, by an error from [`Engine::step`] or [`Stepper::run`].
+//! again one by one, and requests whose rows fail alone fail; a lost device ends the worker, by an error from [`Engine::step`] or [`DeviceLoop::run`].
 
 mod arrivals;
 mod batch;
 mod beside;
 mod courier;
-mod desk;
+mod engine_core;
 mod engine;
 mod exchange;
 mod kv;
@@ -41,12 +41,12 @@ mod spec;
 mod step_memory;
 mod warm_up;
 
-pub use courier::{Arrival, Cargo, Courier, HandOver, HandedOver, PageRun};
-pub use desk::News;
+pub use courier::{Arrival, Cargo, Courier, ImportRequest, ExportSummary, PageRun};
+pub use engine_core::StepOutput;
 pub use engine::Engine;
 pub use kv::{DEFAULT_KV_BYTES, kv_pages};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
-pub use overlap::{Bell, FrontDesk, Stepper};
+pub use overlap::{Waker, EngineHandle, DeviceLoop};
 pub use settings::{Chunking, EngineSettings};
 pub use step_memory::StepMemory;
 pub use tutti_scheduler::{Admission, OutputToken, PrefillSharing, TransferError};

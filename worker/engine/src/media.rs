@@ -65,8 +65,8 @@ pub(crate) fn encodings(
     model: &ModelDeclaration,
 ) -> Result<Vec<Encoding>, Error> {
     let mut rows = 0;
-    let encoding = |(place, item): (usize, pb::MediaItem)| {
-        let refused = |why: String| Error::invalid(format!("media[{place}]"), why);
+    let encoding = |(index, item): (usize, pb::MediaItem)| {
+        let refused = |why: String| Error::invalid(format!("media[{index}]"), why);
         let input = model.media_input(item.kind());
         let input = input.filter(|input| walks.contains(&input.walk.0));
         let input =
@@ -83,14 +83,14 @@ pub(crate) fn encodings(
 }
 
 /// Where a prompt's media stand, and the marks by which prompts with other media are told from it.
-pub(crate) fn placed(
+pub(crate) fn locate(
     items: &[pb::MediaItem],
     prompt: &[u32],
     model: &ModelDeclaration,
 ) -> Result<(Media, Vec<MediaMark>), Error> {
     let (mut media, mut marks) = (Media::default(), Vec::with_capacity(items.len()));
-    for (place, item) in items.iter().enumerate() {
-        let refused = |why: String| Error::invalid(format!("media[{place}]"), why);
+    for (index, item) in items.iter().enumerate() {
+        let refused = |why: String| Error::invalid(format!("media[{index}]"), why);
         let kind = item.kind();
         let input = model.media_input(kind).ok_or_else(|| refused(format!("the model takes no {kind:?}")))?;
         let span = item.first as usize..item.first as usize + item.tokens as usize;

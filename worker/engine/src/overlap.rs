@@ -1,10 +1,10 @@
-//! An engine on two threads: while the device runs a step, the desk takes launches and cancels, reports the step before,
+//! An engine on two threads: while the device runs a step, the core takes launches and cancels, reports the step before,
 //! and prepares the one after.
 //!
 //! ```text
 //! device's thread │ turn │     run step n      │ turn │    run step n+1     │
 //!                        ╲                            ╲
-//! desk's thread           report n-1, prepare n+1      report n, prepare n+2     and launches and cancels as they come
+//! core's thread           report n-1, prepare n+1      report n, prepare n+2     and launches and cancels as they come
 //! ```
 //!
 //! The device's own thread takes its turn between two steps: it commits the one that has run, decides on the next, and goes
@@ -21,14 +21,14 @@ use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
 use tutti_runtime::Error;
 
 use crate::{
-    beside::{Beside, Hints, Resting},
+    beside::{CopyHook, Hints, IdleModel},
     courier::{Cargo, Courier},
-    desk::{Desk, Job, News, Planned},
-    exchange::Errands,
+    engine_core::{EngineCore, Job, StepOutput, Planned},
+    exchange::PageCopies,
     observe::Stopwatch,
     reporter::Reporter,
     runner::{RowResults, Runner},
-    spec::{self, Served},
+    spec::{self, ServedModel},
 };
 
 /// Steps shorter than this are over before it pays to prepare the next one beside them: the two threads would only get in
@@ -44,13 +44,13 @@ pub(crate) struct Shared {
 }
 
 pub(crate) struct State {
-    pub desk: Desk,
+    pub core: EngineCore,
     /// There may be something to do.
     called: bool,
     /// Nobody is left to work for.
     closed: bool,
-    /// News that were handed out and not reported yet.
-    untold: usize,
+    /// StepOutput that were handed out and not reported yet.
+    pending_outputs: usize,
 }
 
 impl Shared {
@@ -71,12 +71,12 @@ impl Shared {
 
 /// The device's half. Its thread repeats [`turn`](Self::turn), [`run`](Self::run), and, where that was nothing,
 /// [`wait`](Self::wait).
-pub struct Stepper {
+pub struct DeviceLoop {
     shared: Arc<Shared>,
     runner: Runner,
     stage: Stage,
     /// To be run before the step.
-    errands: Errands,
+    copies: PageCopies,
 }
 
 /// Where a step is.
@@ -86,40 +86,40 @@ enum Stage {
     Ran { job: Job, results: RowResults, took: Duration },
 }
 
-impl Stepper {
-    /// Commits the step that has run, and decides on the next. News are for [`FrontDesk::report`], in their order.
-    pub fn turn(&mut self) -> Result<Option<News>, Error> {
+impl DeviceLoop {
+    /// Commits the step that has run, and decides on the next. StepOutput are for [`EngineHandle::report`], in their order.
+    pub fn turn(&mut self) -> Result<Option<StepOutput>, Error> {
         let mut state = self.shared.lock();
-        let State { desk, called, untold, .. } = &mut *state;
+        let State { core, called, pending_outputs, .. } = &mut *state;
         *called = false;
         let step = match std::mem::replace(&mut self.stage, Stage::Nothing) {
-            Stage::Ran { job, results, took } => Some(desk.commit(job, results, took)),
+            Stage::Ran { job, results, took } => Some(core.commit(job, results, took)),
             Stage::Planned(_) | Stage::Nothing => None,
         };
-        let Planned { completions, errands, job } = desk.plan()?;
+        let Planned { completions, copies, job } = core.plan()?;
         self.stage = job.map_or(Stage::Nothing, Stage::Planned);
-        self.errands = errands;
-        let exchanges = desk.exchanges();
-        let news = desk.news(step, completions);
-        *untold += usize::from(news.is_some());
+        self.copies = copies;
+        let exchanges = core.exchanges();
+        let output = core.output(step, completions);
+        *pending_outputs += usize::from(output.is_some());
         // What one piece does not hold is left for the step's pauses.
         self.shared.hints.wanted.store(exchanges, Ordering::Release);
         self.shared.hints.may_come.store(exchanges, Ordering::Relaxed);
-        Ok(news)
+        Ok(output)
     }
 
     /// Runs what the last turn decided on. False if that was nothing.
     ///
     /// An error is the end of the worker: the device is lost, and no page of it can be trusted.
     pub fn run(&mut self) -> Result<bool, Error> {
-        let mut errands = std::mem::take(&mut self.errands);
-        let carries = !errands.is_empty();
-        if carries {
-            errands.run(&mut Resting(&mut *self.runner.model)).map_err(|e| Error::internal(e.to_string()))?;
-            self.shared.lock().desk.carried(errands);
+        let mut copies = std::mem::take(&mut self.copies);
+        let copied = !copies.is_empty();
+        if copied {
+            copies.run(&mut IdleModel(&mut *self.runner.model)).map_err(|e| Error::internal(e.to_string()))?;
+            self.shared.lock().core.finish_copies(copies);
         }
         let Stage::Planned(job) = std::mem::replace(&mut self.stage, Stage::Nothing) else {
-            return Ok(carries);
+            return Ok(copied);
         };
         let mut watch = Stopwatch::start();
         let results = self.runner.run(&job)?;
@@ -127,12 +127,12 @@ impl Stepper {
         Ok(true)
     }
 
-    /// Waits for something to do, or until the time of somebody who waits for planes is up. False once the [`FrontDesk`] is
+    /// Waits for something to do, or until the time of somebody who waits for planes is up. False once the [`EngineHandle`] is
     /// gone.
     pub fn wait(&self) -> bool {
         let idle = |state: &mut State| !state.called && !state.closed;
         let state = self.shared.lock();
-        let state = match state.desk.until_next_deadline() {
+        let state = match state.core.until_next_deadline() {
             None => self.shared.call.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
             Some(left) => {
                 let waited = self.shared.call.wait_timeout_while(state, left, idle);
@@ -144,13 +144,13 @@ impl Stepper {
 }
 
 /// Tells the device's thread that there may be something to do. Of no effect once its engine is gone; not to be rung from
-/// inside a [`Courier`]'s call, which the desk waits for.
+/// inside a [`Courier`]'s call, which the core waits for.
 #[derive(Clone)]
-pub struct Bell(Weak<Shared>);
+pub struct Waker(Weak<Shared>);
 
-impl Bell {
+impl Waker {
     /// See the type.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         if let Some(shared) = self.0.upgrade() {
             shared.call(|_| {});
         }
@@ -158,7 +158,7 @@ impl Bell {
 }
 
 /// Everybody else's half. Dropping it ends the other one, once its step is over.
-pub struct FrontDesk {
+pub struct EngineHandle {
     shared: Arc<Shared>,
     limits: Limits,
     layout: PageLayout,
@@ -168,24 +168,24 @@ pub struct FrontDesk {
     last_run: Duration,
 }
 
-impl FrontDesk {
+impl EngineHandle {
     /// As [`Engine::launch`](crate::Engine::launch), also while a step runs.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = spec::key(&graph) else { return };
-        let model = Served { limits: &self.limits, declaration: &self.reporter.declaration };
+        let model = ServedModel { limits: &self.limits, declaration: &self.reporter.declaration };
         let parsed = spec::parse(key, graph, model, self.began.elapsed());
-        self.shared.call(|state| state.desk.launch(key, parsed));
+        self.shared.call(|state| state.core.launch(key, parsed));
     }
 
     /// As [`Engine::cancel`](crate::Engine::cancel), also while a step runs.
     pub fn cancel(&mut self, key: GraphKey) {
-        self.shared.call(|state| state.desk.cancel(key));
+        self.shared.call(|state| state.core.cancel(key));
     }
 
     /// From now on requests may be divided between this engine and others; `courier` carries their planes.
     pub fn connect(&mut self, courier: Box<dyn Courier>) {
         let width = self.embedding_width();
-        self.shared.lock().desk.connect(courier, &self.layout, width);
+        self.shared.lock().core.connect(courier, &self.layout, width);
     }
 
     /// Elements of the embeddings that encoders give; 0 where the model takes text alone.
@@ -204,8 +204,8 @@ impl FrontDesk {
     }
 
     /// For whoever brings something.
-    pub fn bell(&self) -> Bell {
-        Bell(Arc::downgrade(&self.shared))
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::downgrade(&self.shared))
     }
 
     /// How pages travel between this engine and others.
@@ -214,10 +214,10 @@ impl FrontDesk {
     }
 
     /// What the conductor is told of it.
-    pub fn report(&mut self, news: News) -> pb::StepReport {
-        self.last_run = news.step.as_ref().map_or(Duration::ZERO, |step| step.times.run);
-        let report = self.reporter.report(news);
-        self.shared.lock().untold -= 1;
+    pub fn report(&mut self, output: StepOutput) -> pb::StepReport {
+        self.last_run = output.step.as_ref().map_or(Duration::ZERO, |step| step.times.run);
+        let report = self.reporter.report(output);
+        self.shared.lock().pending_outputs -= 1;
         report
     }
 
@@ -226,29 +226,29 @@ impl FrontDesk {
         if self.last_run < WORTH_PREPARING {
             return;
         }
-        self.shared.lock().desk.plan_ahead();
+        self.shared.lock().core.plan_ahead();
     }
 
     /// Whether no request is held and nothing is left to tell.
     pub fn is_idle(&self) -> bool {
         let state = self.shared.lock();
-        state.desk.is_idle() && state.untold == 0
+        state.core.is_idle() && state.pending_outputs == 0
     }
 }
 
-impl Drop for FrontDesk {
+impl Drop for EngineHandle {
     fn drop(&mut self) {
         self.shared.call(|state| state.closed = true);
     }
 }
 
-pub(crate) fn split(desk: Desk, runner: Runner, reporter: Reporter, began: Instant) -> (Stepper, FrontDesk) {
+pub(crate) fn split(core: EngineCore, runner: Runner, reporter: Reporter, began: Instant) -> (DeviceLoop, EngineHandle) {
     let (limits, layout) = (runner.model.limits().clone(), runner.model.page_layout());
-    let state = Mutex::new(State { desk, called: false, closed: false, untold: 0 });
+    let state = Mutex::new(State { core, called: false, closed: false, pending_outputs: 0 });
     let shared = Arc::new(Shared { state, hints: Hints::default(), call: Condvar::new() });
     let mut runner = runner;
-    runner.model.set_interlude(Box::new(Beside::new(Arc::clone(&shared))));
-    let (stage, errands) = (Stage::Nothing, Errands::default());
-    let stepper = Stepper { shared: Arc::clone(&shared), runner, stage, errands };
-    (stepper, FrontDesk { shared, limits, layout, began, reporter, last_run: Duration::ZERO })
+    runner.model.set_interlude(Box::new(CopyHook::new(Arc::clone(&shared))));
+    let (stage, copies) = (Stage::Nothing, PageCopies::default());
+    let device_loop = DeviceLoop { shared: Arc::clone(&shared), runner, stage, copies };
+    (device_loop, EngineHandle { shared, limits, layout, began, reporter, last_run: Duration::ZERO })
 }

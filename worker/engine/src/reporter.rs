@@ -1,10 +1,10 @@
-//! Turns news into reports, and tells whoever watches.
+//! Turns output into reports, and tells whoever watches.
 
 use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
 
 use crate::{
     StepObserver, StepRecord,
-    desk::{News, StepNews},
+    engine_core::{StepOutput, CommittedStep},
     observe, report,
 };
 
@@ -17,12 +17,12 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     /// A report whose step ran nothing has no rows and the number of the step to come.
-    pub fn report(&mut self, news: News) -> pb::StepReport {
-        let News { step, mut completions, number, load, oldest_waiting } = news;
+    pub fn report(&mut self, output: StepOutput) -> pb::StepReport {
+        let StepOutput { step, mut completions, number, load, oldest_waiting } = output;
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
-        if let Some(StepNews { batch_walk: walk, rows: committed, started, times }) = step {
+        if let Some(CommittedStep { batch_walk: walk, rows: committed, started, times }) = step {
             batch_walk = walk.0;
             let commits = || committed.iter().map(|(commit, _)| commit);
             work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens));

@@ -7,7 +7,7 @@ use tutti_scheduler::Row;
 
 use crate::{
     batch::{Batch, RowResult},
-    desk::Job,
+    engine_core::Job,
     sequence::Sequence,
 };
 
@@ -28,14 +28,14 @@ impl Runner {
             Err(error @ DeviceError::Lost(_)) => Err(Error::internal(error.to_string())),
             Err(error) => {
                 tracing::warn!(step = %job.step.number, rows = rows.len(), %error, "step failed: its rows run apart");
-                self.run_apart(&rows)
+                self.run_one_by_one(&rows)
             }
         }
     }
 
     /// Runs the rows of a step that failed one by one, so that only those fail that fail alone. Running a row twice writes
     /// the same keys and values to the same places.
-    fn run_apart(&mut self, rows: &[(&Row, &Sequence)]) -> Result<RowResults, Error> {
+    fn run_one_by_one(&mut self, rows: &[(&Row, &Sequence)]) -> Result<RowResults, Error> {
         let mut results = Vec::with_capacity(rows.len());
         for row in rows {
             results.push(match self.batch.run(&mut *self.model, std::slice::from_ref(row)) {

@@ -19,8 +19,8 @@ pub(crate) struct Sequence {
     pub prompt_logprobs: Option<u32>,
     /// Pages of its prefill, from the first on, that whoever goes on with it has: they are not sent.
     pub known_elsewhere: usize,
-    /// Positions whose prompt logprobs have been told. They are not again when a preempted request computes them anew.
-    pub told: usize,
+    /// Positions whose prompt logprobs have been scores_reported. They are not again when a preempted request computes them anew.
+    pub scores_reported: usize,
     /// What stands for media in the prompt.
     pub media: Media,
     /// The items of an encoder's graph, which has no tokens; empty in any other.
@@ -32,7 +32,7 @@ impl Sequence {
     pub fn token(&self, position: usize) -> u32 {
         match position.checked_sub(self.prompt.len()) {
             None => self.prompt[position],
-            Some(place) => self.output[place],
+            Some(index) => self.output[index],
         }
     }
 
@@ -40,7 +40,7 @@ impl Sequence {
     /// last position scores the first token of the next chunk.
     pub fn scored(&self, positions: &Range<usize>) -> Option<(Range<usize>, u32)> {
         let top = self.prompt_logprobs?;
-        let (start, end) = (positions.start.max(self.told), positions.end.min(self.prompt.len() - 1));
+        let (start, end) = (positions.start.max(self.scores_reported), positions.end.min(self.prompt.len() - 1));
         (start < end).then_some((start..end, top))
     }
 

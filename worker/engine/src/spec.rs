@@ -36,7 +36,7 @@ pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {
 
 /// What is known of the model.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Served<'a> {
+pub(crate) struct ServedModel<'a> {
     pub limits: &'a Limits,
     pub declaration: &'a ModelDeclaration,
 }
@@ -45,14 +45,14 @@ pub(crate) struct Served<'a> {
 pub(crate) fn parse(
     key: GraphKey,
     message: pb::LaunchGraph,
-    model: Served<'_>,
+    model: ServedModel<'_>,
     now: Duration,
 ) -> Result<(GraphLaunch, Sequence), Error> {
     if message.walks.iter().any(|walk| model.declaration.encodes(WalkId(*walk))) {
         return encoding(key, message, model.declaration, now);
     }
     let limits = model.limits;
-    let Parts { part, prefill, decode } = parts(&message)?;
+    let GraphWalks { part, prefill, decode } = graph_walks(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
     let stopping = spec.stopping.ok_or_else(|| Error::invalid("stopping", "is missing"))?;
@@ -61,7 +61,7 @@ pub(crate) fn parse(
     }
     token_ids("prompt", &spec.prompt, limits)?;
     token_ids("generated", &message.generated, limits)?;
-    let (media, marks) = media::placed(&spec.media, &spec.prompt, model.declaration)?;
+    let (media, marks) = media::locate(&spec.media, &spec.prompt, model.declaration)?;
     let awaits_media = message.receive_media.is_some();
     if awaits_media == (media.spans.is_empty() || part == Part::Decode) {
         return Err(Error::invalid("receive_media", "is not as the request's media and part have it"));
@@ -92,7 +92,7 @@ pub(crate) fn parse(
         sampling: self::sampling(sampling, limits)?,
         logprobs: alternatives("logprobs", spec.logprobs)?,
         prompt_logprobs: alternatives("prompt_logprobs", prompt_logprobs)?,
-        told: 0,
+        scores_reported: 0,
         media,
         encodings: Vec::new(),
     };
@@ -132,7 +132,7 @@ fn encoding(
         sampling: NO_SAMPLING,
         logprobs: None,
         prompt_logprobs: None,
-        told: 0,
+        scores_reported: 0,
         media: Media::default(),
         encodings,
     };
@@ -161,13 +161,13 @@ fn secret(field: &str, secret: &[u8]) -> Result<(), Error> {
 }
 
 /// What of a request runs here, under which walks.
-struct Parts {
+struct GraphWalks {
     part: Part,
     prefill: WalkId,
     decode: Option<WalkId>,
 }
 
-fn parts(message: &pb::LaunchGraph) -> Result<Parts, Error> {
+fn graph_walks(message: &pb::LaunchGraph) -> Result<GraphWalks, Error> {
     let pb::LaunchGraph { receive, receive_media, send_to, walks, .. } = message;
     if let Some(receive_media) = receive_media {
         secret("receive_media", &receive_media.secret)?;
@@ -196,7 +196,7 @@ fn parts(message: &pb::LaunchGraph) -> Result<Parts, Error> {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
     };
-    Ok(Parts { part, prefill, decode })
+    Ok(GraphWalks { part, prefill, decode })
 }
 
 fn token_ids(field: &str, ids: &[u32], limits: &Limits) -> Result<(), Error> {
@@ -324,7 +324,7 @@ mod tests {
         let mut message = message();
         change(message.spec.as_mut().unwrap());
         let (limits, declaration) = (limits(), ModelDeclaration::new(vec![], vec![], vec![]).unwrap());
-        let model = Served { limits: &limits, declaration: &declaration };
+        let model = ServedModel { limits: &limits, declaration: &declaration };
         let error = parse(key(), message, model, Duration::ZERO).unwrap_err();
         error.field().unwrap().to_owned()
     }
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn a_sound_message_passes() {
         let (limits, declaration) = (limits(), ModelDeclaration::new(vec![], vec![], vec![]).unwrap());
-        let model = Served { limits: &limits, declaration: &declaration };
+        let model = ServedModel { limits: &limits, declaration: &declaration };
         let (launch, sequence) = parse(key(), message(), model, Duration::from_secs(1)).unwrap();
         assert_eq!((launch.prefill_tokens(), launch.priority), (3, -3));
         assert_eq!(launch.deadline, Some(Duration::from_millis(1040)));

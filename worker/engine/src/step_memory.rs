@@ -25,7 +25,7 @@ const GROWTH: usize = 2;
 pub struct StepMemory {
     /// On the device: activations of the largest forward, one tile of logits, scratch.
     pub device: u64,
-    /// Beside it: inputs, and the logprobs of all prompt tokens that steps can score, until their reports are sent.
+    /// CopyHook it: inputs, and the logprobs of all prompt tokens that steps can score, until their reports are sent.
     pub host: u64,
 }
 

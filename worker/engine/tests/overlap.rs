@@ -9,43 +9,43 @@ use std::{
 };
 
 use common::{engine, expected, launch, settings};
-use tutti_engine::{Admission, Engine, EngineSettings, FrontDesk, News};
+use tutti_engine::{Admission, Engine, EngineSettings, EngineHandle, StepOutput};
 use tutti_kernels::DeviceError;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
 
 /// The device on a thread of its own, with room for the news of one step.
 struct Running {
-    desk: FrontDesk,
-    news: Receiver<News>,
+    engine: EngineHandle,
+    outputs: Receiver<StepOutput>,
     device: JoinHandle<Result<(), Error>>,
 }
 
 fn start(engine: Engine) -> Running {
-    let (mut stepper, desk) = engine.split();
-    let (told, news) = sync_channel(1);
+    let (mut device_loop, handle) = engine.split();
+    let (sender, outputs) = sync_channel(1);
     let device = thread::spawn(move || {
         loop {
-            if let Some(news) = stepper.turn()? {
-                let _ = told.send(news);
+            if let Some(output) = device_loop.turn()? {
+                let _ = sender.send(output);
             }
-            if !stepper.run()? && !stepper.wait() {
+            if !device_loop.run()? && !device_loop.wait() {
                 return Ok(());
             }
         }
     });
-    Running { desk, news, device }
+    Running { engine: handle, outputs, device }
 }
 
 impl Running {
     fn report(&mut self) -> Option<pb::StepReport> {
-        let report = self.desk.report(self.news.recv().ok()?);
-        self.desk.plan_ahead();
+        let report = self.engine.report(self.outputs.recv().ok()?);
+        self.engine.plan_ahead();
         Some(report)
     }
 
     fn end(self) -> Result<(), Error> {
-        drop((self.desk, self.news));
+        drop((self.engine, self.outputs));
         self.device.join().expect("the device's thread did not panic")
     }
 }
@@ -62,7 +62,7 @@ fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
         let mut to_come = launches.iter();
         let mut tokens = BTreeMap::<u64, Vec<u32>>::new();
         let (mut ended, mut cancelled) = (BTreeSet::new(), BTreeSet::new());
-        to_come.by_ref().take(5).for_each(|launch| running.desk.launch(launch.clone()));
+        to_come.by_ref().take(5).for_each(|launch| running.engine.launch(launch.clone()));
         while ended.len() < launches.len() {
             let report = running.report().expect("the device is there");
             for row in report.rows {
@@ -72,12 +72,12 @@ fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
                 assert!(row.tokens.iter().all(|token| token.index as usize == tokens.len()));
                 tokens.extend(row.tokens.iter().map(|token| token.token_id));
                 if request % 7 == 3 && tokens.len() == 4 && cancelled.insert(request) {
-                    running.desk.cancel(row.key.unwrap().into());
+                    running.engine.cancel(row.key.unwrap().into());
                 }
             }
             for completion in report.completions {
                 assert!(ended.insert(completion.key.unwrap().request), "two endings");
-                to_come.next().into_iter().for_each(|launch| running.desk.launch(launch.clone()));
+                to_come.next().into_iter().for_each(|launch| running.engine.launch(launch.clone()));
             }
         }
         for launch in &launches {
@@ -89,7 +89,7 @@ fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
                 assert_eq!(*tokens, expected);
             }
         }
-        assert!(running.desk.is_idle());
+        assert!(running.engine.is_idle());
         running.end().unwrap();
     }
 }
@@ -97,9 +97,9 @@ fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
 #[test]
 fn a_cancel_during_a_step_frees_at_the_end_of_that_step() {
     let mut running = start(engine(&settings()).0);
-    running.desk.launch(launch(1, 30, 200));
+    running.engine.launch(launch(1, 30, 200));
     let first = running.report().unwrap();
-    running.desk.cancel(launch(1, 1, 1).key.unwrap().into());
+    running.engine.cancel(launch(1, 1, 1).key.unwrap().into());
     // One step's news may wait in the channel, one step may run, and its end is told with the next turn.
     let ending = (0..3).find_map(|_| running.report().filter(|report| !report.completions.is_empty()));
     let ending = ending.expect("the third report at the latest");
@@ -118,7 +118,7 @@ fn a_row_that_fails_alone_fails_its_request_and_nobody_else() {
         if request == 2 {
             launch.spec.as_mut().unwrap().prompt[3] = common::VOCAB - 1;
         }
-        running.desk.launch(launch);
+        running.engine.launch(launch);
     }
     let mut outcomes = BTreeMap::new();
     while outcomes.len() < 3 {
@@ -138,7 +138,7 @@ fn a_lost_device_ends_its_thread_with_an_error() {
     let (engine, probe) = engine(&settings());
     probe.lock().unwrap().fail_next = Some(DeviceError::Lost("ECC".into()));
     let mut running = start(engine);
-    running.desk.launch(launch(1, 8, 4));
+    running.engine.launch(launch(1, 8, 4));
     assert!(running.report().is_none());
     assert_eq!(running.end().unwrap_err().message(), "device lost: ECC");
 }

@@ -39,7 +39,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tonic::transport::{Server, server::TcpIncoming};
-use tutti_engine::{Arrival, Bell, Cargo, Courier, FrontDesk, HandedOver, PageRun, TransferError};
+use tutti_engine::{Arrival, Waker, Cargo, Courier, EngineHandle, ExportSummary, PageRun, TransferError};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{
@@ -52,7 +52,7 @@ use self::{
     reservations::Reservations,
     segment::Segment,
     sender::{Connections, Push},
-    staging::{Queue, Room},
+    staging::{Queue, StagingBudget},
     tally::Tally,
 };
 
@@ -98,8 +98,8 @@ impl Unit {
         }
     }
 
-    fn page(desk: &FrontDesk) -> Self {
-        let layout = desk.page_layout();
+    fn page(engine: &EngineHandle) -> Self {
+        let layout = engine.page_layout();
         Self { cargo: Cargo::Pages, layout_id: layout.id(), bytes: layout.page_bytes() }
     }
 
@@ -119,13 +119,13 @@ pub struct Transfer {
 
 struct Hub {
     runtime: Handle,
-    bell: Bell,
+    waker: Waker,
     page: Unit,
     row: Unit,
     arrivals: mpsc::Sender<Arrival>,
     /// Weak, since the conductor takes the end of the last strong one for the worker's.
     outbox: mpsc::WeakSender<pb::WorkerMessage>,
-    room: Arc<Room>,
+    staging: Arc<StagingBudget>,
     sending: Mutex<HashMap<GraphKey, Arc<Queue>>>,
     reservations: Arc<Reservations>,
     connections: Arc<Connections>,
@@ -136,37 +136,37 @@ struct Hub {
 
 impl Transfer {
     /// Lets a worker's requests be divided between it and others. Must be called inside a Tokio runtime.
-    pub fn connect(desk: &mut FrontDesk, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
-        let (page, row) = (Unit::page(desk), Unit::row(desk.embedding_width()));
+    pub fn connect(engine: &mut EngineHandle, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
+        let (page, row) = (Unit::page(engine), Unit::row(engine.embedding_width()));
         let (arrivals, inbox) = mpsc::channel(ARRIVALS);
         let hub = Arc::new(Hub {
             runtime: Handle::current(),
-            bell: desk.bell(),
+            waker: engine.waker(),
             page,
             row,
             arrivals,
             outbox: outbox.downgrade(),
-            room: Arc::new(Room::new(page.bytes.max(row.bytes))),
+            staging: Arc::new(StagingBudget::new(page.bytes.max(row.bytes))),
             sending: Mutex::default(),
             reservations: Arc::default(),
             connections: Arc::default(),
             tally: Arc::default(),
             port: OnceCell::new(),
         });
-        desk.connect(Box::new(Post { hub: Arc::clone(&hub), inbox }));
-        hub.runtime.spawn(Arc::clone(&hub.room).ring(hub.bell.clone()));
+        engine.connect(Box::new(TransferCourier { hub: Arc::clone(&hub), inbox }));
+        hub.runtime.spawn(Arc::clone(&hub.staging).wake_when_freed(hub.waker.clone()));
         Self { hub }
     }
 
     /// A graph is about to be launched at this desk.
-    pub fn launched(&self, graph: &pb::LaunchGraph, desk: &FrontDesk) {
+    pub fn launched(&self, graph: &pb::LaunchGraph, engine: &EngineHandle) {
         let Some(key) = graph.key.map(GraphKey::from) else { return };
         // What waits for planes waits for no embeddings: those are for its prefill.
         if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
             self.hub.reservations.expect(key, reservation);
         }
         if let Some(destination) = &graph.send_to {
-            let (cargo, count) = desk.to_send(graph);
+            let (cargo, count) = engine.to_send(graph);
             self.hub.push(key, destination.clone(), self.hub.unit(cargo), count);
         }
     }
@@ -192,7 +192,7 @@ impl Hub {
 
     /// Starts the task that pushes so many units of a request.
     fn push(self: &Arc<Self>, key: GraphKey, destination: pb::PlaneDestination, unit: Unit, count: usize) {
-        let queue = Arc::new(Queue::new(Arc::clone(&self.room)));
+        let queue = Arc::new(Queue::new(Arc::clone(&self.staging)));
         let mut sending = self.sending();
         if sending.contains_key(&key) {
             return;
@@ -213,8 +213,8 @@ impl Hub {
             // What is still to come of it has nowhere to go.
             let queue = hub.sending().remove(&key);
             queue.iter().for_each(|queue| queue.close());
-            hub.tell(match outcome {
-                Ok(()) => Arrival::Taken(key),
+            hub.deliver(match outcome {
+                Ok(()) => Arrival::Accepted(key),
                 Err(error) => {
                     tracing::info!(%key, %error, "planes did not get across");
                     Arrival::Failed(key, error)
@@ -224,21 +224,21 @@ impl Hub {
         });
     }
 
-    async fn tell(&self, arrival: Arrival) {
+    async fn deliver(&self, arrival: Arrival) {
         // An error means that the engine has ended.
         if self.arrivals.send(arrival).await.is_ok() {
-            self.bell.ring();
+            self.waker.wake();
         }
     }
 
     /// Tells the conductor of a room, and watches over its lease.
-    async fn offer(self: Arc<Self>, key: GraphKey, room: reservations::Room, secret: Vec<u8>) {
-        let reservations::Room { unit, count, known, .. } = room;
+    async fn offer(self: Arc<Self>, key: GraphKey, space: reservations::ReservedSpace, secret: Vec<u8>) {
+        let reservations::ReservedSpace { unit, count, known, .. } = space;
         let port = match self.port.get_or_try_init(|| self.serve()).await {
             Ok(port) => *port,
             Err(error) => {
                 let why = format!("cannot listen for planes: {error}");
-                return self.tell(Arrival::Failed(key, TransferError::Lost(why))).await;
+                return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
             }
         };
         let shared_memory = match Segment::create(&secret, (count * unit.bytes) as u64) {
@@ -273,7 +273,7 @@ impl Hub {
             self.reservations.end(key);
             let why = format!("its sender was not heard of for {lease:?}");
             tracing::warn!(%key, why, "room for planes is given back");
-            return self.tell(Arrival::Failed(key, TransferError::Lost(why))).await;
+            return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
         }
     }
 
@@ -284,7 +284,7 @@ impl Hub {
         let receiver = Receiver {
             reservations: Arc::clone(&self.reservations),
             arrivals: self.arrivals.clone(),
-            bell: self.bell.clone(),
+            waker: self.waker.clone(),
         };
         let longest = message_bytes(self.page.bytes.max(self.row.bytes));
         let service = PlaneTransferServer::new(receiver).max_decoding_message_size(longest);
@@ -308,14 +308,14 @@ impl Hub {
 }
 
 /// What the engine gives and takes.
-struct Post {
+struct TransferCourier {
     hub: Arc<Hub>,
     inbox: mpsc::Receiver<Arrival>,
 }
 
-impl Courier for Post {
+impl Courier for TransferCourier {
     fn room(&self) -> usize {
-        self.hub.room.left()
+        self.hub.staging.left()
     }
 
     fn send(&mut self, run: PageRun) {
@@ -326,17 +326,17 @@ impl Courier for Post {
         }
     }
 
-    fn hand_over(&mut self, key: GraphKey, handed: HandedOver) {
+    fn export(&mut self, key: GraphKey, summary: ExportSummary) {
         let queue = self.hub.sending().get(&key).cloned();
         if let Some(queue) = queue {
-            queue.put_hand_over(handed);
+            queue.put_end(summary);
         }
     }
 
     fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize) {
-        let room = reservations::Room { unit: self.hub.unit(cargo), count, known, segment: None };
-        if let Some(secret) = self.hub.reservations.hold(key, room.clone()) {
-            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, room, secret));
+        let space = reservations::ReservedSpace { unit: self.hub.unit(cargo), count, known, segment: None };
+        if let Some(secret) = self.hub.reservations.hold(key, space.clone()) {
+            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, space, secret));
         }
     }
 

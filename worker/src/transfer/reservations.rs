@@ -23,7 +23,7 @@ pub(super) struct Reservations {
 #[derive(Default)]
 struct State {
     waiting: HashMap<GraphKey, Reservation>,
-    taken: HashMap<GraphKey, Taken>,
+    imported: HashMap<GraphKey, Imported>,
     /// Keys of `taken`, oldest first.
     order: VecDeque<GraphKey>,
 }
@@ -38,12 +38,12 @@ struct Reservation {
 struct Held {
     /// When the sender was last heard of.
     heard: Instant,
-    room: Room,
+    space: ReservedSpace,
 }
 
 /// What a sender may fill.
 #[derive(Clone)]
-pub(super) struct Room {
+pub(super) struct ReservedSpace {
     /// What it is for.
     pub unit: Unit,
     /// Pages of the one plane, or rows.
@@ -54,17 +54,17 @@ pub(super) struct Room {
     pub segment: Option<Arc<Segment>>,
 }
 
-struct Taken {
+struct Imported {
     secret: Vec<u8>,
     hand_over: pb::HandOver,
 }
 
 /// What a sender finds under a key.
 pub(super) enum Found {
-    /// Room to fill.
-    Waiting(Room),
+    /// ReservedSpace to fill.
+    Waiting(ReservedSpace),
     /// The request goes on, by this hand-over.
-    Taken(pb::HandOver),
+    Imported(pb::HandOver),
 }
 
 /// Why a sender finds nothing.
@@ -87,33 +87,33 @@ impl Reservations {
     }
 
     /// Its room is held: from now on it can be pushed to, and its lease runs. Gives its secret; none if it has ended.
-    pub fn hold(&self, key: GraphKey, room: Room) -> Option<Vec<u8>> {
+    pub fn hold(&self, key: GraphKey, space: ReservedSpace) -> Option<Vec<u8>> {
         let mut state = self.lock();
         let reservation = state.waiting.get_mut(&key)?;
-        reservation.held = Some(Held { heard: Instant::now(), room });
+        reservation.held = Some(Held { heard: Instant::now(), space });
         Some(reservation.secret.clone())
     }
 
     /// Its pages can be pushed to a segment too.
     pub fn set_segment(&self, key: GraphKey, segment: Segment) {
         if let Some(held) = self.lock().waiting.get_mut(&key).and_then(|waiting| waiting.held.as_mut()) {
-            held.room.segment = Some(Arc::new(segment));
+            held.space.segment = Some(Arc::new(segment));
         }
     }
 
     /// For a sender that shows this secret.
     pub fn find(&self, key: GraphKey, secret: &[u8]) -> Result<Found, NotFound> {
         let state = self.lock();
-        if let Some(taken) = state.taken.get(&key) {
-            let found = Found::Taken(taken.hand_over.clone());
-            return if taken.secret == secret { Ok(found) } else { Err(NotFound::WrongSecret) };
+        if let Some(imported) = state.imported.get(&key) {
+            let found = Found::Imported(imported.hand_over.clone());
+            return if imported.secret == secret { Ok(found) } else { Err(NotFound::WrongSecret) };
         }
         let reservation = state.waiting.get(&key).ok_or(NotFound::NoSuchGraph)?;
         if reservation.secret != secret {
             return Err(NotFound::WrongSecret);
         }
         let held = reservation.held.as_ref().ok_or(NotFound::NoSuchGraph)?;
-        Ok(Found::Waiting(held.room.clone()))
+        Ok(Found::Waiting(held.space.clone()))
     }
 
     /// Its sender has been heard of. False if it does not wait any more.
@@ -124,16 +124,16 @@ impl Reservations {
     }
 
     /// It goes on here: the same hand-over, coming again, will find it so.
-    pub fn take(&self, key: GraphKey, hand_over: pb::HandOver) {
+    pub fn accept(&self, key: GraphKey, hand_over: pb::HandOver) {
         let mut state = self.lock();
         let Some(Reservation { secret, .. }) = state.waiting.remove(&key) else { return };
         if state.order.len() == REMEMBERED
             && let Some(oldest) = state.order.pop_front()
         {
-            state.taken.remove(&oldest);
+            state.imported.remove(&oldest);
         }
         state.order.push_back(key);
-        state.taken.insert(key, Taken { secret, hand_over });
+        state.imported.insert(key, Imported { secret, hand_over });
     }
 
     /// It waits for nothing any more. One that was taken stays so.
@@ -163,8 +163,8 @@ mod tests {
         reservations.expect(key(request), &message);
     }
 
-    fn room(count: usize) -> Room {
-        Room { unit: Unit::row(8), count, known: 0, segment: None }
+    fn space(count: usize) -> ReservedSpace {
+        ReservedSpace { unit: Unit::row(8), count, known: 0, segment: None }
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         let find = |secret: u8| reservations.find(key(1), &[secret; 16]).err();
         assert_eq!(find(1), Some(NotFound::NoSuchGraph), "no pages are held");
         assert!(!reservations.renew(key(1)));
-        assert_eq!(reservations.hold(key(1), room(3)), Some(vec![1; 16]));
+        assert_eq!(reservations.hold(key(1), space(3)), Some(vec![1; 16]));
         assert_eq!((find(1), find(2)), (None, Some(NotFound::WrongSecret)));
         assert!(reservations.renew(key(1)));
         reservations.end(key(1));
@@ -187,14 +187,14 @@ mod tests {
         let reservations = Reservations::default();
         for request in 0..REMEMBERED as u64 + 1 {
             expect(&reservations, request);
-            reservations.hold(key(request), room(1));
+            reservations.hold(key(request), space(1));
             let hand_over = pb::HandOver { computed_tokens: request as u32, ..Default::default() };
-            reservations.take(key(request), hand_over);
+            reservations.accept(key(request), hand_over);
             reservations.end(key(request));
         }
         assert_eq!(reservations.find(key(0), &[0; 16]).err(), Some(NotFound::NoSuchGraph));
         let found = reservations.find(key(1), &[1; 16]).ok();
-        assert!(matches!(found, Some(Found::Taken(pb::HandOver { computed_tokens: 1, .. }))));
+        assert!(matches!(found, Some(Found::Imported(pb::HandOver { computed_tokens: 1, .. }))));
         assert_eq!(reservations.find(key(1), &[9; 16]).err(), Some(NotFound::WrongSecret));
     }
 }

@@ -17,7 +17,7 @@ use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
 };
-use tutti_engine::{HandedOver, OutputToken, PageRun, TransferError};
+use tutti_engine::{ExportSummary, OutputToken, PageRun, TransferError};
 use tutti_proto::cluster::v1::{
     self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
 };
@@ -34,7 +34,7 @@ const IN_FLIGHT: usize = 2;
 /// How often a hand-over is told again whose answer was lost.
 const RETRIES: usize = 3;
 /// Receivers whose connections are kept.
-const KEPT: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// Connections to receivers, made when they are needed, and again when they broke.
 #[derive(Default)]
@@ -45,7 +45,7 @@ pub(super) struct Connections {
 struct Connection {
     channel: Channel,
     /// The transport that was told in the log last.
-    told: Option<Transport>,
+    logged: Option<Transport>,
 }
 
 impl Connections {
@@ -61,18 +61,18 @@ impl Connections {
             .keep_alive_timeout(KEEP_ALIVE)
             .tcp_nodelay(true);
         let channel = endpoint.connect_lazy();
-        if open.len() == KEPT {
+        if open.len() == MAX_CONNECTIONS {
             open.clear();
         }
-        open.insert(address.to_owned(), Connection { channel: channel.clone(), told: None });
+        open.insert(address.to_owned(), Connection { channel: channel.clone(), logged: None });
         Ok(channel)
     }
 
     /// Tells in the log how pages travel to a receiver, whenever that changes.
-    fn tell(&self, address: &str, transport: Transport) {
+    fn log_transport(&self, address: &str, transport: Transport) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(connection) = open.get_mut(address) else { return };
-        if connection.told.replace(transport) != Some(transport) {
+        if connection.logged.replace(transport) != Some(transport) {
             tracing::info!(receiver = address, transport = transport.name(), "planes are handed over");
         }
     }
@@ -95,7 +95,7 @@ struct Progress {
     /// When the first page was there to be sent.
     began: Option<Instant>,
     /// Once all pages are sent.
-    handed: Option<HandedOver>,
+    summary: Option<ExportSummary>,
 }
 
 impl Push {
@@ -104,21 +104,21 @@ impl Push {
         let mut progress = Progress::default();
         let mut outcome = self.attempt(&mut progress).await;
         for _ in 0..RETRIES {
-            let (Err(TransferError::Lost(why)), Some(handed)) = (&outcome, progress.handed) else { break };
+            let (Err(TransferError::Lost(why)), Some(summary)) = (&outcome, progress.summary) else { break };
             tracing::debug!(why, "a hand-over is told again: its answer was lost");
-            outcome = self.tell_again(handed).await.map(Some);
+            outcome = self.resend_end(summary).await.map(Some);
         }
         match outcome {
             Ok(None) => return None,
             Ok(Some(())) => {
-                if let Some(handed) = progress.handed {
-                    let exposed = handed.since.elapsed();
+                if let Some(summary) = progress.summary {
+                    let exposed = summary.since.elapsed();
                     // Of a short prompt, all pages come once the prefill has ended.
                     let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
-                    self.tally.handed_over(pushing, exposed);
+                    self.tally.record_handover(pushing, exposed);
                 }
             }
-            Err(_) => self.tally.failed(),
+            Err(_) => self.tally.record_failure(),
         }
         Some(outcome.map(|_| ()))
     }
@@ -139,41 +139,41 @@ impl Push {
         let mut call = pin!(client.push(ReceiverStream::new(outbound)));
         let sent = tokio::select! {
             answered = &mut call => {
-                return Err(answered.map_or_else(of_status, |_| {
+                return Err(answered.map_or_else(from_status, |_| {
                     TransferError::Refused("the receiver has answered before the hand-over".to_owned())
                 }));
             }
             sent = self.send_all(pieces, progress) => sent?,
         };
-        let Some(handed) = sent else { return Ok(None) };
-        self.answer(call, &handed).await.map(Some)
+        let Some(summary) = sent else { return Ok(None) };
+        self.await_receipt(call, &summary).await.map(Some)
     }
 
     /// The hand-over alone, to a receiver that may have taken it already.
-    async fn tell_again(&self, handed: HandedOver) -> Result<(), TransferError> {
+    async fn resend_end(&self, summary: ExportSummary) -> Result<(), TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
-        for piece in [self.manifest(), hand_over(&handed)] {
+        for piece in [self.manifest(), end_piece(&summary)] {
             // There is room for two.
             let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
         }
         drop(pieces);
-        let answer = self.answer(pin!(client.push(ReceiverStream::new(outbound))), &handed).await;
-        answer.map_err(|error| match error {
+        let outcome = self.await_receipt(pin!(client.push(ReceiverStream::new(outbound))), &summary).await;
+        outcome.map_err(|error| match error {
             TransferError::Refused(why) => TransferError::Lost(format!("pages were lost on the way: {why}")),
             lost => lost,
         })
     }
 
-    async fn answer(
+    async fn await_receipt(
         &self,
         call: impl Future<Output = Result<tonic::Response<pb::TransferReceipt>, Status>>,
-        handed: &HandedOver,
+        summary: &ExportSummary,
     ) -> Result<(), TransferError> {
         let late = || TransferError::Lost(format!("the receiver has not answered within {:?}", self.lease()));
-        let receipt = timeout(self.lease(), call).await.map_err(|_| late())?.map_err(of_status)?.into_inner();
-        let same = receipt.computed_tokens as usize == handed.computed
-            && receipt.counts == [handed.pages as u32]
+        let receipt = timeout(self.lease(), call).await.map_err(|_| late())?.map_err(from_status)?.into_inner();
+        let same = receipt.computed_tokens as usize == summary.computed
+            && receipt.counts == [summary.pages as u32]
             && receipt.key == self.destination.key;
         if same { Ok(()) } else { Err(TransferError::Refused(format!("another receipt: {receipt:?}"))) }
     }
@@ -183,12 +183,12 @@ impl Push {
         &self,
         pieces: mpsc::Sender<pb::PlanePiece>,
         progress: &mut Progress,
-    ) -> Result<Option<HandedOver>, TransferError> {
+    ) -> Result<Option<ExportSummary>, TransferError> {
         let outlet = Outlet { pieces, lease: self.lease() };
         outlet.send(self.manifest()).await?;
         let segment = self.open_segment().await;
         let transport = if segment.is_some() { Transport::SharedMemory } else { Transport::Tcp };
-        self.connections.tell(&self.destination.address, transport);
+        self.connections.log_transport(&self.destination.address, transport);
         loop {
             let parcel = match timeout(self.lease() / 3, self.queue.next()).await {
                 Err(_) => {
@@ -201,16 +201,16 @@ impl Push {
             match parcel {
                 Parcel::Pages(staged) => {
                     progress.began.get_or_insert_with(Instant::now);
-                    self.tally.sent(transport, staged.run.data.len());
+                    self.tally.record_sent(transport, staged.run.data.len());
                     match &segment {
                         Some(segment) => self.send_shared(&outlet, segment, staged).await?,
                         None => self.send_inline(&outlet, &staged.run).await?,
                     }
                 }
-                Parcel::HandOver(handed) => {
-                    outlet.send(hand_over(&handed)).await?;
-                    progress.handed = Some(handed);
-                    return Ok(Some(handed));
+                Parcel::End(summary) => {
+                    outlet.send(end_piece(&summary)).await?;
+                    progress.summary = Some(summary);
+                    return Ok(Some(summary));
                 }
             }
         }
@@ -265,8 +265,8 @@ impl Push {
     async fn send_inline(&self, outlet: &Outlet, run: &PageRun) -> Result<(), TransferError> {
         let Unit { bytes, .. } = self.unit;
         let at_once = self.unit.at_once();
-        for (place, data) in run.data.chunks(at_once * bytes).enumerate() {
-            let first = (run.first + place * at_once) as u32;
+        for (index, data) in run.data.chunks(at_once * bytes).enumerate() {
+            let first = (run.first + index * at_once) as u32;
             let count = (data.len() / bytes) as u32;
             let place = Some(Place::Inline(data.to_vec()));
             outlet.send(Piece::Data(pb::PlaneData { plane: 0, first, count, place })).await?;
@@ -294,8 +294,8 @@ impl Outlet {
     }
 }
 
-fn hand_over(handed: &HandedOver) -> Piece {
-    let HandedOver { first, computed, pages, .. } = *handed;
+fn end_piece(summary: &ExportSummary) -> Piece {
+    let ExportSummary { first, computed, pages, .. } = *summary;
     let sampled =
         |first: OutputToken| pb::SampledToken { token_id: first.token, index: first.index, logprob: None };
     Piece::HandOver(pb::HandOver {
@@ -306,7 +306,7 @@ fn hand_over(handed: &HandedOver) -> Piece {
 }
 
 /// A receiver that says no, or one that is not there.
-fn of_status(status: Status) -> TransferError {
+fn from_status(status: Status) -> TransferError {
     let message = format!("the receiver says: {}", status.message());
     match status.code() {
         Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::sync::Notify;
-use tutti_engine::{Bell, HandedOver, PageRun};
+use tutti_engine::{Waker, ExportSummary, PageRun};
 
 /// Bytes that may be staged, of all requests together; and a page, however large.
 pub(super) const STAGED_BYTES: usize = 64 << 20;
@@ -17,7 +17,7 @@ pub(super) const STAGED_BYTES: usize = 64 << 20;
 const ENOUGH: usize = 16 << 20;
 
 /// The room that all requests share.
-pub(super) struct Room {
+pub(super) struct StagingBudget {
     bytes: usize,
     used: AtomicUsize,
     /// The engine has asked and may have found too little.
@@ -25,7 +25,7 @@ pub(super) struct Room {
     freed: Notify,
 }
 
-impl Room {
+impl StagingBudget {
     pub fn new(page_bytes: usize) -> Self {
         let bytes = STAGED_BYTES.max(page_bytes);
         Self { bytes, used: AtomicUsize::new(0), wanted: AtomicBool::new(false), freed: Notify::new() }
@@ -33,10 +33,10 @@ impl Room {
 
     /// Rings whenever there is room for whoever found too little; runs for ever. A task of its own, since room is also given
     /// back inside the engine's own calls.
-    pub async fn ring(self: Arc<Self>, bell: Bell) {
+    pub async fn wake_when_freed(self: Arc<Self>, waker: Waker) {
         loop {
             self.freed.notified().await;
-            bell.ring();
+            waker.wake();
         }
     }
 
@@ -66,32 +66,32 @@ impl Room {
 /// What is to be pushed of one request, in order.
 pub(super) enum Parcel {
     Pages(Staged),
-    HandOver(HandedOver),
+    End(ExportSummary),
 }
 
 /// Pages that take room until they are dropped.
 pub(super) struct Staged {
     pub run: PageRun,
-    room: Arc<Room>,
+    budget: Arc<StagingBudget>,
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.room.give_back(self.run.data.len());
+        self.budget.give_back(self.run.data.len());
     }
 }
 
 /// One request's share.
 pub(super) struct Queue {
-    room: Arc<Room>,
+    budget: Arc<StagingBudget>,
     /// None once the request has ended here.
     parcels: Mutex<Option<VecDeque<Parcel>>>,
     changed: Notify,
 }
 
 impl Queue {
-    pub fn new(room: Arc<Room>) -> Self {
-        Self { room, parcels: Mutex::new(Some(VecDeque::new())), changed: Notify::new() }
+    pub fn new(budget: Arc<StagingBudget>) -> Self {
+        Self { budget, parcels: Mutex::new(Some(VecDeque::new())), changed: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<VecDeque<Parcel>>> {
@@ -99,13 +99,13 @@ impl Queue {
     }
 
     pub fn put_pages(&self, run: PageRun) {
-        self.room.take(run.data.len());
-        self.put(Parcel::Pages(Staged { run, room: Arc::clone(&self.room) }));
+        self.budget.take(run.data.len());
+        self.put(Parcel::Pages(Staged { run, budget: Arc::clone(&self.budget) }));
     }
 
     /// Nothing may follow.
-    pub fn put_hand_over(&self, handed: HandedOver) {
-        self.put(Parcel::HandOver(handed));
+    pub fn put_end(&self, summary: ExportSummary) {
+        self.put(Parcel::End(summary));
     }
 
     fn put(&self, parcel: Parcel) {
@@ -158,18 +158,18 @@ mod tests {
 
     #[tokio::test]
     async fn room_is_taken_until_pages_have_been_sent_or_dropped() {
-        let room = Arc::new(Room::new(16));
-        let queue = Queue::new(Arc::clone(&room));
+        let budget = Arc::new(StagingBudget::new(16));
+        let queue = Queue::new(Arc::clone(&budget));
         queue.put_pages(run(1000));
         queue.put_pages(run(24));
-        assert_eq!(room.left(), STAGED_BYTES - 1024);
+        assert_eq!(budget.left(), STAGED_BYTES - 1024);
         let parcel = queue.next().await;
-        assert_eq!(room.left(), STAGED_BYTES - 1024, "it is on its way");
+        assert_eq!(budget.left(), STAGED_BYTES - 1024, "it is on its way");
         drop(parcel);
-        assert_eq!(room.left(), STAGED_BYTES - 24);
+        assert_eq!(budget.left(), STAGED_BYTES - 24);
         queue.close();
         queue.put_pages(run(8));
-        assert_eq!(room.left(), STAGED_BYTES);
+        assert_eq!(budget.left(), STAGED_BYTES);
         assert!(queue.next().await.is_none());
     }
 }

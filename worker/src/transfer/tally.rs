@@ -37,7 +37,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub fn sent(&self, transport: Transport, bytes: usize) {
+    pub fn record_sent(&self, transport: Transport, bytes: usize) {
         let count = match transport {
             Transport::SharedMemory => &self.shared_memory_bytes,
             Transport::Tcp => &self.tcp_bytes,
@@ -46,13 +46,13 @@ impl Tally {
     }
 
     /// A request was handed over: `pushing` after its first page could be sent, `exposed` after its prefill's end.
-    pub fn handed_over(&self, pushing: Duration, exposed: Duration) {
+    pub fn record_handover(&self, pushing: Duration, exposed: Duration) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
         self.pushing_us.fetch_add(pushing.as_micros() as u64, Ordering::Relaxed);
         self.exposed_us.fetch_add(exposed.as_micros() as u64, Ordering::Relaxed);
     }
 
-    pub fn failed(&self) {
+    pub fn record_failure(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 

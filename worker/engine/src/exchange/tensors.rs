@@ -11,7 +11,7 @@ use std::{
 use tutti_proto::GraphKey;
 use tutti_runtime::{Error, ErrorKind};
 
-use crate::courier::{Cargo, Courier, HandOver, HandedOver, PageRun};
+use crate::courier::{Cargo, Courier, ImportRequest, ExportSummary, PageRun};
 
 /// Bytes of one run of rows, unless one row is larger.
 const RUN: usize = 1 << 20;
@@ -114,7 +114,7 @@ impl Tensors {
         &mut self,
         courier: &mut dyn Courier,
         mut hold_back: impl FnMut(GraphKey, bool),
-    ) -> Vec<(GraphKey, HandedOver)> {
+    ) -> Vec<(GraphKey, ExportSummary)> {
         let mut sent = Vec::new();
         for (&key, outgoing) in &mut self.outgoing {
             while outgoing.unsent.front().is_some_and(|run| run.data.len() <= courier.room()) {
@@ -127,7 +127,7 @@ impl Tensors {
             }
             if outgoing.encoded == outgoing.rows && !held_back {
                 let (computed, since) = (outgoing.rows, outgoing.since);
-                sent.push((key, HandedOver { first: None, computed, pages: computed, since }));
+                sent.push((key, ExportSummary { first: None, computed, pages: computed, since }));
             }
         }
         sent.iter().for_each(|(key, _)| drop(self.outgoing.remove(key)));
@@ -140,8 +140,8 @@ impl Tensors {
         // What comes again behind the hand-over is known.
         let filling = incoming.filling.as_mut()?;
         let (at, rows) = (run.first * self.row_bytes, run.data.len() / self.row_bytes);
-        if let Some(place) = filling.data.get_mut(at..at + run.data.len()) {
-            place.copy_from_slice(&run.data);
+        if let Some(slot) = filling.data.get_mut(at..at + run.data.len()) {
+            slot.copy_from_slice(&run.data);
             filling.written[run.first..run.first + rows].fill(true);
         }
         None
@@ -153,8 +153,8 @@ impl Tensors {
     }
 
     /// The rows of a request, if all of them are here and the sender counts as many. Nothing has changed if not.
-    pub fn take_over(&mut self, hand_over: &HandOver) -> Result<Vec<f32>, Error> {
-        let HandOver { key, first, computed, pages, .. } = *hand_over;
+    pub fn take(&mut self, request: &ImportRequest) -> Result<Vec<f32>, Error> {
+        let ImportRequest { key, first, computed, pages, .. } = *request;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let incoming = self.incoming.get_mut(&key);
         let Some(filling) = incoming.and_then(|incoming| incoming.filling.take()) else {

@@ -13,7 +13,7 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
     // 18 tokens are five pages, and at least the last one is always sent.
     let before = launch(1, 18, 9);
-    to.desk.launch(before.clone());
+    to.engine.launch(before.clone());
     to.idle();
     let again = |request: u64| {
         let mut whole = launch(request, 18, 9);
@@ -24,13 +24,13 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
         [(2, 4, None), (3, 5, None), (4, 0, Some("page 4 of 5 is missing"))]
     {
         let whole = again(request);
-        to.desk.launch(decode(&whole));
+        to.engine.launch(decode(&whole));
         to.idle();
-        assert_eq!(to.post.lock().reserved.drain(..).collect::<Vec<_>>(), [(key(request, 1), 5, 4)]);
-        from.desk.launch(prefill_behind(&whole, known_by_the_sender));
+        assert_eq!(to.courier.lock().reserved.drain(..).collect::<Vec<_>>(), [(key(request, 1), 5, 4)]);
+        from.engine.launch(prefill_behind(&whole, known_by_the_sender));
         from.idle();
-        from.give(Arrival::Taken(key(request, 0)));
-        let first = from.post.lock().sent.front().map(|run| run.first);
+        from.give(Arrival::Accepted(key(request, 0)));
+        let first = from.courier.lock().sent.front().map(|run| run.first);
         assert_eq!(first, Some(known_by_the_sender.min(4)));
         // Nothing that others read is written to, whoever says so; a run that begins there is not taken at all.
         to.give(Arrival::Pages(PageRun { key: key(request, 1), first: 3, data: vec![9; PAGE_BYTES] }));
@@ -43,7 +43,7 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
             }
             Some(missing) => {
                 assert!(answer.unwrap_err().message().contains(missing));
-                to.desk.cancel(key(request, 1));
+                to.engine.cancel(key(request, 1));
                 to.idle();
             }
         }
@@ -51,9 +51,9 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
     }
     // Of a page more than is known nobody is told that it is there.
     let (whole, mut other) = (again(6), Side::new(&settings()));
-    other.desk.launch(decode(&whole));
+    other.engine.launch(decode(&whole));
     other.idle();
-    from.desk.launch(prefill_behind(&whole, 1));
+    from.engine.launch(prefill_behind(&whole, 1));
     from.idle();
     carry(&from, &other, &answers);
     other.idle();
@@ -66,7 +66,7 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
         whole.spec.as_mut().unwrap().prompt[..18].clone_from_slice(&before.spec.as_ref().unwrap().prompt);
         whole
     };
-    to.desk.launch(longer.clone());
+    to.engine.launch(longer.clone());
     to.idle();
     assert_eq!(to.ids(5), expected(&longer).output);
 }
@@ -77,12 +77,12 @@ fn what_was_handed_over_is_known_to_those_that_follow() {
     for (request, known) in [(1, 0), (2, 4)] {
         let mut whole = launch(request, 18, 9);
         whole.spec.as_mut().unwrap().prompt = launch(1, 18, 9).spec.unwrap().prompt;
-        to.desk.launch(decode(&whole));
+        to.engine.launch(decode(&whole));
         to.idle();
-        assert_eq!(to.post.lock().reserved.pop(), Some((key(request, 1), 5, known)));
-        from.desk.launch(prefill_behind(&whole, known));
+        assert_eq!(to.courier.lock().reserved.pop(), Some((key(request, 1), 5, known)));
+        from.engine.launch(prefill_behind(&whole, known));
         from.idle();
-        from.give(Arrival::Taken(key(request, 0)));
+        from.give(Arrival::Accepted(key(request, 0)));
         carry(&from, &to, &answers);
         to.idle();
         assert_eq!(to.ids(request), expected(&whole).output[1..]);

@@ -15,8 +15,8 @@ use std::{
 
 use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
 use tutti_engine::{
-    Admission, Arrival, Cargo, Courier, EngineSettings, FrontDesk, HandOver, HandedOver, OutputToken,
-    PageRun, Stepper, TransferError,
+    Admission, Arrival, Cargo, Courier, EngineSettings, EngineHandle, ImportRequest, ExportSummary, OutputToken,
+    PageRun, DeviceLoop, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
@@ -25,33 +25,33 @@ const PAGE_BYTES: usize = PAGE_TOKENS * 4;
 
 /// What passed between an engine and its courier.
 #[derive(Default)]
-struct Counter {
+struct Traffic {
     room: usize,
     sent: VecDeque<PageRun>,
-    handed: VecDeque<(GraphKey, HandedOver)>,
+    exported: VecDeque<(GraphKey, ExportSummary)>,
     reserved: Vec<(GraphKey, usize, usize)>,
     ended: Vec<GraphKey>,
     arrivals: VecDeque<Arrival>,
 }
 
 #[derive(Clone, Default)]
-struct Post(Arc<Mutex<Counter>>);
+struct TestCourier(Arc<Mutex<Traffic>>);
 
-impl Post {
-    fn lock(&self) -> MutexGuard<'_, Counter> {
+impl TestCourier {
+    fn lock(&self) -> MutexGuard<'_, Traffic> {
         self.0.lock().expect("nobody panicked")
     }
 }
 
-impl Courier for Post {
+impl Courier for TestCourier {
     fn room(&self) -> usize {
         self.lock().room
     }
     fn send(&mut self, run: PageRun) {
         self.lock().sent.push_back(run);
     }
-    fn hand_over(&mut self, key: GraphKey, handed: HandedOver) {
-        self.lock().handed.push_back((key, handed));
+    fn export(&mut self, key: GraphKey, summary: ExportSummary) {
+        self.lock().exported.push_back((key, summary));
     }
     fn reserved(&mut self, key: GraphKey, _: Cargo, pages: usize, known: usize) {
         self.lock().reserved.push((key, pages, known));
@@ -67,9 +67,9 @@ impl Courier for Post {
 /// An engine on the test's thread, and what it has told.
 struct Side {
     probe: Arc<Mutex<Probe>>,
-    stepper: Stepper,
-    desk: FrontDesk,
-    post: Post,
+    device: DeviceLoop,
+    engine: EngineHandle,
+    courier: TestCourier,
     tokens: BTreeMap<u64, Vec<pb::SampledToken>>,
     outcomes: BTreeMap<u64, pb::completion::Outcome>,
     load: pb::WorkerLoad,
@@ -78,19 +78,19 @@ struct Side {
 impl Side {
     fn new(settings: &EngineSettings) -> Self {
         let (engine, probe) = engine(settings);
-        let (stepper, mut desk) = engine.split();
-        let post = Post::default();
-        post.lock().room = usize::MAX;
-        desk.connect(Box::new(post.clone()));
+        let (device, mut engine) = engine.split();
+        let courier = TestCourier::default();
+        courier.lock().room = usize::MAX;
+        engine.connect(Box::new(courier.clone()));
         let (tokens, outcomes, load) = Default::default();
-        Self { probe, stepper, desk, post, tokens, outcomes, load }
+        Self { probe, device, engine, courier, tokens, outcomes, load }
     }
 
     /// One turn. False if there was nothing to do.
     fn step(&mut self) -> bool {
-        let news = self.stepper.turn().expect("the device is there");
-        let told = news.is_some();
-        if let Some(report) = news.map(|news| self.desk.report(news)) {
+        let output = self.device.turn().expect("the device is there");
+        let reported = output.is_some();
+        if let Some(report) = output.map(|output| self.engine.report(output)) {
             self.load = report.load.unwrap();
             for row in report.rows {
                 self.tokens.entry(row.key.unwrap().request).or_default().extend(row.tokens);
@@ -101,7 +101,7 @@ impl Side {
                 assert!(ended.is_none(), "two endings");
             }
         }
-        self.stepper.run().expect("the device is there") || told
+        self.device.run().expect("the device is there") || reported
     }
 
     fn idle(&mut self) {
@@ -109,7 +109,7 @@ impl Side {
     }
 
     fn give(&self, arrival: Arrival) {
-        self.post.lock().arrivals.push_back(arrival);
+        self.courier.lock().arrivals.push_back(arrival);
     }
 
     fn ids(&self, request: u64) -> Vec<u32> {
@@ -141,38 +141,38 @@ fn decode(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
 /// Outcomes of hand-overs, in the order in which they were answered.
 type Answers = Arc<Mutex<Vec<Result<(), Error>>>>;
 
-fn hand_over(request: u64, handed: HandedOver, answers: &Answers) -> Arrival {
+fn import(request: u64, exported: ExportSummary, answers: &Answers) -> Arrival {
     let answers = Arc::clone(answers);
-    Arrival::HandOver(HandOver {
+    Arrival::Import(ImportRequest {
         key: key(request, 1),
-        first: handed.first,
-        computed: handed.computed,
-        pages: handed.pages,
+        first: exported.first,
+        computed: exported.computed,
+        pages: exported.pages,
         answer: Box::new(move |outcome| answers.lock().expect("nobody panicked").push(outcome)),
     })
 }
 
 /// Carries all that waits at the prefill's side. Gives the requests that were handed over.
 fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
-    let mut post = from.post.lock();
-    for run in post.sent.drain(..) {
+    let mut courier = from.courier.lock();
+    for run in courier.sent.drain(..) {
         to.give(Arrival::Pages(PageRun { key: key(run.key.request.0, 1), ..run }));
     }
-    let handed: Vec<_> = post.handed.drain(..).collect();
-    drop(post);
-    for (key, handed) in &handed {
-        to.give(hand_over(key.request.0, *handed, answers));
+    let exported: Vec<_> = courier.exported.drain(..).collect();
+    drop(courier);
+    for (key, exported) in &exported {
+        to.give(import(key.request.0, *exported, answers));
     }
-    handed.iter().map(|(key, _)| key.request.0).collect()
+    exported.iter().map(|(key, _)| key.request.0).collect()
 }
 
 /// A request that is prefilled, and what its prefill handed over.
-fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, HandedOver) {
-    side.desk.launch(prefill(whole));
+fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, ExportSummary) {
+    side.engine.launch(prefill(whole));
     side.idle();
-    let mut post = side.post.lock();
-    let (_, handed) = post.handed.pop_front().expect("the prefill is done");
-    (post.sent.drain(..).map(|run| PageRun { key: key(run.key.request.0, 1), ..run }).collect(), handed)
+    let mut courier = side.courier.lock();
+    let (_, exported) = courier.exported.pop_front().expect("the prefill is done");
+    (courier.sent.drain(..).map(|run| PageRun { key: key(run.key.request.0, 1), ..run }).collect(), exported)
 }
 
 #[test]
@@ -191,21 +191,21 @@ fn requests_that_are_divided_get_what_they_get_alone() {
                 launch
             })
             .collect();
-        launches.iter().for_each(|launch| to.desk.launch(decode(launch)));
+        launches.iter().for_each(|launch| to.engine.launch(decode(launch)));
         let mut spared = 0;
         for turn in 0.. {
             assert!(turn < 10_000, "{} of {} ended", to.outcomes.len(), launches.len());
-            for (key, pages, known) in to.post.lock().reserved.drain(..) {
+            for (key, pages, known) in to.courier.lock().reserved.drain(..) {
                 spared += known;
                 let launch = &launches[key.request.0 as usize];
                 let tokens = launch.spec.as_ref().unwrap().prompt.len();
                 assert_eq!(pages, tokens.div_ceil(PAGE_TOKENS));
-                from.desk.launch(prefill_behind(launch, known));
+                from.engine.launch(prefill_behind(launch, known));
             }
             let (a, b) = (from.step(), to.step());
             for request in carry(&from, &to, &answers) {
                 // Later, so that completions come in any order.
-                from.give(Arrival::Taken(key(request, 0)));
+                from.give(Arrival::Accepted(key(request, 0)));
             }
             if !a && !b && to.outcomes.len() == launches.len() {
                 break;
@@ -217,15 +217,15 @@ fn requests_that_are_divided_get_what_they_get_alone() {
             assert_eq!(whole, expected(launch).output, "request {request}");
             assert_eq!(from.ids(request).len(), 1);
             assert_eq!(to.tokens[&request][0].index, 1);
-            let handed = pb::completion::Outcome::HandedOver(pb::HandedOver { generated: 1 });
-            assert_eq!(from.outcomes[&request], handed);
+            let exported = pb::completion::Outcome::HandedOver(pb::HandedOver { generated: 1 });
+            assert_eq!(from.outcomes[&request], exported);
             assert!(matches!(to.outcomes[&request], pb::completion::Outcome::Finished(_)));
         }
         assert!(answers.lock().unwrap().iter().all(Result::is_ok));
         assert_eq!((from.load.kv_pages_used, to.load.kv_pages_used), (0, 0));
         assert!(from.load.cached_tokens > 0, "some pages were found, not computed");
         assert!(spared > 0, "some pages were known, not sent");
-        assert!(from.desk.is_idle() && to.desk.is_idle());
+        assert!(from.engine.is_idle() && to.engine.is_idle());
     }
 }
 
@@ -234,20 +234,20 @@ fn a_first_token_that_ends_the_request_ends_it_here() {
     let mut side = Side::new(&settings());
     let mut whole = launch(1, 10, 5);
     whole.spec.as_mut().unwrap().stopping.as_mut().unwrap().stop_token_ids = vec![expected(&whole).output[0]];
-    side.desk.launch(prefill(&whole));
+    side.engine.launch(prefill(&whole));
     side.idle();
     assert!(matches!(side.outcomes[&1], pb::completion::Outcome::Finished(_)));
-    let post = side.post.lock();
-    assert!(post.handed.is_empty() && post.ended == [key(1, 0)]);
+    let courier = side.courier.lock();
+    assert!(courier.exported.is_empty() && courier.ended == [key(1, 0)]);
 }
 
 #[test]
 fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
     let whole = launch(1, 18, 9);
-    to.desk.launch(decode(&whole));
+    to.engine.launch(decode(&whole));
     to.idle();
-    let (runs, handed) = prefilled(&mut from, &whole);
+    let (runs, exported) = prefilled(&mut from, &whole);
     let pages: Vec<PageRun> = runs
         .iter()
         .flat_map(|run| {
@@ -266,10 +266,10 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
     }
     to.give(Arrival::Pages(PageRun { first: 5, ..pages[0].clone() }));
     to.give(Arrival::Pages(PageRun { key: key(7, 1), ..pages[0].clone() }));
-    let refused = |to: &mut Side, change: &dyn Fn(&mut HandedOver), why: &str| {
-        let mut other = handed;
+    let refused = |to: &mut Side, change: &dyn Fn(&mut ExportSummary), why: &str| {
+        let mut other = exported;
         change(&mut other);
-        to.give(hand_over(1, other, &answers));
+        to.give(import(1, other, &answers));
         to.idle();
         let error = answers.lock().unwrap().pop().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -277,17 +277,17 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
     };
     refused(&mut to, &|_| {}, "page 2 of 5 is missing");
     to.give(Arrival::Pages(pages[2].clone()));
-    refused(&mut to, &|handed| handed.pages = 4, "4 pages are handed over, but 5 are reserved");
-    refused(&mut to, &|handed| handed.computed = 17, "17 tokens are handed over, but its prefill has 18");
-    let other = handed.first.map(|first| OutputToken { index: 1, ..first });
-    refused(&mut to, &|handed| handed.first = other, "token 1 of its output is handed over, but 0 is due");
+    refused(&mut to, &|summary| summary.pages = 4, "4 pages are handed over, but 5 are reserved");
+    refused(&mut to, &|summary| summary.computed = 17, "17 tokens are handed over, but its prefill has 18");
+    let other = exported.first.map(|first| OutputToken { index: 1, ..first });
+    refused(&mut to, &|summary| summary.first = other, "token 1 of its output is handed over, but 0 is due");
     assert_eq!((to.ids(1), to.load.running), (vec![], 0), "no step has had a row of it");
 
-    to.give(hand_over(1, handed, &answers));
+    to.give(import(1, exported, &answers));
     to.step();
     to.step();
     // The same again, and pages that are late: they change nothing.
-    to.give(hand_over(1, handed, &answers));
+    to.give(import(1, exported, &answers));
     to.give(Arrival::Pages(PageRun { data: vec![9; PAGE_BYTES], ..pages[0].clone() }));
     to.idle();
     assert_eq!(to.ids(1), expected(&whole).output[1..]);
@@ -300,26 +300,26 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
 #[test]
 fn a_request_whose_pages_do_not_leave_waits_and_others_do_not() {
     let mut side = Side::new(&settings());
-    side.post.lock().room = 0;
+    side.courier.lock().room = 0;
     let (long, short) = (launch(1, 200, 5), launch(2, 20, 5));
-    side.desk.launch(prefill(&long));
+    side.engine.launch(prefill(&long));
     for _ in 0..20 {
         side.step();
     }
     let computed = side.load.steps;
     assert!(computed <= 3, "it went on for {computed} steps");
-    side.desk.launch(short.clone());
+    side.engine.launch(short.clone());
     side.idle();
     assert_eq!(side.ids(2), expected(&short).output);
     // A page at a time.
     while !side.outcomes.contains_key(&1) {
-        side.post.lock().room = PAGE_BYTES;
+        side.courier.lock().room = PAGE_BYTES;
         side.step();
-        if let Some((key, _)) = { side.post.lock().handed.pop_front() } {
-            side.give(Arrival::Taken(key));
+        if let Some((key, _)) = { side.courier.lock().exported.pop_front() } {
+            side.give(Arrival::Accepted(key));
         }
     }
-    let pages: Vec<usize> = side.post.lock().sent.iter().map(|run| run.first).collect();
+    let pages: Vec<usize> = side.courier.lock().sent.iter().map(|run| run.first).collect();
     assert_eq!(pages, (0..50).collect::<Vec<_>>());
     assert_eq!(side.ids(1), expected(&long).output[..1]);
 }
@@ -332,61 +332,61 @@ fn each_way_to_end_frees_all_pages_once() {
         let outcome = side.outcomes[&request].clone();
         outcomes.borrow_mut().push(outcome);
         assert_eq!(side.load.kv_pages_used, 0);
-        assert!(side.post.lock().ended.contains(&key(request, u32::from(request > 10))));
-        assert!(side.desk.is_idle());
+        assert!(side.courier.lock().ended.contains(&key(request, u32::from(request > 10))));
+        assert!(side.engine.is_idle());
     };
     // Where it is decoded: cancelled, and failed by its sender, while it waits for planes.
     let mut to = Side::new(&settings());
     for request in [11, 12] {
-        to.desk.launch(decode(&launch(request, 30, 5)));
+        to.engine.launch(decode(&launch(request, 30, 5)));
         to.idle();
     }
-    assert_eq!(to.post.lock().reserved.len(), 2);
-    to.desk.cancel(key(11, 1));
+    assert_eq!(to.courier.lock().reserved.len(), 2);
+    to.engine.cancel(key(11, 1));
     to.give(Arrival::Failed(key(12, 1), TransferError::Lost("gone".into())));
     to.idle();
     check(&mut to, 11);
     check(&mut to, 12);
     // Where it is prefilled: before its prefill is done, and after, when its pages are free already.
     let mut from = Side::new(&settings());
-    from.post.lock().room = 0;
-    from.desk.launch(prefill(&launch(1, 30, 5)));
+    from.courier.lock().room = 0;
+    from.engine.launch(prefill(&launch(1, 30, 5)));
     from.idle();
     from.give(Arrival::Failed(key(1, 0), TransferError::Refused("no".into())));
     check(&mut from, 1);
-    from.post.lock().room = usize::MAX;
+    from.courier.lock().room = usize::MAX;
     for request in [2, 3, 4] {
-        from.desk.launch(prefill(&launch(request, 30, 5)));
+        from.engine.launch(prefill(&launch(request, 30, 5)));
         from.idle();
-        assert!(!from.desk.is_idle() && !from.outcomes.contains_key(&request));
+        assert!(!from.engine.is_idle() && !from.outcomes.contains_key(&request));
     }
-    from.desk.cancel(key(2, 0));
+    from.engine.cancel(key(2, 0));
     from.give(Arrival::Failed(key(3, 0), TransferError::Lost("gone".into())));
-    from.give(Arrival::Taken(key(4, 0)));
+    from.give(Arrival::Accepted(key(4, 0)));
     from.idle();
     for request in [2, 3, 4] {
         let outcome = from.outcomes[&request].clone();
         outcomes.borrow_mut().push(outcome);
     }
-    assert!(from.desk.is_idle());
+    assert!(from.engine.is_idle());
     use pb::completion::Outcome::{Cancelled, Failed, HandedOver, HandoverFailed};
-    let told = outcomes.into_inner();
+    let outcomes = outcomes.into_inner();
     assert!(
         matches!(
-            &told[..],
+            &outcomes[..],
             [Cancelled(_), HandoverFailed(_), Failed(_), Cancelled(_), HandoverFailed(_), HandedOver(_)]
         ),
-        "{told:?}"
+        "{outcomes:?}"
     );
 }
 
 #[test]
 fn a_deadline_ends_who_waits_for_planes_though_nothing_runs() {
     let mut to = Side::new(&settings());
-    to.desk.launch(pb::LaunchGraph { timeout_ms: Some(20), ..decode(&launch(11, 30, 5)) });
+    to.engine.launch(pb::LaunchGraph { timeout_ms: Some(20), ..decode(&launch(11, 30, 5)) });
     while to.outcomes.is_empty() {
         if !to.step() {
-            assert!(to.stepper.wait());
+            assert!(to.device.wait());
         }
     }
     assert_eq!(to.load.kv_pages_used, 0);
@@ -404,15 +404,15 @@ fn what_could_not_be_divided_is_refused() {
     no_secret.send_to.as_mut().unwrap().secret = vec![1; 15];
     let too_long = decode(&launch(14, CONTEXT, 5));
     for launch in [both, wrong_walks, no_secret, too_long] {
-        side.desk.launch(launch);
+        side.engine.launch(launch);
     }
     side.idle();
     let refused = |outcome: &pb::completion::Outcome| matches!(outcome, pb::completion::Outcome::Refused(_));
     assert!(side.outcomes.len() == 4 && side.outcomes.values().all(refused), "{:?}", side.outcomes);
-    assert_eq!(side.post.lock().ended.len(), 4, "whoever was told of them hears that they are not here");
+    assert_eq!(side.courier.lock().ended.len(), 4, "whoever was told of them hears that they are not here");
     // And without a courier, everything of the kind.
-    let (mut stepper, mut desk) = engine(&settings()).0.split();
-    desk.launch(prefill(&whole));
-    let report = desk.report(stepper.turn().unwrap().unwrap());
+    let (mut device, mut engine) = engine(&settings()).0.split();
+    engine.launch(prefill(&whole));
+    let report = engine.report(device.turn().unwrap().unwrap());
     assert!(refused(report.completions[0].outcome.as_ref().unwrap()));
 }

@@ -7,28 +7,28 @@ use tutti_engine::Arrival;
 use crate::{
     Answers, PAGE_BYTES, Side,
     common::{expected, launch, settings},
-    decode, hand_over, prefill, prefilled,
+    decode, import, prefill, prefilled,
 };
 
 #[test]
 fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
     let (other, whole) = (launch(1, 10, 60), launch(2, 18, 9));
-    to.desk.launch(other.clone());
-    to.desk.launch(decode(&whole));
+    to.engine.launch(other.clone());
+    to.engine.launch(decode(&whole));
     to.step();
-    let (runs, handed) = prefilled(&mut from, &whole);
-    let (post, bell, told) = (to.post.clone(), to.desk.bell(), Arc::clone(&answers));
+    let (runs, exported) = prefilled(&mut from, &whole);
+    let (courier, waker, answered) = (to.courier.clone(), to.engine.waker(), Arc::clone(&answers));
     let mut arrivals: VecDeque<Arrival> = runs.into_iter().map(Arrival::Pages).collect();
-    arrivals.push_back(hand_over(2, handed, &answers));
+    arrivals.push_back(import(2, exported, &answers));
     to.probe.lock().unwrap().during = Some(Box::new(move || {
         // One a step: what came in the step before has been taken by then, and what comes last has been answered.
-        assert!(post.lock().arrivals.is_empty());
-        post.lock().arrivals.extend(arrivals.pop_front());
-        bell.ring();
+        assert!(courier.lock().arrivals.is_empty());
+        courier.lock().arrivals.extend(arrivals.pop_front());
+        waker.wake();
     }));
     let mut steps = 0;
-    while told.lock().unwrap().is_empty() {
+    while answered.lock().unwrap().is_empty() {
         assert!(to.step() && steps < 20, "not answered after {steps} steps");
         steps += 1;
         // Of what is answered inside the step no step has had a row yet.
@@ -45,22 +45,22 @@ fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
 fn pages_that_could_not_leave_between_two_steps_leave_inside_the_next() {
     let mut side = Side::new(&settings());
     let (other, whole) = (launch(1, 10, 40), launch(2, 60, 5));
-    side.desk.launch(other.clone());
+    side.engine.launch(other.clone());
     side.step();
-    side.desk.launch(prefill(&whole));
-    side.post.lock().room = 0;
+    side.engine.launch(prefill(&whole));
+    side.courier.lock().room = 0;
     // A chunk, whose pages stay: the request is held back, while the other one decodes.
     side.step();
     side.step();
-    assert_eq!(side.post.lock().sent.len(), 0);
-    let post = side.post.clone();
-    side.probe.lock().unwrap().during = Some(Box::new(move || post.lock().room = usize::MAX));
+    assert_eq!(side.courier.lock().sent.len(), 0);
+    let courier = side.courier.clone();
+    side.probe.lock().unwrap().during = Some(Box::new(move || courier.lock().room = usize::MAX));
     side.step();
     let left =
-        |side: &Side| side.post.lock().sent.iter().map(|run| run.data.len() / PAGE_BYTES).sum::<usize>();
+        |side: &Side| side.courier.lock().sent.iter().map(|run| run.data.len() / PAGE_BYTES).sum::<usize>();
     assert!(left(&side) >= 3, "{} pages", left(&side));
     side.probe.lock().unwrap().during = None;
     side.idle();
-    assert_eq!((left(&side), side.post.lock().handed.len()), (15, 1));
+    assert_eq!((left(&side), side.courier.lock().exported.len()), (15, 1));
     assert_eq!(side.ids(1), expected(&other).output);
 }

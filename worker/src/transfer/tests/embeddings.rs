@@ -18,13 +18,13 @@ fn worker(node: Option<&str>) -> Worker {
 
 /// Two items of audio in a prompt, the second of them right behind the first.
 fn with_media(request: u64) -> pb::LaunchGraph {
-    let item = |place: u8, first| pb::MediaItem {
+    let item = |index: u8, first| pb::MediaItem {
         kind: pb::MediaKind::Audio.into(),
         format: "wav".into(),
-        data: (0..BYTES).map(|byte| byte as u8 ^ place ^ request as u8).collect(),
+        data: (0..BYTES).map(|byte| byte as u8 ^ index ^ request as u8).collect(),
         first,
         tokens: TOKENS,
-        digest: vec![place; 16],
+        digest: vec![index; 16],
     };
     let mut graph = whole(request);
     let spec = graph.spec.as_mut().unwrap();

@@ -20,7 +20,7 @@ use tutti_proto::{
 use tutti_runtime::sim::{SimProfile, SimSettings};
 
 use super::*;
-use crate::engine_thread::{self, Command, Wires};
+use crate::engine_thread::{self, Command, EngineChannels};
 
 /// Nothing that works takes this long.
 const WAIT: Duration = Duration::from_secs(120);
@@ -51,14 +51,14 @@ impl Worker {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let model = load_sim(checkpoint, 64, page_tokens, 0, &sim, nodes).unwrap();
         let settings = EngineSettings { max_prefill_chunk: Some(24), ..EngineSettings::bounded(64, 4, 4) };
-        let (stepper, desk) = Engine::new(model, Rank(0), &settings).unwrap().split();
+        let (device_loop, handle) = Engine::new(model, Rank(0), &settings).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
-        let wires = Wires { commands: inbox, outbox, load, forwards: Arc::default() };
+        let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default() };
         let runtime = Handle::current();
         // It ends with its commands.
-        drop(spawn_blocking(move || engine_thread::work(stepper, desk, wires, &runtime)));
+        drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));
         Self { commands, reports, load: seen }
     }
 
@@ -110,7 +110,7 @@ fn key(request: u64, graph: u32) -> GraphKey {
 
 fn whole(request: u64) -> pb::LaunchGraph {
     let spec = pb::RequestSpec {
-        prompt: (0..PROMPT as u64).map(|place| ((request * 31 + place * 7) % 1000) as u32).collect(),
+        prompt: (0..PROMPT as u64).map(|index| ((request * 31 + index * 7) % 1000) as u32).collect(),
         sampling: Some(pb::Sampling {
             temperature: 1.0,
             top_p: 1.0,

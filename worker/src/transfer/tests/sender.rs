@@ -81,7 +81,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
         let server = Server::builder().add_service(service);
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     }
-    let queue = Arc::new(Queue::new(Arc::new(Room::new(PAGE_BYTES))));
+    let queue = Arc::new(Queue::new(Arc::new(StagingBudget::new(PAGE_BYTES))));
     let tally = Arc::<Tally>::default();
     let push = Push {
         destination: pb::PlaneDestination {
@@ -111,7 +111,7 @@ impl Bench {
     }
 
     fn hand_over(&self) {
-        self.queue.put_hand_over(HandedOver {
+        self.queue.put_end(ExportSummary {
             first: Some(OutputToken { token: 9, index: 0 }),
             computed: PROMPT,
             pages: PAGES,

@@ -17,14 +17,14 @@ use crate::{
     arrivals::Arrivals,
     batch::RowResult,
     courier::Courier,
-    exchange::{Errands, Exchange, Received},
+    exchange::{PageCopies, Exchange, TransferEvents},
     observe::Stopwatch,
     report,
     runner::RowResults,
     sequence::Sequence,
 };
 
-pub(crate) struct Desk {
+pub(crate) struct EngineCore {
     rank: Rank,
     scheduler: Scheduler,
     /// Deadlines are counted from here.
@@ -32,7 +32,7 @@ pub(crate) struct Desk {
     /// Of every request that the scheduler holds; away while a step computes the request.
     sequences: HashMap<GraphKey, Option<Sequence>>,
     /// Completions that no plan has given yet.
-    untold: Vec<pb::Completion>,
+    pending_completions: Vec<pb::Completion>,
     arrivals: Arrivals,
     /// None where requests are not divided between workers.
     exchange: Option<Exchange>,
@@ -53,14 +53,14 @@ pub(crate) struct Job {
 pub(crate) struct Planned {
     pub completions: Vec<pb::Completion>,
     /// To be run before anything else, or pages could change hands between plan and copy.
-    pub errands: Errands,
+    pub copies: PageCopies,
     pub job: Option<Job>,
 }
 
 /// What has happened and nobody has been told of.
-pub struct News {
+pub struct StepOutput {
     /// None if nothing has run.
-    pub(crate) step: Option<StepNews>,
+    pub(crate) step: Option<CommittedStep>,
     /// Of graphs that ended without the step's doing.
     pub(crate) completions: Vec<pb::Completion>,
     /// The number of the step, or of the one to come.
@@ -70,14 +70,14 @@ pub struct News {
 }
 
 /// A committed step.
-pub(crate) struct StepNews {
+pub(crate) struct CommittedStep {
     pub batch_walk: WalkId,
     pub rows: Vec<(RowCommit, RowResult)>,
     pub started: SystemTime,
     pub times: StepTimes,
 }
 
-impl Desk {
+impl EngineCore {
     /// Deadlines of launches are counted from `began`.
     pub fn new(rank: Rank, scheduler: Scheduler, began: Instant) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Desk {
             scheduler,
             began,
             sequences: HashMap::new(),
-            untold: Vec::new(),
+            pending_completions: Vec::new(),
             arrivals: Arrivals::default(),
             exchange: None,
             ahead: Duration::ZERO,
@@ -129,7 +129,7 @@ impl Desk {
             if let Some(exchange) = &mut self.exchange {
                 exchange.ended(key);
             }
-            self.untold.push(pb::Completion {
+            self.pending_completions.push(pb::Completion {
                 key: Some(key.into()),
                 epoch: 0,
                 rank: self.rank.0,
@@ -140,7 +140,7 @@ impl Desk {
 
     pub fn cancel(&mut self, key: GraphKey) {
         match self.exchange.as_mut().and_then(|exchange| exchange.cancel(key, self.rank)) {
-            Some(completion) => self.untold.push(completion),
+            Some(completion) => self.pending_completions.push(completion),
             None => self.scheduler.cancel(key),
         }
     }
@@ -163,31 +163,31 @@ impl Desk {
         let started = SystemTime::now();
         let watch = Stopwatch::start();
         if let Some(exchange) = &mut self.exchange {
-            let mut received = Received::default();
-            exchange.receive(&mut self.scheduler, self.rank, &mut received);
-            self.take(received);
+            let mut events = TransferEvents::default();
+            exchange.receive(&mut self.scheduler, self.rank, &mut events);
+            self.apply(events);
         }
         let Turn { endings, preempted, reserved, step } = self.scheduler.plan(self.began.elapsed());
         for key in preempted {
             tracing::debug!(%key, "preempted: it computes everything again once there are pages");
         }
-        let mut completions = std::mem::take(&mut self.untold);
+        let mut completions = std::mem::take(&mut self.pending_completions);
         for ending in endings {
             self.forget(&ending);
             completions.push(report::completion(ending, self.rank));
         }
-        let mut errands = Errands::default();
+        let mut copies = PageCopies::default();
         if let Some(exchange) = &mut self.exchange {
             for room in reserved {
                 self.arrivals.remove(room.key);
                 exchange.reserved(room);
             }
-            let mut received = Received::default();
-            errands = exchange.errands(&mut self.scheduler, &mut received);
-            self.take(received);
+            let mut events = TransferEvents::default();
+            copies = exchange.start_copies(&mut self.scheduler, &mut events);
+            self.apply(events);
         }
         let job = step.map(|step| self.job(step, started, watch)).transpose()?;
-        Ok(Planned { completions, errands, job })
+        Ok(Planned { completions, copies, job })
     }
 
     fn job(&mut self, step: StepPlan, started: SystemTime, mut watch: Stopwatch) -> Result<Job, Error> {
@@ -215,43 +215,43 @@ impl Desk {
     }
 
     /// What is to be copied now that a step has paused, which changes nothing that the step counts on.
-    pub fn errands(&mut self) -> Errands {
-        let Some(exchange) = &mut self.exchange else { return Errands::default() };
-        let mut received = Received::default();
-        exchange.receive(&mut self.scheduler, self.rank, &mut received);
-        let errands = exchange.errands(&mut self.scheduler, &mut received);
-        self.take(received);
-        errands
+    pub fn start_copies(&mut self) -> PageCopies {
+        let Some(exchange) = &mut self.exchange else { return PageCopies::default() };
+        let mut events = TransferEvents::default();
+        exchange.receive(&mut self.scheduler, self.rank, &mut events);
+        let copies = exchange.start_copies(&mut self.scheduler, &mut events);
+        self.apply(events);
+        copies
     }
 
     /// What was to be copied is copied.
-    pub fn carried(&mut self, errands: Errands) {
+    pub fn finish_copies(&mut self, copies: PageCopies) {
         let Some(exchange) = &mut self.exchange else { return };
-        let mut received = Received::default();
-        exchange.carried(errands, &mut self.scheduler, &mut received);
-        self.take(received);
+        let mut events = TransferEvents::default();
+        exchange.finish_copies(copies, &mut self.scheduler, &mut events);
+        self.apply(events);
     }
 
-    fn take(&mut self, received: Received) {
-        let Received { completions, taken_over, embedded, gone } = received;
-        self.untold.extend(completions);
+    fn apply(&mut self, events: TransferEvents) {
+        let TransferEvents { completions, imported, embedded, exported } = events;
+        self.pending_completions.extend(completions);
         for (key, embeddings) in embedded {
             if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
                 sequence.media.embeddings = embeddings;
             }
         }
-        for (key, token) in taken_over {
+        for (key, token) in imported {
             if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
                 sequence.output.push(token);
             }
         }
-        for key in gone {
+        for key in exported {
             self.sequences.remove(&key);
         }
     }
 
     /// Takes back a step that ran for `took`, appending sampled tokens to their sequences.
-    pub fn commit(&mut self, job: Job, results: RowResults, took: Duration) -> (StepNumber, StepNews) {
+    pub fn commit(&mut self, job: Job, results: RowResults, took: Duration) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
         let Job { step, sequences, started, mut times } = job;
         let (number, batch_walk) = (step.number, step.batch_walk);
@@ -268,15 +268,15 @@ impl Desk {
         for (commit, mut sequence) in commits.iter().zip(sequences) {
             if let Some(ending) = &commit.ending {
                 self.forget(ending);
-            } else if let Some(place) = self.sequences.get_mut(&commit.row.key) {
+            } else if let Some(slot) = self.sequences.get_mut(&commit.row.key) {
                 sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
-                sequence.told = sequence.told.max(commit.row.positions.end);
-                *place = Some(sequence);
+                sequence.scores_reported = sequence.scores_reported.max(commit.row.positions.end);
+                *slot = Some(sequence);
             }
         }
         let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
         (times.run, times.commit) = (took, watch.lap());
-        (number, StepNews { batch_walk, rows, started, times })
+        (number, CommittedStep { batch_walk, rows, started, times })
     }
 
     fn forget(&mut self, ending: &Ending) {
@@ -293,18 +293,18 @@ impl Desk {
     }
 
     /// With how things stand now; none if there is nothing new.
-    pub fn news(
+    pub fn output(
         &mut self,
-        step: Option<(StepNumber, StepNews)>,
+        step: Option<(StepNumber, CommittedStep)>,
         completions: Vec<pb::Completion>,
-    ) -> Option<News> {
+    ) -> Option<StepOutput> {
         if step.is_none() && completions.is_empty() {
             return None;
         }
         let (load, oldest_waiting) = self.load();
         let (number, step) = step.unzip();
         let number = number.unwrap_or(StepNumber(load.steps));
-        Some(News { step, completions, number, load, oldest_waiting })
+        Some(StepOutput { step, completions, number, load, oldest_waiting })
     }
 
     /// What is held now, and how long the oldest request has waited for its first row.
@@ -315,7 +315,7 @@ impl Desk {
     /// Whether no request is held and nothing is left to tell.
     pub fn is_idle(&self) -> bool {
         let exchanged = self.exchange.as_ref().is_none_or(Exchange::is_idle);
-        self.scheduler.is_empty() && self.untold.is_empty() && exchanged
+        self.scheduler.is_empty() && self.pending_completions.is_empty() && exchanged
     }
 }
 
