@@ -1,9 +1,10 @@
-//! What it buys to work beside the device: steps per second of the same engine on one thread and on two.
+//! Gain from working beside the device: steps per second of the same engine on one thread and on two.
 //!
-//! `cargo bench -p tutti-engine --bench overlap -- --out FILE`. Each shape runs on one thread and on two in turn, so that
-//! whatever else the machine does meets both. Only steps in which every request decodes are timed. Either way a second
-//! thread encodes each report, as the one of the worker's stream does; with two threads it also makes it, and prepares
-//! the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes minutes.
+//! `cargo bench -p tutti-engine --bench overlap -- --out FILE`. Each shape alternates between one thread and two, so
+//! that other load of the machine affects both. Only steps in which every request decodes are timed. In both modes a
+//! second thread encodes each report, as the thread of the worker's stream does. With two threads, that thread also
+//! makes the report and prepares the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes
+//! minutes.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,13 +15,13 @@ use std::{
 
 use prost::Message;
 use serde::Serialize;
-use tutti_engine::{Engine, EngineSettings, EngineHandle, StepOutput};
+use tutti_engine::{Engine, EngineHandle, EngineSettings, StepOutput};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::sim::{SimProfile, SimSettings};
 
-/// Of each mode; odd, so that there is a median.
+/// Number of runs per mode; odd, so that there is a median.
 const RUNS: usize = 7;
 const PROMPT: usize = 16;
 const MAX_STEP_TOKENS: usize = 512;
@@ -32,11 +33,11 @@ struct Shape {
     name: &'static str,
     model: fn() -> Result<Box<dyn Model>, Failure>,
     rows: usize,
-    /// Timed in each run.
+    /// Number of timed steps per run.
     steps: u64,
 }
 
-/// One shape's figures.
+/// Results of one shape.
 #[derive(Serialize)]
 struct Figures {
     shape: &'static str,
@@ -45,7 +46,7 @@ struct Figures {
     /// Steps per second of each run, in its order.
     one_thread: Vec<f64>,
     two_threads: Vec<f64>,
-    /// Of the medians, in percent of one thread's.
+    /// Gain of the medians, in percent of one thread's.
     gain_percent: f64,
 }
 
@@ -102,14 +103,14 @@ fn median(runs: &[f64]) -> f64 {
     runs[runs.len() / 2]
 }
 
-/// An engine, however it works.
+/// An engine in either mode.
 trait Working {
     fn launch(&mut self, graph: pb::LaunchGraph);
     fn cancel(&mut self, key: pb::GraphKey);
     fn report(&mut self) -> Result<pb::StepReport, Failure>;
 }
 
-/// Everything on the engine's thread but the sending.
+/// An engine whose thread does everything but encode reports.
 struct OneThread {
     commands: SyncSender<Command>,
     reports: Receiver<pb::StepReport>,

@@ -1,4 +1,5 @@
-//! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model, sorts out the answers.
+//! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model and assigns its results
+//! to rows.
 
 use std::{
     ops::Range,
@@ -14,7 +15,7 @@ use tutti_scheduler::{Row, Terminality};
 
 use crate::{media::Encoding, sequence::Sequence};
 
-/// Buffers of the largest forward, filled anew for each one.
+/// Input buffers sized for the largest forward and refilled for each one.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     max_tokens: usize,
@@ -22,31 +23,31 @@ pub(crate) struct Batch {
     page_tokens: usize,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
-    /// The rows' block tables, end to end.
+    /// Block tables of all rows, end to end.
     pages: Vec<PageId>,
     logit_rows: Vec<usize>,
     results: LogitResults,
-    /// Forwards that have come back.
+    /// Number of forwards that have returned.
     pub forwards: Arc<AtomicU64>,
 }
 
-/// What a step computed for one row.
+/// Results of one row of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct RowResult {
-    /// Of a terminal row.
+    /// Token of a terminal row.
     pub sampled: Option<Sampled>,
-    /// The prompt token that the first score is of.
+    /// Index of the prompt token that the first score belongs to.
     pub first_scored: usize,
-    /// Of the prompt tokens after the row's positions, as far as asked for.
+    /// Scores of the prompt tokens after the row's positions, as far as the request asks for them.
     pub prompt_scores: Vec<TokenScore>,
-    /// Embeddings of the row's tokens, of an encoder's graph.
+    /// Embeddings of the row's tokens; empty unless the row belongs to an encoder's graph.
     pub encoded: Vec<f32>,
 }
 
-/// What one forward computes of a row.
+/// Part of a row that one forward computes.
 #[derive(Clone, Debug)]
 struct ForwardChunk<'a> {
-    /// The row's place in its step.
+    /// Index of the row in its step.
     row_index: usize,
     row: &'a Row,
     sequence: &'a Sequence,
@@ -54,7 +55,7 @@ struct ForwardChunk<'a> {
 }
 
 impl ForwardChunk<'_> {
-    /// What is to be sampled at its end, where its row ends too.
+    /// Token ids that must not be sampled after this chunk; `None` unless the chunk ends a terminal row.
     fn forbidden(&self) -> Option<&[u32]> {
         match &self.row.terminality {
             Terminality::Terminal { forbidden } if self.positions.end == self.row.positions.end => {
@@ -66,7 +67,7 @@ impl ForwardChunk<'_> {
 }
 
 impl Batch {
-    /// For forwards of up to `max_tokens` tokens, `row_tokens` of them of one row.
+    /// Creates buffers for forwards of up to `max_tokens` tokens, at most `row_tokens` of them from one row.
     pub fn new(max_tokens: usize, row_tokens: usize, page_tokens: usize) -> Self {
         Self {
             max_tokens,
@@ -79,8 +80,9 @@ impl Batch {
         }
     }
 
-    /// Runs the rows on the model; one result for each, in their order. One forward is enough unless rows are longer than
-    /// one may be: then what is left of them follows, back to back.
+    /// Runs the rows on the model and returns one result per row, in their order. One forward suffices unless a row is
+    /// longer than `row_tokens` or the rows are longer than `max_tokens` in sum. Further forwards then compute the
+    /// rest, back to back.
     pub fn run(
         &mut self,
         model: &mut dyn Model,
@@ -88,7 +90,8 @@ impl Batch {
     ) -> Result<Vec<RowResult>, DeviceError> {
         let mut results: Vec<RowResult> = rows.iter().map(|_| RowResult::default()).collect();
         let mut next: Vec<usize> = rows.iter().map(|(row, _)| row.positions.start).collect();
-        for (row_index, (row, sequence)) in rows.iter().enumerate().filter(|(_, row)| !row.1.encodings.is_empty())
+        for (row_index, (row, sequence)) in
+            rows.iter().enumerate().filter(|(_, row)| !row.1.encodings.is_empty())
         {
             encode(model, &row.positions, &sequence.encodings, &mut results[row_index].encoded)?;
             next[row_index] = row.positions.end;
@@ -150,7 +153,7 @@ impl Batch {
             }
             if let Some((positions, _)) = chunk.sequence.scored(&chunk.positions) {
                 if result.prompt_scores.is_empty() {
-                    // A position scores the token after it.
+                    // The logits of a position score the token after it.
                     result.first_scored = positions.start + 1;
                 }
                 result.prompt_scores.extend(scores.by_ref().take(positions.len()));
@@ -159,9 +162,12 @@ impl Batch {
         Ok(())
     }
 
-    /// Lays the chunks end to end, and lists what is wanted of which logit row.
+    /// Fills the inputs with the chunks, end to end, and lists what is read from each logit row.
     #[expect(clippy::type_complexity, reason = "the two lists of LogitRequests")]
-    fn fill<'a>(&mut self, chunks: &'a [ForwardChunk<'a>]) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
+    fn fill<'a>(
+        &mut self,
+        chunks: &'a [ForwardChunk<'a>],
+    ) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
         self.token_ids.clear();
         self.positions.clear();
         self.pages.clear();
@@ -207,13 +213,13 @@ impl Batch {
         chunks.iter().map(inputs).collect()
     }
 
-    /// How many pages of its table the part reads or writes.
+    /// Number of pages in the row's table that the chunk reads or writes.
     fn pages_of(&self, chunk: &ForwardChunk<'_>) -> usize {
         chunk.positions.end.div_ceil(self.page_tokens)
     }
 }
 
-/// Runs an encoder over those items whose rows these are.
+/// Runs an encoder over the items that lie within `rows`.
 fn encode(
     model: &mut dyn Model,
     rows: &Range<usize>,

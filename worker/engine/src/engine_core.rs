@@ -1,4 +1,4 @@
-//! The desk: where launches are taken and steps are decided. It holds all of an engine but the device.
+//! Accepts launches and decides steps: all of an engine but the device.
 
 use std::{
     collections::HashMap,
@@ -16,60 +16,59 @@ use crate::{
     StepTimes,
     arrivals::Arrivals,
     batch::RowResult,
-    courier::Courier,
-    exchange::{PageCopies, Exchange, TransferEvents},
     observe::Stopwatch,
     report,
     runner::RowResults,
     sequence::Sequence,
+    transfer::{Courier, Exchange, PageCopies, TransferEvents},
 };
 
 pub(crate) struct EngineCore {
     rank: Rank,
     scheduler: Scheduler,
-    /// Deadlines are counted from here.
+    /// Time zero of the scheduler's clock; deadlines count from it.
     began: Instant,
-    /// Of every request that the scheduler holds; away while a step computes the request.
+    /// Tokens of every request that the scheduler holds; `None` while a step computes the request.
     sequences: HashMap<GraphKey, Option<Sequence>>,
-    /// Completions that no plan has given yet.
+    /// Completions that no plan has returned yet.
     pending_completions: Vec<pb::Completion>,
     arrivals: Arrivals,
-    /// None where requests are not divided between workers.
+    /// `None` where requests are not divided between workers.
     exchange: Option<Exchange>,
-    /// Spent on the next plan while a step ran.
+    /// Time spent preparing the next plan while a step ran.
     ahead: Duration,
 }
 
-/// A step on its way through the device, with all that its inputs are made of.
+/// A planned step, with all that its inputs are made from.
 pub(crate) struct Job {
     pub step: StepPlan,
-    /// One for each row.
+    /// One sequence per row.
     pub sequences: Vec<Sequence>,
     started: SystemTime,
     times: StepTimes,
 }
 
-/// What a plan comes to.
+/// Outcome of one planning turn.
 pub(crate) struct Planned {
     pub completions: Vec<pb::Completion>,
-    /// To be run before anything else, or pages could change hands between plan and copy.
+    /// Copies to run before the step. Run later, they could read or write pages that have changed owners.
     pub copies: PageCopies,
     pub job: Option<Job>,
 }
 
-/// What has happened and nobody has been told of.
+/// Unreported results of one turn, for [`EngineHandle::report`](crate::EngineHandle::report).
 pub struct StepOutput {
-    /// None if nothing has run.
+    /// `None` if no step ran.
     pub(crate) step: Option<CommittedStep>,
-    /// Of graphs that ended without the step's doing.
+    /// Completions of graphs that ended outside of the step.
     pub(crate) completions: Vec<pb::Completion>,
-    /// The number of the step, or of the one to come.
+    /// Number of the step; if none ran, of the next one.
     pub(crate) number: StepNumber,
     pub(crate) load: Load,
     pub(crate) oldest_waiting: Duration,
 }
 
-/// A committed step.
+/// A step whose results are committed, with its rows.
 pub(crate) struct CommittedStep {
     pub batch_walk: WalkId,
     pub rows: Vec<(RowCommit, RowResult)>,
@@ -78,7 +77,7 @@ pub(crate) struct CommittedStep {
 }
 
 impl EngineCore {
-    /// Deadlines of launches are counted from `began`.
+    /// Creates a core whose deadlines count from `began`.
     pub fn new(rank: Rank, scheduler: Scheduler, began: Instant) -> Self {
         Self {
             rank,
@@ -92,11 +91,11 @@ impl EngineCore {
         }
     }
 
-    /// Takes a launch as far as it could be [parsed](crate::spec::parse).
+    /// Accepts or refuses a launch that [`spec::parse`](crate::spec::parse) has read.
     pub fn launch(&mut self, key: GraphKey, parsed: Result<(GraphLaunch, Sequence), Error>) {
         if self.sequences.contains_key(&key) {
-            // A failure would end the graph that runs.
-            tracing::error!(%key, "a second launch of a graph that is here is dropped");
+            // A refusal would end the graph that runs under this key.
+            tracing::error!(%key, "dropped a second launch of a running graph");
             return;
         }
         let accepted = parsed.and_then(|(launch, sequence)| {
@@ -145,20 +144,20 @@ impl EngineCore {
         }
     }
 
-    /// From now on requests may be divided between this engine and others.
+    /// Allows requests to be divided between this engine and others.
     pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout, width: usize) {
         self.exchange = Some(Exchange::new(courier, layout, width));
     }
 
-    /// What the next step can be prepared of while one runs.
+    /// Prepares the next plan as far as possible while a step runs.
     pub fn plan_ahead(&mut self) {
         let mut watch = Stopwatch::start();
         self.scheduler.plan_ahead();
         self.ahead += watch.lap();
     }
 
-    /// Decides what runs next. Gives the completions of whoever is no longer there, what is to be copied first, and the
-    /// step.
+    /// Decides the next step. Returns the completions of graphs that have ended since the last plan, the page copies to
+    /// run first, and the step.
     pub fn plan(&mut self) -> Result<Planned, Error> {
         let started = SystemTime::now();
         let watch = Stopwatch::start();
@@ -169,7 +168,7 @@ impl EngineCore {
         }
         let Turn { endings, preempted, reserved, step } = self.scheduler.plan(self.began.elapsed());
         for key in preempted {
-            tracing::debug!(%key, "preempted: it computes everything again once there are pages");
+            tracing::debug!(%key, "preempted; starts over when pages are free");
         }
         let mut completions = std::mem::take(&mut self.pending_completions);
         for ending in endings {
@@ -197,7 +196,10 @@ impl EngineCore {
                 self.arrivals.remove(row.key);
             }
             let Some(sequence) = self.sequences.get_mut(&row.key).and_then(Option::take) else {
-                return Err(Error::internal(format!("{} is in step {}, but not here", row.key, step.number)));
+                return Err(Error::internal(format!(
+                    "step {} has a row of {}, whose sequence is missing",
+                    step.number, row.key
+                )));
             };
             sequences.push(sequence);
         }
@@ -209,12 +211,12 @@ impl EngineCore {
         Ok(Job { step, sequences, started, times })
     }
 
-    /// Whether anything may have to be copied while the next step runs.
+    /// True if pages may have to be copied while the next step runs.
     pub fn exchanges(&self) -> bool {
         self.exchange.as_ref().is_some_and(Exchange::is_active)
     }
 
-    /// What is to be copied now that a step has paused, which changes nothing that the step counts on.
+    /// Page copies that may run now, while a step is paused. They touch no page that the step uses.
     pub fn start_copies(&mut self) -> PageCopies {
         let Some(exchange) = &mut self.exchange else { return PageCopies::default() };
         let mut events = TransferEvents::default();
@@ -224,7 +226,7 @@ impl EngineCore {
         copies
     }
 
-    /// What was to be copied is copied.
+    /// Records that the copies have run.
     pub fn finish_copies(&mut self, copies: PageCopies) {
         let Some(exchange) = &mut self.exchange else { return };
         let mut events = TransferEvents::default();
@@ -250,7 +252,7 @@ impl EngineCore {
         }
     }
 
-    /// Takes back a step that ran for `took`, appending sampled tokens to their sequences.
+    /// Commits a step that ran for `took`, and appends sampled tokens to their sequences.
     pub fn commit(&mut self, job: Job, results: RowResults, took: Duration) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
         let Job { step, sequences, started, mut times } = job;
@@ -287,12 +289,12 @@ impl EngineCore {
         }
     }
 
-    /// How long from now until a request's time is up; none where none has a deadline.
+    /// Time until the next deadline of any request; `None` if no request has one.
     pub fn until_next_deadline(&self) -> Option<Duration> {
         Some(self.scheduler.next_deadline()?.saturating_sub(self.began.elapsed()))
     }
 
-    /// With how things stand now; none if there is nothing new.
+    /// Combines a step and completions with the current load; `None` if there are neither.
     pub fn output(
         &mut self,
         step: Option<(StepNumber, CommittedStep)>,
@@ -307,19 +309,19 @@ impl EngineCore {
         Some(StepOutput { step, completions, number, load, oldest_waiting })
     }
 
-    /// What is held now, and how long the oldest request has waited for its first row.
+    /// Current load, and the time that the oldest request has waited for its first row.
     pub fn load(&mut self) -> (Load, Duration) {
         (self.scheduler.load(), self.arrivals.oldest())
     }
 
-    /// Whether no request is held and nothing is left to tell.
+    /// True if no request is held and no completion is unreported.
     pub fn is_idle(&self) -> bool {
         let exchanged = self.exchange.as_ref().is_none_or(Exchange::is_idle);
         self.scheduler.is_empty() && self.pending_completions.is_empty() && exchanged
     }
 }
 
-/// A refusal as the client sees it: with the field that it could change.
+/// Converts a refusal into the error that the client sees. The field is the one that the client could change.
 fn refusal(refusal: Refusal) -> Error {
     let message = refusal.to_string();
     match refusal {
@@ -331,7 +333,7 @@ fn refusal(refusal: Refusal) -> Error {
             Error::invalid("max_tokens", message)
         }
         Refusal::QueueFull { .. } => Error::overloaded(message, Duration::from_secs(1)),
-        // The conductor's doing, not the client's.
+        // The conductor caused these, not the client.
         Refusal::Duplicate(_)
         | Refusal::WrongWalk { .. }
         | Refusal::WrongContent { .. }

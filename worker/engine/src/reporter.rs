@@ -1,10 +1,10 @@
-//! Turns output into reports, and tells whoever watches.
+//! Converts step outputs into reports and feeds the step observer.
 
 use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
 
 use crate::{
     StepObserver, StepRecord,
-    engine_core::{StepOutput, CommittedStep},
+    engine_core::{CommittedStep, StepOutput},
     observe, report,
 };
 
@@ -16,7 +16,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// A report whose step ran nothing has no rows and the number of the step to come.
+    /// Report of an output. Without a step, it has no rows and the number of the next step.
     pub fn report(&mut self, output: StepOutput) -> pb::StepReport {
         let StepOutput { step, mut completions, number, load, oldest_waiting } = output;
         let mut batch_walk = 0;
@@ -47,7 +47,7 @@ impl Reporter {
         pb::StepReport { step: number.0, batch_walk, rows, completions, load, work }
     }
 
-    /// Steps that the observer had no room for.
+    /// Number of steps that the observer had no room for.
     pub fn lost(&self) -> u64 {
         self.observer.as_ref().map_or(0, |observer| observer.lost())
     }

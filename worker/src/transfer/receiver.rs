@@ -1,8 +1,7 @@
-//! The receiving side's door: takes pushes of whoever shows a reservation's secret, and hands them to the engine.
+//! The receiving side: accepts pushes that show a reservation's secret, and passes them to the engine.
 //!
-//! What a sender may be wrong about is checked before anything is used: a message is refused by its length before it is
-//! read, a run of pages by its place and length. What the engine has not taken stays in the stream, whose flow control
-//! holds the sender.
+//! A sender's input is checked before it is used: a message by its length before it is read, a run of pages by its
+//! range and length. Data that the engine has not taken stays in the stream, whose flow control holds the sender.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use tokio::{
     time::interval,
 };
 use tonic::{Request, Response, Status, Streaming};
-use tutti_engine::{Arrival, Waker, Cargo, ImportRequest, OutputToken, PageRun};
+use tutti_engine::{Arrival, Cargo, ImportRequest, OutputToken, PageRun, Waker};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_server::PlaneTransfer},
@@ -37,7 +36,7 @@ impl PlaneTransfer for Receiver {
     ) -> Result<Response<pb::TransferReceipt>, Status> {
         let mut pieces = request.into_inner();
         let Some(Piece::Manifest(manifest)) = next(&mut pieces).await? else {
-            return Err(Status::invalid_argument("the first message is no manifest"));
+            return Err(Status::invalid_argument("the first message is not a manifest"));
         };
         let key = manifest.key.map(GraphKey::from);
         let key = key.ok_or_else(|| Status::invalid_argument("the manifest names no graph"))?;
@@ -58,7 +57,7 @@ impl PlaneTransfer for Receiver {
         }
         while let Some(piece) = next(&mut pieces).await? {
             if !self.reservations.renew(key) {
-                return Err(Status::aborted(format!("{key} waits for planes no more")));
+                return Err(Status::aborted(format!("{key} no longer waits for planes")));
             }
             match piece {
                 Piece::Data(data) => self.take(key, &space, data).await?,
@@ -74,7 +73,7 @@ impl PlaneTransfer for Receiver {
 impl Receiver {
     fn find(&self, key: GraphKey, secret: &[u8]) -> Result<Found, Status> {
         self.reservations.find(key, secret).map_err(|error| match error {
-            NotFound::NoSuchGraph => Status::not_found(format!("{key} waits for no planes here")),
+            NotFound::NoSuchGraph => Status::not_found(format!("{key} does not wait for planes here")),
             NotFound::WrongSecret => Status::unauthenticated(format!("this is not the secret of {key}")),
         })
     }
@@ -129,7 +128,7 @@ impl Receiver {
         self.deliver(Arrival::Pages(run)).await
     }
 
-    /// Waits while the engine has enough to take.
+    /// Delivers an arrival to the engine, and waits while its inbox is full.
     async fn deliver(&self, arrival: Arrival) -> Result<(), Status> {
         self.arrivals.send(arrival).await.map_err(|_| Status::unavailable("the worker is ending"))?;
         self.waker.wake();
@@ -143,11 +142,11 @@ impl Receiver {
         hand_over: pb::HandOver,
     ) -> Result<Response<pb::TransferReceipt>, Status> {
         let &[pages] = &hand_over.counts[..] else {
-            return Err(Status::invalid_argument("a hand-over that is not of one plane"));
+            return Err(Status::invalid_argument("a hand-over must be of one plane"));
         };
         if hand_over.first.is_some() != (unit.cargo == Cargo::Pages) {
             return Err(Status::invalid_argument(
-                "a token is handed over behind pages, and behind nothing else",
+                "a hand-over has a first token if and only if it ends pages",
             ));
         }
         let (answer, mut answered) = oneshot::channel();
@@ -161,11 +160,11 @@ impl Receiver {
             computed: hand_over.computed_tokens as usize,
             pages: pages as usize,
             answer: Box::new(move |outcome| {
-                // Before the engine goes on, so that it is remembered however soon the request ends.
+                // Recorded before the engine continues, so that it is remembered even if the request ends soon.
                 if outcome.is_ok() {
                     reservations.accept(key, imported);
                 }
-                // A sender that has gone comes again.
+                // A sender that has disconnected comes again.
                 let _ = answer.send(outcome);
             }),
         }))
@@ -173,7 +172,7 @@ impl Receiver {
         let Some((_, lease)) = self.reservations.lease_until(key) else {
             return self.acknowledge(key, hand_over, answered.await.ok());
         };
-        // What the engine takes for it is not the sender's silence.
+        // The engine's own delay must not count as silence of the sender.
         let mut pace = interval(lease / 3);
         loop {
             tokio::select! {
@@ -200,7 +199,8 @@ impl Receiver {
     }
 }
 
-/// A sender comes again for a request that goes on here: nothing changes, and it is told so if it says the same.
+/// Answers a sender that comes again for a request that already continues here. Nothing changes. The hand-over must
+/// equal the accepted one.
 async fn acknowledge_again(
     key: GraphKey,
     imported: &pb::HandOver,
@@ -210,7 +210,9 @@ async fn acknowledge_again(
         match piece {
             Piece::HandOver(hand_over) if hand_over == *imported => return Ok(receipt(key, imported)),
             Piece::HandOver(_) => {
-                return Err(Status::failed_precondition(format!("{key} goes on by another hand-over")));
+                return Err(Status::failed_precondition(format!(
+                    "{key} was accepted with another hand-over"
+                )));
             }
             Piece::Data(_) | Piece::Renewal(_) | Piece::Manifest(_) => {}
         }
@@ -228,6 +230,6 @@ async fn next(pieces: &mut Streaming<pb::PlanePiece>) -> Result<Option<Piece>, S
     match pieces.message().await? {
         None => Ok(None),
         Some(pb::PlanePiece { piece: Some(piece) }) => Ok(Some(piece)),
-        Some(_) => Err(Status::invalid_argument("a message of no kind known here")),
+        Some(_) => Err(Status::invalid_argument("a message of unknown kind")),
     }
 }

@@ -1,4 +1,4 @@
-//! The sending side: one task for each request that is prefilled or encoded here for another worker, from its launch to the
+//! The sending side: one task per request that is prefilled or encoded here for another worker, from its launch to the
 //! receiver's answer.
 
 use std::{
@@ -29,14 +29,14 @@ use super::{
     tally::{Tally, Transport},
 };
 
-/// Messages between the task and the stream.
+/// Number of messages between the task and the stream.
 const IN_FLIGHT: usize = 2;
-/// How often a hand-over is told again whose answer was lost.
+/// Number of times that a hand-over is repeated if its answer is lost.
 const RETRIES: usize = 3;
-/// Receivers whose connections are kept.
+/// Number of receivers whose connections are kept.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Connections to receivers, made when they are needed, and again when they broke.
+/// Connections to receivers, opened on first use and again after a failure.
 #[derive(Default)]
 pub(super) struct Connections {
     open: Mutex<HashMap<String, Connection>>,
@@ -44,7 +44,7 @@ pub(super) struct Connections {
 
 struct Connection {
     channel: Channel,
-    /// The transport that was told in the log last.
+    /// Transport that was last logged.
     logged: Option<Transport>,
 }
 
@@ -55,7 +55,7 @@ impl Connections {
             return Ok(connection.channel.clone());
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|e| TransferError::Refused(format!("{address:?} is no address: {e}")))?
+            .map_err(|e| TransferError::Refused(format!("{address:?} is not an address: {e}")))?
             .initial_stream_window_size(WINDOW_BYTES)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
@@ -68,44 +68,45 @@ impl Connections {
         Ok(channel)
     }
 
-    /// Tells in the log how pages travel to a receiver, whenever that changes.
+    /// Logs the transport to a receiver whenever it changes.
     fn log_transport(&self, address: &str, transport: Transport) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(connection) = open.get_mut(address) else { return };
         if connection.logged.replace(transport) != Some(transport) {
-            tracing::info!(receiver = address, transport = transport.name(), "planes are handed over");
+            tracing::info!(receiver = address, transport = transport.name(), "sending planes");
         }
     }
 }
 
-/// What one task needs.
+/// A push of one request's units.
 pub(super) struct Push {
     pub destination: pb::PlaneDestination,
     pub unit: Unit,
-    /// Pages of the whole prefill, or rows of all embeddings.
+    /// Number of pages of the whole prefill, or of rows of all embeddings.
     pub count: usize,
     pub queue: Arc<Queue>,
     pub connections: Arc<Connections>,
     pub tally: Arc<Tally>,
 }
 
-/// How far it came.
+/// Progress of a push.
 #[derive(Default)]
 struct Progress {
-    /// When the first page was there to be sent.
+    /// Time at which the first page could be sent.
     began: Option<Instant>,
-    /// Once all pages are sent.
+    /// Set once all pages are sent.
     summary: Option<ExportSummary>,
 }
 
 impl Push {
-    /// Runs until the receiver goes on, or cannot; none if the request has ended here before.
+    /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request has ended here
+    /// before.
     pub async fn run(self) -> Option<Result<(), TransferError>> {
         let mut progress = Progress::default();
         let mut outcome = self.attempt(&mut progress).await;
         for _ in 0..RETRIES {
             let (Err(TransferError::Lost(why)), Some(summary)) = (&outcome, progress.summary) else { break };
-            tracing::debug!(why, "a hand-over is told again: its answer was lost");
+            tracing::debug!(why, "repeating a hand-over whose answer was lost");
             outcome = self.resend_end(summary).await.map(Some);
         }
         match outcome {
@@ -113,7 +114,7 @@ impl Push {
             Ok(Some(())) => {
                 if let Some(summary) = progress.summary {
                     let exposed = summary.since.elapsed();
-                    // Of a short prompt, all pages come once the prefill has ended.
+                    // All pages of a short prompt come after the prefill has ended.
                     let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
                     self.tally.record_handover(pushing, exposed);
                 }
@@ -132,7 +133,7 @@ impl Push {
         Ok(PlaneTransferClient::new(channel).max_encoding_message_size(super::message_bytes(self.unit.bytes)))
     }
 
-    /// None if the request has ended here.
+    /// Pushes all units once. Returns `None` if the request has ended here.
     async fn attempt(&self, progress: &mut Progress) -> Result<Option<()>, TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
@@ -149,12 +150,12 @@ impl Push {
         self.await_receipt(call, &summary).await.map(Some)
     }
 
-    /// The hand-over alone, to a receiver that may have taken it already.
+    /// Repeats the hand-over alone, to a receiver that may have accepted it already.
     async fn resend_end(&self, summary: ExportSummary) -> Result<(), TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
-        for piece in [self.manifest(), end_piece(&summary)] {
-            // There is room for two.
+        for piece in [self.manifest(), hand_over_piece(&summary)] {
+            // The channel has room for both.
             let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
         }
         drop(pieces);
@@ -171,14 +172,15 @@ impl Push {
         summary: &ExportSummary,
     ) -> Result<(), TransferError> {
         let late = || TransferError::Lost(format!("the receiver has not answered within {:?}", self.lease()));
-        let receipt = timeout(self.lease(), call).await.map_err(|_| late())?.map_err(from_status)?.into_inner();
+        let receipt =
+            timeout(self.lease(), call).await.map_err(|_| late())?.map_err(from_status)?.into_inner();
         let same = receipt.computed_tokens as usize == summary.computed
             && receipt.counts == [summary.pages as u32]
             && receipt.key == self.destination.key;
-        if same { Ok(()) } else { Err(TransferError::Refused(format!("another receipt: {receipt:?}"))) }
+        if same { Ok(()) } else { Err(TransferError::Refused(format!("unexpected receipt: {receipt:?}"))) }
     }
 
-    /// All pages as they come, then the hand-over. None if the request has ended here.
+    /// Sends all pages as they come, then the hand-over. Returns `None` if the request has ended here.
     async fn send_all(
         &self,
         pieces: mpsc::Sender<pb::PlanePiece>,
@@ -208,7 +210,7 @@ impl Push {
                     }
                 }
                 Parcel::End(summary) => {
-                    outlet.send(end_piece(&summary)).await?;
+                    outlet.send(hand_over_piece(&summary)).await?;
                     progress.summary = Some(summary);
                     return Ok(Some(summary));
                 }
@@ -222,7 +224,7 @@ impl Push {
         Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts })
     }
 
-    /// The receiver's segment, if this is its host.
+    /// Opens the receiver's segment if the receiver is on this host.
     async fn open_segment(&self) -> Option<Arc<Segment>> {
         let pb::PlaneDestination { shared_memory, secret, .. } = self.destination.clone();
         if shared_memory.is_empty() {
@@ -233,7 +235,7 @@ impl Push {
         match opened {
             Ok(segment) => Some(Arc::new(segment)),
             Err(error) => {
-                tracing::debug!(%error, "the receiver's segment is not on this host: bytes are sent");
+                tracing::debug!(%error, "the receiver's segment is not on this host; sending bytes");
                 None
             }
         }
@@ -248,7 +250,8 @@ impl Push {
         let (first, length) = (staged.run.first, staged.run.data.len());
         let offset = (first * self.unit.bytes) as u64;
         if !segment.holds(offset, length as u64) {
-            // Pages of another size than the receiver's, who refuses them: the call's own end tells that better.
+            // The pages' size differs from the receiver's. The receiver refuses them, and the call's own error is
+            // clearer.
             tokio::time::sleep(self.lease()).await;
             return Err(TransferError::Lost("the receiver's segment has no room for these pages".to_owned()));
         }
@@ -275,7 +278,7 @@ impl Push {
     }
 }
 
-/// The stream, as long as the receiver takes what is sent.
+/// The stream to the receiver. Sending fails if the receiver takes nothing within `lease`.
 struct Outlet {
     pieces: mpsc::Sender<pb::PlanePiece>,
     lease: Duration,
@@ -285,7 +288,7 @@ impl Outlet {
     async fn send(&self, piece: Piece) -> Result<(), TransferError> {
         match timeout(self.lease, self.pieces.send(pb::PlanePiece { piece: Some(piece) })).await {
             Ok(Ok(())) => Ok(()),
-            // Why is told by the call's own end, which comes with this.
+            // The call's own error, which follows, says why.
             Ok(Err(_)) => std::future::pending().await,
             Err(_) => {
                 Err(TransferError::Lost(format!("the receiver has taken nothing for {:?}", self.lease)))
@@ -294,7 +297,7 @@ impl Outlet {
     }
 }
 
-fn end_piece(summary: &ExportSummary) -> Piece {
+fn hand_over_piece(summary: &ExportSummary) -> Piece {
     let ExportSummary { first, computed, pages, .. } = *summary;
     let sampled =
         |first: OutputToken| pb::SampledToken { token_id: first.token, index: first.index, logprob: None };
@@ -305,7 +308,7 @@ fn end_piece(summary: &ExportSummary) -> Piece {
     })
 }
 
-/// A receiver that says no, or one that is not there.
+/// Tells a receiver that refuses from one that cannot be reached.
 fn from_status(status: Status) -> TransferError {
     let message = format!("the receiver says: {}", status.message());
     match status.code() {

@@ -1,4 +1,4 @@
-//! What has been transferred since the process began.
+//! Counts of transfers since the process began.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,12 +7,12 @@ use std::{
 
 use tutti_proto::cluster::v1 as pb;
 
-/// How planes travel.
+/// Transport of planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
-    /// The receiver's segment on this host.
+    /// Through the receiver's segment on this host.
     SharedMemory,
-    /// Bytes in the stream.
+    /// As bytes in the stream.
     Tcp,
 }
 
@@ -45,7 +45,8 @@ impl Tally {
         count.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A request was handed over: `pushing` after its first page could be sent, `exposed` after its prefill's end.
+    /// Counts a completed hand-over. `pushing` is the time since its first page could be sent, `exposed` the time since
+    /// its prefill ended.
     pub fn record_handover(&self, pushing: Duration, exposed: Duration) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
         self.pushing_us.fetch_add(pushing.as_micros() as u64, Ordering::Relaxed);

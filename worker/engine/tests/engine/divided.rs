@@ -1,10 +1,6 @@
-//! A request that one engine prefills and another decodes gets what it gets from one.
+//! A request that one engine prefills and another decodes gives the same tokens as on one engine.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-#[path = "../common/mod.rs"]
-mod common;
-mod known;
+mod known_pages;
 mod pauses;
 
 use std::{
@@ -13,17 +9,18 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
 use tutti_engine::{
-    Admission, Arrival, Cargo, Courier, EngineSettings, EngineHandle, ImportRequest, ExportSummary, OutputToken,
-    PageRun, DeviceLoop, TransferError,
+    Admission, Arrival, Cargo, Courier, DeviceLoop, EngineHandle, EngineSettings, ExportSummary,
+    ImportRequest, OutputToken, PageRun, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 
+use crate::common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
+
 const PAGE_BYTES: usize = PAGE_TOKENS * 4;
 
-/// What passed between an engine and its courier.
+/// Traffic between an engine and its courier.
 #[derive(Default)]
 struct Traffic {
     room: usize,
@@ -64,7 +61,7 @@ impl Courier for TestCourier {
     }
 }
 
-/// An engine on the test's thread, and what it has told.
+/// An engine on the test's thread, with its reported results.
 struct Side {
     probe: Arc<Mutex<Probe>>,
     device: DeviceLoop,
@@ -86,7 +83,7 @@ impl Side {
         Self { probe, device, engine, courier, tokens, outcomes, load }
     }
 
-    /// One turn. False if there was nothing to do.
+    /// Runs one turn. Returns false if there was nothing to do.
     fn step(&mut self) -> bool {
         let output = self.device.turn().expect("the device is there");
         let reported = output.is_some();
@@ -125,7 +122,7 @@ fn prefill(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
     prefill_behind(whole, 0)
 }
 
-/// The same where the other side has so many pages of it.
+/// Prefill graph of a request whose first `known` pages the other side has.
 fn prefill_behind(whole: &pb::LaunchGraph, known: usize) -> pb::LaunchGraph {
     let send_to =
         pb::PlaneDestination { secret: vec![0; 16], known_pages: known as u32, ..Default::default() };
@@ -138,7 +135,7 @@ fn decode(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
     pb::LaunchGraph { key, walks: vec![DECODE], receive: Some(receive), ..whole.clone() }
 }
 
-/// Outcomes of hand-overs, in the order in which they were answered.
+/// Outcomes of imports, in the order in which they were answered.
 type Answers = Arc<Mutex<Vec<Result<(), Error>>>>;
 
 fn import(request: u64, exported: ExportSummary, answers: &Answers) -> Arrival {
@@ -152,7 +149,7 @@ fn import(request: u64, exported: ExportSummary, answers: &Answers) -> Arrival {
     })
 }
 
-/// Carries all that waits at the prefill's side. Gives the requests that were handed over.
+/// Carries all queued pages and ends from the prefilling side. Returns the exported requests.
 fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
     let mut courier = from.courier.lock();
     for run in courier.sent.drain(..) {
@@ -166,7 +163,7 @@ fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
     exported.iter().map(|(key, _)| key.request.0).collect()
 }
 
-/// A request that is prefilled, and what its prefill handed over.
+/// Prefills a request and returns its pages and the end of its export.
 fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, ExportSummary) {
     side.engine.launch(prefill(whole));
     side.idle();
@@ -181,7 +178,8 @@ fn requests_that_are_divided_get_what_they_get_alone() {
         let settings = EngineSettings { admission, ..settings() };
         let decoding = EngineSettings { kv_cache_memory: Some(41 * 64), ..settings.clone() };
         let (mut from, mut to, answers) = (Side::new(&settings), Side::new(&decoding), Answers::default());
-        // Lengths around the ends of pages and of chunks; some start alike, so that pages are found and sent too.
+        // Lengths around multiples of page and chunk. Some prompts share a prefix, so that some pages are cached and
+        // some are sent.
         let launches: Vec<_> = (0..40)
             .map(|request| {
                 let mut launch = launch(request, 1 + request as usize % 37, 2 + request as u32 % 20);
@@ -204,7 +202,7 @@ fn requests_that_are_divided_get_what_they_get_alone() {
             }
             let (a, b) = (from.step(), to.step());
             for request in carry(&from, &to, &answers) {
-                // Later, so that completions come in any order.
+                // Accepted later, so that completions come in any order.
                 from.give(Arrival::Accepted(key(request, 0)));
             }
             if !a && !b && to.outcomes.len() == launches.len() {
@@ -260,7 +258,7 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
         })
         .collect();
     assert_eq!(pages.len(), 5);
-    // All but one, another one twice, one that is not the request's, and one of nobody.
+    // All pages but one, one page twice, a page beyond the request's end, and a page of an unknown request.
     for page in pages.iter().filter(|page| page.first != 2).chain([&pages[0]]) {
         to.give(Arrival::Pages(page.clone()));
     }
@@ -286,7 +284,7 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
     to.give(import(1, exported, &answers));
     to.step();
     to.step();
-    // The same again, and pages that are late: they change nothing.
+    // A repeated import and late pages change nothing.
     to.give(import(1, exported, &answers));
     to.give(Arrival::Pages(PageRun { data: vec![9; PAGE_BYTES], ..pages[0].clone() }));
     to.idle();
@@ -311,7 +309,7 @@ fn a_request_whose_pages_do_not_leave_waits_and_others_do_not() {
     side.engine.launch(short.clone());
     side.idle();
     assert_eq!(side.ids(2), expected(&short).output);
-    // A page at a time.
+    // One page at a time.
     while !side.outcomes.contains_key(&1) {
         side.courier.lock().room = PAGE_BYTES;
         side.step();
@@ -335,7 +333,7 @@ fn each_way_to_end_frees_all_pages_once() {
         assert!(side.courier.lock().ended.contains(&key(request, u32::from(request > 10))));
         assert!(side.engine.is_idle());
     };
-    // Where it is decoded: cancelled, and failed by its sender, while it waits for planes.
+    // On the decoding side, while it waits for planes: cancelled, and failed by the sender.
     let mut to = Side::new(&settings());
     for request in [11, 12] {
         to.engine.launch(decode(&launch(request, 30, 5)));
@@ -347,7 +345,7 @@ fn each_way_to_end_frees_all_pages_once() {
     to.idle();
     check(&mut to, 11);
     check(&mut to, 12);
-    // Where it is prefilled: before its prefill is done, and after, when its pages are free already.
+    // On the prefilling side: before the prefill is done, and after it, when its pages are already free.
     let mut from = Side::new(&settings());
     from.courier.lock().room = 0;
     from.engine.launch(prefill(&launch(1, 30, 5)));
@@ -410,7 +408,7 @@ fn what_could_not_be_divided_is_refused() {
     let refused = |outcome: &pb::completion::Outcome| matches!(outcome, pb::completion::Outcome::Refused(_));
     assert!(side.outcomes.len() == 4 && side.outcomes.values().all(refused), "{:?}", side.outcomes);
     assert_eq!(side.courier.lock().ended.len(), 4, "whoever was told of them hears that they are not here");
-    // And without a courier, everything of the kind.
+    // Without a courier, every divided request is refused.
     let (mut device, mut engine) = engine(&settings()).0.split();
     engine.launch(prefill(&whole));
     let report = engine.report(device.turn().unwrap().unwrap());

@@ -1,14 +1,11 @@
-//! What is copied and answered inside a step.
+//! Copies and answers inside a step.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use tutti_engine::Arrival;
 
-use crate::{
-    Answers, PAGE_BYTES, Side,
-    common::{expected, launch, settings},
-    decode, import, prefill, prefilled,
-};
+use super::{Answers, PAGE_BYTES, Side, decode, import, prefill, prefilled};
+use crate::common::{expected, launch, settings};
 
 #[test]
 fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
@@ -22,7 +19,8 @@ fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
     let mut arrivals: VecDeque<Arrival> = runs.into_iter().map(Arrival::Pages).collect();
     arrivals.push_back(import(2, exported, &answers));
     to.probe.lock().unwrap().during = Some(Box::new(move || {
-        // One a step: what came in the step before has been taken by then, and what comes last has been answered.
+        // One arrival per step: the arrival of the step before has been taken by now, and the last one has been
+        // answered.
         assert!(courier.lock().arrivals.is_empty());
         courier.lock().arrivals.extend(arrivals.pop_front());
         waker.wake();
@@ -31,7 +29,7 @@ fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
     while answered.lock().unwrap().is_empty() {
         assert!(to.step() && steps < 20, "not answered after {steps} steps");
         steps += 1;
-        // Of what is answered inside the step no step has had a row yet.
+        // The request is imported inside the step, and no step has had a row of it yet.
         assert!(to.ids(2).is_empty());
     }
     assert_eq!(*answers.lock().unwrap(), [Ok(())]);
@@ -49,7 +47,7 @@ fn pages_that_could_not_leave_between_two_steps_leave_inside_the_next() {
     side.step();
     side.engine.launch(prefill(&whole));
     side.courier.lock().room = 0;
-    // A chunk, whose pages stay: the request is held back, while the other one decodes.
+    // A chunk whose pages cannot leave: the request is held back while the other one decodes.
     side.step();
     side.step();
     assert_eq!(side.courier.lock().sent.len(), 0);

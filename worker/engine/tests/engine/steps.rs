@@ -1,15 +1,14 @@
-//! The engine against a model whose answers show every misplaced token.
-
-mod common;
+//! The engine on one thread against a model whose answers reveal every misplaced token.
 
 use std::collections::BTreeMap;
 
-use common::{CONTEXT, DECODE, MIXED, VOCAB, engine, expected, launch, model, settings};
 use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
 use tutti_kernels::DeviceError;
 use tutti_proto::{Rank, cluster::v1 as pb};
 
-/// All that was reported of one request.
+use crate::common::{self, CONTEXT, DECODE, MIXED, VOCAB, engine, expected, launch, model, settings};
+
+/// All reported results of one request.
 #[derive(Debug, Default)]
 struct Story {
     tokens: Vec<pb::SampledToken>,
@@ -46,7 +45,7 @@ impl Story {
     }
 }
 
-/// Steps until nothing is left, and sorts the reports by request.
+/// Steps until nothing is left, and sorts the results by request.
 fn play(engine: &mut Engine) -> BTreeMap<u64, Story> {
     let mut stories = BTreeMap::<u64, Story>::new();
     while let Some(report) = engine.step().expect("the device is there") {
@@ -157,7 +156,7 @@ fn a_warm_prefix_gives_what_a_cold_one_gives() {
 
 #[test]
 fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
-    // Sixteen pages of four tokens, for requests that come to hold nine or more each.
+    // Sixteen pages of four tokens, for requests that grow to nine or more pages each.
     let bounds =
         EngineSettings { kv_cache_memory: Some(17 * 64), admission: Admission::Optimistic, ..settings() };
     for prefix_cache in [true, false] {
@@ -267,7 +266,7 @@ fn a_bad_launch_fails_alone_and_names_its_field() {
     out_of_range.spec.as_mut().unwrap().prompt[1] = VOCAB;
     engine.launch(out_of_range);
     engine.launch(pb::LaunchGraph { key: None, ..launch(5, 3, 3) });
-    engine.launch(launch(1, 8, 4)); // a second one of the same key changes nothing
+    engine.launch(launch(1, 8, 4)); // A second launch of the same key has no effect.
     let stories = play(&mut engine);
     let fields: Vec<_> = [2, 3, 4].iter().map(|request| stories[request].refusal().field.as_str()).collect();
     assert_eq!(fields, ["temperature", "max_tokens", "prompt"]);

@@ -1,17 +1,16 @@
-//! Promise 8 through engine, scheduler and a real model: what a request gives does not change by a bit with the step
-//! budget, the chunks, its batch-mates, or the pages that others used before it.
-
-mod common;
+//! Promise 8 through engine, scheduler and a real model: a request's results are bit-identical for any step budget, any
+//! chunks, any batch-mates, and any earlier use of its pages.
 
 use std::collections::BTreeMap;
 
-use common::launch;
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 use tutti_proto::{Rank, cluster::v1 as pb};
 
-/// The shape of a small Qwen3; its weights are made up.
+use crate::common::{self, launch};
+
+/// Shape of a small Qwen3 with random weights.
 const CONFIG: &str = r#"{
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "float32",
     "vocab_size": 500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -41,7 +40,7 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
         max_step_tokens,
         max_prefill_chunk,
         max_running_requests: 4,
-        // Fewer pages than the requests have together, so that each is used by several.
+        // Fewer pages than the requests need in sum, so that several requests use each page.
         kv_cache_memory: Some(24 * page_bytes),
         ..common::settings()
     };
@@ -50,7 +49,7 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
     engine
 }
 
-/// Everything that a request gives, logprobs as bits, since `==` on floats takes 0 for -0.
+/// All results of a request. Logprobs are compared as bits because `==` on floats takes 0 for -0.
 type Story = Vec<(u32, Vec<(u32, u32)>)>;
 
 fn play(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> BTreeMap<u64, Story> {

@@ -1,12 +1,11 @@
-//! Requests that are divided between this engine and another: which of their pages are to be copied, and what follows.
-//! Embeddings of media, which are no pages, are [`tensors`].
+//! Transfer of pages between this engine and others: decides which pages are copied, and which requests leave or
+//! arrive.
 //!
-//! Decided under the desk's lock, between steps or in a step's [pauses](crate::beside); the copying itself ([`PageCopies`]) is
-//! the device's thread's, right after. Pages are given up by plans alone, which that thread makes, so no page changes hands
-//! between the two; and what is copied in a pause is of no row of the step: pages that are whole since the step before, or
-//! that a request waits for. Pieces are bounded: whoever decodes waits for no more than one at a time.
-
-mod tensors;
+//! The core decides under its lock, between steps or in a step's [pauses](super::copy_hook). The device's thread runs
+//! the copies ([`PageCopies`]) right after. Only plans free pages, and the same thread makes them, so no page changes
+//! owners between decision and copy. A pause copies no page that the step's rows use: only pages that were complete
+//! before the step, and pages that a request waits for. Each batch of copies is bounded, so that a decode waits for one
+//! batch at most.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,106 +13,63 @@ use std::{
     time::Instant,
 };
 
-use tutti_kernels::{DeviceError, PageId};
-use tutti_models::{PageLayout, PausedPages};
+use tutti_models::PageLayout;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
 
-use self::tensors::Tensors;
-use crate::{
-    batch::RowResult,
-    courier::{Arrival, Cargo, Courier, ImportRequest, ExportSummary, PageRun},
-    report,
+use super::{
+    courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
+    embeddings::EmbeddingTransfers,
+    page_copies::{PageCopies, Pages, on_device},
 };
+use crate::{batch::RowResult, report};
 
-/// Bytes that are copied each way at a time.
+/// Bytes per direction that one batch copies.
 const PIECE: usize = 8 << 20;
 
 pub(crate) struct Exchange {
     courier: Box<dyn Courier>,
     page_tokens: usize,
     page_bytes: usize,
-    /// Prefilled here, to be decoded elsewhere.
+    /// Requests that are prefilled here and decoded elsewhere.
     outgoing: BTreeMap<GraphKey, Outgoing>,
-    /// Prefilled elsewhere, to be decoded here.
+    /// Requests that are prefilled elsewhere and decoded here.
     incoming: BTreeMap<GraphKey, Incoming>,
-    /// Pages to be written, in the order in which they came.
+    /// Runs of pages to write, in order of arrival.
     to_write: VecDeque<PageRun>,
-    /// Bytes of those.
+    /// Bytes in `to_write`.
     unwritten: usize,
-    /// Hand-overs behind pages that are to be written.
+    /// Import requests whose pages are not all written yet.
     pending_imports: VecDeque<ImportRequest>,
-    /// Ended here, once the other side has taken over.
+    /// Endings of exported requests that the other worker has not accepted yet.
     unacknowledged: BTreeMap<GraphKey, Ending>,
-    tensors: Tensors,
+    embeddings: EmbeddingTransfers,
 }
 
 #[derive(Default)]
 struct Outgoing {
     table: Arc<[scheduler::PageId]>,
-    /// Tokens whose planes stand in the pages.
+    /// Number of tokens whose planes are in the pages.
     computed: usize,
-    /// Pages that the courier has, or that the other side had before.
+    /// Number of pages that the courier has, or that the other worker had before.
     sent: usize,
-    /// Once the prefill is done.
+    /// First sampled token and its time; `None` until the prefill is done.
     first: Option<(OutputToken, Instant)>,
-    /// Whether the scheduler holds it back.
+    /// True while the scheduler holds the request back.
     held_back: bool,
 }
 
 struct Incoming {
     pages: Arc<[scheduler::PageId]>,
-    /// Those before this one are known here, and others read them: they are never written.
+    /// Index of the first page that is the request's own. Pages before it are shared and valid, and are never written.
     first_own: usize,
-    /// Which of them hold what they should.
+    /// True for each page whose content is valid.
     written: Vec<bool>,
 }
 
-/// What the device's thread copies before the next step.
-#[derive(Default)]
-pub(crate) struct PageCopies {
-    reads: Vec<(Pages, Vec<u8>)>,
-    writes: Vec<(Pages, Vec<u8>)>,
-}
-
-/// Some of a request's pages on the device.
-struct Pages {
-    key: GraphKey,
-    first: usize,
-    pages: Vec<PageId>,
-}
-
-impl PageCopies {
-    pub fn is_empty(&self) -> bool {
-        self.reads.is_empty() && self.writes.is_empty()
-    }
-
-    /// Bytes that they copy.
-    pub fn bytes(&self) -> usize {
-        let read = self.reads.iter().map(|(_, data)| data.capacity()).sum::<usize>();
-        read + self.writes.iter().map(|(_, data)| data.len()).sum::<usize>()
-    }
-
-    /// An error is the end of the worker: what it copied cannot be told from what it did not.
-    pub fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
-        let failed = |e| DeviceError::Lost(format!("cannot copy pages for another worker: {e}"));
-        for (read, data) in &mut self.reads {
-            pages.read_pages(&read.pages, data).map_err(failed)?;
-        }
-        for (written, data) in &self.writes {
-            pages.write_pages(&written.pages, data).map_err(failed)?;
-        }
-        Ok(())
-    }
-}
-
-fn on_device(pages: &[scheduler::PageId]) -> Vec<PageId> {
-    pages.iter().map(|page| PageId(page.0)).collect()
-}
-
 impl Outgoing {
-    /// Pages that nothing will change any more.
+    /// Number of pages whose content is final.
     fn whole_pages(&self, page_tokens: usize) -> usize {
         match self.first {
             Some(_) => self.computed.div_ceil(page_tokens),
@@ -123,12 +79,12 @@ impl Outgoing {
 }
 
 impl Exchange {
-    /// Embeddings of media are so many elements wide.
+    /// Creates an exchange. `width` is the number of elements per embedding.
     pub fn new(courier: Box<dyn Courier>, layout: &PageLayout, width: usize) -> Self {
         Self {
             courier,
             page_tokens: layout.page_tokens,
-            // Where there are no pages, none will ever be sent.
+            // A model without pages never sends any; 1 avoids a division by zero.
             page_bytes: layout.page_bytes().max(1),
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
@@ -136,38 +92,39 @@ impl Exchange {
             unwritten: 0,
             pending_imports: VecDeque::new(),
             unacknowledged: BTreeMap::new(),
-            tensors: Tensors::new(width),
+            embeddings: EmbeddingTransfers::new(width),
         }
     }
 
-    /// Whether nothing is left that the conductor is to be told of.
+    /// True if every exported request has been accepted or has failed.
     pub fn is_idle(&self) -> bool {
         self.unacknowledged.is_empty()
     }
 
-    /// Whether any request is on its way from or to another worker, so that there may be something to copy.
+    /// True if a request is on its way to or from another worker, so that pages may have to be copied.
     pub fn is_active(&self) -> bool {
         !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
-    /// A request of so many tokens that is prefilled for another worker was accepted; the first pages are there already.
+    /// Registers a request of `tokens` tokens that is prefilled for another worker. That worker has its first
+    /// `known_elsewhere` pages.
     pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
-        // The last page always goes, and the hand-over behind it.
+        // The last page is always sent.
         let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
         self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
     }
 
-    /// A request was accepted whose media are encoded here, so many tokens of them, for whoever prefills it.
+    /// Registers a request whose media, `tokens` tokens of them, are encoded here.
     pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
-        self.tensors.will_send(key, tokens);
+        self.embeddings.will_send(key, tokens);
     }
 
-    /// A request was accepted that waits for so many tokens' embeddings.
+    /// Registers a request that waits for the embeddings of `tokens` tokens.
     pub fn awaits_media(&mut self, key: GraphKey, tokens: usize) {
-        self.tensors.will_receive(key, tokens, &mut *self.courier);
+        self.embeddings.will_receive(key, tokens, &mut *self.courier);
     }
 
-    /// A request holds the pages that another worker is to fill.
+    /// Registers a request that holds the pages another worker fills.
     pub fn reserved(&mut self, reserved: Reserved) {
         let Reserved { key, pages, known, .. } = reserved;
         self.courier.reserved(key, Cargo::Pages, pages.len(), known);
@@ -175,15 +132,15 @@ impl Exchange {
         self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
     }
 
-    /// A request has ended here.
+    /// Forgets a request that has ended here.
     pub fn ended(&mut self, key: GraphKey) {
         self.outgoing.remove(&key);
         self.incoming.remove(&key);
-        self.tensors.ended(key, &mut *self.courier);
+        self.embeddings.ended(key, &mut *self.courier);
         self.courier.ended(key);
     }
 
-    /// Cancels a request that has ended here and waits for the other side. Gives its completion.
+    /// Cancels an exported request that is not accepted yet, and returns its completion.
     pub fn cancel(&mut self, key: GraphKey, rank: Rank) -> Option<pb::Completion> {
         let mut ending = self.unacknowledged.remove(&key)?;
         self.courier.ended(key);
@@ -191,7 +148,7 @@ impl Exchange {
         Some(report::completion(ending, rank))
     }
 
-    /// A step was committed, with these results.
+    /// Records a committed step and its results.
     pub fn committed<'a>(
         &mut self,
         commits: &[RowCommit],
@@ -199,7 +156,7 @@ impl Exchange {
     ) {
         for (commit, result) in commits.iter().zip(results) {
             if let Some(result) = result.filter(|result| !result.encoded.is_empty()) {
-                self.tensors.encoded(commit.row.key, commit.row.positions.start, &result.encoded);
+                self.embeddings.encoded(commit.row.key, commit.row.positions.start, &result.encoded);
             }
         }
         if self.outgoing.is_empty() {
@@ -214,16 +171,16 @@ impl Exchange {
         }
     }
 
-    /// Takes what has come. Gives the completions that follow from it, and the requests that go on here with their first
-    /// tokens.
+    /// Takes the arrivals from other workers. `events` receives the completions that follow, and the requests that
+    /// continue here.
     pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
         while self.unwritten < PIECE
             && let Some(arrival) = self.courier.take()
         {
             match arrival {
                 Arrival::Pages(run) => {
-                    // Nothing waits for what is not taken.
-                    if let Some(run) = self.tensors.fill(run).filter(|run| self.may_write(run)) {
+                    // Nothing waits for a run that is dropped here.
+                    if let Some(run) = self.embeddings.fill(run).filter(|run| self.may_write(run)) {
                         self.unwritten += run.data.len();
                         self.to_write.push_back(run);
                     }
@@ -245,13 +202,13 @@ impl Exchange {
         self.finish_imports(scheduler, events);
     }
 
-    /// Whether these pages are of somebody who waits for them, and none of them known here already.
+    /// True if the run's pages belong to a waiting request and none of them is shared.
     fn may_write(&self, run: &PageRun) -> bool {
         let end = run.first + run.data.len() / self.page_bytes;
         self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
     }
 
-    /// Lets those go on here whose pages are all written.
+    /// Answers the import requests whose pages are all written, and continues their requests.
     fn finish_imports(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) {
         for request in std::mem::take(&mut self.pending_imports) {
             let key = request.key;
@@ -259,7 +216,7 @@ impl Exchange {
                 self.pending_imports.push_back(request);
                 continue;
             }
-            let outcome = if self.tensors.has(key) {
+            let outcome = if self.embeddings.has(key) {
                 self.import_embeddings(scheduler, &request, events)
             } else {
                 self.import(scheduler, &request, events)
@@ -274,9 +231,9 @@ impl Exchange {
         request: &ImportRequest,
         events: &mut TransferEvents,
     ) -> Result<(), Error> {
-        let (key, embeddings) = (request.key, self.tensors.take(request)?);
+        let (key, embeddings) = (request.key, self.embeddings.take(request)?);
         if !scheduler.media_here(key) {
-            return Err(Error::unavailable(format!("{key} waits for no embeddings here")));
+            return Err(Error::unavailable(format!("{key} does not wait for embeddings here")));
         }
         events.embedded.push((key, embeddings));
         Ok(())
@@ -291,7 +248,7 @@ impl Exchange {
         let ImportRequest { key, first, computed, pages, .. } = *request;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let Some(incoming) = self.incoming.get(&key) else {
-            return Err(Error::unavailable(format!("{key} waits for no planes here")));
+            return Err(Error::unavailable(format!("{key} does not wait for planes here")));
         };
         let wanted = incoming.pages.len();
         if pages != wanted {
@@ -307,12 +264,12 @@ impl Exchange {
         Ok(())
     }
 
-    /// What is to be copied before the next step. Whoever computes faster than its pages leave is held back. Embeddings need
-    /// no copying, and leave at once.
+    /// Decides the page copies to run now. Holds back requests that compute faster than their pages leave. Embeddings
+    /// need no copy and are sent at once.
     pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
         let mut copies = PageCopies::default();
         let encoded =
-            self.tensors.send(&mut *self.courier, |key, held_back| scheduler.hold_back(key, held_back));
+            self.embeddings.send(&mut *self.courier, |key, held_back| scheduler.hold_back(key, held_back));
         for (key, summary) in encoded {
             self.export(key, summary, scheduler, events);
         }
@@ -323,9 +280,7 @@ impl Exchange {
             if count > 0 {
                 let first = outgoing.sent;
                 let pages = on_device(&outgoing.table[first..first + count]);
-                copies
-                    .reads
-                    .push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
+                copies.reads.push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
                 outgoing.sent += count;
                 room -= count;
             }
@@ -340,7 +295,7 @@ impl Exchange {
             && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
         {
             self.unwritten -= data.len();
-            // Who is no longer waiting for pages has none that may be written to.
+            // The request may have ended; its pages are then no longer its own.
             let Some(incoming) = self.incoming.get(&key) else { continue };
             let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
                 continue;
@@ -351,8 +306,13 @@ impl Exchange {
         copies
     }
 
-    /// The copies have been run.
-    pub fn finish_copies(&mut self, copies: PageCopies, scheduler: &mut Scheduler, events: &mut TransferEvents) {
+    /// Records that the copies have run.
+    pub fn finish_copies(
+        &mut self,
+        copies: PageCopies,
+        scheduler: &mut Scheduler,
+        events: &mut TransferEvents,
+    ) {
         for (Pages { key, first, .. }, data) in copies.reads {
             self.courier.send(PageRun { key, first, data });
         }
@@ -375,26 +335,32 @@ impl Exchange {
         self.finish_imports(scheduler, events);
     }
 
-    /// The courier has all of a request: it ends here once the other side has taken over.
-    fn export(&mut self, key: GraphKey, summary: ExportSummary, scheduler: &mut Scheduler, events: &mut TransferEvents) {
-        // None if it was cancelled since; then its end is told elsewhere.
+    /// Exports a request whose pages the courier has. Its ending is reported once the other worker accepts it.
+    fn export(
+        &mut self,
+        key: GraphKey,
+        summary: ExportSummary,
+        scheduler: &mut Scheduler,
+        events: &mut TransferEvents,
+    ) {
+        // `None` if it was cancelled meanwhile; its ending is then reported elsewhere.
         if let Some(ending) = scheduler.let_go(key) {
             self.courier.export(key, summary);
             self.unacknowledged.insert(key, ending);
-            self.tensors.ended(key, &mut *self.courier);
+            self.embeddings.ended(key, &mut *self.courier);
             events.exported.push(key);
         }
     }
 }
 
-/// What has changed for the engine's requests.
+/// Changes to the engine's requests that a transfer caused.
 #[derive(Default)]
 pub(crate) struct TransferEvents {
     pub completions: Vec<pb::Completion>,
-    /// Requests that go on here, with their first tokens.
+    /// Requests that continue here, with their first tokens.
     pub imported: Vec<(GraphKey, u32)>,
-    /// Requests whose media are here, with the embeddings.
+    /// Requests whose media have arrived, with their embeddings.
     pub embedded: Vec<(GraphKey, Vec<f32>)>,
-    /// Requests that run here no more, but whose completions come later.
+    /// Requests that have left this engine; their completions follow.
     pub exported: Vec<GraphKey>,
 }

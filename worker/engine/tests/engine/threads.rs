@@ -1,6 +1,4 @@
-//! The engine on two threads gives what it gives on one.
-
-mod common;
+//! The engine on two threads gives the same results as on one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,13 +6,14 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use common::{engine, expected, launch, settings};
-use tutti_engine::{Admission, Engine, EngineSettings, EngineHandle, StepOutput};
+use tutti_engine::{Admission, Engine, EngineHandle, EngineSettings, StepOutput};
 use tutti_kernels::DeviceError;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
 
-/// The device on a thread of its own, with room for the news of one step.
+use crate::common::{self, engine, expected, launch, settings};
+
+/// An engine whose device has a thread of its own, with room for one step's output.
 struct Running {
     engine: EngineHandle,
     outputs: Receiver<StepOutput>,
@@ -53,7 +52,7 @@ impl Running {
 #[test]
 fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
     for admission in [Admission::WholeLife, Admission::Optimistic] {
-        // In the second case, fewer pages than the requests come to hold.
+        // In the second case, the pool has fewer pages than the requests grow to.
         let settings = EngineSettings { admission, kv_cache_memory: Some(41 * 64), ..settings() };
         let mut running = start(engine(&settings).0);
         let launches: Vec<_> = (0..60)
@@ -100,7 +99,7 @@ fn a_cancel_during_a_step_frees_at_the_end_of_that_step() {
     running.engine.launch(launch(1, 30, 200));
     let first = running.report().unwrap();
     running.engine.cancel(launch(1, 1, 1).key.unwrap().into());
-    // One step's news may wait in the channel, one step may run, and its end is told with the next turn.
+    // One output may wait in the channel and one step may run. The next turn reports the ending.
     let ending = (0..3).find_map(|_| running.report().filter(|report| !report.completions.is_empty()));
     let ending = ending.expect("the third report at the latest");
     assert!(ending.step <= first.step + 3);

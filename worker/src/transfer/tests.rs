@@ -1,4 +1,4 @@
-//! Workers that hand requests over, with simulated devices and real streams.
+//! Tests of transfers between workers with simulated devices and real streams.
 
 mod embeddings;
 mod receiver;
@@ -22,10 +22,10 @@ use tutti_runtime::sim::{SimProfile, SimSettings};
 use super::*;
 use crate::engine_thread::{self, Command, EngineChannels};
 
-/// Nothing that works takes this long.
+/// Time limit that no correct operation reaches.
 const WAIT: Duration = Duration::from_secs(120);
 const SECRET: [u8; 16] = *b"opens the pages!";
-/// Five pages of sixteen.
+/// Five pages of sixteen tokens.
 const PROMPT: usize = 70;
 const PAGES: usize = 5;
 
@@ -46,7 +46,7 @@ impl Worker {
         Self::of(&shipped, tokens, None)
     }
 
-    /// Of these nodes of a checkpoint's model.
+    /// Starts a worker with `nodes` of a checkpoint's model.
     fn of(checkpoint: &Path, page_tokens: usize, nodes: Option<&[String]>) -> Self {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let model = load_sim(checkpoint, 64, page_tokens, 0, &sim, nodes).unwrap();
@@ -57,7 +57,7 @@ impl Worker {
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
         let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default() };
         let runtime = Handle::current();
-        // It ends with its commands.
+        // The engine ends when its commands close.
         drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));
         Self { commands, reports, load: seen }
     }
@@ -71,7 +71,7 @@ impl Worker {
         message.unwrap().message.unwrap()
     }
 
-    /// Launches a decode, and gives what it offers once it holds its pages.
+    /// Launches a decode, and returns its offer once it holds its pages.
     async fn reserve(&mut self, request: u64, lease_ms: u32) -> pb::Reserved {
         let receive = pb::PlaneReservation { secret: SECRET.into(), lease_ms };
         let key = Some(key(request, 1).into());
@@ -84,7 +84,7 @@ impl Worker {
         }
     }
 
-    /// The tokens of the one request that runs here, and how it ended.
+    /// Tokens and outcome of the only request on this worker.
     async fn ends(&mut self) -> (Vec<u32>, Outcome) {
         let mut tokens = Vec::new();
         loop {
@@ -98,7 +98,7 @@ impl Worker {
         }
     }
 
-    /// Waits until the load that is told with reports is such.
+    /// Waits until the reported load satisfies `is`.
     async fn load(&mut self, is: impl FnMut(&pb::WorkerLoad) -> bool) -> pb::WorkerLoad {
         *timeout(WAIT, self.load.wait_for(is)).await.expect("the load is other").unwrap()
     }
@@ -155,7 +155,7 @@ async fn what_is_handed_over_goes_on_with_the_same_tokens_whichever_way_pages_tr
         let mut reserved = to.reserve(request, 60_000).await;
         assert!(!reserved.shared_memory.is_empty());
         if !shared {
-            // As of another host.
+            // Looks like a path of another host.
             reserved.shared_memory = "/proc/1/fd/none".into();
         }
         from.launch(prefill(request, &reserved)).await;

@@ -1,8 +1,7 @@
-//! A model whose every answer is a hash of the tokens that it finds in the request's pages.
+//! A test model whose answers are hashes of the tokens in the request's pages.
 //!
-//! It keeps token ids where a real model keeps keys and values, so a wrong page, position or row shows in every token
-//! after it.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+//! It stores token ids where a real model stores keys and values, so a wrong page, position or row changes every later
+//! token.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,16 +21,16 @@ pub const VOCAB: u32 = 500;
 pub const CONTEXT: usize = 256;
 pub const PAGE_TOKENS: usize = 4;
 const PAGE_BYTES: usize = 64;
-/// What a page holds before anything is written to it.
+/// Content of unwritten slots.
 const NOTHING: u32 = u32::MAX;
 
-/// What the tests see and steer from outside.
+/// State that tests inspect and control.
 #[derive(Default)]
 pub struct Probe {
     pub logit_rows: usize,
     pub tokens: usize,
     pub fail_next: Option<DeviceError>,
-    /// Whatever computes this token fails.
+    /// Token whose computation fails.
     pub poison: Option<u32>,
     /// Called in the pause of each step.
     pub during: Option<Box<dyn FnMut() + Send>>,
@@ -42,7 +41,7 @@ struct Hashing {
     limits: Limits,
     pages: Vec<[u32; PAGE_TOKENS]>,
     interlude: Option<Box<dyn Interlude>>,
-    /// Of the step's logit rows.
+    /// One value per logit row of the step.
     hidden: Vec<u64>,
     probe: Arc<Mutex<Probe>>,
 }
@@ -56,7 +55,7 @@ fn hidden(tokens: impl IntoIterator<Item = u32>) -> u64 {
     tokens.into_iter().fold(1, |hash, token| mix(hash, u64::from(token)))
 }
 
-/// The token after a prefix; it depends on seed and position as a random number does.
+/// Token after a prefix. It depends on seed and position, as a random number does.
 fn choose(hidden: u64, seed: u64, position: u64, forbidden: &[u32]) -> u32 {
     let mut token = (mix(mix(hidden, seed), position) % u64::from(VOCAB)) as u32;
     while forbidden.contains(&token) {
@@ -159,7 +158,7 @@ impl Model for Hashing {
         let mut next = 0;
         self.hidden.clear();
         for (place, row) in inputs.rows.iter().enumerate() {
-            // Between two rows, so that some are computed before and some after what happens then.
+            // Some rows are computed before this call and some after it.
             if place == inputs.rows.len() / 2 {
                 during.iter_mut().for_each(|during| during());
                 if let Some(interlude) = &mut self.interlude {
@@ -265,7 +264,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
     }
 }
 
-/// What a request must give, computed from its own tokens alone: its output with logprobs, and its prompt's logprobs.
+/// Correct results of a request, computed from its own tokens alone.
 pub struct Expected {
     pub output: Vec<u32>,
     pub logprobs: Vec<pb::TokenLogprob>,

@@ -1,18 +1,21 @@
-//! Requests that one worker prefills and another decodes, or one encodes and another prefills: their planes and embeddings
-//! on the way between the two.
+//! Transfer of divided requests between workers: planes from the worker that prefills to the one that decodes, and
+//! embeddings from the worker that encodes to the one that prefills.
 //!
 //! ```text
 //! prefilling worker                                              decoding worker
-//! engine ─▶ staging ─▶ sender (a task a request) ══ Push ══▶ receiver (gRPC) ─▶ engine
+//! engine ─▶ staging ─▶ sender (task per request) ══ Push ══▶ receiver (gRPC) ─▶ engine
 //!                         └──────────▶ segment of shared memory ─────┘
 //! ```
 //!
-//! Both are units of one size, counted from 0: pages of a plane, or rows of a tensor; here they differ in nothing else
-//! ([`Unit`]). Engines copy between steps and between layers ([`tutti_engine::Courier`]); everything here runs beside them.
-//! On one host pages go through a [`segment`] and the stream says where they are, between hosts they go in the stream; which
-//! of the two it is follows from whether the sender can open the receiver's segment. Both sides have a lease: a receiver
-//! that hears nothing ([`reservations`]) gives its pages back, a sender whose receiver takes nothing gives up. What waits to
-//! be sent is bounded ([`staging`]): a request that computes faster than its pages leave waits, others do not.
+//! - Pages of a plane and rows of embeddings are both units of one size, counted from 0. Nothing else tells them apart here
+//!   ([`Unit`]).
+//! - Engines copy pages between steps and between layers ([`tutti_engine::Courier`]). Everything here runs beside them.
+//! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream carries the
+//!   pages. The sender chooses: it uses the receiver's segment if it can open it.
+//! - Both sides have a lease. A receiver frees its pages if its sender is silent ([`reservations`]). A sender gives up if its
+//!   receiver takes nothing.
+//! - Staged bytes are bounded ([`staging`]). A request that computes faster than its pages leave waits; other requests do
+//!   not.
 
 mod receiver;
 mod reservations;
@@ -39,7 +42,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tonic::transport::{Server, server::TcpIncoming};
-use tutti_engine::{Arrival, Waker, Cargo, Courier, EngineHandle, ExportSummary, PageRun, TransferError};
+use tutti_engine::{Arrival, Cargo, Courier, EngineHandle, ExportSummary, PageRun, TransferError, Waker};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{
@@ -56,41 +59,41 @@ use self::{
     tally::Tally,
 };
 
-/// Bytes of pages in one message, unless one page is larger.
+/// Bytes of pages per message, unless one page is larger.
 const FRAME_BYTES: usize = 1 << 20;
-/// Runs of pages that wait for the engine; more wait in their streams.
+/// Number of runs of pages that wait for the engine; more wait in their streams.
 const ARRIVALS: usize = 16;
-/// Flow control of one stream: a few messages.
+/// Flow control window of one stream in bytes: a few messages.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// Pushes of one sender at a time; more wait there.
+/// Number of concurrent pushes of one sender; more wait on its side.
 const STREAMS: u32 = 1024;
-/// A peer that answers no ping for this long, and as long again, is gone.
+/// Interval of pings, and time limit for an answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// What a message takes beside its pages.
+/// Bytes of a message beyond its pages.
 const ENVELOPE_BYTES: usize = 4096;
 
-/// The longest message of a stream.
+/// Largest message of a stream, in bytes.
 fn message_bytes(unit_bytes: usize) -> usize {
     FRAME_BYTES.max(unit_bytes) + ENVELOPE_BYTES
 }
 
-/// What a cargo comes in.
+/// Unit of transfer: a page or a row of embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
     cargo: Cargo,
-    /// What two workers compare before either uses a byte of the other.
+    /// Hash of the layout. Two workers compare it before either uses a byte of the other.
     layout_id: u64,
-    /// Of one page, or one row.
+    /// Bytes per page or row.
     bytes: usize,
 }
 
 impl Unit {
-    /// So many in one message.
+    /// Number of units per message.
     fn at_once(self) -> usize {
         (FRAME_BYTES / self.bytes.max(1)).max(1)
     }
 
-    /// In messages.
+    /// Plural name for messages.
     fn name(self) -> &'static str {
         match self.cargo {
             Cargo::Pages => "pages",
@@ -103,7 +106,7 @@ impl Unit {
         Self { cargo: Cargo::Pages, layout_id: layout.id(), bytes: layout.page_bytes() }
     }
 
-    /// Rows of embeddings this wide, in f32.
+    /// A row of embeddings with `width` elements in f32.
     fn row(width: usize) -> Self {
         let mut hasher = DefaultHasher::new();
         ("rows of embeddings, little-endian f32", width).hash(&mut hasher);
@@ -111,7 +114,7 @@ impl Unit {
     }
 }
 
-/// A worker's end of all transfers.
+/// A worker's side of all transfers.
 #[derive(Clone)]
 pub struct Transfer {
     hub: Arc<Hub>,
@@ -123,19 +126,19 @@ struct Hub {
     page: Unit,
     row: Unit,
     arrivals: mpsc::Sender<Arrival>,
-    /// Weak, since the conductor takes the end of the last strong one for the worker's.
+    /// Weak, since the conductor takes the end of the last strong one for the end of the worker.
     outbox: mpsc::WeakSender<pb::WorkerMessage>,
     staging: Arc<StagingBudget>,
     sending: Mutex<HashMap<GraphKey, Arc<Queue>>>,
     reservations: Arc<Reservations>,
     connections: Arc<Connections>,
     tally: Arc<Tally>,
-    /// The receiver's, once somebody has to know it.
+    /// Port of the receiver, which starts on first use.
     port: OnceCell<u16>,
 }
 
 impl Transfer {
-    /// Lets a worker's requests be divided between it and others. Must be called inside a Tokio runtime.
+    /// Allows a worker's requests to be divided between it and others. Must be called inside a Tokio runtime.
     pub fn connect(engine: &mut EngineHandle, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
         let (page, row) = (Unit::page(engine), Unit::row(engine.embedding_width()));
         let (arrivals, inbox) = mpsc::channel(ARRIVALS);
@@ -158,20 +161,20 @@ impl Transfer {
         Self { hub }
     }
 
-    /// A graph is about to be launched at this desk.
+    /// Registers a graph that is about to be launched.
     pub fn launched(&self, graph: &pb::LaunchGraph, engine: &EngineHandle) {
         let Some(key) = graph.key.map(GraphKey::from) else { return };
-        // What waits for planes waits for no embeddings: those are for its prefill.
+        // A graph that waits for planes never waits for embeddings: its prefill needs those.
         if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
             self.hub.reservations.expect(key, reservation);
         }
         if let Some(destination) = &graph.send_to {
-            let (cargo, count) = engine.to_send(graph);
+            let (cargo, count) = engine.units_to_send(graph);
             self.hub.push(key, destination.clone(), self.hub.unit(cargo), count);
         }
     }
 
-    /// What has been sent so far; none where nothing has.
+    /// Counts of all transfers so far; `None` if there were none.
     pub fn tally(&self) -> Option<pb::TransferTally> {
         let tally = self.hub.tally.message();
         (tally != pb::TransferTally::default()).then_some(tally)
@@ -190,7 +193,7 @@ impl Hub {
         }
     }
 
-    /// Starts the task that pushes so many units of a request.
+    /// Starts the task that pushes `count` units of a request.
     fn push(self: &Arc<Self>, key: GraphKey, destination: pb::PlaneDestination, unit: Unit, count: usize) {
         let queue = Arc::new(Queue::new(Arc::clone(&self.staging)));
         let mut sending = self.sending();
@@ -210,7 +213,7 @@ impl Hub {
         let hub = Arc::clone(self);
         self.runtime.spawn(async move {
             let Some(outcome) = push.run().await else { return };
-            // What is still to come of it has nowhere to go.
+            // Units that are still staged have no destination.
             let queue = hub.sending().remove(&key);
             queue.iter().for_each(|queue| queue.close());
             hub.deliver(match outcome {
@@ -231,7 +234,7 @@ impl Hub {
         }
     }
 
-    /// Tells the conductor of a room, and watches over its lease.
+    /// Offers reserved space to the conductor, and watches its lease.
     async fn offer(self: Arc<Self>, key: GraphKey, space: reservations::ReservedSpace, secret: Vec<u8>) {
         let reservations::ReservedSpace { unit, count, known, .. } = space;
         let port = match self.port.get_or_try_init(|| self.serve()).await {
@@ -248,7 +251,7 @@ impl Hub {
                 path
             }
             Err(error) => {
-                tracing::warn!(%key, %error, "no shared memory: bytes are to be sent");
+                tracing::warn!(%key, %error, "no shared memory; planes come as bytes");
                 String::new()
             }
         };
@@ -271,13 +274,13 @@ impl Hub {
                 continue;
             }
             self.reservations.end(key);
-            let why = format!("its sender was not heard of for {lease:?}");
-            tracing::warn!(%key, why, "room for planes is given back");
+            let why = format!("its sender was silent for {lease:?}");
+            tracing::warn!(%key, why, "a reservation for planes has expired");
             return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
         }
     }
 
-    /// Listens for senders, as long as the process lives. Gives the port.
+    /// Listens for senders as long as the process lives. Returns the port.
     async fn serve(&self) -> io::Result<u16> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
         let port = listener.local_addr()?.port();
@@ -294,8 +297,8 @@ impl Hub {
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(4 * WINDOW_BYTES)
             .add_service(service);
-        // Or an answer of two segments waits for the sender's delayed acknowledgement, some 40 ms. The server's own setting
-        // is for listeners that it opens itself.
+        // Without nodelay, an answer of two segments waits for the sender's delayed acknowledgement (about 40 ms). The
+        // server's own setting applies only to listeners that it opens itself.
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         self.runtime.spawn(async move {
             if let Err(error) = server.serve_with_incoming(incoming).await {
@@ -307,7 +310,7 @@ impl Hub {
     }
 }
 
-/// What the engine gives and takes.
+/// The engine's side of transfers.
 struct TransferCourier {
     hub: Arc<Hub>,
     inbox: mpsc::Receiver<Arrival>,
@@ -320,7 +323,7 @@ impl Courier for TransferCourier {
 
     fn send(&mut self, run: PageRun) {
         let queue = self.hub.sending().get(&run.key).cloned();
-        // Without a queue the push has failed, which the engine will be told.
+        // Without a queue the push has failed, and the engine is told so.
         if let Some(queue) = queue {
             queue.put_pages(run);
         }

@@ -1,7 +1,7 @@
-//! Copying for other workers inside a step, so that a hand-over waits for a layer and not for a step.
+//! Page copies inside a step, so that a transfer waits for a layer and not for a whole step.
 //!
-//! The device's thread does it itself, in the [pauses](tutti_models::Interlude) of its step. A step that computes gives up a
-//! bounded share of its time to it.
+//! The device's thread runs them in the [hook](tutti_models::Interlude) between layers. A step gives up a bounded share
+//! of its time.
 
 use std::{
     sync::{
@@ -16,19 +16,19 @@ use tutti_models::{Interlude, Model, PausedPages};
 
 use crate::overlap::Shared;
 
-/// Bytes a second that are copied at the expense of a step: about a tenth of what memory of one thread does.
+/// Bytes per second that are copied at the expense of steps: about a tenth of one thread's memory bandwidth.
 const RATE: f64 = 400e6;
 
-/// What the device's thread is told between two locks.
+/// Lock-free hints to the device's thread about page copies.
 #[derive(Debug, Default)]
-pub(crate) struct Hints {
-    /// There may be something to copy or to settle now.
+pub(crate) struct CopyHints {
+    /// True if there may be pages to copy or imports to finish now.
     pub wanted: AtomicBool,
-    /// There may be before the next step is over.
+    /// True if there may be some before the next step ends.
     pub may_come: AtomicBool,
 }
 
-/// A model whose step is not running.
+/// A model between two steps.
 pub(crate) struct IdleModel<'a>(pub &'a mut dyn Model);
 
 impl PausedPages for IdleModel<'_> {
@@ -41,12 +41,12 @@ impl PausedPages for IdleModel<'_> {
     }
 }
 
-/// Copies in the pauses of a model's steps.
+/// Runs page copies between the layers of a model's steps.
 pub(crate) struct CopyHook {
     shared: Arc<Shared>,
-    /// Bytes that may be copied; below 0 after more was.
+    /// Bytes that may be copied now; negative after a copy of more.
     credit: f64,
-    /// When the credit was counted last.
+    /// Time at which `credit` was last updated.
     counted: Instant,
 }
 
@@ -55,7 +55,7 @@ impl CopyHook {
         Self { shared, credit: 0.0, counted: Instant::now() }
     }
 
-    /// Grows with the time that has passed, up to what a second brings.
+    /// Adds the bytes that `RATE` allows since the last update. `credit` never exceeds the bytes of one second.
     fn count(&mut self) {
         let now = Instant::now();
         let earned = now.duration_since(self.counted).as_secs_f64() * RATE;
@@ -74,7 +74,7 @@ impl Interlude for CopyHook {
         }
         self.count();
         while self.credit > 0.0 {
-            // Before the look, so that whoever rings from here on is looked after in the next pause.
+            // Cleared before the copies are taken, so that a later wake-up is seen in the next pause.
             self.shared.hints.wanted.store(false, Ordering::Release);
             let mut copies = self.shared.lock().core.start_copies();
             if copies.is_empty() {
@@ -83,7 +83,7 @@ impl Interlude for CopyHook {
             self.credit -= copies.bytes() as f64;
             copies.run(pages)?;
             self.shared.lock().core.finish_copies(copies);
-            // A piece may not have been all.
+            // More than one batch of copies may be due.
             self.shared.hints.wanted.store(true, Ordering::Release);
         }
         Ok(())

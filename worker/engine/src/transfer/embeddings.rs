@@ -1,6 +1,7 @@
-//! Embeddings of media on their way from the engine that encodes them to the one that prefills, which may be the same.
+//! Embeddings of media on their way from the engine that encodes them to the engine that prefills. Both may be the
+//! same.
 //!
-//! Nothing is copied on the device for them: an encoder's rows come to the host with its step, and go to the device as
+//! Embeddings are never copied on the device. An encoder's rows reach the host with its step, and reach the device as
 //! inputs of prefill steps.
 
 use std::{
@@ -11,63 +12,63 @@ use std::{
 use tutti_proto::GraphKey;
 use tutti_runtime::{Error, ErrorKind};
 
-use crate::courier::{Cargo, Courier, ImportRequest, ExportSummary, PageRun};
+use super::courier::{Cargo, Courier, ExportSummary, ImportRequest, PageRun};
 
-/// Bytes of one run of rows, unless one row is larger.
+/// Bytes per run of rows, unless one row is larger.
 const RUN: usize = 1 << 20;
-/// Bytes of embeddings that requests here may hold, from before they come until the request ends; and one request's, however
-/// many. Others wait before anything is encoded for them.
+/// Bytes of embeddings that requests may hold here, from their reservation until the request ends. One request may hold
+/// more if no other holds any. Further requests wait, and nothing is encoded for them yet.
 const HELD: usize = 256 << 20;
 
 #[derive(Default)]
-pub(super) struct Tensors {
+pub(super) struct EmbeddingTransfers {
     row_bytes: usize,
-    /// Encoded here.
+    /// Requests that are encoded here.
     outgoing: BTreeMap<GraphKey, Outgoing>,
-    /// To be prefilled here.
+    /// Requests that are prefilled here and have room for their embeddings.
     incoming: BTreeMap<GraphKey, Incoming>,
-    /// Those of them that wait for room, in the order in which they came, and their rows.
+    /// Requests that wait for room, in order of arrival, with their numbers of rows.
     queue: VecDeque<(GraphKey, usize)>,
-    /// Bytes of those that do not.
+    /// Bytes that `incoming` holds.
     held: usize,
 }
 
 struct Outgoing {
-    /// In all.
+    /// Number of rows of all the request's items.
     rows: usize,
     encoded: usize,
-    /// What the courier has no room for.
+    /// Encoded rows that the courier had no room for.
     unsent: VecDeque<PageRun>,
-    /// When the last row was committed.
+    /// Commit time of the last row.
     since: Instant,
-    /// Whether the scheduler holds it back.
+    /// True while the scheduler holds the request back.
     held_back: bool,
 }
 
 struct Incoming {
     bytes: usize,
-    /// None once it has been taken over.
+    /// `None` once the embeddings have been taken.
     filling: Option<Filling>,
 }
 
 struct Filling {
     data: Vec<u8>,
-    /// Which rows have come.
+    /// True for each row that has arrived.
     written: Vec<bool>,
 }
 
-impl Tensors {
+impl EmbeddingTransfers {
     pub fn new(width: usize) -> Self {
         Self { row_bytes: width * size_of::<f32>(), ..Self::default() }
     }
 
-    /// An encoder's graph was accepted, whose items have so many rows in all.
+    /// Registers an encoder's graph whose items have `rows` rows.
     pub fn will_send(&mut self, key: GraphKey, rows: usize) {
         let (unsent, since) = (VecDeque::new(), Instant::now());
         self.outgoing.insert(key, Outgoing { rows, encoded: 0, unsent, since, held_back: false });
     }
 
-    /// A request was accepted that waits for so many rows.
+    /// Registers a request that waits for `rows` rows.
     pub fn will_receive(&mut self, key: GraphKey, rows: usize, courier: &mut dyn Courier) {
         self.queue.push_back((key, rows));
         self.grant(courier);
@@ -87,7 +88,7 @@ impl Tensors {
         }
     }
 
-    /// A request has ended here, on whichever side.
+    /// Removes a request that has ended here, on either side.
     pub fn ended(&mut self, key: GraphKey, courier: &mut dyn Courier) {
         self.outgoing.remove(&key);
         self.queue.retain(|(waiting, _)| *waiting != key);
@@ -97,7 +98,7 @@ impl Tensors {
         self.grant(courier);
     }
 
-    /// Rows from `first` on have been encoded.
+    /// Queues the encoded rows from `first` on.
     pub fn encoded(&mut self, key: GraphKey, first: usize, values: &[f32]) {
         let Some(outgoing) = self.outgoing.get_mut(&key) else { return };
         let at_once = (RUN / self.row_bytes).max(1);
@@ -109,7 +110,8 @@ impl Tensors {
         outgoing.since = Instant::now();
     }
 
-    /// Gives the courier what it has room for. Whoever has more is held back, by `hold_back`. Gives those of whom it has all.
+    /// Sends as many rows as the courier has room for. Calls `hold_back` for requests with more. Returns the requests
+    /// that are sent completely.
     pub fn send(
         &mut self,
         courier: &mut dyn Courier,
@@ -134,10 +136,10 @@ impl Tensors {
         sent
     }
 
-    /// Takes rows for a request that waits for them; gives others back.
+    /// Stores rows of a request that waits for them. Returns rows of any other request.
     pub fn fill(&mut self, run: PageRun) -> Option<PageRun> {
         let Some(incoming) = self.incoming.get_mut(&run.key) else { return Some(run) };
-        // What comes again behind the hand-over is known.
+        // Rows that arrive again after the embeddings were taken are already known.
         let filling = incoming.filling.as_mut()?;
         let (at, rows) = (run.first * self.row_bytes, run.data.len() / self.row_bytes);
         if let Some(slot) = filling.data.get_mut(at..at + run.data.len()) {
@@ -147,18 +149,19 @@ impl Tensors {
         None
     }
 
-    /// Whether a request waits for rows, or did.
+    /// True if a request waits for embeddings here, or has received them.
     pub fn has(&self, key: GraphKey) -> bool {
         self.incoming.contains_key(&key)
     }
 
-    /// The rows of a request, if all of them are here and the sender counts as many. Nothing has changed if not.
+    /// Takes a request's embeddings if all rows have arrived and the sender counts as many. On an error nothing
+    /// changes.
     pub fn take(&mut self, request: &ImportRequest) -> Result<Vec<f32>, Error> {
         let ImportRequest { key, first, computed, pages, .. } = *request;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let incoming = self.incoming.get_mut(&key);
         let Some(filling) = incoming.and_then(|incoming| incoming.filling.take()) else {
-            return Err(Error::unavailable(format!("{key} waits for no embeddings here")));
+            return Err(Error::unavailable(format!("{key} does not wait for embeddings here")));
         };
         let rows = filling.written.len();
         let problem = if first.is_some() {

@@ -1,17 +1,14 @@
-//! Pages that the side which decodes has in its prefix cache.
+//! Pages that are in the decoding side's prefix cache.
 
 use tutti_engine::{Arrival, PageRun};
 
-use crate::{
-    Answers, PAGE_BYTES, Side, carry,
-    common::{expected, launch, settings},
-    decode, key, prefill_behind,
-};
+use super::{Answers, PAGE_BYTES, Side, carry, decode, key, prefill_behind};
+use crate::common::{expected, launch, settings};
 
 #[test]
 fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
-    // 18 tokens are five pages, and at least the last one is always sent.
+    // 18 tokens take five pages. The last one is always sent.
     let before = launch(1, 18, 9);
     to.engine.launch(before.clone());
     to.idle();
@@ -32,7 +29,7 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
         from.give(Arrival::Accepted(key(request, 0)));
         let first = from.courier.lock().sent.front().map(|run| run.first);
         assert_eq!(first, Some(known_by_the_sender.min(4)));
-        // Nothing that others read is written to, whoever says so; a run that begins there is not taken at all.
+        // Shared pages are never written, whatever the sender claims. A run that begins in one is dropped whole.
         to.give(Arrival::Pages(PageRun { key: key(request, 1), first: 3, data: vec![9; PAGE_BYTES] }));
         carry(&from, &to, &answers);
         to.idle();
@@ -49,7 +46,7 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
         }
         assert_eq!(to.load.kv_pages_used, 0);
     }
-    // Of a page more than is known nobody is told that it is there.
+    // The other side has no page cached, so the page that the sender skipped is missing.
     let (whole, mut other) = (again(6), Side::new(&settings()));
     other.engine.launch(decode(&whole));
     other.idle();
@@ -60,7 +57,7 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
     let answer = answers.lock().unwrap().pop().unwrap();
     assert!(answer.unwrap_err().message().contains("page 0 of 5 is missing"));
     assert!(other.ids(6).is_empty());
-    // Those who read what was known still find what they should.
+    // Readers of the cached pages still find their content.
     let longer = {
         let mut whole = launch(5, 21, 4);
         whole.spec.as_mut().unwrap().prompt[..18].clone_from_slice(&before.spec.as_ref().unwrap().prompt);
