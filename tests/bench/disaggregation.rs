@@ -27,7 +27,7 @@ use crate::{
     way::{Device, Way},
 };
 
-const TOPOLOGY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/topology/apart.toml");
+const TOPOLOGY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/topology/disaggregated.toml");
 /// Requests of the seed workload, each of which is handed over.
 const REQUESTS: f64 = 6.0;
 /// For how long workers may keep what they count to themselves.

@@ -3,7 +3,7 @@
 use std::{fmt::Write, fs, io, path::Path, time::UNIX_EPOCH};
 
 use tutti_kernels::{
-    collective::Seat,
+    collective::GroupRank,
     cpu::{Isa, PackedOutcome, PackedWeights},
 };
 use tutti_runtime::Error;
@@ -11,15 +11,20 @@ use tutti_runtime::Error;
 use crate::config::WorkerSettings;
 
 /// Opens the packed weights in `dir` for these settings, this instruction path and this rank of a group.
-pub fn open(dir: &Path, settings: &WorkerSettings, isa: Isa, seat: Seat) -> Result<PackedWeights, Error> {
+pub fn open(
+    dir: &Path,
+    settings: &WorkerSettings,
+    isa: Isa,
+    rank: GroupRank,
+) -> Result<PackedWeights, Error> {
     let unreadable =
         |error: io::Error| Error::internal(format!("cannot list {}: {error}", settings.model_dir.display()));
-    Ok(PackedWeights::open(dir, &key(settings, isa, seat).map_err(unreadable)?))
+    Ok(PackedWeights::open(dir, &key(settings, isa, group_rank).map_err(unreadable)?))
 }
 
 /// Key of everything that determines the packed bytes. The model is identified by its files, their sizes and their
 /// modification times.
-fn key(settings: &WorkerSettings, isa: Isa, seat: Seat) -> io::Result<String> {
+fn key(settings: &WorkerSettings, isa: Isa, rank: GroupRank) -> io::Result<String> {
     let WorkerSettings { model_dir, quantize, nodes, .. } = settings;
     let mut files = Vec::new();
     for entry in fs::read_dir(model_dir)? {
@@ -33,7 +38,8 @@ fn key(settings: &WorkerSettings, isa: Isa, seat: Seat) -> io::Result<String> {
         }
     }
     files.sort();
-    let mut key = format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", seat.rank, seat.size);
+    let mut key =
+        format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", group_rank.rank, group_rank.world_size);
     for (name, bytes, written) in files {
         // The key of a checkpoint with a thousand files exceeds the file's header page; the file's name then covers all
         // of it.

@@ -60,7 +60,7 @@ struct Results {
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().collect();
-    let out = arguments.iter().position(|argument| argument == "--out").map(|place| &arguments[place + 1]);
+    let out = arguments.iter().position(|argument| argument == "--out").map(|index| &arguments[index + 1]);
     let mut shapes = vec![
         Shape { name: "tutti-tiny, batch 1", model: tiny, rows: 1, steps: 500 },
         Shape { name: "tutti-tiny, batch 16", model: tiny, rows: 16, steps: 400 },
@@ -235,7 +235,7 @@ fn launch(key: pb::GraphKey, max_tokens: u32) -> pb::LaunchGraph {
         key: Some(key),
         walks: vec![0, 1],
         spec: Some(pb::RequestSpec {
-            prompt: (0..PROMPT as u32).map(|place| 10 + (place * 7 + key.request as u32) % 200).collect(),
+            prompt: (0..PROMPT as u32).map(|index| 10 + (index * 7 + key.request as u32) % 200).collect(),
             sampling: Some(sampling),
             stopping: Some(pb::Stopping { max_tokens, ignore_eos: true, ..Default::default() }),
             ..Default::default()

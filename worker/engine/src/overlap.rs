@@ -62,7 +62,7 @@ impl Shared {
         change(&mut state);
         state.notified = true;
         drop(state);
-        self.hints.wanted.store(true, Ordering::Release);
+        self.hints.due.store(true, Ordering::Release);
         self.changed.notify_one();
     }
 }
@@ -101,8 +101,8 @@ impl DeviceLoop {
         let output = core.output(step, completions);
         *pending_outputs += usize::from(output.is_some());
         // Copies beyond one batch run in the step's pauses.
-        self.shared.hints.wanted.store(exchanges, Ordering::Release);
-        self.shared.hints.may_come.store(exchanges, Ordering::Relaxed);
+        self.shared.hints.due.store(exchanges, Ordering::Release);
+        self.shared.hints.expected.store(exchanges, Ordering::Relaxed);
         Ok(output)
     }
 
@@ -253,7 +253,7 @@ pub(crate) fn split(
     let state = Mutex::new(State { core, notified: false, closed: false, pending_outputs: 0 });
     let shared = Arc::new(Shared { state, hints: CopyHints::default(), changed: Condvar::new() });
     let mut runner = runner;
-    runner.model.set_interlude(Box::new(CopyHook::new(Arc::clone(&shared))));
+    runner.model.set_step_hook(Box::new(CopyHook::new(Arc::clone(&shared))));
     let (stage, copies) = (Stage::Nothing, PageCopies::default());
     let device_loop = DeviceLoop { shared: Arc::clone(&shared), runner, stage, copies };
     (device_loop, EngineHandle { shared, limits, layout, began, reporter, last_run: Duration::ZERO })

@@ -67,7 +67,7 @@ impl Worker {
     }
 
     async fn message(&mut self) -> ToConductor {
-        let message = timeout(WAIT, self.reports.recv()).await.expect("nothing is told");
+        let message = timeout(WAIT, self.reports.recv()).await.expect("no message comes");
         message.unwrap().message.unwrap()
     }
 

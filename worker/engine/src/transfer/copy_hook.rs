@@ -1,6 +1,6 @@
 //! Page copies inside a step, so that a transfer waits for a layer and not for a whole step.
 //!
-//! The device's thread runs them in the [hook](tutti_models::Interlude) between layers. A step gives up a bounded share
+//! The device's thread runs them in the [hook](tutti_models::StepHook) between layers. A step gives up a bounded share
 //! of its time.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 };
 
 use tutti_kernels::DeviceError;
-use tutti_models::{Interlude, Model, PausedPages};
+use tutti_models::{Model, PausedPages, StepHook};
 
 use crate::overlap::Shared;
 
@@ -23,9 +23,9 @@ const RATE: f64 = 400e6;
 #[derive(Debug, Default)]
 pub(crate) struct CopyHints {
     /// True if there may be pages to copy or imports to finish now.
-    pub wanted: AtomicBool,
+    pub due: AtomicBool,
     /// True if there may be some before the next step ends.
-    pub may_come: AtomicBool,
+    pub expected: AtomicBool,
 }
 
 /// A model between two steps.
@@ -63,19 +63,19 @@ impl CopyHook {
     }
 }
 
-impl Interlude for CopyHook {
-    fn may_come(&self) -> bool {
-        self.shared.hints.may_come.load(Ordering::Relaxed)
+impl StepHook for CopyHook {
+    fn may_have_work(&self) -> bool {
+        self.shared.hints.expected.load(Ordering::Relaxed)
     }
 
-    fn play(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
-        if !self.shared.hints.wanted.load(Ordering::Acquire) {
+    fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
+        if !self.shared.hints.due.load(Ordering::Acquire) {
             return Ok(());
         }
         self.count();
         while self.credit > 0.0 {
             // Cleared before the copies are taken, so that a later wake-up is seen in the next pause.
-            self.shared.hints.wanted.store(false, Ordering::Release);
+            self.shared.hints.due.store(false, Ordering::Release);
             let mut copies = self.shared.lock().core.start_copies();
             if copies.is_empty() {
                 break;
@@ -84,7 +84,7 @@ impl Interlude for CopyHook {
             copies.run(pages)?;
             self.shared.lock().core.finish_copies(copies);
             // More than one batch of copies may be due.
-            self.shared.hints.wanted.store(true, Ordering::Release);
+            self.shared.hints.due.store(true, Ordering::Release);
         }
         Ok(())
     }

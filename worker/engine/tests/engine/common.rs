@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
-use tutti_models::{Interlude, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages};
+use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, StepHook};
 use tutti_proto::{
     Rank,
     cluster::v1 as pb,
@@ -40,7 +40,7 @@ struct Hashing {
     declaration: ModelDeclaration,
     limits: Limits,
     pages: Vec<[u32; PAGE_TOKENS]>,
-    interlude: Option<Box<dyn Interlude>>,
+    step_hook: Option<Box<dyn StepHook>>,
     /// One value per logit row of the step.
     hidden: Vec<u64>,
     probe: Arc<Mutex<Probe>>,
@@ -137,12 +137,12 @@ impl Model for Hashing {
         Pages(&mut self.pages).write_pages(pages, data)
     }
 
-    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
-        self.interlude = Some(interlude);
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook);
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        let mut probe = self.probe.lock().expect("nobody panicked");
+        let mut probe = self.probe.lock().expect("no thread panicked");
         if let Some(error) = probe.fail_next.take() {
             return Err(error);
         }
@@ -157,21 +157,21 @@ impl Model for Hashing {
         drop(probe);
         let mut next = 0;
         self.hidden.clear();
-        for (place, row) in inputs.rows.iter().enumerate() {
+        for (index, row) in inputs.rows.iter().enumerate() {
             // Some rows are computed before this call and some after it.
-            if place == inputs.rows.len() / 2 {
+            if index == inputs.rows.len() / 2 {
                 during.iter_mut().for_each(|during| during());
-                if let Some(interlude) = &mut self.interlude {
-                    interlude.play(&mut Pages(&mut self.pages))?;
+                if let Some(hook) = &mut self.step_hook {
+                    hook.run(&mut Pages(&mut self.pages))?;
                 }
             }
             assert_eq!(row.first_token, next);
             next += row.tokens;
-            for place in 0..row.tokens {
-                let position = row.start + place;
-                assert_eq!(inputs.positions[row.first_token + place], position as f32);
+            for index in 0..row.tokens {
+                let position = row.start + index;
+                assert_eq!(inputs.positions[row.first_token + index], position as f32);
                 let page = row.block_table[position / PAGE_TOKENS].0 as usize;
-                self.pages[page][position % PAGE_TOKENS] = inputs.token_ids[row.first_token + place];
+                self.pages[page][position % PAGE_TOKENS] = inputs.token_ids[row.first_token + index];
             }
             let mine = row.first_token..next;
             for token in inputs.logit_rows.iter().filter(|token| mine.contains(token)) {
@@ -184,18 +184,18 @@ impl Model for Hashing {
             }
         }
         assert_eq!(next, inputs.token_ids.len());
-        self.probe.lock().expect("nobody panicked").during = during;
+        self.probe.lock().expect("no thread panicked").during = during;
         Ok(())
     }
 
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
-        for (place, row) in wanted.sample {
-            let hidden = self.hidden[*place];
+        for (index, row) in wanted.sample {
+            let hidden = self.hidden[*index];
             let token = choose(hidden, row.params.seed, row.position, row.forbidden);
             out.sampled.push(Sampled { token, score: row.logprobs.map(|top| score(hidden, token, top)) });
         }
-        for (place, row) in wanted.score {
-            out.scores.push(score(self.hidden[*place], row.token, row.top));
+        for (index, row) in wanted.score {
+            out.scores.push(score(self.hidden[*index], row.token, row.top));
         }
         Ok(())
     }
@@ -218,7 +218,7 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
     let probe = Arc::default();
     let model = Hashing {
         declaration: ModelDeclaration::new(vec!["thinker".into()], walks, planes)
-            .expect("they hold together"),
+            .expect("the declaration is valid"),
         limits: Limits {
             vocab_size: VOCAB as usize,
             max_context_tokens: CONTEXT,
@@ -226,7 +226,7 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
             max_step_tokens: 64,
         },
         pages: vec![],
-        interlude: None,
+        step_hook: None,
         hidden: vec![],
         probe: Arc::clone(&probe),
     };
@@ -245,7 +245,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
         walks: vec![PREFILL, DECODE],
         spec: Some(pb::RequestSpec {
             prompt: (0..prompt as u64)
-                .map(|place| ((request * 131 + place * 17) % u64::from(VOCAB)) as u32)
+                .map(|index| ((request * 131 + index * 17) % u64::from(VOCAB)) as u32)
                 .collect(),
             sampling: Some(pb::Sampling {
                 temperature: 1.0,
@@ -282,10 +282,10 @@ pub fn expected(launch: &pb::LaunchGraph) -> Expected {
     };
     let mut tokens = spec.prompt.clone();
     let prompt_logprobs = (1..tokens.len())
-        .map(|place| {
+        .map(|index| {
             wire(score(
-                hidden(tokens[..place].iter().copied()),
-                tokens[place],
+                hidden(tokens[..index].iter().copied()),
+                tokens[index],
                 spec.prompt_logprobs.unwrap_or(0),
             ))
         })

@@ -36,7 +36,7 @@ struct TestCourier(Arc<Mutex<Traffic>>);
 
 impl TestCourier {
     fn lock(&self) -> MutexGuard<'_, Traffic> {
-        self.0.lock().expect("nobody panicked")
+        self.0.lock().expect("no thread panicked")
     }
 }
 
@@ -145,7 +145,7 @@ fn import(request: u64, exported: ExportSummary, answers: &Answers) -> Arrival {
         first: exported.first,
         computed: exported.computed,
         pages: exported.pages,
-        answer: Box::new(move |outcome| answers.lock().expect("nobody panicked").push(outcome)),
+        answer: Box::new(move |outcome| answers.lock().expect("no thread panicked").push(outcome)),
     })
 }
 
@@ -249,9 +249,9 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
     let pages: Vec<PageRun> = runs
         .iter()
         .flat_map(|run| {
-            let page = |(place, data): (usize, &[u8])| PageRun {
+            let page = |(index, data): (usize, &[u8])| PageRun {
                 key: run.key,
-                first: run.first + place,
+                first: run.first + index,
                 data: data.to_vec(),
             };
             run.data.chunks(PAGE_BYTES).enumerate().map(page).collect::<Vec<_>>()
@@ -407,7 +407,7 @@ fn what_could_not_be_divided_is_refused() {
     side.idle();
     let refused = |outcome: &pb::completion::Outcome| matches!(outcome, pb::completion::Outcome::Refused(_));
     assert!(side.outcomes.len() == 4 && side.outcomes.values().all(refused), "{:?}", side.outcomes);
-    assert_eq!(side.courier.lock().ended.len(), 4, "whoever was told of them hears that they are not here");
+    assert_eq!(side.courier.lock().ended.len(), 4, "the courier learns of every refusal");
     // Without a courier, every divided request is refused.
     let (mut device, mut engine) = engine(&settings()).0.split();
     engine.launch(prefill(&whole));

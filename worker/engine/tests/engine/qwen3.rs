@@ -65,7 +65,7 @@ fn play(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> BTreeMap<u64, Stor
         for row in report.rows {
             let story = stories.entry(row.key.map_or(0, |key| key.request)).or_default();
             let run = row.prompt_logprobs.iter().flat_map(|run| (run.first..).zip(&run.tokens));
-            story.extend(run.map(|(place, score)| (place, bits(score))));
+            story.extend(run.map(|(index, score)| (index, bits(score))));
             story.extend(
                 row.tokens.iter().map(|t| (t.token_id, t.logprob.as_ref().map(bits).unwrap_or_default())),
             );

@@ -14,7 +14,7 @@ async fn room_is_taken_until_pages_have_been_sent_or_dropped() {
     queue.put_pages(run(24));
     assert_eq!(budget.left(), STAGED_BYTES - 1024);
     let parcel = queue.next().await;
-    assert_eq!(budget.left(), STAGED_BYTES - 1024, "it is on its way");
+    assert_eq!(budget.left(), STAGED_BYTES - 1024, "it is being sent");
     drop(parcel);
     assert_eq!(budget.left(), STAGED_BYTES - 24);
     queue.close();

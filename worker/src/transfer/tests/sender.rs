@@ -57,7 +57,7 @@ impl PlaneTransfer for Fake {
                 let key = Some(key(1, 1).into());
                 Ok(Response::new(pb::TransferReceipt { key, computed_tokens, counts: vec![PAGES as u32] }))
             }
-            Act::Says(code) => Err(Status::new(code, "as it was told")),
+            Act::Says(code) => Err(Status::new(code, "as the test wants")),
             Act::Sleeps => unreachable!("it sleeps for ever"),
         }
     }
@@ -185,7 +185,7 @@ async fn a_receiver_that_says_no_is_believed() {
     bench.queue_end();
     let heard = Arc::clone(&bench.heard);
     let outcome = bench.run().await;
-    assert!(matches!(&outcome, Some(Err(TransferError::Refused(why))) if why.contains("as it was told")));
+    assert!(matches!(&outcome, Some(Err(TransferError::Refused(why))) if why.contains("as the test wants")));
     assert_eq!(heard.lock().unwrap().len(), 1, "and not asked again");
 }
 
