@@ -15,7 +15,7 @@ pub fn open(
     dir: &Path,
     settings: &WorkerSettings,
     isa: Isa,
-    rank: GroupRank,
+    group_rank: GroupRank,
 ) -> Result<PackedWeights, Error> {
     let unreadable =
         |error: io::Error| Error::internal(format!("cannot list {}: {error}", settings.model_dir.display()));
@@ -24,7 +24,7 @@ pub fn open(
 
 /// Key of everything that determines the packed bytes. The model is identified by its files, their sizes and their
 /// modification times.
-fn key(settings: &WorkerSettings, isa: Isa, rank: GroupRank) -> io::Result<String> {
+fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
     let WorkerSettings { model_dir, quantize, nodes, .. } = settings;
     let mut files = Vec::new();
     for entry in fs::read_dir(model_dir)? {
