@@ -23,7 +23,7 @@ use serde::Serialize;
 use tutti_engine::{Engine, RowRecord, StepObserver, StepRecord};
 use tutti_proto::{
     Rank,
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 
 /// Number of steps that may wait for the writer: some seconds of short ones.

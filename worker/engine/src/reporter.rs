@@ -1,6 +1,6 @@
 //! Converts step outputs into reports and feeds the step observer.
 
-use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
+use tutti_proto::{Rank, cluster::v1 as pb, declaration::ModelDeclaration};
 
 use crate::{
     StepObserver, StepRecord,

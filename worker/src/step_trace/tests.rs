@@ -2,7 +2,7 @@ use tutti_engine::StepTimes;
 use tutti_proto::{
     StepNumber,
     cluster::v1 as pb,
-    walks::{Walk, WalkKind},
+    declaration::{Walk, WalkKind},
 };
 
 use super::*;

@@ -258,7 +258,7 @@ impl Exchange {
             return Err(refused(format!("page {missing} of {wanted} is missing")));
         }
         let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
-        scheduler.hand_over(key, first, computed).map_err(refused)?;
+        scheduler.complete_import(key, first, computed).map_err(refused)?;
         self.incoming.remove(&key);
         events.imported.push((key, first.token));
         Ok(())
@@ -344,7 +344,7 @@ impl Exchange {
         events: &mut TransferEvents,
     ) {
         // `None` if it was cancelled meanwhile; its ending is then reported elsewhere.
-        if let Some(ending) = scheduler.let_go(key) {
+        if let Some(ending) = scheduler.complete_export(key) {
             self.courier.export(key, summary);
             self.unacknowledged.insert(key, ending);
             self.embeddings.ended(key, &mut *self.courier);
