@@ -16,7 +16,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use tutti_kernels::Device;
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::declaration::ModelDeclaration;
 
 use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinker};
 use crate::{
