@@ -31,7 +31,7 @@ use super::{
     identity::Identity,
     load::{OwnLoad, Reported},
 };
-use crate::way::Way;
+use crate::conductor_channel::ConductorChannel;
 
 /// The largest text file taken from a conductor: a guard against a runaway stream, far above real tokenizers.
 const MAX_FILE_BYTES: usize = 256 << 20;
@@ -48,7 +48,7 @@ pub struct Member {
     pub own: Arc<OwnLoad>,
     /// What is known of it, behind a lock that is never held across an await.
     pub standing: Mutex<Standing>,
-    client: ConductorClient<Way>,
+    client: ConductorClient<ConductorChannel>,
     timeouts: Timeouts,
     removed: AtomicBool,
     /// Raised where a request finds it lost, or somebody hears that it has changed: it is asked now and not in a while.
@@ -100,8 +100,8 @@ pub enum Contact {
 
 impl Member {
     /// A conductor at the end of this way, which has not been asked anything yet.
-    pub fn new(name: String, way: Way, timeouts: Timeouts, holder: Holder) -> Self {
-        let client = ConductorClient::new(way)
+    pub fn new(name: String, channel: ConductorChannel, timeouts: Timeouts, holder: Holder) -> Self {
+        let client = ConductorClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let standing = Standing {

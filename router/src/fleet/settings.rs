@@ -102,13 +102,4 @@ impl FleetSettings {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_defaults_are_valid_and_a_pace_of_zero_is_refused_by_name() {
-        assert_eq!(FleetSettings::default().validate(), Ok(()));
-        let error = FleetSettings { poll_ms: 0, ..FleetSettings::default() }.validate().unwrap_err();
-        assert_eq!(error.field(), Some("fleet.poll_ms"));
-    }
-}
+mod tests;

@@ -31,7 +31,7 @@ use crate::{
 pub struct Generator {
     fleet: Arc<Fleet>,
     pool: TextPool,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     max_choices: u32,
     metrics: RouterMetrics,
 }
@@ -42,7 +42,7 @@ impl Generator {
         Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue),
-            places: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
+            permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
             metrics,
         }
@@ -105,7 +105,7 @@ impl Generator {
         validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
         let sampling = validate::sampling(&request.sampling, &model.text.defaults, vocab_size)?;
         let n = request.n.unwrap_or(1);
-        let places = self.admit(request.prompts.len(), n)?;
+        let permits = self.admit(request.prompts.len(), n)?;
 
         let echo =
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
@@ -126,7 +126,7 @@ impl Generator {
             }
         });
         let choices = try_join_all(started).await?;
-        Ok(Accepted { model, prompts, n, output: request.output, choices, places })
+        Ok(Accepted { model, prompts, n, output: request.output, choices, permits })
     }
 
     /// The conductor's request for each choice, in order: a prompt, and the rest.
@@ -167,11 +167,11 @@ impl Generator {
 
     /// Completes once no generation is under way; until then, no new one is admitted.
     pub async fn idle(&self) {
-        // All places at once are free only then. The semaphore is never closed, which would mean the same.
-        let _ = self.places.acquire_many(self.max_choices).await;
+        // All permits at once are free only then. The semaphore is never closed, which would mean the same.
+        let _ = self.permits.acquire_many(self.max_choices).await;
     }
 
-    /// Takes the places of a request's choices, all or none.
+    /// Takes the permits of a request's choices, all or none.
     fn admit(&self, prompts: usize, n: u32) -> Result<OwnedSemaphorePermit, Error> {
         let limit = self.max_choices;
         let choices = u32::try_from(prompts).ok().and_then(|prompts| prompts.checked_mul(n));
@@ -179,8 +179,8 @@ impl Generator {
             let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
             return Err(Error::invalid(if n > 1 { "n" } else { "prompt" }, message));
         };
-        self.places.clone().try_acquire_many_owned(choices).map_err(|_| {
-            let busy = limit as usize - self.places.available_permits().min(limit as usize);
+        self.permits.clone().try_acquire_many_owned(choices).map_err(|_| {
+            let busy = limit as usize - self.permits.available_permits().min(limit as usize);
             let message =
                 format!("{busy} choices are under way, this request has {choices}, the limit is {limit}");
             Error::overloaded(message, Duration::from_secs(1))
@@ -234,15 +234,4 @@ fn settings(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn whatever_a_request_waits_for_its_time_ends() {
-        let waits = std::future::pending::<Result<(), Error>>();
-        let error = within(Some(Duration::from_millis(1)), waits).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-        assert_eq!(error.message(), "the request was not accepted within 1 ms");
-        assert_eq!(within(None, async { Ok(7) }).await, Ok(7));
-    }
-}
+mod tests;

@@ -75,7 +75,7 @@ fn encode_one(
     echo: Option<Echo>,
 ) -> Result<EncodedPrompt, Error> {
     let (ids, given) = to_tokens(prompt, model, Some(model.token_limit()))?;
-    let (ids, media) = media::place(ids, media, model)?;
+    let (ids, media) = media::expand(ids, media, model)?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));
     }
@@ -116,7 +116,7 @@ pub fn to_tokens(
                     "cannot be used: the checkpoint has no chat template",
                 ));
             };
-            let messages = messages.into_iter().map(|message| with_places(message, model));
+            let messages = messages.into_iter().map(|message| with_placeholders(message, model));
             let messages = messages.collect::<Result<Vec<_>, Error>>()?;
             (template.render(&messages, &options)?, add_special_tokens, tokenizer)
         }
@@ -132,13 +132,13 @@ pub fn to_tokens(
 }
 
 /// The message with the model's placeholders in the places of its media.
-fn with_places(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
+fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
     for (kind, at) in message.media_at.drain(..).rev() {
-        let Some(place) = model.placeholder_text(kind) else {
+        let Some(placeholder) = model.placeholder_text(kind) else {
             let kind = kind.as_str_name().to_lowercase();
             return Err(Error::invalid("messages", format!("hold {kind}, which the model does not take")));
         };
-        message.content.insert_str(at, &place);
+        message.content.insert_str(at, &placeholder);
     }
     Ok(message)
 }

@@ -51,7 +51,7 @@ pub struct Generation {
     unfinished: usize,
     usage: Usage,
     meter: RequestMeter,
-    _places: OwnedSemaphorePermit,
+    _permits: OwnedSemaphorePermit,
 }
 
 /// A request that the conductor has accepted.
@@ -66,13 +66,13 @@ pub(super) struct Accepted {
     pub output: Output,
     /// In order.
     pub choices: Vec<ChoiceStream>,
-    /// The choices' places, given back with the last of the request.
-    pub places: OwnedSemaphorePermit,
+    /// The choices' permits, given back with the last of the request.
+    pub permits: OwnedSemaphorePermit,
 }
 
 impl Generation {
     pub(super) fn new(accepted: Accepted, meter: RequestMeter) -> Self {
-        let Accepted { model, prompts, n, output, choices, places } = accepted;
+        let Accepted { model, prompts, n, output, choices, permits } = accepted;
         let prompt_tokens = prompts.iter().map(|p| p.ids.len() as u32).sum();
         meter.accepted(prompt_tokens);
         Self {
@@ -84,7 +84,7 @@ impl Generation {
             choices: choices.into_iter().collect(),
             usage: Usage { prompt_tokens, ..Usage::default() },
             meter,
-            _places: places,
+            _permits: permits,
         }
     }
 

@@ -157,8 +157,8 @@ async fn a_conductor_without_a_tokenizer_is_never_ready_and_says_why() {
     let setup = support::start(RouterConfig::default(), false).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     let mut state = setup.health.watch_ready();
-    let told = |state: &State| matches!(state, State::Not(why) if why.contains("tokenizer.json"));
-    state.wait_for(told).await.unwrap();
+    let names_the_file = |state: &State| matches!(state, State::Not(why) if why.contains("tokenizer.json"));
+    state.wait_for(names_the_file).await.unwrap();
     let answer = setup.post(PATH, &json!({ "prompt": [1] })).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
 }

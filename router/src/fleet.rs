@@ -43,8 +43,8 @@ use self::{
     metrics::FleetMetrics, roster::Roster, texts::Texts,
 };
 use crate::{
+    conductor_channel::ConductorChannel,
     served::{CheckedText, ServedModel},
-    way::Way,
 };
 
 /// All conductors of one router.
@@ -125,7 +125,7 @@ impl Fleet {
             metrics: FleetMetrics::register(metrics),
         };
         let fixed = conductors.fixed.into_iter();
-        let members = fixed.map(|(name, way)| Arc::new(fleet.member(name, way))).collect();
+        let members = fixed.map(|(name, channel)| Arc::new(fleet.member(name, channel))).collect();
         *fleet.roster.write() = Roster::fixed(members);
         Arc::new(fleet)
     }
@@ -192,8 +192,8 @@ impl Fleet {
             Some((member.clone(), Candidate { tier, load, cached_blocks, last_pick: standing.last_pick }))
         };
         let (mut members, candidates): (Vec<_>, Vec<_>) = roster.members().iter().filter_map(offer).unzip();
-        let place = choice::choose(&candidates, needed)?;
-        let (member, cached) = (members.swap_remove(place), candidates[place].cached_blocks);
+        let chosen = choice::choose(&candidates, needed)?;
+        let (member, cached) = (members.swap_remove(chosen), candidates[chosen].cached_blocks);
         let (holder, ticket) = {
             let mut standing = member.standing.lock();
             standing.last_pick = self.picks.fetch_add(1, Relaxed) + 1;
@@ -215,10 +215,10 @@ impl Fleet {
         self.metrics.left(member, behind);
     }
 
-    fn member(&self, name: String, way: Way) -> Member {
+    fn member(&self, name: String, channel: ConductorChannel) -> Member {
         let timeouts =
             Timeouts { answer: self.settings.answer_timeout(), accept: self.settings.accept_timeout() };
-        Member::new(name, way, timeouts, self.new_holder())
+        Member::new(name, channel, timeouts, self.new_holder())
     }
 
     fn new_holder(&self) -> Holder {
