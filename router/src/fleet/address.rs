@@ -1,4 +1,4 @@
-//! Where conductors are: URLs given one by one, and a name whose addresses are looked up again and again.
+//! Addresses of conductors: a list of URLs, and a DNS name that is looked up periodically.
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
@@ -16,18 +16,18 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The conductors of a router.
 #[derive(Debug, Default)]
 pub struct Conductors {
-    /// Those that are always part of it, each with the name that operators know it by.
+    /// Permanent conductors, each with its name in logs and metrics.
     pub fixed: Vec<(String, ConductorChannel)>,
-    /// `HOST:PORT`: every address behind the name is one.
+    /// `HOST:PORT`. Every address of the host is a conductor.
     pub discover: Option<String>,
 }
 
 impl Conductors {
-    /// Those at these URLs, and those behind this name. None of them needs to be there yet. Must be called inside a
-    /// Tokio runtime.
+    /// The conductors at these URLs and behind this name. They need not be reachable yet. Must be called inside a Tokio
+    /// runtime.
     ///
     /// # Errors
-    /// That name the setting, `conductor` or `discover`.
+    /// Names the setting at fault, `conductor` or `discover`.
     pub fn new(urls: &[String], discover: Option<&str>, settings: &FleetSettings) -> Result<Self, Error> {
         check(urls, discover)?;
         let named = |url: &String| Ok((url.clone(), connection(url, settings)?));
@@ -36,7 +36,7 @@ impl Conductors {
     }
 }
 
-/// Refuses what no conductor can be reached by.
+/// Validates the settings `conductor` and `discover`.
 pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     if urls.is_empty() && discover.is_none() {
         let message = "is required: the gRPC address of a conductor, unless --discover names them";
@@ -61,7 +61,7 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-/// A way there that connects when it is first used, and again whenever it breaks.
+/// A channel that connects when it is first used, and reconnects whenever the connection breaks.
 pub fn connection(url: &str, settings: &FleetSettings) -> Result<ConductorChannel, Error> {
     let endpoint = tune(endpoint(url)?)
         .connect_timeout(CONNECT_TIMEOUT)

@@ -1,28 +1,29 @@
-//! A circuit breaker: keeps requests from a conductor that fails them, and finds out when it no longer does.
+//! A circuit breaker: keeps requests away from a conductor that fails them, and probes whether it has recovered.
 //!
-//! | state     | event                              | next state | what follows                         |
-//! |-----------|------------------------------------|------------|--------------------------------------|
-//! | Closed    | a fault, the `threshold`th in a row | Open      | the pause is the shortest            |
-//! | Open      | its pause is over                  | Open       | one request may go there as a probe  |
-//! | Open      | a pick: due, or nobody is left     | Half-open  | that request is the probe            |
-//! | Half-open | the probe gets a token             | Closed     |                                      |
-//! | Half-open | the probe's fault                  | Open       | the pause doubles, up to the longest |
-//! | Half-open | the probe ends without a verdict   | Half-open  | another may go                       |
+//! | state     | event                                        | next state | effect                                   |
+//! |-----------|----------------------------------------------|------------|------------------------------------------|
+//! | Closed    | `THRESHOLD`th fault in a row                 | Open       | the pause is the shortest                |
+//! | Open      | the pause is over                            | Open       | one request may be sent as a probe       |
+//! | Open      | a pick: the pause is over, or no other is left | Half-open | that request is the probe                |
+//! | Half-open | the probe gets a token                       | Closed     |                                          |
+//! | Half-open | the probe meets a fault                      | Open       | the pause doubles, up to the longest     |
+//! | Half-open | the probe ends without a verdict             | Half-open  | another probe may be sent                |
 //!
-//! Only faults of the conductor or of the way to it count. A refusal (a bad request, a full queue) shows that it works.
-//! What is under way when the breaker opens goes on, and says nothing of it afterwards: only probes do.
+//! Only faults of the conductor or of its connection count. A refusal (a bad request, a full queue) shows that the
+//! conductor works. Requests that run when the breaker opens continue; their verdicts no longer count, only the probe's.
 
 use std::time::{Duration, Instant};
 
 /// Faults in a row that open a closed breaker.
 const THRESHOLD: u32 = 3;
-/// The shortest and the longest pause of an open breaker.
+/// Shortest pause of an open breaker.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause of an open breaker.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A probe that has said nothing for so long may be waiting in a queue: the next one may go.
+/// Time after which a probe without a verdict is taken to wait in a queue: the next probe may be sent.
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The breaker of one conductor. Pure: every call is told the time.
+/// The breaker of one conductor. Pure: the caller passes the time.
 #[derive(Debug)]
 pub struct Breaker {
     state: State,
@@ -36,32 +37,32 @@ enum State {
     HalfOpen { probe: Option<(u64, Instant)>, pause: Duration },
 }
 
-/// What a request that was sent through the breaker brings back with its verdict.
+/// Identifies a request that passed the breaker. The request's verdict comes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// Which probe it is, if it is one.
+    /// Number of the probe, if the request is one.
     probe: Option<u64>,
 }
 
-/// What a request's fate says of the conductor.
+/// Evidence that a request gives about the conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It gave a token or an ending.
+    /// The conductor sent a token or a terminal event.
     Good,
-    /// Nothing: the request was refused, or taken back.
+    /// No evidence: the request was refused or cancelled.
     None,
-    /// It failed the request, or could not be reached.
+    /// The conductor failed the request, or could not be reached.
     Fault,
 }
 
-/// A breaker's state without its contents, for metrics and messages.
+/// A breaker's state without data, for metrics and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// Requests go through.
+    /// Requests pass.
     Closed,
-    /// A probe decides.
+    /// The result of a probe decides.
     HalfOpen,
-    /// Nothing goes through.
+    /// No request passes.
     Open,
 }
 
@@ -72,7 +73,7 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    /// Whether a request may go through.
+    /// True if a request may pass.
     pub fn permits(&self, now: Instant) -> bool {
         match self.state {
             State::Closed { .. } => true,
@@ -83,7 +84,7 @@ impl Breaker {
         }
     }
 
-    /// A request goes through, permitted or because there is no better place for it.
+    /// Lets a request pass, because it is permitted or because no better conductor exists.
     pub fn pass(&mut self, now: Instant) -> Ticket {
         let pause = match self.state {
             State::Closed { .. } => return Ticket { probe: None },
@@ -94,7 +95,7 @@ impl Breaker {
         Ticket { probe: Some(self.probes) }
     }
 
-    /// Takes what became of a request. Each may give several: a good start, and a fault later.
+    /// Applies the verdict of a request. A request may give several verdicts, such as a good one and later a fault.
     pub fn judge(&mut self, ticket: Ticket, verdict: Verdict, now: Instant) {
         self.state = match (self.state, verdict) {
             (State::Closed { .. }, Verdict::Good) => State::Closed { faults: 0 },
@@ -116,7 +117,7 @@ impl Breaker {
         };
     }
 
-    /// Where it stands.
+    /// The state without data.
     pub fn position(&self) -> Position {
         match self.state {
             State::Closed { .. } => Position::Closed,

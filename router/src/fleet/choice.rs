@@ -1,57 +1,57 @@
-//! Which conductor a request goes to: the one where it costs least, in blocks of tokens.
+//! The choice of a conductor for a request: the conductor with the lowest cost, in blocks of tokens.
 //!
-//! `cost = uncached prompt blocks + (active decode blocks + queued prompt blocks) / workers`: what the request itself
-//! has to compute there, and what each of its workers has to attend to and to compute before.
+//! `cost = uncached prompt blocks + (active decode blocks + queued prompt blocks) / workers`. The first term is the
+//! request's own prefill. The second is the work that each worker of the conductor has already.
 
 use std::cmp::Ordering;
 
-/// What is known of a conductor's work.
+/// The load of a conductor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Requests of this router that are under way there.
+    /// Running requests of this router.
     pub requests: u64,
-    /// Blocks of keys and values of requests that decode.
+    /// KV blocks of decoding requests.
     pub active_blocks: u64,
-    /// Prompt blocks yet to be computed of requests that have no token so far.
+    /// Prompt blocks still to be computed, of requests without tokens.
     pub queued_blocks: u64,
-    /// Workers that share it; 0 counts as 1.
+    /// Workers that share the load; 0 counts as 1.
     pub workers: u32,
 }
 
-/// How good a place for a request a conductor is; only the best that there are come into question.
+/// Suitability of a conductor, best first. A request goes to the best tier that any candidate has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
-    /// Ready, and requests succeed there.
+    /// The conductor reports that it is ready, and its requests succeed.
     Good,
-    /// Ready, as it says, but requests have failed there.
+    /// The conductor reports that it is ready, but its requests have failed.
     Failing,
-    /// Not ready when it was asked last.
+    /// The conductor was not ready at its last poll.
     Unready,
 }
 
 /// A conductor that could take the request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Whether it is well.
+    /// The conductor's tier.
     pub tier: Tier,
-    /// What it has to do.
+    /// The conductor's load.
     pub load: Load,
-    /// The request's prompt blocks that it holds.
+    /// Number of the request's prompt blocks that the conductor holds.
     pub cached_blocks: usize,
-    /// When it was picked last, as a count of picks.
+    /// Number of the fleet's pick that last chose the conductor.
     pub last_pick: u64,
 }
 
 impl Candidate {
-    /// What a request of so many blocks costs there.
+    /// Cost of a request with this many prompt blocks.
     pub fn cost(&self, prompt_blocks: usize) -> f64 {
         let uncached = prompt_blocks.saturating_sub(self.cached_blocks) as f64;
         let waiting = self.load.active_blocks.saturating_add(self.load.queued_blocks) as f64;
         uncached + waiting / f64::from(self.load.workers.max(1))
     }
 
-    /// Of a better tier; then cheaper, with fewer requests, picked longer ago. Those that are not well are taken in turn,
-    /// whatever they cost: so it is found soonest who is well again.
+    /// Orders by tier, then by cost, number of requests, and time of the last pick. Conductors below `Tier::Good` are
+    /// picked in turn whatever they cost, so that a recovered one is found soonest.
     fn compare(&self, other: &Self, prompt_blocks: usize) -> Ordering {
         let by_turn = self.last_pick.cmp(&other.last_pick);
         match self.tier.cmp(&other.tier) {
@@ -65,7 +65,7 @@ impl Candidate {
     }
 }
 
-/// The place of the best candidate for a prompt of so many blocks; none of none.
+/// Index of the best candidate for a prompt of this many blocks; `None` if there is no candidate.
 pub fn choose(candidates: &[Candidate], prompt_blocks: usize) -> Option<usize> {
     let numbered = candidates.iter().enumerate();
     numbered.min_by(|(_, a), (_, b)| a.compare(b, prompt_blocks)).map(|(index, _)| index)

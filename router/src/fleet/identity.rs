@@ -1,27 +1,28 @@
-//! What a conductor serves, so that conductors can be compared: a request may go on at any that serve the same.
+//! The identity of a conductor's model. A request may continue on any conductor with an equal identity.
 
 use tutti_proto::cluster::v1::ModelDescription;
 
 /// A model and its text files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Identity {
-    /// Without the room of its workers, which does not make it another model.
+    /// The description without `max_request_tokens`, which depends on the workers and not on the model.
     description: ModelDescription,
+    /// Digest of the text files.
     text_files: u64,
 }
 
 impl Identity {
-    /// Of what a conductor described, and the digest of the files that it has for it.
+    /// Creates the identity from a conductor's description and the digest of its text files.
     pub fn new(description: &ModelDescription, text_files: u64) -> Self {
-        Self { description: without_room(description), text_files }
+        Self { description: without_request_limit(description), text_files }
     }
 
-    /// Whether it is of this description.
+    /// True if the description is that of this identity.
     pub fn describes(&self, description: &ModelDescription) -> bool {
-        self.description == without_room(description)
+        self.description == without_request_limit(description)
     }
 
-    /// In what it differs from what the others serve; none if in nothing.
+    /// A text that says how this identity differs from that of the other conductors; `None` if they are equal.
     pub fn difference(&self, others: &Self) -> Option<String> {
         let (ours, theirs) = (&self.description, &others.description);
         if ours.served_name != theirs.served_name {
@@ -40,7 +41,7 @@ impl Identity {
     }
 }
 
-fn without_room(description: &ModelDescription) -> ModelDescription {
+fn without_request_limit(description: &ModelDescription) -> ModelDescription {
     ModelDescription { max_request_tokens: 0, ..description.clone() }
 }
 

@@ -1,39 +1,39 @@
-//! Who belongs to the fleet: conductors given by URL for good, and those that a name leads to at the moment.
+//! Membership of the fleet: permanent conductors given by URL, and conductors found by the last DNS lookup.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::member::Member;
 
-/// The members, in the order in which they came.
+/// The members in the order in which they joined.
 #[derive(Debug, Default)]
 pub struct Roster {
     members: Vec<Arc<Member>>,
-    /// The first so many are there for good.
+    /// Number of permanent members, which come first.
     fixed: usize,
 }
 
-/// What a look at the name changed.
+/// Changes made by one DNS lookup.
 #[derive(Debug, Default)]
 pub struct Change {
-    /// New.
+    /// New members.
     pub joined: Vec<Arc<Member>>,
-    /// Taken out: they get nothing more, and what runs there goes on.
+    /// Removed members. They get no more requests; their running streams continue.
     pub left: Vec<Arc<Member>>,
 }
 
 impl Roster {
-    /// Of members that stay.
+    /// Creates a roster of permanent members.
     pub fn fixed(members: Vec<Arc<Member>>) -> Self {
         Self { fixed: members.len(), members }
     }
 
-    /// All of them.
+    /// All members.
     pub fn members(&self) -> &[Arc<Member>] {
         &self.members
     }
 
-    /// Takes in who is found now beside the fixed ones, made by `join` where they are new, and takes out who is not.
-    pub fn found(
+    /// Makes the non-permanent members those in `names`: creates new ones with `join`, and removes the others.
+    pub fn update(
         &mut self,
         names: &BTreeSet<String>,
         mut join: impl FnMut(&str) -> Option<Member>,

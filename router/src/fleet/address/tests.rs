@@ -6,7 +6,7 @@ fn refused(urls: &[&str], discover: Option<&str>) -> Option<String> {
 }
 
 #[test]
-fn what_cannot_be_reached_is_refused_by_the_setting_s_name() {
+fn an_invalid_address_is_refused_by_the_setting_s_name() {
     assert_eq!(refused(&["http://a:1", "http://b:1"], Some("conductors:50051")), None);
     assert_eq!(refused(&[], Some("[::1]:50051")), None);
     for urls in [&[][..], &["a:1"], &["ftp://a:1"], &["http://x y"], &["http://a:1", "http://a:1"]] {

@@ -44,8 +44,8 @@ fn one_probe_at_a_time_decides() {
     let later = start + SECOND;
     assert!(!breaker.permits(start) && breaker.permits(later));
     let probe = breaker.pass(later);
-    assert!(!breaker.permits(later), "one probe is out");
-    // A stream from before the fault says nothing.
+    assert!(!breaker.permits(later), "one probe is running");
+    // A stream from before the fault gives no verdict.
     breaker.judge(Ticket { probe: None }, Verdict::Good, later);
     assert_eq!(breaker.position(), Position::HalfOpen);
     breaker.judge(probe, Verdict::Good, later);
@@ -79,9 +79,9 @@ fn pauses_double_up_to_the_longest() {
 }
 
 proptest! {
-    /// Whatever happens, it can be asked and passed, and time alone makes it permit again.
+    /// After any sequence of events, time alone makes the breaker permit a request again.
     #[test]
-    fn it_never_closes_a_conductor_off_for_good(
+    fn a_conductor_is_never_shut_out_for_good(
         events in prop::collection::vec((0usize..4, 0u8..3, 0u64..20_000), 0..60),
     ) {
         let (mut breaker, mut now) = (Breaker::default(), Instant::now());

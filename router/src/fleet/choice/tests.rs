@@ -26,7 +26,7 @@ fn work_is_shared_by_workers_and_a_prompt_is_not() {
 }
 
 #[test]
-fn the_well_come_first_whatever_they_cost_and_the_others_take_turns() {
+fn good_conductors_come_first_whatever_they_cost_and_the_others_take_turns() {
     let of = |tier, active, last_pick| Candidate { tier, last_pick, ..candidate(0, active, 0) };
     let (good, failing, unready) = (of(Tier::Good, 99, 9), of(Tier::Failing, 0, 5), of(Tier::Unready, 0, 0));
     assert_eq!(choose(&[unready, failing, good], 1), Some(2));
@@ -67,9 +67,9 @@ proptest! {
         }
     }
 
-    /// Where prompts share nothing, no conductor gets more than one request more than another.
+    /// If prompts share no prefix, the numbers of requests of two conductors differ by at most one.
     #[test]
-    fn requests_alike_spread_evenly(members in 1usize..6, requests in 1usize..40, prompt in 1usize..9) {
+    fn equal_requests_spread_evenly(members in 1usize..6, requests in 1usize..40, prompt in 1usize..9) {
         let mut all = vec![candidate(0, 0, 0); members];
         for pick in 1..=requests {
             let index = choose(&all, prompt).unwrap();

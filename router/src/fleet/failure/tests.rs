@@ -20,7 +20,7 @@ fn only_faults_count_against_a_conductor() {
 }
 
 #[test]
-fn what_a_conductor_said_is_told_from_what_the_way_to_it_did() {
+fn an_error_of_the_conductor_is_distinguished_from_a_broken_connection() {
     let broken = Failure::from(Status::unknown("connection reset"));
     assert!(broken.may_go_elsewhere() && broken.verdict() == Verdict::Fault);
     assert_eq!(broken.error().kind(), ErrorKind::Unavailable);
@@ -28,6 +28,6 @@ fn what_a_conductor_said_is_told_from_what_the_way_to_it_did() {
     assert!(!said.may_go_elsewhere() && said.verdict() == Verdict::Fault);
     let busy = Failure::from(Status::from(Error::overloaded("full", std::time::Duration::ZERO)));
     assert!(busy.may_go_elsewhere());
-    // A message too large for gRPC, say: no conductor would take it.
+    // A message that is too large for gRPC is too large for every conductor.
     assert!(!Failure::from(Status::out_of_range("too large")).may_go_elsewhere());
 }

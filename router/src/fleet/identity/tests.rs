@@ -2,7 +2,7 @@ use super::*;
 use crate::served::TextFiles;
 
 #[test]
-fn room_makes_no_difference_and_all_else_is_named() {
+fn the_request_limit_makes_no_difference_and_any_other_is_named() {
     let description = ModelDescription {
         served_name: "tiny".into(),
         vocab_size: 8,

@@ -30,7 +30,7 @@ fn a_request_is_counted_in_one_stage_at_a_time_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_conductor_reports_beyond_ours_is_the_others() {
+fn reported_load_beyond_our_own_belongs_to_other_routers() {
     let own = Arc::new(OwnLoad::default());
     let mut ours = Booking::new(own.clone(), 5);
     ours.decodes(6);
