@@ -1,4 +1,4 @@
-//! One choice: the conductor's events in, text and tokens out.
+//! One choice: turns the conductor's events into text and tokens.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,25 +11,25 @@ use crate::text::{
     stop::{Progress, StopMatcher},
 };
 
-/// A token of the output.
+/// An output token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputToken {
-    /// Its id.
+    /// The token's id.
     pub id: u32,
-    /// When asked for.
+    /// The token's logprob, if requested.
     pub logprob: Option<TokenLogprob>,
-    /// How many characters of the output's text stand before it.
+    /// Number of characters of output text before the token.
     pub offset: usize,
 }
 
-/// What is new about one choice. Text and tokens go together: a token comes with the last of its text.
+/// New text and tokens of one choice. A token is delivered together with the last character of its text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Which choice.
+    /// Index of the choice.
     pub choice: u32,
     /// Set in the first delta of each choice.
     pub first: bool,
-    /// In the first delta, when asked for: one for each prompt token but the first, which has none.
+    /// Logprobs of all prompt tokens but the first, in the first delta and if requested.
     pub prompt_logprobs: Vec<TokenLogprob>,
     /// New text, whole characters only.
     pub text: String,
@@ -39,45 +39,46 @@ pub struct Delta {
     pub finish: Option<Finish>,
 }
 
-/// How a choice ended.
+/// The end of a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
-    /// Why.
+    /// The reason for the end.
     pub reason: Reason,
-    /// Tokens generated, those that a stop string removed included.
+    /// Number of generated tokens, including tokens that a stop string removed.
     pub generated: u32,
-    /// Prompt tokens that came from the prefix cache.
+    /// Number of prompt tokens from the prefix cache.
     pub cached_tokens: u32,
 }
 
-/// Why a choice ended.
+/// The reason that a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// An end-of-sequence token of the model.
+    /// The model's end-of-sequence token.
     EndOfSequence,
     /// One of the request's stop tokens.
     StopToken(u32),
     /// One of the request's stop strings.
     StopString(String),
-    /// `max_tokens`, or the end of the context.
+    /// `max_tokens` or the context's length was reached.
     Length,
 }
 
-/// What one choice is told at its start.
+/// Settings of one choice.
 pub struct ChoiceSettings {
-    /// Its place in the response.
+    /// Index of the choice in the response.
     pub index: u32,
-    /// None under `skip_tokenizer_init`.
+    /// `None` with `skip_tokenizer_init`.
     pub detokenizer: Option<Detokenizer>,
     /// The request's stop strings.
     pub stops: Arc<[String]>,
-    /// Whether what stopped the output stays in its text.
+    /// True if the stop string or stop token stays in the text.
     pub include_stop: bool,
-    /// No stop string before this many tokens.
+    /// Number of tokens before which no stop string ends the output.
     pub min_tokens: u32,
-    /// Tokens that may end the output: the request's, and the model's unless `ignore_eos`.
+    /// Tokens that may end the output: the request's stop tokens, and the model's end-of-sequence tokens unless
+    /// `ignore_eos` is set.
     pub ending_tokens: Arc<[u32]>,
-    /// How many prompt logprobs will come; none if they were not asked for.
+    /// Number of prompt logprobs that will arrive; `None` if they are not requested.
     pub prompt_logprobs: Option<usize>,
 }
 
@@ -86,21 +87,24 @@ pub struct Choice {
     settings: ChoiceSettings,
     matcher: StopMatcher,
     prompt_logprobs: Option<PromptLogprobs>,
-    /// Tokens whose text has not been let through yet, with how many bytes of text there were after each.
+    /// Tokens whose text is not released yet. Each has the value of `produced` after it.
     held: VecDeque<(OutputToken, usize)>,
-    /// A token that may turn out to have ended the output, and then has no text.
+    /// The last token, if it may have ended the output. A token that ends the output shows no text.
     undecided: Option<OutputToken>,
-    /// Bytes of text the tokens gave, and bytes let through by the stop strings.
+    /// Bytes of text from all tokens.
     produced: usize,
+    /// Bytes of text that passed the stop strings.
     released: usize,
-    /// Characters of text the tokens gave.
+    /// Characters of text from all tokens.
     produced_chars: usize,
+    /// Number of tokens received.
     generated: u32,
+    /// True after the first delta.
     started: bool,
 }
 
 impl Choice {
-    /// A choice that has had no event yet.
+    /// Creates a choice without events.
     pub fn new(settings: ChoiceSettings) -> Self {
         Self {
             matcher: StopMatcher::new(settings.stops.clone()),
@@ -116,13 +120,12 @@ impl Choice {
         }
     }
 
-    /// Takes an event; returns what a client can be told now, if anything. After a delta with `finish`, no event may
-    /// follow.
+    /// Applies an event. Returns the delta that the client gets now, if any. No event may follow a delta with `finish`.
     pub fn take(&mut self, event: RequestEvent) -> Result<Option<Delta>, Error> {
         for run in event.prompt_logprobs {
             match &mut self.prompt_logprobs {
                 Some(collected) => collected.add(run)?,
-                None => return Err(Error::internal("prompt logprobs came that were not asked for")),
+                None => return Err(Error::internal("received prompt logprobs that were not requested")),
             }
         }
         let mut delta = Delta { choice: self.settings.index, ..Delta::default() };
@@ -142,10 +145,10 @@ impl Choice {
         Ok(Some(delta))
     }
 
-    /// Takes a sampled token; a reason means that a stop string ended the choice with it.
+    /// Applies a sampled token. Returns a reason if a stop string ended the choice.
     fn take_token(&mut self, token: SampledToken, out: &mut String) -> Result<Option<Reason>, Error> {
         if token.index != self.generated {
-            let message = format!("output token {} came where {} was due", token.index, self.generated);
+            let message = format!("received output token {}, expected {}", token.index, self.generated);
             return Err(Error::internal(message));
         }
         if let Some(earlier) = self.undecided.take()
@@ -170,7 +173,7 @@ impl Choice {
         self.produced += text.len();
         self.produced_chars += text.chars().count();
         self.held.push_back((token, self.produced));
-        // The token that completes a stop string is itself past min_tokens, as an end-of-sequence token must be.
+        // A stop string may end the output only with a token after the first min_tokens, as an end-of-sequence token.
         if self.generated <= self.settings.min_tokens {
             self.released += text.len();
             out.push_str(&text);
@@ -179,7 +182,7 @@ impl Choice {
         self.search(&text, out)
     }
 
-    /// Passes text through the stop strings.
+    /// Passes text through the stop strings, and appends the released text to `out`.
     fn search(&mut self, text: &str, out: &mut String) -> Option<Reason> {
         match self.matcher.push(text) {
             Progress::Text(text) => {
@@ -198,7 +201,7 @@ impl Choice {
         }
     }
 
-    /// Takes the conductor's word that the request has ended.
+    /// Applies the conductor's terminal event.
     fn take_end(&mut self, finished: Finished, mut delta: Delta) -> Result<Delta, Error> {
         let reason = match finished.reason() {
             FinishReason::EndOfSequence => Reason::EndOfSequence,
@@ -208,7 +211,7 @@ impl Choice {
         };
         if finished.generated != self.generated {
             let message =
-                format!("{} output tokens came of {} generated", self.generated, finished.generated);
+                format!("received {} output tokens of {} generated", self.generated, finished.generated);
             return Err(Error::internal(message));
         }
         if let Some(token) = self.undecided.take() {
@@ -236,14 +239,14 @@ impl Choice {
         Ok(delta)
     }
 
-    /// Lets go of the tokens all of whose text has been let through.
+    /// Releases the tokens whose whole text is released.
     fn release_tokens(&mut self, out: &mut Vec<OutputToken>) {
         while let Some((token, _)) = self.held.pop_front_if(|(_, end)| *end <= self.released) {
             out.push(token);
         }
     }
 
-    /// Marks the first delta, and puts the prompt's logprobs into it.
+    /// Marks the first delta, and adds the prompt's logprobs to it.
     fn open(&mut self, delta: &mut Delta) -> Result<(), Error> {
         delta.first = !std::mem::replace(&mut self.started, true);
         if delta.first

@@ -1,4 +1,5 @@
-//! From a prompt with one placeholder token for each item of media to one with as many as the item has tokens.
+//! Placeholders of media in a prompt: the client's prompt has one placeholder token per item, and the conductor's has
+//! one per token of the item.
 
 use tutti_proto::{cluster::v1 as pb, walks::MediaInput};
 use tutti_runtime::Error;
@@ -6,8 +7,8 @@ use tutti_runtime::Error;
 use super::request::Media;
 use crate::served::ServedModel;
 
-/// The tokens with room for the media, and the media where they stand. Items that the model does not take, and placeholders
-/// that do not match them one for one, are refused.
+/// Repeats each placeholder for every token of its item. Returns the token ids, and the items with their positions.
+/// Refuses items that the model does not accept, and placeholders that do not match the items one for one.
 pub fn expand(
     ids: Vec<u32>,
     media: Vec<Media>,
@@ -43,9 +44,10 @@ pub fn expand(
             expanded.push(id);
             continue;
         }
-        // There is one for each.
+        // The counts are equal, so every placeholder has an item.
         let Some((input, item)) = waiting.next() else { continue };
         if input.placeholder != id {
+            // The kinds differ: the model has a placeholder for each kind.
             let kind = item.kind.as_str_name().to_lowercase();
             return Err(Error::invalid(
                 item.path,

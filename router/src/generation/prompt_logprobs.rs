@@ -1,17 +1,18 @@
-//! The logprobs of a prompt's tokens, put together from the runs that a chunked prefill sends.
+//! Logprobs of a prompt's tokens, joined from the runs that a chunked prefill sends.
 
 use tutti_proto::cluster::v1::{PromptLogprobs as Run, TokenLogprob};
 use tutti_runtime::Error;
 
-/// Runs put together so far. Runs come in order; one that was sent before, by an earlier try of the request, is
-/// skipped as far as it is known.
+/// The logprobs received so far. Runs arrive in order. A later attempt at the request may repeat tokens; repeated tokens
+/// are skipped.
 pub struct PromptLogprobs {
     tokens: Vec<TokenLogprob>,
+    /// Number of logprobs of the whole prompt.
     expected: usize,
 }
 
 impl PromptLogprobs {
-    /// Expects this many: one for each prompt token but the first.
+    /// Expects this many logprobs: one for each prompt token but the first.
     pub fn new(expected: usize) -> Self {
         Self { tokens: Vec::new(), expected }
     }
@@ -21,17 +22,17 @@ impl PromptLogprobs {
         let next = self.tokens.len() + 1;
         let first = run.first as usize;
         if first == 0 || first > next {
-            let message = format!("prompt logprobs from token {first} came where token {next} was due");
+            let message = format!("received prompt logprobs from token {first}, expected token {next}");
             return Err(Error::internal(message));
         }
         self.tokens.extend(run.tokens.into_iter().skip(next - first));
         Ok(())
     }
 
-    /// All of them.
+    /// All logprobs of the prompt, or an error if some are missing.
     pub fn complete(self) -> Result<Vec<TokenLogprob>, Error> {
         if self.tokens.len() != self.expected {
-            let message = format!("{} prompt logprobs came of {}", self.tokens.len(), self.expected);
+            let message = format!("received {} of {} prompt logprobs", self.tokens.len(), self.expected);
             return Err(Error::internal(message));
         }
         Ok(self.tokens)

@@ -1,5 +1,5 @@
-//! Checks a request's parameters against their limits, and fills in what it does not say. Every refusal names the
-//! field, its value and the limit.
+//! Validates a request's parameters against their limits, and fills in defaults. Every error names the field, its value
+//! and the limit.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -9,22 +9,22 @@ use tutti_runtime::{Error, ErrorKind};
 use super::request::{GenerationRequest, Output, Sampling, Stopping};
 use crate::served::SamplingDefaults;
 
-/// Choices a prompt.
+/// Maximum number of choices per prompt.
 pub const MAX_N: u32 = 128;
 /// Alternatives beside a token's logprob.
 pub const MAX_LOGPROBS: u32 = 20;
-/// Stop strings a request, and bytes of each: both bound what is held back from the client.
+/// Maximum number of stop strings per request. It bounds the text held back from the client.
 pub const MAX_STOPS: usize = 16;
-/// See [`MAX_STOPS`].
+/// Maximum length of a stop string in bytes. It bounds the text held back from the client.
 pub const MAX_STOP_BYTES: usize = 1024;
 /// Stop tokens a request.
 pub const MAX_STOP_TOKENS: usize = 128;
-/// Tokens with a bias a request.
+/// Maximum number of biased tokens per request.
 pub const MAX_BIASES: usize = 1024;
 
 const PENALTY: RangeInclusive<f32> = -2.0..=2.0;
 
-/// A number that must lie within a range; NaN lies in none.
+/// Checks that a number is within a range. NaN is in no range.
 fn within(field: &str, value: f32, range: RangeInclusive<f32>) -> Result<f32, Error> {
     if range.contains(&value) {
         return Ok(value);
@@ -33,7 +33,7 @@ fn within(field: &str, value: f32, range: RangeInclusive<f32>) -> Result<f32, Er
     Err(Error::invalid(field, message))
 }
 
-/// A share of something that may not be none of it.
+/// Checks that a fraction is above 0 and at most 1.
 fn share(field: &str, value: f32) -> Result<f32, Error> {
     if value > 0.0 && value <= 1.0 {
         return Ok(value);
@@ -55,7 +55,7 @@ fn few(field: &str, what: &str, count: usize, limit: usize) -> Result<(), Error>
     Err(Error::invalid(field, format!("has {count} {what}, but may have at most {limit}")))
 }
 
-/// A token id that the model has.
+/// Checks that a token id is in the vocabulary.
 pub fn token_id(field: &str, id: u32, vocab_size: u32) -> Result<u32, Error> {
     if id < vocab_size {
         return Ok(id);
@@ -64,7 +64,7 @@ pub fn token_id(field: &str, id: u32, vocab_size: u32) -> Result<u32, Error> {
     Err(Error::invalid(field, message))
 }
 
-/// Checks everything that needs no tokenised prompt, so that a bad request costs no tokenising.
+/// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising.
 pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) -> Result<(), Error> {
     if request.prompts.is_empty() {
         return Err(Error::invalid("prompt", "is empty"));
@@ -80,7 +80,7 @@ pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) 
         let message = format!("is {}, but must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", request.priority);
         return Err(Error::invalid("priority", message));
     }
-    // No mistake in the request, but too late for it: a client passes on what it has left.
+    // Not an invalid argument: a client passes on the time that it has left, which may be 0.
     if request.timeout == Some(Duration::ZERO) {
         let error = Error::new(ErrorKind::DeadlineExceeded, "is 0: no time is left for the request");
         return Err(error.with_field("timeout_ms"));
@@ -120,7 +120,7 @@ fn check_stopping(
     Ok(())
 }
 
-/// The request's sampling, over the checkpoint's defaults, over OpenAI's.
+/// The sampling parameters: the request's, else the checkpoint's defaults, else OpenAI's.
 pub fn sampling(
     asked: &Sampling,
     defaults: &SamplingDefaults,
@@ -166,7 +166,8 @@ fn logit_bias(asked: &[(u32, f32)], vocab_size: u32) -> Result<Vec<pb::LogitBias
     }
 }
 
-/// How many tokens a prompt of this length may be continued by, under the request's own limits.
+/// Maximum number of output tokens for a prompt of this length. `limit` is the maximum number of prompt and output
+/// tokens, with the reason for it.
 pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: (u32, &str)) -> Result<u32, Error> {
     let (limit, what) = limit;
     let room = u32::try_from(prompt).ok().and_then(|prompt| limit.checked_sub(prompt));
@@ -197,12 +198,12 @@ pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: (u32, &str)) -> Res
     Ok(max_tokens)
 }
 
-/// The seed of a prompt's choice: choice 0 has the request's own, so that `n` = 1 is the first of any `n`.
+/// The seed of a choice. Choice 0 has the request's seed, so that it is the same for every `n`.
 pub fn choice_seed(seed: u64, choice: u32) -> u64 {
     if choice == 0 {
         return seed;
     }
-    // SplitMix64's finaliser (Steele, Lea and Flood, 2014): nearby seeds and choices end far apart.
+    // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): nearby inputs give unrelated seeds.
     let mut z = seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -130,7 +130,7 @@ async fn a_lost_token_is_an_error_and_not_a_shorter_text() {
     setup.conductor.play(|_| vec![tokens(0, &[97]), tokens(2, &[98])]);
     let answer = setup.post(PATH, &json!({ "prompt": "a" })).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert!(answer.text.contains("output token 2 came where 1 was due"), "{}", answer.text);
+    assert!(answer.text.contains("received output token 2, expected 1"), "{}", answer.text);
 }
 
 #[tokio::test]

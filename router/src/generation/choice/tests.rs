@@ -4,7 +4,7 @@ use super::*;
 use crate::test_support;
 
 const END: u32 = 261;
-/// A stop token that has a text of its own, `c`.
+/// A stop token with a text, `c`.
 const STOP: u32 = 99;
 
 fn choice(stops: &[String], min_tokens: u32) -> Choice {
@@ -19,8 +19,15 @@ fn choice(stops: &[String], min_tokens: u32) -> Choice {
     })
 }
 
-/// Plays tokens in events of these sizes, the ending with the last of them or after it; gives all deltas as one.
-fn play(choice: &mut Choice, ids: &[u32], sizes: &[usize], ending_apart: bool) -> (Delta, Vec<Delta>) {
+/// The event that carries the terminal `finished`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ending {
+    WithLastTokens,
+    InOwnEvent,
+}
+
+/// Plays tokens in events of these sizes. Returns the concatenation of all deltas, and the deltas.
+fn play(choice: &mut Choice, ids: &[u32], sizes: &[usize], ending: Ending) -> (Delta, Vec<Delta>) {
     let reason = match ids.last() {
         Some(&END) => FinishReason::EndOfSequence,
         Some(&STOP) => FinishReason::StopToken,
@@ -36,7 +43,7 @@ fn play(choice: &mut Choice, ids: &[u32], sizes: &[usize], ending_apart: bool) -
         .chain([&ids.len()])
         .map(|&size| RequestEvent { tokens: tokens.by_ref().take(size).collect(), ..RequestEvent::default() })
         .collect();
-    if ending_apart {
+    if ending == Ending::InOwnEvent {
         events.push(RequestEvent::default());
     }
     events.last_mut().unwrap().finished = Some(finished);
@@ -56,16 +63,16 @@ fn play(choice: &mut Choice, ids: &[u32], sizes: &[usize], ending_apart: bool) -
 
 proptest! {
     #[test]
-    fn how_events_are_cut_changes_nothing(
+    fn the_cut_into_events_changes_nothing(
         ids in prop::collection::vec(prop_oneof![97u32..100, Just(195), Just(169), Just(258), Just(END)], 1..20),
         stops in prop::collection::vec("[a-cé]{1,3}", 0..3),
         min_tokens in 0u32..6,
         sizes in prop::collection::vec(0usize..4, 0..20),
-        ending_apart in any::<bool>(),
+        ending in prop_oneof![Just(Ending::WithLastTokens), Just(Ending::InOwnEvent)],
     ) {
         let one_by_one = vec![1; ids.len()];
-        let (expected, _) = play(&mut choice(&stops, min_tokens), &ids, &one_by_one, false);
-        let (got, deltas) = play(&mut choice(&stops, min_tokens), &ids, &sizes, ending_apart);
+        let (expected, _) = play(&mut choice(&stops, min_tokens), &ids, &one_by_one, Ending::WithLastTokens);
+        let (got, deltas) = play(&mut choice(&stops, min_tokens), &ids, &sizes, ending);
         prop_assert_eq!(&got, &expected);
         prop_assert_eq!(got.tokens.len() as u32, got.finish.unwrap().generated);
         let firsts = deltas.iter().filter(|delta| delta.first).count();

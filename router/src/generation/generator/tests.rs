@@ -1,7 +1,7 @@
 use super::*;
 
 #[tokio::test]
-async fn whatever_a_request_waits_for_its_time_ends() {
+async fn a_request_s_timeout_ends_any_wait() {
     let waits = std::future::pending::<Result<(), Error>>();
     let error = within(Some(Duration::from_millis(1)), waits).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);

@@ -32,7 +32,7 @@ fn audio(bytes: usize) -> Media {
 }
 
 #[test]
-fn each_item_has_the_room_that_its_bytes_take() {
+fn each_item_gets_the_placeholders_that_its_bytes_need() {
     let (ids, items) = expand(vec![1, HERE, 2, HERE], vec![audio(9), audio(4)], &model(true)).unwrap();
     assert_eq!(ids, [1, HERE, HERE, HERE, 2, HERE]);
     let positions: Vec<_> = items.iter().map(|item| (item.first, item.tokens, item.data.len())).collect();

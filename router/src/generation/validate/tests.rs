@@ -5,7 +5,7 @@ fn resolve(asked: Sampling, defaults: SamplingDefaults) -> Result<pb::Sampling, 
 }
 
 #[test]
-fn the_request_wins_over_the_checkpoint_and_that_over_openai() {
+fn the_request_overrides_the_checkpoint_and_the_checkpoint_openai() {
     let checkpoint =
         SamplingDefaults { temperature: Some(0.6), top_p: Some(0.95), ..SamplingDefaults::default() };
     let asked = Sampling { temperature: Some(0.2), ..Sampling::default() };
@@ -45,7 +45,7 @@ fn biases_are_sorted_and_each_token_has_one() {
 }
 
 #[test]
-fn room_is_counted_to_the_token() {
+fn the_limit_is_exact_to_the_token() {
     let asked = |max_tokens| Stopping { max_tokens, ..Stopping::default() };
     let max_tokens = |stopping: &Stopping, prompt, limit| max_tokens(stopping, prompt, (limit, "a test"));
     assert_eq!(max_tokens(&asked(Some(6)), 10, 16), Ok(6));
@@ -57,14 +57,14 @@ fn room_is_counted_to_the_token() {
 }
 
 #[test]
-fn a_default_shrinks_to_the_room_there_is() {
+fn the_default_of_max_tokens_shrinks_to_the_limit() {
     let stopping = Stopping { default_max_tokens: Some(16), ..Stopping::default() };
     assert_eq!(max_tokens(&stopping, 10, (16, "a test")), Ok(6));
     assert_eq!(max_tokens(&stopping, 10, (100, "a test")), Ok(16));
 }
 
 #[test]
-fn choices_have_seeds_of_their_own() {
+fn every_choice_has_its_own_seed() {
     assert_eq!(choice_seed(42, 0), 42);
     let seeds: std::collections::HashSet<u64> = (0..128).map(|i| choice_seed(42, i)).collect();
     assert_eq!(seeds.len(), 128);

@@ -3,7 +3,7 @@ use axum::body::Body;
 use super::*;
 
 #[tokio::test]
-async fn bodies_share_room_and_give_it_back() {
+async fn bodies_share_the_memory_limit_and_give_it_back() {
     let reader = BodyReader::new(PIECE_BYTES);
     let body = || Request::new(Body::from(vec![b' '; PIECE_BYTES]));
     let mut held = Vec::new();
@@ -17,7 +17,7 @@ async fn bodies_share_room_and_give_it_back() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_coming_is_given_up() {
+async fn a_body_that_stops_arriving_is_refused() {
     let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
     let reader = BodyReader { patience: Duration::from_millis(1), ..BodyReader::new(PIECE_BYTES) };
     let refused = reader.read(Request::new(silent)).await.err().unwrap();

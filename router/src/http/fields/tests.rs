@@ -29,7 +29,7 @@ fn nested_members_have_full_names() {
 }
 
 #[test]
-fn a_body_that_is_no_object_says_why_and_where() {
+fn an_invalid_body_is_refused_with_reason_and_position() {
     assert!(refusal(b"").message().contains("empty"));
     assert!(refusal(b"[1]").message().contains("expected an object"));
     assert!(refusal(b"{\"a\": 1").message().contains("line 1 column 7"));

@@ -21,7 +21,7 @@ fn text_parts_become_lines() {
 }
 
 #[test]
-fn audio_stands_where_it_was_between_the_text() {
+fn audio_keeps_its_position_between_text_parts() {
     let body = r#"{"messages": [{"role": "user", "content": [
         {"type": "text", "text": "é"}, {"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}},
         {"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}"#;
@@ -34,14 +34,14 @@ fn audio_stands_where_it_was_between_the_text() {
 }
 
 #[test]
-fn an_assistant_message_as_the_openai_client_gives_it_back_is_taken() {
+fn an_assistant_message_from_the_openai_client_is_accepted() {
     let body = r#"{"messages": [{"role": "assistant", "content": "hi", "refusal": null, "annotations": null,
         "audio": null, "function_call": null, "tool_calls": null}]}"#;
     assert_eq!(conversation(body).unwrap().messages[0].content, "hi");
 }
 
 #[test]
-fn what_is_wrong_is_named_to_the_part() {
+fn errors_name_the_full_path_of_the_member() {
     assert_eq!(refused(r#"{"messages": []}"#), "messages");
     assert_eq!(refused(r#"{"messages": [{"content": "x"}]}"#), "messages[0].role");
     assert_eq!(refused(r#"{"messages": [{"role": "user"}]}"#), "messages[0].content");
