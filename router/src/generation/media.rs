@@ -1,7 +1,7 @@
 //! Placeholders of media in a prompt: the client's prompt has one placeholder token per item, and the conductor's has
 //! one per token of the item.
 
-use tutti_proto::{cluster::v1 as pb, walks::MediaInput};
+use tutti_proto::{cluster::v1 as pb, declaration::MediaInput};
 use tutti_runtime::Error;
 
 use super::request::Media;

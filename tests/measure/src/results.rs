@@ -1,4 +1,4 @@
-//! What a bench found, as JSON with everything that is needed to judge it.
+//! The JSON of a bench: its figures, the command, the commit and the machine.
 
 use std::{
     io::Write,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::machine::Machine;
 
-/// What was run, on what, and of which source.
+/// The command, commit and machine that figures come from.
 #[derive(Debug, Serialize)]
 pub struct Origin {
     command: String,
@@ -20,14 +20,14 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Of a bench of the root package. To be taken before anything runs, since it tells how busy the machine is.
+    /// Describes a bench of the root package. Call it before the bench runs anything: it records the load of the machine.
     pub fn now(bench: &str) -> Self {
         Self::of(&format!("cargo bench --bench {bench}"))
     }
 
-    /// Of the bench that this command runs, to which the arguments of this process are added.
+    /// Describes the bench that `command` runs, with the arguments of this process added.
     pub fn of(command: &str) -> Self {
-        // Cargo adds --bench.
+        // Cargo adds `--bench`.
         let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
         let command = format!("{command} -- {}", args.join(" "));
         Self {
@@ -38,7 +38,7 @@ impl Origin {
     }
 }
 
-/// Of the working tree, with a mark if its sources differ from it.
+/// Commit of the working tree, marked if tracked sources were changed.
 fn commit() -> String {
     let git = |args: &[&str]| {
         let out = Command::new("git").args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output();
@@ -49,18 +49,18 @@ fn commit() -> String {
     git(&["rev-parse", "--short=12", "HEAD"]) + if changed.is_empty() { "" } else { " with changes" }
 }
 
-/// Flags that every bench has.
+/// Flags of every bench.
 #[derive(Debug, clap::Args)]
 pub struct Output {
-    /// Where to write the figures; standard output where this is not given.
+    /// File for the figures [default: standard output].
     #[arg(long)]
     out: Option<PathBuf>,
-    /// What `cargo bench` adds.
+    /// Added by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Writes them where the flags say.
+/// Writes the figures as JSON to the file of `--out`, else to standard output.
 pub fn write(origin: &Origin, figures: Value, output: &Output) -> Result<(), String> {
     let mut all = json!({ "origin": origin });
     if let (Some(all), Value::Object(figures)) = (all.as_object_mut(), figures) {
@@ -73,7 +73,7 @@ pub fn write(origin: &Origin, figures: Value, output: &Output) -> Result<(), Str
     }
 }
 
-/// How the bench's process ends.
+/// Prints a failure and returns the exit code of the bench.
 pub fn exit(bench: &str, measured: Result<(), String>) -> ExitCode {
     match measured {
         Ok(()) => ExitCode::SUCCESS,
@@ -82,12 +82,4 @@ pub fn exit(bench: &str, measured: Result<(), String>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// The middle one.
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    let Some(last) = values.len().checked_sub(1) else { return 0.0 };
-    (values[last / 2] + values[values.len() / 2]) / 2.0
 }

@@ -1,6 +1,6 @@
-//! What the machine can do at most, to be measured in the same minute as what is compared with it: how fast all threads
-//! together read memory, how many operations a second each instruction path gives, and how many instructions a core issues,
-//! which drops where somebody else has a part of the core.
+//! Limits of the machine: memory bandwidth of all threads, operations per second of each instruction path, and
+//! instructions per second of a core. The last one drops if something else runs on the same core. Measure them in the
+//! same minute as the figures that are compared with them: clocks and neighbours change.
 
 use std::{
     hint::black_box,
@@ -15,38 +15,38 @@ use rustix::{
 };
 use serde::Serialize;
 
-use crate::results::median;
+use crate::statistics::median;
 
-/// Each thread reads so much, far more than any cache holds.
+/// Memory that each thread reads, in bytes: far more than any cache holds.
 const READ_BYTES: usize = 256 << 20;
-/// A huge page of x86-64; elsewhere the advice covers a little less.
+/// Size of a huge page on x86-64. On other machines the advice covers slightly less memory.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// The limits of so many threads, medians of the rounds.
+/// Limits of `threads` threads, as medians of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Limits {
     threads: usize,
-    /// In units of 10^9 bytes per second.
+    /// Memory bandwidth of all threads, in 10^9 bytes per second.
     pub memory_read_gb_per_s: f64,
-    /// Instructions that do nothing, in 10^9 per second. A neighbour on the same core, a hyperthread or another guest, takes
-    /// its share of them: a round with fewer is one with a neighbour.
+    /// `nop` instructions, in 10^9 per second. A hyperthread or another guest on the same core takes some of them, so a
+    /// low figure shows a neighbour.
     pub nops_giga_per_s: f64,
-    /// Of the instructions that this machine has.
+    /// One entry per kind of multiply-add that this machine has.
     pub arithmetic: Vec<Arithmetic>,
 }
 
-/// What one way to multiply and add reaches.
+/// Throughput of one kind of multiply-add.
 #[derive(Clone, Debug, Serialize)]
 pub struct Arithmetic {
-    /// The kernels' instruction path that has it.
+    /// Instruction path of the kernels.
     pub path: &'static str,
-    /// The instructions of one multiply-add.
+    /// Instructions of one multiply-add.
     pub instructions: &'static str,
-    /// Multiplications and additions, each counted, in 10^9 per second.
+    /// Operations in 10^9 per second. A multiply-add counts as two.
     pub giga_per_s: f64,
 }
 
-/// How long a limit is measured.
+/// Number and length of the rounds that measure a limit.
 #[derive(Clone, Copy)]
 pub struct Effort {
     /// Rounds of each limit.
@@ -56,24 +56,24 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// A second for each limit.
+    /// One second per limit.
     pub const THOROUGH: Self = Self { rounds: 5, round: Duration::from_millis(200) };
-    /// Between the rounds of a benchmark.
+    /// A short measurement, for use between the rounds of a bench.
     pub const BRIEF: Self = Self { rounds: 3, round: Duration::from_millis(60) };
 }
 
-/// Memory to read from, and threads to read and compute with.
+/// Measures limits. It holds the memory that its threads read.
 pub struct Probe {
     memories: Vec<Vec<u64>>,
 }
 
 impl Probe {
-    /// For so many threads.
+    /// Allocates memory for `threads` threads.
     pub fn new(threads: usize) -> Self {
         Self { memories: (0..threads).map(|_| memory()).collect() }
     }
 
-    /// Bytes read from memory, in 10^9 per second, round by round.
+    /// Returns the memory bandwidth of each round, in 10^9 bytes per second.
     pub fn memory_rounds(&self, effort: Effort) -> Vec<f64> {
         on_each_core(self.memories.len(), effort, |thread| {
             let memory = &self.memories[thread];
@@ -81,14 +81,15 @@ impl Probe {
         })
     }
 
-    /// Operations of a path's instructions, in 10^9 per second, round by round. `None` where the machine does not have them.
+    /// Returns the throughput of a path's instructions in each round, in 10^9 operations per second, or `None` if the
+    /// machine does not have them.
     pub fn arithmetic_rounds(&self, path: &str, instructions: &str, effort: Effort) -> Option<Vec<f64>> {
         let loops = loops();
         let one = loops.iter().find(|one| one.path == path && one.instructions.starts_with(instructions))?;
         one.available.then(|| one.rounds(self.memories.len(), effort))
     }
 
-    /// All limits, medians of the rounds.
+    /// Measures all limits.
     pub fn limits(&self, effort: Effort) -> Limits {
         let threads = self.memories.len();
         let available = loops().into_iter().filter(|one| one.available);
@@ -107,14 +108,14 @@ impl Probe {
 }
 
 impl Limits {
-    /// Measures for some seconds, on as many cores.
+    /// Measures all limits on `threads` cores, for some seconds.
     pub fn of(threads: usize) -> Self {
         Probe::new(threads).limits(Effort::THOROUGH)
     }
 }
 
-/// 10^9 units of work per second of all threads together, round by round. `work` says, for a thread, how many units one call
-/// does, and the call.
+/// Returns the throughput of all threads in each round, in 10^9 units per second. `work` returns, for a thread, the
+/// units per call and the call.
 fn on_each_core<F: FnMut()>(
     threads: usize,
     effort: Effort,
@@ -144,7 +145,7 @@ fn on_each_core<F: FnMut()>(
     (0..effort.rounds).map(round).collect()
 }
 
-/// Keeps the calling thread on one of the cores that this process may use. Where that cannot be, it floats.
+/// Pins the calling thread to one of the cores that this process may use. If that fails, the thread stays unpinned.
 fn pin(index: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
@@ -154,39 +155,40 @@ fn pin(index: usize) {
     let _ = sched_setaffinity(None, &only);
 }
 
-/// Memory that is committed, on huge pages where there are any.
+/// Allocates committed memory, on huge pages if there are any.
 fn memory() -> Vec<u64> {
     let mut memory: Vec<u64> = Vec::with_capacity(READ_BYTES / 8);
     let start = memory.as_mut_ptr().cast::<u8>();
     let skipped = start.align_offset(HUGE_PAGE).min(READ_BYTES);
-    // SAFETY: the pages lie inside the vector's own allocation, and what is advised changes no byte of them.
+    // SAFETY: the pages lie inside the vector's own allocation, and the advice changes no byte of them.
     let _ = unsafe { madvise(start.add(skipped).cast(), READ_BYTES - skipped, Advice::LinuxHugepage) };
     memory.resize(READ_BYTES / 8, 1);
     memory
 }
 
-/// Streams that a thread reads at once, as products do, and how many words ahead of its reads it asks for memory.
+/// Streams that a thread reads at once. A matrix product reads as many.
 const STREAMS: usize = 4;
+/// Distance of a prefetch from its read, in words.
 const AHEAD: usize = 2048 / 8;
-/// Words of a cache line.
+/// Words per cache line.
 const LINE: usize = 8;
 
-/// Reads all of it, in several streams as a product does.
+/// Reads all of `memory`, in [`STREAMS`] streams as a matrix product does.
 fn read(memory: &[u64]) {
     let len = memory.len() / STREAMS;
     let streams: [&[u64]; STREAMS] = std::array::from_fn(|index| &memory[index * len..(index + 1) * len]);
     let mut sums = [[0u64; LINE]; STREAMS];
     for at in (0..len).step_by(LINE) {
         for (stream, sums) in streams.iter().zip(&mut sums) {
-            ask_for(stream.as_ptr().wrapping_add(at + AHEAD));
+            prefetch(stream.as_ptr().wrapping_add(at + AHEAD));
             sums.iter_mut().zip(&stream[at..at + LINE]).for_each(|(sum, word)| *sum |= word);
         }
     }
     black_box(sums);
 }
 
-/// Any address will do.
-fn ask_for(word: *const u64) {
+/// Prefetches a word. Any address is valid.
+fn prefetch(word: *const u64) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: only a hint.
     unsafe {
@@ -196,14 +198,14 @@ fn ask_for(word: *const u64) {
     let _ = word;
 }
 
-/// A loop of one kind of multiply-adds.
+/// A loop of one kind of multiply-add.
 struct Loop {
     path: &'static str,
     instructions: &'static str,
     available: bool,
-    /// Operations of one turn.
+    /// Operations per turn.
     operations: f64,
-    /// [`TURNS`] turns.
+    /// Runs [`TURNS`] turns.
     run: fn(),
 }
 
@@ -213,10 +215,10 @@ impl Loop {
     }
 }
 
-/// Turns of a loop in one call: some microseconds.
+/// Turns of a loop per call, which takes some microseconds.
 const TURNS: u32 = 10_000;
 
-/// Multiplies and adds as the compiler arranges them.
+/// Multiply-adds in Rust, compiled for the baseline instruction set.
 fn plain() {
     let (mut sums, x) = ([0.0f32; PLAIN_SUMS], black_box([1e-3f32; PLAIN_SUMS]));
     for _ in 0..TURNS {
@@ -246,7 +248,7 @@ fn nop_rounds(_: usize, effort: Effort) -> Vec<f64> {
     vec![0.0; effort.rounds]
 }
 
-/// Instructions that do nothing, in 10^9 per second, round by round.
+/// Returns the throughput of `nop` in each round, in 10^9 instructions per second.
 #[cfg(target_arch = "x86_64")]
 fn nop_rounds(threads: usize, effort: Effort) -> Vec<f64> {
     const NOPS: u32 = 64;
@@ -270,14 +272,14 @@ fn nop_rounds(threads: usize, effort: Effort) -> Vec<f64> {
 
 #[cfg(target_arch = "x86_64")]
 fn loops() -> Vec<Loop> {
-    /// A loop of so many sums, each depending only on itself, with these instructions once for each; `\\sum` is a sum's
-    /// register. Registers that are no sums are zero, or finite numbers of any kind.
+    /// A loop that runs the instructions once per sum. `\\sum` is a sum's register. A sum depends only on itself. All
+    /// other registers hold zero or finite numbers.
     macro_rules! turns {
         ($sums:literal: $($instruction:literal),+) => {
             || {
                 static ONE: u32 = 0x3f80_3f80;
-                // SAFETY: only `ONE` is read, and all registers that a callee may change are declared as changed. It
-                // runs only where the machine has the instructions.
+                // SAFETY: the loop reads only `ONE`, declares all registers that a callee may change as changed, and
+                // runs only on a machine that has the instructions.
                 unsafe {
                     std::arch::asm!(
                         "vzeroall",
@@ -297,11 +299,11 @@ fn loops() -> Vec<Loop> {
             }
         };
     }
-    /// Twelve hide every latency of one multiply-add per cycle, and twenty-four of two.
-    macro_rules! twelve {
+    /// A loop of 12 sums, enough to hide every latency at one multiply-add per cycle. 24 sums hide it at two per cycle.
+    macro_rules! sums_12 {
         ($($instruction:literal),+) => { turns!("0,1,2,3,4,5,6,7,8,9,10,11": $($instruction),+) };
     }
-    macro_rules! twenty_four {
+    macro_rules! sums_24 {
         ($($instruction:literal),+) => {
             turns!("0,1,2,3,4,5,6,7,8,9,10,11,16,17,18,19,20,21,22,23,24,25,26,27": $($instruction),+)
         };
@@ -319,20 +321,20 @@ fn loops() -> Vec<Loop> {
     };
     vec![
         portable(),
-        one("avx2", avx2, "vfmadd231ps (f32)", 12.0 * 16.0, twelve!("vfmadd231ps ymm\\sum, ymm14, ymm15")),
+        one("avx2", avx2, "vfmadd231ps (f32)", 12.0 * 16.0, sums_12!("vfmadd231ps ymm\\sum, ymm14, ymm15")),
         one(
             "avx2",
             avx2,
             "vpmaddwd + vpaddd (i16)",
             12.0 * 32.0,
-            twelve!("vpmaddwd ymm12, ymm14, ymm15", "vpaddd ymm\\sum, ymm\\sum, ymm12"),
+            sums_12!("vpmaddwd ymm12, ymm14, ymm15", "vpaddd ymm\\sum, ymm\\sum, ymm12"),
         ),
         one(
             "avx2",
             avx2,
             "vpmaddubsw + vpmaddwd + vpaddd (i8)",
             12.0 * 64.0,
-            twelve!(
+            sums_12!(
                 "vpmaddubsw ymm12, ymm14, ymm15",
                 "vpmaddwd ymm12, ymm12, ymm13",
                 "vpaddd ymm\\sum, ymm\\sum, ymm12"
@@ -343,53 +345,41 @@ fn loops() -> Vec<Loop> {
             avx512,
             "vfmadd231ps (f32)",
             24.0 * 32.0,
-            twenty_four!("vfmadd231ps zmm\\sum, zmm14, zmm15"),
+            sums_24!("vfmadd231ps zmm\\sum, zmm14, zmm15"),
         ),
         one(
             "avx512",
             avx512,
             "vpmaddwd + vpaddd (i16)",
             24.0 * 64.0,
-            twenty_four!("vpmaddwd zmm12, zmm14, zmm15", "vpaddd zmm\\sum, zmm\\sum, zmm12"),
+            sums_24!("vpmaddwd zmm12, zmm14, zmm15", "vpaddd zmm\\sum, zmm\\sum, zmm12"),
         ),
         one(
             "avx512",
             avx512,
             "vpmaddubsw + vpmaddwd + vpaddd (i8)",
             24.0 * 128.0,
-            twenty_four!(
+            sums_24!(
                 "vpmaddubsw zmm12, zmm14, zmm15",
                 "vpmaddwd zmm12, zmm12, zmm13",
                 "vpaddd zmm\\sum, zmm\\sum, zmm12"
             ),
         ),
-        one(
-            "avx512-vnni",
-            vnni,
-            "vpdpwssd (i16)",
-            24.0 * 64.0,
-            twenty_four!("vpdpwssd zmm\\sum, zmm14, zmm15"),
-        ),
-        one(
-            "avx512-vnni",
-            vnni,
-            "vpdpbusd (i8)",
-            24.0 * 128.0,
-            twenty_four!("vpdpbusd zmm\\sum, zmm14, zmm15"),
-        ),
+        one("avx512-vnni", vnni, "vpdpwssd (i16)", 24.0 * 64.0, sums_24!("vpdpwssd zmm\\sum, zmm14, zmm15")),
+        one("avx512-vnni", vnni, "vpdpbusd (i8)", 24.0 * 128.0, sums_24!("vpdpbusd zmm\\sum, zmm14, zmm15")),
         one(
             "avx512-bf16",
             bf16,
             "vdpbf16ps (bf16)",
             24.0 * 64.0,
-            twenty_four!("vdpbf16ps zmm\\sum, zmm14, zmm15"),
+            sums_24!("vdpbf16ps zmm\\sum, zmm14, zmm15"),
         ),
         one(
             "avx512-bf16",
             bf16,
             "broadcast + two vdpbf16ps (bf16)",
             20.0 * 64.0,
-            // Sums 0 to 9, and 20 to 29.
+            // Sums are registers 0 to 9 and 20 to 29.
             turns!(
                 "0,1,2,3,4,5,6,7,8,9":
                 "vbroadcastss zmm12, dword ptr [rsi]",

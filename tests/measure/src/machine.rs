@@ -1,4 +1,4 @@
-//! On what a figure was measured.
+//! The machine that figures were measured on.
 
 use std::fs;
 
@@ -12,12 +12,12 @@ pub struct Machine {
     pub threads: usize,
     pub memory_gib: f64,
     pub kernel: String,
-    /// Processes that wanted a CPU over the last minute: well above 0 at the start of a run, others were at work.
+    /// Mean number of runnable processes over the last minute. Well above 0 at the start of a run, something else was busy.
     pub load_1m: f64,
 }
 
 impl Machine {
-    /// This one, as far as Linux tells.
+    /// Describes this machine as Linux reports it.
     pub fn this() -> Self {
         let field = |file: &str, key: &str| {
             let text = fs::read_to_string(file).unwrap_or_default();
