@@ -1,4 +1,4 @@
-//! The OpenAI surface over HTTP: routes, and what they have in common.
+//! The OpenAI API over HTTP: the routes and their shared state.
 
 mod body;
 mod chat;
@@ -32,20 +32,20 @@ use tutti_runtime::{Error, ErrorKind};
 use self::body::BodyReader;
 use crate::generation::Generator;
 
-/// Parsing more than this takes long enough to be kept off the async threads.
+/// Size of a body in bytes above which parsing runs in the text pool, to keep the async threads free.
 const PARSED_IN_PLACE_BYTES: usize = 64 << 10;
 
-/// What every route has at hand.
+/// State shared by all routes.
 #[derive(Clone)]
 struct Api {
     generator: Arc<Generator>,
     bodies: BodyReader,
-    /// When this process began to serve, for `/v1/models`.
+    /// Unix time at which the process began to serve, for `/v1/models`.
     since: u64,
 }
 
 impl Api {
-    /// Reads a request's body and makes of it what `parse` does.
+    /// Reads a request's body and parses it with `parse`.
     async fn parse<T, F>(&self, request: Request, parse: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -59,7 +59,7 @@ impl Api {
     }
 }
 
-/// The routes of one front door.
+/// The routes of a front door.
 pub fn routes(generator: Arc<Generator>, max_body_bytes: usize) -> Router {
     let api = Api { generator, bodies: BodyReader::new(max_body_bytes), since: unix_seconds() };
     Router::new()
@@ -92,7 +92,7 @@ async fn wrong_method(method: Method, uri: Uri) -> Response {
     error::respond(StatusCode::METHOD_NOT_ALLOWED, &Error::new(ErrorKind::InvalidArgument, message))
 }
 
-/// Now, as OpenAI's `created` counts time.
+/// Seconds since the Unix epoch, the unit of OpenAI's `created`.
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -27,7 +27,7 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// A front door before several conductors.
 pub struct Router {
-    pub door: FrontDoor,
+    pub front_door: FrontDoor,
     pub health: Health,
     pub metrics: Metrics,
 }
@@ -60,9 +60,9 @@ impl Router {
     pub async fn to(urls: &[String], settings: FleetSettings) -> Self {
         let (health, metrics) = (Health::default(), Metrics::default());
         let conductors = Conductors::new(urls, None, &settings).unwrap();
-        let door = FrontDoor::before(conductors, settings, &RouterConfig::default(), &metrics).unwrap();
-        tokio::spawn(door.clone().follow(health.clone()));
-        Self { door, health, metrics }
+        let front_door = FrontDoor::before(conductors, settings, &RouterConfig::default(), &metrics).unwrap();
+        tokio::spawn(front_door.clone().follow(health.clone()));
+        Self { front_door, health, metrics }
     }
 
     pub async fn all_in_use(&self) {
@@ -98,7 +98,7 @@ impl Router {
 
     /// The answer to a completion: its status and its body.
     pub async fn complete(&self, body: &Value) -> (StatusCode, Value) {
-        let response = self.door.http_routes().oneshot(post(body)).await.unwrap();
+        let response = self.front_door.http_routes().oneshot(post(body)).await.unwrap();
         let status = response.status();
         let bytes = soon("an answer", axum::body::to_bytes(response.into_body(), usize::MAX)).await.unwrap();
         (status, serde_json::from_slice(&bytes).unwrap())
@@ -108,7 +108,7 @@ impl Router {
     pub async fn stream(&self, body: &Value) -> Events {
         let mut body = body.clone();
         body["stream"] = json!(true);
-        let response = self.door.http_routes().oneshot(post(&body)).await.unwrap();
+        let response = self.front_door.http_routes().oneshot(post(&body)).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         let events = response.into_body().into_data_stream().map(|piece| piece.unwrap());
         Events { events: events.boxed(), left: String::new() }

@@ -1,4 +1,4 @@
-//! The conductors behind a router: who they are, how they are, and which of them a request goes to.
+//! The conductors behind a router: membership, state, and the choice of a conductor for each request.
 
 mod address;
 mod breaker;
@@ -43,8 +43,8 @@ use self::{
     metrics::FleetMetrics, roster::Roster, texts::Texts,
 };
 use crate::{
+    conductor_channel::ConductorChannel,
     served::{CheckedText, ServedModel},
-    way::Way,
 };
 
 /// All conductors of one router.
@@ -53,55 +53,82 @@ pub struct Fleet {
     texts: Texts,
     discover: Option<String>,
     roster: RwLock<Roster>,
-    /// Why the name given by `discover` leads nowhere at the moment.
+    /// Error of the last lookup of the name in `discover`.
     lookup_trouble: Mutex<Option<String>>,
     index: Mutex<PrefixIndex>,
     agreed: RwLock<Option<Agreed>>,
-    /// Held by whoever decides what is served, so that two never do at once.
+    /// Held while a task decides which model is served, so that one task decides at a time.
     deciding: tokio::sync::Mutex<()>,
+    /// Number of picks so far.
     picks: AtomicU64,
+    /// Number of holder ids given out so far.
     holders: AtomicU64,
-    /// Raised whenever anything about a member may have changed.
+    /// Incremented whenever a member may have changed.
     changed: watch::Sender<u64>,
     metrics: FleetMetrics,
 }
 
-/// What the fleet serves.
+/// The model that the fleet serves.
 #[derive(Clone)]
 struct Agreed {
     identity: Identity,
     served: Arc<ServedModel>,
 }
 
-/// A conductor that failed a choice: it is passed over until it says, in answer to a later question, that it is ready.
+/// A conductor that failed a choice. The choice avoids it until the conductor answers a later poll with "ready".
 pub struct Avoided {
     member: Arc<Member>,
     since: Instant,
 }
 
 impl Avoided {
-    /// Who.
+    /// The conductor.
     pub fn member(&self) -> &Arc<Member> {
         &self.member
     }
 
-    /// It failed now.
+    /// Avoids a conductor that failed now.
     pub fn now(member: Arc<Member>) -> Self {
         Self { member, since: Instant::now() }
     }
 }
 
-/// How much is known of a conductor before it is sent a request.
+/// Requirement on a conductor's state in a pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// One that is ready, or was when it was asked last.
+    /// The conductor was ready at its last poll.
     Ready,
-    /// Any that serves the model: its own answer is better than none.
+    /// The conductor serves the model. If no conductor is ready, its refusal is better than no answer.
     Any,
 }
 
+/// Input of [`Fleet::pick`].
+#[derive(Clone, Copy)]
+pub struct PickRequest<'a> {
+    /// The model that the choice was prepared for.
+    pub model: &'a ServedModel,
+    /// The choice's prompt.
+    pub prompt: &'a PromptBlocks,
+    /// Number of tokens that the choice has generated already.
+    pub generated: usize,
+    /// Conductors that failed the choice.
+    pub avoided: &'a [Avoided],
+    /// Requirement on the conductor's state.
+    pub need: Need,
+}
+
+/// A further attempt at a choice, on another conductor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// The choice had no token yet: the same request is sent again.
+    Retry,
+    /// The choice had tokens: the next conductor continues after them.
+    Replay,
+}
+
 impl Fleet {
-    /// A fleet of these conductors; nothing is known of any yet, unless the text of the only one: `text`.
+    /// Creates a fleet. The state of every conductor is unknown. `text` is the parsed text of an embedded router's only
+    /// conductor, if known.
     pub fn new(
         conductors: Conductors,
         settings: FleetSettings,
@@ -125,35 +152,35 @@ impl Fleet {
             metrics: FleetMetrics::register(metrics),
         };
         let fixed = conductors.fixed.into_iter();
-        let members = fixed.map(|(name, way)| Arc::new(fleet.member(name, way))).collect();
+        let members = fixed.map(|(name, channel)| Arc::new(fleet.member(name, channel))).collect();
         *fleet.roster.write() = Roster::fixed(members);
         Arc::new(fleet)
     }
 
-    /// How it was set up.
+    /// The settings.
     pub fn settings(&self) -> &FleetSettings {
         &self.settings
     }
 
-    /// What is served, once it is known.
+    /// The served model; `None` until it is known.
     pub fn served(&self) -> Option<Arc<ServedModel>> {
         self.agreed.read().as_ref().map(|agreed| agreed.served.clone())
     }
 
-    /// Asks every conductor how it is, now and not in a while: somebody has heard that one has changed.
+    /// Polls every conductor now, and not after its poll interval. Called when a conductor may have changed.
     pub fn ask_again(&self) {
         self.roster.read().members().iter().for_each(|member| member.doubt());
     }
 
-    /// To wait for a conductor to come back.
+    /// A receiver that is notified when a conductor may have changed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// A prompt as its choices are placed by it.
+    /// Cuts a prompt into blocks, by which conductors are compared.
     pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>) -> PromptBlocks {
         let block_tokens = block_tokens(&model.description);
-        // Nothing is chosen between, and hashing a long prompt takes a while.
+        // With one conductor there is no choice, and hashing a long prompt takes time.
         let pieces = match self.roster.read().members().len() {
             0 | 1 => PromptPieces::uncut(prompt.len(), block_tokens),
             _ => PromptPieces::new(&prompt, block_tokens),
@@ -161,16 +188,10 @@ impl Fleet {
         PromptBlocks { tokens: prompt, pieces }
     }
 
-    /// Where a choice of this prompt, which has `generated` tokens already, goes best. None if there is nowhere, or if
-    /// what is served is no longer `model`.
-    pub fn pick(
-        &self,
-        model: &ServedModel,
-        prompt: &PromptBlocks,
-        generated: usize,
-        avoided: &[Avoided],
-        need: Need,
-    ) -> Option<Lease> {
+    /// Picks the best conductor for a choice. Returns `None` if no conductor qualifies, or if the fleet serves another
+    /// model by now.
+    pub fn pick(&self, request: PickRequest<'_>) -> Option<Lease> {
+        let PickRequest { model, prompt, generated, avoided, need } = request;
         let now = Instant::now();
         let same = |agreed: &Agreed| Arc::ptr_eq(&agreed.served.text, &model.text);
         if !self.agreed.read().as_ref().is_some_and(same) {
@@ -192,8 +213,8 @@ impl Fleet {
             Some((member.clone(), Candidate { tier, load, cached_blocks, last_pick: standing.last_pick }))
         };
         let (mut members, candidates): (Vec<_>, Vec<_>) = roster.members().iter().filter_map(offer).unzip();
-        let place = choice::choose(&candidates, needed)?;
-        let (member, cached) = (members.swap_remove(place), candidates[place].cached_blocks);
+        let chosen = choice::choose(&candidates, needed)?;
+        let (member, cached) = (members.swap_remove(chosen), candidates[chosen].cached_blocks);
         let (holder, ticket) = {
             let mut standing = member.standing.lock();
             standing.last_pick = self.picks.fetch_add(1, Relaxed) + 1;
@@ -210,15 +231,15 @@ impl Fleet {
         Some(Lease::new(hold, booking, block_tokens, self.metrics.clone()))
     }
 
-    /// Counts a choice that leaves a conductor, before its first token or `behind` it.
-    pub fn count_leaving(&self, member: &Member, behind: bool) {
-        self.metrics.left(member, behind);
+    /// Counts a choice that leaves a conductor for another.
+    pub fn count_leaving(&self, member: &Member, recovery: Recovery) {
+        self.metrics.left(member, recovery);
     }
 
-    fn member(&self, name: String, way: Way) -> Member {
+    fn member(&self, name: String, channel: ConductorChannel) -> Member {
         let timeouts =
             Timeouts { answer: self.settings.answer_timeout(), accept: self.settings.accept_timeout() };
-        Member::new(name, way, timeouts, self.new_holder())
+        Member::new(name, channel, timeouts, self.new_holder())
     }
 
     fn new_holder(&self) -> Holder {

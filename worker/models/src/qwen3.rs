@@ -14,6 +14,7 @@ use tutti_kernels::{
 };
 use tutti_proto::declaration::ModelDeclaration;
 
+#[cfg(feature = "media-test-model")]
 pub(crate) use self::config::Config as Shape;
 use self::{
     config::Config,
@@ -83,11 +84,6 @@ struct Activations<D: Device> {
     gathered: Option<D::Tensor>,
 }
 
-/// A config's shape, for families that have this model as a node.
-pub(crate) fn shape(file: &ConfigFile) -> Result<Shape, LoadError> {
-    Config::parse(file)
-}
-
 /// Loads the family from a directory whose config is already read.
 pub(crate) fn load<D: Device>(
     file: &ConfigFile,
@@ -153,7 +149,8 @@ impl<D: Device> Qwen3<D> {
         })
     }
 
-    /// What it runs on.
+    /// The device that the model runs on.
+    #[cfg(feature = "media-test-model")]
     pub(crate) fn device(&mut self) -> &mut D {
         &mut self.device
     }

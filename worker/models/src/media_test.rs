@@ -8,9 +8,9 @@
 //!
 //! `config.json` is that of a Qwen3, with two more keys: `audio_token_id` and `audio_bytes_per_token`.
 
-mod alone;
 mod encoder;
-mod whole;
+mod encoder_only;
+mod with_thinker;
 
 use std::path::Path;
 
@@ -18,11 +18,11 @@ use serde::Deserialize;
 use tutti_kernels::Device;
 use tutti_proto::declaration::ModelDeclaration;
 
-use self::{alone::EncoderAlone, encoder::Encoder, whole::WithThinker};
+use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinker};
 use crate::{
     LoadError, LoadOptions, Model,
     config::ConfigFile,
-    qwen3::{self, Qwen3},
+    qwen3::{Qwen3, Shape},
     thinker::{self, Audio, Held},
     weights::Progress,
 };
@@ -47,7 +47,7 @@ pub(crate) fn load<D: Device>(
     mut device: D,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let shape = qwen3::shape(file)?;
+    let shape = Shape::parse(file)?;
     let keys: Keys = file.parse()?;
     if keys.audio_bytes_per_token == 0 || !keys.audio_bytes_per_token.is_multiple_of(2) {
         let bytes = keys.audio_bytes_per_token;
@@ -70,7 +70,7 @@ pub(crate) fn load<D: Device>(
         Some(encoder) if !held.thinker => {
             let declaration = declare(&thinker::declaration(options.page_tokens, 0)?)?;
             let limits = shape.limits(dir, options.max_step_tokens)?;
-            Ok(Box::new(EncoderAlone { device, encoder, declaration, limits }))
+            Ok(Box::new(EncoderOnly { device, encoder, declaration, limits }))
         }
         encoder => {
             let thinker = Qwen3::load(file, dir, options, device, progress)?;

@@ -9,7 +9,7 @@ use crate::{
     model::{Limits, LogitRequests, LogitResults, Model},
 };
 
-pub(super) struct EncoderAlone<D: Device> {
+pub(super) struct EncoderOnly<D: Device> {
     pub device: D,
     pub encoder: Encoder<D>,
     pub declaration: ModelDeclaration,
@@ -20,7 +20,7 @@ fn no_thinker() -> DeviceError {
     DeviceError::Misuse("no thinker is held here".into())
 }
 
-impl<D: Device> Model for EncoderAlone<D> {
+impl<D: Device> Model for EncoderOnly<D> {
     fn declaration(&self) -> &ModelDeclaration {
         &self.declaration
     }

@@ -1,4 +1,4 @@
-//! The one core under both surfaces: a request in, the deltas of its choices out.
+//! The core below the HTTP and gRPC surfaces: it turns a request into the deltas of its choices.
 
 mod attempts;
 mod choice;
