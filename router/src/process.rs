@@ -1,4 +1,4 @@
-//! The router as a process of its own: settings, ports, and an end that lets running streams finish.
+//! The stand-alone router process: settings, ports, and a shutdown that lets running streams finish.
 
 use std::{ffi::OsString, io::Write, time::Duration};
 
@@ -18,7 +18,7 @@ use tutti_settings::RouterProcessSettings;
 
 use crate::{Conductors, FrontDoor, fleet::check_conductors};
 
-/// How long connections may take to close once no request is left: a health watch would never.
+/// Time that connections have to close after the last request. A client's health watch never closes by itself.
 const CLOSING: Duration = Duration::from_secs(3);
 
 /// The router, as `--help` describes it.
@@ -29,10 +29,10 @@ const PROCESS: Process = Process {
     prints_config: true,
 };
 
-/// Runs the process until it is told to end; `arguments` are the command line, the program's name first.
+/// Runs the process until a signal ends it. `arguments` is the command line, with the program's name first.
 ///
 /// # Errors
-/// Of usage, before any port is bound; or what kept the process from serving.
+/// An error of usage or configuration, before any port is bound, or the error that keeps the process from serving.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     let Loaded { settings, print } = config::load::<RouterProcessSettings>(PROCESS, arguments)?;
     settings.validate()?;
@@ -45,10 +45,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start the async runtime: {e}")))?
-        .block_on(run_until_told(settings))
+        .block_on(run_until_shutdown(settings))
 }
 
-async fn run_until_told(settings: RouterProcessSettings) -> Result<(), Error> {
+async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
     let RouterProcessSettings { conductors, addresses, drain, telemetry, router, fleet } = settings;
     let _telemetry = telemetry::install(&telemetry, PROCESS.name)?;
     let shutdown = Shutdown::on_signals()?;
@@ -71,7 +71,7 @@ async fn run_until_told(settings: RouterProcessSettings) -> Result<(), Error> {
     };
     let drained = async {
         shutdown.begun().await;
-        // Readiness has one writer at a time: from here on it is the drain.
+        // Readiness has one writer at a time. From here on the drain writes it.
         following.abort();
         health.set_ready(State::Not("draining".into()));
         let patience = drain.drain_timeout();
@@ -88,24 +88,4 @@ async fn run_until_told(settings: RouterProcessSettings) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(arguments: &[&str]) -> Option<String> {
-        let arguments = ["router"].iter().chain(arguments).map(OsString::from);
-        run(arguments).unwrap_err().field().map(str::to_owned)
-    }
-
-    #[test]
-    fn bad_usage_is_named_before_anything_binds() {
-        assert_eq!(refused(&[]).as_deref(), Some("conductor"));
-        assert_eq!(refused(&["--conductor", "10.0.0.1:1"]).as_deref(), Some("conductor"));
-        assert_eq!(refused(&["--conductor", "http://x y"]).as_deref(), Some("conductor"));
-        assert_eq!(
-            refused(&["--conductor", "http://a:1", "--conductor", "b:1"]).as_deref(),
-            Some("conductor")
-        );
-        assert_eq!(refused(&["--discover", "nowhere"]).as_deref(), Some("discover"));
-        assert_eq!(refused(&["--config", "nowhere.toml"]).as_deref(), Some("config"));
-    }
-}
+mod tests;

@@ -42,36 +42,36 @@ settings! {
     /// The conductors of a router that is a process of its own.
     pub struct FleetSettings, table "fleet", errors "fleet." {
         "Faults" => {
-            /// Times that a choice without a token may be sent to another conductor.
+            /// Times that a choice without tokens is sent to another conductor.
             max_retries: u32 = 2, unit "N";
-            /// Times that a stream goes on at another conductor after its own was lost
+            /// Times that a stream may continue on another conductor after its own is lost
             max_replays: u32 = 2, unit "N", also a flag;
         }
         "Fleet" => {
-            /// Time that a choice waits for a conductor after its own was lost.
+            /// Time that a choice waits for another conductor after its own is lost.
             recovery_ms: u32 = 30_000, unit "MS";
-            /// Time in which a conductor must report its state. One that does not counts as unavailable.
+            /// Time that a conductor has to answer a poll. Without an answer it counts as lost.
             answer_timeout_ms: u32 = 5_000, unit "MS", at least 1;
-            /// Time in which a conductor must accept or refuse a request. One that does not counts as lost.
+            /// Time that a conductor has to accept or refuse a request. Without an answer it counts as lost.
             accept_timeout_ms: u32 = 15_000, unit "MS", at least 1;
-            /// Pause between two probes of a connection. A connection that does not answer in as long again is broken, and its
-            /// streams go on elsewhere.
+            /// Interval of connection probes. A connection that does not answer a probe within the same time is broken, and its
+            /// streams continue on other conductors.
             keep_alive_ms: u32 = 5_000, unit "MS", at least 1;
-            /// Pause between two reports of a ready conductor's load.
+            /// Interval at which a ready conductor is polled for its load.
             poll_ms: u32 = 1_000, unit "MS", at least 1;
-            /// Pause between two look-ups of the name that `discover` gives.
+            /// Interval at which the name in `discover` is looked up.
             discover_ms: u32 = 5_000, unit "MS", at least 1;
-            /// Limit of the index of prompt prefixes; 0 turns it off.
+            /// Size of the index of prompt prefixes; 0 turns the index off.
             prefix_index_bytes: usize = 64 << 20, unit "BYTES";
-            /// Time after which a prefix that was not sent again is forgotten.
+            /// Time after which an unused prefix is removed from the index.
             prefix_index_age_s: u32 = 900, unit "SECONDS";
         }
     }
 }
 
 impl FleetSettings {
-    /// Settings for the one conductor that an embedded router is part of. Its answers are final, since it lives and dies
-    /// with the router and replays by itself.
+    /// Settings of an embedded router. Its only conductor runs in the same process and replays requests by itself, so
+    /// the conductor's errors are final.
     pub fn embedded() -> Self {
         Self { max_retries: 0, max_replays: 0, accept_timeout_ms: u32::MAX, ..Self::default() }
     }
@@ -123,7 +123,7 @@ settings! {
         "Cluster" => {
             /// gRPC address of a conductor, such as http://10.0.0.1:50051; repeat it for each
             conductor: Vec<String> = Vec::new(), unit "URL";
-            /// DNS name whose every address is a conductor's; looked up every few seconds
+            /// DNS name whose addresses are all conductors; it is looked up periodically
             discover: Option<String> = None, unit "HOST:PORT";
         }
     }
