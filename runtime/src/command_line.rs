@@ -82,7 +82,6 @@ fn flag(setting: &Setting) -> Arg {
     let arg = Arg::new(setting.name)
         .long(setting.name.replace('_', "-"))
         .help_heading(setting.heading)
-        .hide_possible_values(true)
         .help(setting.line());
     let arg = match setting.kind {
         Kind::Switch => return arg.action(ArgAction::SetTrue),
@@ -95,7 +94,7 @@ fn flag(setting: &Setting) -> Arg {
         }
         Kind::Parsed(check) => arg.value_parser(move |text: &str| check(text).map(|()| text.to_owned())),
     };
-    arg.value_name(setting.unit.map_or_else(|| setting.name.to_uppercase(), str::to_owned))
+    arg.hide_possible_values(true).value_name(setting.unit.map_or_else(|| setting.name.to_uppercase(), str::to_owned))
 }
 
 /// The settings that `matches` has from the command line, each of its kind, in the table where it belongs.

@@ -19,16 +19,16 @@ process! {
         cluster: ClusterSettings,
         /// The division of a model among workers.
         tensor_parallel: TensorParallelSettings,
-        /// Roles of workers, and the way in which they join.
-        membership: MembershipSettings,
         /// Addresses that clients and operators reach.
         addresses: AddressSettings,
+        /// Roles of workers, and the way in which they join.
+        membership: MembershipSettings,
+        /// The device of each worker.
+        device: DeviceSettings,
         /// The engine of each worker.
         engine: EngineSettings,
         /// Faults and overload.
         faults: FaultSettings,
-        /// The device of each worker.
-        device: DeviceSettings,
         /// The end of the process.
         drain: DrainSettings,
         /// Step traces.

@@ -117,6 +117,18 @@ pub fn deserialize<'de, S: Settings, D: Deserializer<'de>>(deserializer: D) -> R
     deserializer.deserialize_map(Over(PhantomData))
 }
 
+/// The sections of `--help`, in order.
+const HEADINGS: [&str; 6] = ["Model", "Cluster", "Scheduling", "Device and memory", "Faults", "Output"];
+
+/// Sorts settings by heading, and keys of tables after all others. Within a heading the order stays.
+pub fn in_order(mut declared: Vec<Setting>) -> Vec<Setting> {
+    declared.sort_by_key(|setting| {
+        let heading = HEADINGS.iter().position(|heading| *heading == setting.heading);
+        (setting.table.is_some(), if setting.table.is_some() { None } else { heading })
+    });
+    declared
+}
+
 /// Keys and tables of `S`. serde wants them for ever; a process ends soon after it has read a key that is none of them.
 fn names<S: Settings>() -> &'static [&'static str] {
     let mut names: Vec<&str> =
@@ -303,7 +315,7 @@ macro_rules! process {
                 let mut declared = Vec::new();
                 $( declared.extend(<$group_type>::declared()); )+
                 $( declared.extend(<$table_type>::declared()); )*
-                declared
+                $crate::declare::in_order(declared)
             }
 
             fn set<'de, A: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {

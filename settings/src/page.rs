@@ -70,7 +70,7 @@ fn write_section(page: &mut String, settings: &[&Setting]) {
         Some(table) => format!("Table `{table}`"),
         None => settings[0].heading.to_owned(),
     };
-    let _ = writeln!(page, "\n### {title}\n\n| setting | flag | variable | default | unit | meaning |");
+    let _ = writeln!(page, "\n### {title}\n\n| setting | flag | variable | default | value | meaning |");
     let _ = writeln!(page, "|---|---|---|---|---|---|");
     for setting in settings {
         let flag = setting.flag().map_or_else(String::new, |flag| format!("`{flag}`"));

@@ -92,7 +92,10 @@ fn join_token(settings: &JoinSettings) -> Result<String, Error> {
 }
 
 /// Runs a worker's life on one thread. That suffices for one stream; the other cores belong to the engine.
-fn run<T>(telemetry: &TelemetrySettings, life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>) -> Result<T, Error> {
+fn run<T>(
+    telemetry: &TelemetrySettings,
+    life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>,
+) -> Result<T, Error> {
     name_process();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

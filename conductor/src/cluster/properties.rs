@@ -1,7 +1,7 @@
 //! The whole cluster under random deaths, with all in one and with prefill apart from decode: every request ends once with
 //! all of its tokens in order, and nothing of any of them stays booked or waiting.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use futures_util::FutureExt;
 use proptest::prelude::*;

@@ -91,7 +91,9 @@ impl Silence {
 
     fn describe(self, cluster: &Cluster) -> String {
         match self {
-            Self::Stopped => format!("it has said nothing for {:?}", cluster.limits.faults.heartbeat_timeout()),
+            Self::Stopped => {
+                format!("it has said nothing for {:?}", cluster.limits.faults.heartbeat_timeout())
+            }
             Self::Hangs => {
                 format!("it has work, and has made no step for {:?}", cluster.limits.faults.hang_timeout())
             }

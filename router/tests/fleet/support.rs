@@ -60,7 +60,8 @@ impl Router {
     pub async fn to(urls: &[String], settings: FleetSettings) -> Self {
         let (health, metrics) = (Health::default(), Metrics::default());
         let conductors = Conductors::new(urls, None, &settings).unwrap();
-        let front_door = FrontDoor::before(conductors, settings, &RouterSettings::default(), &metrics).unwrap();
+        let front_door =
+            FrontDoor::before(conductors, settings, &RouterSettings::default(), &metrics).unwrap();
         tokio::spawn(front_door.clone().follow(health.clone()));
         Self { front_door, health, metrics }
     }

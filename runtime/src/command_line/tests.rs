@@ -32,7 +32,7 @@ fn only_what_is_given_is_kept_and_stands_in_its_table() {
 
 #[test]
 fn help_has_one_line_per_flag() {
-    let help = command::<ConductorSettings>(PROCESS).render_long_help().to_string();
+    let help = command::<ConductorSettings>(PROCESS).render_help().to_string();
     for setting in ConductorSettings::declared().iter().filter(|setting| setting.is_flag) {
         let flag = format!("      --{}", setting.name.replace('_', "-"));
         let line =

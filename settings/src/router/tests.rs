@@ -3,8 +3,7 @@ use super::*;
 #[test]
 fn the_defaults_are_valid_and_zero_is_refused_by_name() {
     assert_eq!(RouterSettings::default().validate(), Ok(()));
-    let error =
-        RouterSettings { tokenizer_threads: 0, ..RouterSettings::default() }.validate().unwrap_err();
+    let error = RouterSettings { tokenizer_threads: 0, ..RouterSettings::default() }.validate().unwrap_err();
     assert_eq!(error.field, "tokenizer_threads");
 }
 

@@ -18,7 +18,8 @@ fn bench(lose_after: Option<u64>) -> Bench {
     let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
     let model = load_sim(&shipped, 64, 16, 0, &sim, None).unwrap();
-    let settings = EngineSettings { max_step_tokens: 64, max_running_requests: 4, ..EngineSettings::default() };
+    let settings =
+        EngineSettings { max_step_tokens: 64, max_running_requests: 4, ..EngineSettings::default() };
     let (device_loop, handle) = Engine::new(model, Rank(0), &settings, 4).unwrap().split();
     let (commands, inbox) = mpsc::channel(16);
     let (outbox, reports) = mpsc::channel(2);

@@ -16,8 +16,7 @@ fn refused(text: &str, told: &str) {
 
 #[test]
 fn toml_and_yaml_say_the_same() {
-    let toml =
-        "[[group]]\nname = 'p'\nwalks = ['prefill_text']\ntp = 2\n[[group]]\nname = 'd'\nranks = 3\n";
+    let toml = "[[group]]\nname = 'p'\nwalks = ['prefill_text']\ntp = 2\n[[group]]\nname = 'd'\nranks = 3\n";
     let yaml = "group:\n- {name: p, walks: [prefill_text], tp: 2}\n- {name: d, ranks: 3}\n";
     let layout = read(".toml", toml).unwrap();
     assert_eq!(layout, read(".yaml", yaml).unwrap());

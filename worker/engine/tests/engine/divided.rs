@@ -10,8 +10,8 @@ use std::{
 };
 
 use tutti_engine::{
-    Arrival, Cargo, Courier, DeviceLoop, EngineHandle, EngineSettings, ExportSummary,
-    ImportRequest, OutputToken, PageRun, TransferError,
+    Arrival, Cargo, Courier, DeviceLoop, EngineHandle, EngineSettings, ExportSummary, ImportRequest,
+    OutputToken, PageRun, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};

@@ -7,7 +7,9 @@ use tutti_kernels::DeviceError;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_settings::{Admission, ByteSize, Chunking, PrefillSharing};
 
-use crate::common::{self, CONTEXT, DECODE, MIXED, VOCAB, engine, engine_with_queue, expected, launch, model, settings};
+use crate::common::{
+    self, CONTEXT, DECODE, MIXED, VOCAB, engine, engine_with_queue, expected, launch, model, settings,
+};
 
 /// All reported results of one request.
 #[derive(Debug, Default)]
@@ -158,8 +160,11 @@ fn a_warm_prefix_gives_what_a_cold_one_gives() {
 #[test]
 fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
     // Sixteen pages of four tokens, for requests that grow to nine or more pages each.
-    let bounds =
-        EngineSettings { kv_cache_memory: Some(ByteSize(17 * 64)), admission: Admission::Optimistic, ..settings() };
+    let bounds = EngineSettings {
+        kv_cache_memory: Some(ByteSize(17 * 64)),
+        admission: Admission::Optimistic,
+        ..settings()
+    };
     for no_prefix_cache in [false, true] {
         let (mut engine, _) = engine(&EngineSettings { no_prefix_cache, ..bounds.clone() });
         let launches: Vec<_> = (0..5).map(|request| with_logprobs(launch(request, 10, 26))).collect();
