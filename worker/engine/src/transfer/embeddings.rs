@@ -139,7 +139,7 @@ impl EmbeddingTransfers {
     /// Stores rows of a request that waits for them. Returns rows of any other request.
     pub fn fill(&mut self, run: PageRun) -> Option<PageRun> {
         let Some(incoming) = self.incoming.get_mut(&run.key) else { return Some(run) };
-        // Rows that arrive again after the embeddings were taken are already known.
+        // The embeddings were taken before: a repeated run is dropped.
         let filling = incoming.filling.as_mut()?;
         let (at, rows) = (run.first * self.row_bytes, run.data.len() / self.row_bytes);
         if let Some(slot) = filling.data.get_mut(at..at + run.data.len()) {
