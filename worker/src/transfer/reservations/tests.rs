@@ -31,7 +31,7 @@ fn a_sender_finds_a_reservation_by_its_secret_once_pages_are_held() {
 #[test]
 fn accepted_hand_overs_are_remembered_up_to_a_limit() {
     let reservations = Reservations::default();
-    for request in 0..REMEMBERED as u64 + 1 {
+    for request in 0..MAX_REMEMBERED as u64 + 1 {
         expect(&reservations, request);
         reservations.hold(key(request), space(1));
         let hand_over = pb::HandOver { computed_tokens: request as u32, ..Default::default() };
