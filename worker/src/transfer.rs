@@ -7,15 +7,15 @@
 //!                         └──────────▶ segment of shared memory ─────┘
 //! ```
 //!
-//! - Pages of a plane and rows of embeddings are both units of one size, counted from 0. Nothing else tells them apart here
-//!   ([`Unit`]).
+//! - Pages of a plane and rows of embeddings are both units of one size, counted from 0. Nothing else tells them apart
+//!   here ([`Unit`]).
 //! - Engines copy pages between steps and between layers ([`tutti_engine::Courier`]). Everything here runs beside them.
-//! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream carries the
-//!   pages. The sender chooses: it uses the receiver's segment if it can open it.
-//! - Both sides have a lease. A receiver frees its pages if its sender is silent ([`reservations`]). A sender gives up if its
-//!   receiver takes nothing.
-//! - Staged bytes are bounded ([`staging`]). A request that computes faster than its pages leave waits; other requests do
-//!   not.
+//! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream
+//!   carries the pages. The sender chooses: it uses the receiver's segment if it can open it.
+//! - Both sides have a lease. A receiver frees its pages if its sender is silent ([`reservations`]). A sender gives up
+//!   if its receiver takes nothing.
+//! - Staged bytes are bounded ([`staging`]). A request that computes faster than its pages leave waits; other requests
+//!   do not.
 
 mod receiver;
 mod reservations;

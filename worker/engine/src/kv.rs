@@ -11,8 +11,8 @@ use crate::EngineSettings;
 /// Largest size of a KV pool in bytes, unless `kv_cache_memory` sets another.
 pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
-/// Divisor of the available memory: a pool takes at most the quotient, unless `kv_cache_memory` is set. A worker does not
-/// know how many others start on its machine.
+/// Divisor of the available memory: a pool takes at most the quotient, unless `kv_cache_memory` is set. A worker does
+/// not know how many others start on its machine.
 const DEFAULT_SHARE_DIVISOR: u64 = 8;
 
 /// Size of a pool: the number of its pages, the null page included, and the size of each.

@@ -55,8 +55,8 @@ impl CopyHook {
         Self { shared, credit: 0.0, updated: Instant::now() }
     }
 
-    /// Adds the bytes that `COPY_BYTES_PER_SECOND` allows since the last update. `credit` never exceeds the bytes of one
-    /// second.
+    /// Adds the bytes that `COPY_BYTES_PER_SECOND` allows since the last update. `credit` never exceeds the bytes of
+    /// one second.
     fn earn_credit(&mut self) {
         let now = Instant::now();
         let earned = now.duration_since(self.updated).as_secs_f64() * COPY_BYTES_PER_SECOND;
