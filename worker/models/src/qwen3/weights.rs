@@ -64,7 +64,8 @@ impl LayerSpecs {
         let linear = |module: &str, outputs, inputs, cut| {
             TensorSpec::matrix(name(&format!("{module}.weight")), Role::Projection, outputs, inputs).cut(cut)
         };
-        let norm = |module: &str, width| TensorSpec::vector(name(&format!("{module}.weight")), Role::Norm, width);
+        let norm =
+            |module: &str, width| TensorSpec::vector(name(&format!("{module}.weight")), Role::Norm, width);
         let bias = |module: &str, width, cut| {
             TensorSpec::vector(name(&format!("{module}.bias")), Role::Bias, width).cut(cut)
         };
