@@ -14,9 +14,9 @@ use tutti_runtime::Error;
 use tutti_settings::ByteSize;
 
 /// Longest wait for ranks that are still starting.
-const STARTING: Duration = Duration::from_secs(60);
+const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest wait for ranks that are still loading. The conductor detects a rank's death long before.
-const LOADING: Duration = Duration::from_secs(3600);
+const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Group of this rank, as the conductor describes it.
 #[derive(Debug)]
@@ -71,12 +71,12 @@ impl Formation {
 
     /// Forms the group that the device computes with. All ranks have been asked to come.
     pub fn for_device(&self) -> Result<Box<dyn Collective>, Error> {
-        self.meet("data", STARTING)
+        self.meet("data", STARTING_TIMEOUT)
     }
 
     /// Forms the group that carries the leader's plans, once all ranks have loaded.
     fn for_plans(&self) -> Result<Box<dyn Collective>, Error> {
-        self.meet("plans", LOADING)
+        self.meet("plans", LOADING_TIMEOUT)
     }
 
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
