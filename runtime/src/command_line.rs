@@ -94,7 +94,8 @@ fn flag(setting: &Setting) -> Arg {
         }
         Kind::Parsed(check) => arg.value_parser(move |text: &str| check(text).map(|()| text.to_owned())),
     };
-    arg.hide_possible_values(true).value_name(setting.unit.map_or_else(|| setting.name.to_uppercase(), str::to_owned))
+    arg.hide_possible_values(true)
+        .value_name(setting.unit.map_or_else(|| setting.name.to_uppercase(), str::to_owned))
 }
 
 /// The settings that `matches` has from the command line, each of its kind, in the table where it belongs.

@@ -127,7 +127,12 @@ pub(crate) fn pack(
     }
     let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
     shares.extend(served.map(|&Prefill { candidate, walk, tokens, .. }| Share { candidate, walk, tokens }));
-    Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.settings.prefill_sharing), alone })
+    Some(Packing {
+        mixed,
+        shares,
+        passed_over: passed_over(&prefills, config.settings.prefill_sharing),
+        alone,
+    })
 }
 
 /// The mixed walk whose turn it is, of those that have a candidate.

@@ -31,7 +31,8 @@ fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
 
 #[test]
 fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_its_export_is_complete() {
-    let mut scheduler = scheduler(SchedulerConfig { pages: 2, ..set(config(), |settings| settings.max_step_tokens = 16) });
+    let mut scheduler =
+        scheduler(SchedulerConfig { pages: 2, ..set(config(), |settings| settings.max_step_tokens = 16) });
     // The items have more tokens than the pool holds, and one item is over the budget.
     scheduler.add(encode(1, &[6, 40, 3])).unwrap();
     let items = [(1, 0..6), (1, 6..46), (1, 46..49)];
