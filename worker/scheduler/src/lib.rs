@@ -37,8 +37,8 @@
 //!   walk. Partitions that no mixed walk batches together take turns.
 //! - **A row is terminal** when it computes the last position of the prefill or a decode, and output is still wanted.
 //!   The prefill includes output of earlier incarnations, and all tokens that a preempted request had sampled.
-//! - **Memory first.** A request runs only once it holds the pages of its whole prefill, and by default ([`Admission`][admission])
-//!   those of its whole output, so that a running request never waits for a page.
+//! - **Memory first.** A request runs only once it holds the pages of its whole prefill, and by default
+//!   ([`Admission`][admission]) those of its whole output, so that a running request never waits for a page.
 //! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Only its
 //!   readers hold it. A page without readers is kept until it is needed for other content, the longest idle first.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
