@@ -1,4 +1,4 @@
-"""A checkpoint of the family that has an audio encoder: the shipped model's texts, weights that are drawn."""
+"""A checkpoint with an audio encoder: the shipped model's tokenizer and chat template, and random weights."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ BYTES_PER_TOKEN = 32
 
 
 def write(directory, **changes):
-    """The arguments that serve it."""
+    """Writes the checkpoint. Returns the arguments that serve it."""
     directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (directory / name).symlink_to(SHIPPED / name)
@@ -27,7 +27,7 @@ def write(directory, **changes):
 
 
 def sound(seed, tokens):
-    """Bytes of so many tokens, the last of them not whole."""
+    """Bytes that make this many tokens. The last token is incomplete."""
     return random.Random(seed).randbytes(tokens * BYTES_PER_TOKEN - 3)
 
 
@@ -40,5 +40,5 @@ def text(line):
 
 
 def ask(*parts, **more):
-    """The body of a chat of one turn."""
+    """The body of a chat with one message."""
     return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 24, "ignore_eos": True, "temperature": 0} | more
