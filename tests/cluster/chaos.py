@@ -47,9 +47,9 @@ SHAPES = {
     "tp": Shape(4, ("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3), clients=4),
     # Prefill and decode at different workers.
     "sim-apart": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
-    "cpu-apart": Shape(2, ("--topology", TOPOLOGIES / "apart.toml", *QWEN3), clients=4),
+    "cpu-apart": Shape(2, ("--topology", TOPOLOGIES / "disaggregated.toml", *QWEN3), clients=4),
     # Not with other ranks on one side than on the other: who computes a token again at another one rounds otherwise.
-    "tp-apart": Shape(4, ("--topology", TOPOLOGIES / "tp2-apart.toml", "--collective-timeout", 1, *QWEN3), clients=3),
+    "tp-apart": Shape(4, ("--topology", TOPOLOGIES / "tp2-disaggregated.toml", "--collective-timeout", 1, *QWEN3), clients=3),
 }
 
 

@@ -19,8 +19,8 @@ from test_tp import greatest_deviation
 
 SIM = ("--device", "sim")
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-APART, TWO_PREFILL = TOPOLOGIES / "apart.toml", TOPOLOGIES / "two-prefill.toml"
-TP_2_TO_1, TP_2_APART = TOPOLOGIES / "tp2-to-tp1.toml", TOPOLOGIES / "tp2-apart.toml"
+APART, TWO_PREFILL = TOPOLOGIES / "disaggregated.toml", TOPOLOGIES / "two-prefill.toml"
+TP_2_TO_1, TP_2_APART = TOPOLOGIES / "tp2-to-tp1.toml", TOPOLOGIES / "tp2-disaggregated.toml"
 
 
 def handovers(cluster):

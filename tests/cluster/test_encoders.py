@@ -13,7 +13,7 @@ from streams import Streams
 from test_topology import TOPOLOGIES
 
 SIM = ("--device", "sim")
-APART, ALL_APART = TOPOLOGIES / "encoders-apart.toml", TOPOLOGIES / "encoders-prefill-apart.toml"
+APART, ALL_APART = TOPOLOGIES / "encoders-disaggregated.toml", TOPOLOGIES / "encoders-prefill-disaggregated.toml"
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-//! A request under way, whose tokens can be waited for, and the times between tokens of one that has ended.
-#![allow(dead_code, reason = "each bench uses its own part")]
+//! A running request whose tokens can be awaited, and the token times of an ended one.
+#![allow(dead_code, reason = "each bench uses some of it")]
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use tutti_load::{
 
 pub struct Stream {
     began: Instant,
-    /// Whether the server has taken it, and events with tokens so far.
+    /// True if the server has accepted the request, and the number of events with tokens so far.
     seen: watch::Receiver<(bool, usize)>,
     task: JoinHandle<Record>,
 }
@@ -30,12 +30,12 @@ impl Stream {
         Self { began, seen, task }
     }
 
-    /// Until the server has taken it.
+    /// Waits until the server has accepted the request.
     pub async fn accepted(&mut self) -> Result<(), String> {
         self.until(|(accepted, _)| accepted).await
     }
 
-    /// Until so many events with tokens have come.
+    /// Waits for this many events with tokens.
     pub async fn tokens(&mut self, events: usize) -> Result<(), String> {
         self.until(|(_, seen)| seen >= events).await
     }
@@ -47,7 +47,7 @@ impl Stream {
         }
     }
 
-    /// Its whole record. A failure to serve it is an error.
+    /// Waits for the end. Fails if the request was not served.
     pub async fn end(self) -> Result<Ended, String> {
         let record = self.task.await.map_err(|e| format!("a client failed: {e}"))?;
         match &record.failure {
@@ -67,12 +67,12 @@ impl Ended {
         self.began + since_sent
     }
 
-    /// When its first token came.
+    /// Arrival time of the first token.
     pub fn first_token(&self) -> Instant {
         self.at(self.record.arrivals.first().map_or(self.record.end, |(at, _)| *at))
     }
 
-    /// When its last token came.
+    /// Arrival time of the last token.
     pub fn last_token(&self) -> Instant {
         self.at(self.record.arrivals.last().map_or(self.record.end, |(at, _)| *at))
     }
@@ -82,13 +82,13 @@ impl Ended {
         (self.first_token() - self.began).as_secs_f64() * 1e3
     }
 
-    /// Tokens that came after `from`.
+    /// Number of tokens that arrived after `from`.
     pub fn tokens_after(&self, from: Instant) -> u32 {
         let late = self.record.arrivals.iter().filter(|(at, _)| self.at(*at) > from);
         late.map(|(_, tokens)| tokens).sum()
     }
 
-    /// Milliseconds between one event with tokens and the next, of gaps that lie at least partly in a span of time.
+    /// Milliseconds between adjacent events with tokens, of gaps that overlap the time from `from` to `until`.
     pub fn gaps_ms(&self, from: Instant, until: Instant) -> impl Iterator<Item = f64> {
         let pairs = self.record.arrivals.windows(2).map(|pair| (pair[0].0, pair[1].0));
         let inside = pairs.filter(move |(a, b)| self.at(*b) > from && self.at(*a) < until);
@@ -96,7 +96,7 @@ impl Ended {
     }
 }
 
-/// Random prompts of one length, the same for the same seed.
+/// Random prompts of one length. The seed determines them.
 pub fn prompts(number: usize, tokens: usize, seed: u64) -> Vec<Vec<u32>> {
     let tokens = tokens as u32;
     let workload = Workload {

@@ -1,5 +1,5 @@
-//! One conductor with its workers, started from the release build and watched from outside.
-#![allow(dead_code, reason = "each bench uses its own part")]
+//! A conductor and its workers, started from the release build and observed from outside.
+#![allow(dead_code, reason = "each bench uses some of it")]
 
 use std::{
     ffi::OsStr,
@@ -15,7 +15,7 @@ use serde::Serialize;
 use tutti_load::client::Target;
 
 const START_LIMIT: Duration = Duration::from_secs(300);
-/// The kernel counts CPU time in hundredths of a second on every Linux there is.
+/// Unit of CPU time in /proc: hundredths of a second on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 pub struct Cluster {
@@ -25,17 +25,17 @@ pub struct Cluster {
     pub target: Target,
 }
 
-/// How long a first-time user waits.
+/// Times of a start.
 #[derive(Serialize)]
 pub struct Start {
-    /// From the start of the process until it takes requests.
+    /// Seconds from the start of the process until it is ready.
     ready_s: f64,
-    /// And until the first token of a request sent then.
+    /// Seconds from the start of the process to the first token of a request that is sent when it is ready.
     first_token_s: f64,
 }
 
 impl Cluster {
-    /// Starts it and waits until it is ready.
+    /// Starts a conductor and waits until it is ready.
     pub async fn start(args: &[impl AsRef<OsStr>]) -> Result<Self, String> {
         let (http, grpc) = (free_port()?, free_port()?);
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("conductor-{http}.log"));
@@ -53,7 +53,7 @@ impl Cluster {
         Ok(Self { conductor, spawned, url, target })
     }
 
-    /// To be asked right after the start.
+    /// Measures the time to the first token. Call it right after the start.
     pub async fn first_token(&self) -> Result<Start, String> {
         let ready_s = self.spawned.elapsed().as_secs_f64();
         let record = self.target.generate(&[1; 16], 1, 0).await;
@@ -68,17 +68,17 @@ impl Cluster {
         self.conductor.id()
     }
 
-    /// The process id of its worker, or of one of them.
+    /// Process id of one worker.
     pub fn worker(&self) -> Result<u32, String> {
         self.workers()?.first().copied().ok_or_else(|| "the conductor has no worker".to_owned())
     }
 
-    /// The process ids of all of its workers.
+    /// Process ids of all workers.
     pub fn workers(&self) -> Result<Vec<u32>, String> {
         children(self.conductor.id())
     }
 
-    /// Ctrl-C, and waits.
+    /// Sends SIGINT and waits for the end of the process.
     pub fn stop(mut self) -> Result<(), String> {
         let pid = Pid::from_raw(self.conductor.id() as i32).ok_or("no process id")?;
         kill_process(pid, Signal::INT).map_err(|e| format!("Ctrl-C: {e}"))?;
@@ -92,16 +92,16 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // After a failure nothing may stay; its workers die with it. One that has ended already is none to kill.
+        // No process may outlive a failed bench. Workers die with their conductor. `kill` fails if it has ended already.
         let _ = self.conductor.kill();
         let _ = self.conductor.wait();
     }
 }
 
-/// Waits for a server that lists its models and says whether it is ready.
+/// Waits until a server lists its models and is ready.
 pub async fn wait_until_ready(url: &str, since: Instant) -> Result<Target, String> {
     loop {
-        // The list of models needs a worker that has described its model; readiness needs all of them.
+        // The list of models needs one worker that has described its model. Readiness needs all workers.
         let target = Target::new(url, None, Duration::from_secs(600)).await;
         match target {
             Ok(target) if target.ready().await => return Ok(target),
@@ -113,13 +113,13 @@ pub async fn wait_until_ready(url: &str, since: Instant) -> Result<Target, Strin
     }
 }
 
-/// A port that nobody listens at.
+/// Returns a free port.
 pub fn free_port() -> Result<u16, String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|e| format!("no free port: {e}"))?;
     listener.local_addr().map(|address| address.port()).map_err(|e| format!("no free port: {e}"))
 }
 
-/// The processes whose parent this one is.
+/// Process ids of the children of a process.
 pub fn children(parent: u32) -> Result<Vec<u32>, String> {
     let parent = parent.to_string();
     let processes = fs::read_dir("/proc").map_err(|e| format!("/proc: {e}"))?;
@@ -129,21 +129,21 @@ pub fn children(parent: u32) -> Result<Vec<u32>, String> {
         .collect())
 }
 
-/// The fields of /proc/PID/stat behind the command, which may itself hold spaces: state, parent, …
+/// Fields of /proc/PID/stat after the command name, which may contain spaces: state, parent, …
 fn stat(pid: u32) -> Result<Vec<String>, String> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|e| format!("process {pid}: {e}"))?;
     let (_, fields) = text.rsplit_once(')').ok_or_else(|| format!("process {pid}: no stat"))?;
     Ok(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Seconds of CPU time a process has used, in user and kernel mode.
+/// CPU time of a process in user and kernel mode, in seconds.
 pub fn cpu_seconds(pid: u32) -> Result<f64, String> {
     let fields = stat(pid)?;
-    let ticks = |place: usize| fields.get(place).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0);
+    let ticks = |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0);
     Ok((ticks(11) + ticks(12)) / TICKS_PER_SECOND)
 }
 
-/// The most memory a process has had resident, in bytes.
+/// Peak resident memory of a process, in bytes.
 pub fn peak_memory(pid: u32) -> Result<u64, String> {
     let text =
         fs::read_to_string(format!("/proc/{pid}/status")).map_err(|e| format!("process {pid}: {e}"))?;

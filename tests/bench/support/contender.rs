@@ -1,30 +1,30 @@
-//! What the control plane's bench measures: something that answers requests, by processes whose CPU time is known.
+//! A server under the load of the `control_plane` bench, with the CPU time of its processes.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use tutti_load::client::Target;
 
-use crate::{
+use super::{
     backends::Backends,
     cluster::{Cluster, cpu_seconds},
-    rival::Rival,
+    baseline::Baseline,
 };
 
-/// As many as the issue asks for.
+/// Workers of Tutti, and backends of the baseline.
 pub const WORKERS: usize = 8;
-/// The context that long prompts need.
+/// Context length, large enough for the largest bodies.
 const CONTEXT: u32 = 262_144;
 
 pub enum Contender {
     /// Conductor, embedded router and simulated workers.
     Tutti(Cluster),
-    /// sglang-router before backends.
-    SglangRouter(Rival),
-    /// One backend and nothing before it: what client and connection take by themselves.
+    /// sglang-router in front of backends.
+    SglangRouter(Baseline),
+    /// One backend without a router: the cost of client and connection.
     Nothing(Backends),
 }
 
-/// Which one.
+/// Kind of a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Tutti,
@@ -43,12 +43,12 @@ impl Kind {
 }
 
 impl Contender {
-    /// Each step of its devices takes this long, whatever is in it.
+    /// Starts a contender whose devices take `step` for every step.
     pub async fn start(kind: Kind, step: Duration) -> Result<Self, String> {
         Ok(match kind {
             Kind::Tutti => Self::Tutti(tutti(step).await?),
             Kind::SglangRouter => {
-                Self::SglangRouter(Rival::start(Backends::start(WORKERS, step).await?).await?)
+                Self::SglangRouter(Baseline::start(Backends::start(WORKERS, step).await?).await?)
             }
             Kind::Nothing => Self::Nothing(Backends::start(1, step).await?),
         })
@@ -57,12 +57,12 @@ impl Contender {
     pub fn target(&self) -> &Target {
         match self {
             Self::Tutti(cluster) => &cluster.target,
-            Self::SglangRouter(rival) => &rival.target,
+            Self::SglangRouter(baseline) => &baseline.target,
             Self::Nothing(backends) => &backends.target,
         }
     }
 
-    /// Seconds of CPU time so far by what uses it, this process, which makes the load, among them.
+    /// CPU seconds so far, by group of processes. This process, the load generator, is one of them.
     pub fn cpu(&self) -> Result<Cpu, String> {
         let mut spent = Cpu::from([("load generator", cpu_seconds(std::process::id())?)]);
         match self {
@@ -71,9 +71,9 @@ impl Contender {
                 let workers = cluster.workers()?.into_iter().map(cpu_seconds).sum::<Result<_, _>>()?;
                 spent.insert("workers", workers);
             }
-            Self::SglangRouter(rival) => {
-                spent.insert("router", cpu_seconds(rival.router())?);
-                spent.insert("backends", cpu_seconds(rival.backends.process())?);
+            Self::SglangRouter(baseline) => {
+                spent.insert("router", cpu_seconds(baseline.router())?);
+                spent.insert("backends", cpu_seconds(baseline.backends.process())?);
             }
             Self::Nothing(backends) => {
                 spent.insert("backends", cpu_seconds(backends.process())?);
@@ -92,27 +92,27 @@ impl Contender {
 
 pub type Cpu = BTreeMap<&'static str, f64>;
 
-/// Microseconds each has used since, divided among so many.
+/// CPU microseconds used between two readings, per one of `number`.
 pub fn cpu_us_per(number: f64, before: &Cpu, after: &Cpu) -> Cpu {
     after.iter().map(|(name, after)| (*name, (after - before[name]) / number * 1e6)).collect()
 }
 
-/// The shipped model's tokenizer before simulated devices, with room for all that is sent.
+/// Starts Tutti with simulated devices, the shipped model's tokenizer and a longer context.
 async fn tutti(step: Duration) -> Result<Cluster, String> {
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("control-plane");
-    let failed = |e: std::io::Error| format!("{}: {e}", place.display());
-    std::fs::create_dir_all(&place).map_err(failed)?;
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("control-plane");
+    let failed = |e: std::io::Error| format!("{}: {e}", dir.display());
+    std::fs::create_dir_all(&dir).map_err(failed)?;
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tutti-tiny/checkpoint");
     for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        std::fs::copy(shipped.join(file), place.join(file)).map_err(failed)?;
+        std::fs::copy(shipped.join(file), dir.join(file)).map_err(failed)?;
     }
     let config = std::fs::read_to_string(shipped.join("config.json")).map_err(failed)?;
     let context = r#""max_position_embeddings": "#;
     let longer = config.replacen(&format!("{context}4096"), &format!("{context}{CONTEXT}"), 1);
-    std::fs::write(place.join("config.json"), longer).map_err(failed)?;
-    let settings = place.join(format!("settings-{}us.toml", step.as_micros()));
+    std::fs::write(dir.join("config.json"), longer).map_err(failed)?;
+    let settings = dir.join(format!("settings-{}us.toml", step.as_micros()));
     std::fs::write(&settings, settings_with(step)).map_err(failed)?;
-    let [model, settings] = [&place, &settings].map(|path| path.as_os_str().to_owned());
+    let [model, settings] = [&dir, &settings].map(|path| path.as_os_str().to_owned());
     Cluster::start(&["--model".into(), model, "--config".into(), settings]).await
 }
 

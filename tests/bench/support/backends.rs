@@ -1,8 +1,8 @@
-//! Servers that only stream: what stands behind another project's router where workers stand behind ours. One process,
-//! this bench's own executable started again, serves all of them, each on a port of its own.
+//! Servers that only stream, as backends of the baseline's router. One process serves all of them, each on its own port.
+//! The process is this bench's executable, started again.
 //!
-//! Each has the simulated device's time: steps one after the other while there is anybody to serve, each of the same
-//! length, and whoever came during one takes part from the next on. A token is a constant event.
+//! A backend has the timing of the simulated device: it runs steps of equal length while it has requests. A request that
+//! arrives during a step takes part from the next one on. A token is a constant event.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -25,23 +25,23 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tutti_load::client::Target;
 
-use crate::cluster::{free_port, wait_until_ready};
+use super::cluster::{free_port, wait_until_ready};
 
-/// The first argument of a process that is to be the backends.
+/// First argument of the process that serves the backends.
 const AS_BACKENDS: &str = "--as-backends";
 pub const MODEL: &str = "backend";
-/// As many bytes as an event of ours has.
+/// Event of one token, as long as an event of Tutti.
 const TOKEN: &str = r#"data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1790000000,"model":"backend","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":[517]}],"usage":null}"#;
-/// Of requests to them.
+/// Timeout of requests to a backend.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
-/// Requests that may wait for a step.
+/// Largest number of requests that wait for a step.
 const ARRIVALS: usize = 4096;
 
-/// The running process.
+/// The process that serves the backends.
 pub struct Backends {
     process: Child,
     pub urls: Vec<String>,
-    /// The first of them.
+    /// Client of a backend.
     pub target: Target,
 }
 
@@ -56,7 +56,7 @@ impl Backends {
             .spawn()
             .map_err(|e| format!("the backends do not start: {e}"))?;
         let urls: Vec<String> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
-        // From here on it is ended by its drop.
+        // Dropping `backends` ends the process, from here on.
         let mut backends = Self { process, target: Target::named(&urls[0], MODEL, TIMEOUT)?, urls };
         for url in &backends.urls {
             backends.target = wait_until_ready(url, Instant::now()).await?;
@@ -76,7 +76,7 @@ impl Drop for Backends {
     }
 }
 
-/// Serves, if this process was started for that; returns at once if it was not.
+/// Serves the backends if this process was started for it. Returns `None` at once otherwise.
 pub fn serve_if_asked() -> Option<Result<(), String>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [flag, step_us, ports @ ..] = &arguments[..] else { return None };
@@ -110,7 +110,7 @@ fn tcp_nodelay(
 ) -> impl axum::serve::Listener<Io = tokio::net::TcpStream, Addr = std::net::SocketAddr> {
     use axum::serve::ListenerExt;
     listener.tap_io(|stream| {
-        // One that cannot be tuned is still served.
+        // A connection without TCP_NODELAY is served, too.
         let _ = stream.set_nodelay(true);
     })
 }
@@ -120,7 +120,7 @@ struct Arrival {
     events: mpsc::Sender<Bytes>,
 }
 
-/// The device of one backend.
+/// Runs the simulated device of one backend.
 fn run_steps(mut arrivals: mpsc::Receiver<Arrival>, step: Duration) {
     let mut running: Vec<Arrival> = Vec::new();
     let token = Bytes::from(format!("{TOKEN}\n\n"));
@@ -135,7 +135,7 @@ fn run_steps(mut arrivals: mpsc::Receiver<Arrival>, step: Duration) {
         thread::sleep(step);
         running.retain_mut(|request| {
             request.left -= 1;
-            // There is room for all that it will ever be sent; one that has gone wants nothing.
+            // The channel has room for all tokens of the request, so this fails only if the client has gone.
             request.events.try_send(token.clone()).is_ok() && request.left > 0
         });
     }
@@ -148,7 +148,7 @@ fn routes(arrivals: mpsc::Sender<Arrival>) -> Router {
     Router::new()
         .route("/v1/completions", post(complete))
         .route("/v1/models", fixed(models))
-        // What the router asks a server of its own project.
+        // Routes that the router of SGLang asks its servers for.
         .route("/model_info", fixed(model.clone()))
         .route("/get_model_info", fixed(model.clone()))
         .route("/server_info", fixed(model.clone()))

@@ -1,7 +1,7 @@
-//! How many tokens a second get through while streams stay even.
+//! Throughput of the control plane while streams stay even.
 //!
-//! Every stream gets a token each step of its simulated device, so the load is set by the number of streams. What an event
-//! comes later after the one before than a step takes is overhead; two tokens in one event count as a step of it.
+//! Every stream gets one token per step of its simulated device, so the number of streams sets the load. The overhead of
+//! an event is its distance from the event before, minus one step. Two tokens in one event count as one step of overhead.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use tokio::task::JoinSet;
 use tutti_load::client::Record;
 use tutti_measure::statistics::Summary;
 
-use crate::contender::{Contender, Cpu, cpu_us_per};
+use super::contender::{Contender, Cpu, cpu_us_per};
 
 pub const STEP: Duration = Duration::from_millis(20);
-/// The bound on the overhead's 99th percentile.
+/// Bound on the 99th percentile of the overhead.
 pub const LIMIT_MS: f64 = 5.0;
 const TOKENS: u32 = 150;
 const PROMPT: &str = "Tell me how an orchestra tunes before it plays.";
-/// Before a stream counts, all have to have been running for so long.
+/// Time for which all streams run before events count.
 const SETTLING: Duration = Duration::from_millis(300);
 
-/// What so many streams at a time are like.
+/// Figures of one number of concurrent streams.
 #[derive(Debug, Serialize)]
 pub struct Level {
     pub streams: usize,
-    /// While all of them run.
+    /// Tokens per second while all streams run.
     pub tokens_per_s: f64,
     pub itl_overhead_ms: Summary,
-    /// By process, over the whole run.
+    /// CPU time by process, over the whole run.
     pub cpu_us_per_token: Cpu,
 }
 
@@ -64,9 +64,9 @@ impl Level {
     }
 }
 
-/// Tokens a second, and each event's overhead in milliseconds.
+/// Tokens per second, and the overhead of each event in milliseconds, while all streams run.
 fn while_all_run(records: &[Record]) -> Result<(f64, Vec<f64>), String> {
-    let at = |record: &Record, place: Option<&(Duration, u32)>| place.map(|(at, _)| record.lag + *at);
+    let at = |record: &Record, arrival: Option<&(Duration, u32)>| arrival.map(|(at, _)| record.lag + *at);
     let from = records.iter().filter_map(|record| at(record, record.arrivals.first())).max();
     let from = from.unwrap_or_default() + SETTLING;
     let until =

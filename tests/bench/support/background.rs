@@ -1,4 +1,4 @@
-//! Requests that decode for as long as something else is measured.
+//! Requests that decode in the background of a measurement.
 
 use std::{
     sync::{Arc, Mutex},
@@ -8,23 +8,24 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle};
 use tutti_load::client::Target;
 
-use crate::stream::prompts;
+use super::stream::prompts;
 
 const STREAMS: usize = 4;
 const PROMPT: usize = 512;
-/// More than they ever get to.
+/// More tokens than a run reaches.
 const MAX_TOKENS: u32 = 30_000;
 
-pub struct Background(Vec<One>);
+/// Background requests.
+pub struct Background(Vec<BackgroundRequest>);
 
-struct One {
-    /// When tokens came.
+struct BackgroundRequest {
+    /// Arrival times of tokens.
     arrivals: Arc<Mutex<Vec<Instant>>>,
     task: JoinHandle<()>,
 }
 
 impl Background {
-    /// Starts them, and waits until all decode.
+    /// Starts the requests and waits until all decode.
     pub async fn start(target: &Target) -> Result<Self, String> {
         let mut started = Vec::new();
         for prompt in prompts(STREAMS, PROMPT, 1000) {
@@ -43,21 +44,21 @@ impl Background {
                 target.generate_watched(&prompt, MAX_TOKENS, 0, watch).await;
             });
             first.wait_for(|decodes| *decodes).await.map_err(|_| "a request does not decode")?;
-            started.push(One { arrivals, task });
+            started.push(BackgroundRequest { arrivals, task });
         }
         Ok(Self(started))
     }
 
-    /// Ends them. Gives the milliseconds between tokens that came in a span of time; an error if one of them had ended
-    /// before.
+    /// Ends the requests. Returns the milliseconds between tokens that arrived from `from` to `until`. Fails if a request
+    /// has ended before.
     pub async fn stop(self, from: Instant, until: Instant) -> Result<Vec<f64>, String> {
         let mut gaps = Vec::new();
-        for One { arrivals, task } in self.0 {
+        for BackgroundRequest { arrivals, task } in self.0 {
             if task.is_finished() {
                 return Err("a request stopped decoding".into());
             }
             task.abort();
-            // Its connection is closed only now, and the server need not wait for it. That it was aborted is no news.
+            // Awaiting the aborted task closes its connection. The error only says that it was aborted.
             let _ = task.await;
             let arrivals = arrivals.lock().map_err(|_| "a client failed")?;
             let inside: Vec<_> = arrivals.iter().filter(|at| (from..until).contains(at)).collect();

@@ -1,48 +1,48 @@
-//! The seed workload: four requests decode, a long prompt arrives, and a short one right behind it.
+//! Four requests decode, a long prompt arrives, and a short prompt follows it at once.
 
 use std::time::Instant;
 
 use serde::Serialize;
 use tutti_measure::statistics::Summary;
 
-use crate::{
+use super::{
     cluster::Cluster,
     comparison::{self, Better, Figure},
     stream::{Ended, Stream, prompts},
-    way::Device,
+    variant::Device,
 };
 
 const DECODING: usize = 4;
 const DECODING_PROMPT: usize = 64;
-/// Tokens that each of them has before the long prompt comes.
+/// Tokens that each of the four has before the long prompt is sent.
 const BEFORE: usize = 20;
-/// Tokens that newcomers ask for.
+/// Tokens that the long and the short prompt ask for.
 const NEW_TOKENS: u32 = 8;
 
-/// One run of it.
+/// Figures of one run.
 #[derive(Debug, Serialize)]
 pub struct Run {
-    /// Of the long prompt, from sending it.
+    /// Milliseconds from sending the long prompt to its first token.
     ttft_ms_of_long: f64,
-    /// Of the short one, which is sent as soon as the long one has been accepted.
+    /// Milliseconds from sending the short prompt to its first token. It is sent when the long one has been accepted.
     ttft_ms_of_short: f64,
-    /// Of the four, until the long prompt is sent.
+    /// Milliseconds between tokens of the four, until the long prompt is sent.
     itl_ms_before: Summary,
-    /// Of the four, from then until its first token.
+    /// Milliseconds between tokens of the four, from then to the first token of the long prompt.
     itl_ms_during: Summary,
-    /// Of all, from when the long prompt is sent until the last of all has ended.
+    /// Tokens per second of all requests, from sending the long prompt to the last end.
     output_tokens_per_s: f64,
 }
 
 impl Run {
-    /// Runs it on a cluster that serves nothing else.
+    /// Runs the workload on an idle cluster.
     pub async fn measure(
         cluster: &Cluster,
         device: Device,
         (long, short): (usize, usize),
         seed: u64,
     ) -> Result<Self, String> {
-        // Enough for the four to outlast the long prompt however it is cut.
+        // Enough tokens for the four to outlast the long prompt in every variant.
         let max_tokens = BEFORE as u32 + if device == Device::Sim { 80 } else { 130 };
         let target = &cluster.target;
         let short = prompts(1, short, seed + 2).remove(0);
@@ -82,7 +82,7 @@ impl Run {
     }
 }
 
-/// A run counts only if the requests met as they should.
+/// Fails unless the four still decode at the long prompt's first token, and the short prompt is sent before it.
 fn check_overlap(four: &[Ended], short: &Ended, first: Instant) -> Result<(), String> {
     if four.iter().any(|stream| stream.last_token() <= first) {
         return Err("a request stopped decoding before the long prompt had its first token".into());

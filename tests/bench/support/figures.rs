@@ -1,17 +1,17 @@
-//! Each figure: what is sent, and how the number comes from what came back.
+//! Figures of the `first_run` bench.
 
 use serde::Serialize;
 use tutti_load::{plan::Workload, run::run};
 use tutti_measure::statistics::median;
 
-use crate::{
+use super::{
     cluster::{Cluster, cpu_seconds, peak_memory},
     speed,
 };
 
-/// Told to the conductor, so that memory can be compared with it.
+/// KV pool of the conductor, to which its memory is compared.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
-/// The goal for a worker's peak over weights and pool.
+/// Goal for the ratio of a worker's peak memory to weights and pool.
 const MEMORY_LIMIT: f64 = 1.25;
 const REPEATS: usize = 3;
 
@@ -19,7 +19,7 @@ const REPEATS: usize = 3;
 pub struct Prefill {
     prompt_tokens: u32,
     samples: usize,
-    /// The median over the samples, each a prompt alone, up to its first token at the client.
+    /// Prompt tokens per second up to the first token at the client: median of the samples, each of one prompt alone.
     tokens_per_s: f64,
 }
 
@@ -37,7 +37,7 @@ pub struct Decode {
     batch: usize,
     prompt_tokens: u32,
     samples: usize,
-    /// Of all streams together, while all of them decode: the median over the samples.
+    /// Tokens per second of all streams while all of them decode: median of the samples.
     tokens_per_s: f64,
 }
 
@@ -61,7 +61,7 @@ pub struct Memory {
     kv_pool_bytes: u64,
     worker_peak_bytes: u64,
     conductor_peak_bytes: u64,
-    /// The worker's peak over weights and pool.
+    /// Peak memory of the worker divided by weights and pool.
     ratio: f64,
     limit: f64,
 }
@@ -81,7 +81,7 @@ pub fn memory(cluster: &Cluster) -> Result<Memory, String> {
     })
 }
 
-/// Of tests/bench/qwen3-0.6b/config.json in bf16: the head is tied.
+/// Bytes of the weights of `tests/bench/qwen3-0.6b/config.json` in bf16. The LM head shares the embedding.
 fn qwen3_0_6b_bytes() -> u64 {
     let (vocabulary, hidden, mlp, layers, q, kv, head) = (151_936, 1024, 3072, 28, 2048, 1024, 128);
     let attention = hidden * q * 2 + hidden * kv * 2 + 2 * head;
@@ -94,9 +94,9 @@ pub struct ControlPlane {
     streams: usize,
     tokens: u64,
     tokens_per_s: f64,
-    /// CPU time of the conductor with its embedded router: scheduling over processes, detokenising, SSE.
+    /// CPU microseconds per token of the conductor with its embedded router: placement, detokenising, SSE.
     conductor_us_per_token: f64,
-    /// CPU time of the worker, which is the engine and the scheduler beside it.
+    /// CPU microseconds per token of the worker: scheduler and engine.
     worker_us_per_token: f64,
 }
 

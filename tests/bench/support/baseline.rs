@@ -1,5 +1,4 @@
-//! sglang-router, another project's router, before backends that only stream: its own program, from PyPI, at a version that
-//! does not change.
+//! The baseline: sglang-router from PyPI, at a pinned version, in front of backends that only stream.
 
 use std::{
     fs::{self, File},
@@ -10,24 +9,24 @@ use std::{
 
 use tutti_load::client::Target;
 
-use crate::{
+use super::{
     backends::{Backends, MODEL, TIMEOUT},
     cluster::free_port,
 };
 
 pub const PACKAGE: &str = "sglang-router==0.3.2";
-/// Takes turns, which costs least of what it can do.
+/// The cheapest policy of the router.
 pub const POLICY: &str = "round_robin";
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-pub struct Rival {
+pub struct Baseline {
     router: Child,
     pub backends: Backends,
     pub target: Target,
 }
 
-impl Rival {
-    /// Installs it where that has not been done yet.
+impl Baseline {
+    /// Starts the router. Installs it first if it is missing.
     pub async fn start(backends: Backends) -> Result<Self, String> {
         let program = installed()?;
         let (port, metrics) = (free_port()?, free_port()?);
@@ -45,44 +44,44 @@ impl Rival {
             .spawn()
             .map_err(|e| format!("sglang-router does not start: {e}"))?;
         let target = Target::named(&format!("http://127.0.0.1:{port}"), MODEL, TIMEOUT)?;
-        let rival = Self { router, backends, target };
-        // It takes requests before it has found its servers, and fails them.
+        let baseline = Self { router, backends, target };
+        // The router accepts requests before it has found its servers, and fails them.
         let since = Instant::now();
-        let body = rival.target.body("a", 1, 0);
-        while let Some(why) = rival.target.send(body.clone(), 1, |_| {}).await.failure {
+        let body = baseline.target.body("a", 1, 0);
+        while let Some(why) = baseline.target.send(body.clone(), 1, |_| {}).await.failure {
             if since.elapsed() > START_LIMIT {
                 return Err(format!("sglang-router does not serve after {START_LIMIT:?}: {why}"));
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        Ok(rival)
+        Ok(baseline)
     }
 
-    /// Its process id.
+    /// Process id of the router.
     pub fn router(&self) -> u32 {
         self.router.id()
     }
 }
 
-impl Drop for Rival {
+impl Drop for Baseline {
     fn drop(&mut self) {
         let _ = self.router.kill();
         let _ = self.router.wait();
     }
 }
 
-/// Its program.
+/// Path of the program, which is installed if it is missing.
 fn installed() -> Result<PathBuf, String> {
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE);
-    let program = place.join("bin/smg");
+    let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE);
+    let program = venv.join("bin/smg");
     if program.is_file() {
         return Ok(program);
     }
-    eprintln!("installing {PACKAGE} in {}", place.display());
-    // What an earlier try has left may be half of it.
-    let _ = fs::remove_dir_all(&place);
-    run(Command::new("python3").args(["-m", "venv"]).arg(&place))?;
-    run(Command::new(place.join("bin/pip")).args(["install", "--quiet", PACKAGE]))?;
+    eprintln!("installing {PACKAGE} in {}", venv.display());
+    // An earlier try may have left an incomplete installation.
+    let _ = fs::remove_dir_all(&venv);
+    run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", PACKAGE]))?;
     Ok(program)
 }
 

@@ -1,24 +1,24 @@
-//! What Tutti is to reach, and how far it is.
+//! Goals of the comparison with other servers, and the ratios reached.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::{part::Found, peers::KV_POOL_BYTES};
+use super::{scenario::Found, peers::KV_POOL_BYTES};
 
-/// Weights of the shape in bf16, of which one token at a time reads all.
+/// Bytes of all weights in bf16. Decoding one token reads all of them.
 const WEIGHT_BYTES: f64 = 1_192_099_840.0;
-/// A start that is fast enough whatever the peers do.
+/// Seconds from start to first token that are good enough even if a peer is faster.
 const START_S: f64 = 1.2;
 
-/// One goal. Nothing stands where it was not measured.
+/// One goal. Fields are `None` if a figure was not measured.
 #[derive(Debug, Serialize)]
 pub struct Goal {
     what: String,
     ours: Option<f64>,
-    /// What it is compared with: the best peer, or a limit.
+    /// Figure that ours is compared with: that of the best peer, or a limit.
     against: Option<Against>,
-    /// How many times better ours is.
+    /// Ratio by which ours is better.
     ratio: Option<f64>,
     at_least: f64,
     met: Option<bool>,
@@ -30,22 +30,22 @@ pub struct Against {
     value: f64,
 }
 
-/// By which a figure is better.
+/// Direction in which a figure is better.
 #[derive(Clone, Copy, PartialEq)]
 enum Better {
     Lower,
     Higher,
 }
 
-/// The groups by name.
+/// Groups by name.
 type Groups = BTreeMap<&'static str, Found>;
 
-/// Ratios to reach over the best peer. They depend on the CPU: the peers are not equally good on all of them.
+/// Ratios to reach over the best peer. They depend on the CPU, because peers are not equally good on all CPUs.
 struct OverPeers {
     prefill_512: f64,
     prefill_4096: f64,
     prefill_int8: f64,
-    /// With 1, 4 and 16 streams.
+    /// Ratios with 1, 4 and 16 streams.
     decode: [f64; 3],
 }
 
@@ -57,7 +57,7 @@ impl OverPeers {
     const BF16: Self =
         Self { prefill_512: 1.1, prefill_4096: 1.1, prefill_int8: 1.3, decode: [1.2, 1.4, 1.6] };
 
-    /// On this machine.
+    /// Ratios for the CPU of this machine.
     fn here() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -124,20 +124,20 @@ fn best_peer(groups: &Groups, group: &str, figure: &str, better: Better) -> Opti
     best.map(|(name, value)| Against { name: name.clone(), value })
 }
 
-/// Bytes of weights that one stream reads per second, over the most that could be read in the run.
+/// Rate at which one stream reads weights, relative to the memory bandwidth measured in the run.
 fn of_the_memory(groups: &Groups) -> Goal {
     let rate = ours(groups, "decode_bf16", "decode_1").map(|tokens| tokens * WEIGHT_BYTES / 1e9);
     let limits = groups.get("decode_bf16").filter(|found| !found.limits.is_empty());
     let limit = limits.map(|found| {
         let rounds = found.limits.iter().map(|limits| limits.memory_read_gb_per_s);
-        // The best seen: other work on the machine only ever makes a limit look lower than it is.
+        // The best round counts: other work on the machine can only lower a measured limit.
         rounds.fold(0.0, f64::max)
     });
     let limit = limit.map(|value| Against { name: "memory read".into(), value });
     Goal::new("GB/s of weights at decode_1, of what can be read".into(), rate, limit, Better::Higher, 0.85)
 }
 
-/// Against that of the peer which brings the newcomer's token first.
+/// Longest gap of the decoding streams, compared with the peer that has the best TTFT of the long prompt.
 fn longest_gap(groups: &Groups) -> Goal {
     let (group, figure) = ("mixed_bf16", "itl_ms_during_p99");
     let first = best_peer(groups, group, "ttft_ms", Better::Lower);
@@ -157,7 +157,7 @@ fn start(groups: &Groups) -> Goal {
     Goal::new(what, ours(groups, group, figure), Some(against), Better::Lower, 1.0)
 }
 
-/// After sixteen streams: all processes together.
+/// Peak memory of all processes after 16 streams.
 fn memory(groups: &Groups) -> Goal {
     let held = WEIGHT_BYTES + KV_POOL_BYTES as f64;
     let against = Against { name: "weights and KV pool".into(), value: held };

@@ -1,5 +1,5 @@
-//! The servers that are compared on a CPU: ours, and those that tests/bench/peers/setup installs. Each is a process of its
-//! own that reads the same checkpoint and answers on loopback.
+//! The servers that are compared on a CPU: Tutti, and the peers that `tests/bench/peers/setup` installs. Each is a process
+//! that reads the same checkpoint and answers on loopback.
 
 use std::{
     collections::BTreeMap,
@@ -15,18 +15,18 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use tutti_load::client::Target;
 
-use crate::cluster::{children, free_port, peak_memory};
+use super::cluster::{children, free_port, peak_memory};
 
-/// The longest start is a minute.
+/// Limit of a start. The slowest one takes a minute.
 const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Of requests: a long prompt on a slow machine.
+/// Timeout of a request, sufficient for a long prompt on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(900);
-/// What the peers' prefill is cut into.
+/// Prefill budget of the peers, in tokens per step.
 const BUDGET: &str = "512";
-/// Of what setup installs, a line each.
+/// Versions that `setup` installs, one per line.
 const VERSIONS: &str = include_str!("peers/versions");
-/// Enough for sixteen requests of 512 tokens and what they generate.
+/// KV pool for 16 requests of 512 tokens and their output.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -37,32 +37,33 @@ pub enum Peer {
     Openvino,
     /// vLLM's wheel for CPUs.
     Vllm,
-    /// Its own server.
+    /// llama.cpp's own server.
     LlamaCpp,
 }
 
-/// How weights are stored. Peers that have no fast path for bf16 on this machine run their fastest of as many bits, or f32.
+/// Storage of weights. A peer without a fast path for bf16 on this machine runs its fastest type of 16 bits, or f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     Bf16,
     Int8,
 }
 
-/// What a server is started for, where that makes a difference to it.
+/// Settings of a server that depend on the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Purpose {
     pub weights: Weights,
     pub threads: usize,
-    /// Requests that it has at a time, and the most tokens of one.
+    /// Largest number of concurrent requests.
     pub requests: usize,
+    /// Largest number of tokens of a request.
     pub context: usize,
-    /// Given to us alone: peers have nothing like it.
+    /// ITL target of Tutti. The peers have no such setting.
     pub target_itl_ms: Option<u32>,
-    /// Whether Tutti keeps its weights as it lays them out, and maps them.
+    /// True if Tutti runs with `--packed-weights`.
     pub packed_weights: bool,
 }
 
-/// A peer that runs.
+/// A running server.
 pub struct Running {
     process: Child,
     spawned: Instant,
@@ -79,31 +80,34 @@ impl Peer {
         }
     }
 
-    /// What says that it takes requests.
+    /// Path that answers once the server takes requests.
     fn ready(self) -> &'static str {
         if self == Self::Tutti { "/ready" } else { "/health" }
     }
 
-    /// The program and what it is told. Every path in it is there.
+    /// Program and arguments. Fails if a path is missing.
     fn command(self, purpose: &Purpose, port: u16) -> Result<Vec<OsString>, String> {
         let Purpose { weights, threads, .. } = *purpose;
         let installed = installed()?;
-        let here = |name: &str| there(installed.join(name));
+        let here = |name: &str| existing(installed.join(name));
         let script =
-            |name: &str| there(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/peers").join(name));
+            |name: &str| existing(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/peers").join(name));
         let bf16 = weights == Weights::Bf16;
         let (python, server, model, kind) = match self {
             Self::Tutti => return conductor(purpose, port, here("checkpoint")?),
             Self::LlamaCpp => {
-                let model = here(if bf16 { sixteen_bits_of_llama_cpp() } else { "model-q8_0.gguf" })?;
+                let file = if bf16 { llama_cpp_model() } else { "model-q8_0.gguf" };
+                eprintln!("{}: model {file}", self.name());
+                let model = here(file)?;
                 return Ok(llama_server(purpose, port, here("llama-build/bin/llama-server")?, model));
             }
-            Self::Openvino if bf16 => ("openvino-venv", "openvino_server.py", "openvino-fp16", "f16"),
+            Self::Openvino if bf16 => ("openvino-venv", "openvino_server.py", "openvino-fp16", openvino_types()),
             Self::Openvino => ("openvino-venv", "openvino_server.py", "openvino-int8", "default"),
-            Self::Vllm if bf16 => ("vllm-venv", "vllm_server.py", "checkpoint", best_of_vllm()),
-            Self::Vllm => ("vllm-venv", "vllm_server.py", "w8a8", best_of_vllm()),
+            Self::Vllm if bf16 => ("vllm-venv", "vllm_server.py", "checkpoint", vllm_dtype()),
+            Self::Vllm => ("vllm-venv", "vllm_server.py", "w8a8", vllm_dtype()),
         };
         let python = here(python)?.join("bin/python");
+        eprintln!("{}: model {model}, data type {kind}", self.name());
         Ok(vec![
             python.into(),
             script(server)?.into(),
@@ -115,7 +119,7 @@ impl Peer {
         ])
     }
 
-    /// Starts it and waits until it takes requests.
+    /// Starts the server and waits until it takes requests.
     pub async fn start(self, purpose: &Purpose) -> Result<Running, String> {
         let port = free_port()?;
         let command = self.command(purpose, port)?;
@@ -130,7 +134,7 @@ impl Peer {
             .stderr(opened().map_err(failed)?)
             .spawn()
             .map_err(|e| format!("{}: {e}", command[0].display()))?;
-        // From here on it is ended by its drop.
+        // Dropping `running` ends the process, from here on.
         let target = Target::named(&format!("http://127.0.0.1:{port}"), "checkpoint", TIMEOUT)?.greedy();
         let mut running = Running { process, spawned, target };
         while !running.target.answers(self.ready()).await {
@@ -146,22 +150,22 @@ impl Peer {
     }
 }
 
-/// Package and version of each peer.
+/// Version of each package.
 pub fn versions() -> BTreeMap<&'static str, &'static str> {
     VERSIONS.lines().filter_map(|line| line.split_once('=')).collect()
 }
 
-/// Where setup has put them.
+/// Directory of the installed peers.
 fn installed() -> Result<PathBuf, String> {
-    there(Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("peers"))
+    existing(Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("peers"))
 }
 
-fn there(path: PathBuf) -> Result<PathBuf, String> {
+fn existing(path: PathBuf) -> Result<PathBuf, String> {
     let missing = || format!("{} is not there: run tests/bench/peers/setup", path.display());
     if path.exists() { Ok(path.clone()) } else { Err(missing()) }
 }
 
-/// Our own server, with its router and its tokenizer.
+/// Command of Tutti, with router and tokenizer.
 fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<OsString>, String> {
     let grpc = free_port()?;
     let mut command: Vec<OsString> =
@@ -187,7 +191,8 @@ fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<Os
     Ok(command)
 }
 
-/// With a cache for each request, which is faster than one for all, and nothing kept of earlier prompts: none comes twice.
+/// Command of llama.cpp. Each request has its own KV cache, which is faster than a shared one. Earlier prompts are not
+/// kept, since no prompt repeats.
 fn llama_server(purpose: &Purpose, port: u16, program: PathBuf, model: PathBuf) -> Vec<OsString> {
     let Purpose { threads, requests, context, .. } = *purpose;
     let model = ["-m".into(), model.into()];
@@ -206,14 +211,27 @@ fn llama_server(purpose: &Purpose, port: u16, program: PathBuf, model: PathBuf) 
     [program.into()].into_iter().chain(model).chain(flags.chain(fixed).map(Into::into)).collect()
 }
 
-/// It multiplies bf16 fast only where the machine has instructions for it, and f16 everywhere.
-fn sixteen_bits_of_llama_cpp() -> &'static str {
+/// Model file of llama.cpp. It multiplies bf16 fast only with bf16 instructions, and f16 on every machine.
+fn llama_cpp_model() -> &'static str {
     if multiplies_bf16() { "model-bf16.gguf" } else { "model-f16.gguf" }
 }
 
-/// Without instructions for bf16 its own is several times slower than f32.
-fn best_of_vllm() -> &'static str {
+/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. With AVX-512 but no bf16 instructions, its bf16 does not
+/// start with an f16 KV cache, and f32 is its fastest compute type.
+fn openvino_types() -> &'static str {
+    if has_avx512() && !multiplies_bf16() { "f32:f16" } else { "bf16:f16" }
+}
+
+/// Data type of vLLM. Without bf16 instructions, its bf16 is several times slower than f32.
+fn vllm_dtype() -> &'static str {
     if multiplies_bf16() { "bfloat16" } else { "float32" }
+}
+
+fn has_avx512() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 fn multiplies_bf16() -> bool {
@@ -224,8 +242,7 @@ fn multiplies_bf16() -> bool {
 }
 
 impl Running {
-    /// Seconds from the start of the process to the first token of a short prompt that is sent when it is ready; to be asked
-    /// right then.
+    /// Seconds from the start of the process to the first token of a short prompt. Call it as soon as the server is ready.
     pub async fn first_token(&self) -> Result<f64, String> {
         let record = self.target.generate(&[1; 16], 1, 0).await;
         match record.failure {
@@ -234,13 +251,13 @@ impl Running {
         }
     }
 
-    /// The most memory that its processes have had resident, in bytes.
+    /// Sum of the peak resident memory of all processes of the server, in bytes.
     pub fn peak_memory(&self) -> Result<u64, String> {
         let own = self.process.id();
         [own].into_iter().chain(children(own)?).map(peak_memory).sum()
     }
 
-    /// Asks it to end, and waits until its memory is free for others.
+    /// Sends SIGTERM and waits until the process has ended and its memory is free.
     pub async fn stop(mut self) -> Result<(), String> {
         let pid = Pid::from_raw(self.process.id() as i32).ok_or("no process id")?;
         kill_process(pid, Signal::TERM).map_err(|e| format!("cannot be ended: {e}"))?;
@@ -251,7 +268,7 @@ impl Running {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // Its drop kills it.
+        // `drop` kills the process.
         Ok(())
     }
 }

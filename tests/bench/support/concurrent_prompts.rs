@@ -1,4 +1,4 @@
-//! Twelve long prompts, each with an answer: some at a time, as in production, or all at once.
+//! 12 long prompts, each with an answer: a few at a time, as in production, or all at once.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 use tutti_measure::statistics::Summary;
 
-use crate::{
+use super::{
     cluster::Cluster,
     comparison::{self, Better, Figure},
     stream::{Ended, Stream, prompts},
@@ -14,7 +14,7 @@ use crate::{
 
 const REQUESTS: usize = 12;
 
-/// One run of it.
+/// Figures of one run.
 #[derive(Debug, Serialize)]
 pub struct Run {
     ttft_ms: Summary,
@@ -24,7 +24,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs it on a cluster that serves nothing else. A new request is sent as soon as one has ended.
+    /// Runs the workload on an idle cluster. A new request is sent as soon as one has ended.
     pub async fn measure(
         cluster: &Cluster,
         (prompt, max_tokens): (usize, u32),

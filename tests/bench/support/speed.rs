@@ -1,4 +1,4 @@
-//! How fast a cluster prefills and decodes: one sample each, of requests sent at one time.
+//! Samples of prefill and decode speed.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use tutti_load::{
     run::run,
 };
 
-/// Prompt ids are drawn below this: any model of the benches has as many.
+/// Upper bound of random prompt ids. Every model of the benches has as many tokens.
 const VOCABULARY: u32 = 150_000;
 
-/// Requests that decode together.
+/// Requests that decode at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct Decode {
     pub batch: usize,
@@ -20,14 +20,14 @@ pub struct Decode {
 }
 
 impl Decode {
-    /// Tokens a second of all streams together, while all of them decode.
+    /// Tokens per second of all streams while all of them decode.
     pub async fn sample(&self, target: &Target, seed: u64) -> Result<f64, String> {
         let records = served(target, self.batch, self.prompt_tokens, self.max_tokens, seed).await?;
         shared_rate(&records)
     }
 }
 
-/// Prompt tokens a second of a prompt alone, up to its first token at the client.
+/// Prompt tokens per second of one prompt alone, up to its first token at the client.
 pub async fn prefill(target: &Target, prompt_tokens: u32, seed: u64) -> Result<f64, String> {
     let records = served(target, 1, prompt_tokens, 1, seed).await?;
     let (first, _) = records[0].arrivals.first().ok_or("no token came")?;
@@ -50,8 +50,8 @@ async fn served(
     }
 }
 
-/// Tokens a second between the last stream's first token and the first stream's last. All were sent at one time, so
-/// their clocks agree.
+/// Tokens per second from the last stream's first token to the first stream's last token. All streams were sent at the
+/// same time, so their times are comparable.
 fn shared_rate(records: &[Record]) -> Result<f64, String> {
     let firsts = records.iter().filter_map(|r| r.arrivals.first());
     let lasts = records.iter().filter_map(|r| r.arrivals.last());

@@ -1,5 +1,5 @@
-//! What a request takes beside its device: many short ones that come at random times, each answered with one token by a
-//! device that takes no time.
+//! Control-plane overhead of short requests that arrive at random times. Each is answered with one token by a device that
+//! takes no time.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use tokio::{
 use tutti_load::{client::Record, plan::Workload};
 use tutti_measure::statistics::Summary;
 
-use crate::contender::{Contender, Cpu, cpu_us_per};
+use super::contender::{Contender, Cpu, cpu_us_per};
 
 pub const STEP: Duration = Duration::ZERO;
 pub const RATE: f64 = 1000.0;
-/// The aim for the 99th percentile.
+/// Goal for the 99th percentile of the latency.
 pub const AIM_MS: f64 = 1.0;
 const SECONDS: f64 = 8.0;
 const WARM_UP: usize = 500;
@@ -23,9 +23,9 @@ const PROMPT: &str = "Name three instruments of a string quartet, and say which 
 
 #[derive(Debug, Serialize)]
 pub struct SmallRequests {
-    /// From sending to the end of the answer.
+    /// Milliseconds from sending to the end of the answer.
     latency_ms: Summary,
-    /// By how much requests left late.
+    /// Milliseconds between the planned and the actual time of sending.
     lag_ms: Summary,
     requests_per_s: f64,
     cpu_us_per_request: Cpu,
