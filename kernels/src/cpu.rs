@@ -49,7 +49,7 @@ use self::step::Step;
 use crate::{
     AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
     RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
-    collective::{Collective, CollectiveError, Seat},
+    collective::{Collective, CollectiveError, GroupRank},
 };
 
 /// A CPU as a device. Operations run at once, on the caller's thread and the device's own.
@@ -149,8 +149,8 @@ impl Device for CpuDevice {
         format!("cpu, {}, {} threads", self.path.isa(), self.pool.threads())
     }
 
-    fn seat(&self) -> Seat {
-        self.group.as_ref().map_or(Seat::ALONE, |group| group.seat())
+    fn group_rank(&self) -> GroupRank {
+        self.group.as_ref().map_or(GroupRank::ALONE, |group| group.group_rank())
     }
 
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
@@ -192,7 +192,7 @@ impl Device for CpuDevice {
         let (rows, width) = self.widest;
         let sampling = self.sampling.len() * sample::Scratch::bytes(width);
         // The leader of a group gathers the columns of the widest tensor.
-        let gathers = self.group.as_ref().is_some_and(|group| group.seat().leads());
+        let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
         let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
@@ -311,9 +311,9 @@ impl Device for CpuDevice {
     }
 
     fn gather_columns(&mut self, part: &Tensor, out: Option<&mut Tensor>) -> Result<(), DeviceError> {
-        let (seat, width) = (self.seat(), part.width());
-        let mut to = out.map(|out| out.written(part.live(), seat.size * width)).transpose()?;
-        if to.is_some() != seat.leads() {
+        let (group_rank, width) = (self.group_rank(), part.width());
+        let mut to = out.map(|out| out.written(part.live(), group_rank.world_size * width)).transpose()?;
+        if to.is_some() != group_rank.is_leader() {
             return Err(CollectiveError::Misuse("columns are gathered at rank 0 alone".to_owned()).into());
         }
         let Some(group) = &mut self.group else {
@@ -325,7 +325,7 @@ impl Device for CpuDevice {
         let Some(to) = &mut to else { return Ok(()) };
         for (rank, part) in self.gathered.chunks(part.values().len().max(1)).enumerate() {
             for (row, part) in part.chunks(width).enumerate() {
-                to[(row * seat.size + rank) * width..][..width].copy_from_slice(part);
+                to[(row * group_rank.world_size + rank) * width..][..width].copy_from_slice(part);
             }
         }
         Ok(())

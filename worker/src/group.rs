@@ -7,7 +7,7 @@ use std::{
 };
 
 use tutti_engine::{EngineSettings, kv_pages};
-use tutti_kernels::collective::{Collective, Seat, SharedMemory, Tcp};
+use tutti_kernels::collective::{Collective, GroupRank, SharedMemory, Tcp};
 use tutti_models::{Model, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
@@ -20,7 +20,7 @@ const LOADING: Duration = Duration::from_secs(3600);
 /// What the conductor has said of the group.
 #[derive(Debug)]
 pub struct Formation {
-    seat: Seat,
+    group_rank: GroupRank,
     meeting: Meeting,
     /// Of each collective.
     deadline: Duration,
@@ -37,7 +37,7 @@ impl Formation {
     /// The group of the conductor's message, whose collectives have this deadline. A leader that is to listen does so from
     /// here on.
     pub fn new(message: pb::FormGroup, deadline: Duration) -> Result<Self, Error> {
-        let seat = Seat { rank: message.rank as usize, size: message.size as usize };
+        let group_rank = GroupRank { rank: message.rank as usize, world_size: message.size as usize };
         let malformed = |what: &str| Error::internal(format!("the conductor forms a group without {what}"));
         let secret = |bytes: Vec<u8>| bytes.try_into().map_err(|_| malformed("a secret of 16 bytes"));
         let meeting = match message.meeting.ok_or_else(|| malformed("a meeting"))? {
@@ -52,7 +52,7 @@ impl Formation {
                 Meeting::Dial { leader, secret: secret(dial.secret)? }
             }
         };
-        Ok(Self { seat, meeting, deadline })
+        Ok(Self { group_rank, meeting, deadline })
     }
 
     /// The port that the conductor is to tell the other ranks.
@@ -66,7 +66,7 @@ impl Formation {
 
     /// Whether this rank decides for the others.
     pub fn leads(&self) -> bool {
-        self.seat.leads()
+        self.group_rank.is_leader()
     }
 
     /// The group that the device computes with. All ranks have been told to come.
@@ -80,21 +80,22 @@ impl Formation {
     }
 
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
-        let Self { seat, meeting, deadline } = self;
+        let Self { group_rank, meeting, deadline } = self;
         let group: Result<Box<dyn Collective>, _> = match meeting {
             Meeting::SharedMemory(place) => {
-                SharedMemory::meet(&place.with_extension(what), *seat, patience, *deadline)
+                SharedMemory::meet(&place.with_extension(what), *group_rank, patience, *deadline)
                     .map(|group| Box::new(group) as _)
             }
             Meeting::Listen { listener, secret } => {
-                Tcp::accept(listener, seat.size, secret, patience, *deadline)
+                Tcp::accept(listener, group_rank.world_size, secret, patience, *deadline)
                     .map(|group| Box::new(group) as _)
             }
             Meeting::Dial { leader, secret } => {
-                Tcp::connect(*leader, *seat, secret, patience, *deadline).map(|group| Box::new(group) as _)
+                Tcp::connect(*leader, *group_rank, secret, patience, *deadline)
+                    .map(|group| Box::new(group) as _)
             }
         };
-        let Seat { rank, size } = *seat;
+        let GroupRank { rank, world_size: size } = *group_rank;
         let group = group.map_err(|e| Error::internal(format!("cannot form a group of {size}: {e}")))?;
         tracing::info!(rank, size, transport = group.transport(), what, "group formed");
         Ok(group)

@@ -104,7 +104,8 @@ fn load_model(
                 device = device.with_group(group.for_device()?);
             }
             let packed = settings.packed_weights.as_deref();
-            let packed = packed.map(|dir| packed::open(dir, settings, isa, device.seat())).transpose()?;
+            let packed =
+                packed.map(|dir| packed::open(dir, settings, isa, device.group_rank())).transpose()?;
             if let Some(packed) = &packed {
                 device = device.with_packed_weights(packed.clone());
             }

@@ -3,23 +3,28 @@
 use std::{fmt::Write, fs, io, path::Path, time::UNIX_EPOCH};
 
 use tutti_kernels::{
-    collective::Seat,
+    collective::GroupRank,
     cpu::{Isa, PackedOutcome, PackedWeights},
 };
 use tutti_runtime::Error;
 
 use crate::config::WorkerSettings;
 
-/// The packed weights in `dir` of what these settings load, on this path and in this seat of a group.
-pub fn open(dir: &Path, settings: &WorkerSettings, isa: Isa, seat: Seat) -> Result<PackedWeights, Error> {
+/// Opens the packed weights in `dir` that belong to these settings, this instruction path and this rank of a group.
+pub fn open(
+    dir: &Path,
+    settings: &WorkerSettings,
+    isa: Isa,
+    group_rank: GroupRank,
+) -> Result<PackedWeights, Error> {
     let unreadable =
         |error: io::Error| Error::internal(format!("cannot list {}: {error}", settings.model_dir.display()));
-    Ok(PackedWeights::open(dir, &key(settings, isa, seat).map_err(unreadable)?))
+    Ok(PackedWeights::open(dir, &key(settings, isa, group_rank).map_err(unreadable)?))
 }
 
 /// All that decides on the packed bytes but the model itself: that is named by its files, their sizes, and when they were
 /// last written to.
-fn key(settings: &WorkerSettings, isa: Isa, seat: Seat) -> io::Result<String> {
+fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
     let WorkerSettings { model_dir, quantize, nodes, .. } = settings;
     let mut files = Vec::new();
     for entry in fs::read_dir(model_dir)? {
@@ -33,7 +38,8 @@ fn key(settings: &WorkerSettings, isa: Isa, seat: Seat) -> io::Result<String> {
         }
     }
     files.sort();
-    let mut key = format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", seat.rank, seat.size);
+    let mut key =
+        format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", group_rank.rank, group_rank.world_size);
     for (name, bytes, written) in files {
         // A checkpoint of a thousand files has a longer key than its page: the file's name holds all of it.
         let _ = writeln!(key, "{name} {bytes} {written}");

@@ -1,6 +1,6 @@
 //! Copying for other workers inside a step, so that a hand-over waits for a layer and not for a step.
 //!
-//! The device's thread does it itself, in the [pauses](tutti_models::Interlude) of its step. A step that computes gives up a
+//! The device's thread does it itself, in the [pauses](tutti_models::StepHook) of its step. A step that computes gives up a
 //! bounded share of its time to it.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 };
 
 use tutti_kernels::DeviceError;
-use tutti_models::{Interlude, Model, PausedPages};
+use tutti_models::{Model, PausedPages, StepHook};
 
 use crate::overlap::Shared;
 
@@ -63,12 +63,12 @@ impl Beside {
     }
 }
 
-impl Interlude for Beside {
-    fn may_come(&self) -> bool {
+impl StepHook for Beside {
+    fn may_have_work(&self) -> bool {
         self.shared.hints.may_come.load(Ordering::Relaxed)
     }
 
-    fn play(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
+    fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
         if !self.shared.hints.wanted.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -247,7 +247,7 @@ pub(crate) fn split(desk: Desk, runner: Runner, reporter: Reporter, began: Insta
     let state = Mutex::new(State { desk, called: false, closed: false, untold: 0 });
     let shared = Arc::new(Shared { state, hints: Hints::default(), call: Condvar::new() });
     let mut runner = runner;
-    runner.model.set_interlude(Box::new(Beside::new(Arc::clone(&shared))));
+    runner.model.set_step_hook(Box::new(Beside::new(Arc::clone(&shared))));
     let (stage, errands) = (Stage::Nothing, Errands::default());
     let stepper = Stepper { shared: Arc::clone(&shared), runner, stage, errands };
     (stepper, FrontDesk { shared, limits, layout, began, reporter, last_run: Duration::ZERO })

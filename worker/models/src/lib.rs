@@ -5,7 +5,6 @@
 
 mod config;
 mod error;
-mod interlude;
 mod load;
 pub mod lockstep;
 mod media_test;
@@ -14,14 +13,15 @@ mod pages;
 mod qwen3;
 mod rope;
 mod sim;
+mod step_hook;
 mod thinker;
 mod weights;
 
 pub use error::LoadError;
-pub use interlude::{Interlude, PausedPages};
 pub use load::{LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
 pub use pages::PageLayout;
 pub use sim::load as load_sim;
+pub use step_hook::{PausedPages, StepHook};
 pub use tutti_kernels::Quantize;
 pub use weights::LoadProgress;

@@ -3,7 +3,7 @@
 use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
 use tutti_proto::walks::{ModelDeclaration, WalkId};
 
-use crate::{Interlude, PageLayout};
+use crate::{PageLayout, StepHook};
 
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,10 +73,10 @@ pub trait Model: Send {
     /// Takes its part of whole pages.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
-    /// Has every step pause between its layers, or as often, for `interlude`. A model that cannot pause drops it: a TP group
+    /// Has every step pause between its layers, or as often, for `hook`. A model that cannot pause drops it: a TP group
     /// does, whose ranks would all have to pause at the same place.
-    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
-        drop(interlude);
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        drop(hook);
     }
 
     /// Runs all layers over the step's tokens, writing their keys and values. The hidden states stay on the device

@@ -8,7 +8,7 @@ use std::{
     ops::Range,
 };
 
-use tutti_kernels::collective::Seat;
+use tutti_kernels::collective::GroupRank;
 
 use crate::weights::share;
 
@@ -42,8 +42,8 @@ impl PageLayout {
     }
 
     /// The units of a rank; neighbours hold the same one where there are more ranks than units.
-    pub(crate) fn units_of(&self, seat: Seat) -> Range<usize> {
-        share(self.units, seat)
+    pub(crate) fn units_of(&self, group_rank: GroupRank) -> Range<usize> {
+        share(self.units, group_rank)
     }
 
     /// What a rank with these units holds of pages, section by section.
@@ -56,7 +56,7 @@ impl PageLayout {
     pub(crate) fn join(&self, parts: &[u8], ranks: usize, out: &mut Vec<u8>) {
         let section_bytes = self.units * self.unit_bytes;
         let part = |rank| {
-            let units = self.units_of(Seat { rank, size: ranks });
+            let units = self.units_of(GroupRank { rank, world_size: ranks });
             (units.start * self.unit_bytes, units.len() * self.unit_bytes)
         };
         let (_, part_bytes) = part(0);
@@ -87,7 +87,7 @@ mod tests {
             let layout = layout(units);
             let pages: Vec<u8> = (0..2 * layout.page_bytes() as u8).collect();
             let part = |rank| {
-                let units = layout.units_of(Seat { rank, size: ranks });
+                let units = layout.units_of(GroupRank { rank, world_size: ranks });
                 layout.cut(&pages, units).flatten().copied().collect::<Vec<u8>>()
             };
             let parts: Vec<u8> = (0..ranks).flat_map(part).collect();

@@ -12,7 +12,7 @@ use std::{
 
 use common::{config, device, group::Lone, write_config};
 use serde_json::{Map, json};
-use tutti_kernels::collective::Seat;
+use tutti_kernels::collective::GroupRank;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 
 /// Many, so that what does not grow with the model counts little: a thread's scratch, the largest tensor as the file has
@@ -79,11 +79,11 @@ fn loading_takes_little_more_than_the_weights() {
     // ones come first: half of the model, as a rank of two holds it, must not take what the whole does, nor what is
     // quantised what is stored.
     let before = peak();
-    for (quantize, seat, least) in [
-        (Quantize::Int8, Seat { rank: 1, size: 2 }, 70_000_000),
-        (Quantize::Int8, Seat::ALONE, 140_000_000),
-        (Quantize::None, Seat { rank: 1, size: 2 }, 215_000_000),
-        (Quantize::None, Seat::ALONE, 430_000_000),
+    for (quantize, group_rank, least) in [
+        (Quantize::Int8, GroupRank { rank: 1, world_size: 2 }, 70_000_000),
+        (Quantize::Int8, GroupRank::ALONE, 140_000_000),
+        (Quantize::None, GroupRank { rank: 1, world_size: 2 }, 215_000_000),
+        (Quantize::None, GroupRank::ALONE, 430_000_000),
     ] {
         for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
             let dir = dir.path().to_owned();
@@ -96,12 +96,12 @@ fn loading_takes_little_more_than_the_weights() {
                 nodes: None,
                 seed: 0,
             };
-            let model = load(&options, device().with_group(Box::new(Lone(seat))), &mut |_| {}).unwrap();
+            let model = load(&options, device().with_group(Box::new(Lone(group_rank))), &mut |_| {}).unwrap();
             let (taken, weights) = (peak() - before, model.weight_bytes());
             assert!(weights > least, "{weights} bytes are too few to tell");
             assert!(
                 taken * 20 < weights * 23,
-                "{load_format}, {quantize:?}, {seat:?}: {taken} bytes for {weights} of weights"
+                "{load_format}, {quantize:?}, {group_rank:?}: {taken} bytes for {weights} of weights"
             );
         }
     }

@@ -14,7 +14,7 @@ use common::{
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use tutti_kernels::{DeviceError, PageId, RowInputs, StepInputs, TokenScore, collective::Seat};
+use tutti_kernels::{DeviceError, PageId, RowInputs, StepInputs, TokenScore, collective::GroupRank};
 use tutti_models::{
     LoadFormat::{self, Auto, Dummy},
     LogitRequests, LogitResults,
@@ -136,7 +136,7 @@ fn a_bias_of_a_sum_over_ranks_is_added_once() {
 fn a_rank_holds_its_share_and_nothing_more() {
     let dir = divisible(json!({}));
     let bytes = |rank, size| {
-        let device = device().with_group(Box::new(Lone(Seat { rank, size })));
+        let device = device().with_group(Box::new(Lone(GroupRank { rank, world_size: size })));
         try_load_on(device, dir.path(), Dummy).unwrap().weight_bytes()
     };
     let (whole, norms) = (bytes(0, 1), 4 * (2 * (2 * 48 + 2 * 16) + 48));
@@ -159,7 +159,7 @@ fn a_number_of_ranks_that_leaves_remainders_is_refused_by_the_key_and_the_limit(
         ),
     ] {
         let dir = divisible(changes);
-        let device = device().with_group(Box::new(Lone(Seat { rank: 0, size })));
+        let device = device().with_group(Box::new(Lone(GroupRank { rank: 0, world_size: size })));
         let error = try_load_on(device, dir.path(), Dummy).err().unwrap().to_string();
         assert!(error.contains(expected) && error.contains("config.json"), "{error}");
     }

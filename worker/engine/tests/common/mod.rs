@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
-use tutti_models::{Interlude, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages};
+use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, StepHook};
 use tutti_proto::{
     Rank,
     cluster::v1 as pb,
@@ -41,7 +41,7 @@ struct Hashing {
     declaration: ModelDeclaration,
     limits: Limits,
     pages: Vec<[u32; PAGE_TOKENS]>,
-    interlude: Option<Box<dyn Interlude>>,
+    step_hook: Option<Box<dyn StepHook>>,
     /// Of the step's logit rows.
     hidden: Vec<u64>,
     probe: Arc<Mutex<Probe>>,
@@ -138,8 +138,8 @@ impl Model for Hashing {
         Pages(&mut self.pages).write_pages(pages, data)
     }
 
-    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
-        self.interlude = Some(interlude);
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook);
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
@@ -162,8 +162,8 @@ impl Model for Hashing {
             // Between two rows, so that some are computed before and some after what happens then.
             if place == inputs.rows.len() / 2 {
                 during.iter_mut().for_each(|during| during());
-                if let Some(interlude) = &mut self.interlude {
-                    interlude.play(&mut Pages(&mut self.pages))?;
+                if let Some(hook) = &mut self.step_hook {
+                    hook.run(&mut Pages(&mut self.pages))?;
                 }
             }
             assert_eq!(row.first_token, next);
@@ -227,7 +227,7 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
             max_step_tokens: 64,
         },
         pages: vec![],
-        interlude: None,
+        step_hook: None,
         hidden: vec![],
         probe: Arc::clone(&probe),
     };

@@ -10,7 +10,7 @@ use std::{
 use tutti_kernels::{
     AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
     RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
-    collective::Seat,
+    collective::GroupRank,
     cpu::{self, CpuDevice},
 };
 
@@ -121,8 +121,8 @@ impl Device for Timed {
     fn describe(&self) -> String {
         self.inner.describe()
     }
-    fn seat(&self) -> Seat {
-        self.inner.seat()
+    fn group_rank(&self) -> GroupRank {
+        self.inner.group_rank()
     }
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Matrix, DeviceError> {
         let inner = self.inner.matrix(parts, quantize)?;

@@ -88,7 +88,7 @@ impl Model for Leader {
         let (mut own, mut all) = (Vec::new(), Vec::new());
         self.model.read_pages(pages, &mut own)?;
         self.plans.all_gather(&own, &mut all)?;
-        self.model.page_layout().join(&all, self.plans.seat().size, out);
+        self.model.page_layout().join(&all, self.plans.group_rank().world_size, out);
         Ok(())
     }
 

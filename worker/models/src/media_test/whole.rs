@@ -5,7 +5,7 @@ use tutti_proto::walks::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{
-    Interlude, PageLayout,
+    PageLayout, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     qwen3::Qwen3,
 };
@@ -58,8 +58,8 @@ impl<D: Device> Model for WithThinker<D> {
         self.thinker.write_pages(pages, data)
     }
 
-    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
-        self.thinker.set_interlude(interlude);
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.thinker.set_step_hook(hook);
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {

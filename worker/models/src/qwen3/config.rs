@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use tutti_kernels::{AttentionShape, WeightType, collective::Seat};
+use tutti_kernels::{AttentionShape, WeightType, collective::GroupRank};
 
 use crate::{
     LoadError,
@@ -124,28 +124,32 @@ impl Config {
 
     /// What one rank computes of the model: its heads, its share of the intermediate width and of the vocabulary.
     /// Refuses a number of ranks that leaves remainders.
-    pub fn shard(&self, seat: Seat) -> Result<Self, String> {
+    pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         let Self { heads, kv_heads, intermediate_size, vocab_size, .. } = *self;
         for (key, number) in [
             ("num_attention_heads", heads),
             ("intermediate_size", intermediate_size),
             ("vocab_size", vocab_size),
         ] {
-            if !number.is_multiple_of(seat.size) {
-                return Err(format!("{key}: {number} is not a multiple of tp, which is {}", seat.size));
+            if !number.is_multiple_of(group_rank.world_size) {
+                return Err(format!(
+                    "{key}: {number} is not a multiple of tp, which is {}",
+                    group_rank.world_size
+                ));
             }
         }
-        if !kv_heads.is_multiple_of(seat.size) && !seat.size.is_multiple_of(kv_heads) {
-            let tp = seat.size;
+        if !kv_heads.is_multiple_of(group_rank.world_size) && !group_rank.world_size.is_multiple_of(kv_heads)
+        {
+            let tp = group_rank.world_size;
             return Err(format!(
                 "num_key_value_heads: {kv_heads} is neither a multiple nor a divisor of tp, which is {tp}"
             ));
         }
         Ok(Self {
-            heads: share(heads, seat).len(),
-            kv_heads: share(kv_heads, seat).len(),
-            intermediate_size: share(intermediate_size, seat).len(),
-            vocab_size: share(vocab_size, seat).len(),
+            heads: share(heads, group_rank).len(),
+            kv_heads: share(kv_heads, group_rank).len(),
+            intermediate_size: share(intermediate_size, group_rank).len(),
+            vocab_size: share(vocab_size, group_rank).len(),
             ..self.clone()
         })
     }

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use tutti_kernels::{
-    Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
+    Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs,
+    collective::GroupRank,
 };
 use tutti_proto::walks::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    Interlude, PageLayout, PausedPages,
+    PageLayout, PausedPages, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     weights::share,
 };
@@ -25,7 +26,7 @@ impl<D: Device> Model for Qwen3<D> {
 
     fn describe(&self) -> String {
         let (config, device) = (&self.config, self.device.describe());
-        let Seat { rank, size } = self.seat;
+        let GroupRank { rank, world_size: size } = self.group_rank;
         let rank = if size == 1 { String::new() } else { format!(", rank {rank} of {size}") };
         let quantized = match self.quantize {
             Quantize::None => "",
@@ -86,15 +87,15 @@ impl<D: Device> Model for Qwen3<D> {
             return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
         }
         let kv = self.kv.as_mut().ok_or_else(no_pages)?;
-        if self.seat.is_alone() {
+        if self.group_rank.is_alone() {
             return self.device.write_pages(kv, pages, data);
         }
-        let own: Vec<u8> = layout.cut(data, layout.units_of(self.seat)).flatten().copied().collect();
+        let own: Vec<u8> = layout.cut(data, layout.units_of(self.group_rank)).flatten().copied().collect();
         self.device.write_pages(kv, pages, &own)
     }
 
-    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
-        self.interlude = Some(interlude).filter(|_| self.seat.is_alone());
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook).filter(|_| self.group_rank.is_alone());
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
@@ -111,15 +112,15 @@ impl<D: Device> Model for Qwen3<D> {
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
-        let Self { device, seat, weights, activations: a, kv, attention, config, interlude, .. } = self;
+        let Self { device, group_rank, weights, activations: a, kv, attention, config, step_hook, .. } = self;
         let kv = kv.as_mut().ok_or_else(no_pages)?;
         let eps = config.rms_norm_eps;
 
         device.begin_step(inputs)?;
-        if seat.is_alone() {
+        if group_rank.is_alone() {
             device.embed(&weights.embedding, &mut a.hidden)?;
         } else {
-            let first = share(config.vocab_size, *seat).start;
+            let first = share(config.vocab_size, *group_rank).start;
             device.embed_shard(&weights.embedding, first, config.vocab_size, &mut a.hidden)?;
             device.all_reduce(&mut a.hidden)?;
         }
@@ -140,8 +141,8 @@ impl<D: Device> Model for Qwen3<D> {
             device.norm_gate_up(&a.hidden, norm, &layer.gate_up, &mut a.activated)?;
             let output = Output { x: &a.activated, weight: &layer.down, bias: None };
             output.add(device, &mut a.partial, &mut a.hidden)?;
-            if let Some(interlude) = interlude {
-                interlude.play(&mut Paused { device, kv })?;
+            if let Some(hook) = step_hook {
+                hook.run(&mut Paused { device, kv })?;
             }
         }
         self.logit_rows = inputs.logit_rows.len();
@@ -160,14 +161,14 @@ impl<D: Device> Model for Qwen3<D> {
             let then;
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.end));
             let then = rebase(then, tile.start);
-            if self.seat.is_alone() && then.is_empty() && all_take_the_likeliest(&now, tile.len()) {
+            if self.group_rank.is_alone() && then.is_empty() && all_take_the_likeliest(&now, tile.len()) {
                 self.choose(tile, out)?;
                 continue;
             }
             self.compute_logits(tile)?;
             match self.answer(&now, &then, out) {
                 // The other ranks come to the tiles that are left, and so does this one.
-                Err(error @ DeviceError::Misuse(_)) if !self.seat.is_alone() => {
+                Err(error @ DeviceError::Misuse(_)) if !self.group_rank.is_alone() => {
                     refused.get_or_insert(error);
                 }
                 answered => answered?,
@@ -229,11 +230,11 @@ impl<D: Device> Qwen3<D> {
     /// Final norm and LM head over some of the step's logit rows. Norm comes after the gather: rows that nobody samples
     /// from are not worth it.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
-        let Self { device, seat, weights, activations: a, config, .. } = self;
+        let Self { device, group_rank, weights, activations: a, config, .. } = self;
         device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
         let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
         device.norm_linear(&a.tile, norm, weights.lm_head(), None, &mut a.logits)?;
-        if seat.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
+        if group_rank.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
     /// The same with the likeliest token of each row as all that comes of it.

@@ -9,7 +9,8 @@ mod weights;
 use std::path::Path;
 
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType, collective::Seat,
+    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType,
+    collective::GroupRank,
 };
 use tutti_proto::walks::ModelDeclaration;
 
@@ -19,7 +20,7 @@ use self::{
     weights::{Specs, Weights},
 };
 use crate::{
-    Interlude, LoadError, LoadFormat, LoadOptions, Model,
+    LoadError, LoadFormat, LoadOptions, Model, StepHook,
     config::ConfigFile,
     model::Limits,
     thinker,
@@ -37,7 +38,7 @@ const LOGIT_TILE: usize = 32;
 /// A dense Qwen3 on a device.
 pub(crate) struct Qwen3<D: Device> {
     device: D,
-    seat: Seat,
+    group_rank: GroupRank,
     /// Of the whole model, whatever this rank's share.
     config: Config,
     limits: Limits,
@@ -54,7 +55,7 @@ pub(crate) struct Qwen3<D: Device> {
     /// The pool's shape; its `pages` are 0 until it is allocated.
     kv_shape: KvShape,
     kv: Option<D::KvPool>,
-    interlude: Option<Box<dyn Interlude>>,
+    step_hook: Option<Box<dyn StepHook>>,
     /// How many logit rows the last step left to be read.
     logit_rows: usize,
 }
@@ -113,8 +114,8 @@ impl<D: Device> Qwen3<D> {
             LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: config.dtype }),
         };
 
-        let seat = device.seat();
-        let shard = config.shard(seat).map_err(|problem| file.invalid(problem))?;
+        let group_rank = device.group_rank();
+        let shard = config.shard(group_rank).map_err(|problem| file.invalid(problem))?;
         let specs = Specs::new(&config);
         let mut loader = Loader::new(source, options.quantize, specs.all(), &mut device, progress)?;
         let weight_type = loader.dtype(&specs.embedding)?;
@@ -137,7 +138,7 @@ impl<D: Device> Qwen3<D> {
             declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
             rope: config.rope.frequencies(config.head_dim),
             device,
-            seat,
+            group_rank,
             config,
             weights,
             weight_bytes,
@@ -147,7 +148,7 @@ impl<D: Device> Qwen3<D> {
             activations,
             kv_shape,
             kv: None,
-            interlude: None,
+            step_hook: None,
             logit_rows: 0,
         })
     }
@@ -160,13 +161,13 @@ impl<D: Device> Qwen3<D> {
 
 impl<D: Device> Activations<D> {
     fn allocate(config: &Config, tokens: usize, device: &mut D) -> Result<Self, DeviceError> {
-        let seat = device.seat();
-        let gathers = seat.leads() && !seat.is_alone();
+        let group_rank = device.group_rank();
+        let gathers = group_rank.is_leader() && !group_rank.is_alone();
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         Ok(Self {
             hidden: device.tensor(tokens, hidden)?,
-            partial: (!seat.is_alone()).then(|| device.tensor(tokens, hidden)).transpose()?,
+            partial: (!group_rank.is_alone()).then(|| device.tensor(tokens, hidden)).transpose()?,
             qkv: device.tensor(tokens, q + 2 * kv)?,
             angles: device.tensor(tokens, config.head_dim)?,
             attended: device.tensor(tokens, q)?,
@@ -174,7 +175,7 @@ impl<D: Device> Activations<D> {
             tile: device.tensor(LOGIT_TILE, hidden)?,
             logits: device.tensor(LOGIT_TILE, config.vocab_size)?,
             gathered: gathers
-                .then(|| device.tensor(LOGIT_TILE, config.vocab_size * seat.size))
+                .then(|| device.tensor(LOGIT_TILE, config.vocab_size * group_rank.world_size))
                 .transpose()?,
         })
     }

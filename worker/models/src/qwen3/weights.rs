@@ -151,14 +151,14 @@ impl<D: Device> Layer<D> {
         Ok(Self {
             input_norm: loader.vector(&[&specs.input_norm])?,
             qkv: loader.matrix(&specs.qkv.each_ref())?,
-            qkv_bias: specs.qkv_bias.as_ref().map(|parts| loader.vector(&parts.each_ref())).transpose()?,
+            qkv_bias: specs.qkv_bias.as_ref().map(|biases| loader.vector(&biases.each_ref())).transpose()?,
             q_norm: loader.vector(&[&specs.q_norm])?,
             k_norm: loader.vector(&[&specs.k_norm])?,
             o: loader.matrix(&[&specs.o])?,
             o_bias: specs
                 .o_bias
                 .as_ref()
-                .filter(|_| loader.seat().leads())
+                .filter(|_| loader.group_rank().is_leader())
                 .map(|spec| loader.vector(&[spec]))
                 .transpose()?,
             post_norm: loader.vector(&[&specs.post_norm])?,

@@ -19,7 +19,7 @@ use tutti_runtime::sim::SimSettings;
 
 use self::clock::SimClock;
 use crate::{
-    Interlude, LoadError, Model, PageLayout, PausedPages,
+    LoadError, Model, PageLayout, PausedPages, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
     thinker::{self, Audio, Held},
@@ -51,7 +51,7 @@ struct Sim {
     page_tokens: usize,
     /// A digest for each place of the pool, page by page.
     pool: Vec<u64>,
-    interlude: Option<Box<dyn Interlude>>,
+    step_hook: Option<Box<dyn StepHook>>,
     /// Digests of the last step's tokens whose logits are wanted.
     hidden: Vec<u64>,
     /// Steps so far. The warm-up is step 0.
@@ -90,7 +90,7 @@ pub fn load(
         settings: settings.clone(),
         page_tokens,
         pool: Vec::new(),
-        interlude: None,
+        step_hook: None,
         hidden: Vec::new(),
         steps: 0,
     }))
@@ -145,8 +145,8 @@ impl Model for Sim {
         Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.write_pages(pages, data)
     }
 
-    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
-        self.interlude = Some(interlude);
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook);
     }
 
     fn thinks(&self) -> bool {
@@ -254,10 +254,10 @@ impl PausedPages for Pool<'_> {
 impl Sim {
     /// A step of these rows takes its time, and may fail.
     fn begin(&mut self, rows: &[RowInputs<'_>], token_ids: &[u32]) -> Result<(), DeviceError> {
-        let Self { clock, pool, page_tokens, interlude, .. } = self;
-        let may_come = interlude.as_ref().is_some_and(|interlude| interlude.may_come());
-        clock.pass(rows, if may_come { PAUSE } else { Duration::MAX }, || match interlude {
-            Some(interlude) => interlude.play(&mut Pool { digests: pool, page_tokens: *page_tokens }),
+        let Self { clock, pool, page_tokens, step_hook, .. } = self;
+        let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());
+        clock.pass(rows, if may_have_work { PAUSE } else { Duration::MAX }, || match step_hook {
+            Some(hook) => hook.run(&mut Pool { digests: pool, page_tokens: *page_tokens }),
             None => Ok(()),
         })?;
         let step = self.steps;

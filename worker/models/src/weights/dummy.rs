@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use tutti_kernels::WeightType;
 
-use super::{Part, Role, TensorSpec};
+use super::{Role, ShardRange, TensorSpec};
 
 /// Draws weights from nothing but a seed. Element `i` of a tensor is a function of (seed, name, `i`), so that any
 /// part of it comes out the same wherever and in whatever order it is drawn.
@@ -16,22 +16,22 @@ pub(crate) struct Dummy {
 }
 
 impl Dummy {
-    /// Part of a tensor's elements, little endian: norms are one, biases zero, the rest uniform with the variance that keeps
-    /// activations near unit size.
-    pub fn bytes(&self, spec: &TensorSpec, part: &Part) -> Vec<u8> {
+    /// Returns the elements of a tensor that `range` covers, little endian. Norms are one and biases zero. All others are
+    /// uniform, with the variance that keeps activations near unit size.
+    pub fn bytes(&self, spec: &TensorSpec, range: &ShardRange) -> Vec<u8> {
         let deviation = match spec.role {
-            Role::Norm => return self.constant(part, 1.0),
-            Role::Bias => return self.constant(part, 0.0),
+            Role::Norm => return self.constant(range, 1.0),
+            Role::Bias => return self.constant(range, 0.0),
             Role::Embedding => 1.0,
             Role::Projection => (spec.rows_columns().1.max(1) as f32).sqrt().recip(),
         };
         let stream = spec.name.bytes().fold(self.seed, |state, byte| mix(state ^ u64::from(byte)));
         // Sixteen random bits an element, uniform in -√3σ..√3σ: variance σ².
         let step = 3f32.sqrt() * deviation / 32_768.0;
-        let mut bytes = vec![0; part.elements() * self.dtype.bytes()];
+        let mut bytes = vec![0; range.elements() * self.dtype.bytes()];
         let mut rest = &mut bytes[..];
         let width = if spec.shape.len() == 2 { spec.shape[1] } else { 1 };
-        for run in part.runs(width) {
+        for run in range.runs(width) {
             let (now, later) = rest.split_at_mut(run.len() * self.dtype.bytes());
             rest = later;
             let first = run.start;
@@ -49,11 +49,11 @@ impl Dummy {
         bytes
     }
 
-    fn constant(&self, part: &Part, value: f32) -> Vec<u8> {
+    fn constant(&self, range: &ShardRange, value: f32) -> Vec<u8> {
         match self.dtype {
-            WeightType::F32 => value.to_le_bytes().repeat(part.elements()),
-            WeightType::F16 => f16::from_f32(value).to_le_bytes().repeat(part.elements()),
-            WeightType::Bf16 => bf16::from_f32(value).to_le_bytes().repeat(part.elements()),
+            WeightType::F32 => value.to_le_bytes().repeat(range.elements()),
+            WeightType::F16 => f16::from_f32(value).to_le_bytes().repeat(range.elements()),
+            WeightType::Bf16 => bf16::from_f32(value).to_le_bytes().repeat(range.elements()),
         }
     }
 }
@@ -85,12 +85,12 @@ fn mix(state: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use tutti_kernels::{HostMatrix, collective::Seat};
+    use tutti_kernels::{HostMatrix, collective::GroupRank};
 
     use super::{super::Cut, *};
 
     fn whole(dummy: Dummy, spec: &TensorSpec) -> Vec<u8> {
-        dummy.bytes(spec, &spec.part(Seat::ALONE))
+        dummy.bytes(spec, &spec.shard_range(GroupRank::ALONE))
     }
 
     fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -123,16 +123,16 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_what_the_whole_has_there() {
-        // Rows of nine elements: parts begin inside a random word.
+    fn a_shard_is_what_the_whole_has_there() {
+        // Rows of nine elements: shards begin inside a random word.
         let dummy = Dummy { seed: 5, dtype: WeightType::F32 };
         for cut in [Cut::Rows(6), Cut::Columns(9), Cut::Rows(3), Cut::Replicated] {
             let spec = TensorSpec::matrix("w", Role::Projection, 6, 9).cut(cut);
             let bytes = whole(dummy, &spec);
             let view = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 6, columns: 9 };
             for rank in 0..3 {
-                let part = spec.part(Seat { rank, size: 3 });
-                assert_eq!(dummy.bytes(&spec, &part), *part.of(view), "{cut:?} at rank {rank}");
+                let range = spec.shard_range(GroupRank { rank, world_size: 3 });
+                assert_eq!(dummy.bytes(&spec, &range), *range.slice(view), "{cut:?} at rank {rank}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Hands tensors over to a device one after the other, and says how far it is.
 
 use half::{bf16, f16};
-use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::Seat};
+use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
 
 use super::{Dummy, SafetensorsDir, TensorSpec};
 use crate::LoadError;
@@ -55,9 +55,9 @@ impl<'a, D: Device> Loader<'a, D> {
         device: &'a mut D,
         progress: Progress<'a>,
     ) -> Result<Self, LoadError> {
-        let (mut total, seat) = (0, device.seat());
+        let (mut total, group_rank) = (0, device.group_rank());
         for spec in specs {
-            total += (spec.part(seat).elements() * source.check(spec)?.bytes()) as u64;
+            total += (spec.shard_range(group_rank).elements() * source.check(spec)?.bytes()) as u64;
         }
         let state = LoadProgress { done: 0, total };
         progress(state);
@@ -65,8 +65,8 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// The rank that loads.
-    pub fn seat(&self) -> Seat {
-        self.device.seat()
+    pub fn group_rank(&self) -> GroupRank {
+        self.device.group_rank()
     }
 
     /// The type in which a tensor is stored.
@@ -74,47 +74,47 @@ impl<'a, D: Device> Loader<'a, D> {
         self.source.check(spec)
     }
 
-    /// Hands over matrices as one, the parts' rows one after the other.
-    pub fn matrix(&mut self, parts: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
-        self.hand_over(parts, |device, parts, quantize| device.matrix(parts, quantize))
+    /// Loads matrices as one, whose rows are theirs in order.
+    pub fn matrix(&mut self, specs: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
+        self.load_matrix(specs, |device, fused, quantize| device.matrix(fused, quantize))
     }
 
-    /// Hands over gate and up.
-    pub fn gate_up(&mut self, parts: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
-        self.hand_over(&parts, |device, parts, quantize| match *parts {
+    /// Loads gate and up as a pair.
+    pub fn gate_up(&mut self, specs: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
+        self.load_matrix(&specs, |device, fused, quantize| match *fused {
             [gate, up] => device.gate_up_matrix([gate, up], quantize),
-            _ => Err(DeviceError::Misuse(format!("{} parts of gate and up", parts.len()))),
+            _ => Err(DeviceError::Misuse(format!("{} matrices in place of gate and up", fused.len()))),
         })
     }
 
-    fn hand_over(
+    fn load_matrix(
         &mut self,
-        parts: &[&TensorSpec],
+        specs: &[&TensorSpec],
         take: impl FnOnce(&mut D, &[HostMatrix<'_>], Quantize) -> Result<D::Matrix, DeviceError>,
     ) -> Result<D::Matrix, LoadError> {
-        let first = self.source.check(parts[0])?;
-        for part in parts {
-            let other = self.source.check(part)?;
+        let first = self.source.check(specs[0])?;
+        for spec in specs {
+            let other = self.source.check(spec)?;
             if let (true, Source::Files(files)) = (other != first, &self.source) {
-                return Err(files.differs(part, parts[0]));
+                return Err(files.differs(spec, specs[0]));
             }
         }
-        let mut held = Vec::with_capacity(parts.len());
-        for spec in parts {
-            let part = spec.part(self.seat());
+        let mut held = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let range = spec.shard_range(self.group_rank());
             let bytes = match &self.source {
-                Source::Files(files) => part.of(files.view(spec)?),
-                Source::Dummy(dummy) => dummy.bytes(spec, &part).into(),
+                Source::Files(files) => range.slice(files.view(spec)?),
+                Source::Dummy(dummy) => dummy.bytes(spec, &range).into(),
             };
-            held.push((part, bytes));
+            held.push((range, bytes));
         }
-        let views: Vec<_> = held.iter().map(|(part, bytes)| part.view(bytes, first)).collect();
+        let views: Vec<_> = held.iter().map(|(range, bytes)| range.view(bytes, first)).collect();
         let matrix = take(self.device, &views, self.quantize)?;
         drop(held);
         if let Source::Files(files) = &mut self.source {
-            parts.iter().for_each(|spec| files.release(spec));
+            specs.iter().for_each(|spec| files.release(spec));
         }
-        let stored = self.advance(parts)?;
+        let stored = self.advance(specs)?;
         self.held += match self.quantize {
             // Not what the device's layout adds at its ends.
             Quantize::None => stored,
@@ -124,25 +124,25 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// Hands over vectors as one, end to end, widened to f32.
-    pub fn vector(&mut self, parts: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
+    pub fn vector(&mut self, specs: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
         let mut values = Vec::new();
-        for spec in parts {
-            let part = spec.part(self.device.seat());
+        for spec in specs {
+            let range = spec.shard_range(self.device.group_rank());
             match &mut self.source {
                 Source::Files(files) => {
                     let whole = files.view(spec)?;
                     widen(
-                        &part.of(HostMatrix { rows: whole.columns, columns: 1, ..whole }),
+                        &range.slice(HostMatrix { rows: whole.columns, columns: 1, ..whole }),
                         whole.dtype,
                         &mut values,
                     );
                     files.release(spec);
                 }
-                Source::Dummy(dummy) => widen(&dummy.bytes(spec, &part), dummy.dtype, &mut values),
+                Source::Dummy(dummy) => widen(&dummy.bytes(spec, &range), dummy.dtype, &mut values),
             }
         }
         let vector = self.device.vector(&values)?;
-        self.held += self.advance(parts)?;
+        self.held += self.advance(specs)?;
         Ok(vector)
     }
 
@@ -157,10 +157,10 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// Tells of progress; gives back the bytes that these tensors are stored in.
-    fn advance(&mut self, parts: &[&TensorSpec]) -> Result<u64, LoadError> {
+    fn advance(&mut self, specs: &[&TensorSpec]) -> Result<u64, LoadError> {
         let mut stored = 0;
-        for spec in parts {
-            let elements = spec.part(self.seat()).elements();
+        for spec in specs {
+            let elements = spec.shard_range(self.group_rank()).elements();
             stored += (elements * self.source.check(spec)?.bytes()) as u64;
         }
         self.state.done += stored;

@@ -9,10 +9,10 @@ mod shard;
 pub(crate) use dummy::Dummy;
 pub(crate) use loader::{Loader, Progress, Source};
 pub(crate) use safetensors::SafetensorsDir;
-pub(crate) use shard::{Cut, Part, share};
+pub(crate) use shard::{Cut, ShardRange, share};
 
 pub use loader::LoadProgress;
-use tutti_kernels::collective::Seat;
+use tutti_kernels::collective::GroupRank;
 
 /// A tensor that a family expects to find.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,13 +57,13 @@ impl TensorSpec {
     }
 
     /// What a rank holds of it.
-    pub fn part(&self, seat: Seat) -> Part {
+    pub fn shard_range(&self, group_rank: GroupRank) -> ShardRange {
         let (rows, columns) = match self.shape[..] {
             [rows, columns] => (rows, columns),
             // Each element is an output of its own.
             _ => (self.elements(), 1),
         };
-        self.cut.part(rows, columns, seat)
+        self.cut.shard_range(rows, columns, group_rank)
     }
 
     /// How many elements it has; saturates where a config is absurd, and then no file matches.

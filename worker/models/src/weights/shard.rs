@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use tutti_kernels::{HostMatrix, WeightType, collective::Seat};
+use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
 
 /// The rule for one tensor. A family declares one for each, beside its name and shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) enum Cut {
 
 /// What a rank holds of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct ShardRange {
     /// Outputs; a vector's elements.
     pub rows: Range<usize>,
     /// Inputs; one, of a vector.
@@ -28,35 +28,35 @@ pub(crate) struct Part {
 
 /// A rank's share of `units`. Where there are more ranks than units, neighbours hold the same one. The family has seen
 /// to it that one number divides the other.
-pub(crate) fn share(units: usize, seat: Seat) -> Range<usize> {
-    let first = seat.rank * units / seat.size;
-    first..first + (units / seat.size).max(1)
+pub(crate) fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
+    let first = group_rank.rank * units / group_rank.world_size;
+    first..first + (units / group_rank.world_size).max(1)
 }
 
 impl Cut {
     /// What a rank holds of a tensor of this shape.
-    pub fn part(self, rows: usize, columns: usize, seat: Seat) -> Part {
+    pub fn shard_range(self, rows: usize, columns: usize, group_rank: GroupRank) -> ShardRange {
         let within = |units: usize, length: usize| {
-            let (share, unit) = (share(units, seat), length / units.max(1));
+            let (share, unit) = (share(units, group_rank), length / units.max(1));
             share.start * unit..share.end * unit
         };
         match self {
-            Self::Rows(units) => Part { rows: within(units, rows), columns: 0..columns },
-            Self::Columns(units) => Part { rows: 0..rows, columns: within(units, columns) },
-            Self::Leader if !seat.leads() => Part { rows: 0..0, columns: 0..columns },
-            Self::Replicated | Self::Leader => Part { rows: 0..rows, columns: 0..columns },
+            Self::Rows(units) => ShardRange { rows: within(units, rows), columns: 0..columns },
+            Self::Columns(units) => ShardRange { rows: 0..rows, columns: within(units, columns) },
+            Self::Leader if !group_rank.is_leader() => ShardRange { rows: 0..0, columns: 0..columns },
+            Self::Replicated | Self::Leader => ShardRange { rows: 0..rows, columns: 0..columns },
         }
     }
 }
 
-impl Part {
+impl ShardRange {
     /// How many elements it has; saturates where a config is absurd, and then no file matches.
     pub fn elements(&self) -> usize {
         self.rows.len().saturating_mul(self.columns.len())
     }
 
     /// Its bytes of a whole matrix: in place where they lie together, gathered where inputs are cut.
-    pub fn of<'a>(&self, whole: HostMatrix<'a>) -> Cow<'a, [u8]> {
+    pub fn slice<'a>(&self, whole: HostMatrix<'a>) -> Cow<'a, [u8]> {
         let Self { rows, columns } = self;
         let size = whole.dtype.bytes();
         let row_bytes = whole.columns * size;
@@ -95,20 +95,21 @@ impl Part {
 mod tests {
     use super::*;
 
-    fn seat(rank: usize, size: usize) -> Seat {
-        Seat { rank, size }
+    fn group_rank(rank: usize, size: usize) -> GroupRank {
+        GroupRank { rank, world_size: size }
     }
 
     #[test]
     fn shares_cover_everything_once_or_are_shared_alike() {
-        let shares = |units, size| (0..size).map(|rank| share(units, seat(rank, size))).collect::<Vec<_>>();
+        let shares =
+            |units, size| (0..size).map(|rank| share(units, group_rank(rank, size))).collect::<Vec<_>>();
         assert_eq!(shares(6, 2), [0..3, 3..6]);
         assert_eq!(shares(2, 4), [0..1, 0..1, 1..2, 1..2]);
         assert_eq!(shares(1, 1), [0..1; 1]);
     }
 
     #[test]
-    fn the_bytes_and_the_runs_of_a_part_are_the_same_elements() {
+    fn the_bytes_and_the_runs_of_a_shard_are_the_same_elements() {
         // Four rows of six elements of two bytes, each the element's own number.
         let bytes: Vec<u8> = (0..24u16).flat_map(u16::to_le_bytes).collect();
         let whole = HostMatrix { bytes: &bytes, dtype: WeightType::F16, rows: 4, columns: 6 };
@@ -120,13 +121,13 @@ mod tests {
             (Cut::Leader, 1, vec![]),
         ] {
             // Three units among three ranks; else two ranks.
-            let part = cut.part(4, 6, seat(rank, if cut == Cut::Columns(3) { 3 } else { 2 }));
-            let found = part.of(whole);
+            let range = cut.shard_range(4, 6, group_rank(rank, if cut == Cut::Columns(3) { 3 } else { 2 }));
+            let found = range.slice(whole);
             let found: Vec<u16> = found.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
             assert_eq!(found, expected, "{cut:?}");
-            let runs: Vec<u16> = part.runs(6).flatten().map(|element| element as u16).collect();
-            assert_eq!(runs, if part.rows.is_empty() { vec![] } else { expected }, "{cut:?}");
-            assert_eq!(part.elements(), found.len());
+            let runs: Vec<u16> = range.runs(6).flatten().map(|element| element as u16).collect();
+            assert_eq!(runs, if range.rows.is_empty() { vec![] } else { expected }, "{cut:?}");
+            assert_eq!(range.elements(), found.len());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{path::Path, thread, time::Duration};
 
-use tutti_kernels::collective::{Collective, CollectiveError, Patience, Seat, SharedMemory};
+use tutti_kernels::collective::{Collective, CollectiveError, GroupRank, Patience, SharedMemory};
 use tutti_models::{
     LoadFormat, Model, Quantize,
     lockstep::{Leader, follow},
@@ -33,8 +33,8 @@ pub fn of_ranks_as<T>(
 ) -> T {
     let meeting = tempfile::tempdir().unwrap();
     let meet = |what: &str, rank| {
-        let seat = Seat { rank, size };
-        Box::new(SharedMemory::meet(&meeting.path().join(what), seat, WAIT, WAIT).unwrap())
+        let group_rank = GroupRank { rank, world_size: size };
+        Box::new(SharedMemory::meet(&meeting.path().join(what), group_rank, WAIT, WAIT).unwrap())
     };
     let load =
         |rank| try_load_as(device().with_group(meet("data", rank)), dir, load_format, quantize).unwrap();
@@ -52,10 +52,10 @@ pub fn of_ranks_as<T>(
 }
 
 /// A rank of a group whose others are not there: it can load, which takes nobody else, and nothing more.
-pub struct Lone(pub Seat);
+pub struct Lone(pub GroupRank);
 
 impl Collective for Lone {
-    fn seat(&self) -> Seat {
+    fn group_rank(&self) -> GroupRank {
         self.0
     }
 

@@ -83,7 +83,7 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 /// Serves `WorkerGate`.
-pub struct Gate {
+pub struct WorkerService {
     cluster: Arc<Cluster>,
     admission: Admission,
     /// Given to the workers of each group; their schema is the worker's own.
@@ -91,7 +91,7 @@ pub struct Gate {
     loading: LoadDisplay,
 }
 
-impl Gate {
+impl WorkerService {
     /// A gate that gives each worker its group's `settings_json`, of which there is one for each group of the topology.
     pub fn new(
         cluster: Arc<Cluster>,
@@ -137,7 +137,7 @@ impl Gate {
 }
 
 #[tonic::async_trait]
-impl WorkerGate for Gate {
+impl WorkerGate for WorkerService {
     type JoinStream = Pin<Box<dyn Stream<Item = Result<pb::ConductorMessage, Status>> + Send>>;
 
     async fn join(

@@ -10,7 +10,7 @@ pub const MAX_LOGPROBS: u32 = 20;
 pub const MAX_STOP_TOKENS: usize = 1024;
 
 /// Refuses what `model` cannot run. Fields are named as clients spell them.
-pub fn check(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Result<(), Error> {
+pub fn check_spec(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Result<(), Error> {
     let stopping = spec.stopping.as_ref().ok_or_else(|| Error::invalid("max_tokens", "is missing"))?;
     let sampling = spec.sampling.as_ref().ok_or_else(|| Error::invalid("temperature", "is missing"))?;
     check_prompt(&spec.prompt, model)?;
@@ -162,7 +162,7 @@ mod tests {
     fn refusal(change: impl FnOnce(&mut pb::RequestSpec)) -> Error {
         let mut spec = good();
         change(&mut spec);
-        check(&spec, &model()).unwrap_err()
+        check_spec(&spec, &model()).unwrap_err()
     }
 
     fn sampling(change: impl FnOnce(&mut pb::Sampling)) -> Error {
@@ -183,17 +183,17 @@ mod tests {
 
     #[test]
     fn a_good_request_passes_and_fills_the_pool_to_the_brim() {
-        assert_eq!(check(&good(), &model()), Ok(()));
+        assert_eq!(check_spec(&good(), &model()), Ok(()));
         let mut full = good();
         full.stopping.as_mut().unwrap().max_tokens = 45;
-        assert_eq!(check(&full, &model()), Ok(()));
+        assert_eq!(check_spec(&full, &model()), Ok(()));
     }
 
     #[test]
     fn a_prompt_may_be_scored_without_any_output() {
         let mut spec = good();
         spec.stopping.as_mut().unwrap().max_tokens = 0;
-        assert_eq!(check(&spec, &model()), Ok(()));
+        assert_eq!(check_spec(&spec, &model()), Ok(()));
     }
 
     #[test]

@@ -111,7 +111,7 @@ async fn without_a_prefill_the_room_is_given_back_until_there_is_one() {
     assert_eq!(bench.submit(2).unwrap_err().kind(), ErrorKind::Unavailable);
     reserved(&decode, first).await;
     assert_eq!(decode.cancelled().await, first);
-    decode.let_go(first).await;
+    decode.confirm_cancel(first).await;
     let mut prefill = bench.ready(0).await;
     let again = decode.launched().await.key;
     assert_eq!(again.unwrap().incarnation, 1);
@@ -138,7 +138,7 @@ async fn a_lost_decode_takes_its_prefill_along_and_both_start_over() {
     metric(&bench, "tutti_generated_tokens_total", 1).await;
     drop(decode);
     assert_eq!(prefill.cancelled().await, first);
-    prefill.let_go(first).await;
+    prefill.confirm_cancel(first).await;
     let mut decode = bench.ready(1).await;
     let again = decode.launched().await;
     assert_eq!((again.key.unwrap().incarnation, &again.generated), (1, &vec![10]));
@@ -190,14 +190,14 @@ async fn a_client_that_leaves_frees_both_sides() {
     let first = prefill.launched().await.key;
     drop(submission);
     assert_eq!((prefill.cancelled().await, decode.cancelled().await), (first, key));
-    prefill.let_go(first).await;
-    decode.let_go(key).await;
+    prefill.confirm_cancel(first).await;
+    decode.confirm_cancel(key).await;
     bench.idle().await;
     let waiting = bench.submit(3).unwrap();
     let key = decode.launched().await.key;
     drop(waiting);
     assert_eq!(decode.cancelled().await, key);
-    decode.let_go(key).await;
+    decode.confirm_cancel(key).await;
     bench.idle().await;
 }
 

@@ -43,7 +43,7 @@ pub struct Exit {
     /// It found its settings unusable.
     pub usage: bool,
     /// Processes of this rank in a row that ended early, this one included.
-    pub short_lives: u32,
+    pub early_exits: u32,
 }
 
 impl Cluster {
@@ -184,7 +184,7 @@ impl Cluster {
         }
         let record = state.ranks.of(rank);
         record.see_trouble(format!("its process ended: {}", exit.status));
-        record.ended(exit.short_lives);
+        record.ended(exit.early_exits);
         if exit.usage {
             let message = format!("worker {rank} refused its settings ({})", exit.status);
             self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));

@@ -10,13 +10,13 @@ use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
 
 use super::{
-    replay_tests::{PROMPT, accepted, finish, read, row, scores},
-    *,
+    super::*,
+    replay::{PROMPT, accepted, finish, read, row, scores},
 };
 
 /// One rank's life with one try of the request: it says honestly what a worker says.
 #[derive(Clone, Debug)]
-struct Life {
+struct FakeGraph {
     worker: WorkerId,
     rank: u32,
     key: Option<pb::GraphKey>,
@@ -39,8 +39,8 @@ struct World {
     request: Request,
     total: u32,
     ranks: u32,
-    alive: Vec<Life>,
-    dead: Vec<Life>,
+    alive: Vec<FakeGraph>,
+    dead: Vec<FakeGraph>,
     said: Vec<Said>,
     booked: BTreeSet<(WorkerId, GraphKey)>,
     next_worker: u32,
@@ -72,13 +72,13 @@ impl World {
         }
         for (worker, key) in effects.cancel {
             // A worker that is told to let go does so at once here; a property of its own is that it may take its time.
-            let lives = self.alive.iter_mut().filter(|life| life.worker == worker && !life.over);
+            let graphs = self.alive.iter_mut().filter(|graph| graph.worker == worker && !graph.over);
             let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
-            let told: Vec<_> = lives
-                .map(|life| {
-                    life.over = true;
+            let told: Vec<_> = graphs
+                .map(|graph| {
+                    graph.over = true;
                     let outcome = Some(cancelled.clone());
-                    pb::Completion { key: Some(key.into()), epoch: life.epoch, rank: life.rank, outcome }
+                    pb::Completion { key: Some(key.into()), epoch: graph.epoch, rank: graph.rank, outcome }
                 })
                 .collect();
             for completion in told {
@@ -102,14 +102,14 @@ impl World {
     }
 
     /// Where every rank of the group is new, as after its restart.
-    fn place(&mut self, chunk: u32) {
+    fn launch(&mut self, chunk: u32) {
         if !self.request.is_waiting() {
             return;
         }
         let ranks: BTreeMap<_, _> =
             (0..self.ranks).map(|rank| (Rank(rank), WorkerId(self.next_worker + rank))).collect();
         self.next_worker += self.ranks;
-        let launch = self.request.launch(Part::Whole, ranks.clone(), Instant::now()).unwrap();
+        let launch = self.request.launch(GraphRole::Whole, ranks.clone(), Instant::now()).unwrap();
         self.launches += 1;
         let next = launch.generated.len() as u32;
         assert!(launch.generated.iter().zip(100..).all(|(token, expected)| *token == expected));
@@ -117,7 +117,7 @@ impl World {
             self.booked.insert((worker, launch.key.unwrap().into()));
             // A try that has output has no prompt to score.
             let scored = if next > 0 { PROMPT } else { 1 };
-            self.alive.push(Life {
+            self.alive.push(FakeGraph {
                 worker,
                 rank: rank.0,
                 key: launch.key,
@@ -131,59 +131,59 @@ impl World {
     }
 
     /// What this life says next, if there is anything left to say.
-    fn says(&self, life: &mut Life) -> Vec<Said> {
-        if life.over {
+    fn says(&self, graph: &mut FakeGraph) -> Vec<Said> {
+        if graph.over {
             return vec![];
         }
         let mut said = Vec::new();
-        let epoch = life.epoch;
-        life.epoch += 1;
-        let mut tokens = pb::RowReport { key: life.key, epoch, ..Default::default() };
-        if life.scored < PROMPT {
-            let count = life.chunk.min(PROMPT - life.scored);
-            tokens = scores(life.key, epoch, life.scored, count);
-            life.scored += count;
+        let epoch = graph.epoch;
+        graph.epoch += 1;
+        let mut tokens = pb::RowReport { key: graph.key, epoch, ..Default::default() };
+        if graph.scored < PROMPT {
+            let count = graph.chunk.min(PROMPT - graph.scored);
+            tokens = scores(graph.key, epoch, graph.scored, count);
+            graph.scored += count;
         }
-        if life.scored == PROMPT {
-            tokens.tokens = row(life.key, epoch, life.next).tokens;
-            life.next += 1;
+        if graph.scored == PROMPT {
+            tokens.tokens = row(graph.key, epoch, graph.next).tokens;
+            graph.next += 1;
         }
-        if life.rank == 0 {
-            said.push(Said::Row(life.worker, tokens));
+        if graph.rank == 0 {
+            said.push(Said::Row(graph.worker, tokens));
         }
-        if life.next == self.total {
-            life.over = true;
-            let completion = finish(life.key, life.epoch, life.rank, self.total);
-            said.push(Said::Completion(life.worker, completion));
+        if graph.next == self.total {
+            graph.over = true;
+            let completion = finish(graph.key, graph.epoch, graph.rank, self.total);
+            said.push(Said::Completion(graph.worker, completion));
         }
         said
     }
 
-    fn step(&mut self, place: usize) {
-        let Some(index) = place.checked_rem(self.alive.len()) else { return };
-        let mut life = self.alive[index].clone();
-        let said = self.says(&mut life);
-        self.alive[index] = life;
+    fn step(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.alive.len()) else { return };
+        let mut graph = self.alive[index].clone();
+        let said = self.says(&mut graph);
+        self.alive[index] = graph;
         said.into_iter().for_each(|said| self.hear(said));
     }
 
     /// A worker that was taken for dead, and is not.
-    fn step_dead(&mut self, place: usize) {
-        let Some(index) = place.checked_rem(self.dead.len()) else { return };
-        let mut life = self.dead[index].clone();
-        let said = self.says(&mut life);
-        self.dead[index] = life;
+    fn step_dead(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.dead.len()) else { return };
+        let mut graph = self.dead[index].clone();
+        let said = self.says(&mut graph);
+        self.dead[index] = graph;
         said.into_iter().for_each(|said| self.hear(said));
     }
 
-    fn lose(&mut self, place: usize) {
-        let Some(index) = place.checked_rem(self.alive.len()) else { return };
-        let life = self.alive.remove(index);
-        let effects = self.request.on_worker_lost(life.worker, "killed");
+    fn lose(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.alive.len()) else { return };
+        let graph = self.alive.remove(index);
+        let effects = self.request.on_worker_lost(graph.worker, "killed");
         // As the cluster does: with a worker, all its bookings are gone.
-        self.dead.push(life.clone());
+        self.dead.push(graph.clone());
         self.apply(effects);
-        assert!(self.booked.iter().all(|(worker, _)| *worker != life.worker), "a booking at a dead worker");
+        assert!(self.booked.iter().all(|(worker, _)| *worker != graph.worker), "a booking at a dead worker");
     }
 }
 
@@ -199,25 +199,25 @@ proptest! {
         events in proptest::collection::vec((0u8..16, 0usize..64, 1u32..4), 0..60),
     ) {
         let (mut world, mut receiver) = World::new(max_replays, total, ranks);
-        for (event, place, chunk) in events {
+        for (event, pick, chunk) in events {
             match event {
-                0..=1 => world.place(chunk),
-                2..=9 => world.step(place),
-                10..=11 => world.step_dead(place),
-                12..=13 => if let Some(index) = place.checked_rem(world.said.len()) {
+                0..=1 => world.launch(chunk),
+                2..=9 => world.step(pick),
+                10..=11 => world.step_dead(pick),
+                12..=13 => if let Some(index) = pick.checked_rem(world.said.len()) {
                     let said = world.said[index].clone();
                     world.hear_again(said);
                 },
-                _ => world.lose(place),
+                _ => world.lose(pick),
             }
             prop_assert!(world.endings <= 1);
             prop_assert_eq!(world.endings == 1, !world.request.is_live());
         }
         // From here on all goes well.
         for _ in 0..200 {
-            world.place(2);
-            for place in 0..world.alive.len() {
-                world.step(place);
+            world.launch(2);
+            for pick in 0..world.alive.len() {
+                world.step(pick);
             }
         }
         prop_assert!(world.request.is_over(), "{:?}", world.request);

@@ -9,15 +9,15 @@ use tokio_stream::StreamExt;
 use tutti_runtime::ErrorKind;
 
 use super::{
-    replay_tests::{PROMPT, accepted_for, at, finish, read, row, scores},
-    *,
+    super::*,
+    replay::{PROMPT, accepted_for, at, finish, read, row, scores},
 };
 
 /// One worker's life with one graph: it says honestly what a worker says.
 #[derive(Clone, Debug)]
-struct Life {
+struct FakeGraph {
     worker: WorkerId,
-    part: Part,
+    role: GraphRole,
     key: pb::GraphKey,
     /// Prompt tokens a pass.
     chunk: u32,
@@ -44,7 +44,7 @@ struct World {
     /// Whether there is a worker that prefills, and one that encodes.
     prefills: bool,
     encodes: bool,
-    alive: Vec<Life>,
+    alive: Vec<FakeGraph>,
     /// What has been said and not been heard: in order of each worker, in any order of two.
     outboxes: BTreeMap<WorkerId, VecDeque<Said>>,
     heard: Vec<(WorkerId, Said)>,
@@ -75,20 +75,23 @@ impl World {
         (world, receiver)
     }
 
-    fn live(&mut self, part: Part, worker: WorkerId, launch: &pb::LaunchGraph) {
+    fn start(&mut self, role: GraphRole, worker: WorkerId, launch: &pb::LaunchGraph) {
         let key = launch.key.unwrap();
         assert!(self.booked.insert((worker, key.into())));
         assert!(launch.generated.iter().zip(100..).all(|(token, expected)| *token == expected));
         let generated = launch.generated.len() as u32;
         // A try that has output has no prompt to score, and a decode goes on behind the prefill's token.
-        let scored = if generated > 0 || part == Part::Decode { PROMPT } else { 1 };
-        let next = generated + u32::from(part == Part::Decode);
+        let scored = if generated > 0 || role == GraphRole::Decode { PROMPT } else { 1 };
+        let next = generated + u32::from(role == GraphRole::Decode);
         let (for_decode, for_media) = (launch.receive.is_some(), launch.receive_media.is_some());
-        assert_eq!(for_decode, part == Part::Decode);
-        assert_eq!(for_media, self.request.has_media() && matches!(part, Part::Whole | Part::Prefill));
+        assert_eq!(for_decode, role == GraphRole::Decode);
+        assert_eq!(
+            for_media,
+            self.request.has_media() && matches!(role, GraphRole::Whole | GraphRole::Prefill)
+        );
         let begun = !for_decode && !for_media;
         let chunk = self.chunk;
-        self.alive.push(Life { worker, part, key, chunk, epoch: 0, scored, next, begun, over: false });
+        self.alive.push(FakeGraph { worker, role, key, chunk, epoch: 0, scored, next, begun, over: false });
         if !begun {
             self.say(worker, Said::Reserved(key));
         }
@@ -99,35 +102,35 @@ impl World {
         WorkerId(self.next_worker)
     }
 
-    fn place(&mut self, whole: bool) {
+    fn launch(&mut self, whole: bool) {
         let nobody_encodes = self.request.has_media() && !self.encodes;
         if !self.request.is_waiting() || (!self.prefills && !whole) || nobody_encodes {
             return;
         }
-        let part = match (whole, self.request.may_decode()) {
-            (true, _) => Part::Whole,
-            (false, true) => Part::Decode,
-            (false, false) => Part::Prefill,
+        let role = match (whole, self.request.may_decode()) {
+            (true, _) => GraphRole::Whole,
+            (false, true) => GraphRole::Decode,
+            (false, false) => GraphRole::Prefill,
         };
         let worker = self.new_worker();
-        let launch = self.request.launch(part, at(worker), Instant::now()).unwrap();
-        self.live(part, worker, &launch);
+        let launch = self.request.launch(role, at(worker), Instant::now()).unwrap();
+        self.start(role, worker, &launch);
     }
 
     fn say(&mut self, worker: WorkerId, said: Said) {
         self.outboxes.entry(worker).or_default().push_back(said);
     }
 
-    fn complete(&mut self, life: &Life, outcome: pb::completion::Outcome) {
+    fn complete(&mut self, graph: &FakeGraph, outcome: pb::completion::Outcome) {
         let completion =
-            pb::Completion { key: Some(life.key), epoch: life.epoch, rank: 0, outcome: Some(outcome) };
-        self.say(life.worker, Said::Completion(completion));
+            pb::Completion { key: Some(graph.key), epoch: graph.epoch, rank: 0, outcome: Some(outcome) };
+        self.say(graph.worker, Said::Completion(completion));
     }
 
-    fn deliver(&mut self, place: usize) {
+    fn deliver(&mut self, pick: usize) {
         let full: Vec<WorkerId> =
             self.outboxes.iter().filter(|(_, said)| !said.is_empty()).map(|(worker, _)| *worker).collect();
-        let Some(index) = place.checked_rem(full.len()) else { return };
+        let Some(index) = pick.checked_rem(full.len()) else { return };
         let said = self.outboxes.get_mut(&full[index]).unwrap().pop_front().unwrap();
         self.heard.push((full[index], said.clone()));
         self.hear(full[index], said);
@@ -156,11 +159,11 @@ impl World {
                 match wanted {
                     RoomFor::Planes if self.prefills => {
                         let launch = self.request.launch_prefill(at(worker), room, Instant::now()).unwrap();
-                        return self.live(Part::Prefill, worker, &launch);
+                        return self.start(GraphRole::Prefill, worker, &launch);
                     }
                     RoomFor::Embeddings if self.encodes => {
                         let launch = self.request.launch_encode(at(worker), room, Instant::now()).unwrap();
-                        return self.live(Part::Encode, worker, &launch);
+                        return self.start(GraphRole::Encode, worker, &launch);
                     }
                     _ => self.request.give_room_back(),
                 }
@@ -174,94 +177,94 @@ impl World {
             assert!(self.booked.remove(booking), "{booking:?} released twice");
         }
         for (worker, key) in effects.cancel {
-            let told = self.alive.iter_mut().find(|life| life.worker == worker && !life.over);
-            if let Some(life) = told.filter(|life| GraphKey::from(life.key) == key) {
-                life.over = true;
-                let life = life.clone();
-                self.complete(&life, pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}));
+            let told = self.alive.iter_mut().find(|graph| graph.worker == worker && !graph.over);
+            if let Some(graph) = told.filter(|graph| GraphKey::from(graph.key) == key) {
+                graph.over = true;
+                let graph = graph.clone();
+                self.complete(&graph, pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}));
             }
         }
         self.endings += u32::from(effects.ended.is_some());
         self.tries += u32::from(effects.replayed);
     }
 
-    fn step(&mut self, place: usize) {
-        let Some(index) = place.checked_rem(self.alive.len()) else { return };
-        let mut life = self.alive[index].clone();
-        if life.over || !life.begun {
+    fn step(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.alive.len()) else { return };
+        let mut graph = self.alive[index].clone();
+        if graph.over || !graph.begun {
             return;
         }
-        let (key, epoch) = (Some(life.key), life.epoch);
-        life.epoch += 1;
-        if life.part == Part::Encode {
-            (life.over, life.next) = (true, 0);
-            self.hand_over(&life);
-            self.alive[index] = life;
+        let (key, epoch) = (Some(graph.key), graph.epoch);
+        graph.epoch += 1;
+        if graph.role == GraphRole::Encode {
+            (graph.over, graph.next) = (true, 0);
+            self.export(&graph);
+            self.alive[index] = graph;
             return;
         }
         let mut said = pb::RowReport { key, epoch, ..Default::default() };
-        if life.scored < PROMPT {
-            let count = life.chunk.min(PROMPT - life.scored);
-            said = scores(key, epoch, life.scored, count);
-            life.scored += count;
+        if graph.scored < PROMPT {
+            let count = graph.chunk.min(PROMPT - graph.scored);
+            said = scores(key, epoch, graph.scored, count);
+            graph.scored += count;
         }
-        let sampled = life.scored == PROMPT;
+        let sampled = graph.scored == PROMPT;
         if sampled {
-            said.tokens = row(key, epoch, life.next).tokens;
-            life.next += 1;
+            said.tokens = row(key, epoch, graph.next).tokens;
+            graph.next += 1;
         }
-        let ends = sampled && life.next == self.total;
-        let finished = ends.then(|| finish(key, life.epoch, 0, self.total));
-        self.say(life.worker, Said::Row(said, finished));
+        let ends = sampled && graph.next == self.total;
+        let finished = ends.then(|| finish(key, graph.epoch, 0, self.total));
+        self.say(graph.worker, Said::Row(said, finished));
         if ends {
-            life.over = true;
-        } else if sampled && life.part == Part::Prefill {
-            life.over = true;
-            self.hand_over(&life);
+            graph.over = true;
+        } else if sampled && graph.role == GraphRole::Prefill {
+            graph.over = true;
+            self.export(&graph);
         }
-        self.alive[index] = life;
+        self.alive[index] = graph;
     }
 
     /// The receiver acknowledges while it is there, and goes on.
-    fn hand_over(&mut self, life: &Life) {
-        let of_media = life.part == Part::Encode;
-        let goes_on = |part| match part {
-            Part::Decode => !of_media,
-            Part::Whole | Part::Prefill => of_media,
-            Part::Encode => false,
+    fn export(&mut self, graph: &FakeGraph) {
+        let of_media = graph.role == GraphRole::Encode;
+        let goes_on = |role| match role {
+            GraphRole::Decode => !of_media,
+            GraphRole::Whole | GraphRole::Prefill => of_media,
+            GraphRole::Encode => false,
         };
         let receiver = self.alive.iter_mut().find(|other| {
-            goes_on(other.part) && other.key.incarnation == life.key.incarnation && !other.over
+            goes_on(other.role) && other.key.incarnation == graph.key.incarnation && !other.over
         });
         let outcome = match receiver {
             Some(receiver) => {
                 receiver.begun = true;
-                pb::completion::Outcome::HandedOver(pb::HandedOver { generated: life.next })
+                pb::completion::Outcome::HandedOver(pb::HandedOver { generated: graph.next })
             }
             None => pb::completion::Outcome::HandoverFailed(pb::Fault::default()),
         };
-        self.complete(life, outcome);
+        self.complete(graph, outcome);
     }
 
     /// A lease that is over, or a push that breaks.
-    fn fail_handover(&mut self, place: usize) {
-        let Some(index) = place.checked_rem(self.alive.len()) else { return };
-        let life = &mut self.alive[index];
-        if life.over || (life.begun && matches!(life.part, Part::Whole | Part::Decode)) {
+    fn fail_handover(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.alive.len()) else { return };
+        let graph = &mut self.alive[index];
+        if graph.over || (graph.begun && matches!(graph.role, GraphRole::Whole | GraphRole::Decode)) {
             return;
         }
-        life.over = true;
-        let life = life.clone();
-        self.complete(&life, pb::completion::Outcome::HandoverFailed(pb::Fault::default()));
+        graph.over = true;
+        let graph = graph.clone();
+        self.complete(&graph, pb::completion::Outcome::HandoverFailed(pb::Fault::default()));
     }
 
     /// What it has said may still be heard.
-    fn lose(&mut self, place: usize) {
-        let Some(index) = place.checked_rem(self.alive.len()) else { return };
-        let life = self.alive.remove(index);
-        let effects = self.request.on_worker_lost(life.worker, "killed");
+    fn lose(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.alive.len()) else { return };
+        let graph = self.alive.remove(index);
+        let effects = self.request.on_worker_lost(graph.worker, "killed");
         self.apply(effects);
-        assert!(self.booked.iter().all(|(worker, _)| *worker != life.worker), "a booking at a dead worker");
+        assert!(self.booked.iter().all(|(worker, _)| *worker != graph.worker), "a booking at a dead worker");
     }
 }
 
@@ -276,20 +279,20 @@ proptest! {
         events in proptest::collection::vec((0u8..25, 0usize..64, 1u32..4), 0..80),
     ) {
         let (mut world, mut receiver) = World::new(max_replays, total, has_media);
-        for (event, place, chunk) in events {
+        for (event, pick, chunk) in events {
             world.chunk = chunk;
             match event {
-                0..=2 => world.place(place % 8 == 0),
-                3..=9 => world.step(place),
-                10..=17 => world.deliver(place),
-                18..=19 => if let Some(index) = place.checked_rem(world.heard.len()) {
+                0..=2 => world.launch(pick % 8 == 0),
+                3..=9 => world.step(pick),
+                10..=17 => world.deliver(pick),
+                18..=19 => if let Some(index) = pick.checked_rem(world.heard.len()) {
                     let (from, said) = world.heard[index].clone();
                     world.hear(from, said);
                 },
-                20 => world.fail_handover(place),
-                21 => world.prefills = place % 4 > 0,
-                22 => world.encodes = place % 4 > 0,
-                _ => world.lose(place),
+                20 => world.fail_handover(pick),
+                21 => world.prefills = pick % 4 > 0,
+                22 => world.encodes = pick % 4 > 0,
+                _ => world.lose(pick),
             }
             prop_assert!(world.endings <= 1);
             prop_assert_eq!(world.endings == 1, !world.request.is_live());
@@ -297,8 +300,8 @@ proptest! {
         // From here on all goes well.
         (world.prefills, world.encodes) = (true, true);
         for _ in 0..300 {
-            world.place(false);
-            (0..world.alive.len()).for_each(|place| world.step(place));
+            world.launch(false);
+            (0..world.alive.len()).for_each(|pick| world.step(pick));
             world.deliver(0);
             world.deliver(1);
             world.deliver(2);

@@ -12,10 +12,10 @@ pub trait PausedPages {
 
 /// Uses the pauses of a model's steps. It runs on the step's own thread and the step waits for it, so that nothing is
 /// ever copied while something is computed.
-pub trait Interlude: Send {
+pub trait StepHook: Send {
     /// Whether anything may come to be done while the next step runs: a device that could pause at any time need not,
     /// where nothing may.
-    fn may_come(&self) -> bool;
+    fn may_have_work(&self) -> bool;
     /// The step has paused. Next to nothing where there is nothing to do. An error ends the step.
-    fn play(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError>;
+    fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError>;
 }

@@ -5,7 +5,7 @@ use tokio_stream::StreamExt;
 use tutti_proto::{Rank, walks::WalkId};
 use tutti_runtime::ErrorKind;
 
-use super::*;
+use super::super::*;
 
 pub(super) const PROMPT: u32 = 6;
 const FIRST: WorkerId = WorkerId(1);
@@ -25,8 +25,8 @@ pub(super) fn accepted_for(max_replays: u32, max_tokens: u32) -> (Request, mailb
     (Request::accept(RequestId(7), spec, None, walks, reservation, max_replays, sender), receiver)
 }
 
-pub(super) fn at(worker: WorkerId) -> Placement {
-    Placement::from([(Rank(0), worker)])
+pub(super) fn at(worker: WorkerId) -> Members {
+    Members::from([(Rank(0), worker)])
 }
 
 pub(super) fn row(key: Option<pb::GraphKey>, epoch: u32, index: u32) -> pb::RowReport {
@@ -35,7 +35,7 @@ pub(super) fn row(key: Option<pb::GraphKey>, epoch: u32, index: u32) -> pb::RowR
 }
 
 pub(super) fn scores(key: Option<pb::GraphKey>, epoch: u32, first: u32, count: u32) -> pb::RowReport {
-    let score = |place| pb::TokenLogprob { rank: place, ..Default::default() };
+    let score = |index| pb::TokenLogprob { rank: index, ..Default::default() };
     let tokens = (first..first + count).map(score).collect();
     let prompt_logprobs = Some(pb::PromptLogprobs { first, tokens });
     pb::RowReport { key, epoch, prompt_logprobs, ..Default::default() }
@@ -62,7 +62,7 @@ pub(super) fn read(receiver: &mut mailbox::Receiver) -> Seen {
             Ok(event) => {
                 seen.tokens.extend(event.tokens.iter().map(|token| token.index));
                 for piece in event.prompt_logprobs {
-                    assert!(piece.tokens.iter().zip(piece.first..).all(|(score, place)| score.rank == place));
+                    assert!(piece.tokens.iter().zip(piece.first..).all(|(score, index)| score.rank == index));
                     seen.scored.extend(piece.tokens.iter().map(|score| score.rank));
                 }
                 seen.ending = event.finished.map(Ok).or(seen.ending);
@@ -76,12 +76,12 @@ pub(super) fn read(receiver: &mut mailbox::Receiver) -> Seen {
 #[test]
 fn a_lost_worker_is_a_pause() {
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
+    let key = request.launch(GraphRole::Whole, at(FIRST), Instant::now()).unwrap().key;
     request.on_row(FIRST, row(key, 0, 0));
     let effects = request.on_worker_lost(FIRST, "killed");
-    assert!(effects.place && effects.replayed && effects.ended.is_none() && request.is_waiting());
+    assert!(effects.needs_placement && effects.replayed && effects.ended.is_none() && request.is_waiting());
     assert_eq!(effects.released, [(FIRST, key.unwrap().into())]);
-    let again = request.launch(Part::Whole, at(SECOND), Instant::now()).unwrap();
+    let again = request.launch(GraphRole::Whole, at(SECOND), Instant::now()).unwrap();
     assert_eq!((again.key.unwrap().incarnation, &again.generated), (1, &vec![100]));
     assert_eq!(request.on_row(FIRST, row(key, 1, 1)).dropped, 1, "what the dead still say");
     request.on_row(SECOND, row(again.key, 0, 1));
@@ -94,10 +94,10 @@ fn a_lost_worker_is_a_pause() {
 #[test]
 fn what_the_first_try_found_cached_is_what_counts() {
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
+    let key = request.launch(GraphRole::Whole, at(FIRST), Instant::now()).unwrap().key;
     request.on_row(FIRST, pb::RowReport { cached_tokens: Some(3), ..row(key, 0, 0) });
     request.on_worker_lost(FIRST, "killed");
-    let key = request.launch(Part::Whole, at(SECOND), Instant::now()).unwrap().key;
+    let key = request.launch(GraphRole::Whole, at(SECOND), Instant::now()).unwrap().key;
     request.on_row(SECOND, row(key, 0, 1));
     request.on_completion(SECOND, finish(key, 1, 0, 2));
     assert_eq!(read(&mut receiver).ending.unwrap().unwrap().cached_tokens, 3);
@@ -106,10 +106,10 @@ fn what_the_first_try_found_cached_is_what_counts() {
 #[test]
 fn prompt_logprobs_come_once_though_the_prompt_is_computed_again() {
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
+    let key = request.launch(GraphRole::Whole, at(FIRST), Instant::now()).unwrap().key;
     request.on_row(FIRST, scores(key, 0, 1, 3));
     request.on_worker_lost(FIRST, "killed");
-    let key = request.launch(Part::Whole, at(SECOND), Instant::now()).unwrap().key;
+    let key = request.launch(GraphRole::Whole, at(SECOND), Instant::now()).unwrap().key;
     // Other chunks than before.
     request.on_row(SECOND, scores(key, 0, 1, 2));
     request.on_row(SECOND, scores(key, 1, 3, 3));
@@ -121,10 +121,10 @@ fn it_fails_after_so_many_tries_and_says_so() {
     for max_replays in 0..3 {
         let (mut request, mut receiver) = accepted(max_replays);
         for life in 0..max_replays {
-            request.launch(Part::Whole, at(WorkerId(life)), Instant::now()).unwrap();
-            assert!(request.on_worker_lost(WorkerId(life), "killed").place);
+            request.launch(GraphRole::Whole, at(WorkerId(life)), Instant::now()).unwrap();
+            assert!(request.on_worker_lost(WorkerId(life), "killed").needs_placement);
         }
-        request.launch(Part::Whole, at(WorkerId(9)), Instant::now()).unwrap();
+        request.launch(GraphRole::Whole, at(WorkerId(9)), Instant::now()).unwrap();
         let effects = request.on_worker_lost(WorkerId(9), "worker 0: killed");
         assert_eq!(effects.ended, Some(EndingKind::Failed(ErrorKind::Unavailable)));
         assert!(request.is_over());
@@ -140,7 +140,7 @@ fn only_a_last_try_after_one_in_vain_is_suspect() {
         let (mut request, _receiver) = accepted(2);
         for (life, brings) in brings.into_iter().enumerate() {
             let worker = WorkerId(life as u32);
-            let launch = request.launch(Part::Whole, at(worker), Instant::now()).unwrap();
+            let launch = request.launch(GraphRole::Whole, at(worker), Instant::now()).unwrap();
             if brings {
                 request.on_row(worker, row(launch.key, 0, launch.generated.len() as u32));
             }
@@ -155,9 +155,9 @@ fn only_a_last_try_after_one_in_vain_is_suspect() {
 
 #[test]
 fn an_end_that_one_rank_told_needs_no_other_try_once_all_tokens_are_here() {
-    let both = Placement::from([(Rank(0), FIRST), (Rank(1), SECOND)]);
+    let both = Members::from([(Rank(0), FIRST), (Rank(1), SECOND)]);
     let (mut request, mut receiver) = accepted(2);
-    let key = request.launch(Part::Whole, both, Instant::now()).unwrap().key;
+    let key = request.launch(GraphRole::Whole, both, Instant::now()).unwrap().key;
     request.on_row(FIRST, row(key, 0, 0));
     request.on_completion(FIRST, finish(key, 1, 0, 1));
     let effects = request.on_worker_lost(SECOND, "killed");
@@ -167,18 +167,18 @@ fn an_end_that_one_rank_told_needs_no_other_try_once_all_tokens_are_here() {
 
 #[test]
 fn the_other_ranks_of_a_lost_group_let_go_of_the_try_that_is_over() {
-    let both = Placement::from([(Rank(0), FIRST), (Rank(1), SECOND)]);
+    let both = Members::from([(Rank(0), FIRST), (Rank(1), SECOND)]);
     let (mut request, _receiver) = accepted(2);
-    let key = request.launch(Part::Whole, both.clone(), Instant::now()).unwrap().key;
+    let key = request.launch(GraphRole::Whole, both.clone(), Instant::now()).unwrap().key;
     let effects = request.on_worker_lost(SECOND, "killed");
     let first_try = (FIRST, GraphKey::from(key.unwrap()));
     assert_eq!(effects.cancel, [first_try]);
     // Again on the same one, before it has let go of the first try.
-    let again = request.launch(Part::Whole, at(FIRST), Instant::now()).unwrap().key;
+    let again = request.launch(GraphRole::Whole, at(FIRST), Instant::now()).unwrap().key;
     let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
-    let let_go = pb::Completion { key, epoch: 0, rank: 0, outcome: Some(cancelled) };
-    assert_eq!(request.on_completion(FIRST, let_go.clone()).released, [first_try]);
-    assert_eq!(request.on_completion(FIRST, let_go).dropped, Some(Dropped::Stale));
+    let released = pb::Completion { key, epoch: 0, rank: 0, outcome: Some(cancelled) };
+    assert_eq!(request.on_completion(FIRST, released.clone()).released, [first_try]);
+    assert_eq!(request.on_completion(FIRST, released).dropped, Some(Dropped::Stale));
     request.on_row(FIRST, row(again, 0, 0));
     request.on_completion(FIRST, finish(again, 1, 0, 1));
     assert!(request.is_over());

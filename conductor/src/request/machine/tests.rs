@@ -8,6 +8,11 @@ use tokio_stream::StreamExt;
 use tutti_proto::{Rank, walks::WalkId};
 use tutti_runtime::ErrorKind;
 
+mod death_properties;
+mod disaggregated;
+mod disaggregated_properties;
+mod replay;
+
 use super::*;
 
 const LEADER: WorkerId = WorkerId(10);
@@ -33,17 +38,17 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn alone() -> Placement {
-    Placement::from([(Rank(0), LEADER)])
+fn alone() -> Members {
+    Members::from([(Rank(0), LEADER)])
 }
 
-fn pair() -> Placement {
-    Placement::from([(Rank(0), LEADER), (Rank(1), FOLLOWER)])
+fn pair() -> Members {
+    Members::from([(Rank(0), LEADER), (Rank(1), FOLLOWER)])
 }
 
-fn running(placement: Placement) -> (Request, mailbox::Receiver) {
+fn running(placement: Members) -> (Request, mailbox::Receiver) {
     let (mut request, receiver) = accepted();
-    request.launch(Part::Whole, placement, now()).unwrap();
+    request.launch(GraphRole::Whole, placement, now()).unwrap();
     (request, receiver)
 }
 
@@ -104,9 +109,9 @@ fn tokens_flow_and_the_completion_ends_it() {
 #[test]
 fn a_launch_names_the_graph_and_happens_once() {
     let (mut request, _receiver) = accepted();
-    let launch = request.launch(Part::Whole, alone(), now()).unwrap();
+    let launch = request.launch(GraphRole::Whole, alone(), now()).unwrap();
     assert_eq!((launch.key, launch.walks, launch.spec), (key(0, 0), vec![4, 5], Some(spec())));
-    assert_eq!(request.launch(Part::Whole, alone(), now()), None);
+    assert_eq!(request.launch(GraphRole::Whole, alone(), now()), None);
 }
 
 #[test]
@@ -235,10 +240,10 @@ fn a_workers_refusal_is_told_apart_from_a_failure() {
 fn a_launch_says_how_much_time_is_left() {
     let came = now();
     let (mut request, _receiver) = due(Some(Deadline::new(came, 50).unwrap()));
-    let launch = request.launch(Part::Whole, alone(), came + Duration::from_millis(20)).unwrap();
+    let launch = request.launch(GraphRole::Whole, alone(), came + Duration::from_millis(20)).unwrap();
     assert_eq!(launch.timeout_ms, Some(30));
     let (mut request, _receiver) = accepted();
-    assert_eq!(request.launch(Part::Whole, alone(), came).unwrap().timeout_ms, None);
+    assert_eq!(request.launch(GraphRole::Whole, alone(), came).unwrap().timeout_ms, None);
 }
 
 #[test]
