@@ -8,7 +8,7 @@ use std::{
 use serde::Deserialize;
 use tutti_proto::{
     cluster::v1::{CheckpointFile, MediaKind, ModelDescription},
-    walks::MediaInput,
+    declaration::MediaInput,
 };
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
 

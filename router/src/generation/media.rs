@@ -1,6 +1,6 @@
 //! From a prompt with one placeholder token for each item of media to one with as many as the item has tokens.
 
-use tutti_proto::{cluster::v1 as pb, walks::MediaInput};
+use tutti_proto::{cluster::v1 as pb, declaration::MediaInput};
 use tutti_runtime::Error;
 
 use super::request::Media;

@@ -1,18 +1,18 @@
 //! The door: from a launch to a request that is certain to end, or a refusal.
 
-use tutti_proto::{Epoch, walks::WalkId};
+use tutti_proto::{Epoch, declaration::WalkId};
 
 use crate::{
     admission::Needs,
     config::SchedulerConfig,
-    launch::{GraphLaunch, Part, Refusal},
+    launch::{GraphLaunch, GraphRole, Refusal},
     pages::PagePool,
-    request::{Request, Span},
+    request::{PrefillSegment, Request},
     walks::Walks,
 };
 
 /// Refuses whatever could keep the request from ever ending, however empty the worker.
-pub(crate) fn check(
+pub(crate) fn validate(
     launch: GraphLaunch,
     walks: &Walks,
     config: &SchedulerConfig,
@@ -26,16 +26,16 @@ pub(crate) fn check(
     let mut prefill = Vec::with_capacity(launch.prefill.len());
     for segment in &launch.prefill {
         end += segment.tokens;
-        let walk = match (launch.part, launch.decode) {
+        let walk = match (launch.role, launch.decode) {
             // It is computed here only if the request is preempted later.
-            (Part::Decode, Some(decode)) => walks.recompute(decode),
+            (GraphRole::Decode, Some(decode)) => walks.recompute(decode),
             _ => segment.walk,
         };
-        prefill.push(Span { walk, cut: walks.cut(walk)?, end });
+        prefill.push(PrefillSegment { walk, cut: walks.cut(walk)?, end });
     }
     match launch.decode {
         Some(walk) if !walks.is_decode(walk) => return Err(Refusal::WrongWalk { walk, wanted: "a decode" }),
-        None if launch.part != Part::Prefill && max_tokens > launch.generated + 1 => {
+        None if launch.role != GraphRole::Prefill && max_tokens > launch.generated + 1 => {
             return Err(Refusal::NoDecodeWalk { max_tokens });
         }
         _ => {}
@@ -48,23 +48,23 @@ pub(crate) fn check(
     if let Some(content) = launch.content.as_ref().filter(|content| content.tokens.len() != end) {
         return Err(Refusal::WrongContent { tokens: content.tokens.len(), prefill: end });
     }
-    let held = match launch.part {
-        Part::Prefill => launch.prefill_tokens(),
-        Part::Encode => 0,
-        Part::Whole | Part::Decode => tokens,
+    let held = match launch.role {
+        GraphRole::Prefill => launch.prefill_tokens(),
+        GraphRole::Encode => 0,
+        GraphRole::Whole | GraphRole::Decode => tokens,
     };
     let last = prefill.last().map_or(WalkId(0), |span| span.walk);
     let recompute = walks.recompute(last);
     Ok(Request {
         key: launch.key,
-        part: launch.part,
+        role: launch.role,
         awaits_media: launch.awaits_media,
-        is_pinned: launch.part == Part::Decode
+        is_pinned: launch.role == GraphRole::Decode
             && launch.content.as_ref().is_some_and(|content| !content.media.is_empty()),
         prefill,
         recompute: (recompute, walks.cut(recompute)?),
         prompt_tokens,
-        decode: launch.decode.filter(|_| launch.part != Part::Prefill),
+        decode: launch.decode.filter(|_| launch.role != GraphRole::Prefill),
         generated: launch.generated,
         stopping: launch.stopping,
         life: Needs::of_whole_life(held, pool)?,

@@ -89,9 +89,7 @@ fn later_segments_are_charged_in_full() {
     while !scheduler.is_empty() {
         let step = step(&mut scheduler);
         assert!(step.tokens() <= 16);
-        rows.extend(
-            step.rows.iter().map(|row| (row.walk, row.positions.clone(), row.terminality.is_terminal())),
-        );
+        rows.extend(step.rows.iter().map(|row| (row.walk, row.positions.clone(), row.is_terminal())));
         let _ = commit(&mut scheduler, step);
     }
     let expected = [
@@ -169,7 +167,7 @@ fn replayed_output_is_prefill_and_only_its_end_is_terminal() {
     let mut last = Vec::new();
     while !scheduler.is_empty() {
         let step = step(&mut scheduler);
-        terminal.extend(step.rows.iter().map(|row| (row.positions.clone(), row.terminality.is_terminal())));
+        terminal.extend(step.rows.iter().map(|row| (row.positions.clone(), row.is_terminal())));
         last = commit(&mut scheduler, step);
     }
     assert_eq!(terminal, [(0..4, false), (4..8, false), (8..14, true)]);
@@ -182,7 +180,7 @@ fn no_output_wanted_means_nothing_is_sampled() {
     scheduler.add(text(1, 20, 0)).unwrap();
     assert_eq!(run(&mut scheduler), []);
     let step = step(&mut scheduler);
-    assert!(!step.rows[0].terminality.is_terminal());
+    assert!(!step.rows[0].is_terminal());
     let commits = scheduler.commit(step, vec![RowOutcome::Computed], Duration::ZERO);
     let ending = commits[0].ending.as_ref().unwrap();
     assert_eq!(ending.outcome, Outcome::Finished { reason: Finish::Length, generated: 0 });

@@ -2,32 +2,27 @@
 
 use super::Running;
 use crate::{
-    launch::Part,
+    launch::GraphRole,
     pages::PagePool,
     step::{Outcome, OutputToken, Reserved},
 };
 
 impl Running {
     /// Whether it gives up its pages to no one, since another worker fills them or takes them away.
-    pub fn is_divided(&self) -> bool {
-        self.request.part != Part::Whole
+    pub fn is_disaggregated(&self) -> bool {
+        self.request.role != GraphRole::Whole
     }
 
     /// Whether another worker computes what it needs next.
     pub fn awaits_planes(&self) -> bool {
-        self.request.part == Part::Decode
+        self.request.role == GraphRole::Decode
     }
 
     /// Where another worker's prefill ends and what it sampled: from here on it runs here as if it always had. Nothing has
     /// changed if that cannot be; then the reason is given.
-    pub fn take_over(
-        &mut self,
-        first: OutputToken,
-        computed: usize,
-        pool: &mut PagePool,
-    ) -> Result<(), String> {
+    pub fn import(&mut self, first: OutputToken, computed: usize, pool: &mut PagePool) -> Result<(), String> {
         let (end, request) = (self.request.prefill_end(), &mut self.request);
-        if request.part != Part::Decode {
+        if request.role != GraphRole::Decode {
             return Err("it waits for no planes".to_owned());
         }
         if computed != end {
@@ -40,7 +35,7 @@ impl Running {
         if !request.wants_output(first.index) || request.stopping.judge(first.token, first.index).is_some() {
             return Err(format!("it ends with token {}, which is handed over", first.token));
         }
-        request.part = Part::Whole;
+        request.role = GraphRole::Whole;
         request.generated += 1;
         request.content.iter_mut().for_each(|content| content.tokens.push(first.token));
         self.computed = end;
@@ -61,13 +56,13 @@ impl Running {
 
     /// Whether what it computes is no prefill.
     pub fn encodes(&self) -> bool {
-        self.request.part == Part::Encode
+        self.request.role == GraphRole::Encode
     }
 
     /// How it ends once its planes, or embeddings, are copied; none before its prefill is done.
-    pub fn handed_over(&self) -> Option<Outcome> {
+    pub fn export_outcome(&self) -> Option<Outcome> {
         let prefilled = self.computed >= self.request.prefill_end() && !self.is_in_step();
-        let done = prefilled && matches!(self.request.part, Part::Prefill | Part::Encode);
+        let done = prefilled && matches!(self.request.role, GraphRole::Prefill | GraphRole::Encode);
         done.then_some(Outcome::HandedOver { generated: self.request.generated })
     }
 }

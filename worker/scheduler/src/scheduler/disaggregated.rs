@@ -1,4 +1,4 @@
-//! Requests that run here in part: prefilled for another worker, or decoded after another worker's prefill.
+//! Requests that run here in role: prefilled for another worker, or decoded after another worker's prefill.
 //!
 //! The scheduler moves no planes. It is told when they have come or gone, or never will.
 
@@ -15,12 +15,17 @@ use crate::{
 impl Scheduler {
     /// All planes of a request that was [reserved](crate::Reserved) stand in its pages: it goes on behind them, with the
     /// token that was sampled after `computed` others. An error says why it cannot; then nothing has changed.
-    pub fn hand_over(&mut self, key: GraphKey, first: OutputToken, computed: usize) -> Result<(), String> {
+    pub fn complete_import(
+        &mut self,
+        key: GraphKey,
+        first: OutputToken,
+        computed: usize,
+    ) -> Result<(), String> {
         let ticket = self.tickets.get(&key).copied();
         let Some(request) = ticket.and_then(|ticket| self.running.get_mut(&ticket)) else {
             return Err("it holds no pages here".to_owned());
         };
-        request.take_over(first, computed, &mut self.pool)
+        request.import(first, computed, &mut self.pool)
     }
 
     /// The embeddings of a request's media are here: from now on it waits like any other, in the place that it came to.
@@ -35,9 +40,9 @@ impl Scheduler {
 
     /// The planes of a request that was prefilled for another worker are copied, and its pages are free. None if it has
     /// ended before, or its prefill is not done.
-    pub fn let_go(&mut self, key: GraphKey) -> Option<Ending> {
+    pub fn complete_export(&mut self, key: GraphKey) -> Option<Ending> {
         let Entry::Occupied(request) = self.running.entry(*self.tickets.get(&key)?) else { return None };
-        let outcome = request.get().handed_over()?;
+        let outcome = request.get().export_outcome()?;
         let request = request.remove();
         forget(&mut self.tickets, &mut self.deadlines, key, request.deadline());
         Some(request.end(outcome, &mut self.pool))

@@ -1,9 +1,9 @@
-//! What other workers do with requests that run here in part: bring planes, take them, or fail to.
+//! What other workers do with requests that run here in role: bring planes, take them, or fail to.
 
 use std::collections::BTreeMap;
 
 use tutti_proto::GraphKey;
-use tutti_scheduler::{Outcome, OutputToken, PageId, Part, Reserved, Row, TransferError};
+use tutti_scheduler::{GraphRole, Outcome, OutputToken, PageId, Reserved, Row, TransferError};
 
 use crate::{
     Live, Simulation,
@@ -46,7 +46,7 @@ impl Live<'_> {
 
     /// Whether another worker fills or reads its pages, or will.
     pub fn gives_up_no_page(&self) -> bool {
-        self.is_away() && !self.is_parked() || self.arrival.part == Part::Prefill
+        self.is_away() && !self.is_parked() || self.arrival.role == GraphRole::Prefill
     }
 
     fn is_parked(&self) -> bool {
@@ -74,7 +74,7 @@ impl Simulation<'_> {
         let Reserved { key, pages: room, known, tokens } = reserved;
         let page_tokens = self.script.config.page_tokens;
         let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not there"));
-        assert_eq!((live.arrival.part, tokens, &live.away), (Part::Decode, live.target, &Away::No));
+        assert_eq!((live.arrival.role, tokens, &live.away), (GraphRole::Decode, live.target, &Away::No));
         assert_eq!(room.len(), tokens.div_ceil(page_tokens));
         assert!(!live.preempted, "it has been handed over");
         assert!(
@@ -90,7 +90,7 @@ impl Simulation<'_> {
     pub fn computed_for_others(&mut self, row: &Row, sampled: bool) {
         let (turn, held_back) = (self.turn, self.roll() < 20);
         let live = self.live.get_mut(&row.key).expect("it goes on");
-        if live.arrival.part != Part::Prefill {
+        if live.arrival.role != GraphRole::Prefill {
             return;
         }
         if sampled {
@@ -118,7 +118,7 @@ impl Simulation<'_> {
                 Away::HeldBack { .. } => self.scheduler.hold_back(key, false),
                 away if fails => {
                     (live.away, live.failing) = (away, true);
-                    self.scheduler.fail_transfer(key, TransferError::Lost("planted".into()));
+                    self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
                 }
                 Away::Parked { .. } => {
                     assert_eq!(live.passes, 0, "{key} ran before its media were here");
@@ -135,11 +135,11 @@ impl Simulation<'_> {
     fn fail_inside_a_step(&mut self) {
         let roll = self.roll();
         let breaks =
-            |live: &Live<'_>| live.in_step && live.arrival.fails && live.arrival.part == Part::Prefill;
+            |live: &Live<'_>| live.in_step && live.arrival.fails && live.arrival.role == GraphRole::Prefill;
         let found = self.live.iter_mut().find(|(_, live)| breaks(live));
         let Some((&key, live)) = found.filter(|_| roll < 20) else { return };
         live.failing = true;
-        self.scheduler.fail_transfer(key, TransferError::Lost("planted".into()));
+        self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
     }
 
     fn brought(&mut self, key: GraphKey, room: Vec<PageId>, known: usize, until: usize) {
@@ -148,9 +148,9 @@ impl Simulation<'_> {
         self.memory.fill(&room, known, &live.history);
         assert!(self.memory.holds(&room, &live.history), "{key} lost pages that were known");
         let wrong = OutputToken { index: first.index + 1, ..first };
-        assert!(self.scheduler.hand_over(key, wrong, computed).is_err());
-        assert!(self.scheduler.hand_over(key, first, computed - 1).is_err());
-        let outcome = self.scheduler.hand_over(key, first, computed);
+        assert!(self.scheduler.complete_import(key, wrong, computed).is_err());
+        assert!(self.scheduler.complete_import(key, first, computed - 1).is_err());
+        let outcome = self.scheduler.complete_import(key, first, computed);
         // A token that would be the last one is not handed over.
         assert_eq!(outcome.is_ok(), first.index + 1 < live.arrival.max_tokens, "{outcome:?}");
         if let Err(why) = outcome {
@@ -158,7 +158,7 @@ impl Simulation<'_> {
             self.scheduler.fail_transfer(key, TransferError::Refused(why));
             return;
         }
-        assert!(self.scheduler.hand_over(key, first, computed).is_err(), "twice");
+        assert!(self.scheduler.complete_import(key, first, computed).is_err(), "twice");
         (live.computed, live.fresh) = (computed, false);
         live.generated += 1;
         remember(&mut live.history, WORD);
@@ -172,10 +172,10 @@ impl Simulation<'_> {
             "{key} lost planes that were being copied"
         );
         let generated = live.generated;
-        let ending = self.scheduler.let_go(key).expect("its prefill is done");
+        let ending = self.scheduler.complete_export(key).expect("its prefill is done");
         assert_eq!(ending.outcome, Outcome::HandedOver { generated });
         self.end(ending);
-        assert!(self.scheduler.let_go(key).is_none(), "twice");
+        assert!(self.scheduler.complete_export(key).is_none(), "twice");
     }
 
     /// Calls about requests that do not wait for them change nothing.
@@ -187,10 +187,13 @@ impl Simulation<'_> {
         let Some((&key, live)) = self.live.iter().nth(roll % self.live.len()) else { return };
         if !matches!(live.away, Away::Filled { .. }) {
             let first = OutputToken { token: WORD, index: live.generated };
-            assert!(self.scheduler.hand_over(key, first, live.target).is_err(), "{key} waits for no planes");
+            assert!(
+                self.scheduler.complete_import(key, first, live.target).is_err(),
+                "{key} waits for no planes"
+            );
         }
         if !matches!(live.away, Away::Copied { .. }) {
-            assert!(self.scheduler.let_go(key).is_none(), "{key} is not done");
+            assert!(self.scheduler.complete_export(key).is_none(), "{key} is not done");
         }
     }
 
