@@ -22,8 +22,8 @@ use serde_json::json;
 use tutti_measure::results::{self, Origin};
 
 use support::{
-    scenario::{Scenario, Settings},
     peers::Peer,
+    scenario::{Scenario, Settings},
 };
 
 #[derive(Parser)]

@@ -104,7 +104,8 @@ async fn concurrent_prompts(args: &Args, prompt: usize, at_a_time: usize) -> Res
         cluster.stop()?;
         Ok(run)
     };
-    let found = compare(&variants, &["serial", "off", "engine"], args.repeats.unwrap_or(repeats), run).await?;
+    let found =
+        compare(&variants, &["serial", "off", "engine"], args.repeats.unwrap_or(repeats), run).await?;
     Ok(json!({ "prompt": prompt, "max_tokens": max_tokens, "at_a_time": at_a_time, "found": found }))
 }
 

@@ -101,7 +101,9 @@ impl Peer {
                 let model = here(file)?;
                 return Ok(llama_server(purpose, port, here("llama-build/bin/llama-server")?, model));
             }
-            Self::Openvino if bf16 => ("openvino-venv", "openvino_server.py", "openvino-fp16", openvino_types()),
+            Self::Openvino if bf16 => {
+                ("openvino-venv", "openvino_server.py", "openvino-fp16", openvino_types())
+            }
             Self::Openvino => ("openvino-venv", "openvino_server.py", "openvino-int8", "default"),
             Self::Vllm if bf16 => ("vllm-venv", "vllm_server.py", "checkpoint", vllm_dtype()),
             Self::Vllm => ("vllm-venv", "vllm_server.py", "w8a8", vllm_dtype()),
