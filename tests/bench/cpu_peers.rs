@@ -22,7 +22,8 @@ use serde_json::json;
 use tutti_measure::results::{self, Origin};
 
 use support::{
-    peers::Peer,
+    goals,
+    peers::{self, Peer},
     scenario::{Scenario, Settings},
 };
 

@@ -25,7 +25,8 @@ use tutti_measure::results::{self, Origin};
 
 use support::{
     cluster::Cluster,
-    comparison::{Figure, compare},
+    comparison::{self, Figure, compare},
+    one_long_prompt,
     variant::{Device, Variant},
 };
 

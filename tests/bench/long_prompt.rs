@@ -25,6 +25,7 @@ use tutti_measure::results::{self, Origin};
 use support::{
     cluster::Cluster,
     comparison::compare,
+    concurrent_prompts, one_long_prompt,
     variant::{Device, Variant},
 };
 

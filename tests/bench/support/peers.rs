@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 /// Prefill budget of the peers, in tokens per step.
 const BUDGET: &str = "512";
 /// Versions that `setup` installs, one per line.
-const VERSIONS: &str = include_str!("peers/versions");
+const VERSIONS: &str = include_str!("../peers/versions");
 /// KV pool for 16 requests of 512 tokens and their output.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 
