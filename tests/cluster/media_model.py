@@ -1,4 +1,6 @@
-"""A checkpoint with an audio encoder: the shipped model's tokenizer and chat template, and random weights."""
+"""A checkpoint with an audio encoder: the shipped model's tokenizer and chat template, and random weights.
+
+Binaries load it only if they are built with `--features media-test-model`, as tests/run does."""
 
 import base64
 import json
