@@ -14,7 +14,7 @@ use std::{
 use clap::Parser;
 use serde_json::{Map, Value, json};
 use tutti_kernels::collective::{Collective, GroupRank, SharedMemory};
-use tutti_load::results::{self, Origin};
+use tutti_measure::results::{self, Origin};
 
 #[derive(Parser)]
 struct Args {

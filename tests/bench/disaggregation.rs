@@ -19,7 +19,7 @@ use std::{
 use clap::Parser;
 use serde::Serialize;
 use serde_json::json;
-use tutti_load::results::{self, Origin};
+use tutti_measure::results::{self, Origin};
 
 use crate::{
     cluster::Cluster,

@@ -23,7 +23,7 @@ use serde::Serialize;
 use tutti_engine::{Engine, RowRecord, StepObserver, StepRecord};
 use tutti_proto::{
     Rank,
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 
 /// Steps that may wait for the writer: some seconds of short ones.
@@ -206,7 +206,7 @@ mod tests {
     use tutti_proto::{
         StepNumber,
         cluster::v1 as pb,
-        walks::{Walk, WalkKind},
+        declaration::{Walk, WalkKind},
     };
 
     use super::*;

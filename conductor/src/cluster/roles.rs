@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tutti_proto::{
     cluster::v1 as pb,
-    walks::{ModelDeclaration, NodeId, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, WalkId, WalkKind},
 };
 use tutti_runtime::Error;
 

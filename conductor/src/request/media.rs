@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use tutti_proto::{
     cluster::v1 as pb,
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 use tutti_runtime::Error;
 

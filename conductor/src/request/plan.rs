@@ -2,7 +2,7 @@
 
 use tutti_proto::{
     GraphId,
-    walks::{ModelDeclaration, WalkId, WalkKind},
+    declaration::{ModelDeclaration, WalkId, WalkKind},
 };
 use tutti_runtime::Error;
 

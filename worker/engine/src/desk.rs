@@ -6,10 +6,10 @@ use std::{
 };
 
 use tutti_models::PageLayout;
-use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, walks::WalkId};
+use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{
-    Ending, GraphLaunch, Load, Part, Refusal, RowCommit, RowOutcome, Scheduler, StepPlan, Turn,
+    Ending, GraphLaunch, GraphRole, Load, Refusal, RowCommit, RowOutcome, Scheduler, StepPlan, Turn,
 };
 
 use crate::{
@@ -100,21 +100,21 @@ impl Desk {
             return;
         }
         let accepted = parsed.and_then(|(launch, sequence)| {
-            let (part, awaits_media) = (launch.part, launch.awaits_media);
+            let (role, awaits_media) = (launch.role, launch.awaits_media);
             let tokens = launch.prefill_tokens();
-            if (part != Part::Whole || awaits_media) && self.exchange.is_none() {
+            if (role != GraphRole::Whole || awaits_media) && self.exchange.is_none() {
                 let message = "this engine exchanges no planes with others";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             self.scheduler.add(launch).map_err(refusal)?;
             if let Some(exchange) = &mut self.exchange {
-                match part {
-                    Part::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
-                    Part::Encode => {
+                match role {
+                    GraphRole::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
+                    GraphRole::Encode => {
                         exchange
                             .will_encode(key, sequence.encodings.iter().map(|item| item.rows.len()).sum());
                     }
-                    Part::Whole | Part::Decode => {}
+                    GraphRole::Whole | GraphRole::Decode => {}
                 }
                 if awaits_media {
                     exchange.awaits_media(key, sequence.media.tokens());

@@ -301,7 +301,7 @@ impl Exchange {
             return Err(refused(format!("page {missing} of {wanted} is missing")));
         }
         let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
-        scheduler.hand_over(key, first, computed).map_err(refused)?;
+        scheduler.complete_import(key, first, computed).map_err(refused)?;
         self.incoming.remove(&key);
         news.taken_over.push((key, first.token));
         Ok(())
@@ -378,7 +378,7 @@ impl Exchange {
     /// The courier has all of a request: it ends here once the other side has taken over.
     fn let_go(&mut self, key: GraphKey, handed: HandedOver, scheduler: &mut Scheduler, news: &mut Received) {
         // None if it was cancelled since; then its end is told elsewhere.
-        if let Some(ending) = scheduler.let_go(key) {
+        if let Some(ending) = scheduler.complete_export(key) {
             self.courier.hand_over(key, handed);
             self.untaken.insert(key, ending);
             self.tensors.ended(key, &mut *self.courier);

@@ -3,7 +3,7 @@
 use std::fs;
 
 use tutti_models::{Limits, Model};
-use tutti_proto::walks::PlaneKind;
+use tutti_proto::declaration::PlaneKind;
 use tutti_runtime::Error;
 
 use crate::EngineSettings;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tutti_models::EmbeddedRows;
 use tutti_proto::{
     cluster::v1 as pb,
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 use tutti_runtime::Error;
 use tutti_scheduler::MediaMark;

@@ -8,7 +8,7 @@ use std::{
 use tutti_proto::{
     GraphKey, StepNumber,
     cluster::v1 as pb,
-    walks::{ModelDeclaration, WalkId, WalkKind},
+    declaration::{ModelDeclaration, WalkId, WalkKind},
 };
 use tutti_scheduler::{Outcome, RowCommit};
 
@@ -90,7 +90,7 @@ impl From<&RowCommit> for RowRecord {
             key: row.key,
             walk: row.walk,
             positions: row.positions.clone(),
-            terminal: row.terminality.is_terminal(),
+            terminal: row.is_terminal(),
             failed: matches!(outcome, Some(Outcome::Failed(_))),
         }
     }
@@ -114,7 +114,7 @@ pub(crate) fn work<'a>(
     for RowCommit { row, .. } in rows {
         work.tokens += row.positions.len() as u32;
         let decode = matches!(model.walk(row.walk).map(|walk| walk.kind), Some(WalkKind::Decode { .. }));
-        match (decode, row.terminality.is_terminal()) {
+        match (decode, row.is_terminal()) {
             (true, _) => work.decode_rows += 1,
             (false, true) => work.last_prefill_rows += 1,
             (false, false) => work.prefill_rows += 1,

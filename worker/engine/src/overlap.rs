@@ -17,7 +17,7 @@ use std::{
 };
 
 use tutti_models::{Limits, PageLayout};
-use tutti_proto::{GraphKey, cluster::v1 as pb, walks::WalkId};
+use tutti_proto::{GraphKey, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::Error;
 
 use crate::{

@@ -1,6 +1,6 @@
 //! Turns news into reports, and tells whoever watches.
 
-use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
+use tutti_proto::{Rank, cluster::v1 as pb, declaration::ModelDeclaration};
 
 use crate::{
     StepObserver, StepRecord,

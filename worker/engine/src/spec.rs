@@ -10,10 +10,10 @@ use tutti_models::Limits;
 use tutti_proto::{
     GraphKey, MAX_PRIORITY,
     cluster::v1 as pb,
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{Content, GraphLaunch, Part, Segment, Stopping};
+use tutti_scheduler::{Content, GraphLaunch, GraphRole, Segment, Stopping};
 
 use crate::{
     media::{self, Media},
@@ -52,7 +52,7 @@ pub(crate) fn parse(
         return encoding(key, message, model.declaration, now);
     }
     let limits = model.limits;
-    let Parts { part, prefill, decode } = parts(&message)?;
+    let Parts { role, prefill, decode } = parts(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
     let stopping = spec.stopping.ok_or_else(|| Error::invalid("stopping", "is missing"))?;
@@ -63,17 +63,17 @@ pub(crate) fn parse(
     token_ids("generated", &message.generated, limits)?;
     let (media, marks) = media::placed(&spec.media, &spec.prompt, model.declaration)?;
     let awaits_media = message.receive_media.is_some();
-    if awaits_media == (media.spans.is_empty() || part == Part::Decode) {
+    if awaits_media == (media.spans.is_empty() || role == GraphRole::Decode) {
         return Err(Error::invalid("receive_media", "is not as the request's media and part have it"));
     }
     let tokens = [&*spec.prompt, &message.generated].concat();
     // A replay that has output has sent all its prompt's logprobs before the first token of it, and so has whoever
     // prefills for another worker.
     let prompt_logprobs =
-        spec.prompt_logprobs.filter(|_| message.generated.is_empty() && part != Part::Decode);
+        spec.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
     let launch = GraphLaunch {
         key,
-        part,
+        role,
         prefill: vec![Segment { walk: prefill, tokens: tokens.len() }],
         decode,
         generated: message.generated.len() as u32,
@@ -115,7 +115,7 @@ fn encoding(
     let segment = |item: &media::Encoding| Segment { walk: item.walk, tokens: item.rows.len() };
     let launch = GraphLaunch {
         key,
-        part: Part::Encode,
+        role: GraphRole::Encode,
         prefill: encodings.iter().map(segment).collect(),
         decode: None,
         generated: 0,
@@ -162,7 +162,7 @@ fn secret(field: &str, secret: &[u8]) -> Result<(), Error> {
 
 /// What of a request runs here, under which walks.
 struct Parts {
-    part: Part,
+    role: GraphRole,
     prefill: WalkId,
     decode: Option<WalkId>,
 }
@@ -178,25 +178,25 @@ fn parts(message: &pb::LaunchGraph) -> Result<Parts, Error> {
     if let Some(send_to) = send_to {
         secret("send_to", &send_to.secret)?;
     }
-    let (part, wanted) = match (receive, send_to) {
-        (None, None) => (Part::Whole, "one prefill and one decode walk"),
-        (None, Some(_)) => (Part::Prefill, "one prefill walk, where the decode runs elsewhere"),
-        (Some(_), None) => (Part::Decode, "one decode walk, where the prefill runs elsewhere"),
+    let (role, wanted) = match (receive, send_to) {
+        (None, None) => (GraphRole::Whole, "one prefill and one decode walk"),
+        (None, Some(_)) => (GraphRole::Prefill, "one prefill walk, where the decode runs elsewhere"),
+        (Some(_), None) => (GraphRole::Decode, "one decode walk, where the prefill runs elsewhere"),
         (Some(_), Some(_)) => {
             let message = "a graph that receives planes and sends them on".to_owned();
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
     };
-    let (prefill, decode) = match (part, &walks[..]) {
-        (Part::Whole | Part::Prefill, &[prefill]) => (WalkId(prefill), None),
-        (Part::Whole, &[prefill, decode]) => (WalkId(prefill), Some(WalkId(decode))),
-        (Part::Decode, &[decode]) => (WalkId(decode), Some(WalkId(decode))),
+    let (prefill, decode) = match (role, &walks[..]) {
+        (GraphRole::Whole | GraphRole::Prefill, &[prefill]) => (WalkId(prefill), None),
+        (GraphRole::Whole, &[prefill, decode]) => (WalkId(prefill), Some(WalkId(decode))),
+        (GraphRole::Decode, &[decode]) => (WalkId(decode), Some(WalkId(decode))),
         _ => {
             let message = format!("a graph of {} walks, this engine runs {wanted}", walks.len());
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
     };
-    Ok(Parts { part, prefill, decode })
+    Ok(Parts { role, prefill, decode })
 }
 
 fn token_ids(field: &str, ids: &[u32], limits: &Limits) -> Result<(), Error> {

@@ -14,7 +14,7 @@ use std::{
 
 use common::{config, scheduler, words};
 use serde_json::{Map, Value, json};
-use tutti_load::machine::Machine;
+use tutti_measure::machine::Machine;
 use tutti_scheduler::{Content, GraphLaunch, PrefillSharing, Scheduler, SchedulerConfig};
 
 const DECODING: usize = 256;

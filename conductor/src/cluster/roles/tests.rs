@@ -1,4 +1,4 @@
-use tutti_proto::walks::{MediaInput, Walk};
+use tutti_proto::declaration::{MediaInput, Walk};
 
 use super::*;
 

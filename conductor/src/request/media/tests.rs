@@ -1,4 +1,4 @@
-use tutti_proto::walks::{MediaInput, NodeId, Walk, WalkKind};
+use tutti_proto::declaration::{MediaInput, NodeId, Walk, WalkKind};
 
 use super::*;
 

@@ -1,4 +1,4 @@
-use tutti_proto::walks::{NodeId, Walk};
+use tutti_proto::declaration::{NodeId, Walk};
 
 use super::*;
 

@@ -12,7 +12,7 @@ use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout, Pause
 use tutti_proto::{
     Rank,
     cluster::v1 as pb,
-    walks::{ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind},
 };
 
 pub const PREFILL: u32 = 0;

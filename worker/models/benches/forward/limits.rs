@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tutti_kernels::cpu::Isa;
-use tutti_load::limits::{Effort, Probe as Machine};
+use tutti_measure::limits::{Effort, Probe as Machine};
 
 /// Limits of all threads together, per second.
 #[derive(Clone, Copy, Debug, Default)]

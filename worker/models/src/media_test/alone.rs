@@ -1,7 +1,7 @@
 //! The encoder on a worker that holds nothing else.
 
 use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
-use tutti_proto::walks::{ModelDeclaration, WalkId};
+use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use tutti_kernels::Device;
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::declaration::ModelDeclaration;
 
 use self::{alone::EncoderAlone, encoder::Encoder, whole::WithThinker};
 use crate::{

@@ -1,7 +1,7 @@
 //! The thinker, with the encoder on the same device where that is held too.
 
 use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
-use tutti_proto::walks::{ModelDeclaration, WalkId};
+use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{

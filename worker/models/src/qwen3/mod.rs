@@ -12,7 +12,7 @@ use tutti_kernels::{
     AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType,
     collective::GroupRank,
 };
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::declaration::ModelDeclaration;
 
 pub(crate) use self::config::Config as Shape;
 use self::{

@@ -14,7 +14,7 @@ use std::{path::Path, time::Duration};
 
 use serde::Deserialize;
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
-use tutti_proto::walks::{ModelDeclaration, WalkId};
+use tutti_proto::declaration::{ModelDeclaration, WalkId};
 use tutti_runtime::sim::SimSettings;
 
 use self::clock::SimClock;
