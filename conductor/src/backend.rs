@@ -7,10 +7,10 @@ use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDispl
 
 use crate::{
     cluster::{Cluster, Limits, Served},
-    worker_service::{Admission, WorkerService},
     listen::WorkerListener,
     private_directory::PrivateDirectory,
     supervise::{Supervisor, WorkerCommand},
+    worker_service::{Admission, WorkerService},
 };
 
 /// The inputs of [`Backend::start`]. Workers' settings are opaque text to this crate.
@@ -64,7 +64,8 @@ impl Backend {
             Some(directory) => cluster.meeting_in(directory.path().to_owned()),
             None => cluster,
         });
-        let worker_service = WorkerService::new(cluster.clone(), admission, options.worker_settings, options.display);
+        let worker_service =
+            WorkerService::new(cluster.clone(), admission, options.worker_settings, options.display);
         let worker_service = tokio::spawn(worker_service.serve(options.listener));
         let watched = cluster.clone();
         let watchdog = tokio::spawn(async move { watched.watch().await });

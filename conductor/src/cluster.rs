@@ -34,12 +34,12 @@ use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
 
 pub(crate) use self::prefixes::IndexSize;
+use self::{membership::Membership, prefixes::Prefixes, requests::Requests};
 pub use self::{
     membership::{Exit, Joining, Presence},
     topology::{GroupSpec, Topology},
     workers::Link,
 };
-use self::{membership::Membership, prefixes::Prefixes, requests::Requests};
 use crate::{metrics::ConductorMetrics, request::media::Digest};
 
 /// The most workers of a cluster. Ranks are below this.

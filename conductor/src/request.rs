@@ -11,6 +11,6 @@ pub mod validate;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
-pub use machine::{NewRequest, ReservedRoom, Request, RoomFor};
+pub use machine::{NewRequest, Request, ReservedRoom, RoomFor};
 pub use plan::{GraphRole, TextWalks};
 pub use run::Members;

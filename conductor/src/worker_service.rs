@@ -154,7 +154,8 @@ impl WorkerGate for WorkerService {
         let rank = Rank(hello.rank);
         let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
         // Every rank that may join has a group, and every group its settings.
-        let settings = self.cluster.limits().topology.group_of(rank).and_then(|group| self.settings_json.get(group));
+        let settings =
+            self.cluster.limits().topology.group_of(rank).and_then(|group| self.settings_json.get(group));
         let settings_json = settings.cloned().unwrap_or_default();
         let welcome = pb::Welcome { worker: worker.0, settings_json };
         let welcome = pb::ConductorMessage { message: Some(ToWorker::Welcome(welcome)) };

@@ -112,10 +112,9 @@ impl Workers {
         let whole = self.cheapest(GraphRole::Whole, query);
         let prefill = self.cheapest(GraphRole::Prefill, query);
         let disaggregated = if query.may_decode {
-            prefill.zip(self.cheapest(GraphRole::Decode, query)).map(|(prefill, decode)| Candidate {
-                cost: prefill.cost.with_decode(&decode),
-                ..decode
-            })
+            prefill
+                .zip(self.cheapest(GraphRole::Decode, query))
+                .map(|(prefill, decode)| Candidate { cost: prefill.cost.with_decode(&decode), ..decode })
         } else {
             prefill
         };

@@ -119,13 +119,17 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
     {
         return Err(refused(group, "nodes: they encode, and no group runs the rest of a request"));
     }
-    for (disaggregated, other, walk) in
-        [(GroupRole::Prefill, GroupRole::Decode, text.decode), (GroupRole::Decode, GroupRole::Prefill, text.prefill)]
-    {
+    for (disaggregated, other, walk) in [
+        (GroupRole::Prefill, GroupRole::Decode, text.decode),
+        (GroupRole::Decode, GroupRole::Prefill, text.prefill),
+    ] {
         let alone = duties.iter().position(|duties| duties.include(disaggregated)).filter(|_| !has(other));
         if let Some(group) = alone.and_then(|index| topology.groups().get(index)) {
             let walk = model.walk(walk).map_or("", |walk| &walk.name);
-            let why = format!("walks: it runs only the {}, and no other group runs only {walk}", disaggregated.label());
+            let why = format!(
+                "walks: it runs only the {}, and no other group runs only {walk}",
+                disaggregated.label()
+            );
             return Err(refused(group, &why));
         }
     }
@@ -149,7 +153,10 @@ fn encodes(group: &GroupSpec, walks: &BTreeSet<WalkId>, model: &ModelDeclaration
     match missing.first().and_then(|input| model.walk(input.walk)) {
         Some(missing) if !some.is_empty() => {
             let key = if group.nodes.is_some() { "nodes" } else { "walks" };
-            Err(format!("{key}: it runs some encoders and not {}: a group runs all encoders or none", missing.name))
+            Err(format!(
+                "{key}: it runs some encoders and not {}: a group runs all encoders or none",
+                missing.name
+            ))
         }
         _ => Ok(!some.is_empty()),
     }

@@ -109,9 +109,7 @@ impl Membership {
         // A crash-looping worker may be gone at any moment, so it does not count.
         let reliable = |role| {
             let mut ready = self.workers.ready_for(role);
-            ready.any(|(_, worker)| {
-                !self.ranks.get(worker.rank).is_some_and(RankRecord::is_crash_looping)
-            })
+            ready.any(|(_, worker)| !self.ranks.get(worker.rank).is_some_and(RankRecord::is_crash_looping))
         };
         let disaggregated = || reliable(GroupRole::Prefill) && reliable(GroupRole::Decode);
         self.started && !self.draining && (reliable(GroupRole::Whole) || disaggregated())

@@ -15,8 +15,7 @@ fn only_what_a_dead_conductor_left_is_removed() {
     let parent = tempfile::tempdir().unwrap();
     let alive = PrivateDirectory::new_in(parent.path()).unwrap();
     let named = |name: &str| parent.path().join(name);
-    let (dead, new, other) =
-        (named("tutti-conductor-dead"), named("tutti-conductor-new"), named("other"));
+    let (dead, new, other) = (named("tutti-conductor-dead"), named("tutti-conductor-new"), named("other"));
     for directory in [&dead, &new, &other] {
         fs::create_dir(directory).unwrap();
     }

@@ -32,9 +32,8 @@ pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<Wal
         let (first, placeholder) = (item.first as usize, input.placeholder);
         let stands = spec.prompt.get(first..first.saturating_add(tokens));
         if first < end || stands.is_none_or(|tokens| tokens.iter().any(|token| *token != placeholder)) {
-            let message = format!(
-                "first: is {first}, but the prompt has no {tokens} placeholders of its own there"
-            );
+            let message =
+                format!("first: is {first}, but the prompt has no {tokens} placeholders of its own there");
             return Err(refused(message));
         }
         end = first + tokens;

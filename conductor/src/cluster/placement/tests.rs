@@ -218,7 +218,11 @@ fn each_graph_goes_where_its_own_prefix_is() {
     let cached = holding(&[(b, 3)]);
     let long = PlacementQuery { blocks: 10, ..query(&cached) };
     let placement = workers.place_request(&long).unwrap();
-    assert_eq!((placement.role, placement.cached), (GraphRole::Decode, 0), "the prefill's cache is not the decode's");
+    assert_eq!(
+        (placement.role, placement.cached),
+        (GraphRole::Decode, 0),
+        "the prefill's cache is not the decode's"
+    );
     let placement = workers.place_prefill(&long).unwrap();
     assert_eq!((placement.role, rank_of(&placement), placement.cached), (GraphRole::Prefill, Rank(1), 3));
 }

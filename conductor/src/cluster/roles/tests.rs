@@ -50,9 +50,13 @@ fn roles_follow_from_the_walks() {
     let expected = [GroupRole::Prefill.into(), GroupRole::Decode.into(), everything];
     assert_eq!(found(&[prefill.clone(), decode.clone(), all]), Ok(expected.to_vec()));
     let encoder = group(Some(&["audio_encoder"]), None);
-    assert_eq!(found(&[encoder.clone(), thinker]), Ok(vec![GroupRole::Encode.into(), GroupRole::Whole.into()]));
+    assert_eq!(
+        found(&[encoder.clone(), thinker]),
+        Ok(vec![GroupRole::Encode.into(), GroupRole::Whole.into()])
+    );
     let by_walk = group(None, Some(&["prefill_audio"]));
-    let expected: Vec<Duties> = [GroupRole::Encode, GroupRole::Prefill, GroupRole::Decode].map(Duties::from).into();
+    let expected: Vec<Duties> =
+        [GroupRole::Encode, GroupRole::Prefill, GroupRole::Decode].map(Duties::from).into();
     assert_eq!(found(&[by_walk, prefill, decode.clone()]), Ok(expected));
     let prefill = group(None, Some(&["prefill_text", "prefill_audio"]));
     let expected = [Duties { encodes: true, ..GroupRole::Prefill.into() }, GroupRole::Decode.into()];

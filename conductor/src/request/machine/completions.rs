@@ -98,7 +98,8 @@ impl Request {
         if !prefill.is_over() {
             return Effects::default();
         }
-        let (counted, due, here) = (handed_over.generated as usize, prefill.tokens_before + 1, self.generated.len());
+        let (counted, due, here) =
+            (handed_over.generated as usize, prefill.tokens_before + 1, self.generated.len());
         if counted != due || here < due || !early.is_empty() {
             return self.break_off(&format!(
                 "it was handed over after {counted} tokens where {due} were due and {here} arrived"

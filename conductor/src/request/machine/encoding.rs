@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
-use super::{Effects, GraphRole, Phase, Members, Request, ReservedRoom, Run, Stage};
+use super::{Effects, GraphRole, Members, Phase, Request, ReservedRoom, Run, Stage};
 
 /// The purpose of a worker's reserved room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,10 @@ use tokio_stream::StreamExt;
 use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
 
-use super::{super::*, replay::{PROMPT, accepted, finish, read, row, scores}};
+use super::{
+    super::*,
+    replay::{PROMPT, accepted, finish, read, row, scores},
+};
 
 /// One try of the request at one rank, which sends what a correct worker sends.
 #[derive(Clone, Debug)]

@@ -3,7 +3,10 @@
 use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
 
-use super::{super::*, replay::{PROMPT, accepted, at, finish, read, row, scores}};
+use super::{
+    super::*,
+    replay::{PROMPT, accepted, at, finish, read, row, scores},
+};
 
 const PREFILL: WorkerId = WorkerId(1);
 const DECODE: WorkerId = WorkerId(2);
@@ -174,7 +177,10 @@ fn failed_handovers_and_lost_workers_are_counted_separately() {
     let effects = request.on_completion(PREFILL, handover_failed(prefill));
     assert!(effects.replayed && !request.is_suspect());
     assert_eq!(effects.cancel, [named(DECODE, decode)]);
-    assert!(!request.on_completion(DECODE, handover_failed(decode)).replayed, "both sides report the same try");
+    assert!(
+        !request.on_completion(DECODE, handover_failed(decode)).replayed,
+        "both sides report the same try"
+    );
     request.launch(GraphRole::Decode, at(DECODE), Instant::now()).unwrap();
     assert!(request.on_worker_lost(DECODE, "killed").replayed);
     let decode = request.launch(GraphRole::Decode, at(WorkerId(5)), Instant::now()).unwrap().key;
@@ -267,7 +273,11 @@ fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver,
 #[test]
 fn media_are_encoded_for_the_prefill_once_it_has_room() {
     let (mut request, _receiver, prefill) = with_media(0, GraphRole::Whole);
-    assert_eq!(request.launch_prefill(at(PREFILL), room(), Instant::now()), None, "the request waits for no planes");
+    assert_eq!(
+        request.launch_prefill(at(PREFILL), room(), Instant::now()),
+        None,
+        "the request waits for no planes"
+    );
     assert_eq!(request.check_reserved(ENCODER, prefill), Err(Dropped::Unknown));
     assert_eq!(request.check_reserved(PREFILL, prefill), Ok(RoomFor::Embeddings));
     let launch = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap();
@@ -289,7 +299,10 @@ fn media_are_encoded_for_the_prefill_once_it_has_room() {
 fn a_dead_encoder_is_replayed_and_a_missing_one_is_awaited() {
     let (mut request, _receiver, prefill) = with_media(1, GraphRole::Prefill);
     let effects = request.give_room_back();
-    assert_eq!((effects.needs_placement, effects.replayed, effects.cancel), (true, false, vec![(PREFILL, prefill)]));
+    assert_eq!(
+        (effects.needs_placement, effects.replayed, effects.cancel),
+        (true, false, vec![(PREFILL, prefill)])
+    );
     let prefill = request.launch(GraphRole::Prefill, at(PREFILL), Instant::now()).unwrap().key.unwrap();
     assert_eq!(request.check_reserved(PREFILL, prefill.into()), Ok(RoomFor::Embeddings));
     let encoder = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap().key;

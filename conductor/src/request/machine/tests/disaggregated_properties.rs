@@ -9,7 +9,10 @@ use proptest::prelude::*;
 use tokio_stream::StreamExt;
 use tutti_runtime::ErrorKind;
 
-use super::{super::*, replay::{PROMPT, accepted_for, at, finish, read, row, scores}};
+use super::{
+    super::*,
+    replay::{PROMPT, accepted_for, at, finish, read, row, scores},
+};
 
 /// One graph at one worker, which sends what a correct worker sends.
 #[derive(Clone, Debug)]
@@ -84,7 +87,10 @@ impl World {
         let next = generated + u32::from(role == GraphRole::Decode);
         let (for_decode, for_media) = (launch.receive.is_some(), launch.receive_media.is_some());
         assert_eq!(for_decode, role == GraphRole::Decode);
-        assert_eq!(for_media, self.request.has_media() && matches!(role, GraphRole::Whole | GraphRole::Prefill));
+        assert_eq!(
+            for_media,
+            self.request.has_media() && matches!(role, GraphRole::Whole | GraphRole::Prefill)
+        );
         let begun = !for_decode && !for_media;
         let chunk = self.chunk;
         self.alive.push(FakeGraph { worker, role, key, chunk, epoch: 0, scored, next, begun, over: false });
