@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     os::unix::net::UnixStream as StdUnixStream,
     path::{Path, PathBuf},
 };
@@ -60,7 +59,7 @@ impl WorkerListener {
                 let address = listener
                     .local_addr()
                     .map_err(|e| Error::internal(format!("the workers' listener has no address: {e}")))?;
-                Ok(format!("http://{}", reachable(address)))
+                Ok(format!("http://{}", listen::reachable(address)))
             }
         }
     }
@@ -69,17 +68,6 @@ impl WorkerListener {
     pub fn is_private(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }
-}
-
-/// The address by which this machine reaches a listener. A listener on all interfaces is reached at the loopback.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address {
-            SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
 }
 
 fn bind_unix(path: &Path) -> Result<UnixListener, Error> {

@@ -122,7 +122,7 @@ impl Membership {
         }
         let troubles = self.ranks.details();
         let loaded = self.workers.loaded().count();
-        let mut summary = format!("{loaded} of {} workers are loaded", self.spawned_workers());
+        let mut summary = format!("{loaded} of {} workers have loaded the model", self.spawned_workers());
         for role in [GroupRole::Prefill, GroupRole::Decode, GroupRole::Encode] {
             if self.workers.has_role(role) && self.workers.ready_for(role).next().is_none() {
                 summary.push_str(&format!(", none of them {} {} group", role.article(), role.label()));

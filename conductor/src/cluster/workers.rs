@@ -172,7 +172,7 @@ impl Booking {
     }
 }
 
-/// Whether a graph takes part in its worker's steps.
+/// Participation of a graph in its worker's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// It takes part in steps.

@@ -1,3 +1,5 @@
+use std::net::SocketAddr;
+
 use super::*;
 
 #[tokio::test]

@@ -4,8 +4,8 @@
 //! another. The decode is launched first, so that it holds room for the planes that the prefill will push to it. A
 //! request with media has one more graph, which encodes them for the graph that prefills; see `encoding`.
 //!
-//! The table of stages, events and consequences is in docs/disaggregation.md. `tests/states.rs` produces that table by
-//! driving this machine, and fails where the page says something else.
+//! The table of stages, events and consequences is in docs/. `tests/states.rs` produces it by driving this machine, and
+//! fails if the page differs.
 //!
 //! A run that has ended for the client may still hold a worker's memory. The request keeps it among the *leaving* runs
 //! until every rank has reported its completion, and counts as in flight until then. The mailbox's sender lives until

@@ -1,16 +1,7 @@
 //! Encoding of a request's media for its prefill. Its states go beside the stages of the request.
 //!
-//! | encoding | event                                                   | next    | consequence                                |
-//! |----------|---------------------------------------------------------|---------|--------------------------------------------|
-//! | Over     | the graph that prefills is launched, and there are media | Due     | its `LaunchGraph` has `receive_media`      |
-//! | Due      | `Reserved` by that graph's leader, an encoder is ready  | Running | `LaunchGraph` with `send_to`               |
-//! | Due      | `Reserved`, and no encoder is ready                     | Over    | Waiting, next incarnation, not a replay    |
-//! | Running  | handed over                                             | Over    | the prefill begins                         |
-//! | Running  | finished without handing over                           | Over    | failed: internal                           |
-//! | any      | the request ends or starts over                         | Over    | `CancelGraph` to the encoder               |
-//!
-//! An encoder's graph that fails, is refused, is lost with its worker or cannot hand over has the same consequences as
-//! any other graph of the request.
+//! The table of its states is in docs/, beside that of the request's stages. An encoder's graph that fails, is refused, is
+//! lost with its worker or cannot hand over has the same consequences as any other graph of the request.
 
 use std::time::Instant;
 

@@ -12,6 +12,7 @@ mod death_properties;
 mod disaggregated;
 mod disaggregated_properties;
 mod replay;
+mod states;
 
 use super::*;
 

@@ -11,7 +11,7 @@ use super::{
 const PREFILL: WorkerId = WorkerId(1);
 const DECODE: WorkerId = WorkerId(2);
 
-fn room() -> ReservedRoom {
+pub(super) fn room() -> ReservedRoom {
     ReservedRoom {
         address: "127.0.0.1:9".into(),
         layout_hash: 77,
@@ -36,15 +36,15 @@ fn disaggregated(max_replays: u32) -> Disaggregated {
     Disaggregated { request, receiver, prefill, decode }
 }
 
-fn said(key: Option<pb::GraphKey>, outcome: pb::completion::Outcome) -> pb::Completion {
+pub(super) fn said(key: Option<pb::GraphKey>, outcome: pb::completion::Outcome) -> pb::Completion {
     pb::Completion { key, epoch: 9, rank: 0, outcome: Some(outcome) }
 }
 
-fn handed_over(key: Option<pb::GraphKey>, generated: u32) -> pb::Completion {
+pub(super) fn handed_over(key: Option<pb::GraphKey>, generated: u32) -> pb::Completion {
     said(key, pb::completion::Outcome::HandedOver(pb::HandedOver { generated }))
 }
 
-fn handover_failed(key: Option<pb::GraphKey>) -> pb::Completion {
+pub(super) fn handover_failed(key: Option<pb::GraphKey>) -> pb::Completion {
     let fault = Error::unavailable("the other side is gone");
     said(key, pb::completion::Outcome::HandoverFailed(fault.into()))
 }
