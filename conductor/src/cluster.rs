@@ -4,8 +4,8 @@
 //! bounded queues without waiting. Nothing here awaits or does I/O under the lock. One step report of a worker is one
 //! event, however many rows it carries.
 //!
-//! [`State`] has three parts, whose methods decide: [`Membership`] (workers, ranks, groups, the model), [`Requests`]
-//! and [`Prefixes`]. [`Cluster`] has the lock, and connects decisions with metrics, health and one another.
+//! `State` has three parts, whose methods decide: `Membership` (workers, ranks, groups, the model), `Requests`
+//! and `Prefixes`. [`Cluster`] has the lock, and connects decisions with metrics, health and one another.
 
 mod groups;
 mod launches;
