@@ -43,7 +43,11 @@ async fn without_another_worker_requests_wait_for_its_return() {
     first.launched().await;
     drop(first);
     metric(&bench, "tutti_workers_ready", 0).await;
-    assert_eq!(bench.submit(1).unwrap_err().kind(), ErrorKind::Unavailable, "new requests are refused meanwhile");
+    assert_eq!(
+        bench.submit(1).unwrap_err().kind(),
+        ErrorKind::Unavailable,
+        "new requests are refused meanwhile"
+    );
     let mut back = bench.ready(0).await;
     let key = back.launched().await.key;
     back.finish(key, &[0]).await;

@@ -12,7 +12,10 @@ fn the_command_names_a_reachable_address_and_a_prompt_that_the_process_takes() {
          -d '{\"prompt\": \"The capital of France is\", \"max_tokens\": 16}'"
     );
     let everywhere = at([0, 0, 0, 0], Some(Prompt::TokenIds)).command().unwrap();
-    assert!(everywhere.contains("http://127.0.0.1:8000/") && everywhere.contains("[1, 2, 3]"), "{everywhere}");
+    assert!(
+        everywhere.contains("http://127.0.0.1:8000/") && everywhere.contains("[1, 2, 3]"),
+        "{everywhere}"
+    );
     assert_eq!(at([127, 0, 0, 1], None).command(), None);
 }
 

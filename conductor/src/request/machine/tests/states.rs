@@ -70,7 +70,11 @@ struct Transition {
     act: fn(&mut Case) -> Answer,
 }
 
-const fn on(stages: &'static [&'static str], event: &'static str, act: fn(&mut Case) -> Answer) -> Transition {
+const fn on(
+    stages: &'static [&'static str],
+    event: &'static str,
+    act: fn(&mut Case) -> Answer,
+) -> Transition {
     Transition { stages, event, tries_left: 1, act }
 }
 
@@ -104,7 +108,9 @@ const REQUEST: &[Transition] = &[
     on(&["Reserving"], "`Reserved` by the leader, and no worker for the prefill is ready", |case| {
         case.request.give_room_back().into()
     }),
-    on(&["Prefilling"], "a row of the prefill", |case| case.request.on_row(GRAPH[0], row(case.graph, 0, 0)).into()),
+    on(&["Prefilling"], "a row of the prefill", |case| {
+        case.request.on_row(GRAPH[0], row(case.graph, 0, 0)).into()
+    }),
     on(&["Prefilling"], "a row of the decode before the prefill's token", |case| {
         case.request.on_row(DECODE[0], row(case.decode, 0, 1)).into()
     }),
@@ -180,7 +186,10 @@ const ENCODING: &[Transition] = &[
         case.request.launch(GraphRole::Whole, members(GRAPH), Instant::now()).into()
     }),
     on(&["Due"], "`Reserved` by that graph's leader, and an encoder is ready", |case| {
-        assert_eq!(case.request.check_reserved(GRAPH[0], case.graph.unwrap().into()), Ok(RoomFor::Embeddings));
+        assert_eq!(
+            case.request.check_reserved(GRAPH[0], case.graph.unwrap().into()),
+            Ok(RoomFor::Embeddings)
+        );
         case.request.launch_encode(Members::from([(Rank(0), ENCODER)]), room(), Instant::now()).into()
     }),
     on(&["Due"], "`Reserved` by that graph's leader, and no encoder is ready", |case| {
