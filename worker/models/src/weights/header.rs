@@ -12,19 +12,19 @@ use serde::{
 };
 use serde_json::Value;
 
-/// The key that holds free text instead of a tensor.
+/// The key of free text, which is no tensor.
 const METADATA: &str = "__metadata__";
 
-/// What a file's header says. Every tensor's bytes are known to lie in the file.
+/// A parsed header, in which every tensor's extent lies in the file.
 #[derive(Debug)]
 pub(super) struct Header {
-    /// Offset in the file at which the data starts.
+    /// Offset of the data in the file, in bytes.
     pub data_start: usize,
     /// The tensors by name.
     pub tensors: HashMap<String, TensorInfo>,
 }
 
-/// What is wrong with a header, and with which tensor if it is one's fault.
+/// A fault of a header, and the tensor it is about, if any.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HeaderError {
     pub tensor: Option<String>,
@@ -50,7 +50,7 @@ impl Header {
         let Some(json) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
             let found = rest.len();
             let problem = format!(
-                "truncated, or not safetensors: a header of {length} bytes is announced, {found} follow"
+                "truncated, or not safetensors: a header of {length} bytes is declared, {found} bytes follow"
             );
             return Err(HeaderError::file(problem));
         };
@@ -60,7 +60,7 @@ impl Header {
         let data_bytes = rest.len() - json.len();
         let mut tensors = HashMap::with_capacity(entries.len());
         let mut end_of_data = 0;
-        // In order of the header, which is mostly that of the data: a truncated file is told by its first lost tensor.
+        // The header mostly follows the order of the data, so a truncated file is reported by its first lost tensor.
         for (name, entry) in entries {
             if name == METADATA {
                 continue;
@@ -87,12 +87,12 @@ fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
     let shape = &info.shape;
     let bits = shape.iter().try_fold(info.dtype.bitsize(), |bits, &n| bits.checked_mul(n));
     let Some(bytes) = bits.map(|bits| bits.div_ceil(8)) else {
-        return Err(format!("has a shape too large to be true: {shape:?}"));
+        return Err(format!("has a shape that is too large: {shape:?}"));
     };
     if start.checked_add(bytes) != Some(end) {
         let dtype = info.dtype;
         return Err(format!(
-            "of shape {shape:?} and type {dtype} takes {bytes} bytes, but its offsets are {start}..{end}"
+            "of shape {shape:?} and type {dtype} takes {bytes} bytes, but its data_offsets are {start}..{end}"
         ));
     }
     if end > data_bytes {
@@ -103,7 +103,7 @@ fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A JSON object's entries in order. A name that occurs twice is an error, where a map would keep the last silently.
+/// The entries of a JSON object in order. A name that occurs twice is an error; a map would silently keep the last.
 struct Entries(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Entries {

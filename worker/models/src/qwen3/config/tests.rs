@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A config of three layers with these keys changed; null stays null, it does not remove.
+/// Parses a config of three layers with some keys replaced. A null replaces a key by null and does not remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
     let mut value = json!({
         "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -39,7 +39,7 @@ fn both_spellings_and_null_keys_mean_the_same() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type_is_told_by_its_key() {
+fn a_value_of_the_wrong_type_is_reported_by_its_key() {
     for value in [json!("many"), json!(-1), json!(1.5)] {
         let error = parse(&json!({"num_hidden_layers": value})).unwrap_err().to_string();
         assert!(error.contains("num_hidden_layers"), "{error}");
@@ -85,8 +85,8 @@ fn a_value_that_cannot_be_honoured_names_its_key() {
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
     ] {
         let error = parse(&changes).unwrap_err().to_string();
-        for part in ["config.json", key, value] {
-            assert!(error.contains(part), "{part:?} is not in {error:?}");
+        for expected in ["config.json", key, value] {
+            assert!(error.contains(expected), "{expected:?} is not in {error:?}");
         }
     }
 }
