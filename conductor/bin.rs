@@ -28,6 +28,7 @@ use tutti_conductor::{
 use tutti_router::{CheckedText, FrontDoor};
 use tutti_runtime::{
     Error,
+    announce::{Announcement, Prompt},
     checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
     config::{Loaded, print as print_settings},
     exit, grpc_health,
@@ -107,12 +108,15 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
             return Err(error);
         }
     };
+    let model = settings.model.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone());
     let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
     let front = match text {
         None => Front::bare(conductor, cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
     };
-    tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, workers = layout.topology.spawned_workers(), "listening");
+    let workers = layout.topology.spawned_workers();
+    tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, model, workers, "listening; the workers load the model");
+    tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &closing);
 
@@ -137,6 +141,16 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     Ok(())
 }
 
+/// The addresses and the example that are announced once the cluster is ready.
+fn announcement(settings: &ConductorSettings, http: &TcpListener, grpc: &TcpListener) -> Announcement {
+    let prompt = if settings.router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text };
+    Announcement {
+        http: http.local_addr().unwrap_or(settings.addresses.http),
+        grpc: grpc.local_addr().unwrap_or(settings.addresses.grpc),
+        prompt: (!settings.membership.no_router).then_some(prompt),
+    }
+}
+
 /// Ends a cluster that has not served anything yet.
 async fn end(backend: Backend) -> Result<(), Error> {
     backend.drain(Duration::ZERO).await;
@@ -159,11 +173,7 @@ fn read_text(
 }
 
 /// Finds the checkpoint.
-async fn resolve(
-    settings: &ConductorSettings,
-    layout: &Layout,
-    display: &LoadDisplay,
-) -> Result<Checkpoint, Error> {
+async fn resolve(settings: &ConductorSettings, layout: &Layout, display: &LoadDisplay) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(settings.model.model.as_deref())?;
     // A simulated device has no use for them, and where one is, all are.
     let simulated = layout.devices.contains(&DeviceChoice::Sim);

@@ -5,6 +5,7 @@ use std::{ffi::OsString, io::Write, time::Duration};
 use tokio::time::timeout;
 use tutti_runtime::{
     Error,
+    announce::{Announcement, Prompt},
     command_line::Process,
     config::{self, Loaded},
     health::{Health, State},
@@ -55,6 +56,11 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let http = listen::tcp("http", addresses.http).await?;
     let grpc = listen::tcp("grpc", addresses.grpc).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
+    let announcement = Announcement {
+        http: http.local_addr().unwrap_or(addresses.http),
+        grpc: grpc.local_addr().unwrap_or(addresses.grpc),
+        prompt: Some(if router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text }),
+    };
 
     let (health, metrics) = (Health::default(), Metrics::default());
     let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), &fleet)?;
@@ -62,6 +68,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;
     let following = tokio::spawn(front_door.clone().follow(health.clone()));
+    tokio::spawn(announcement.when_ready(health.clone()));
 
     let serving = async {
         tokio::try_join!(

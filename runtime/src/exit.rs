@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use crate::{Error, ErrorKind};
 
-/// Bad usage, config or checkpoint: an unchanged start fails again.
+/// Bad usage, config or checkpoint. An unchanged restart fails too.
 pub const USAGE: u8 = 64;
-/// A fault of ours.
+/// A fault of Tutti's own.
 pub const INTERNAL: u8 = 70;
 
-/// Returns the exit code of a process that ends with this error.
+/// The exit code of a process that ends with this error.
 pub fn code(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::InvalidArgument | ErrorKind::NotFound | ErrorKind::TooLarge | ErrorKind::Unsupported => {
@@ -19,7 +19,7 @@ pub fn code(error: &Error) -> u8 {
     }
 }
 
-/// Runs a process's `main`. An error goes to stderr as one line, and its kind becomes the exit code.
+/// Runs a process's `main`. An error is written to stderr as one line, and its kind becomes the exit code.
 pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     match main() {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,11 +30,11 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Returns a parsed command line. Bad usage goes to stderr and ends the process with [`USAGE`]. A request for help or the
-/// version ends it with 0.
+/// Returns a parsed command line. Bad usage is reported on stderr and ends the process with [`USAGE`]. `--help` and
+/// `--version` end it with 0.
 pub fn unless_parsed<T>(parsed: Result<T, clap::Error>) -> T {
     parsed.unwrap_or_else(|error| {
-        // With stderr closed, the exit code says it all.
+        // A write error on stderr cannot be reported.
         let _ = error.print();
         std::process::exit(if error.use_stderr() { USAGE.into() } else { 0 })
     })

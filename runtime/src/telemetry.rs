@@ -1,4 +1,4 @@
-//! Logs to stderr, and spans to an OpenTelemetry collector where one is named.
+//! Logs to stderr, and traces to an OpenTelemetry collector if one is configured.
 
 use std::io::IsTerminal;
 
@@ -10,7 +10,7 @@ use tutti_settings::{LogFormat, TelemetrySettings};
 
 use crate::Error;
 
-/// Flushes spans that are not sent yet when it is dropped, at the process's end.
+/// A guard that sends the remaining traces when it is dropped at the end of the process.
 #[derive(Debug)]
 pub struct TelemetryGuard {
     tracer: Option<SdkTracerProvider>,
@@ -19,7 +19,7 @@ pub struct TelemetryGuard {
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
         if let Some(tracer) = self.tracer.take() {
-            // The process ends: an error of unsent spans has no reader.
+            // An error here cannot be reported: the process ends.
             let _ = tracer.shutdown();
         }
     }

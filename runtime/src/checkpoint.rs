@@ -1,0 +1,168 @@
+//! Sources of a checkpoint's files: a directory, a model hub, or the model shipped in this binary.
+
+mod hub;
+mod shipped;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+pub use hub::{HubId, HubOptions};
+
+use crate::{Error, ErrorKind, progress::LoadDisplay};
+
+/// The source that `--model` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The small model in this binary: no `--model` was given.
+    Shipped,
+    /// A directory that exists.
+    Directory(PathBuf),
+    /// A model on a hub.
+    Hub(HubId),
+}
+
+impl ModelSource {
+    /// Parses a directory or a hub id. An existing directory wins, so that `org/name` can be a local copy.
+    pub fn parse(model: Option<&str>) -> Result<Self, Error> {
+        let Some(model) = model else { return Ok(Self::Shipped) };
+        let path = Path::new(model);
+        if path.is_dir() {
+            return Ok(Self::Directory(path.to_owned()));
+        }
+        if path.exists() {
+            let message =
+                format!("{model:?} is a file; a directory or a hub id like \"org/name\" is expected");
+            return Err(Error::invalid("model", message));
+        }
+        if path.is_absolute() || model.starts_with(['.', '~']) {
+            return Err(Error::invalid("model", format!("there is no directory {model:?}")));
+        }
+        HubId::from_str(model).map(Self::Hub).map_err(|reason| {
+            let message =
+                format!("{model:?} is neither a directory nor a hub id like \"org/name\": {reason}");
+            Error::invalid("model", message)
+        })
+    }
+}
+
+/// The files of a checkpoint that are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// All files that serving needs.
+    Everything,
+    /// All files but the weights, for `--load-format dummy`.
+    NoWeights,
+}
+
+/// A text file of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointFile {
+    /// The model's shape.
+    Config,
+    /// End-of-sequence ids and default sampling parameters.
+    GenerationConfig,
+    /// The tokenizer.
+    Tokenizer,
+    /// Special tokens and, in older checkpoints, the chat template.
+    TokenizerConfig,
+    /// The chat template.
+    ChatTemplate,
+}
+
+impl CheckpointFile {
+    /// All files.
+    pub const ALL: [Self; 5] =
+        [Self::Config, Self::GenerationConfig, Self::Tokenizer, Self::TokenizerConfig, Self::ChatTemplate];
+
+    /// The file's name in the checkpoint's directory.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Config => "config.json",
+            Self::GenerationConfig => "generation_config.json",
+            Self::Tokenizer => "tokenizer.json",
+            Self::TokenizerConfig => "tokenizer_config.json",
+            Self::ChatTemplate => "chat_template.jinja",
+        }
+    }
+}
+
+/// A checkpoint on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The directory that holds its files.
+    pub dir: PathBuf,
+    /// The model's name for clients: the hub id, or the directory's name.
+    pub name: String,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint's directory, which must contain a `config.json`.
+    pub fn open(dir: &Path, name: impl Into<String>) -> Result<Self, Error> {
+        let config = dir.join(CheckpointFile::Config.name());
+        if !config.is_file() {
+            let message = format!("no {} in {}", CheckpointFile::Config.name(), dir.display());
+            return Err(Error::invalid("model", message));
+        }
+        Ok(Self { dir: dir.to_owned(), name: name.into() })
+    }
+
+    /// Reads a file. `None` if the checkpoint has no such file.
+    pub fn read(&self, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
+        let path = self.dir.join(file.name());
+        match fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::invalid("model", format!("cannot read {}: {error}", path.display()))),
+        }
+    }
+}
+
+/// Brings the source's files onto this machine. `display` shows the progress of downloads.
+///
+/// # Errors
+/// `InvalidArgument` or `NotFound` if the source cannot be served as named, `Unavailable` if the hub cannot be reached.
+/// Each error names the source and a remedy.
+pub async fn resolve(
+    source: &ModelSource,
+    wanted: Wanted,
+    hub: &HubOptions,
+    display: &LoadDisplay,
+) -> Result<Checkpoint, Error> {
+    match source {
+        ModelSource::Directory(dir) => {
+            let dir = fs::canonicalize(dir)
+                .map_err(|e| Error::invalid("model", format!("cannot open {}: {e}", dir.display())))?;
+            let name = dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+            Checkpoint::open(&dir, name)
+        }
+        ModelSource::Hub(id) => {
+            let dir = hub::download(id, wanted, hub, display).await?;
+            Checkpoint::open(&dir, id.to_string())
+        }
+        ModelSource::Shipped => {
+            let dir = tokio::task::spawn_blocking(|| shipped::unpack(&cache_home()))
+                .await
+                .map_err(|e| Error::internal(format!("unpacking the shipped model: {e}")))??;
+            Checkpoint::open(&dir, shipped::NAME)
+        }
+    }
+}
+
+/// The user's cache directory by the XDG base directory specification. The temporary directory if there is no home.
+fn cache_home() -> PathBuf {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute("XDG_CACHE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+        .unwrap_or_else(std::env::temp_dir)
+}
+
+/// An error about the source that `--model` names.
+fn model_error(kind: ErrorKind, message: String) -> Error {
+    Error::new(kind, message).with_field("model")
+}
+
+#[cfg(test)]
+mod tests;
