@@ -173,7 +173,11 @@ fn read_text(
 }
 
 /// Finds the checkpoint.
-async fn resolve(settings: &ConductorSettings, layout: &Layout, display: &LoadDisplay) -> Result<Checkpoint, Error> {
+async fn resolve(
+    settings: &ConductorSettings,
+    layout: &Layout,
+    display: &LoadDisplay,
+) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(settings.model.model.as_deref())?;
     // A simulated device has no use for them, and where one is, all are.
     let simulated = layout.devices.contains(&DeviceChoice::Sim);

@@ -83,7 +83,9 @@ impl Silence {
     fn describe(self, limits: &Limits) -> String {
         match self {
             Self::Stopped => format!("it has sent nothing for {:?}", limits.faults.heartbeat_timeout()),
-            Self::Hangs => format!("it has work, and has made no step for {:?}", limits.faults.hang_timeout()),
+            Self::Hangs => {
+                format!("it has work, and has made no step for {:?}", limits.faults.hang_timeout())
+            }
         }
     }
 }

@@ -135,7 +135,8 @@ async fn a_lost_token_is_an_error_and_not_a_shorter_text() {
 
 #[tokio::test]
 async fn running_choices_are_bounded_and_permits_come_back() {
-    let mut setup = ready_with(RouterSettings { max_concurrent_choices: 3, ..Default::default() }, true).await;
+    let mut setup =
+        ready_with(RouterSettings { max_concurrent_choices: 3, ..Default::default() }, true).await;
     setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
     let body = json!({ "prompt": "a", "n": 2, "stream": true }).to_string();
     let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
