@@ -1,4 +1,4 @@
-//! A running cluster behind its services: the gate, the workers, and how they end.
+//! A running cluster behind its services: the worker_service, the workers, and how they end.
 
 use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
@@ -7,10 +7,10 @@ use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDispl
 
 use crate::{
     cluster::{Cluster, Limits, Served},
-    gate::{Admission, Gate},
     listen::WorkerListener,
     private_directory::PrivateDirectory,
     supervise::{Supervisor, WorkerCommand},
+    worker_service::{Admission, WorkerService},
 };
 
 /// What a backend is made of. The worker's own contracts stay opaque to this crate: they are text here.
@@ -25,7 +25,7 @@ pub struct BackendOptions {
     pub worker_program: PathBuf,
     /// Given to the workers of each group of the topology in their Welcome.
     pub worker_settings: Vec<String>,
-    /// What spawned workers show at the gate; see [`random_token`].
+    /// What spawned workers show at the worker_service; see [`random_token`].
     pub spawn_token: String,
     /// The first line of each spawned worker's stdin; the token is in it.
     pub lifeline_line: String,
@@ -39,14 +39,14 @@ pub struct BackendOptions {
 pub struct Backend {
     cluster: Arc<Cluster>,
     supervisor: Supervisor,
-    gate: JoinHandle<Result<(), Error>>,
+    worker_service: JoinHandle<Result<(), Error>>,
     /// Goes away with the backend.
     _meeting_places: Option<PrivateDirectory>,
     watchdog: JoinHandle<()>,
 }
 
 impl Backend {
-    /// Opens the gate and spawns the workers. Must be called inside a Tokio runtime.
+    /// Opens the worker_service and spawns the workers. Must be called inside a Tokio runtime.
     pub fn start(options: BackendOptions, metrics: &Metrics, health: Health) -> Result<Self, Error> {
         let spawned_workers = options.limits.topology.spawned_workers();
         let command = WorkerCommand {
@@ -64,12 +64,13 @@ impl Backend {
             Some(directory) => cluster.meeting_in(directory.path().to_owned()),
             None => cluster,
         });
-        let gate = Gate::new(cluster.clone(), admission, options.worker_settings, options.display);
-        let gate = tokio::spawn(gate.serve(options.listener));
+        let worker_service =
+            WorkerService::new(cluster.clone(), admission, options.worker_settings, options.display);
+        let worker_service = tokio::spawn(worker_service.serve(options.listener));
         let watched = cluster.clone();
         let watchdog = tokio::spawn(async move { watched.watch().await });
         let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers)?;
-        Ok(Self { cluster, supervisor, gate, watchdog, _meeting_places: meeting_places })
+        Ok(Self { cluster, supervisor, worker_service, watchdog, _meeting_places: meeting_places })
     }
 
     /// The heart.
@@ -81,9 +82,9 @@ impl Backend {
     pub async fn failed(&mut self) -> Error {
         tokio::select! {
             error = self.cluster.fatal() => error,
-            ended = &mut self.gate => match ended {
+            ended = &mut self.worker_service => match ended {
                 Ok(Err(error)) => error,
-                _ => Error::internal("the workers' gate has closed"),
+                _ => Error::internal("the workers' worker_service has closed"),
             },
             _ = &mut self.watchdog => Error::internal("the watchdog over workers has ended"),
             () = self.supervisor.ended() => Error::internal("the supervisor of workers has ended"),
@@ -104,7 +105,7 @@ impl Backend {
     pub async fn stop(self) {
         self.supervisor.stop().await;
         self.watchdog.abort();
-        self.gate.abort();
+        self.worker_service.abort();
     }
 }
 

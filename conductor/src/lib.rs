@@ -7,7 +7,6 @@
 mod backend;
 pub mod cluster;
 pub mod config;
-pub mod gate;
 pub mod listen;
 pub mod mailbox;
 mod metrics;
@@ -16,6 +15,7 @@ pub mod request;
 pub mod service;
 mod submission;
 pub mod supervise;
+pub mod worker_service;
 
 pub use backend::{Backend, BackendOptions, random_token};
 pub use submission::Submission;

@@ -103,7 +103,7 @@ mod tests {
     #[tokio::test]
     async fn a_dead_conductors_socket_is_replaced_and_a_live_ones_is_not() {
         let directory = tempfile::tempdir().unwrap();
-        let address = WorkerAddress::Unix(directory.path().join("gate"));
+        let address = WorkerAddress::Unix(directory.path().join("socket"));
         let first = WorkerListener::bind(Some(&address)).await.unwrap();
         let error = WorkerListener::bind(Some(&address)).await.unwrap_err();
         assert_eq!(error.field(), Some("worker_listen"));

@@ -13,8 +13,8 @@ use std::{
 
 use clap::Parser;
 use serde_json::{Map, Value, json};
-use tutti_kernels::collective::{Collective, Seat, SharedMemory};
-use tutti_load::results::{self, Origin};
+use tutti_kernels::collective::{Collective, GroupRank, SharedMemory};
+use tutti_measure::results::{self, Origin};
 
 #[derive(Parser)]
 struct Args {
@@ -61,7 +61,7 @@ fn all_reduce(bytes: usize, calls: usize) -> Vec<f64> {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("group");
     let run = |rank| {
-        let mut group = SharedMemory::meet(&path, Seat { rank, size: 2 }, WAIT, WAIT).unwrap();
+        let mut group = SharedMemory::meet(&path, GroupRank { rank, world_size: 2 }, WAIT, WAIT).unwrap();
         let mut data = vec![0.0f32; bytes / 4];
         sampled(calls, || group.all_reduce(black_box(&mut data)).unwrap())
     };

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
-use tutti_load::{
+use tutti_measure::{
     limits::Limits,
     results::{self, Origin},
 };

@@ -6,6 +6,7 @@ mod attention;
 mod block_float;
 mod cores;
 mod format;
+mod fused_matrices;
 mod gemm;
 mod input;
 mod int8;
@@ -15,7 +16,6 @@ mod logits;
 mod matrix;
 mod memory;
 mod packed;
-mod parts;
 mod philox;
 mod pool;
 mod products;
@@ -40,16 +40,16 @@ pub use packed::{PackedOutcome, PackedWeights};
 pub use tensor::{Tensor, Vector};
 pub use weights::Weights;
 
-use self::gemm::Store;
+use self::fused_matrices::FusedMatrices;
+use self::gemm::Epilogue;
 use self::isa::Path;
-use self::parts::Parts;
 use self::pool::ThreadPool;
 use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
 use crate::{
     AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
     RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
-    collective::{Collective, CollectiveError, Seat},
+    collective::{Collective, CollectiveError, GroupRank},
 };
 
 /// A CPU as a device. Operations run at once, on the caller's thread and the device's own.
@@ -130,7 +130,7 @@ impl CpuDevice {
         paired: bool,
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let (path, pool, parts) = (self.path, &mut self.pool, Parts::new(parts, paired)?);
+        let (path, pool, parts) = (self.path, &mut self.pool, FusedMatrices::new(parts, paired)?);
         let mut pack = || Weights::pack(path, pool, parts, quantize);
         match &self.packed {
             Some(packed) => packed.matrix(path, parts, quantize, pack),
@@ -149,8 +149,8 @@ impl Device for CpuDevice {
         format!("cpu, {}, {} threads", self.path.isa(), self.pool.threads())
     }
 
-    fn seat(&self) -> Seat {
-        self.group.as_ref().map_or(Seat::ALONE, |group| group.seat())
+    fn group_rank(&self) -> GroupRank {
+        self.group.as_ref().map_or(GroupRank::ALONE, |group| group.group_rank())
     }
 
     fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
@@ -192,7 +192,7 @@ impl Device for CpuDevice {
         let (rows, width) = self.widest;
         let sampling = self.sampling.len() * sample::Scratch::bytes(width);
         // The leader of a group gathers the columns of the widest tensor.
-        let gathers = self.group.as_ref().is_some_and(|group| group.seat().leads());
+        let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
         let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
@@ -268,7 +268,7 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.written(x.live(), outputs)?;
-        self.product(x, None, weight, Store::Set(bias), out)
+        self.product(x, None, weight, Epilogue::Set(bias), out)
     }
 
     fn norm_linear(
@@ -282,7 +282,7 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.written(x.live(), outputs)?;
-        self.product(x, Some(norm), weight, Store::Set(bias), out)
+        self.product(x, Some(norm), weight, Epilogue::Set(bias), out)
     }
 
     fn linear_add(
@@ -295,7 +295,7 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.change(x.live(), outputs)?;
-        self.product(x, None, weight, Store::Add(bias), out)
+        self.product(x, None, weight, Epilogue::Add(bias), out)
     }
 
     fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -311,9 +311,9 @@ impl Device for CpuDevice {
     }
 
     fn gather_columns(&mut self, part: &Tensor, out: Option<&mut Tensor>) -> Result<(), DeviceError> {
-        let (seat, width) = (self.seat(), part.width());
-        let mut to = out.map(|out| out.written(part.live(), seat.size * width)).transpose()?;
-        if to.is_some() != seat.leads() {
+        let (group_rank, width) = (self.group_rank(), part.width());
+        let mut to = out.map(|out| out.written(part.live(), group_rank.world_size * width)).transpose()?;
+        if to.is_some() != group_rank.is_leader() {
             return Err(CollectiveError::Misuse("columns are gathered at rank 0 alone".to_owned()).into());
         }
         let Some(group) = &mut self.group else {
@@ -325,7 +325,7 @@ impl Device for CpuDevice {
         let Some(to) = &mut to else { return Ok(()) };
         for (rank, part) in self.gathered.chunks(part.values().len().max(1)).enumerate() {
             for (row, part) in part.chunks(width).enumerate() {
-                to[(row * seat.size + rank) * width..][..width].copy_from_slice(part);
+                to[(row * group_rank.world_size + rank) * width..][..width].copy_from_slice(part);
             }
         }
         Ok(())
@@ -339,7 +339,7 @@ impl Device for CpuDevice {
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let out = out.written(x.live(), weight.gates()?)?;
-        self.product(x, Some(norm), weight, Store::Gated, out)
+        self.product(x, Some(norm), weight, Epilogue::Gated, out)
     }
 
     fn rotate_and_store(

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::Seat};
+use crate::{PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::GroupRank};
 
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,9 +158,9 @@ pub trait Device: Send + Sized + 'static {
 
     /// One line for logs: the device, its instruction path, its threads.
     fn describe(&self) -> String;
-    /// Its place in its TP group. Operations over ranks are made by all of them, in the same order, with tensors of the
-    /// same live rows; one that some rank does not come to is a lost device.
-    fn seat(&self) -> Seat;
+    /// The device's rank in its TP group. Every rank calls the collective operations, in the same order, with tensors of
+    /// the same number of live rows. A rank that misses one makes the device lost for all.
+    fn group_rank(&self) -> GroupRank;
 
     /// Takes over a matrix whose rows are the parts' rows, one part after the other (q, k and v fused). All parts have the
     /// same number of columns and the same type. Beside the device's own copy nothing as large is allocated.

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use tutti_load::results::median;
+use tutti_measure::statistics::median;
 
 use crate::way::Way;
 

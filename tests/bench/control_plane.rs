@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::{Map, Value, json};
-use tutti_load::results::{self, Origin};
+use tutti_measure::results::{self, Origin};
 
 use crate::{
     contender::{Contender, Kind, WORKERS},

@@ -17,7 +17,7 @@ use std::{collections::BTreeMap, process::ExitCode};
 
 use clap::Parser;
 use serde_json::json;
-use tutti_load::results::{self, Origin};
+use tutti_measure::results::{self, Origin};
 
 use crate::{
     part::{Part, Settings},

@@ -19,7 +19,7 @@ use std::{
 use clap::Parser;
 use serde::Serialize;
 use serde_json::json;
-use tutti_load::results::{self, Origin};
+use tutti_measure::results::{self, Origin};
 
 use crate::{
     cluster::Cluster,
@@ -27,7 +27,7 @@ use crate::{
     way::{Device, Way},
 };
 
-const TOPOLOGY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/topology/apart.toml");
+const TOPOLOGY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/topology/disaggregated.toml");
 /// Requests of the seed workload, each of which is handed over.
 const REQUESTS: f64 = 6.0;
 /// For how long workers may keep what they count to themselves.

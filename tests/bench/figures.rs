@@ -1,7 +1,8 @@
 //! Each figure: what is sent, and how the number comes from what came back.
 
 use serde::Serialize;
-use tutti_load::{plan::Workload, results::median, run::run};
+use tutti_load::{plan::Workload, run::run};
+use tutti_measure::statistics::median;
 
 use crate::{
     cluster::{Cluster, cpu_seconds, peak_memory},

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
-use tutti_load::results::{self, Origin};
+use tutti_measure::results::{self, Origin};
 
 use crate::cluster::Cluster;
 

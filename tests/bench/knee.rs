@@ -16,9 +16,9 @@ use clap::Parser;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
-use tutti_load::{
-    report::Summary,
+use tutti_measure::{
     results::{self, Origin},
+    statistics::Summary,
 };
 
 use crate::{

@@ -12,7 +12,8 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tutti_load::{client::Record, report::Summary};
+use tutti_load::client::Record;
+use tutti_measure::statistics::Summary;
 
 use crate::contender::{Contender, Cpu, cpu_us_per};
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::task::JoinSet;
-use tutti_load::{client::Record, report::Summary};
+use tutti_load::client::Record;
+use tutti_measure::statistics::Summary;
 
 use crate::contender::{Contender, Cpu, cpu_us_per};
 

@@ -1,6 +1,7 @@
 //! The mixed workload: four requests decode, and one with a long prompt arrives.
 
-use tutti_load::{client::Target, report::Summary};
+use tutti_load::client::Target;
+use tutti_measure::statistics::Summary;
 
 use crate::stream::{Ended, Stream, prompts};
 

@@ -18,7 +18,7 @@ use std::{
 
 use clap::Parser;
 use serde_json::{Value, json};
-use tutti_load::results::{self, Origin};
+use tutti_measure::results::{self, Origin};
 
 use crate::{
     cluster::Cluster,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, mem};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use tutti_load::{limits::Limits, results::median};
+use tutti_measure::{limits::Limits, statistics::median};
 
 use crate::{
     mixed::{self, Mixed},

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use tutti_load::report::Summary;
+use tutti_measure::statistics::Summary;
 
 use crate::{
     cluster::Cluster,

@@ -8,7 +8,8 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tutti_load::{client::Record, plan::Workload, report::Summary};
+use tutti_load::{client::Record, plan::Workload};
+use tutti_measure::statistics::Summary;
 
 use crate::contender::{Contender, Cpu, cpu_us_per};
 

@@ -14,7 +14,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 use serde_json::json;
-use tutti_load::results::{self, Origin, median};
+use tutti_measure::{
+    results::{self, Origin},
+    statistics::median,
+};
 
 use crate::{cluster::Cluster, speed::Decode, way::Device};
 

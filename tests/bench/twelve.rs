@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use tokio::task::JoinSet;
-use tutti_load::report::Summary;
+use tutti_measure::statistics::Summary;
 
 use crate::{
     cluster::Cluster,

@@ -46,10 +46,10 @@ SHAPES = {
     # A rank that is stopped is missed by the others of its group before its heartbeats are.
     "tp": Shape(4, ("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3), clients=4),
     # Prefill and decode at different workers.
-    "sim-apart": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
-    "cpu-apart": Shape(2, ("--topology", TOPOLOGIES / "apart.toml", *QWEN3), clients=4),
+    "sim-disaggregated": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
+    "cpu-disaggregated": Shape(2, ("--topology", TOPOLOGIES / "disaggregated.toml", *QWEN3), clients=4),
     # Not with other ranks on one side than on the other: who computes a token again at another one rounds otherwise.
-    "tp-apart": Shape(4, ("--topology", TOPOLOGIES / "tp2-apart.toml", "--collective-timeout", 1, *QWEN3), clients=3),
+    "tp-disaggregated": Shape(4, ("--topology", TOPOLOGIES / "tp2-disaggregated.toml", "--collective-timeout", 1, *QWEN3), clients=3),
 }
 
 

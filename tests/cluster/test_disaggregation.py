@@ -1,4 +1,4 @@
-"""Prefill apart from decode: the same answers to the last bit, whoever dies, and nothing left behind."""
+"""Disaggregated prefill and decode: the same answers to the last bit, whoever dies, and nothing left behind."""
 
 import concurrent.futures
 import os
@@ -19,8 +19,8 @@ from test_tp import greatest_deviation
 
 SIM = ("--device", "sim")
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-APART, TWO_PREFILL = TOPOLOGIES / "apart.toml", TOPOLOGIES / "two-prefill.toml"
-TP_2_TO_1, TP_2_APART = TOPOLOGIES / "tp2-to-tp1.toml", TOPOLOGIES / "tp2-apart.toml"
+DISAGGREGATED, TWO_PREFILL = TOPOLOGIES / "disaggregated.toml", TOPOLOGIES / "two-prefill.toml"
+TP_2_TO_1, TP_2_DISAGGREGATED = TOPOLOGIES / "tp2-to-tp1.toml", TOPOLOGIES / "tp2-disaggregated.toml"
 
 
 def handovers(cluster):
@@ -40,20 +40,20 @@ def all_accepted(cluster, bodies):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_apart_is_bit_identical_to_together(start, figure, model):
+def test_disaggregated_is_bit_identical_to_colocated(start, figure, model):
     directory = GOLDENS / "seed0" / model
     golden = load_file(directory / "goldens.safetensors")
     served = ("--model", directory, "--skip-tokenizer-init", "--max-step-tokens", 64)
-    together = served_by(start, golden, "--workers", 1, *served)
-    for topology in (APART, TWO_PREFILL):
-        assert served_by(start, golden, "--topology", topology, *served) == together, topology
-    worst = greatest_deviation(golden, together)
+    colocated = served_by(start, golden, "--workers", 1, *served)
+    for topology in (DISAGGREGATED, TWO_PREFILL):
+        assert served_by(start, golden, "--topology", topology, *served) == colocated, topology
+    worst = greatest_deviation(golden, colocated)
     assert worst <= BOUND
-    figure(f"{model}, prefill apart: equal to together; greatest |logprob - reference| {worst:.1e}")
+    figure(f"{model}, disaggregated prefill: equal to colocated; greatest |logprob - reference| {worst:.1e}")
 
 
 def served_by(start, golden, *arguments):
-    """The answers of a cluster that then has nothing left, each handed over where prefill is apart."""
+    """The answers of a cluster that then has nothing left, each handed over where prefill is disaggregated."""
     cluster = start(*arguments)
     got = answers(cluster, golden)
     cluster.wait_until_idle()
@@ -65,8 +65,8 @@ def served_by(start, golden, *arguments):
 def test_two_ranks_on_either_side_are_bit_identical_to_two_ranks(start):
     directory = GOLDENS / "seed0/qwen3"
     golden, served = load_file(directory / "goldens.safetensors"), ("--model", directory, "--skip-tokenizer-init")
-    together = served_by(start, golden, "--workers", 2, "--tp", 2, *served)
-    assert served_by(start, golden, "--topology", TP_2_APART, *served) == together
+    colocated = served_by(start, golden, "--workers", 2, "--tp", 2, *served)
+    assert served_by(start, golden, "--topology", TP_2_DISAGGREGATED, *served) == colocated
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -105,20 +105,20 @@ def small_zoo():
 
 def test_whatever_an_answer_depends_on_goes_along(start):
     bodies = list(small_zoo()) + [body | dict(max_tokens=100, min_tokens=0) for body in sampling_zoo()]
-    together = start("--workers", 1, *QWEN3)
-    expected = Streams(together, "/v1/completions", bodies).results()
-    apart = start("--topology", APART, *QWEN3)
+    colocated = start("--workers", 1, *QWEN3)
+    expected = Streams(colocated, "/v1/completions", bodies).results()
+    disaggregated = start("--topology", DISAGGREGATED, *QWEN3)
     # Twice: the second time with what the prefix cache has.
     for _ in range(2):
-        for body, want, got in zip(bodies, expected, Streams(apart, "/v1/completions", bodies).results()):
+        for body, want, got in zip(bodies, expected, Streams(disaggregated, "/v1/completions", bodies).results()):
             assert want == got, body
-    apart.wait_until_idle()
+    disaggregated.wait_until_idle()
 
 
 def test_cached_prompts_are_told_as_together(start):
     ask = dict(prompt=list(range(200)), max_tokens=4, temperature=0)
     usages = []
-    for shape in (("--workers", 1), ("--topology", APART)):
+    for shape in (("--workers", 1), ("--topology", DISAGGREGATED)):
         cluster = start(*shape, *QWEN3)
         usages.append([cluster.complete(**ask)["usage"] for _ in range(2)])
     assert usages[0] == usages[1]
@@ -126,7 +126,7 @@ def test_cached_prompts_are_told_as_together(start):
 
 
 def test_prefill_and_decode_do_what_they_are_for(start):
-    cluster = start("--topology", APART, *SIM)
+    cluster = start("--topology", DISAGGREGATED, *SIM)
     bodies = [dict(prompt=[seed] * 400, max_tokens=60, seed=seed, ignore_eos=True, return_token_ids=True) for seed in range(6)]
     Streams(cluster, "/v1/completions", bodies).results()
     text = cluster.client.get("/metrics").text
@@ -144,12 +144,12 @@ def test_pages_that_the_decode_knows_are_not_sent(start):
     page = 16 * 2 * 3 * 2 * 32 * 4
     ask = dict(prompt=[place * 7 % 300 for place in range(400)], temperature=1, ignore_eos=True, logprobs=1, return_token_ids=True)
     expected, usages, sent = [], [], []
-    together = start("--workers", 1, *QWEN3)
+    colocated = start("--workers", 1, *QWEN3)
     for seed in range(3):
         # The last one has the first one's output in its prompt, which only the decode has computed.
         more = expected[0]["token_ids"] if seed == 2 else []
         body = ask | dict(prompt=ask["prompt"] + more, seed=seed, max_tokens=60)
-        expected.append(together.complete(**body)["choices"][0])
+        expected.append(colocated.complete(**body)["choices"][0])
         answer = cluster.complete(**body)
         assert answer["choices"][0] == expected[-1]
         usages.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -167,15 +167,15 @@ ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 @pytest.mark.skipif(subprocess.run([*ELSEWHERE, "true"], capture_output=True).returncode, reason="no namespaces here")
 def test_between_hosts_planes_go_over_tcp_and_give_the_same_bits(start, spawn, tmp_path):
     topology, secret, address = tmp_path / "topology.toml", tmp_path / "secret", f"127.0.0.1:{free_port()}"
-    topology.write_text(APART.read_text() + "spawn = false\n")
+    topology.write_text(DISAGGREGATED.read_text() + "spawn = false\n")
     secret.write_text("open sesame\n")
     far = ("--topology", topology, "--worker-listen", address, "--join-token-file", secret)
     cluster = start(*far, *QWEN3, ready=False)
     spawn("worker", "--conductor", f"http://{address}", "--rank", 1, "--join-token-file", secret, under=ELSEWHERE)
     cluster.wait_until_ready()
     ask = dict(prompt=list(range(300)), max_tokens=40, temperature=1, seed=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
-    together = start("--workers", 1, *QWEN3)
-    assert cluster.complete(**ask)["choices"] == together.complete(**ask)["choices"]
+    colocated = start("--workers", 1, *QWEN3)
+    assert cluster.complete(**ask)["choices"] == colocated.complete(**ask)["choices"]
     text = cluster.client.get("/metrics").text
     went = dict(re.findall(r'^tutti_worker_transfer_bytes\{worker="0",transport="(\w+)"\} (\d+)', text, re.M))
     # 19 pages of keys and values: 3 layers, 2 heads of 32 floats.
@@ -186,7 +186,7 @@ def test_between_hosts_planes_go_over_tcp_and_give_the_same_bits(start, spawn, t
 @pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSTOP), ids=("killed", "stopped"))
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
 def test_every_stream_survives_either_side(start, victim, number):
-    cluster = start("--topology", APART, "--heartbeat-timeout", 2, *SIM)
+    cluster = start("--topology", DISAGGREGATED, "--heartbeat-timeout", 2, *SIM)
     bodies, expected = [], []
     for seed in range(16):
         prompt = [seed] * (20 if seed % 2 else 3000)
@@ -209,7 +209,7 @@ def test_every_stream_survives_either_side(start, victim, number):
 def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
     # Stopped for longer than the other side waits, and for less than it takes to be taken for dead.
     waits = ("--transfer-timeout", 1, "--heartbeat-timeout", 30, "--max-replays", 20)
-    cluster = start("--topology", APART, *waits, *SIM)
+    cluster = start("--topology", DISAGGREGATED, *waits, *SIM)
     bodies = [dict(prompt=[s] * 3500, seed=s, temperature=1, max_tokens=30, ignore_eos=True, return_token_ids=True) for s in range(32)]
     streams = Streams(cluster, "/v1/completions", bodies)
     pid = cluster.workers_by_rank()[victim]
@@ -236,7 +236,7 @@ def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
 
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
 def test_a_worker_that_is_sent_away_finishes_what_it_has(start, victim):
-    cluster = start("--topology", APART, *SIM)
+    cluster = start("--topology", DISAGGREGATED, *SIM)
     bodies = [dict(prompt=[s] * 800, seed=s, temperature=1, max_tokens=60, ignore_eos=True, return_token_ids=True) for s in range(8)]
     streams = Streams(cluster, "/v1/completions", bodies)
     all_accepted(cluster, bodies)
@@ -253,7 +253,7 @@ def test_a_worker_that_is_sent_away_finishes_what_it_has(start, victim):
 
 def test_answers_are_bit_identical_though_both_sides_die(start):
     # A prefill that dies and a decode that dies may both cost the same request a try, and its hand-over another.
-    cluster = start("--topology", APART, "--max-replays", 4, *QWEN3)
+    cluster = start("--topology", DISAGGREGATED, "--max-replays", 4, *QWEN3)
     bodies = list(sampling_zoo())
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
     streams = Streams(cluster, "/v1/completions", bodies)
@@ -299,7 +299,7 @@ def test_many_requests_share_a_small_decode_pool(start):
 
 
 def test_clients_that_leave_leave_nothing_wherever_their_request_is(start):
-    cluster = start("--topology", APART, *SIM)
+    cluster = start("--topology", DISAGGREGATED, *SIM)
     rng = np.random.default_rng(3)
 
     def leave(seed):
@@ -323,9 +323,9 @@ def test_clients_that_leave_leave_nothing_wherever_their_request_is(start):
     ][0]["token_ids"] == sampled([1, 2], 0, 1, 3)
 
 
-def test_groups_apart_and_whole_serve_side_by_side(start, tmp_path):
+def test_disaggregated_and_whole_groups_serve_side_by_side(start, tmp_path):
     path = tmp_path / "mixed.toml"
-    path.write_text(APART.read_text() + "\n[[group]]\nname = 'all'\n")
+    path.write_text(DISAGGREGATED.read_text() + "\n[[group]]\nname = 'all'\n")
     cluster = start("--topology", path, *QWEN3)
     ask = dict(prompt=list(range(1, 100)), max_tokens=300, temperature=1, seed=8, ignore_eos=True, logprobs=1, return_token_ids=True)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""Encoders apart: what a request's media are encoded to goes from worker to worker, and the answer is the same to the last bit."""
+"""Disaggregated encoders: what a request's media are encoded to goes from worker to worker, and the answer is the same to the last bit."""
 
 import concurrent.futures
 import os
@@ -13,7 +13,7 @@ from streams import Streams
 from test_topology import TOPOLOGIES
 
 SIM = ("--device", "sim")
-APART, ALL_APART = TOPOLOGIES / "encoders-apart.toml", TOPOLOGIES / "encoders-prefill-apart.toml"
+DISAGGREGATED, ALL_DISAGGREGATED = TOPOLOGIES / "encoders-disaggregated.toml", TOPOLOGIES / "encoders-prefill-disaggregated.toml"
 
 
 @pytest.fixture
@@ -44,21 +44,21 @@ def answers(cluster, bodies):
     [
         ("--workers", 1, "--max-step-tokens", 16),
         ("--workers", 2, "--chunking", "off", "--no-prefix-cache"),
-        ("--topology", APART),
-        ("--topology", ALL_APART, "--max-step-tokens", 24),
+        ("--topology", DISAGGREGATED),
+        ("--topology", ALL_DISAGGREGATED, "--max-step-tokens", 24),
     ],
-    ids=("cut", "whole", "encoders-apart", "all-apart"),
+    ids=("cut", "whole", "encoders-disaggregated", "all-disaggregated"),
 )
 def test_wherever_it_is_encoded_and_however_it_is_cut_the_answer_is_the_same(start, model, shape):
     bodies = list(zoo())
-    together = start("--workers", 1, *model)
-    expected = answers(together, bodies)
+    colocated = start("--workers", 1, *model)
+    expected = answers(colocated, bodies)
     assert len({str(choices) for choices in expected}) == len(bodies)
     cluster = start(*shape, *model)
     # Twice: the second time with what the prefix cache has.
     assert answers(cluster, bodies) == expected
     assert answers(cluster, bodies) == expected
-    if APART in shape:
+    if DISAGGREGATED in shape:
         # One for each choice with audio, two rows for one with two items; text passes no encoder.
         shown = lambda: cluster.client.get("/metrics").text
         wait_for("all counted", lambda: 'tutti_worker_transfers{worker="0",outcome="handed_over"} 14\n' in shown())
@@ -67,12 +67,12 @@ def test_wherever_it_is_encoded_and_however_it_is_cut_the_answer_is_the_same(sta
 
 def test_two_ranks_are_bit_identical_to_two_ranks(start, model, tmp_path):
     bodies, topology = list(zoo())[:3], tmp_path / "topology.toml"
-    topology.write_text(APART.read_text().replace("replicas = 2", "tp = 2"))
-    together = start("--workers", 2, "--tp", 2, *model)
-    assert answers(start("--topology", topology, *model), bodies) == answers(together, bodies)
+    topology.write_text(DISAGGREGATED.read_text().replace("replicas = 2", "tp = 2"))
+    colocated = start("--workers", 2, "--tp", 2, *model)
+    assert answers(start("--topology", topology, *model), bodies) == answers(colocated, bodies)
 
 
-@pytest.mark.parametrize("topology", (None, APART), ids=("together", "apart"))
+@pytest.mark.parametrize("topology", (None, DISAGGREGATED), ids=("colocated", "disaggregated"))
 def test_the_prefix_cache_tells_media_apart(start, model, topology):
     cluster = start(*(("--topology", topology) if topology else ("--workers", 1)), *model)
     # Two replicas think: each of them has to see the same.
@@ -115,7 +115,7 @@ class TestGrpc:
     def test_media_stand_in_the_place_of_their_placeholders(self, start, model):
         ids, media = [5, PLACEHOLDER, 6, 7, PLACEHOLDER], [("wav", sound(1, 30)), ("wav", sound(2, 2))]
         seen = []
-        for shape in (("--workers", 1), ("--topology", ALL_APART)):
+        for shape in (("--workers", 1), ("--topology", ALL_DISAGGREGATED)):
             cluster = start(*shape, *model)
             tokens, parts = self.generate(cluster, ids, media, prompt_logprobs=1)
             scores = [score.logprob for part in parts for score in part.prompt_logprobs]
@@ -128,9 +128,9 @@ class TestGrpc:
         cluster = start("--workers", 1, *SIM, *model)
         wav = ("wav", sound(1, 2))
         for ids, media, told in (
-            ([5], [wav], "has 0 places for media"),
-            ([PLACEHOLDER, PLACEHOLDER], [wav], "has 2 places for media"),
-            ([PLACEHOLDER], [], "has 1 places for media"),
+            ([5], [wav], "has 0 placeholders for media"),
+            ([PLACEHOLDER, PLACEHOLDER], [wav], "has 2 placeholders for media"),
+            ([PLACEHOLDER], [], "has 1 placeholders for media"),
             ([PLACEHOLDER], [("flac", wav[1])], 'is "flac", but audio must be one of wav'),
             ([PLACEHOLDER], [("wav", b"")], "is empty"),
         ):
@@ -153,8 +153,8 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
         (cluster, [empty], f"{path}.input_audio.data", "is empty"),
         (cluster, [{"type": "input_audio"}], f"{path}.input_audio", "is required"),
         (cluster, [{"type": "video", "video": 1}], f"{path}.type", "must be one of text, input_audio"),
-        (cluster, [text(PLACEHOLDER_TEXT)], "messages", "has 1 places for media"),
-        (cluster, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 places for media"),
+        (cluster, [text(PLACEHOLDER_TEXT)], "messages", "has 1 placeholders for media"),
+        (cluster, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 placeholders for media"),
         (cluster, [audio(sound(1, 5000))], "messages", "more than 4096"),
         (tiny, [good], "messages", "audio, which the model does not take"),
     ):
@@ -173,7 +173,7 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
         ("[[group]]\nname = 'g'\nnodes = ['thinker']\n", 'group "g": nodes: neither it nor another group runs prefill_audio'),
         ("[[group]]\nname = 'g'\nnodes = ['thinker']\nwalks = ['prefill_audio']\n", 'walk "prefill_audio" passes node "audio_encoder"'),
         ("[[group]]\nname = 'g'\nnodes = ['audio']\n", 'the model has no node "audio"; it has thinker, audio_encoder'),
-        (APART.read_text().replace("nodes = [\"audio_encoder\"]", "nodes = [\"audio_encoder\"]\ntp = 2"), "tp: is 2, but encoders"),
+        (DISAGGREGATED.read_text().replace("nodes = [\"audio_encoder\"]", "nodes = [\"audio_encoder\"]\ntp = 2"), "tp: is 2, but encoders"),
         ("[[group]]\nname = 'g'\nwalks = ['audio_encoder_step']\n", "only batches others"),
     ],
 )
@@ -194,7 +194,7 @@ def bodies_of_every_kind(count):
 
 
 @pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSTOP), ids=("killed", "stopped"))
-@pytest.mark.parametrize("topology, victim", ((APART, 0), (APART, 1), (ALL_APART, 0), (ALL_APART, 1), (ALL_APART, 2)))
+@pytest.mark.parametrize("topology, victim", ((DISAGGREGATED, 0), (DISAGGREGATED, 1), (ALL_DISAGGREGATED, 0), (ALL_DISAGGREGATED, 1), (ALL_DISAGGREGATED, 2)))
 def test_every_stream_survives_the_death_of_any(start, model, topology, victim, number):
     bodies = list(bodies_of_every_kind(24))
     alone = start("--workers", 1, *SIM, *model)
@@ -216,7 +216,7 @@ def test_every_stream_survives_the_death_of_any(start, model, topology, victim, 
 
 def test_requests_wait_for_an_encoder_and_those_without_media_do_not(start, model):
     # Stopped for less than it takes to be taken for dead.
-    cluster = start("--topology", APART, "--heartbeat-timeout", 60, "--transfer-timeout", 60, *SIM, *model)
+    cluster = start("--topology", DISAGGREGATED, "--heartbeat-timeout", 60, "--transfer-timeout", 60, *SIM, *model)
     heard = cluster.chat(**ask(audio(sound(1, 4))))["choices"]
     encoder = cluster.workers_by_rank()[0]
     os.kill(encoder, signal.SIGSTOP)
@@ -236,7 +236,7 @@ def test_requests_wait_for_an_encoder_and_those_without_media_do_not(start, mode
 
 
 def test_clients_that_leave_while_their_media_are_encoded_leave_nothing(start, model):
-    cluster = start("--topology", ALL_APART, *SIM, *model)
+    cluster = start("--topology", ALL_DISAGGREGATED, *SIM, *model)
     for seed in range(12):
         body = ask(audio(sound(seed, 3000)), stream=True, max_tokens=500)
         with cluster.client.stream("POST", "/v1/chat/completions", json={"model": cluster.model} | body) as response:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from harness import free_port, wait_for
 from streams import Streams
-from test_disaggregation import APART, ELSEWHERE
+from test_disaggregation import DISAGGREGATED, ELSEWHERE
 from test_sim import VOCAB, sampled
 
 SIM = ("--device", "sim", "--heartbeat-timeout", 2)
@@ -118,7 +118,7 @@ def test_a_cut_link_costs_a_pause_and_a_mended_one_brings_the_worker_back(joined
 
 def test_a_cut_link_to_a_worker_that_decodes_for_another(joined, host, tmp_path):
     topology = tmp_path / "topology.toml"
-    topology.write_text(APART.read_text() + "\n[[group]]\nname = 'far'\nwalks = ['thinker_decode']\nspawn = false\n")
+    topology.write_text(DISAGGREGATED.read_text() + "\n[[group]]\nname = 'far'\nwalks = ['thinker_decode']\nspawn = false\n")
     cluster = joined(2, "--topology", topology)
     outlive_a_cut(cluster, host)
     went = cluster.client.get("/metrics").text

@@ -83,7 +83,7 @@ def test_without_a_prefix_cache_nothing_is_remembered(start):
     assert all(has_steps(cluster, rank) for rank in (0, 1)), "they take turns"
 
 
-def test_prefills_apart_go_where_their_prefix_is(start):
+def test_disaggregated_prefills_go_where_their_prefix_is(start):
     cluster = start("--topology", TOPOLOGIES / "two-prefill.toml", *SIM)
     for kind in range(3):
         assert [cached(cluster, kind, last) for last in range(5)] == [0] + [PREFIX] * 4

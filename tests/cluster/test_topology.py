@@ -23,12 +23,12 @@ def groups(cluster):
     "name, workers, expected",
     [
         ("all-in-one", 2, {"whole": 2}),
-        ("apart", 2, {"prefill": 1, "decode": 1}),
+        ("disaggregated", 2, {"prefill": 1, "decode": 1}),
         ("two-prefill", 3, {"prefill": 2, "decode": 1}),
         ("tp2-to-tp1", 3, {"prefill": 1, "decode": 1}),
-        ("tp2-apart", 4, {"prefill": 1, "decode": 1}),
-        ("encoders-apart", 3, {"encode": 1, "whole": 2}),
-        ("encoders-prefill-apart", 3, {"encode": 1, "prefill": 1, "decode": 1}),
+        ("tp2-disaggregated", 4, {"prefill": 1, "decode": 1}),
+        ("encoders-disaggregated", 3, {"encode": 1, "whole": 2}),
+        ("encoders-prefill-disaggregated", 3, {"encode": 1, "prefill": 1, "decode": 1}),
     ],
 )
 def test_each_example_serves(start, tmp_path, name, workers, expected):
@@ -42,7 +42,7 @@ def test_each_example_serves(start, tmp_path, name, workers, expected):
 
 
 def test_every_example_is_tried():
-    tried = ["all-in-one", "apart", "encoders-apart", "encoders-prefill-apart", "tp2-apart", "tp2-to-tp1", "two-prefill"]
+    tried = ["all-in-one", "disaggregated", "encoders-disaggregated", "encoders-prefill-disaggregated", "tp2-disaggregated", "tp2-to-tp1", "two-prefill"]
     assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == tried
 
 
@@ -62,7 +62,7 @@ def refused(tmp_path, text, ending=".toml", *more):
         (GROUP + "ranks = 3\ntp = 2", 'group "g": ranks: is 3, which tp 2 does not divide'),
         (GROUP + "walks = ['prefill_txt']", "walks: the model has no walk"),
         (GROUP + "nodes = ['talker']", "nodes: the model has no node"),
-        (GROUP + "walks = ['prefill_text']", "no group runs thinker_decode apart"),
+        (GROUP + "walks = ['prefill_text']", "no other group runs only thinker_decode"),
         (GROUP + "walks = ['thinker_step']", "only batches others"),
     ],
 )

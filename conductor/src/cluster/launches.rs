@@ -10,22 +10,25 @@ use tutti_runtime::Error;
 
 use super::{
     Cluster, State,
-    placement::{Place, Wanted},
+    placement::{Placement, PlacementQuery},
     prefixes::{Cached, Prefixes},
-    roles::Role,
+    roles::GroupRole,
     workers::Booking,
 };
 use crate::{
     backend::random_bytes,
-    request::{Dropped, Part, Placement, Request, Room, RoomFor},
+    request::{Dropped, GraphRole, Members, Request, Room, RoomFor},
 };
 
 impl Cluster {
     /// What a request's planes and embeddings travel under, if they ever do.
     pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
-        let secret =
-            if has_media || self.limits.topology.is_apart() { random_bytes()?.to_vec() } else { Vec::new() };
+        let secret = if has_media || self.limits.topology.is_disaggregated() {
+            random_bytes()?.to_vec()
+        } else {
+            Vec::new()
+        };
         Ok(pb::PlaneReservation { secret, lease_ms })
     }
 
@@ -36,22 +39,22 @@ impl Cluster {
         };
         let now = Instant::now();
         let cached = state.prefixes.cached(request, now);
-        let encodable = !request.has_media() || state.workers.ready_for(Role::Encode).next().is_some();
-        let place = state.workers.place(&self.wanted(request, &cached)).filter(|_| encodable);
-        let Some(place) = place else {
+        let encodable = !request.has_media() || state.workers.ready_for(GroupRole::Encode).next().is_some();
+        let placement = state.workers.place_request(&self.wanted(request, &cached)).filter(|_| encodable);
+        let Some(placement) = placement else {
             state.waiting.insert(id);
             return;
         };
-        let booking = self.take_place(&mut state.prefixes, request, &place, now);
-        let Place { part, at, .. } = place;
-        let resting = part == Part::Decode || request.has_media();
-        if let Some(launch) = request.launch(part, at.clone(), now) {
-            self.send_launch(state, at, booking, launch, resting);
+        let booking = self.record_placement(&mut state.prefixes, request, &placement, now);
+        let Placement { role, members, .. } = placement;
+        let resting = role == GraphRole::Decode || request.has_media();
+        if let Some(launch) = request.launch(role, members.clone(), now) {
+            self.send_launch(state, members, booking, launch, resting);
         }
     }
 
-    fn wanted<'a>(&self, request: &Request, cached: &'a Cached) -> Wanted<'a> {
-        Wanted {
+    fn wanted<'a>(&self, request: &Request, cached: &'a Cached) -> PlacementQuery<'a> {
+        PlacementQuery {
             may_decode: request.may_decode(),
             suspect: request.is_suspect(),
             blocks: request.blocks(),
@@ -61,15 +64,21 @@ impl Cluster {
     }
 
     /// The request, or a part of it, goes there, and has what was computed for it from now on. Returns what it takes.
-    fn take_place(&self, prefixes: &mut Prefixes, request: &Request, place: &Place, now: Instant) -> Booking {
+    fn record_placement(
+        &self,
+        prefixes: &mut Prefixes,
+        request: &Request,
+        placement: &Placement,
+        now: Instant,
+    ) -> Booking {
         let known = request.pieces().indexable();
         if known > 0 {
-            for worker in place.at.values() {
+            for worker in placement.members.values() {
                 prefixes.sent(request, *worker, now);
             }
-            self.metrics.placed(known, place.cached, prefixes.size());
+            self.metrics.placed(known, placement.cached, prefixes.size());
         }
-        Booking::of(request, place)
+        Booking::of(request, placement)
     }
 
     /// A worker holds room for what another one computes of a request: that one can begin, if there is one to do it.
@@ -89,11 +98,11 @@ impl Cluster {
         let now = Instant::now();
         let cached = state.prefixes.cached(request, now);
         let wanted = self.wanted(request, &cached);
-        let place = match room_for {
+        let placement = match room_for {
             RoomFor::Planes => state.workers.place_prefill(&wanted),
             RoomFor::Embeddings => state.workers.place_encoder(from, &wanted),
         };
-        let Some(place) = place else {
+        let Some(placement) = placement else {
             let effects = request.give_room_back();
             return self.apply(state, key.request, effects);
         };
@@ -104,27 +113,27 @@ impl Cluster {
             shared_memory: reserved.shared_memory,
             known_pages: reserved.known_pages,
         };
-        let booking = self.take_place(&mut state.prefixes, request, &place, now);
-        let at = place.at;
+        let booking = self.record_placement(&mut state.prefixes, request, &placement, now);
+        let members = placement.members;
         let (launch, resting) = match room_for {
-            RoomFor::Planes => (request.launch_prefill(at.clone(), room, now), request.has_media()),
-            RoomFor::Embeddings => (request.launch_encode(at.clone(), room, now), false),
+            RoomFor::Planes => (request.launch_prefill(members.clone(), room, now), request.has_media()),
+            RoomFor::Embeddings => (request.launch_encode(members.clone(), room, now), false),
         };
         if let Some(launch) = launch {
-            self.send_launch(state, at, booking, launch, resting);
+            self.send_launch(state, members, booking, launch, resting);
         }
     }
 
     fn send_launch(
         &self,
         state: &mut State,
-        at: Placement,
+        members: Members,
         booking: Booking,
         launch: pb::LaunchGraph,
         resting: bool,
     ) {
         let key = GraphKey::from(launch.key.unwrap_or_default());
-        let mut workers: Vec<WorkerId> = at.into_values().collect();
+        let mut workers: Vec<WorkerId> = members.into_values().collect();
         // The last one takes the message itself: most graphs have one worker, and prompts may be long.
         let last = workers.pop();
         for worker in workers {

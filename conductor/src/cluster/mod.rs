@@ -6,7 +6,7 @@
 
 mod groups;
 mod launches;
-mod lives;
+mod membership;
 mod model;
 mod placement;
 mod prefixes;
@@ -36,7 +36,7 @@ use tutti_proto::{
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
 
 pub use self::{
-    lives::{Exit, Joining, Presence},
+    membership::{Exit, Joining, Presence},
     topology::{GroupSpec, Topology},
     workers::Link,
 };

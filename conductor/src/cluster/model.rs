@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
+use tutti_proto::{Rank, cluster::v1 as pb, declaration::ModelDeclaration};
 use tutti_runtime::Error;
 
 use super::{
     Cluster, State,
-    roles::{self, Role},
+    roles::{self, GroupRole},
 };
 use crate::request::TextWalks;
 
@@ -52,7 +52,7 @@ impl Cluster {
             return Ok(description);
         }
         let (layout, other) = *first.layout.get_or_insert((ready.layout_hash, rank));
-        if ready.layout_hash != layout && state.workers.has_role(Role::Prefill) {
+        if ready.layout_hash != layout && state.workers.has_role(GroupRole::Prefill) {
             let message = format!(
                 "group {:?} keeps what is computed of a request in another layout than group {:?}: neither could go on \
                  with the other's",

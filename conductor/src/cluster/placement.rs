@@ -8,14 +8,14 @@ use tutti_proto::WorkerId;
 
 use super::{
     prefixes::Cached,
-    roles::Role,
+    roles::GroupRole,
     workers::{Worker, Workers},
 };
-use crate::request::{Part, Placement};
+use crate::request::{GraphRole, Members};
 
 /// A request that needs a place.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct PlacementQuery<'a> {
     /// Whether something may follow its first token.
     pub may_decode: bool,
     /// Whether it may be what brings its workers down.
@@ -30,9 +30,9 @@ pub struct Wanted<'a> {
 
 /// Where a request, or a part of it, goes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
-    pub part: Part,
-    pub at: Placement,
+pub struct Placement {
+    pub role: GraphRole,
+    pub members: Members,
     /// Blocks of its prompt that are there.
     pub cached: u64,
 }
@@ -47,7 +47,7 @@ struct Cost {
 }
 
 impl Cost {
-    fn of(wanted: &Wanted<'_>, id: WorkerId, worker: &Worker) -> Self {
+    fn of(wanted: &PlacementQuery<'_>, id: WorkerId, worker: &Worker) -> Self {
         Self {
             full: worker.booked.requests >= wanted.most_requests,
             blocks: wanted.blocks.saturating_sub(wanted.cached.at(id)) + worker.booked.blocks(),
@@ -70,7 +70,7 @@ impl Cost {
 
 impl Workers {
     /// Where it costs least of those that have this role. A suspect goes only where no other one is.
-    fn cheapest(&self, role: Role, wanted: &Wanted<'_>) -> Option<(Cost, WorkerId, &Worker)> {
+    fn cheapest(&self, role: GroupRole, wanted: &PlacementQuery<'_>) -> Option<(Cost, WorkerId, &Worker)> {
         self.ready_for(role)
             .filter(|(_, worker)| !wanted.suspect || worker.booked.suspects == 0)
             .map(|(id, worker)| (Cost::of(wanted, id, worker), id, worker))
@@ -81,41 +81,42 @@ impl Workers {
     /// follows, or with the room for its decode, which needs somebody to do the prefill. Of a group it is the leader's
     /// alone: the other ranks do as it says and hold nothing of a request, so that its word that a graph is over is the
     /// group's.
-    pub fn place(&self, wanted: &Wanted<'_>) -> Option<Place> {
-        let whole = self.cheapest(Role::Whole, wanted).map(|(cost, id, at)| (cost, Part::Whole, id, at));
-        let prefill = self.cheapest(Role::Prefill, wanted);
-        let apart = if wanted.may_decode {
-            prefill.zip(self.cheapest(Role::Decode, wanted)).map(|((prefill, ..), (decode, id, at))| {
-                (prefill.with_decode(at, decode.full), Part::Decode, id, at)
+    pub fn place_request(&self, wanted: &PlacementQuery<'_>) -> Option<Placement> {
+        let whole =
+            self.cheapest(GroupRole::Whole, wanted).map(|(cost, id, at)| (cost, GraphRole::Whole, id, at));
+        let prefill = self.cheapest(GroupRole::Prefill, wanted);
+        let disaggregated = if wanted.may_decode {
+            prefill.zip(self.cheapest(GroupRole::Decode, wanted)).map(|((prefill, ..), (decode, id, at))| {
+                (prefill.with_decode(at, decode.full), GraphRole::Decode, id, at)
             })
         } else {
-            prefill.map(|(cost, id, at)| (cost, Part::Prefill, id, at))
+            prefill.map(|(cost, id, at)| (cost, GraphRole::Prefill, id, at))
         };
-        let (_, part, id, worker) = whole.into_iter().chain(apart).min_by_key(|(cost, ..)| *cost)?;
-        Some(Place::new(part, id, worker, wanted))
+        let (_, role, id, worker) = whole.into_iter().chain(disaggregated).min_by_key(|(cost, ..)| *cost)?;
+        Some(Placement::new(role, id, worker, wanted))
     }
 
     /// Where the prefill of a request goes whose decode has its room.
-    pub fn place_prefill(&self, wanted: &Wanted<'_>) -> Option<Place> {
-        let (_, id, worker) = self.cheapest(Role::Prefill, wanted)?;
-        Some(Place::new(Part::Prefill, id, worker, wanted))
+    pub fn place_prefill(&self, wanted: &PlacementQuery<'_>) -> Option<Placement> {
+        let (_, id, worker) = self.cheapest(GroupRole::Prefill, wanted)?;
+        Some(Placement::new(GraphRole::Prefill, id, worker, wanted))
     }
 
     /// Where the media of a request are encoded that `prefill` waits for: there, if it encodes too, and nothing has to leave
     /// the worker.
-    pub fn place_encoder(&self, prefill: WorkerId, wanted: &Wanted<'_>) -> Option<Place> {
+    pub fn place_encoder(&self, prefill: WorkerId, wanted: &PlacementQuery<'_>) -> Option<Placement> {
         // Encoders keep nothing of what they have encoded.
-        let wanted = Wanted { cached: &Cached::default(), ..*wanted };
-        let itself = self.ready_for(Role::Encode).find(|(id, _)| *id == prefill);
-        let (id, worker) =
-            itself.or_else(|| self.cheapest(Role::Encode, &wanted).map(|(_, id, worker)| (id, worker)))?;
-        Some(Place::new(Part::Encode, id, worker, &wanted))
+        let wanted = PlacementQuery { cached: &Cached::default(), ..*wanted };
+        let itself = self.ready_for(GroupRole::Encode).find(|(id, _)| *id == prefill);
+        let (id, worker) = itself
+            .or_else(|| self.cheapest(GroupRole::Encode, &wanted).map(|(_, id, worker)| (id, worker)))?;
+        Some(Placement::new(GraphRole::Encode, id, worker, &wanted))
     }
 }
 
-impl Place {
-    fn new(part: Part, id: WorkerId, worker: &Worker, wanted: &Wanted<'_>) -> Self {
-        Self { part, at: Placement::from([(worker.rank, id)]), cached: wanted.cached.at(id) }
+impl Placement {
+    fn new(role: GraphRole, id: WorkerId, worker: &Worker, wanted: &PlacementQuery<'_>) -> Self {
+        Self { role, members: Members::from([(worker.rank, id)]), cached: wanted.cached.at(id) }
     }
 }
 
@@ -138,7 +139,7 @@ mod tests {
 
     fn whole(tp: u32) -> Workers {
         let mut workers = Workers::of(Topology::all_in_one(tp, tp));
-        workers.take_roles(vec![Role::Whole]);
+        workers.take_roles(vec![GroupRole::Whole]);
         workers
     }
 
@@ -149,16 +150,16 @@ mod tests {
     }
 
     /// A request of one block that nobody has.
-    fn wanted(cached: &Cached) -> Wanted<'_> {
-        Wanted { may_decode: true, suspect: false, blocks: 1, cached, most_requests: 100 }
+    fn wanted(cached: &Cached) -> PlacementQuery<'_> {
+        PlacementQuery { may_decode: true, suspect: false, blocks: 1, cached, most_requests: 100 }
     }
 
-    fn at(place: &Place) -> Rank {
-        *place.at.keys().next().unwrap()
+    fn rank_of(placement: &Placement) -> Rank {
+        *placement.members.keys().next().unwrap()
     }
 
     fn placed(workers: &Workers) -> Option<Rank> {
-        workers.place(&wanted(&Cached::default())).as_ref().map(at)
+        workers.place_request(&wanted(&Cached::default())).as_ref().map(rank_of)
     }
 
     fn chosen(workers: &Workers) -> Rank {
@@ -212,11 +213,11 @@ mod tests {
         let a = ready(&mut workers, 0);
         workers.book(a, key(1), Booking { suspects: 1, ..BOOKING }, false);
         let cached = Cached::default();
-        let suspect = Wanted { suspect: true, ..wanted(&cached) };
-        assert_eq!(workers.place(&suspect), None);
+        let suspect = PlacementQuery { suspect: true, ..wanted(&cached) };
+        assert_eq!(workers.place_request(&suspect), None);
         assert!(placed(&workers).is_some(), "others may stand beside it");
         workers.release(a, key(1));
-        assert!(workers.place(&suspect).is_some());
+        assert!(workers.place_request(&suspect).is_some());
     }
 
     #[test]
@@ -241,7 +242,7 @@ mod tests {
     }
 
     /// Ranks 0 and 1 prefill, 2 decodes, and the others do everything.
-    fn apart(whole: u32) -> Workers {
+    fn disaggregated(whole: u32) -> Workers {
         let group = |name: &str, replicas| {
             let name = name.to_owned();
             GroupSpec { name, nodes: None, walks: None, tp: 1, replicas, spawned: true }
@@ -249,39 +250,39 @@ mod tests {
         let mut groups = vec![group("prefill", 2), group("decode", 1)];
         groups.extend((whole > 0).then(|| group("all", whole)));
         let mut workers = Workers::of(Topology::new(groups));
-        workers.take_roles(vec![Role::Prefill, Role::Decode, Role::Whole]);
+        workers.take_roles(vec![GroupRole::Prefill, GroupRole::Decode, GroupRole::Whole]);
         workers
     }
 
-    fn place(workers: &Workers, may_decode: bool) -> Option<(Part, u32)> {
+    fn first_placement(workers: &Workers, may_decode: bool) -> Option<(GraphRole, u32)> {
         let cached = Cached::default();
-        let place = workers.place(&Wanted { may_decode, ..wanted(&cached) });
-        place.map(|place| (place.part, at(&place).0))
+        let placement = workers.place_request(&PlacementQuery { may_decode, ..wanted(&cached) });
+        placement.map(|placement| (placement.role, rank_of(&placement).0))
     }
 
     #[test]
     fn a_request_begins_with_its_decode_where_there_is_a_prefill_too() {
-        let mut workers = apart(0);
+        let mut workers = disaggregated(0);
         ready(&mut workers, 2);
-        assert_eq!(place(&workers, true), None, "nobody prefills");
+        assert_eq!(first_placement(&workers, true), None, "nobody prefills");
         let first = ready(&mut workers, 0);
-        assert_eq!(place(&workers, true), Some((Part::Decode, 2)));
-        assert_eq!(place(&workers, false), Some((Part::Prefill, 0)));
+        assert_eq!(first_placement(&workers, true), Some((GraphRole::Decode, 2)));
+        assert_eq!(first_placement(&workers, false), Some((GraphRole::Prefill, 0)));
         workers.book(first, key(1), BOOKING, false);
         ready(&mut workers, 1);
-        assert_eq!(at(&workers.place_prefill(&wanted(&Cached::default())).unwrap()), Rank(1));
+        assert_eq!(rank_of(&workers.place_prefill(&wanted(&Cached::default())).unwrap()), Rank(1));
     }
 
     #[test]
-    fn whoever_has_less_to_do_takes_it_whole_or_apart() {
-        let mut workers = apart(1);
+    fn whoever_has_less_to_do_takes_it_whole_or_disaggregated() {
+        let mut workers = disaggregated(1);
         let (all, _prefill) = (ready(&mut workers, 3), ready(&mut workers, 0));
-        assert_eq!(place(&workers, true), Some((Part::Whole, 3)), "nobody decodes apart");
+        assert_eq!(first_placement(&workers, true), Some((GraphRole::Whole, 3)), "nobody decodes apart");
         let decode = ready(&mut workers, 2);
         workers.book(all, key(1), BOOKING, false);
-        assert_eq!(place(&workers, true), Some((Part::Decode, 2)));
+        assert_eq!(first_placement(&workers, true), Some((GraphRole::Decode, 2)));
         workers.book(decode, key(2), Booking { queued_blocks: 5, ..BOOKING }, true);
-        assert_eq!(place(&workers, true), Some((Part::Whole, 3)));
+        assert_eq!(first_placement(&workers, true), Some((GraphRole::Whole, 3)));
     }
 
     fn holding(holders: &[(WorkerId, usize)]) -> Cached {
@@ -293,23 +294,23 @@ mod tests {
         let mut workers = whole(1);
         let (_, b) = (ready(&mut workers, 0), ready(&mut workers, 1));
         let cached = holding(&[(b, 6)]);
-        let long = Wanted { blocks: 10, ..wanted(&cached) };
-        let place = workers.place(&long).unwrap();
-        assert_eq!((at(&place), place.cached), (Rank(1), 6));
+        let long = PlacementQuery { blocks: 10, ..wanted(&cached) };
+        let placement = workers.place_request(&long).unwrap();
+        assert_eq!((rank_of(&placement), placement.cached), (Rank(1), 6));
         workers.book(b, key(1), Booking { queued_blocks: 4, ..BOOKING }, false);
-        assert_eq!(at(&workers.place(&long).unwrap()), Rank(1));
+        assert_eq!(rank_of(&workers.place_request(&long).unwrap()), Rank(1));
         workers.decodes(b, key(1), 7);
-        let place = workers.place(&long).unwrap();
+        let placement = workers.place_request(&long).unwrap();
         assert_eq!(
-            (at(&place), place.cached),
+            (rank_of(&placement), placement.cached),
             (Rank(0), 0),
             "what decodes there costs more than the prefix saves"
         );
         workers.decodes(b, key(1), 5);
-        assert_eq!(at(&workers.place(&long).unwrap()), Rank(1));
+        assert_eq!(rank_of(&workers.place_request(&long).unwrap()), Rank(1));
         let most_requests = 1;
         assert_eq!(
-            at(&workers.place(&Wanted { most_requests, ..long }).unwrap()),
+            rank_of(&workers.place_request(&PlacementQuery { most_requests, ..long }).unwrap()),
             Rank(0),
             "it would wait for its turn"
         );
@@ -324,21 +325,25 @@ mod tests {
         let cached = holding(&[(b, 6)]);
         workers.remove(b);
         ready(&mut workers, 1);
-        let long = Wanted { blocks: 10, ..wanted(&cached) };
-        let place = workers.place(&long).unwrap();
-        assert_eq!((at(&place), place.cached), (Rank(0), 0));
+        let long = PlacementQuery { blocks: 10, ..wanted(&cached) };
+        let placement = workers.place_request(&long).unwrap();
+        assert_eq!((rank_of(&placement), placement.cached), (Rank(0), 0));
     }
 
     #[test]
     fn each_part_goes_where_its_own_prefix_is() {
-        let mut workers = apart(0);
+        let mut workers = disaggregated(0);
         let (_, b, _) = (ready(&mut workers, 0), ready(&mut workers, 1), ready(&mut workers, 2));
         let cached = holding(&[(b, 3)]);
-        let long = Wanted { blocks: 10, ..wanted(&cached) };
-        let place = workers.place(&long).unwrap();
-        assert_eq!((place.part, place.cached), (Part::Decode, 0), "what the prefill has, the decode has not");
-        let place = workers.place_prefill(&long).unwrap();
-        assert_eq!((place.part, at(&place), place.cached), (Part::Prefill, Rank(1), 3));
+        let long = PlacementQuery { blocks: 10, ..wanted(&cached) };
+        let placement = workers.place_request(&long).unwrap();
+        assert_eq!(
+            (placement.role, placement.cached),
+            (GraphRole::Decode, 0),
+            "what the prefill has, the decode has not"
+        );
+        let placement = workers.place_prefill(&long).unwrap();
+        assert_eq!((placement.role, rank_of(&placement), placement.cached), (GraphRole::Prefill, Rank(1), 3));
     }
 
     proptest! {
@@ -358,10 +363,10 @@ mod tests {
                 costs.push((requests >= 3, blocks.saturating_sub(cached as u64) + queued_blocks + active_blocks, requests));
             }
             let cached = holding(&held);
-            let place = workers.place(&Wanted { blocks, most_requests: 3, ..wanted(&cached) }).unwrap();
-            let rank = at(&place).0 as usize;
+            let placement = workers.place_request(&PlacementQuery { blocks, most_requests: 3, ..wanted(&cached) }).unwrap();
+            let rank = rank_of(&placement).0 as usize;
             prop_assert_eq!(costs[rank], *costs.iter().min().unwrap());
-            prop_assert_eq!(place.cached, held[rank].1 as u64);
+            prop_assert_eq!(placement.cached, held[rank].1 as u64);
         }
 
         /// Where prompts share nothing, no worker gets more than one request more than another.
@@ -371,8 +376,8 @@ mod tests {
             (0..ranks).for_each(|rank| _ = ready(&mut workers, rank));
             for request in 1..=requests {
                 let cached = Cached::default();
-                let place = workers.place(&Wanted { blocks, ..wanted(&cached) }).unwrap();
-                let id = *place.at.values().next().unwrap();
+                let placement = workers.place_request(&PlacementQuery { blocks, ..wanted(&cached) }).unwrap();
+                let id = *placement.members.values().next().unwrap();
                 workers.book(id, key(request), Booking { queued_blocks: blocks, ..BOOKING }, false);
             }
             let counts = || workers.iter().map(|(_, worker)| worker.booked.requests);

@@ -11,7 +11,7 @@ use tonic::Status;
 use tutti_proto::{
     GraphKey, Rank, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
-    walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
 
@@ -21,21 +21,21 @@ use crate::submission::Submission;
 const RANKS: u32 = 3;
 const MAX_REPLAYS: u32 = 2;
 
-fn topology(apart: bool) -> Topology {
+fn topology(disaggregated: bool) -> Topology {
     let group = |walk: &str, replicas| {
         let walks = Some(vec![walk.to_owned()]);
         GroupSpec { name: walk.into(), nodes: None, walks, tp: 1, replicas, spawned: true }
     };
-    if apart {
+    if disaggregated {
         Topology::new(vec![group("prefill", 1), group("decode", RANKS - 1)])
     } else {
         Topology::all_in_one(RANKS, 1)
     }
 }
 
-fn cluster(apart: bool) -> Arc<Cluster> {
+fn cluster(disaggregated: bool) -> Arc<Cluster> {
     let limits = Limits {
-        topology: topology(apart),
+        topology: topology(disaggregated),
         max_running_requests: 4,
         max_queued_requests: 4,
         max_model_len: None,
@@ -102,7 +102,7 @@ struct Says {
     reserved: Vec<pb::Reserved>,
     report: pb::StepReport,
     /// Graphs elsewhere, each with those here that go on as it.
-    hand_over: Vec<(GraphKey, GraphKey)>,
+    exports: Vec<(GraphKey, GraphKey)>,
 }
 
 impl Worker {
@@ -155,7 +155,7 @@ impl Worker {
         let done: Vec<_> = self.running.extract_if(.., |_, graph| !graph.receives && done(graph)).collect();
         for (key, graph) in done {
             if let Some(to) = graph.send_to.filter(|_| graph.next < graph.total) {
-                says.hand_over.push((to, key));
+                says.exports.push((to, key));
                 continue;
             }
             let reason = pb::FinishReason::Length.into();
@@ -218,7 +218,7 @@ impl World {
     fn step(&mut self, cluster: &Cluster, rank: u32) {
         if let Some(mut worker) = self.alive.remove(&rank) {
             let mut says = worker.step();
-            self.hand_over(&worker, &mut says);
+            self.export(&worker, &mut says);
             self.said.push((worker.id, says.clone()));
             self.alive.insert(rank, worker);
             hear(cluster, self.said.last().unwrap());
@@ -226,8 +226,8 @@ impl World {
     }
 
     /// Whoever holds the room goes on with the second token, if it is still there.
-    fn hand_over(&mut self, from: &Worker, says: &mut Says) {
-        for (to, key) in says.hand_over.drain(..) {
+    fn export(&mut self, from: &Worker, says: &mut Says) {
+        for (to, key) in says.exports.drain(..) {
             let receiver = self.alive.values_mut().find_map(|worker| worker.running.get_mut(&to));
             let outcome = match receiver {
                 Some(graph) => {
@@ -259,10 +259,10 @@ proptest! {
 
     #[test]
     fn deaths_lose_nothing_and_leave_nothing(
-        apart in any::<bool>(),
+        disaggregated in any::<bool>(),
         events in proptest::collection::vec((0u8..20, 0u32..RANKS, any::<prop::sample::Index>()), 0..150),
     ) {
-        let (cluster, mut world) = (cluster(apart), World::default());
+        let (cluster, mut world) = (cluster(disaggregated), World::default());
         (0..RANKS).for_each(|rank| world.join(&cluster, rank));
         for (event, rank, index) in events {
             match event {

@@ -38,9 +38,9 @@ pub struct RankRecord {
     /// Until it is back.
     pub departure: Option<Departure>,
     /// Processes in a row that ended early.
-    short_lives: u32,
+    early_exits: u32,
     /// Processes in a row that ended before they were ready.
-    unready_lives: u32,
+    unready_exits: u32,
     /// An operator has sent it away for good.
     pub drained: bool,
 }
@@ -72,29 +72,29 @@ impl RankRecord {
 
     /// It takes requests.
     pub fn ready(&mut self) {
-        self.unready_lives = 0;
+        self.unready_exits = 0;
     }
 
     /// It has lived long enough.
     pub fn well(&mut self) {
-        (self.short_lives, self.unready_lives) = (0, 0);
+        (self.early_exits, self.unready_exits) = (0, 0);
         self.trouble = None;
     }
 
     /// Its process has ended, so many times early in a row.
-    pub fn ended(&mut self, short_lives: u32) {
-        self.short_lives = short_lives;
-        self.unready_lives += 1;
+    pub fn ended(&mut self, early_exits: u32) {
+        self.early_exits = early_exits;
+        self.unready_exits += 1;
     }
 
     /// Whether what it serves is not to be counted on.
     pub fn is_crash_looping(&self) -> bool {
-        self.short_lives >= CRASH_LOOP
+        self.early_exits >= CRASH_LOOP
     }
 
     /// Whether nothing is to be expected of it.
     pub fn is_hopeless(&self) -> bool {
-        self.drained || self.unready_lives >= CRASH_LOOP
+        self.drained || self.unready_exits >= CRASH_LOOP
     }
 
     /// For operators, where there is something to say.
@@ -107,7 +107,7 @@ impl RankRecord {
             return trouble;
         }
         let last = trouble.map(|trouble| format!("; {trouble}")).unwrap_or_default();
-        Some(format!("crash loop, {} processes in a row have ended early{last}", self.short_lives))
+        Some(format!("crash loop, {} processes in a row have ended early{last}", self.early_exits))
     }
 }
 

@@ -11,10 +11,10 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, RETRY_AFTER, State, prefixes, roles::Role, workers::Worker};
+use super::{Cluster, RETRY_AFTER, State, prefixes, roles::GroupRole, workers::Worker};
 use crate::{
     mailbox::{self, Ending},
-    request::{Deadline, Dropped, Effects, Request, door, media},
+    request::{Deadline, Dropped, Effects, Request, media, validate},
     submission::Submission,
 };
 
@@ -53,8 +53,8 @@ impl Cluster {
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
         // Outside the lock: a prompt may be long, and a secret is read from a file.
         let (model, declaration, choice) = self.model_and_choice()?;
-        door::check(&spec, &model)?;
-        door::check_generated(&generated, &spec, &model)?;
+        validate::check_spec(&spec, &model)?;
+        validate::check_generated(&generated, &spec, &model)?;
         let encoders = media::check(&spec, &declaration)?;
         self.digest.of(&mut spec.media);
         // What stands behind its placeholders is not in the prompt.
@@ -81,14 +81,15 @@ impl Cluster {
     }
 
     /// Replicas that decode what others prefill, where there is one that does.
-    fn ready_apart(&self, state: &State) -> usize {
-        let decode = state.workers.ready_for(Role::Decode).count();
-        if state.workers.ready_for(Role::Prefill).next().is_some() { decode } else { 0 }
+    fn disaggregated_replicas(&self, state: &State) -> usize {
+        let decode = state.workers.ready_for(GroupRole::Decode).count();
+        if state.workers.ready_for(GroupRole::Prefill).next().is_some() { decode } else { 0 }
     }
 
     fn check_admission(&self, state: &State, has_media: bool) -> Result<(), Error> {
-        let mut ready = state.workers.ready_for(Role::Whole).count() + self.ready_apart(state);
-        if has_media && state.workers.ready_for(Role::Encode).next().is_none() {
+        let mut ready =
+            state.workers.ready_for(GroupRole::Whole).count() + self.disaggregated_replicas(state);
+        if has_media && state.workers.ready_for(GroupRole::Encode).next().is_none() {
             ready = 0;
         }
         if state.draining || ready == 0 {
@@ -243,7 +244,7 @@ impl Cluster {
             self.metrics.in_flight(state.requests.len());
             self.in_flight.send_replace(state.requests.len());
         }
-        if effects.place {
+        if effects.needs_placement {
             self.launch(state, id);
         }
         if room && !state.waiting.is_empty() {

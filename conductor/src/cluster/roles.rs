@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tutti_proto::{
     cluster::v1 as pb,
-    walks::{ModelDeclaration, NodeId, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, WalkId, WalkKind},
 };
 use tutti_runtime::Error;
 
@@ -13,7 +13,7 @@ use crate::request::TextWalks;
 
 /// Which part of a request a group of workers runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
+pub enum GroupRole {
     /// All of it.
     Whole,
     /// The prefill, which it hands over.
@@ -24,7 +24,7 @@ pub enum Role {
     Encode,
 }
 
-impl Role {
+impl GroupRole {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Prefill, Self::Decode, Self::Encode];
 
     /// Before its label.
@@ -47,34 +47,34 @@ impl Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Duties {
     /// Never `Encode`.
-    pub thinks: Option<Role>,
+    pub thinks: Option<GroupRole>,
     pub encodes: bool,
 }
 
 impl Duties {
-    pub fn include(self, role: Role) -> bool {
-        if role == Role::Encode { self.encodes } else { self.thinks == Some(role) }
+    pub fn include(self, role: GroupRole) -> bool {
+        if role == GroupRole::Encode { self.encodes } else { self.thinks == Some(role) }
     }
 
     /// The one to be known by.
-    pub fn main(self) -> Option<Role> {
-        self.thinks.or(self.encodes.then_some(Role::Encode))
+    pub fn main(self) -> Option<GroupRole> {
+        self.thinks.or(self.encodes.then_some(GroupRole::Encode))
     }
 }
 
-impl From<Role> for Duties {
-    fn from(role: Role) -> Self {
-        Self { thinks: (role != Role::Encode).then_some(role), encodes: role == Role::Encode }
+impl From<GroupRole> for Duties {
+    fn from(role: GroupRole) -> Self {
+        Self { thinks: (role != GroupRole::Encode).then_some(role), encodes: role == GroupRole::Encode }
     }
 }
 
-impl From<Role> for pb::WorkerRole {
-    fn from(role: Role) -> Self {
+impl From<GroupRole> for pb::WorkerRole {
+    fn from(role: GroupRole) -> Self {
         match role {
-            Role::Whole => Self::WholeRequest,
-            Role::Prefill => Self::PrefillApart,
-            Role::Decode => Self::DecodeApart,
-            Role::Encode => Self::EncoderApart,
+            GroupRole::Whole => Self::WholeRequest,
+            GroupRole::Prefill => Self::PrefillApart,
+            GroupRole::Decode => Self::DecodeApart,
+            GroupRole::Encode => Self::EncoderApart,
         }
     }
 }
@@ -85,16 +85,16 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
     let duties = topology.groups().iter().map(|group| {
         let walks = served(group, model).map_err(|why| refused(group, &why))?;
         let thinks = match (walks.contains(&text.prefill), walks.contains(&text.decode)) {
-            (true, true) => Some(Role::Whole),
-            (true, false) => Some(Role::Prefill),
-            (false, true) => Some(Role::Decode),
+            (true, true) => Some(GroupRole::Whole),
+            (true, false) => Some(GroupRole::Prefill),
+            (false, true) => Some(GroupRole::Decode),
             (false, false) => None,
         };
         let encodes = encodes(group, &walks, model).map_err(|why| refused(group, &why))?;
         let duties = Duties { thinks, encodes };
         match duties.main() {
             None => Err(refused(group, "walks: no request passes any of them")),
-            Some(Role::Encode) if group.tp > 1 => {
+            Some(GroupRole::Encode) if group.tp > 1 => {
                 let why = format!("tp: is {}, but encoders are not divided among ranks", group.tp);
                 Err(refused(group, &why))
             }
@@ -108,18 +108,22 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
     {
         return Err(refused(group, "nodes: they encode, and no group runs the rest of a request"));
     }
-    for (apart, other, walk) in
-        [(Role::Prefill, Role::Decode, text.decode), (Role::Decode, Role::Prefill, text.prefill)]
-    {
-        let alone = duties.iter().position(|duties| duties.include(apart)).filter(|_| !has(other));
-        if let Some(group) = alone.and_then(|place| topology.groups().get(place)) {
+    for (disaggregated, other, walk) in [
+        (GroupRole::Prefill, GroupRole::Decode, text.decode),
+        (GroupRole::Decode, GroupRole::Prefill, text.prefill),
+    ] {
+        let alone = duties.iter().position(|duties| duties.include(disaggregated)).filter(|_| !has(other));
+        if let Some(group) = alone.and_then(|index| topology.groups().get(index)) {
             let walk = model.walk(walk).map_or("", |walk| &walk.name);
-            let why = format!("walks: it is for the {} alone, and no group runs {walk} apart", apart.label());
+            let why = format!(
+                "walks: it runs only the {}, and no other group runs only {walk}",
+                disaggregated.label()
+            );
             return Err(refused(group, &why));
         }
     }
     if let (Some(input), Some(group)) = (model.media().first(), topology.groups().first())
-        && !has(Role::Encode)
+        && !has(GroupRole::Encode)
     {
         let walk = model.walk(input.walk).map_or("", |walk| &walk.name);
         return Err(refused(
@@ -178,15 +182,15 @@ fn served(group: &GroupSpec, model: &ModelDeclaration) -> Result<BTreeSet<WalkId
 }
 
 fn node(name: &str, model: &ModelDeclaration) -> Result<NodeId, String> {
-    let place = model.nodes().iter().position(|node| node == name);
-    place
-        .map(|place| NodeId(place as u32))
+    let index = model.nodes().iter().position(|node| node == name);
+    index
+        .map(|index| NodeId(index as u32))
         .ok_or_else(|| format!("nodes: the model has no node {name:?}; it has {}", model.nodes().join(", ")))
 }
 
 #[cfg(test)]
 mod tests {
-    use tutti_proto::walks::{MediaInput, Walk};
+    use tutti_proto::declaration::{MediaInput, Walk};
 
     use super::*;
 
@@ -232,18 +236,22 @@ mod tests {
         let (all, prefill) = (group(None, None), group(None, Some(&["prefill_text"])));
         let decode = group(Some(&["thinker"]), Some(&["thinker_decode"]));
         let thinker = group(Some(&["thinker"]), None);
-        let everything = Duties { encodes: true, ..Role::Whole.into() };
-        let expected = [everything, Role::Whole.into()];
+        let everything = Duties { encodes: true, ..GroupRole::Whole.into() };
+        let expected = [everything, GroupRole::Whole.into()];
         assert_eq!(found(&[all.clone(), thinker.clone()]), Ok(expected.to_vec()));
-        let expected = [Role::Prefill.into(), Role::Decode.into(), everything];
+        let expected = [GroupRole::Prefill.into(), GroupRole::Decode.into(), everything];
         assert_eq!(found(&[prefill.clone(), decode.clone(), all]), Ok(expected.to_vec()));
         let encoder = group(Some(&["audio_encoder"]), None);
-        assert_eq!(found(&[encoder.clone(), thinker]), Ok(vec![Role::Encode.into(), Role::Whole.into()]));
+        assert_eq!(
+            found(&[encoder.clone(), thinker]),
+            Ok(vec![GroupRole::Encode.into(), GroupRole::Whole.into()])
+        );
         let by_walk = group(None, Some(&["prefill_audio"]));
-        let expected: Vec<Duties> = [Role::Encode, Role::Prefill, Role::Decode].map(Duties::from).into();
+        let expected: Vec<Duties> =
+            [GroupRole::Encode, GroupRole::Prefill, GroupRole::Decode].map(Duties::from).into();
         assert_eq!(found(&[by_walk, prefill, decode.clone()]), Ok(expected));
         let prefill = group(None, Some(&["prefill_text", "prefill_audio"]));
-        let expected = [Duties { encodes: true, ..Role::Prefill.into() }, Role::Decode.into()];
+        let expected = [Duties { encodes: true, ..GroupRole::Prefill.into() }, GroupRole::Decode.into()];
         assert_eq!(found(&[prefill, decode]), Ok(expected.to_vec()));
     }
 
@@ -268,9 +276,9 @@ mod tests {
             ),
             (
                 vec![group(None, None), group(None, Some(&["prefill_text"]))],
-                "no group runs thinker_decode apart",
+                "no other group runs only thinker_decode",
             ),
-            (vec![group(None, Some(&["thinker_decode"]))], "no group runs prefill_text apart"),
+            (vec![group(None, Some(&["thinker_decode"]))], "no other group runs only prefill_text"),
         ] {
             let error = found(&groups).unwrap_err();
             assert!(error.contains(told) && error.contains("topology: group \"g\""), "{error}");

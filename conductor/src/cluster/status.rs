@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
+use tutti_proto::{Rank, cluster::v1 as pb, declaration::ModelDeclaration};
 use tutti_runtime::{Error, health::State as HealthState};
 
-use super::{Cluster, State, ranks::RankRecord, roles::Role};
+use super::{Cluster, State, ranks::RankRecord, roles::GroupRole};
 
 impl Cluster {
     /// What is served, once a worker has said so, and whether a request sent now would run.
@@ -86,13 +86,14 @@ impl Cluster {
         }
         // One that may be gone any moment is no reason to send requests.
         let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);
-        let counts = Role::ALL.map(|role| {
+        let counts = GroupRole::ALL.map(|role| {
             let ready = || state.workers.ready_for(role);
             self.metrics.groups_ready(role.label(), ready().count());
             (role, ready().any(|(_, worker)| reliable(worker.rank)))
         });
         let reliable = |role| counts.contains(&(role, true));
-        let reliable = reliable(Role::Whole) || (reliable(Role::Prefill) && reliable(Role::Decode));
+        let reliable =
+            reliable(GroupRole::Whole) || (reliable(GroupRole::Prefill) && reliable(GroupRole::Decode));
         let spawned = state.workers.loaded().filter(|(_, w)| w.rank.0 < self.spawned_workers()).count();
         state.started |= spawned >= self.spawned_workers() as usize;
         self.metrics.ready(state.workers.loaded().count());
@@ -108,7 +109,7 @@ impl Cluster {
         let troubles = state.ranks.details();
         let loaded = state.workers.loaded().count();
         let mut summary = format!("{loaded} of {} workers are loaded", self.spawned_workers());
-        for role in [Role::Prefill, Role::Decode, Role::Encode] {
+        for role in [GroupRole::Prefill, GroupRole::Decode, GroupRole::Encode] {
             if state.workers.has_role(role) && state.workers.ready_for(role).next().is_none() {
                 summary.push_str(&format!(", none of them {} {} group", role.article(), role.label()));
             }

@@ -32,7 +32,7 @@ impl GroupSpec {
 /// One replica of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Replica {
-    /// Place of its group in the topology.
+    /// Placement of its group in the topology.
     pub group: usize,
     /// Its lowest rank, which leads.
     pub leader: Rank,
@@ -96,7 +96,7 @@ impl Topology {
     }
 
     /// Whether groups differ in what they run of a request, as far as a topology can tell without its model.
-    pub fn is_apart(&self) -> bool {
+    pub fn is_disaggregated(&self) -> bool {
         self.groups.iter().any(|group| group.walks.is_some() || group.nodes.is_some())
     }
 
@@ -108,11 +108,11 @@ impl Topology {
     /// The replica that a rank belongs to, if it belongs to any.
     pub fn replica_of(&self, rank: Rank) -> Option<Replica> {
         let mut first = 0;
-        for (place, group) in self.groups.iter().enumerate() {
-            let beyond = self.open && place + 1 == self.groups.len();
+        for (index, group) in self.groups.iter().enumerate() {
+            let beyond = self.open && index + 1 == self.groups.len();
             if rank.0 < first + group.ranks() || beyond {
                 let leader = Rank(first + (rank.0 - first) / group.tp * group.tp);
-                return Some(Replica { group: place, leader, tp: group.tp });
+                return Some(Replica { group: index, leader, tp: group.tp });
             }
             first += group.ranks();
         }

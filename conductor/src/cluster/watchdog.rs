@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
 
-use super::{Cluster, State, roles::Role, workers::Worker};
+use super::{Cluster, State, roles::GroupRole, workers::Worker};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(250);
@@ -42,7 +42,7 @@ impl Cluster {
             self.lose(&mut state, id, &silence.describe(self), true);
         }
         let hopeless = self.is_hopeless(&state);
-        if !state.waiting.is_empty() && (hopeless || self.is_hopeless_for(&state, Role::Encode)) {
+        if !state.waiting.is_empty() && (hopeless || self.is_hopeless_for(&state, GroupRole::Encode)) {
             let why = self.why_not_ready(&state);
             self.fail_waiting(&mut state, &why, |request| hopeless || request.has_media());
         }
@@ -60,11 +60,11 @@ impl Cluster {
     /// Whether no request can run, now or later: nobody is here or to be expected for some part of it.
     fn is_hopeless(&self, state: &State) -> bool {
         let hopeless = |role| self.is_hopeless_for(state, role);
-        hopeless(Role::Whole) && (hopeless(Role::Prefill) || hopeless(Role::Decode))
+        hopeless(GroupRole::Whole) && (hopeless(GroupRole::Prefill) || hopeless(GroupRole::Decode))
     }
 
     /// Whether no worker of this role is here that could take a request, now or later, and none is to be expected.
-    fn is_hopeless_for(&self, state: &State, role: Role) -> bool {
+    fn is_hopeless_for(&self, state: &State, role: GroupRole) -> bool {
         let is_for = |rank| state.workers.duties(rank).include(role);
         let here = state.workers.iter().any(|(_, worker)| {
             is_for(worker.rank) && worker.link.is_some() && worker.phase != pb::WorkerPhase::Draining

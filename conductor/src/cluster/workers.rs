@@ -12,11 +12,11 @@ use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
 use super::{
-    placement::Place,
-    roles::{Duties, Role},
+    placement::Placement,
+    roles::{Duties, GroupRole},
     topology::{Replica, Topology},
 };
-use crate::request::{Part, Request};
+use crate::request::{GraphRole, Request};
 
 /// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a request in
 /// flight is launched and cancelled at most once on a worker.
@@ -117,12 +117,12 @@ pub struct Booking {
 
 impl Booking {
     /// This part of this request, where it goes.
-    pub fn of(request: &Request, place: &Place) -> Self {
+    pub fn of(request: &Request, placement: &Placement) -> Self {
         let blocks = request.blocks();
-        let (queued_blocks, active_blocks) = match place.part {
-            Part::Whole | Part::Prefill => (blocks.saturating_sub(place.cached), 0),
-            Part::Decode => (0, blocks),
-            Part::Encode => (request.media_blocks(), 0),
+        let (queued_blocks, active_blocks) = match placement.role {
+            GraphRole::Whole | GraphRole::Prefill => (blocks.saturating_sub(placement.cached), 0),
+            GraphRole::Decode => (0, blocks),
+            GraphRole::Encode => (request.media_blocks(), 0),
         };
         Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
     }
@@ -184,7 +184,7 @@ impl Workers {
     }
 
     /// Whether some group is for this.
-    pub fn has_role(&self, role: Role) -> bool {
+    pub fn has_role(&self, role: GroupRole) -> bool {
         self.duties.iter().any(|duties| duties.include(role))
     }
 
@@ -282,7 +282,7 @@ impl Workers {
     }
 
     /// Those of them whose group is for this.
-    pub fn ready_for(&self, role: Role) -> impl Iterator<Item = (WorkerId, &Worker)> {
+    pub fn ready_for(&self, role: GroupRole) -> impl Iterator<Item = (WorkerId, &Worker)> {
         self.ready().filter(move |(_, worker)| self.duties(worker.rank).include(role))
     }
 
@@ -291,16 +291,16 @@ impl Workers {
         let mut seen = BTreeSet::new();
         let leaders = self.iter().filter(|(_, worker)| self.leads(worker.rank));
         let thinkers = leaders.filter_map(|(_, worker)| self.duties(worker.rank).thinks);
-        let mut decodes = thinkers.map(|role| role == Role::Decode);
+        let mut decodes = thinkers.map(|role| role == GroupRole::Decode);
         decodes.any(|decodes| !seen.insert(decodes))
     }
 
     /// Counts a graph that was sent there. One that is `resting` waits for another worker.
     pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking, resting: bool) {
         if let Some(worker) = self.by_id.get_mut(&id)
-            && let Entry::Vacant(place) = worker.graphs.entry(key)
+            && let Entry::Vacant(vacant) = worker.graphs.entry(key)
         {
-            place.insert(Held { booking, resting: true });
+            vacant.insert(Held { booking, resting: true });
             worker.resting += 1;
             worker.booked.add(booking);
             worker.launched += 1;

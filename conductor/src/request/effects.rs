@@ -50,7 +50,7 @@ pub struct Effects {
     /// These workers were waiting to be handed these graphs, and go on with them from here.
     pub begun: Vec<(WorkerId, GraphKey)>,
     /// Find a place for the request.
-    pub place: bool,
+    pub needs_placement: bool,
     /// The request starts over, at the next place that it is given.
     pub replayed: bool,
     /// The client has been told this ending.

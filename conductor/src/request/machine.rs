@@ -49,12 +49,12 @@ mod rows;
 use std::{sync::Arc, time::Instant};
 
 use tracing::{Span, field};
-use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, walks::WalkId};
+use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, prefix_index::PromptPieces};
 
 use self::encoding::Encoding;
 pub use self::encoding::RoomFor;
-use super::{Deadline, Dropped, Effects, EndingKind, Part, Placement, RowOutcome, TextWalks, run::Run};
+use super::{Deadline, Dropped, Effects, EndingKind, GraphRole, Members, RowOutcome, TextWalks, run::Run};
 use crate::mailbox::{self, Ending};
 
 /// One request, from acceptance until no worker holds anything of it.
@@ -209,8 +209,8 @@ impl Request {
     }
 
     /// The name of a part of the current try.
-    pub fn key(&self, part: Part) -> GraphKey {
-        GraphKey { request: self.id, incarnation: self.incarnation, graph: part.id() }
+    pub fn key(&self, role: GraphRole) -> GraphKey {
+        GraphKey { request: self.id, incarnation: self.incarnation, graph: role.id() }
     }
 
     /// Whether nothing is left of it anywhere.
@@ -242,23 +242,23 @@ impl Request {
 
     /// Starts this part there, with the time that is left of its deadline: all of it, a prefill that nothing follows, or
     /// a decode, which asks for room first. `None`, and no change, unless the request waits for a place.
-    pub fn launch(&mut self, part: Part, at: Placement, now: Instant) -> Option<pb::LaunchGraph> {
+    pub fn launch(&mut self, role: GraphRole, at: Members, now: Instant) -> Option<pb::LaunchGraph> {
         if !self.is_waiting() {
             return None;
         }
-        let mut message = self.message(part, now);
-        let run = self.begin(part, at);
-        let stage = match part {
-            Part::Whole | Part::Prefill => {
+        let mut message = self.message(role, now);
+        let run = self.begin(role, at);
+        let stage = match role {
+            GraphRole::Whole | GraphRole::Prefill => {
                 self.await_embeddings(&mut message);
                 Stage::Running { run }
             }
-            Part::Decode => {
+            GraphRole::Decode => {
                 message.receive = Some(self.reservation.clone());
                 Stage::Reserving { decode: run }
             }
             // What it would hand over has nowhere to go yet.
-            Part::Encode => return None,
+            GraphRole::Encode => return None,
         };
         self.enter(stage);
         Some(message)
@@ -280,12 +280,12 @@ impl Request {
     }
 
     /// Starts the prefill there, which goes to where room is held. `None`, and no change, unless room was asked for.
-    pub fn launch_prefill(&mut self, at: Placement, room: Room, now: Instant) -> Option<pb::LaunchGraph> {
+    pub fn launch_prefill(&mut self, at: Members, room: Room, now: Instant) -> Option<pb::LaunchGraph> {
         let Phase::Live { stage: Stage::Reserving { decode }, .. } = &self.phase else { return None };
         let send_to = self.destination(decode.key, room);
-        let mut message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(Part::Prefill, now) };
+        let mut message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(GraphRole::Prefill, now) };
         self.await_embeddings(&mut message);
-        let prefill = self.begin(Part::Prefill, at);
+        let prefill = self.begin(GraphRole::Prefill, at);
         if let Phase::Live { stage, .. } = &mut self.phase {
             *stage = match std::mem::replace(stage, Stage::Waiting) {
                 Stage::Reserving { decode } => Stage::Prefilling { prefill, decode, early: Vec::new() },
@@ -308,20 +308,20 @@ impl Request {
         }
     }
 
-    fn message(&self, part: Part, now: Instant) -> pb::LaunchGraph {
+    fn message(&self, role: GraphRole, now: Instant) -> pb::LaunchGraph {
         pb::LaunchGraph {
-            key: Some(self.key(part).into()),
-            walks: part.walks(self.walks, &self.encoders),
-            spec: Some(encoding::spec_for(part, &self.spec)),
-            generated: if part == Part::Encode { Vec::new() } else { self.generated.clone() },
+            key: Some(self.key(role).into()),
+            walks: role.walks(self.walks, &self.encoders),
+            spec: Some(encoding::spec_for(role, &self.spec)),
+            generated: if role == GraphRole::Encode { Vec::new() } else { self.generated.clone() },
             timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
             ..Default::default()
         }
     }
 
-    fn begin(&self, part: Part, at: Placement) -> Run {
-        let key = self.key(part);
-        self.span.in_scope(|| tracing::debug!(%key, ?part, ranks = ?at.keys(), "launched"));
+    fn begin(&self, role: GraphRole, at: Members) -> Run {
+        let key = self.key(role);
+        self.span.in_scope(|| tracing::debug!(%key, ?role, ranks = ?at.keys(), "launched"));
         Run::new(key, at, self.generated.len())
     }
 
@@ -348,7 +348,7 @@ impl Request {
         match &self.phase {
             Phase::Ended if key.incarnation == self.incarnation => Dropped::Stale,
             Phase::Live { encoding: Encoding::Over, .. }
-                if !self.encoders.is_empty() && key == self.key(Part::Encode) =>
+                if !self.encoders.is_empty() && key == self.key(GraphRole::Encode) =>
             {
                 Dropped::Stale
             }
@@ -412,21 +412,4 @@ fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {
 }
 
 #[cfg(test)]
-#[path = "machine_tests.rs"]
 mod tests;
-
-#[cfg(test)]
-#[path = "replay_tests.rs"]
-mod replay_tests;
-
-#[cfg(test)]
-#[path = "apart_tests.rs"]
-mod apart_tests;
-
-#[cfg(test)]
-#[path = "apart_properties.rs"]
-mod apart_properties;
-
-#[cfg(test)]
-#[path = "death_properties.rs"]
-mod death_properties;

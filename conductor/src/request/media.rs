@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use tutti_proto::{
     cluster::v1 as pb,
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 use tutti_runtime::Error;
 
@@ -12,8 +12,8 @@ use tutti_runtime::Error;
 pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
     let mut walks = Vec::new();
     let mut end = 0;
-    for (place, item) in spec.media.iter().enumerate() {
-        let refused = |why: String| Error::invalid(format!("media[{place}]"), why);
+    for (index, item) in spec.media.iter().enumerate() {
+        let refused = |why: String| Error::invalid(format!("media[{index}]"), why);
         let kind = item.kind().as_str_name().to_lowercase();
         let input = model.media_input(item.kind());
         let input = input.ok_or_else(|| refused(format!("is {kind}, which the model does not take")))?;
@@ -79,7 +79,7 @@ impl Digest {
 
 #[cfg(test)]
 mod tests {
-    use tutti_proto::walks::{MediaInput, NodeId, Walk, WalkKind};
+    use tutti_proto::declaration::{MediaInput, NodeId, Walk, WalkKind};
 
     use super::*;
 
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_is_refused_with_its_place() {
+    fn what_does_not_is_refused_with_its_index() {
         refused(|spec| spec.media[1].kind = 0, "media[1]", "does not take");
         refused(|spec| spec.media[0].format = "mp3".into(), "media[0]", "\"mp3\"");
         refused(|spec| spec.media[0].data.clear(), "media[0]", "empty");

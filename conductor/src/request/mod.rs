@@ -2,15 +2,15 @@
 //! Pure: no I/O, no clock, no device.
 
 mod deadline;
-pub mod door;
 mod effects;
 mod machine;
 pub mod media;
 mod plan;
 mod run;
+pub mod validate;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
 pub use machine::{Request, Room, RoomFor};
-pub use plan::{Part, TextWalks};
-pub use run::Placement;
+pub use plan::{GraphRole, TextWalks};
+pub use run::Members;

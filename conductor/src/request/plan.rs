@@ -2,7 +2,7 @@
 
 use tutti_proto::{
     GraphId,
-    walks::{ModelDeclaration, WalkId, WalkKind},
+    declaration::{ModelDeclaration, WalkId, WalkKind},
 };
 use tutti_runtime::Error;
 
@@ -36,7 +36,7 @@ impl TextWalks {
 
 /// A worker graph: the part of a request that one worker (or TP group) runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum GraphRole {
     /// All of it.
     Whole,
     /// The prefill, handed over unless the output has no second token.
@@ -47,7 +47,7 @@ pub enum Part {
     Encode,
 }
 
-impl Part {
+impl GraphRole {
     /// Its place among the request's graphs.
     pub fn id(self) -> GraphId {
         GraphId(match self {
@@ -70,7 +70,7 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use tutti_proto::walks::{NodeId, Walk};
+    use tutti_proto::declaration::{NodeId, Walk};
 
     use super::*;
 
@@ -94,14 +94,14 @@ mod tests {
         );
         let text = TextWalks::of(&omni.unwrap()).unwrap();
         assert_eq!(text, TextWalks { prefill: WalkId(1), decode: WalkId(2) });
-        let walks = |part: Part| part.walks(text, &encoders);
-        assert_eq!(walks(Part::Whole), [1, 2]);
+        let walks = |role: GraphRole| role.walks(text, &encoders);
+        assert_eq!(walks(GraphRole::Whole), [1, 2]);
         assert_eq!(
-            (walks(Part::Prefill), walks(Part::Decode), walks(Part::Encode)),
+            (walks(GraphRole::Prefill), walks(GraphRole::Decode), walks(GraphRole::Encode)),
             (vec![1], vec![2], vec![0])
         );
-        assert_ne!(Part::Prefill.id(), Part::Decode.id());
-        assert_ne!(Part::Prefill.id(), Part::Encode.id());
+        assert_ne!(GraphRole::Prefill.id(), GraphRole::Decode.id());
+        assert_ne!(GraphRole::Prefill.id(), GraphRole::Encode.id());
     }
 
     #[test]

@@ -7,15 +7,15 @@ use tutti_proto::{Epoch, GraphKey, Rank, WorkerId, cluster::v1 as pb};
 use super::Dropped;
 
 /// The ranks that run a worker graph, each on its worker. The lowest rank leads: its rows carry the tokens.
-pub type Placement = BTreeMap<Rank, WorkerId>;
+pub type Members = BTreeMap<Rank, WorkerId>;
 
 /// Who runs a graph, and who still does.
 #[derive(Debug)]
 pub(super) struct Run {
     /// Names the try, so that a run that is over for its client is still told from the next.
     pub key: GraphKey,
-    members: Placement,
-    pending: Placement,
+    members: Members,
+    pending: Members,
     /// The pass after the last one that a row was seen of.
     next_epoch: Epoch,
     /// What the first rank to finish said; the others must say the same.
@@ -25,7 +25,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub fn new(key: GraphKey, members: Placement, had: usize) -> Self {
+    pub fn new(key: GraphKey, members: Members, had: usize) -> Self {
         Self { key, pending: members.clone(), members, next_epoch: Epoch(0), finished: None, had }
     }
 
@@ -49,7 +49,7 @@ impl Run {
     }
 
     /// Takes a rank's word that it has let go; why not, where it has not been waited for.
-    pub fn let_go(&mut self, from: WorkerId, completion: &pb::Completion) -> Result<(), Dropped> {
+    pub fn accept_completion(&mut self, from: WorkerId, completion: &pb::Completion) -> Result<(), Dropped> {
         let rank = Rank(completion.rank);
         if self.members.get(&rank) != Some(&from) {
             return Err(Dropped::Unknown);

@@ -11,12 +11,12 @@ pub const WELL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
-    short_lives: u32,
+    early_exits: u32,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: FIRST, short_lives: 0 }
+        Self { next: FIRST, early_exits: 0 }
     }
 }
 
@@ -26,15 +26,15 @@ impl Backoff {
         if life >= WELL {
             *self = Self::default();
         }
-        self.short_lives += u32::from(life < WELL);
+        self.early_exits += u32::from(life < WELL);
         let pause = self.next;
         self.next = (self.next * 2).min(LONGEST);
         pause
     }
 
     /// How many lives in a row were short.
-    pub fn short_lives(&self) -> u32 {
-        self.short_lives
+    pub fn early_exits(&self) -> u32 {
+        self.early_exits
     }
 }
 
@@ -48,8 +48,8 @@ mod tests {
         let pauses: Vec<_> = (0..9).map(|_| backoff.after(Duration::ZERO)).collect();
         assert_eq!(pauses[..3], [FIRST, FIRST * 2, FIRST * 4]);
         assert_eq!(pauses[8], LONGEST);
-        assert_eq!(backoff.short_lives(), 9);
+        assert_eq!(backoff.early_exits(), 9);
         assert_eq!(backoff.after(WELL), FIRST);
-        assert_eq!(backoff.short_lives(), 0);
+        assert_eq!(backoff.early_exits(), 0);
     }
 }

@@ -57,12 +57,12 @@ impl Supervisor {
         let (done, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let supervise = async move {
-            let mut keepers = JoinSet::new();
+            let mut ranks = JoinSet::new();
             for rank in (0..workers).map(Rank) {
-                let keeper = Keeper { rank, cluster: cluster.clone(), command: command.clone() };
-                keepers.spawn(keeper.keep(stopping.clone()));
+                let supervisor = RankSupervisor { rank, cluster: cluster.clone(), command: command.clone() };
+                ranks.spawn(supervisor.run(stopping.clone()));
             }
-            keepers.join_all().await;
+            ranks.join_all().await;
             // Nobody waits any more where the process is ending at once.
             let _ = done.send(());
         };
@@ -87,18 +87,18 @@ impl Supervisor {
 }
 
 /// Keeps one rank's process alive.
-struct Keeper {
+struct RankSupervisor {
     rank: Rank,
     cluster: Arc<Cluster>,
     command: WorkerCommand,
 }
 
-impl Keeper {
-    async fn keep(self, mut stopping: watch::Receiver<bool>) {
+impl RankSupervisor {
+    async fn run(self, mut stopping: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
         loop {
             if self.cluster.is_drained(self.rank) {
-                return told(&mut stopping).await;
+                return stopped(&mut stopping).await;
             }
             let born = Instant::now();
             let (status, usage) = match Child::spawn(&self.command, self.rank).await {
@@ -111,10 +111,10 @@ impl Keeper {
             let pause = backoff.after(born.elapsed());
             if !self.cluster.is_drained(self.rank) {
                 tracing::warn!(worker = %self.rank, status, restart_in = ?pause, "worker process ended");
-                self.cluster.on_exit(self.rank, &Exit { status, usage, short_lives: backoff.short_lives() });
+                self.cluster.on_exit(self.rank, &Exit { status, usage, early_exits: backoff.early_exits() });
                 tokio::select! {
                     () = sleep(pause) => {}
-                    () = told(&mut stopping) => return,
+                    () = stopped(&mut stopping) => return,
                 }
                 self.cluster.on_restart(self.rank);
             }
@@ -132,7 +132,7 @@ impl Keeper {
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status,
-                () = told(stopping) => {
+                () = stopped(stopping) => {
                     if self.cluster.presence(self.rank, child.pid()) == Presence::Awaited {
                         // It could not be told to leave, and holds nothing that could be lost.
                         child.kill();
@@ -177,7 +177,7 @@ impl Keeper {
 }
 
 /// Completes once the supervisor is to stop.
-async fn told(stopping: &mut watch::Receiver<bool>) {
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
     // An error means that the supervisor was dropped: the process is ending.
     let _ = stopping.wait_for(|stop| *stop).await;
 }

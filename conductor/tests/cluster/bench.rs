@@ -8,15 +8,15 @@ use tonic::{Status, Streaming, transport::Endpoint};
 use tutti_conductor::{
     Submission,
     cluster::{Cluster, Limits, Served, Topology},
-    gate::{Admission, Gate},
     listen::WorkerListener,
+    worker_service::{Admission, WorkerService},
 };
 use tutti_proto::{
     cluster::v1::{
         self as pb, conductor_message::Message as FromConductor, worker_gate_client::WorkerGateClient,
         worker_message::Message as ToConductor,
     },
-    walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_runtime::{
     Error, VERSION,
@@ -68,8 +68,8 @@ impl Bench {
         let admission = Admission { spawned_workers, spawn_token: SPAWN_TOKEN.into(), join_token };
         let listener = WorkerListener::bind(None).await.unwrap();
         let url = listener.local_url().unwrap();
-        let gate = Gate::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
-        tokio::spawn(gate.serve(listener));
+        let service = WorkerService::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
+        tokio::spawn(service.serve(listener));
         Self { cluster, metrics, health, url }
     }
 
@@ -260,7 +260,7 @@ impl FakeWorker {
     }
 
     /// Lets go of a cancelled request.
-    pub async fn let_go(&self, key: Option<pb::GraphKey>) {
+    pub async fn confirm_cancel(&self, key: Option<pb::GraphKey>) {
         self.step(key, &[], Some(pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}))).await;
     }
 }

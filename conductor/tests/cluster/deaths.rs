@@ -152,11 +152,11 @@ async fn a_worker_whose_step_hangs_is_fenced_and_one_with_a_long_step_or_no_work
 async fn a_crash_loop_ends_readiness_until_a_process_lives() {
     let bench = Bench::new(limits(1)).await;
     let mut worker = bench.ready(0).await;
-    for short_lives in 1..=3 {
+    for early_exits in 1..=3 {
         assert_eq!(bench.health.ready(), State::Ok);
         drop(worker);
         metric(&bench, "tutti_workers_ready", 0).await;
-        bench.cluster.on_exit(Rank(0), &Exit { status: "signal: 11".into(), usage: false, short_lives });
+        bench.cluster.on_exit(Rank(0), &Exit { status: "signal: 11".into(), usage: false, early_exits });
         worker = bench.ready(0).await;
     }
     let State::Not(why) = bench.health.ready() else { panic!("ready for how long?") };
@@ -173,10 +173,10 @@ async fn what_waits_for_a_worker_that_never_comes_back_fails() {
     worker.launched().await;
     drop(worker);
     metric(&bench, "tutti_workers_ready", 0).await;
-    for short_lives in 1..=3 {
+    for early_exits in 1..=3 {
         bench.cluster.tick(Duration::from_secs(1));
         assert_eq!(bench.metric("tutti_requests_in_flight"), 1, "it may come back");
-        bench.cluster.on_exit(Rank(0), &Exit { status: "signal: 9".into(), usage: false, short_lives });
+        bench.cluster.on_exit(Rank(0), &Exit { status: "signal: 9".into(), usage: false, early_exits });
     }
     bench.cluster.tick(Duration::from_secs(1));
     let error = read(&mut submission).await.1.unwrap_err();

@@ -23,9 +23,9 @@ async fn formed(worker: &mut FakeWorker) -> (u32, Meeting) {
     }
 }
 
-async fn place(worker: &mut FakeWorker) -> (u32, String) {
+async fn meeting_path(worker: &mut FakeWorker) -> (u32, String) {
     match formed(worker).await {
-        (rank, Meeting::SharedMemory(place)) => (rank, place),
+        (rank, Meeting::SharedMemory(path)) => (rank, path),
         other => panic!("{other:?} is not in shared memory"),
     }
 }
@@ -37,11 +37,11 @@ async fn a_group_meets_once_all_have_joined_and_serves_at_its_leader_once_all_ha
     // Of another group: it does not complete the first one.
     let mut other = bench.join(2).await;
     let mut leader = bench.join(0).await;
-    let meeting = place(&mut leader).await;
-    assert_eq!((meeting.0, place(&mut second).await), (0, (1, meeting.1.clone())));
+    let meeting = meeting_path(&mut leader).await;
+    assert_eq!((meeting.0, meeting_path(&mut second).await), (0, (1, meeting.1.clone())));
     let mut last = bench.join(3).await;
-    let another = place(&mut other).await;
-    assert_eq!((another.0, place(&mut last).await), (0, (1, another.1.clone())));
+    let another = meeting_path(&mut other).await;
+    assert_eq!((another.0, meeting_path(&mut last).await), (0, (1, another.1.clone())));
     assert_ne!(meeting.1, another.1);
 
     for loaded in [&leader, &other, &last] {
@@ -67,8 +67,8 @@ async fn the_end_of_one_rank_is_the_end_of_its_group_which_forms_anew_elsewhere(
     let bench = Bench::new(in_pairs(2)).await;
     for gone in [0, 1] {
         let (mut leader, mut second) = (bench.join(0).await, bench.join(1).await);
-        let (_, first_place) = place(&mut leader).await;
-        place(&mut second).await;
+        let (_, first_path) = meeting_path(&mut leader).await;
+        meeting_path(&mut second).await;
         for rank in [&leader, &second] {
             rank.say(ToConductor::Ready(ready())).await;
         }
@@ -81,7 +81,7 @@ async fn the_end_of_one_rank_is_the_end_of_its_group_which_forms_anew_elsewhere(
         assert_eq!(bench.submit(1).unwrap_err().kind(), ErrorKind::Unavailable);
         // Its rank is free at once, though its process may still be there.
         let mut again = (bench.join(1).await, bench.join(0).await);
-        assert_ne!(place(&mut again.1).await.1, first_place);
+        assert_ne!(meeting_path(&mut again.1).await.1, first_path);
         drop(again);
         soon("all are gone", async {
             while bench.cluster.status().workers.iter().any(|worker| worker.pid != 0) {
@@ -113,8 +113,8 @@ async fn ranks_that_join_by_hand_dial_their_leader_where_it_listens() {
 async fn a_dismissed_group_leaves_with_its_leader() {
     let bench = Bench::new(in_pairs(4)).await;
     let (mut leader, mut second) = (bench.join(0).await, bench.join(1).await);
-    place(&mut leader).await;
-    place(&mut second).await;
+    meeting_path(&mut leader).await;
+    meeting_path(&mut second).await;
     // Its leader has not joined: nobody else could end it.
     let mut alone = bench.join(3).await;
     bench.cluster.dismiss();

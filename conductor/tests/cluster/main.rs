@@ -1,9 +1,9 @@
 //! The conductor with workers that a test plays: a real gate, real streams, no engine.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
-mod apart;
 mod bench;
 mod deaths;
+mod disaggregated;
 mod groups;
 mod requests;
 mod supervision;

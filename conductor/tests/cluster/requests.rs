@@ -53,7 +53,7 @@ async fn a_dropped_stream_cancels_once() {
     let key = worker.launched().await.key;
     drop(submission);
     assert_eq!(worker.cancelled().await, key);
-    worker.let_go(key).await;
+    worker.confirm_cancel(key).await;
     bench.idle().await;
     // The next thing the worker hears is the next request.
     let _next = bench.submit(3).unwrap();
@@ -82,7 +82,7 @@ async fn a_deadline_passes_whether_or_not_anybody_reads() {
     assert_eq!(worker.cancelled().await, key);
     let error = read(&mut submission).await.1.unwrap_err();
     assert_eq!((error.kind(), error.message().contains("1 ms")), (ErrorKind::DeadlineExceeded, true));
-    worker.let_go(key).await;
+    worker.confirm_cancel(key).await;
     bench.idle().await;
     assert_eq!(bench.metric(r#"tutti_requests_total{outcome="deadline_exceeded"}"#), 1);
 }
@@ -114,7 +114,7 @@ async fn beyond_the_bound_a_request_is_told_to_come_back() {
     assert!(bench.submit(1).is_err());
     worker.launched().await;
     worker.cancelled().await;
-    worker.let_go(key).await;
+    worker.confirm_cancel(key).await;
     soon("room", async {
         while bench.metric("tutti_requests_in_flight") == 2 {
             tokio::task::yield_now().await;

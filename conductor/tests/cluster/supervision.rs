@@ -12,7 +12,7 @@ fn supervise(bench: &Bench, directory: &Path, script: &str) -> Supervisor {
     fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
     let command =
-        WorkerCommand { program, conductor_url: "unix:/gate".into(), lifeline_line: "private".into() };
+        WorkerCommand { program, conductor_url: "unix:/workers".into(), lifeline_line: "private".into() };
     Supervisor::start(bench.cluster.clone(), command, 1).unwrap()
 }
 
@@ -40,7 +40,7 @@ async fn a_worker_gets_its_place_its_secret_and_a_group_of_its_own_and_does_not_
     let supervisor = supervise(&bench, directory.path(), &script);
     let said = line(&out).await;
     let [rest @ .., pid, group] = &said.split(' ').collect::<Vec<_>>()[..] else { panic!("{said}") };
-    assert_eq!(rest, ["--conductor", "unix:/gate", "--rank", "0", "private"]);
+    assert_eq!(rest, ["--conductor", "unix:/workers", "--rank", "0", "private"]);
     assert_eq!(pid, group);
     assert_ne!(*pid, process::id().to_string());
     soon("the supervisor stops", supervisor.stop()).await;

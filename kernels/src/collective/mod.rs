@@ -17,26 +17,26 @@ use std::time::Duration;
 pub use self::{shared_memory::SharedMemory, tcp::Tcp};
 use crate::DeviceError;
 
-/// A rank's place in its group.
+/// A rank and the size of its TP group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// Below `size`; rank 0 leads.
+pub struct GroupRank {
+    /// Index of the rank, below `world_size`. Rank 0 is the leader.
     pub rank: usize,
-    /// Ranks of the group, at least 1.
-    pub size: usize,
+    /// Number of ranks in the group, at least 1.
+    pub world_size: usize,
 }
 
-impl Seat {
-    /// Of a rank that is its whole group.
-    pub const ALONE: Self = Self { rank: 0, size: 1 };
+impl GroupRank {
+    /// The only rank of a group of one.
+    pub const ALONE: Self = Self { rank: 0, world_size: 1 };
 
-    /// Whether it is the whole group.
+    /// True if this rank is the whole group.
     pub fn is_alone(self) -> bool {
-        self.size == 1
+        self.world_size == 1
     }
 
-    /// Whether it is rank 0.
-    pub fn leads(self) -> bool {
+    /// True for rank 0.
+    pub fn is_leader(self) -> bool {
         self.rank == 0
     }
 }
@@ -52,8 +52,8 @@ pub enum Patience {
 
 /// One rank's end of a group.
 pub trait Collective: Send {
-    /// Its place.
-    fn seat(&self) -> Seat;
+    /// This rank and the size of its group.
+    fn group_rank(&self) -> GroupRank;
     /// The transport, for logs.
     fn transport(&self) -> &'static str;
     /// Element by element the sum of all ranks' `data`, in the order of ranks, left in every rank's `data`.
@@ -155,10 +155,11 @@ impl std::fmt::Display for Operation {
 }
 
 /// `out` must hold what all ranks bring, and only at rank 0.
-fn check_gather(seat: Seat, part: &[f32], out: Option<&[f32]>) -> Result<(), CollectiveError> {
-    let (got, wanted) = (out.map(<[f32]>::len), seat.leads().then_some(part.len() * seat.size));
+fn check_gather(group_rank: GroupRank, part: &[f32], out: Option<&[f32]>) -> Result<(), CollectiveError> {
+    let (got, wanted) =
+        (out.map(<[f32]>::len), group_rank.is_leader().then_some(part.len() * group_rank.world_size));
     if got == wanted {
         return Ok(());
     }
-    Err(CollectiveError::Misuse(format!("gather into {got:?} elements at {seat:?}, wanted {wanted:?}")))
+    Err(CollectiveError::Misuse(format!("gather into {got:?} elements at {group_rank:?}, wanted {wanted:?}")))
 }

@@ -25,7 +25,7 @@ use rustix::{
 };
 
 use super::{
-    Collective, CollectiveError, Operation, Patience, Seat, check_gather,
+    Collective, CollectiveError, GroupRank, Operation, Patience, check_gather,
     mapping::{Mapping, SLOT_BYTES, SLOTS, bytes_of},
 };
 
@@ -45,7 +45,7 @@ const LEFT: u32 = 1 << 31;
 /// One rank of a group on this machine.
 pub struct SharedMemory {
     map: Mapping,
-    seat: Seat,
+    group_rank: GroupRank,
     deadline: Duration,
     /// This rank's last number.
     number: u32,
@@ -58,7 +58,7 @@ impl SharedMemory {
     /// path must be new for each group; nothing is left there once all have met.
     pub fn meet(
         path: &Path,
-        seat: Seat,
+        group_rank: GroupRank,
         patience: Duration,
         deadline: Duration,
     ) -> Result<Self, CollectiveError> {
@@ -66,11 +66,11 @@ impl SharedMemory {
             CollectiveError::Transport(format!("cannot {what} {}: {e}", path.display()))
         };
         let file = open(path).map_err(|e| failed("open", e))?;
-        let map = Mapping::new(&file, seat.size).map_err(|e| failed("map", e))?;
-        let mut group = Self { map, seat, deadline: patience, number: 0, tiles: 0 };
-        group.bring(Operation::Forming, seat.size, |_, _| {})?;
-        group.await_all(Operation::Forming, Some(seat.size))?;
-        if seat.leads() {
+        let map = Mapping::new(&file, group_rank.world_size).map_err(|e| failed("map", e))?;
+        let mut group = Self { map, group_rank, deadline: patience, number: 0, tiles: 0 };
+        group.bring(Operation::Forming, group_rank.world_size, |_, _| {})?;
+        group.await_all(Operation::Forming, Some(group_rank.world_size))?;
+        if group_rank.is_leader() {
             fs::remove_file(path).map_err(|e| failed("remove", e))?;
         }
         group.tiles += 1;
@@ -90,13 +90,13 @@ impl SharedMemory {
         fill: impl FnOnce(&Mapping, usize),
     ) -> Result<(), CollectiveError> {
         let since = Instant::now();
-        for rank in 0..self.seat.size {
+        for rank in 0..self.group_rank.world_size {
             self.await_number(rank, self.number, since, operation, Patience::Deadline)?;
         }
         let slot = self.slot();
         fill(&self.map, slot);
         let brought = (operation as u64) << 56 | length as u64;
-        self.map.flags(self.seat.rank).brought[slot].store(brought, Ordering::Relaxed);
+        self.map.flags(self.group_rank.rank).brought[slot].store(brought, Ordering::Relaxed);
         self.publish();
         Ok(())
     }
@@ -107,7 +107,7 @@ impl SharedMemory {
     }
 
     fn say(&self, number: u32) {
-        let flags = self.map.flags(self.seat.rank);
+        let flags = self.map.flags(self.group_rank.rank);
         // Against the sleeper, which counts itself before it looks: one of the two sees the other.
         flags.published.store(number, Ordering::SeqCst);
         if flags.sleepers.load(Ordering::SeqCst) > 0 {
@@ -141,7 +141,7 @@ impl SharedMemory {
 
     fn await_all(&self, operation: Operation, length: Option<usize>) -> Result<(), CollectiveError> {
         let since = Instant::now();
-        for rank in 0..self.seat.size {
+        for rank in 0..self.group_rank.world_size {
             self.await_rank(rank, operation, length, since, Patience::Deadline)?;
         }
         Ok(())
@@ -163,7 +163,7 @@ impl SharedMemory {
                 return Ok(());
             }
             if seen & LEFT != 0 {
-                return Err(CollectiveError::Left { rank, size: self.seat.size });
+                return Err(CollectiveError::Left { rank, size: self.group_rank.world_size });
             }
             turns += 1;
             if turns < 64 {
@@ -182,7 +182,7 @@ impl SharedMemory {
                 Patience::Forever => None,
                 Patience::Deadline if waited < self.deadline => Some(self.deadline - waited),
                 Patience::Deadline => {
-                    let (size, deadline) = (self.seat.size, self.deadline);
+                    let (size, deadline) = (self.group_rank.world_size, self.deadline);
                     return Err(CollectiveError::Missing { rank, size, operation, deadline });
                 }
             };
@@ -208,13 +208,13 @@ impl SharedMemory {
 
     /// One tile of a sum that every rank takes by itself.
     fn sum_small(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
-        let (rank, slot, len) = (self.seat.rank, self.slot(), tile.len());
+        let (rank, slot, len) = (self.group_rank.rank, self.slot(), tile.len());
         // SAFETY: the slot is this rank's own, and `bring` calls back once nobody reads it.
         self.bring(Operation::AllReduce, len, |map, slot| unsafe {
             map.write(rank, slot, 0, bytes_of(tile))
         })?;
         let since = Instant::now();
-        for rank in 0..self.seat.size {
+        for rank in 0..self.group_rank.world_size {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
             // SAFETY: published, and not written again before this rank publishes its next number.
             let theirs = unsafe { self.map.read_floats(rank, slot, 0, len) };
@@ -226,25 +226,26 @@ impl SharedMemory {
 
     /// One tile of a sum of which each rank takes its share. It brings what the others sum, and later its own result.
     fn sum_large(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
-        let (seat, slot, len) = (self.seat, self.slot(), tile.len());
-        let share = |rank: usize| rank * len / seat.size..(rank + 1) * len / seat.size;
-        let own = share(seat.rank);
+        let (group_rank, slot, len) = (self.group_rank, self.slot(), tile.len());
+        let share =
+            |rank: usize| rank * len / group_rank.world_size..(rank + 1) * len / group_rank.world_size;
+        let own = share(group_rank.rank);
         self.bring(Operation::AllReduce, len, |map, slot| {
             for others in [0..own.start, own.end..len] {
                 // SAFETY: the slot is this rank's own, and `bring` calls back once nobody reads it.
-                unsafe { map.write(seat.rank, slot, 4 * others.start, bytes_of(&tile[others])) };
+                unsafe { map.write(group_rank.rank, slot, 4 * others.start, bytes_of(&tile[others])) };
             }
         })?;
         let since = Instant::now();
-        for rank in 0..seat.size {
+        for rank in 0..group_rank.world_size {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
         }
         let mut sums = [0.0; BLOCK];
         for first in own.clone().step_by(BLOCK) {
             let block = first..own.end.min(first + BLOCK);
             let sums = &mut sums[..block.len()];
-            for rank in 0..seat.size {
-                if rank == seat.rank {
+            for rank in 0..group_rank.world_size {
+                if rank == group_rank.rank {
                     add(rank, &tile[block.clone()], sums);
                 } else {
                     // SAFETY: published, and of this share its owner writes nothing before this rank's next number.
@@ -254,9 +255,9 @@ impl SharedMemory {
             tile[block].copy_from_slice(sums);
         }
         // SAFETY: the slot is this rank's own, and others read this share of it only after the next number.
-        unsafe { self.map.write(seat.rank, slot, 4 * own.start, bytes_of(&tile[own])) };
+        unsafe { self.map.write(group_rank.rank, slot, 4 * own.start, bytes_of(&tile[own])) };
         self.publish();
-        for rank in (0..seat.size).filter(|&rank| rank != seat.rank) {
+        for rank in (0..group_rank.world_size).filter(|&rank| rank != group_rank.rank) {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
             let share = share(rank);
             // SAFETY: published with its second number, and not written again before this rank's next one.
@@ -274,7 +275,7 @@ impl SharedMemory {
         part: &[u8],
         mut take: Option<impl FnMut(usize, usize, &[u8])>,
     ) -> Result<(), CollectiveError> {
-        let rank = self.seat.rank;
+        let rank = self.group_rank.rank;
         // An empty part is a tile too: the ranks meet.
         for first in (0..part.len().max(1)).step_by(SLOT_BYTES) {
             let tile = &part[first..part.len().min(first + SLOT_BYTES)];
@@ -282,7 +283,7 @@ impl SharedMemory {
             self.bring(operation, part.len(), |map, slot| unsafe { map.write(rank, slot, 0, tile) })?;
             if let Some(take) = &mut take {
                 let since = Instant::now();
-                for rank in 0..self.seat.size {
+                for rank in 0..self.group_rank.world_size {
                     self.await_rank(rank, operation, Some(part.len()), since, Patience::Deadline)?;
                     // SAFETY: published, and not written again before this rank publishes its next number.
                     take(rank, first, unsafe { self.map.read(rank, self.slot(), 0, tile.len()) });
@@ -295,8 +296,8 @@ impl SharedMemory {
 }
 
 impl Collective for SharedMemory {
-    fn seat(&self) -> Seat {
-        self.seat
+    fn group_rank(&self) -> GroupRank {
+        self.group_rank
     }
 
     fn transport(&self) -> &'static str {
@@ -315,7 +316,7 @@ impl Collective for SharedMemory {
     }
 
     fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError> {
-        check_gather(self.seat, part, out.as_deref())?;
+        check_gather(self.group_rank, part, out.as_deref())?;
         let len = part.len();
         let take = out.map(|out| {
             move |rank: usize, first: usize, tile: &[u8]| {
@@ -330,7 +331,7 @@ impl Collective for SharedMemory {
 
     fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError> {
         out.clear();
-        out.resize(part.len() * self.seat.size, 0);
+        out.resize(part.len() * self.group_rank.world_size, 0);
         let take = |rank: usize, first: usize, tile: &[u8]| {
             out[rank * part.len() + first..][..tile.len()].copy_from_slice(tile);
         };
@@ -338,7 +339,7 @@ impl Collective for SharedMemory {
     }
 
     fn broadcast(&mut self, message: &mut Vec<u8>, patience: Patience) -> Result<(), CollectiveError> {
-        if self.seat.leads() {
+        if self.group_rank.is_leader() {
             return self.exchange(Operation::Broadcast, message, None::<fn(usize, usize, &[u8])>);
         }
         message.clear();

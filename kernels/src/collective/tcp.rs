@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Collective, CollectiveError, Operation, Patience, Seat, check_gather, mapping::bytes_of};
+use super::{Collective, CollectiveError, GroupRank, Operation, Patience, check_gather, mapping::bytes_of};
 
 /// Bytes that travel at a time: rank 0 holds one tile beside its own.
 const TILE_BYTES: usize = 256 << 10;
@@ -29,7 +29,7 @@ const HELLO: Duration = Duration::from_secs(2);
 
 /// One rank of a group over TCP.
 pub struct Tcp {
-    seat: Seat,
+    group_rank: GroupRank,
     deadline: Duration,
     /// At rank 0 the other ranks in order; elsewhere rank 0 alone.
     peers: Vec<Peer>,
@@ -61,9 +61,9 @@ impl Tcp {
         deadline: Duration,
     ) -> Result<Self, CollectiveError> {
         let until = Instant::now() + patience;
-        let mut seated: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
+        let mut admitted: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
         listener.set_nonblocking(true).map_err(|e| broken("listen", &e))?;
-        while let Some(missing) = seated.iter().position(Option::is_none) {
+        while let Some(missing) = admitted.iter().position(Option::is_none) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let (rank, operation) = (missing + 1, Operation::Forming);
@@ -73,13 +73,17 @@ impl Tcp {
             let Ok((stream, _)) = listener.accept() else { continue };
             // A stranger, or one that broke off: whoever belongs here is still to come.
             let Ok(rank) = greet(&stream, secret) else { continue };
-            if let Some(seat @ None) = rank.checked_sub(1).and_then(|place| seated.get_mut(place)) {
-                *seat = Some(stream);
+            if let Some(slot @ None) = rank.checked_sub(1).and_then(|place| admitted.get_mut(place)) {
+                *slot = Some(stream);
             }
         }
-        let peers = (1..).zip(seated.into_iter().flatten()).map(|(rank, stream)| Peer { rank, stream });
-        let mut group =
-            Self { seat: Seat { rank: 0, size }, deadline, peers: peers.collect(), tile: Vec::new() };
+        let peers = (1..).zip(admitted.into_iter().flatten()).map(|(rank, stream)| Peer { rank, stream });
+        let mut group = Self {
+            group_rank: GroupRank { rank: 0, world_size: size },
+            deadline,
+            peers: peers.collect(),
+            tile: Vec::new(),
+        };
         group.broadcast(&mut Vec::new(), Patience::Deadline)?;
         Ok(group)
     }
@@ -87,7 +91,7 @@ impl Tcp {
     /// Another rank: dials rank 0 and waits up to `patience` until all have come.
     pub fn connect(
         address: SocketAddr,
-        seat: Seat,
+        group_rank: GroupRank,
         secret: &[u8; 16],
         patience: Duration,
         deadline: Duration,
@@ -96,10 +100,10 @@ impl Tcp {
         let mut stream = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         let mut hello = secret.to_vec();
-        hello.extend((seat.rank as u32).to_le_bytes());
+        hello.extend((group_rank.rank as u32).to_le_bytes());
         stream.write_all(&hello).map_err(failed)?;
         let peers = vec![Peer { rank: 0, stream }];
-        let mut group = Self { seat, deadline: patience, peers, tile: Vec::new() };
+        let mut group = Self { group_rank, deadline: patience, peers, tile: Vec::new() };
         group.broadcast(&mut Vec::new(), Patience::Deadline)?;
         group.deadline = deadline;
         Ok(group)
@@ -107,7 +111,7 @@ impl Tcp {
 
     fn call(&self, operation: Operation, patience: Patience) -> Call {
         let until = (patience == Patience::Deadline).then(|| Instant::now() + self.deadline);
-        Call { operation, size: self.seat.size, deadline: self.deadline, until }
+        Call { operation, size: self.group_rank.world_size, deadline: self.deadline, until }
     }
 
     /// Runs `act`; where it fails at rank 0, the others are told why.
@@ -116,7 +120,7 @@ impl Tcp {
         act: impl FnOnce(&mut Self) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let outcome = act(self);
-        if let (Err(error), true) = (&outcome, self.seat.leads()) {
+        if let (Err(error), true) = (&outcome, self.group_rank.is_leader()) {
             let mut reason = error.to_string().into_bytes();
             reason.truncate(MAX_REASON);
             for peer in &mut self.peers {
@@ -136,7 +140,7 @@ impl Tcp {
         tile: &[u8],
         mut merge: impl FnMut(usize, &[u8]),
     ) -> Result<(), CollectiveError> {
-        if !self.seat.leads() {
+        if !self.group_rank.is_leader() {
             return self.peers[0].send(call, tile);
         }
         self.tile.resize(tile.len(), 0);
@@ -153,7 +157,7 @@ impl Tcp {
 
     /// Bytes down from rank 0.
     fn down(&mut self, call: Call, data: &mut [u8]) -> Result<(), CollectiveError> {
-        if self.seat.leads() {
+        if self.group_rank.is_leader() {
             return self.peers.iter_mut().try_for_each(|peer| peer.send(call, data));
         }
         let peer = &mut self.peers[0];
@@ -166,8 +170,8 @@ impl Tcp {
 }
 
 impl Collective for Tcp {
-    fn seat(&self) -> Seat {
-        self.seat
+    fn group_rank(&self) -> GroupRank {
+        self.group_rank
     }
 
     fn transport(&self) -> &'static str {
@@ -197,7 +201,7 @@ impl Collective for Tcp {
     }
 
     fn gather(&mut self, part: &[f32], mut out: Option<&mut [f32]>) -> Result<(), CollectiveError> {
-        check_gather(self.seat, part, out.as_deref())?;
+        check_gather(self.group_rank, part, out.as_deref())?;
         if let Some(out) = &mut out {
             out[..part.len()].copy_from_slice(part);
         }
@@ -218,7 +222,7 @@ impl Collective for Tcp {
 
     fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError> {
         out.clear();
-        out.resize(part.len() * self.seat.size, 0);
+        out.resize(part.len() * self.group_rank.world_size, 0);
         out[..part.len()].copy_from_slice(part);
         self.run(|group| {
             let call = group.call(Operation::AllGather, Patience::Deadline);
@@ -232,7 +236,7 @@ impl Collective for Tcp {
     fn broadcast(&mut self, message: &mut Vec<u8>, patience: Patience) -> Result<(), CollectiveError> {
         self.run(|group| {
             let call = group.call(Operation::Broadcast, patience);
-            if group.seat.leads() {
+            if group.group_rank.is_leader() {
                 return group.down(call, message);
             }
             let len = group.peers[0].receive_header(call)?;

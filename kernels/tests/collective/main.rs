@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tutti_kernels::collective::{Collective, CollectiveError, Operation, Patience, Seat, SharedMemory, Tcp};
+use tutti_kernels::collective::{
+    Collective, CollectiveError, GroupRank, Operation, Patience, SharedMemory, Tcp,
+};
 
 const LONG: Duration = Duration::from_secs(60);
 const SECRET: &[u8; 16] = b"0123456789abcdef";
@@ -37,13 +39,15 @@ fn group<T: Send>(
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let meet = |rank| -> Member {
-        let seat = Seat { rank, size };
+        let group_rank = GroupRank { rank, world_size: size };
         match transport {
-            Transport::SharedMemory => Box::new(SharedMemory::meet(&path, seat, LONG, deadline).unwrap()),
+            Transport::SharedMemory => {
+                Box::new(SharedMemory::meet(&path, group_rank, LONG, deadline).unwrap())
+            }
             Transport::Tcp if rank == 0 => {
                 Box::new(Tcp::accept(&listener, size, SECRET, LONG, deadline).unwrap())
             }
-            Transport::Tcp => Box::new(Tcp::connect(address, seat, SECRET, LONG, deadline).unwrap()),
+            Transport::Tcp => Box::new(Tcp::connect(address, group_rank, SECRET, LONG, deadline).unwrap()),
         }
     };
     let results = thread::scope(|scope| {
@@ -75,7 +79,7 @@ fn a_sum_is_taken_in_the_order_of_ranks_whatever_its_size_and_transport() {
     for transport in BOTH {
         for size in [1, 2, 3, 4] {
             let sums = group(transport, size, LONG, |mut member| {
-                let rank = member.seat().rank;
+                let rank = member.group_rank().rank;
                 lengths.map(|len| {
                     let mut data = values(rank, len);
                     member.all_reduce(&mut data).unwrap();
@@ -102,9 +106,9 @@ fn gathered_parts_stand_in_the_order_of_ranks() {
         for len in [0, 3, 100_000] {
             let expected: Vec<f32> = (0..3).flat_map(|rank| values(rank, len)).collect();
             let gathered = group(transport, 3, LONG, |mut member| {
-                let rank = member.seat().rank;
+                let rank = member.group_rank().rank;
                 let mut out = vec![0.0; 3 * len];
-                let to = member.seat().leads().then_some(&mut out[..]);
+                let to = member.group_rank().is_leader().then_some(&mut out[..]);
                 member.gather(&values(rank, len), to).unwrap();
                 let mut all = Vec::new();
                 member.all_gather(&[rank as u8; 5], &mut all).unwrap();
@@ -122,7 +126,7 @@ fn every_rank_gets_the_messages_of_rank_0_in_order() {
     for transport in BOTH {
         group(transport, 3, LONG, |mut member| {
             for number in 0..40 {
-                let mut heard = if member.seat().leads() { message(number) } else { vec![9; 3] };
+                let mut heard = if member.group_rank().is_leader() { message(number) } else { vec![9; 3] };
                 member.broadcast(&mut heard, Patience::Forever).unwrap();
                 assert!(heard == message(number), "{transport:?}: message {number}");
             }
@@ -151,7 +155,7 @@ fn calls_do_not_run_into_each_other() {
     for transport in BOTH {
         let rounds = if matches!(transport, Transport::SharedMemory) { 3_000 } else { 300 };
         let sums = group(transport, 3, LONG, |mut member| {
-            let rank = member.seat().rank;
+            let rank = member.group_rank().rank;
             let mut digest = 0u64;
             for round in 0..rounds {
                 let mut data = values(rank + round, [1, 100, 9_000, 70_000][round % 4] >> (round % 3));
@@ -177,7 +181,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
         let told = std::sync::Mutex::new(Some(told));
         let tell = std::sync::Mutex::new(tell);
         let errors = group(transport, 3, deadline, |mut member| {
-            if member.seat().rank == 2 {
+            if member.group_rank().rank == 2 {
                 // Neither comes nor leaves until the others have given up on it.
                 let tell = tell.lock().unwrap();
                 tell.recv().unwrap();
@@ -186,7 +190,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
             let began = Instant::now();
             let error = member.all_reduce(&mut [1.0; 3]).unwrap_err();
             assert!(began.elapsed() < 20 * deadline, "{transport:?}: {error} after {:?}", began.elapsed());
-            if member.seat().leads() {
+            if member.group_rank().is_leader() {
                 told.lock().unwrap().take().unwrap().send(()).unwrap();
             }
             Some(error)
@@ -203,7 +207,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
 fn a_rank_that_leaves_is_noticed_at_once() {
     for transport in BOTH {
         let errors = group(transport, 2, LONG, |mut member| {
-            (!member.seat().leads())
+            (!member.group_rank().is_leader())
                 .then(|| member.broadcast(&mut Vec::new(), Patience::Forever).unwrap_err())
         });
         assert_eq!(errors[1], Some(CollectiveError::Left { rank: 0, size: 2 }), "{transport:?}");
@@ -214,7 +218,7 @@ fn a_rank_that_leaves_is_noticed_at_once() {
 fn ranks_at_different_calls_are_told_so() {
     for transport in BOTH {
         let errors = group(transport, 2, LONG, |mut member| {
-            let len = 4 + member.seat().rank;
+            let len = 4 + member.group_rank().rank;
             member.all_reduce(&mut vec![0.0; len]).unwrap_err()
         });
         assert!(
@@ -239,12 +243,12 @@ fn a_gather_into_too_little_is_refused_before_anything_travels() {
 fn a_stranger_takes_nobodys_seat() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let seat = Seat { rank: 1, size: 2 };
+    let group_rank = GroupRank { rank: 1, world_size: 2 };
     thread::scope(|scope| {
         let leader = scope.spawn(|| Tcp::accept(&listener, 2, SECRET, LONG, LONG));
-        let stranger = Tcp::connect(address, seat, b"fedcba9876543210", LONG, LONG);
+        let stranger = Tcp::connect(address, group_rank, b"fedcba9876543210", LONG, LONG);
         assert!(matches!(stranger, Err(CollectiveError::Left { rank: 0, .. })), "{:?}", stranger.err());
-        let member = Tcp::connect(address, seat, SECRET, LONG, LONG).unwrap();
+        let member = Tcp::connect(address, group_rank, SECRET, LONG, LONG).unwrap();
         leader.join().unwrap().unwrap();
         drop(member);
     });

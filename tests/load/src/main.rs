@@ -4,7 +4,8 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
 use serde_json::json;
-use tutti_load::{client::Target, machine::Machine, plan::Workload, report::Report, run::run};
+use tutti_load::{client::Target, plan::Workload, report::Report, run::run};
+use tutti_measure::machine::Machine;
 
 /// Sends requests to an OpenAI-compatible server at times drawn in advance, and reports what came back.
 #[derive(Debug, Parser)]

@@ -1,72 +1,44 @@
-//! What a run amounts to, and whether its figures mean anything.
+//! A run in figures, and the reasons why they must not be used.
 
 use std::time::Duration;
 
 use serde::Serialize;
+use tutti_measure::statistics::Summary;
 
 use crate::{client::Record, plan::Workload};
 
-/// A generator that is later than this at its 99th percentile measured itself.
+/// Largest 99th percentile of [`Report::lag_ms`] in a valid report. A later generator measures itself.
 pub const MAX_LAG: Duration = Duration::from_millis(50);
 
 /// A run in figures.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What was sent.
+    /// Requests that were sent.
     pub workload: Workload,
-    /// From the first request to the last answer, in seconds.
+    /// Seconds from the first request to the last answer.
     pub duration_s: f64,
-    /// Requests that gave all tokens asked for.
+    /// Requests that returned as many tokens as they asked for.
     pub served: usize,
-    /// Each failure's reason, with how often it came.
+    /// Reasons of failures, each with the number of requests that failed for it.
     pub failures: Vec<(String, usize)>,
-    /// Served requests a second.
+    /// Served requests per second.
     pub requests_per_s: f64,
-    /// Generated tokens a second, of served requests.
+    /// Generated tokens per second, of served requests.
     pub output_tokens_per_s: f64,
-    /// Prompt tokens a second, of served requests.
+    /// Prompt tokens per second, of served requests.
     pub prompt_tokens_per_s: f64,
     /// Milliseconds from sending to the first token.
     pub ttft_ms: Summary,
     /// Milliseconds between one event with tokens and the next.
     pub itl_ms: Summary,
-    /// Milliseconds a token after the first, one sample a request.
+    /// Milliseconds per token after the first; one sample per request.
     pub tpot_ms: Summary,
     /// Milliseconds from sending to the end.
     pub latency_ms: Summary,
-    /// Milliseconds by which requests left late.
+    /// Milliseconds between the planned and the actual time of sending.
     pub lag_ms: Summary,
-    /// Why the figures must not be used; empty where they may.
+    /// Reasons why the figures must not be used; empty for a valid report.
     pub invalid: Vec<String>,
-}
-
-/// A distribution. All zero where there is no sample.
-#[derive(Debug, Default, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct Summary {
-    pub samples: usize,
-    pub mean: f64,
-    pub p50: f64,
-    pub p90: f64,
-    pub p99: f64,
-    pub max: f64,
-}
-
-impl Summary {
-    /// Percentiles by nearest rank: always a value that occurred.
-    pub fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let Some(max) = values.last().copied() else { return Self::default() };
-        let rank = |p: f64| values[((p * values.len() as f64).ceil() as usize).clamp(1, values.len()) - 1];
-        Self {
-            samples: values.len(),
-            mean: values.iter().sum::<f64>() / values.len() as f64,
-            p50: rank(0.5),
-            p90: rank(0.9),
-            p99: rank(0.99),
-            max,
-        }
-    }
 }
 
 fn ms(time: Duration) -> f64 {
@@ -74,7 +46,7 @@ fn ms(time: Duration) -> f64 {
 }
 
 impl Report {
-    /// Sums up the records of a run that took this long.
+    /// Summarises the records of a run that took `duration`.
     pub fn new(workload: Workload, records: &[Record], duration: Duration) -> Self {
         let served: Vec<&Record> = records.iter().filter(|record| record.failure.is_none()).collect();
         let seconds = duration.as_secs_f64();
@@ -160,15 +132,6 @@ mod tests {
             seed: 0,
         };
         Report::new(workload, records, Duration::from_secs(2))
-    }
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let summary = Summary::of((1..=100).rev().map(f64::from).collect());
-        assert_eq!((summary.p50, summary.p90, summary.p99, summary.max), (50.0, 90.0, 99.0, 100.0));
-        let one = Summary::of(vec![7.0]);
-        assert_eq!((one.p50, one.p99, one.mean), (7.0, 7.0, 7.0));
-        assert_eq!(Summary::of(Vec::new()), Summary::default());
     }
 
     #[test]

@@ -11,18 +11,18 @@ impl Request {
     pub fn on_completion(&mut self, from: WorkerId, completion: pb::Completion) -> Effects {
         let drop = |why| Effects { dropped: Some(why), ..Effects::default() };
         let Some(key) = completion.key.map(GraphKey::from) else { return drop(Dropped::Unknown) };
-        if let Some(place) = self.leaving.iter().position(|run| run.key == key) {
-            let run = &mut self.leaving[place];
-            if let Err(why) = run.let_go(from, &completion) {
+        if let Some(index) = self.leaving.iter().position(|run| run.key == key) {
+            let run = &mut self.leaving[index];
+            if let Err(why) = run.accept_completion(from, &completion) {
                 return drop(why);
             }
             if run.is_over() {
-                self.leaving.swap_remove(place);
+                self.leaving.swap_remove(index);
             }
             return Effects { released: vec![(from, key)], ..Effects::default() };
         }
         let Some(run) = self.run_mut(key) else { return drop(self.why_unmatched(key)) };
-        if let Err(why) = run.let_go(from, &completion) {
+        if let Err(why) = run.accept_completion(from, &completion) {
             return drop(why);
         }
         let mut effects = self.on_outcome(key, completion.outcome);

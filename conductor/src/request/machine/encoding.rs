@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
-use super::{Effects, Part, Phase, Placement, Request, Room, Run, Stage};
+use super::{Effects, GraphRole, Members, Phase, Request, Room, Run, Stage};
 
 /// What room is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ impl Encoding {
 }
 
 /// What each part needs to know: only what encodes media has their data, and it has nothing else.
-pub(super) fn spec_for(part: Part, spec: &pb::RequestSpec) -> pb::RequestSpec {
-    if part == Part::Encode {
+pub(super) fn spec_for(role: GraphRole, spec: &pb::RequestSpec) -> pb::RequestSpec {
+    if role == GraphRole::Encode {
         return pb::RequestSpec { media: spec.media.clone(), priority: spec.priority, ..Default::default() };
     }
     let without_data = |item: &pb::MediaItem| {
@@ -110,11 +110,11 @@ impl Request {
     }
 
     /// Starts to encode there, for whoever prefills, where room is held. `None`, and no change, unless that was asked for.
-    pub fn launch_encode(&mut self, at: Placement, room: Room, now: Instant) -> Option<pb::LaunchGraph> {
+    pub fn launch_encode(&mut self, at: Members, room: Room, now: Instant) -> Option<pb::LaunchGraph> {
         let Phase::Live { stage, encoding: Encoding::Due, .. } = &self.phase else { return None };
         let send_to = self.destination(stage.prefilling()?.key, room);
-        let message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(Part::Encode, now) };
-        let run = self.begin(Part::Encode, at);
+        let message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(GraphRole::Encode, now) };
+        let run = self.begin(GraphRole::Encode, at);
         if let Phase::Live { encoding, .. } = &mut self.phase {
             *encoding = Encoding::Running(run);
         }

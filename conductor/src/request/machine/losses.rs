@@ -75,6 +75,6 @@ impl Request {
         let encoding = std::mem::replace(encoding, Encoding::Over);
         let cancel = self.leave(stage, encoding);
         self.incarnation = self.incarnation.next();
-        Effects { place: true, cancel, ..Effects::default() }
+        Effects { needs_placement: true, cancel, ..Effects::default() }
     }
 }

@@ -1,15 +1,16 @@
-//! A step of Qwen3: all layers over the step's tokens, then logits a tile at a time.
+//! One step of Qwen3: all layers over the step's tokens, then logits one tile at a time.
 
 use std::ops::Range;
 
 use tutti_kernels::{
-    Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs, collective::Seat,
+    Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs,
+    collective::GroupRank,
 };
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::declaration::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    Interlude, PageLayout, PausedPages,
+    PageLayout, PausedPages, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     weights::share,
 };
@@ -25,7 +26,7 @@ impl<D: Device> Model for Qwen3<D> {
 
     fn describe(&self) -> String {
         let (config, device) = (&self.config, self.device.describe());
-        let Seat { rank, size } = self.seat;
+        let GroupRank { rank, world_size: size } = self.group_rank;
         let rank = if size == 1 { String::new() } else { format!(", rank {rank} of {size}") };
         let quantized = match self.quantize {
             Quantize::None => "",
@@ -86,15 +87,15 @@ impl<D: Device> Model for Qwen3<D> {
             return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
         }
         let kv = self.kv.as_mut().ok_or_else(no_pages)?;
-        if self.seat.is_alone() {
+        if self.group_rank.is_alone() {
             return self.device.write_pages(kv, pages, data);
         }
-        let own: Vec<u8> = layout.cut(data, layout.units_of(self.seat)).flatten().copied().collect();
+        let own: Vec<u8> = layout.cut(data, layout.units_of(self.group_rank)).flatten().copied().collect();
         self.device.write_pages(kv, pages, &own)
     }
 
-    fn set_interlude(&mut self, interlude: Box<dyn Interlude>) {
-        self.interlude = Some(interlude).filter(|_| self.seat.is_alone());
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook).filter(|_| self.group_rank.is_alone());
     }
 
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
@@ -111,15 +112,15 @@ impl<D: Device> Model for Qwen3<D> {
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
-        let Self { device, seat, weights, activations: a, kv, attention, config, interlude, .. } = self;
+        let Self { device, group_rank, weights, activations: a, kv, attention, config, step_hook, .. } = self;
         let kv = kv.as_mut().ok_or_else(no_pages)?;
         let eps = config.rms_norm_eps;
 
         device.begin_step(inputs)?;
-        if seat.is_alone() {
+        if group_rank.is_alone() {
             device.embed(&weights.embedding, &mut a.hidden)?;
         } else {
-            let first = share(config.vocab_size, *seat).start;
+            let first = share(config.vocab_size, *group_rank).start;
             device.embed_shard(&weights.embedding, first, config.vocab_size, &mut a.hidden)?;
             device.all_reduce(&mut a.hidden)?;
         }
@@ -150,8 +151,8 @@ impl<D: Device> Model for Qwen3<D> {
             device.norm_gate_up(&a.hidden, norm, &layer.gate_up, &mut a.activated)?;
             let output = Output { x: &a.activated, weight: &layer.down, bias: None };
             output.add(device, &mut a.partial, &mut a.hidden)?;
-            if let Some(interlude) = interlude {
-                interlude.play(&mut Paused { device, kv })?;
+            if let Some(hook) = step_hook {
+                hook.run(&mut Paused { device, kv })?;
             }
         }
         self.logit_rows = inputs.logit_rows.len();
@@ -170,14 +171,14 @@ impl<D: Device> Model for Qwen3<D> {
             let then;
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.end));
             let then = rebase(then, tile.start);
-            if self.seat.is_alone() && then.is_empty() && all_take_the_likeliest(&now, tile.len()) {
+            if self.group_rank.is_alone() && then.is_empty() && all_take_the_likeliest(&now, tile.len()) {
                 self.choose(tile, out)?;
                 continue;
             }
             self.compute_logits(tile)?;
             match self.answer(&now, &then, out) {
-                // The other ranks come to the tiles that are left, and so does this one.
-                Err(error @ DeviceError::Misuse(_)) if !self.seat.is_alone() => {
+                // The other ranks go on to compute the remaining tiles, and collectives need this rank, too.
+                Err(error @ DeviceError::Misuse(_)) if !self.group_rank.is_alone() => {
                     refused.get_or_insert(error);
                 }
                 answered => answered?,
@@ -196,7 +197,7 @@ impl<D: Device> Model for Qwen3<D> {
     }
 }
 
-/// The pages of a model that is a whole group, between two layers.
+/// The KV pages of a model that is its whole group, between two layers.
 struct Paused<'a, D: Device> {
     device: &'a mut D,
     kv: &'a mut D::KvPool,
@@ -212,7 +213,7 @@ impl<D: Device> PausedPages for Paused<'_, D> {
     }
 }
 
-/// What a sublayer adds to the residual stream: `x · Wᵀ (+ bias)`, of whose inputs a rank holds a share.
+/// A sublayer's addition to the residual stream: `x · Wᵀ (+ bias)`. Each rank holds a share of the inputs.
 struct Output<'a, D: Device> {
     x: &'a D::Tensor,
     weight: &'a D::Matrix,
@@ -220,7 +221,7 @@ struct Output<'a, D: Device> {
 }
 
 impl<D: Device> Output<'_, D> {
-    /// Adds it to `hidden`, summed over ranks, where there are others by way of `partial`.
+    /// Adds the product to `hidden`. A group of several ranks sums it over them in `partial` first.
     fn add(
         self,
         device: &mut D,
@@ -236,17 +237,16 @@ impl<D: Device> Output<'_, D> {
 }
 
 impl<D: Device> Qwen3<D> {
-    /// Final norm and LM head over some of the step's logit rows. Norm comes after the gather: rows that nobody samples
-    /// from are not worth it.
+    /// Computes the final norm and the LM head of a tile of the step's logit rows. Rows without logits are gone by then.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
-        let Self { device, seat, weights, activations: a, config, .. } = self;
+        let Self { device, group_rank, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
         let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
         device.norm_linear(&a.tile, norm, weights.lm_head(), None, &mut a.logits)?;
-        if seat.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
+        if group_rank.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
-    /// The same with the likeliest token of each row as all that comes of it.
+    /// Appends the likeliest token of each row of a tile, without storing the tile's logits.
     fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
         let Self { device, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
@@ -254,7 +254,7 @@ impl<D: Device> Qwen3<D> {
         device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut out.sampled)
     }
 
-    /// Answers what is wanted of a tile, by its rows.
+    /// Samples and scores rows of a tile, which are counted from its first.
     fn answer(
         &mut self,
         sample: &[(usize, SampleRow<'_>)],
@@ -280,7 +280,7 @@ fn first_index<T>(rows: &[(usize, T)]) -> Option<usize> {
     rows.first().map(|(row, _)| *row)
 }
 
-/// The tile that starts at the lowest row still wanted; `None` when none is.
+/// Returns the tile that starts at the lowest row still wanted, or `None` if no row is left.
 fn next_tile(
     wanted: impl Iterator<Item = usize>,
     logit_rows: usize,
@@ -292,12 +292,12 @@ fn next_tile(
     }
 }
 
-/// Whether of each of a tile's rows, in their order, the likeliest token is wanted and nothing else.
+/// True if every row of a tile is sampled once, in order, and its likeliest token is all that is asked for.
 fn all_take_the_likeliest(sample: &[(usize, SampleRow<'_>)], rows: usize) -> bool {
     sample.iter().map(|(row, _)| *row).eq(0..rows) && sample.iter().all(|(_, row)| row.takes_the_likeliest())
 }
 
-/// The same requests, their rows counted from the tile's first.
+/// Returns the requests with their rows counted from the tile's first.
 fn rebase<T: Copy>(rows: &[(usize, T)], start: usize) -> Vec<(usize, T)> {
     rows.iter().map(|&(row, request)| (row - start, request)).collect()
 }

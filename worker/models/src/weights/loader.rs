@@ -1,28 +1,28 @@
-//! Hands tensors over to a device one after the other, and says how far it is.
+//! Loads tensors onto a device one by one, and reports progress.
 
 use half::{bf16, f16};
-use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::Seat};
+use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
 
 use super::{Dummy, SafetensorsDir, TensorSpec};
 use crate::LoadError;
 
-/// How much of the weights a device has taken over.
+/// Progress of loading weights onto a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Bytes taken over.
+    /// Bytes loaded so far.
     pub done: u64,
-    /// Bytes in all.
+    /// Bytes to load in total.
     pub total: u64,
 }
 
-/// Who is told about progress.
+/// A callback for progress.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress);
 
-/// Where tensors come from.
+/// The source of tensors.
 pub(crate) enum Source {
     /// A checkpoint's files.
     Files(SafetensorsDir),
-    /// Nothing but a seed.
+    /// Random numbers from a seed.
     Dummy(Dummy),
 }
 
@@ -35,19 +35,19 @@ impl Source {
     }
 }
 
-/// Hands a family's tensors from a source to a device: of each, what this rank holds of it.
+/// Loads this rank's shard of a family's tensors from a source onto a device.
 pub(crate) struct Loader<'a, D: Device> {
     source: Source,
     quantize: Quantize,
     device: &'a mut D,
     progress: Progress<'a>,
     state: LoadProgress,
-    /// Bytes that the device holds of what it has taken over.
+    /// Bytes that the device holds of the tensors loaded so far.
     held: u64,
 }
 
 impl<'a, D: Device> Loader<'a, D> {
-    /// Checks that every tensor of `specs` is there and as expected, before any is read: a bad checkpoint fails at once.
+    /// Checks the presence, shape and type of every tensor of `specs` before any is read, so a bad checkpoint fails at once.
     pub fn new<'s>(
         source: Source,
         quantize: Quantize,
@@ -55,98 +55,98 @@ impl<'a, D: Device> Loader<'a, D> {
         device: &'a mut D,
         progress: Progress<'a>,
     ) -> Result<Self, LoadError> {
-        let (mut total, seat) = (0, device.seat());
+        let (mut total, group_rank) = (0, device.group_rank());
         for spec in specs {
-            total += (spec.part(seat).elements() * source.check(spec)?.bytes()) as u64;
+            total += (spec.shard_range(group_rank).elements() * source.check(spec)?.bytes()) as u64;
         }
         let state = LoadProgress { done: 0, total };
         progress(state);
         Ok(Self { source, quantize, device, progress, state, held: 0 })
     }
 
-    /// The rank that loads.
-    pub fn seat(&self) -> Seat {
-        self.device.seat()
+    /// The rank that loads, and its group's size.
+    pub fn group_rank(&self) -> GroupRank {
+        self.device.group_rank()
     }
 
-    /// The type in which a tensor is stored.
+    /// The stored type of a tensor.
     pub fn dtype(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         self.source.check(spec)
     }
 
-    /// Hands over matrices as one, the parts' rows one after the other.
-    pub fn matrix(&mut self, parts: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
-        self.hand_over(parts, |device, parts, quantize| device.matrix(parts, quantize))
+    /// Loads several matrices as one, with their rows end to end.
+    pub fn matrix(&mut self, specs: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
+        self.load_matrix(specs, |device, fused, quantize| device.matrix(fused, quantize))
     }
 
-    /// Hands over gate and up.
-    pub fn gate_up(&mut self, parts: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
-        self.hand_over(&parts, |device, parts, quantize| match *parts {
+    /// Loads gate and up as one matrix.
+    pub fn gate_up(&mut self, specs: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
+        self.load_matrix(&specs, |device, fused, quantize| match *fused {
             [gate, up] => device.gate_up_matrix([gate, up], quantize),
-            _ => Err(DeviceError::Misuse(format!("{} parts of gate and up", parts.len()))),
+            _ => Err(DeviceError::Misuse(format!("{} matrices in place of gate and up", fused.len()))),
         })
     }
 
-    fn hand_over(
+    fn load_matrix(
         &mut self,
-        parts: &[&TensorSpec],
+        specs: &[&TensorSpec],
         take: impl FnOnce(&mut D, &[HostMatrix<'_>], Quantize) -> Result<D::Matrix, DeviceError>,
     ) -> Result<D::Matrix, LoadError> {
-        let first = self.source.check(parts[0])?;
-        for part in parts {
-            let other = self.source.check(part)?;
+        let first = self.source.check(specs[0])?;
+        for spec in specs {
+            let other = self.source.check(spec)?;
             if let (true, Source::Files(files)) = (other != first, &self.source) {
-                return Err(files.differs(part, parts[0]));
+                return Err(files.differs(spec, specs[0]));
             }
         }
-        let mut held = Vec::with_capacity(parts.len());
-        for spec in parts {
-            let part = spec.part(self.seat());
+        let mut held = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let range = spec.shard_range(self.group_rank());
             let bytes = match &self.source {
-                Source::Files(files) => part.of(files.view(spec)?),
-                Source::Dummy(dummy) => dummy.bytes(spec, &part).into(),
+                Source::Files(files) => range.slice(files.view(spec)?),
+                Source::Dummy(dummy) => dummy.bytes(spec, &range).into(),
             };
-            held.push((part, bytes));
+            held.push((range, bytes));
         }
-        let views: Vec<_> = held.iter().map(|(part, bytes)| part.view(bytes, first)).collect();
+        let views: Vec<_> = held.iter().map(|(range, bytes)| range.view(bytes, first)).collect();
         let matrix = take(self.device, &views, self.quantize)?;
         drop(held);
         if let Source::Files(files) = &mut self.source {
-            parts.iter().for_each(|spec| files.release(spec));
+            specs.iter().for_each(|spec| files.release(spec));
         }
-        let stored = self.advance(parts)?;
+        let stored = self.advance(specs)?;
         self.held += match self.quantize {
-            // Not what the device's layout adds at its ends.
+            // Without the padding of the device's layout.
             Quantize::None => stored,
             Quantize::Int8 => self.device.matrix_bytes(&matrix),
         };
         Ok(matrix)
     }
 
-    /// Hands over vectors as one, end to end, widened to f32.
-    pub fn vector(&mut self, parts: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
+    /// Loads several vectors as one, end to end, widened to f32.
+    pub fn vector(&mut self, specs: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
         let mut values = Vec::new();
-        for spec in parts {
-            let part = spec.part(self.device.seat());
+        for spec in specs {
+            let range = spec.shard_range(self.device.group_rank());
             match &mut self.source {
                 Source::Files(files) => {
                     let whole = files.view(spec)?;
                     widen(
-                        &part.of(HostMatrix { rows: whole.columns, columns: 1, ..whole }),
+                        &range.slice(HostMatrix { rows: whole.columns, columns: 1, ..whole }),
                         whole.dtype,
                         &mut values,
                     );
                     files.release(spec);
                 }
-                Source::Dummy(dummy) => widen(&dummy.bytes(spec, &part), dummy.dtype, &mut values),
+                Source::Dummy(dummy) => widen(&dummy.bytes(spec, &range), dummy.dtype, &mut values),
             }
         }
         let vector = self.device.vector(&values)?;
-        self.held += self.advance(parts)?;
+        self.held += self.advance(specs)?;
         Ok(vector)
     }
 
-    /// Logs what the checkpoint holds beyond what was asked for; gives back the bytes that the device holds.
+    /// Logs the tensors that the model does not use, and returns the number of bytes that the device holds.
     pub fn finish(self) -> u64 {
         if let Source::Files(files) = &self.source {
             for tensor in files.unused() {
@@ -156,11 +156,11 @@ impl<'a, D: Device> Loader<'a, D> {
         self.held
     }
 
-    /// Tells of progress; gives back the bytes that these tensors are stored in.
-    fn advance(&mut self, parts: &[&TensorSpec]) -> Result<u64, LoadError> {
+    /// Reports progress, and returns the number of bytes of this rank's shard of these tensors in their stored type.
+    fn advance(&mut self, specs: &[&TensorSpec]) -> Result<u64, LoadError> {
         let mut stored = 0;
-        for spec in parts {
-            let elements = spec.part(self.seat()).elements();
+        for spec in specs {
+            let elements = spec.shard_range(self.group_rank()).elements();
             stored += (elements * self.source.check(spec)?.bytes()) as u64;
         }
         self.state.done += stored;

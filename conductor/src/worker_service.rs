@@ -1,0 +1,220 @@
+//! Where workers join: one stream for a worker's whole life, its end the end of the worker.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::timeout;
+use tokio_stream::{
+    Stream, StreamExt,
+    wrappers::{ReceiverStream, UnixListenerStream},
+};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Server, server::TcpIncoming},
+};
+use tutti_proto::{
+    MAX_MESSAGE_BYTES, Rank, WorkerId,
+    cluster::v1::{
+        self as pb,
+        conductor_message::Message as ToWorker,
+        worker_gate_server::{WorkerGate, WorkerGateServer},
+        worker_message::Message as FromWorker,
+    },
+};
+use tutti_runtime::{Error, VERSION, progress::LoadDisplay};
+
+use crate::{
+    cluster::{self, Cluster, Joining},
+    listen::WorkerListener,
+};
+
+/// Flow control on a worker's connection: a launch with a long prompt, or a report with many logprobs, in one go.
+const WINDOW_BYTES: u32 = 4 << 20;
+/// A worker that answers no ping for this long, and as long again, is gone: its machine is off, or it is stopped.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How long a new connection may take to say Hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Who may join.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Workers of ranks below this are spawned, and show the token that their conductor gave them.
+    pub spawned_workers: u32,
+    /// The token of spawned workers, new for each conductor.
+    pub spawn_token: String,
+    /// The token of workers that join by hand. Empty where the listener itself keeps strangers out.
+    pub join_token: Option<String>,
+}
+
+impl Admission {
+    fn check(&self, hello: &pb::Hello) -> Result<(), Error> {
+        if hello.version != VERSION {
+            let message = format!("the worker is of version {}, the conductor of {VERSION}", hello.version);
+            return Err(Error::invalid("version", message));
+        }
+        if hello.rank < self.spawned_workers {
+            if !same(&hello.join_token, &self.spawn_token) {
+                let message = format!(
+                    "ranks below {} belong to workers that the conductor spawns; join with rank {} or above",
+                    self.spawned_workers, self.spawned_workers
+                );
+                return Err(Error::invalid("rank", message));
+            }
+            return Ok(());
+        }
+        match &self.join_token {
+            Some(token) if same(&hello.join_token, token) => Ok(()),
+            Some(_) => Err(Error::invalid("join_token_file", "the join token is not the conductor's")),
+            None => Err(Error::invalid(
+                "join_token_file",
+                "joining over TCP needs a conductor started with --join-token-file",
+            )),
+        }
+    }
+}
+
+/// Compares secrets in a time that does not tell where they differ.
+fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
+}
+
+/// Serves `WorkerGate`.
+pub struct WorkerService {
+    cluster: Arc<Cluster>,
+    admission: Admission,
+    /// Given to the workers of each group; their schema is the worker's own.
+    settings_json: Vec<String>,
+    loading: LoadDisplay,
+}
+
+impl WorkerService {
+    /// A gate that gives each worker its group's `settings_json`, of which there is one for each group of the topology.
+    pub fn new(
+        cluster: Arc<Cluster>,
+        admission: Admission,
+        settings_json: Vec<String>,
+        loading: LoadDisplay,
+    ) -> Self {
+        Self { cluster, admission, settings_json, loading }
+    }
+
+    /// Serves workers at `listener`, for as long as it is polled.
+    pub async fn serve(self, listener: WorkerListener) -> Result<(), Error> {
+        let service = WorkerGateServer::new(self)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let server = Server::builder()
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .http2_keepalive_interval(Some(KEEP_ALIVE))
+            .http2_keepalive_timeout(Some(KEEP_ALIVE))
+            .add_service(service);
+        let served = match listener {
+            WorkerListener::Unix { listener, directory: _directory, .. } => {
+                server.serve_with_incoming(UnixListenerStream::new(listener)).await
+            }
+            WorkerListener::Tcp(listener) => {
+                server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))).await
+            }
+        };
+        served.map_err(|e| Error::internal(format!("the workers' gate broke: {e}")))
+    }
+
+    async fn hello(&self, inbound: &mut Streaming<pb::WorkerMessage>) -> Result<pb::Hello, Error> {
+        let first = timeout(HELLO_TIMEOUT, inbound.message())
+            .await
+            .map_err(|_| Error::invalid("hello", format!("did not arrive within {HELLO_TIMEOUT:?}")))?
+            .map_err(Error::from)?;
+        match first.and_then(|m| m.message) {
+            Some(FromWorker::Hello(hello)) => Ok(hello),
+            _ => Err(Error::invalid("hello", "must be a worker's first message")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl WorkerGate for WorkerService {
+    type JoinStream = Pin<Box<dyn Stream<Item = Result<pb::ConductorMessage, Status>> + Send>>;
+
+    async fn join(
+        &self,
+        request: Request<Streaming<pb::WorkerMessage>>,
+    ) -> Result<Response<Self::JoinStream>, Status> {
+        // None over a Unix socket: then it is on this machine.
+        let host = request.remote_addr().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
+        let mut inbound = request.into_inner();
+        let hello = self.hello(&mut inbound).await?;
+        self.admission.check(&hello)?;
+        let (link, outbound) = cluster::link(self.cluster.link_capacity());
+        let rank = Rank(hello.rank);
+        let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
+        // Every rank that may join has a group, and every group its settings.
+        let settings = self.cluster.group_of(rank).and_then(|group| self.settings_json.get(group));
+        let settings_json = settings.cloned().unwrap_or_default();
+        let welcome = pb::Welcome { worker: worker.0, settings_json };
+        let welcome = pb::ConductorMessage { message: Some(ToWorker::Welcome(welcome)) };
+        let reader = Reader { cluster: self.cluster.clone(), loading: self.loading.clone(), worker, rank };
+        tokio::spawn(reader.run(inbound));
+        let outbound = tokio_stream::once(Ok(welcome)).chain(ReceiverStream::new(outbound));
+        Ok(Response::new(Box::pin(outbound)))
+    }
+}
+
+/// Reads one worker's messages until its stream ends.
+struct Reader {
+    cluster: Arc<Cluster>,
+    loading: LoadDisplay,
+    worker: WorkerId,
+    rank: Rank,
+}
+
+impl Reader {
+    async fn run(self, mut inbound: Streaming<pb::WorkerMessage>) {
+        let why = loop {
+            match inbound.message().await {
+                Ok(Some(pb::WorkerMessage { message: Some(message) })) => self.on_message(message),
+                Ok(Some(pb::WorkerMessage { message: None })) => {
+                    tracing::warn!(worker = %self.rank, "sent a message of an unknown kind");
+                }
+                Ok(None) => break "it left".to_owned(),
+                Err(status) => break format!("its connection broke: {}", status.message()),
+            }
+        };
+        self.loading.abandon(self.name());
+        self.cluster.on_lost(self.worker, &why);
+    }
+
+    /// As a display of loads shows it.
+    fn name(&self) -> String {
+        format!("worker {}", self.rank)
+    }
+
+    fn on_message(&self, message: FromWorker) {
+        match message {
+            FromWorker::StepReport(report) => self.cluster.on_report(self.worker, report),
+            FromWorker::Heartbeat(beat) => self.cluster.on_heartbeat(self.worker, &beat),
+            FromWorker::LoadProgress(progress) => {
+                self.cluster.on_loading(self.worker);
+                self.loading.update(self.name(), progress.bytes_done, progress.bytes_total);
+            }
+            FromWorker::Ready(ready) => {
+                self.loading.abandon(self.name());
+                self.cluster.on_ready(self.worker, ready);
+            }
+            FromWorker::LoadFailed(failed) => {
+                self.loading.abandon(self.name());
+                self.cluster.on_load_failed(self.worker, failed.fault.unwrap_or_default());
+            }
+            FromWorker::GroupListening(listening) => {
+                self.cluster.on_group_listening(self.worker, listening.port);
+            }
+            FromWorker::Reserved(reserved) => self.cluster.on_reserved(self.worker, reserved),
+            FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
+            FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),
+        }
+    }
+}

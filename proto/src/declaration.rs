@@ -1,0 +1,327 @@
+//! A model's declaration of its nodes, walks, planes and media. It is checked once, when it is made.
+
+use std::fmt;
+
+use crate::cluster::v1 as pb;
+
+/// A node, by its index in the model's declaration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+/// A walk, by its index in the model's declaration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WalkId(pub u32);
+
+impl fmt::Display for WalkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The kind of a walk: how it may be cut and batched. Tutti distinguishes walks by kind alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WalkKind {
+    /// A prefill that may be cut at any token. Its rows run under `batched_by`.
+    Chunkable {
+        /// The mixed walk that batches it.
+        batched_by: WalkId,
+    },
+    /// A prefill that must not be cut. Its rows run under `batched_by`.
+    Atomic {
+        /// The mixed walk that batches it.
+        batched_by: WalkId,
+    },
+    /// One token per pass. A step of decodes alone runs under this walk itself, any other step under `batched_by`.
+    Decode {
+        /// The mixed walk that batches it.
+        batched_by: WalkId,
+    },
+    /// Batches rows of the walks that name it.
+    Mixed,
+}
+
+/// A named pass over nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walk {
+    /// The name used in logs, traces and topology files.
+    pub name: String,
+    /// The nodes it passes, in order.
+    pub nodes: Vec<NodeId>,
+    /// The kind: how the walk may be cut and batched.
+    pub kind: WalkKind,
+}
+
+/// One kind of per-request state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// The name used in logs.
+    pub name: String,
+    /// The kind of state.
+    pub kind: PlaneKind,
+}
+
+/// The kinds of per-request state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlaneKind {
+    /// Keys and values in pages, which a block table lists.
+    PagedKv {
+        /// Tokens per page.
+        page_tokens: u32,
+        /// Bytes per token: keys and values of all layers.
+        bytes_per_token: u64,
+    },
+}
+
+/// A kind of media that a model accepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediaInput {
+    /// The kind of media.
+    pub kind: pb::MediaKind,
+    /// The atomic walk that encodes an item into the embeddings of the item's tokens.
+    pub walk: WalkId,
+    /// The token id that stands in a prompt for each token of an item.
+    pub placeholder: u32,
+    /// Bytes of data per token of an item, at least 1. The last token may cover fewer.
+    pub bytes_per_token: u32,
+    /// Elements per embedding.
+    pub width: u32,
+    /// Accepted formats of the data.
+    pub formats: Vec<String>,
+}
+
+impl MediaInput {
+    /// Number of tokens of an item of `bytes` bytes.
+    pub fn tokens(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.bytes_per_token.max(1) as usize)
+    }
+}
+
+/// A model's nodes, walks, planes and media. Every index is in range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelDeclaration {
+    nodes: Vec<String>,
+    walks: Vec<Walk>,
+    planes: Vec<Plane>,
+    media: Vec<MediaInput>,
+}
+
+/// The reason for which a declaration is inconsistent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeclarationError {
+    /// A walk names a node that is not declared.
+    #[error("walk {walk:?} passes node {node}, but {nodes} nodes are declared")]
+    UnknownNode {
+        /// The walk's name.
+        walk: String,
+        /// The node's index.
+        node: u32,
+        /// Number of declared nodes.
+        nodes: usize,
+    },
+    /// A walk's `batched_by` is not a mixed walk.
+    #[error("walk {walk:?} is batched by walk {by}, which is not a mixed walk")]
+    NotMixed {
+        /// The walk's name.
+        walk: String,
+        /// The value of `batched_by`.
+        by: u32,
+    },
+    /// A message lacks a walk's kind, or `batched_by` where the kind needs it.
+    #[error("walk {walk:?} has no valid kind")]
+    NoKind {
+        /// The walk's name.
+        walk: String,
+    },
+    /// A message lacks a plane's kind.
+    #[error("plane {plane:?} has no kind")]
+    NoPlaneKind {
+        /// The plane's name.
+        plane: String,
+    },
+    /// Media of an unknown kind, declared twice, not encoded by an atomic walk, or with a size of 0.
+    #[error("media {kind:?}: {problem}")]
+    Media {
+        /// The declared kind.
+        kind: pb::MediaKind,
+        /// The problem, as the end of a sentence.
+        problem: &'static str,
+    },
+}
+
+impl ModelDeclaration {
+    /// Makes a declaration without media. Checks that every index is in range and that every `batched_by` is a mixed
+    /// walk.
+    pub fn new(nodes: Vec<String>, walks: Vec<Walk>, planes: Vec<Plane>) -> Result<Self, DeclarationError> {
+        for walk in &walks {
+            if let Some(node) = walk.nodes.iter().find(|n| n.0 as usize >= nodes.len()) {
+                let (walk, nodes) = (walk.name.clone(), nodes.len());
+                return Err(DeclarationError::UnknownNode { walk, node: node.0, nodes });
+            }
+            if let Some(by) = walk.kind.batched_by()
+                && !matches!(walks.get(by.0 as usize), Some(Walk { kind: WalkKind::Mixed, .. }))
+            {
+                return Err(DeclarationError::NotMixed { walk: walk.name.clone(), by: by.0 });
+            }
+        }
+        Ok(Self { nodes, walks, planes, media: Vec::new() })
+    }
+
+    /// Adds media to the declaration. Checks that each kind is declared once and encoded by an atomic walk.
+    pub fn with_media(self, media: Vec<MediaInput>) -> Result<Self, DeclarationError> {
+        for (index, input) in media.iter().enumerate() {
+            let atomic = matches!(self.walk(input.walk), Some(Walk { kind: WalkKind::Atomic { .. }, .. }));
+            let problem = if input.kind == pb::MediaKind::Unspecified {
+                "is of no kind known here"
+            } else if media[..index].iter().any(|other| other.kind == input.kind) {
+                "is declared twice"
+            } else if !atomic {
+                "is encoded by a walk that is not atomic"
+            } else if input.bytes_per_token == 0 || input.width == 0 {
+                "has tokens of no bytes, or embeddings of no width"
+            } else {
+                continue;
+            };
+            return Err(DeclarationError::Media { kind: input.kind, problem });
+        }
+        Ok(Self { media, ..self })
+    }
+
+    /// Names of the nodes, indexed by [`NodeId`].
+    pub fn nodes(&self) -> &[String] {
+        &self.nodes
+    }
+
+    /// The walks, indexed by [`WalkId`].
+    pub fn walks(&self) -> &[Walk] {
+        &self.walks
+    }
+
+    /// The planes that every request of this model has.
+    pub fn planes(&self) -> &[Plane] {
+        &self.planes
+    }
+
+    /// The media that a prompt may contain.
+    pub fn media(&self) -> &[MediaInput] {
+        &self.media
+    }
+
+    /// The declaration of media of this kind. None if the model does not accept it.
+    pub fn media_input(&self, kind: pb::MediaKind) -> Option<&MediaInput> {
+        self.media.iter().find(|input| input.kind == kind)
+    }
+
+    /// True if this walk encodes media. Such a walk prefills nothing.
+    pub fn encodes(&self, walk: WalkId) -> bool {
+        self.media.iter().any(|input| input.walk == walk)
+    }
+
+    /// The walk of this id. None if it is not declared.
+    pub fn walk(&self, id: WalkId) -> Option<&Walk> {
+        self.walks.get(id.0 as usize)
+    }
+
+    /// The first walk for which `wanted` is true.
+    pub fn find_walk(&self, wanted: impl Fn(&Walk) -> bool) -> Option<WalkId> {
+        self.walks.iter().position(wanted).map(|i| WalkId(i as u32))
+    }
+}
+
+impl WalkKind {
+    /// The mixed walk that batches this walk. None for a mixed walk.
+    pub fn batched_by(self) -> Option<WalkId> {
+        match self {
+            Self::Chunkable { batched_by } | Self::Atomic { batched_by } | Self::Decode { batched_by } => {
+                Some(batched_by)
+            }
+            Self::Mixed => None,
+        }
+    }
+}
+
+impl From<&ModelDeclaration> for pb::ModelDeclaration {
+    fn from(declaration: &ModelDeclaration) -> Self {
+        let walk = |walk: &Walk| pb::Walk {
+            name: walk.name.clone(),
+            nodes: walk.nodes.iter().map(|n| n.0).collect(),
+            kind: match walk.kind {
+                WalkKind::Chunkable { .. } => pb::WalkKind::Chunkable,
+                WalkKind::Atomic { .. } => pb::WalkKind::Atomic,
+                WalkKind::Decode { .. } => pb::WalkKind::Decode,
+                WalkKind::Mixed => pb::WalkKind::Mixed,
+            }
+            .into(),
+            batched_by: walk.kind.batched_by().map(|w| w.0),
+        };
+        let plane = |plane: &Plane| {
+            let PlaneKind::PagedKv { page_tokens, bytes_per_token } = plane.kind;
+            let kind = pb::plane::Kind::PagedKv(pb::PagedKvPlane { page_tokens, bytes_per_token });
+            pb::Plane { name: plane.name.clone(), kind: Some(kind) }
+        };
+        Self {
+            nodes: declaration.nodes.iter().map(|name| pb::Node { name: name.clone() }).collect(),
+            walks: declaration.walks.iter().map(walk).collect(),
+            planes: declaration.planes.iter().map(plane).collect(),
+            media: declaration.media.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<&MediaInput> for pb::MediaInput {
+    fn from(input: &MediaInput) -> Self {
+        Self {
+            kind: input.kind.into(),
+            walk: input.walk.0,
+            placeholder_token_id: input.placeholder,
+            bytes_per_token: input.bytes_per_token,
+            width: input.width,
+            formats: input.formats.clone(),
+        }
+    }
+}
+
+impl From<pb::MediaInput> for MediaInput {
+    fn from(message: pb::MediaInput) -> Self {
+        Self {
+            kind: message.kind(),
+            walk: WalkId(message.walk),
+            placeholder: message.placeholder_token_id,
+            bytes_per_token: message.bytes_per_token,
+            width: message.width,
+            formats: message.formats,
+        }
+    }
+}
+
+impl TryFrom<pb::ModelDeclaration> for ModelDeclaration {
+    type Error = DeclarationError;
+
+    fn try_from(message: pb::ModelDeclaration) -> Result<Self, DeclarationError> {
+        let walk = |walk: pb::Walk| {
+            let kind = match (walk.kind(), walk.batched_by.map(WalkId)) {
+                (pb::WalkKind::Chunkable, Some(batched_by)) => WalkKind::Chunkable { batched_by },
+                (pb::WalkKind::Atomic, Some(batched_by)) => WalkKind::Atomic { batched_by },
+                (pb::WalkKind::Decode, Some(batched_by)) => WalkKind::Decode { batched_by },
+                (pb::WalkKind::Mixed, None) => WalkKind::Mixed,
+                _ => return Err(DeclarationError::NoKind { walk: walk.name }),
+            };
+            Ok(Walk { kind, name: walk.name, nodes: walk.nodes.into_iter().map(NodeId).collect() })
+        };
+        let plane = |plane: pb::Plane| match plane.kind {
+            Some(pb::plane::Kind::PagedKv(kv)) => Ok(Plane {
+                name: plane.name,
+                kind: PlaneKind::PagedKv { page_tokens: kv.page_tokens, bytes_per_token: kv.bytes_per_token },
+            }),
+            None => Err(DeclarationError::NoPlaneKind { plane: plane.name }),
+        };
+        Self::new(
+            message.nodes.into_iter().map(|n| n.name).collect(),
+            message.walks.into_iter().map(walk).collect::<Result<_, _>>()?,
+            message.planes.into_iter().map(plane).collect::<Result<_, _>>()?,
+        )?
+        .with_media(message.media.into_iter().map(Into::into).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests;
