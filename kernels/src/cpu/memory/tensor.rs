@@ -82,7 +82,7 @@ impl Tensor {
     }
 
     /// Moves these of the live rows, in ascending order, to the front: they alone are live then.
-    pub(super) fn keep(&mut self, rows: &[usize]) -> Result<(), DeviceError> {
+    pub(in crate::cpu) fn keep(&mut self, rows: &[usize]) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
         let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || rows.last().is_some_and(|&last| last >= live) {
