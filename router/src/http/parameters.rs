@@ -1,4 +1,4 @@
-//! The parameters that completions and chat have in common. README.md has the table for clients.
+//! The parameters that completions and chat have in common. `docs/api.md` has the table for clients.
 
 use std::{fmt, time::Duration};
 
