@@ -6,6 +6,7 @@ mod attention;
 mod block_float;
 mod cores;
 mod format;
+mod fused_matrices;
 mod gemm;
 mod input;
 mod int8;
@@ -15,7 +16,6 @@ mod logits;
 mod matrix;
 mod memory;
 mod packed;
-mod parts;
 mod philox;
 mod pool;
 mod products;
@@ -40,9 +40,9 @@ pub use packed::{PackedOutcome, PackedWeights};
 pub use tensor::{Tensor, Vector};
 pub use weights::Weights;
 
-use self::gemm::Store;
+use self::fused_matrices::FusedMatrices;
+use self::gemm::Epilogue;
 use self::isa::Path;
-use self::parts::Parts;
 use self::pool::ThreadPool;
 use self::rotate::{Norms, RotateAndStore, rotate_and_store};
 use self::step::Step;
@@ -130,7 +130,7 @@ impl CpuDevice {
         paired: bool,
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let (path, pool, parts) = (self.path, &mut self.pool, Parts::new(parts, paired)?);
+        let (path, pool, parts) = (self.path, &mut self.pool, FusedMatrices::new(parts, paired)?);
         let mut pack = || Weights::pack(path, pool, parts, quantize);
         match &self.packed {
             Some(packed) => packed.matrix(path, parts, quantize, pack),
@@ -268,7 +268,7 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.written(x.live(), outputs)?;
-        self.product(x, None, weight, Store::Set(bias), out)
+        self.product(x, None, weight, Epilogue::Set(bias), out)
     }
 
     fn norm_linear(
@@ -282,7 +282,7 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.written(x.live(), outputs)?;
-        self.product(x, Some(norm), weight, Store::Set(bias), out)
+        self.product(x, Some(norm), weight, Epilogue::Set(bias), out)
     }
 
     fn linear_add(
@@ -295,7 +295,7 @@ impl Device for CpuDevice {
         let outputs = weight.plain_outputs()?;
         let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
         let out = out.change(x.live(), outputs)?;
-        self.product(x, None, weight, Store::Add(bias), out)
+        self.product(x, None, weight, Epilogue::Add(bias), out)
     }
 
     fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -339,7 +339,7 @@ impl Device for CpuDevice {
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let out = out.written(x.live(), weight.gates()?)?;
-        self.product(x, Some(norm), weight, Store::Gated, out)
+        self.product(x, Some(norm), weight, Epilogue::Gated, out)
     }
 
     fn rotate_and_store(

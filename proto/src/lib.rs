@@ -1,8 +1,8 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages and typed ids.
 //! Depends on nothing of ours.
 
+pub mod declaration;
 mod ids;
-pub mod walks;
 
 pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber, WorkerId};
 

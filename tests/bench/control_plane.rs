@@ -21,10 +21,11 @@ use serde_json::{Map, Value, json};
 use tutti_measure::results::{self, Origin};
 
 use support::{
+    backends, baseline,
     contender::{Contender, Kind, WORKERS},
-    large_bodies::{Form, LargeBodies},
-    many_streams::Level,
-    small_requests::SmallRequests,
+    large_bodies::{self, Form, LargeBodies},
+    many_streams::{self, Level},
+    small_requests::{self, SmallRequests},
 };
 
 /// Concurrent streams of each level, about a quarter more than at the level before.

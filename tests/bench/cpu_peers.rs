@@ -22,8 +22,9 @@ use serde_json::json;
 use tutti_measure::results::{self, Origin};
 
 use support::{
+    goals,
+    peers::{self, Peer},
     scenario::{Scenario, Settings},
-    peers::Peer,
 };
 
 #[derive(Parser)]

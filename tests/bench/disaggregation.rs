@@ -25,7 +25,8 @@ use tutti_measure::results::{self, Origin};
 
 use support::{
     cluster::Cluster,
-    comparison::{Figure, compare},
+    comparison::{self, Figure, compare},
+    one_long_prompt,
     variant::{Device, Variant},
 };
 
@@ -90,13 +91,16 @@ async fn measure(args: Args) -> Result<(), String> {
         let flags = shape.iter().chain(threads).map(|&flag| flag.to_owned()).collect();
         Variant { name, flags }
     };
-    let variants = [variant("colocated", ["--workers=2", "--tp=1"]), variant("disaggregated", ["--topology", TOPOLOGY])];
+    let variants =
+        [variant("colocated", ["--workers=2", "--tp=1"]), variant("disaggregated", ["--topology", TOPOLOGY])];
     let run = async |variant: &Variant, repeat: usize| {
         let mut flags = device.flags();
         flags.extend(variant.flags.iter().cloned());
         let cluster = Cluster::start(&flags).await?;
-        let latency = one_long_prompt::Run::measure(&cluster, device, (long, short), 100 * repeat as u64).await?;
-        let transfer = if variant.name == "disaggregated" { Some(Transfer::of(&cluster).await?) } else { None };
+        let latency =
+            one_long_prompt::Run::measure(&cluster, device, (long, short), 100 * repeat as u64).await?;
+        let transfer =
+            if variant.name == "disaggregated" { Some(Transfer::of(&cluster).await?) } else { None };
         cluster.stop()?;
         Ok(Run { latency, transfer })
     };

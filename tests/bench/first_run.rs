@@ -16,7 +16,7 @@ use clap::Parser;
 use serde_json::json;
 use tutti_measure::results::{self, Origin};
 
-use support::cluster::Cluster;
+use support::{cluster::Cluster, figures};
 
 #[derive(Parser)]
 struct Args {

@@ -25,6 +25,7 @@ use tutti_measure::results::{self, Origin};
 use support::{
     cluster::Cluster,
     comparison::compare,
+    concurrent_prompts, one_long_prompt,
     variant::{Device, Variant},
 };
 
@@ -104,7 +105,8 @@ async fn concurrent_prompts(args: &Args, prompt: usize, at_a_time: usize) -> Res
         cluster.stop()?;
         Ok(run)
     };
-    let found = compare(&variants, &["serial", "off", "engine"], args.repeats.unwrap_or(repeats), run).await?;
+    let found =
+        compare(&variants, &["serial", "off", "engine"], args.repeats.unwrap_or(repeats), run).await?;
     Ok(json!({ "prompt": prompt, "max_tokens": max_tokens, "at_a_time": at_a_time, "found": found }))
 }
 

@@ -20,7 +20,11 @@ use tutti_measure::{
     statistics::median,
 };
 
-use support::{cluster::Cluster, speed::Decode, variant::Device};
+use support::{
+    cluster::Cluster,
+    speed::{self, Decode},
+    variant::Device,
+};
 
 /// Smallest acceptable speed of two ranks, relative to one worker.
 const GOAL: f64 = 0.85;

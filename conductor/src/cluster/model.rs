@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tutti_proto::{Rank, cluster::v1 as pb, walks::ModelDeclaration};
+use tutti_proto::{Rank, cluster::v1 as pb, declaration::ModelDeclaration};
 use tutti_runtime::Error;
 
 use super::{

@@ -11,7 +11,7 @@ use tonic::Status;
 use tutti_proto::{
     GraphKey, Rank, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
-    walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
 

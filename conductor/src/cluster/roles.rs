@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tutti_proto::{
     cluster::v1 as pb,
-    walks::{ModelDeclaration, NodeId, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, WalkId, WalkKind},
 };
 use tutti_runtime::Error;
 
@@ -190,7 +190,7 @@ fn node(name: &str, model: &ModelDeclaration) -> Result<NodeId, String> {
 
 #[cfg(test)]
 mod tests {
-    use tutti_proto::walks::{MediaInput, Walk};
+    use tutti_proto::declaration::{MediaInput, Walk};
 
     use super::*;
 

@@ -49,7 +49,7 @@ mod rows;
 use std::{sync::Arc, time::Instant};
 
 use tracing::{Span, field};
-use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, walks::WalkId};
+use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, prefix_index::PromptPieces};
 
 use self::encoding::Encoding;

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use tutti_proto::{
     cluster::v1 as pb,
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 use tutti_runtime::Error;
 
@@ -79,7 +79,7 @@ impl Digest {
 
 #[cfg(test)]
 mod tests {
-    use tutti_proto::walks::{MediaInput, NodeId, Walk, WalkKind};
+    use tutti_proto::declaration::{MediaInput, NodeId, Walk, WalkKind};
 
     use super::*;
 

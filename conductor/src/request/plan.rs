@@ -2,7 +2,7 @@
 
 use tutti_proto::{
     GraphId,
-    walks::{ModelDeclaration, WalkId, WalkKind},
+    declaration::{ModelDeclaration, WalkId, WalkKind},
 };
 use tutti_runtime::Error;
 
@@ -70,7 +70,7 @@ impl GraphRole {
 
 #[cfg(test)]
 mod tests {
-    use tutti_proto::walks::{NodeId, Walk};
+    use tutti_proto::declaration::{NodeId, Walk};
 
     use super::*;
 

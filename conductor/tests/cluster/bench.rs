@@ -16,7 +16,7 @@ use tutti_proto::{
         self as pb, conductor_message::Message as FromConductor, worker_gate_client::WorkerGateClient,
         worker_message::Message as ToConductor,
     },
-    walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_runtime::{
     Error, VERSION,

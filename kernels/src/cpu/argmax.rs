@@ -34,12 +34,12 @@ impl Best {
 
 /// What every thread has seen of every row, `[threads, rows]`.
 #[derive(Clone, Copy)]
-pub(super) struct Leaders<'a> {
+pub(super) struct PartialArgmax<'a> {
     best: &'a Shared<'a, Best>,
     rows: usize,
 }
 
-impl<'a> Leaders<'a> {
+impl<'a> PartialArgmax<'a> {
     /// Of a `best` that [`clear`] made for so many rows.
     pub(super) fn new(best: &'a Shared<'a, Best>, rows: usize) -> Self {
         Self { best, rows }
@@ -69,8 +69,8 @@ pub(super) fn decide(best: &[Best], rows: usize, out: &mut Vec<Sampled>) -> Resu
 }
 
 /// Some logits of a row, of the tokens from `first` on, as a thread sees them.
-pub(super) struct Note<'a> {
-    pub(super) leaders: Leaders<'a>,
+pub(super) struct UpdateArgmax<'a> {
+    pub(super) partial: PartialArgmax<'a>,
     pub(super) thread: usize,
     pub(super) row: usize,
     pub(super) first: usize,
@@ -78,13 +78,13 @@ pub(super) struct Note<'a> {
     pub(super) logits: &'a [f32],
 }
 
-impl Op for Note<'_> {
+impl Op for UpdateArgmax<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { leaders, thread, row, first, logits } = self;
+        let Self { partial, thread, row, first, logits } = self;
         // SAFETY: each thread has a part of its own.
-        let best = unsafe { &mut leaders.best.part(thread * leaders.rows + row, 1)[0] };
+        let best = unsafe { &mut partial.best.slice_mut(thread * partial.rows + row, 1)[0] };
         let lanes = s.load_some(logits, f32::NEG_INFINITY);
         // Written to only where something changes: threads' parts may share a cache line.
         if s.any_nan(lanes) {

@@ -97,9 +97,9 @@ fn attend<K: Kernel>(
     let Attention { qkv, shape, kv, layer, out } = operands;
     let threads = pool.threads();
     let sight = Sight { window: shape.window };
-    let part = State::floats(plan::most_queries(&shape), shape.head_dim, K::BLOCK);
+    let state_floats = State::floats(plan::most_queries(&shape), shape.head_dim, K::BLOCK);
     let Scratch { plan, floats, partials } = scratch;
-    let floats = grown(floats, threads * part)?;
+    let floats = grown(floats, threads * state_floats)?;
     let partials = grown(partials, if threads > 1 { plan::MOST_PARTIALS } else { 0 })?;
     plan.make(step, &shape, threads, K::MOST_HEADS);
     let (plan, floats, partials, out) =
@@ -109,7 +109,7 @@ fn attend<K: Kernel>(
         let piece = plan.pieces[task];
         let row = &step.rows[piece.tile.row];
         // SAFETY: each thread has a part of its own, and runs one task at a time.
-        let floats = unsafe { floats.part(thread * part, part) };
+        let floats = unsafe { floats.slice_mut(thread * state_floats, state_floats) };
         let queries = piece.kv_heads * piece.tile.tokens * (shape.heads / shape.kv_heads);
         let state = State::new(floats, queries, shape.head_dim, K::BLOCK);
         let table = step.block_table(row);
@@ -118,7 +118,8 @@ fn attend<K: Kernel>(
         let next = plan.pieces.get(task + 1).map(|piece| {
             let row = &step.rows[piece.tile.row];
             let first = sight.first(row.start + piece.tile.first);
-            let start = piece.part.map_or(first, |part| first.max(part.range * RANGE)) / K::BLOCK * K::BLOCK;
+            let start =
+                piece.split.map_or(first, |split| first.max(split.range * RANGE)) / K::BLOCK * K::BLOCK;
             let end = row.start + piece.tile.first + piece.tile.tokens;
             Next { table: step.block_table(row), kv_head: piece.kv_head, keys: start..end }
         });

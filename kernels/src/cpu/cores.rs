@@ -9,7 +9,7 @@ pub struct Cores(Vec<usize>);
 
 /// Where a core is. What the system does not say is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct CoreId {
     node: usize,
     package: usize,
     core: usize,
@@ -23,7 +23,7 @@ impl Cores {
         let set = sched_getaffinity(None)
             .map_err(|error| DeviceError::Lost(format!("cannot ask which cores there are: {error}")))?;
         Ok(Self::ordered(
-            (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).map(|cpu| (system::place(cpu), cpu)),
+            (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).map(|cpu| (system::core_id(cpu), cpu)),
         ))
     }
 
@@ -33,7 +33,7 @@ impl Cores {
         Err(DeviceError::Unsupported("threads of their own cores, on this system".to_owned()))
     }
 
-    fn ordered(cpus: impl Iterator<Item = (Place, usize)>) -> Self {
+    fn ordered(cpus: impl Iterator<Item = (CoreId, usize)>) -> Self {
         let mut cpus: Vec<_> = cpus.collect();
         cpus.sort_unstable();
         Self(cpus.into_iter().map(|(_, cpu)| cpu).collect())
@@ -73,10 +73,10 @@ pub(super) fn pin(_: usize) -> Result<(), DeviceError> {
 mod system {
     use std::fs;
 
-    use super::Place;
+    use super::CoreId;
 
     /// Where a core is, as far as the system says.
-    pub(super) fn place(cpu: usize) -> Place {
+    pub(super) fn core_id(cpu: usize) -> CoreId {
         let directory = format!("/sys/devices/system/cpu/cpu{cpu}");
         let of_topology = |name: &str| -> usize {
             let text = fs::read_to_string(format!("{directory}/topology/{name}")).unwrap_or_default();
@@ -87,7 +87,7 @@ mod system {
             .flatten()
             .flatten()
             .find_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok());
-        Place {
+        CoreId {
             node: node.unwrap_or(0),
             package: of_topology("physical_package_id"),
             core: of_topology("core_id"),
@@ -104,7 +104,7 @@ mod tests {
         let all = nodes * cores;
         Cores::ordered((0..2 * all).map(|cpu| {
             let core = cpu % all;
-            (Place { node: core % nodes, package: core % nodes, core }, cpu)
+            (CoreId { node: core % nodes, package: core % nodes, core }, cpu)
         }))
     }
 

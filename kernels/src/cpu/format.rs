@@ -23,7 +23,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const ODD_FIRST: bool = Self::IS_BF16;
 
     /// Where in a step output `lane` of the even (0) or odd (1) input lies.
-    fn place(parity: usize, lane: usize) -> usize;
+    fn index_in_step(parity: usize, lane: usize) -> usize;
     /// One step's row of the even (`ODD` false) or odd input.
     ///
     /// # Safety
@@ -53,7 +53,7 @@ impl Format for F32 {
     const IS_BF16: bool = false;
 
     #[inline(always)]
-    fn place(parity: usize, lane: usize) -> usize {
+    fn index_in_step(parity: usize, lane: usize) -> usize {
         parity * LANES + lane
     }
     #[inline(always)]
@@ -90,7 +90,7 @@ impl Format for F16 {
     const IS_BF16: bool = false;
 
     #[inline(always)]
-    fn place(parity: usize, lane: usize) -> usize {
+    fn index_in_step(parity: usize, lane: usize) -> usize {
         parity * LANES + lane
     }
     #[inline(always)]
@@ -126,7 +126,7 @@ impl Format for Bf16 {
     const IS_BF16: bool = true;
 
     #[inline(always)]
-    fn place(parity: usize, lane: usize) -> usize {
+    fn index_in_step(parity: usize, lane: usize) -> usize {
         2 * lane + parity
     }
     #[inline(always)]

@@ -11,10 +11,10 @@ mod small_m;
 
 use self::activations::PackActivations;
 use self::blocked::{Bands, Blocked, SUMS, TASK_PANELS};
-use self::micro_kernel::{Data, Dots, Inputs, MicroKernel, Spans, Widened};
+use self::micro_kernel::{BlockFloat, Data, Dots, Inputs, MicroKernel, Widened};
 use self::small_m::SmallM;
-use super::argmax::{Leaders, Note};
-use super::block_float::SPAN_STEPS;
+use super::argmax::{PartialArgmax, UpdateArgmax};
+use super::block_float::BFP_BLOCK_STEPS;
 #[cfg(test)]
 use super::format::Bf16;
 use super::format::{F16, F32, Stored};
@@ -30,7 +30,7 @@ use crate::DeviceError;
 
 /// What becomes of a product.
 #[derive(Clone, Copy)]
-pub(super) enum Store<'a> {
+pub(super) enum Epilogue<'a> {
     /// `out = x · Wᵀ (+ bias)`.
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
@@ -38,7 +38,7 @@ pub(super) enum Store<'a> {
     /// `out = silu(x · gateᵀ) * (x · upᵀ)`, where the matrix is a pair.
     Gated,
     /// The largest of each row of `x · Wᵀ`; `out` is only worked in.
-    Largest(Leaders<'a>),
+    Largest(PartialArgmax<'a>),
 }
 
 /// The operands of one product.
@@ -46,7 +46,7 @@ pub(super) struct Product<'a> {
     pub(super) x: Input<'a>,
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
-    pub(super) store: Store<'a>,
+    pub(super) epilogue: Epilogue<'a>,
     /// `[rows, outputs]`, or `[rows, gates]`.
     pub(super) out: &'a mut [f32],
 }
@@ -95,7 +95,7 @@ pub(super) fn linear(
         Elements::Stored(Stored::F16(data)) => multiply::<Widened<F16>>(path, pool, scratch, product, data),
         // Only paths with dot products of bfloat16 keep it: see `Form::of`.
         Elements::Stored(Stored::Bf16(data)) => multiply::<Dots>(path, pool, scratch, product, data),
-        Elements::BlockFloats(data) => multiply::<Spans>(path, pool, scratch, product, data.data()),
+        Elements::BlockFloat(data) => multiply::<BlockFloat>(path, pool, scratch, product, data.data()),
     }
 }
 
@@ -107,12 +107,13 @@ fn multiply<K: MicroKernel>(
     product: Product<'_>,
     elements: &[K::Raw],
 ) -> Result<(), DeviceError> {
-    let Product { x, rows, matrix, store, out } = product;
+    let Product { x, rows, matrix, epilogue, out } = product;
     let tiling = Tiling::new(rows, K::run(path, LargestTile));
     let (activations, sums) = (Shared::new(&mut scratch.activations[..]), Shared::new(&mut scratch.sums[..]));
     PackActivations { x, inputs: matrix.shape.inputs, tiling }.run::<K>(path, pool, &activations)?;
     let out = Shared::new(out);
-    let work = Work { tiling, activations: &activations, sums: &sums, matrix, store, out: &out, thread: 0 };
+    let work =
+        Work { tiling, activations: &activations, sums: &sums, matrix, epilogue, out: &out, thread: 0 };
     work.run::<K>(path, pool, elements)
 }
 
@@ -124,7 +125,7 @@ struct Work<'a> {
     /// [`SUMS`] for each thread.
     sums: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
-    store: Store<'a>,
+    epilogue: Epilogue<'a>,
     out: &'a Shared<'a, f32>,
     /// The one that a task's copy is for.
     thread: usize,
@@ -159,7 +160,7 @@ impl Work<'_> {
                     panels: (column * share, panels.min((column + 1) * share)),
                     tiles: (first, self.tiling.tiles.min(first + band)),
                     // SAFETY: each thread has a part of its own, and runs one task at a time.
-                    sums: unsafe { self.sums.part(thread * SUMS, SUMS) },
+                    sums: unsafe { self.sums.slice_mut(thread * SUMS, SUMS) },
                 };
                 K::run(path, block);
             });
@@ -183,7 +184,7 @@ impl Work<'_> {
         // SAFETY: within the packed activations, by the contract.
         unsafe {
             let tile = self.activations.as_ptr().add(row * 2 * steps).cast_const();
-            let powers = tile.add((steps + step / SPAN_STEPS) * R);
+            let powers = tile.add((steps + step / BFP_BLOCK_STEPS) * R);
             Inputs { values: tile.add(K::LAYOUT.step_words() * step * R), powers }
         }
     }
@@ -191,16 +192,16 @@ impl Work<'_> {
     /// Stores the sums of a row and a panel, having added the bias and what is there already, or applied the gate.
     #[inline(always)]
     fn finish<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
-        let (bias, add) = match self.store {
-            Store::Set(bias) => (bias, false),
-            Store::Add(bias) => (bias, true),
-            Store::Gated => return self.gate_or_wait(s, row, panel, sum),
-            Store::Largest(leaders) => return self.note(s, leaders, row, panel, sum),
+        let (bias, add) = match self.epilogue {
+            Epilogue::Set(bias) => (bias, false),
+            Epilogue::Add(bias) => (bias, true),
+            Epilogue::Gated => return self.gate_or_wait(s, row, panel, sum),
+            Epilogue::Largest(partial) => return self.update_argmax(s, partial, row, panel, sum),
         };
         let (outputs, column) = (self.matrix.shape.outputs, panel * LANES);
         let width = LANES.min(outputs - column);
         // SAFETY: each (row, panel) belongs to one task.
-        let out = unsafe { self.out.part(row * outputs + column, width) };
+        let out = unsafe { self.out.slice_mut(row * outputs + column, width) };
         let mut sum = sum;
         if let Some(bias) = bias {
             sum = s.add(sum, s.load_some(&bias[column..column + width], 0.0));
@@ -212,12 +213,12 @@ impl Work<'_> {
     }
 
     #[inline(always)]
-    fn note<S: Simd>(&self, s: S, leaders: Leaders<'_>, row: usize, panel: usize, sum: S::F) {
+    fn update_argmax<S: Simd>(&self, s: S, partial: PartialArgmax<'_>, row: usize, panel: usize, sum: S::F) {
         let (thread, first) = (self.thread, panel * LANES);
         let mut lanes = [0.0; LANES];
         s.store_some(&mut lanes, sum);
         let logits = &lanes[..LANES.min(self.matrix.shape.outputs - first)];
-        s.call(Note { leaders, thread, row, first, logits });
+        s.call(UpdateArgmax { partial, thread, row, first, logits });
     }
 
     /// Leaves gates where their results will be, until what they are for is there too: the panel after theirs, which the
@@ -243,20 +244,20 @@ impl Work<'_> {
     }
 
     /// The place of what becomes of a row and a pair of panels.
-    #[allow(clippy::mut_from_ref)] // As `Shared::part`.
+    #[allow(clippy::mut_from_ref)] // As `Shared::slice_mut`.
     #[inline(always)]
     fn gated(&self, row: usize, pair: usize) -> &mut [f32] {
         let (gates, column) = (self.matrix.shape.outputs / 2, pair * LANES);
         // SAFETY: each (row, pair of panels) belongs to one task, which holds one such slice at a time.
-        unsafe { self.out.part(row * gates + column, LANES.min(gates - column)) }
+        unsafe { self.out.slice_mut(row * gates + column, LANES.min(gates - column)) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::fused_matrices::FusedMatrices;
     use super::super::isa::testable;
     use super::super::matrix::Form;
-    use super::super::parts::Parts;
     use super::super::simd::to_bf16;
     use super::super::testing::Random;
     use super::*;
@@ -282,7 +283,7 @@ mod tests {
                     let (dtype, columns) = (WeightType::Bf16, inputs);
                     let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
                     let parts = [part];
-                    let parts = Parts::new(&parts, false).unwrap();
+                    let parts = FusedMatrices::new(&parts, false).unwrap();
                     let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, parts).unwrap();
                     let Elements::Stored(Stored::Bf16(data)) = &matrix.data else { unreachable!() };
                     let x = random.normals(rows * inputs, 1.0);
@@ -291,7 +292,7 @@ mod tests {
                     let (mut dots, mut widened) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
                     let product = |out| {
                         let x = Input { values: &x, norm: None };
-                        Product { x, rows, matrix: &matrix, store: Store::Set(None), out }
+                        Product { x, rows, matrix: &matrix, epilogue: Epilogue::Set(None), out }
                     };
                     multiply::<Dots>(path, &mut pool, &mut scratch, product(&mut dots), data).unwrap();
                     multiply::<Widened<Bf16>>(path, &mut pool, &mut scratch, product(&mut widened), data)

@@ -28,9 +28,9 @@ mod quantise;
 
 pub(super) use product::{Product, Scratch, linear};
 
+use super::fused_matrices::Shape;
 use super::isa::Path;
 use super::memory::Buffer;
-use super::parts::Shape;
 use super::simd::{LANES, Op, Simd};
 
 /// Inputs that share a scale.
@@ -66,7 +66,7 @@ impl Int8Matrix {
             let scale = scales.as_chunks::<4>().0[lane];
             let scale = f32::from_le_bytes(scale);
             for (input, out) in out.iter_mut().enumerate() {
-                let raw = weights[place(input, lane, dot_inputs)];
+                let raw = weights[weight_index(input, lane, dot_inputs)];
                 *out = f32::from((raw ^ OFFSET).cast_signed()) * scale;
             }
         }
@@ -85,7 +85,7 @@ const fn panel_bytes(inputs: usize) -> usize {
 
 /// Where a weight lies among those of its group.
 #[inline(always)]
-const fn place(input: usize, lane: usize, dot_inputs: usize) -> usize {
+const fn weight_index(input: usize, lane: usize, dot_inputs: usize) -> usize {
     (input / dot_inputs * LANES + lane) * dot_inputs + input % dot_inputs
 }
 

@@ -43,8 +43,8 @@ impl KvPool {
         self.check_pages(pages)?;
         out.reserve(pages.len() * self.shape.page_bytes());
         let bytes = self.data.bytes();
-        for place in self.places(pages) {
-            out.extend_from_slice(&bytes[place]);
+        for range in self.byte_ranges(pages) {
+            out.extend_from_slice(&bytes[range]);
         }
         Ok(())
     }
@@ -57,16 +57,16 @@ impl KvPool {
             return Err(DeviceError::Misuse(format!("{got} bytes for pages of {wanted}")));
         }
         let layer_bytes = self.shape.page_bytes() / self.shape.layers.max(1);
-        let places: Vec<Range<usize>> = self.places(pages).collect();
+        let byte_ranges: Vec<Range<usize>> = self.byte_ranges(pages).collect();
         let bytes = self.data.bytes_mut();
-        for (place, data) in places.into_iter().zip(data.chunks_exact(layer_bytes)) {
-            bytes[place].copy_from_slice(data);
+        for (range, data) in byte_ranges.into_iter().zip(data.chunks_exact(layer_bytes)) {
+            bytes[range].copy_from_slice(data);
         }
         Ok(())
     }
 
     /// Where the bytes of pages are, of each layer by layer.
-    fn places(&self, pages: &[PageId]) -> impl Iterator<Item = Range<usize>> {
+    fn byte_ranges(&self, pages: &[PageId]) -> impl Iterator<Item = Range<usize>> {
         let shape = self.shape;
         let (layer_bytes, size) = (shape.page_bytes() / shape.layers.max(1), shape.dtype.bytes());
         let of = move |page: PageId| {

@@ -113,8 +113,8 @@ impl Op for Top<'_> {
                     continue;
                 }
                 top.truncate(count - 1);
-                let place = top.partition_point(|&(_, other)| other >= logit);
-                top.insert(place, ((index * LANES + lane) as u32, logit));
+                let rank = top.partition_point(|&(_, other)| other >= logit);
+                top.insert(rank, ((index * LANES + lane) as u32, logit));
             }
         }
     }

@@ -2,11 +2,11 @@
 
 use std::fs::File;
 
-use super::block_float::BlockFloats;
+use super::block_float::BlockFloatPanels;
 use super::format::{Bf16, F16, F32, Format, STEP, Stored};
+use super::fused_matrices::{FusedMatrices, Shape};
 use super::isa::Path;
 use super::memory::Buffer;
-use super::parts::{Parts, Shape};
 use super::pool::ThreadPool;
 use super::simd::LANES;
 use crate::{DeviceError, WeightType};
@@ -23,7 +23,7 @@ pub(super) enum Elements {
     /// In the type of the checkpoint.
     Stored(Stored),
     /// bfloat16 in another form.
-    BlockFloats(BlockFloats),
+    BlockFloat(BlockFloatPanels),
 }
 
 impl Elements {
@@ -31,7 +31,7 @@ impl Elements {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Stored(data) => data.bytes(),
-            Self::BlockFloats(data) => data.bytes(),
+            Self::BlockFloat(data) => data.bytes(),
         }
     }
 }
@@ -41,17 +41,21 @@ impl Matrix {
     pub(super) fn len(shape: Shape, form: Form) -> Option<usize> {
         match form {
             Form::Stored(dtype) => elements(shape)?.checked_mul(dtype.bytes()),
-            Form::BlockFloats => BlockFloats::len(shape)?.checked_mul(size_of::<u16>()),
+            Form::BlockFloat => BlockFloatPanels::len(shape)?.checked_mul(size_of::<u16>()),
         }
     }
 
     /// Packs `parts`, as they are or as block floats of them. Beside the packed matrix nothing is allocated.
-    pub(super) fn pack(form: Form, pool: &mut ThreadPool, parts: Parts<'_>) -> Result<Self, DeviceError> {
+    pub(super) fn pack(
+        form: Form,
+        pool: &mut ThreadPool,
+        source: FusedMatrices<'_>,
+    ) -> Result<Self, DeviceError> {
         let data = match form {
-            Form::Stored(dtype) => Elements::Stored(pack_stored(dtype, pool, parts)?),
-            Form::BlockFloats => Elements::BlockFloats(BlockFloats::pack(pool, parts)?),
+            Form::Stored(dtype) => Elements::Stored(pack_stored(dtype, pool, source)?),
+            Form::BlockFloat => Elements::BlockFloat(BlockFloatPanels::pack(pool, source)?),
         };
-        Ok(Self { shape: parts.shape, data })
+        Ok(Self { shape: source.shape, data })
     }
 
     /// One that was packed before, in place in a file from byte `from` on, where [`Self::len`] bytes are.
@@ -68,9 +72,9 @@ impl Matrix {
             Form::Stored(WeightType::Bf16) => {
                 Elements::Stored(Stored::Bf16(Buffer::mapped(file, from, len, WHAT)?))
             }
-            Form::BlockFloats => {
-                let data = Buffer::mapped(file, from, BlockFloats::len(shape), WHAT)?;
-                Elements::BlockFloats(BlockFloats::new(data))
+            Form::BlockFloat => {
+                let data = Buffer::mapped(file, from, BlockFloatPanels::len(shape), WHAT)?;
+                Elements::BlockFloat(BlockFloatPanels::new(data))
             }
         };
         Ok(Self { shape, data })
@@ -83,14 +87,14 @@ pub(super) enum Form {
     /// They stay what they are.
     Stored(WeightType),
     /// See [`super::block_float`].
-    BlockFloats,
+    BlockFloat,
 }
 
 impl Form {
     /// The form of weights of this type that suits a path's instructions.
     pub(super) fn of(dtype: WeightType, path: Path) -> Self {
         match dtype {
-            WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloats,
+            WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloat,
             _ => Self::Stored(dtype),
         }
     }
@@ -101,10 +105,14 @@ fn elements(shape: Shape) -> Option<usize> {
     shape.steps().checked_mul(STEP)?.checked_mul(shape.panels())
 }
 
-fn pack_stored(dtype: WeightType, pool: &mut ThreadPool, parts: Parts<'_>) -> Result<Stored, DeviceError> {
-    let inputs = parts.shape.inputs;
-    let mut packed = Stored::zeroed(dtype, elements(parts.shape), "a weight matrix")?;
-    parts.pack(pool, packed.bytes_mut(), |rows, to| match dtype {
+fn pack_stored(
+    dtype: WeightType,
+    pool: &mut ThreadPool,
+    source: FusedMatrices<'_>,
+) -> Result<Stored, DeviceError> {
+    let inputs = source.shape.inputs;
+    let mut packed = Stored::zeroed(dtype, elements(source.shape), "a weight matrix")?;
+    source.pack(pool, packed.bytes_mut(), |rows, to| match dtype {
         WeightType::F32 => pack_panel::<F32>(rows, inputs, to),
         WeightType::F16 => pack_panel::<F16>(rows, inputs, to),
         WeightType::Bf16 => pack_panel::<Bf16>(rows, inputs, to),
@@ -121,7 +129,7 @@ fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &m
     let whole = rows.map(Option::unwrap_or_default);
     let packed = match rows.iter().all(Option::is_some) {
         // Two inputs of an output lie together.
-        true if W::place(1, 0) == 1 && size == 2 => pack_blocks::<4>(whole, panel) / size,
+        true if W::index_in_step(1, 0) == 1 && size == 2 => pack_blocks::<4>(whole, panel) / size,
         true if size == 2 => pack_blocks::<2>(whole, panel) / size,
         true => pack_blocks::<4>(whole, panel) / size,
         false => 0,
@@ -129,7 +137,7 @@ fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &m
     for (lane, row) in rows.iter().enumerate() {
         let Some(row) = row else { continue };
         for input in packed..inputs {
-            let at = (input / 2 * STEP + W::place(input % 2, lane)) * size;
+            let at = (input / 2 * STEP + W::index_in_step(input % 2, lane)) * size;
             panel[at..at + size].copy_from_slice(&row[input * size..][..size]);
         }
     }
@@ -158,7 +166,7 @@ mod tests {
     use crate::HostMatrix;
 
     fn pack(dtype: WeightType, pool: &mut ThreadPool, parts: &[HostMatrix<'_>], paired: bool) -> Matrix {
-        Matrix::pack(Form::Stored(dtype), pool, Parts::new(parts, paired).unwrap()).unwrap()
+        Matrix::pack(Form::Stored(dtype), pool, FusedMatrices::new(parts, paired).unwrap()).unwrap()
     }
 
     #[test]
@@ -197,11 +205,11 @@ mod tests {
             assert_eq!(packed.len(), 3 * panel);
             for output in 0..48 {
                 for input in 0..58 {
-                    let place = match dtype {
+                    let index = match dtype {
                         WeightType::Bf16 => output % 16 * 2 + input % 2,
                         _ => input % 2 * 16 + output % 16,
                     };
-                    let got = &packed[output / 16 * panel + (input / 2 * 32 + place) * size..][..size];
+                    let got = &packed[output / 16 * panel + (input / 2 * 32 + index) * size..][..size];
                     let zeros = [0; 4];
                     let want = match output < outputs && input < inputs {
                         true => &bytes[(output * inputs + input) * size..][..size],

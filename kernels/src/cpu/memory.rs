@@ -157,7 +157,7 @@ pub(super) struct Shared<'a, T> {
     borrows: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: parts are handed out by the unsafe `part`, whose caller answers for their being disjoint.
+// SAFETY: parts are handed out by the unsafe `slice_mut`, whose caller answers for their being disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 // SAFETY: it stands for the `&mut [T]` that it was made from.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
@@ -174,7 +174,7 @@ impl<'a, T> Shared<'a, T> {
     /// No two parts that live at the same time overlap.
     #[allow(clippy::mut_from_ref)] // The point of the type: see its safety contract.
     #[inline(always)]
-    pub(super) unsafe fn part(&self, first: usize, len: usize) -> &mut [T] {
+    pub(super) unsafe fn slice_mut(&self, first: usize, len: usize) -> &mut [T] {
         assert!(first <= self.len && len <= self.len - first, "part of a shared slice out of range");
         // SAFETY: in range by the assertion, and disjoint from every other part by the contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }

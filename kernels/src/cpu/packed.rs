@@ -13,8 +13,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::fused_matrices::{FusedMatrices, Shape};
 use super::isa;
-use super::parts::{Parts, Shape};
 use super::weights::Weights;
 use crate::{DeviceError, Quantize};
 
@@ -84,18 +84,18 @@ impl PackedWeights {
     pub(super) fn matrix(
         &self,
         path: isa::Path,
-        parts: Parts<'_>,
+        source: FusedMatrices<'_>,
         quantize: Quantize,
         pack: impl FnOnce() -> Result<Weights, DeviceError>,
     ) -> Result<Weights, DeviceError> {
-        let Parts { shape, dtype, .. } = parts;
+        let FusedMatrices { shape, dtype, .. } = source;
         let Shape { outputs, inputs, paired } = shape;
         let described = page(&format!(
             "{outputs} x {inputs} {dtype:?} {quantize:?} {paired} {:016x}\n",
-            fingerprint(parts)
+            fingerprint(source)
         ));
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { path: place, mode, .. } = &mut *state;
+        let State { path: file_path, mode, .. } = &mut *state;
         if let Mode::Mapping { file, at } = mode {
             let found = Weights::len_packed(path, shape, dtype, quantize);
             let found = found.and_then(|len| {
@@ -111,8 +111,8 @@ impl PackedWeights {
                 }
                 None => {
                     // Another will be written at the next start.
-                    let _ = fs::remove_file(&*place);
-                    let why = format!("{} is of other weights, and was removed", place.display());
+                    let _ = fs::remove_file(&*file_path);
+                    let why = format!("{} is of other weights, and was removed", file_path.display());
                     *mode = Mode::Unused(why);
                 }
             }
@@ -205,14 +205,14 @@ fn append(file: &mut File, at: &mut u64, described: &Page, bytes: &[u8]) -> io::
 }
 
 /// Of a few samples of each part: the same file, changed in place, has another.
-fn fingerprint(parts: Parts<'_>) -> u64 {
+fn fingerprint(source: FusedMatrices<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    for part in parts.iter() {
-        (part.rows, part.columns).hash(&mut hasher);
-        let last = part.bytes.len().saturating_sub(SAMPLE);
+    for matrix in source.iter() {
+        (matrix.rows, matrix.columns).hash(&mut hasher);
+        let last = matrix.bytes.len().saturating_sub(SAMPLE);
         for sample in 0..SAMPLES {
             let from = last / (SAMPLES - 1) * sample;
-            part.bytes[from..].iter().take(SAMPLE).for_each(|byte| byte.hash(&mut hasher));
+            matrix.bytes[from..].iter().take(SAMPLE).for_each(|byte| byte.hash(&mut hasher));
         }
     }
     hasher.finish()

@@ -1,6 +1,6 @@
 //! How products, and what is read off their rows, reach the kernels of each format.
 
-use super::gemm::{self, Store};
+use super::gemm::{self, Epilogue};
 use super::input::Input;
 use super::isa::Path;
 use super::memory::Shared;
@@ -15,7 +15,7 @@ impl CpuDevice {
         x: &Tensor,
         norm: Option<Norm<'_, Vector>>,
         weight: &Weights,
-        store: Store<'_>,
+        epilogue: Epilogue<'_>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
         let rows = x.live();
@@ -24,10 +24,10 @@ impl CpuDevice {
         let (path, pool) = (self.path, &mut self.pool);
         match weight {
             Weights::Stored(matrix) => {
-                gemm::linear(path, pool, &mut self.products, gemm::Product { x, rows, matrix, store, out })
+                gemm::linear(path, pool, &mut self.products, gemm::Product { x, rows, matrix, epilogue, out })
             }
             Weights::Int8(matrix) => {
-                int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, store, out })
+                int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, epilogue, out })
             }
         }
     }
@@ -51,7 +51,7 @@ impl CpuDevice {
             let (index, row) = &rows[task];
             // SAFETY: each thread has a scratch of its own and runs one task at a time; each task has its own result.
             let (result, scratch) =
-                unsafe { (&mut results_.part(task, 1)[0], &mut scratch.part(thread, 1)[0]) };
+                unsafe { (&mut results_.slice_mut(task, 1)[0], &mut scratch.slice_mut(thread, 1)[0]) };
             *result = Some(match values.get(index * width..(index + 1) * width) {
                 Some(logits) => f(path, logits, row, scratch),
                 None => Err(DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live()))),
@@ -75,8 +75,8 @@ impl CpuDevice {
         let mut best = std::mem::take(&mut self.best);
         argmax::clear(&mut best, self.pool.threads(), x.live());
         let shared = Shared::new(&mut best);
-        let store = Store::Largest(argmax::Leaders::new(&shared, x.live()));
-        self.product(x, Some(norm), weight, store, logits)?;
+        let epilogue = Epilogue::Largest(argmax::PartialArgmax::new(&shared, x.live()));
+        self.product(x, Some(norm), weight, epilogue, logits)?;
         self.best = best;
         argmax::decide(&self.best, x.live(), out)
     }

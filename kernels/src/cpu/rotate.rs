@@ -60,7 +60,7 @@ pub(super) fn rotate_and_store(
                 let (of, table) = (&step.rows[row], step.block_table(&step.rows[row]));
                 let tokens = first..end.min(of.first_token + of.tokens);
                 // SAFETY: each token belongs to one task.
-                let qkv = unsafe { qkv.part(first * width, tokens.len() * width) };
+                let qkv = unsafe { qkv.slice_mut(first * width, tokens.len() * width) };
                 let angles = &angles[first * shape.head_dim..tokens.end * shape.head_dim];
                 (first, row) = (tokens.end, row + 1);
                 path.run(Tokens::<Fmt> { qkv, shape, norms, angles, data: &data, layout, row: of, table, tokens });
@@ -152,7 +152,7 @@ impl<W: Format> Tokens<'_, W> {
 /// The panel's slot is writable, for all elements of the key.
 #[inline(always)]
 unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
-    let (even, odd) = (W::place(0, slot), W::place(1, slot));
+    let (even, odd) = (W::index_in_step(0, slot), W::index_in_step(1, slot));
     for (at, key) in key.chunks(NARROW).enumerate() {
         let narrow = narrow::<W>(key);
         for (pair, key) in narrow.chunks_exact(2).enumerate().take(key.len() / 2) {
@@ -184,7 +184,7 @@ unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]
             let step = panels.wrapping_add((at * NARROW / LANES + panel) * VALUE_PANEL + slot / 2 * STEP);
             for (lane, &value) in value.iter().enumerate() {
                 // SAFETY: the caller's contract.
-                unsafe { *step.add(W::place(slot % 2, lane)) = value };
+                unsafe { *step.add(W::index_in_step(slot % 2, lane)) = value };
             }
         }
     }
@@ -205,8 +205,8 @@ unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32]
         {
             let mut step = [W::narrow(0.0); STEP];
             for lane in 0..LANES {
-                step[W::place(0, lane)] = even[lane];
-                step[W::place(1, lane)] = odd[lane];
+                step[W::index_in_step(0, lane)] = even[lane];
+                step[W::index_in_step(1, lane)] = odd[lane];
             }
             let to = panels.wrapping_add((at * NARROW / LANES + panel) * VALUE_PANEL + slot / 2 * STEP);
             // SAFETY: the caller's contract.

@@ -25,7 +25,7 @@ fn each_row(
     pool.run(rows.div_ceil(share), |task, _| {
         for row in task * share..rows.min((task + 1) * share) {
             // SAFETY: each row belongs to one task.
-            f(row, unsafe { out.part(row * width, width) });
+            f(row, unsafe { out.slice_mut(row * width, width) });
         }
     })
 }
@@ -51,7 +51,7 @@ pub(super) fn embed(
             None => out.fill(0.0),
         }),
         Weights::Stored(table) => match &table.data {
-            Elements::BlockFloats(data) => {
+            Elements::BlockFloat(data) => {
                 each_row(pool, out, table.shape.inputs, |row, out| match held(row) {
                     Some(id) => data.read_row(id, out),
                     None => out.fill(0.0),
@@ -63,7 +63,7 @@ pub(super) fn embed(
                     let Some(id) = held(row) else { return out.fill(0.0) };
                     let panel = &data[id / LANES * steps * STEP..][..steps * STEP];
                     for (input, out) in out.iter_mut().enumerate() {
-                        *out = Fmt::widen(panel[input / 2 * STEP + Fmt::place(input % 2, id % LANES)]);
+                        *out = Fmt::widen(panel[input / 2 * STEP + Fmt::index_in_step(input % 2, id % LANES)]);
                     }
                 }))
             }

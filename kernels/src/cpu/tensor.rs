@@ -46,8 +46,8 @@ impl Tensor {
     /// Replaces those of the rows that mean something which begin at `first`.
     pub(super) fn overwrite(&mut self, first: usize, rows: &[f32]) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
-        let place = first.saturating_mul(width);
-        match self.values_mut().get_mut(place..place.saturating_add(rows.len())) {
+        let start = first.saturating_mul(width);
+        match self.values_mut().get_mut(start..start.saturating_add(rows.len())) {
             Some(values) if width > 0 && rows.len().is_multiple_of(width) => {
                 values.copy_from_slice(rows);
                 Ok(())

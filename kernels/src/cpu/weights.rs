@@ -2,10 +2,10 @@
 
 use std::fs::File;
 
+use super::fused_matrices::{FusedMatrices, Shape};
 use super::int8::Int8Matrix;
 use super::isa::Path;
 use super::matrix::{Form, Matrix};
-use super::parts::{Parts, Shape};
 use super::pool::ThreadPool;
 use crate::{DeviceError, Quantize, WeightType};
 
@@ -21,12 +21,12 @@ impl Weights {
     pub(super) fn pack(
         path: Path,
         pool: &mut ThreadPool,
-        parts: Parts<'_>,
+        source: FusedMatrices<'_>,
         quantize: Quantize,
     ) -> Result<Self, DeviceError> {
         Ok(match quantize {
-            Quantize::None => Self::Stored(Matrix::pack(Form::of(parts.dtype, path), pool, parts)?),
-            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, parts)?),
+            Quantize::None => Self::Stored(Matrix::pack(Form::of(source.dtype, path), pool, source)?),
+            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, source)?),
         })
     }
 

@@ -50,7 +50,8 @@ pub async fn compare<R: Run>(
     let by_variant = variants.iter().zip(&runs).zip(&medians).map(|((variant, runs), medians)| {
         let medians: Map<_, _> =
             medians.iter().map(|figure| (figure.name.into(), json!(figure.value))).collect();
-        let found = json!({ "flags": variant.flags, "samples": runs.len(), "medians": medians, "runs": runs });
+        let found =
+            json!({ "flags": variant.flags, "samples": runs.len(), "medians": medians, "runs": runs });
         (variant.name.to_owned(), found)
     });
     let by_variant: Map<_, _> = by_variant.collect();

@@ -6,8 +6,8 @@ use tutti_load::client::Target;
 
 use super::{
     backends::Backends,
-    cluster::{Cluster, cpu_seconds},
     baseline::Baseline,
+    cluster::{Cluster, cpu_seconds},
 };
 
 /// Workers of Tutti, and backends of the baseline.

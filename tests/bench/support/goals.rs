@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{scenario::Found, peers::KV_POOL_BYTES};
+use super::{peers::KV_POOL_BYTES, scenario::Found};
 
 /// Bytes of all weights in bf16. Decoding one token reads all of them.
 const WEIGHT_BYTES: f64 = 1_192_099_840.0;

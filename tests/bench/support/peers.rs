@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 /// Prefill budget of the peers, in tokens per step.
 const BUDGET: &str = "512";
 /// Versions that `setup` installs, one per line.
-const VERSIONS: &str = include_str!("peers/versions");
+const VERSIONS: &str = include_str!("../peers/versions");
 /// KV pool for 16 requests of 512 tokens and their output.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 
@@ -101,7 +101,9 @@ impl Peer {
                 let model = here(file)?;
                 return Ok(llama_server(purpose, port, here("llama-build/bin/llama-server")?, model));
             }
-            Self::Openvino if bf16 => ("openvino-venv", "openvino_server.py", "openvino-fp16", openvino_types()),
+            Self::Openvino if bf16 => {
+                ("openvino-venv", "openvino_server.py", "openvino-fp16", openvino_types())
+            }
             Self::Openvino => ("openvino-venv", "openvino_server.py", "openvino-int8", "default"),
             Self::Vllm if bf16 => ("vllm-venv", "vllm_server.py", "checkpoint", vllm_dtype()),
             Self::Vllm => ("vllm-venv", "vllm_server.py", "w8a8", vllm_dtype()),

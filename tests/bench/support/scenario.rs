@@ -72,15 +72,23 @@ impl Scenario {
         let bf16 = |name, measurements| Group { name, weights: Weights::Bf16, measurements };
         let int8 = |name, measurements| Group { name, weights: Weights::Int8, measurements };
         match self {
-            Self::Prefill => vec![bf16("prefill_bf16", &[Measurement::Prefill(512), Measurement::Prefill(4096)])],
-            Self::Decode => vec![bf16("decode_bf16", &[Measurement::Decode(1), Measurement::Decode(4), Measurement::Decode(16)])],
+            Self::Prefill => {
+                vec![bf16("prefill_bf16", &[Measurement::Prefill(512), Measurement::Prefill(4096)])]
+            }
+            Self::Decode => vec![bf16(
+                "decode_bf16",
+                &[Measurement::Decode(1), Measurement::Decode(4), Measurement::Decode(16)],
+            )],
             Self::DecodeSixteen => vec![bf16("decode_bf16", &[Measurement::Decode(16)])],
             Self::Mixed => vec![bf16("mixed_bf16", &[Measurement::Mixed])],
             Self::Start => vec![bf16("start_bf16", &[Measurement::Start])],
             Self::PrefillInt8 => vec![int8("prefill_int8", &[Measurement::Prefill(512)])],
             Self::Int8 => vec![
                 int8("prefill_int8", &[Measurement::Prefill(512)]),
-                int8("decode_int8", &[Measurement::Decode(1), Measurement::Decode(4), Measurement::Decode(16)]),
+                int8(
+                    "decode_int8",
+                    &[Measurement::Decode(1), Measurement::Decode(4), Measurement::Decode(16)],
+                ),
             ],
         }
     }
@@ -164,7 +172,8 @@ impl Group {
             Measurement::Decode(_) => (16, 512 + DECODED as usize),
             Measurement::Mixed => (mixed::REQUESTS, mixed::CONTEXT),
         };
-        let target_itl_ms = matches!(self.measurements, [Measurement::Mixed]).then_some(settings.target_itl_ms);
+        let target_itl_ms =
+            matches!(self.measurements, [Measurement::Mixed]).then_some(settings.target_itl_ms);
         let contender = |name: &str, peer, weights| {
             let packed_weights = matches!(self.measurements, [Measurement::Start]);
             let threads = settings.threads;

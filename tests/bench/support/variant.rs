@@ -56,7 +56,8 @@ impl Device {
         let chunk = format!("--max-prefill-chunk-size={}", self.step_tokens());
         let cut = format!("--max-step-tokens={}", self.step_tokens());
         let target = format!("--target-itl-ms={}", self.target_itl_ms());
-        let variant = |name, flags: &[&str]| Variant { name, flags: flags.iter().map(|&f| f.to_owned()).collect() };
+        let variant =
+            |name, flags: &[&str]| Variant { name, flags: flags.iter().map(|&f| f.to_owned()).collect() };
         vec![
             variant("serial", &["--chunking=off", &whole, "--max-running-requests=1"]),
             variant("off", &["--chunking=off", &whole]),

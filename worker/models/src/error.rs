@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use tutti_kernels::DeviceError;
-use tutti_proto::walks::DeclarationError;
+use tutti_proto::declaration::DeclarationError;
 use tutti_runtime::{Error, ErrorKind};
 
 /// Why a checkpoint does not load. Every message names the file, and the key or tensor in it.

@@ -5,7 +5,9 @@ use std::{fmt, path::PathBuf, str::FromStr};
 use serde::{Deserialize, Serialize};
 use tutti_kernels::{Device, Quantize};
 
-use crate::{LoadError, LoadProgress, Model, config::ConfigFile, media_test, qwen3};
+#[cfg(feature = "media-test-model")]
+use crate::media_test;
+use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +61,13 @@ pub struct LoadOptions {
     pub seed: u64,
 }
 
+/// The architectures that this build loads.
+const SUPPORTED: &[&str] = &[
+    qwen3::ARCHITECTURE,
+    #[cfg(feature = "media-test-model")]
+    media_test::ARCHITECTURE,
+];
+
 /// Loads the checkpoint of `options` onto `device`, telling `progress` as tensors are taken over.
 ///
 /// Every tensor's presence, type and shape is checked before the first is read. The error names the file, and the key
@@ -78,6 +87,7 @@ pub fn load<D: Device>(
     if named(qwen3::ARCHITECTURE, qwen3::MODEL_TYPE) {
         return qwen3::load(&file, dir, options, device, progress);
     }
+    #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {
         return media_test::load(&file, dir, options, device, progress);
     }
@@ -85,6 +95,6 @@ pub fn load<D: Device>(
         path: file.path,
         architectures: file.architectures,
         model_type: file.model_type,
-        supported: format!("{}, {}", qwen3::ARCHITECTURE, media_test::ARCHITECTURE),
+        supported: SUPPORTED.join(", "),
     })
 }

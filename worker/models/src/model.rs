@@ -1,7 +1,7 @@
 //! What the engine sees of a model: its declaration, its limits, and the operations of a step.
 
 use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
-use tutti_proto::walks::{ModelDeclaration, WalkId};
+use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use crate::{PageLayout, StepHook};
 

@@ -2,7 +2,7 @@
 
 use tutti_proto::{
     cluster::v1::MediaKind,
-    walks::{
+    declaration::{
         DeclarationError, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
     },
 };

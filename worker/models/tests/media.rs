@@ -12,7 +12,7 @@ use tutti_kernels::{PageId, RowInputs, ScoreRow, StepInputs};
 use tutti_models::{
     EmbeddedRows, LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load,
 };
-use tutti_proto::walks::WalkId;
+use tutti_proto::declaration::WalkId;
 
 const HERE: u32 = 90;
 const BYTES_PER_TOKEN: usize = 10;

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, time::Duration};
 
 pub use tutti_proto::MAX_PRIORITY;
-use tutti_proto::{GraphKey, walks::WalkId};
+use tutti_proto::{GraphKey, declaration::WalkId};
 
 use crate::stopping::Stopping;
 
@@ -13,7 +13,7 @@ pub struct GraphLaunch {
     /// Its name, unique among all that the scheduler holds.
     pub key: GraphKey,
     /// Which part of the request runs here.
-    pub part: Part,
+    pub role: GraphRole,
     /// The prefill, at least one segment. Output of earlier incarnations belongs to the last one. Of a request that is
     /// only decoded here the tokens count, not the walks.
     pub prefill: Vec<Segment>,
@@ -35,18 +35,18 @@ pub struct GraphLaunch {
 
 /// Which part of a request a worker runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Part {
+pub enum GraphRole {
     /// All of it.
     #[default]
     Whole,
     /// Up to the first token. Unless that ends it, the request keeps its pages until its planes are with whoever goes on,
-    /// and is then [let go](crate::Scheduler::let_go).
+    /// and is then [let go](crate::Scheduler::complete_export).
     Prefill,
     /// What follows the first token. It holds its pages and takes part in no step until it is
-    /// [handed over](crate::Scheduler::hand_over); from then on it is like any other.
+    /// [handed over](crate::Scheduler::complete_import); from then on it is like any other.
     Decode,
     /// What turns media into embeddings: prefill segments of encoders' walks, which hold no pages. When they are done, it
-    /// stays until its embeddings are with whoever prefills, and is then [let go](crate::Scheduler::let_go).
+    /// stays until its embeddings are with whoever prefills, and is then [let go](crate::Scheduler::complete_export).
     Encode,
 }
 

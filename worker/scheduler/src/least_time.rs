@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tutti_proto::walks::WalkId;
+use tutti_proto::declaration::WalkId;
 
 use crate::{
     step::{Row, StepPlan},

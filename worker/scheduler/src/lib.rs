@@ -43,7 +43,7 @@
 //! - **A page that is whole and computed can be shared** with requests whose tokens are the same up to its end. Only its
 //!   readers hold it; when there are none it is kept until its place is needed, the longest unused first.
 //!
-//! - **A request may be divided** ([`Part`]): one worker prefills it, another holds pages for it meanwhile and decodes it.
+//! - **A request may be divided** ([`GraphRole`]): one worker prefills it, another holds pages for it meanwhile and decodes it.
 //!   The scheduler knows who waits for planes and who waits until they are copied; none of these is part of a step or
 //!   gives up its pages, and each is cancelled, late or [failed](Scheduler::fail_transfer) like any other. Who waits for
 //!   embeddings of its media holds nothing yet, and nobody waits for it.
@@ -59,7 +59,6 @@
 mod admission;
 mod ahead;
 mod config;
-mod door;
 mod launch;
 mod least_time;
 mod pace;
@@ -71,10 +70,11 @@ mod scheduler;
 mod step;
 mod step_time;
 mod stopping;
+mod validate;
 mod walks;
 
 pub use config::{Admission, Chunking, ConfigError, PrefillSharing, SchedulerConfig};
-pub use launch::{Content, GraphLaunch, HEAD_START, MAX_PRIORITY, MediaMark, Part, Refusal, Segment};
+pub use launch::{Content, GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, MediaMark, Refusal, Segment};
 pub use packing::PATIENCE;
 pub use pages::PageId;
 pub use scheduler::{Load, Scheduler, Tally};

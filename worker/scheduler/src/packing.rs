@@ -8,7 +8,7 @@
 
 use std::cmp::Reverse;
 
-use tutti_proto::walks::WalkId;
+use tutti_proto::declaration::WalkId;
 
 use crate::{
     config::{PrefillSharing, SchedulerConfig},

@@ -5,16 +5,16 @@
 //! is terminal all follow from it. A running request that is preempted waits again, and all that it had computed and
 //! sampled is then its prefill.
 
-mod divided;
+mod disaggregated;
 
 use std::time::Duration;
 
-use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
+use tutti_proto::{Epoch, GraphKey, StepNumber, declaration::WalkId};
 
 use crate::{
     admission::Needs,
     config::Admission,
-    launch::{Content, Part},
+    launch::{Content, GraphRole},
     least_time::LeastTime,
     pages::{BlockTable, PagePool},
     prefix::Chain,
@@ -43,7 +43,7 @@ pub(crate) enum Cut {
 
 /// A prefill segment that ends before position `end`.
 #[derive(Clone, Debug)]
-pub(crate) struct Span {
+pub(crate) struct PrefillSegment {
     pub walk: WalkId,
     pub cut: Cut,
     pub end: usize,
@@ -54,13 +54,13 @@ pub(crate) struct Span {
 pub(crate) struct Request {
     pub key: GraphKey,
     /// What of it runs here; all of it, once it has been handed over.
-    pub part: Part,
+    pub role: GraphRole,
     /// It waits for embeddings of its media, and for nothing else.
     pub awaits_media: bool,
     /// It has media and only ever its planes, so that they could not be computed again here: it never gives up a page.
     pub is_pinned: bool,
     /// Ascending by `end`, without gaps from position 0; at least one. Fixed while the request runs.
-    pub prefill: Vec<Span>,
+    pub prefill: Vec<PrefillSegment>,
     /// How sampled tokens are computed again.
     pub recompute: (WalkId, Cut),
     pub prompt_tokens: usize,
@@ -163,7 +163,7 @@ impl Request {
         let Some(content) = &self.content else {
             return Some(Pages { table: pool.allocate(pages)?, shared: 0, chain: None });
         };
-        let computed_here = self.part != Part::Decode;
+        let computed_here = self.role != GraphRole::Decode;
         // At least one position is always computed, here or elsewhere: something must be sampled from.
         let most = if content.may_reuse || !computed_here { self.prefill_end() - 1 } else { 0 };
         let mut known = pool.find(content.blocks(most, pool.page_tokens()));
@@ -210,7 +210,7 @@ impl Request {
     pub fn admit(mut self, pages: Pages, pool: &PagePool) -> Running {
         let Pages { table: block_table, shared, chain } = pages;
         // Another worker computes all of it whatever is known here, and says what it had to.
-        let computed = if self.part == Part::Decode { 0 } else { shared * pool.page_tokens() };
+        let computed = if self.role == GraphRole::Decode { 0 } else { shared * pool.page_tokens() };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
         Running {
             request: self,
@@ -244,7 +244,7 @@ impl Running {
 
     /// Whether its pages are its own until it ends.
     pub fn is_pinned(&self) -> bool {
-        self.request.is_pinned || self.is_divided()
+        self.request.is_pinned || self.is_disaggregated()
     }
 
     pub fn phase(&self) -> Option<Phase> {
@@ -282,7 +282,7 @@ impl Running {
 
     /// Whether it holds the page of its next position, or needs none.
     pub fn has_room(&self, page_tokens: usize) -> bool {
-        self.request.part == Part::Encode || self.computed < self.block_table.len() * page_tokens
+        self.request.role == GraphRole::Encode || self.computed < self.block_table.len() * page_tokens
     }
 
     /// Whether it can be part of the next step.
@@ -305,7 +305,7 @@ impl Running {
         match request.prefill.last_mut() {
             Some(last) if last.end >= end => {}
             Some(last) if last.walk == walk => last.end = end,
-            _ => request.prefill.push(Span { walk, cut, end }),
+            _ => request.prefill.push(PrefillSegment { walk, cut, end }),
         }
         request
     }
@@ -363,7 +363,7 @@ impl Running {
     }
 
     fn enter_step(&mut self, number: StepNumber, row: &Row) {
-        let samples = row.terminality.is_terminal();
+        let samples = row.is_terminal();
         self.in_step = Some(InStep { number, end: row.positions.end, samples });
     }
 
@@ -396,7 +396,8 @@ impl Running {
         request.epoch = request.epoch.next();
         let Some(token) = token else {
             // Nothing is sampled inside a prompt, nor at its end where no output is wanted: then that is the end.
-            let done = prefilled && !request.wants_output(request.generated) && request.part != Part::Encode;
+            let done =
+                prefilled && !request.wants_output(request.generated) && request.role != GraphRole::Encode;
             return (None, done.then(|| request.finished(Finish::Length)));
         };
         let index = request.generated;

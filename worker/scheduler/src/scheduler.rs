@@ -1,6 +1,6 @@
 //! The scheduler: what waits, what runs, and the passage from one step to the next.
 
-mod divided;
+mod disaggregated;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
@@ -8,13 +8,12 @@ use std::{
     time::Duration,
 };
 
-use tutti_proto::{GraphKey, StepNumber, walks::ModelDeclaration};
+use tutti_proto::{GraphKey, StepNumber, declaration::ModelDeclaration};
 
 use crate::{
     ahead::Ahead,
     config::{Admission, ConfigError, SchedulerConfig},
-    door,
-    launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Part, Refusal},
+    launch::{GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, Refusal},
     least_time::LeastTime,
     pace::Pace,
     packing::{Before, Candidate, pack},
@@ -22,6 +21,7 @@ use crate::{
     request::{Request, Running, Ticket},
     step::{Ending, Outcome, Reserved, Row, RowCommit, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
+    validate::validate,
     walks::Walks,
 };
 
@@ -124,7 +124,7 @@ impl Scheduler {
             return Err(Refusal::Duplicate(launch.key));
         }
         let classes = i64::from(launch.priority.clamp(-MAX_PRIORITY, MAX_PRIORITY));
-        let request = door::check(launch, &self.walks, &self.config, &self.pool)?;
+        let request = validate(launch, &self.walks, &self.config, &self.pool)?;
         let (held, limit) = (self.tickets.len(), self.config.max_held_requests());
         if held >= limit {
             return Err(Refusal::QueueFull { held, limit });
@@ -161,7 +161,7 @@ impl Scheduler {
     ///
     /// Requests that another step still computes are left to it, so the next step may be planned while one runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
-        let endings = self.sweep(now);
+        let endings = self.expire(now);
         let preempted = if self.config.admission == Admission::Optimistic { self.grow() } else { vec![] };
         let reserved = self.admit();
         Turn { endings, preempted, reserved, step: self.pack() }
@@ -234,7 +234,7 @@ impl Scheduler {
 
     /// Ends what was cancelled, is late or is certain to be, in every state but one: a request inside a step keeps its
     /// pages until the step is back.
-    fn sweep(&mut self, now: Duration) -> Vec<Ending> {
+    fn expire(&mut self, now: Duration) -> Vec<Ending> {
         let mut endings = Vec::new();
         for key in std::mem::take(&mut self.cancelled) {
             if !self.end(key, Outcome::Cancelled, &mut endings) {
@@ -271,8 +271,8 @@ impl Scheduler {
             return if request.awaits_planes() { Duration::ZERO } else { request.least_time(chunk, known) };
         }
         // What another worker needs is not known here.
-        let divided = |request: &&mut Request| request.part != Part::Decode;
-        let Some(request) = self.waiting.get_mut(ticket).filter(divided) else { return Duration::ZERO };
+        let known_here = |request: &&mut Request| request.role != GraphRole::Decode;
+        let Some(request) = self.waiting.get_mut(ticket).filter(known_here) else { return Duration::ZERO };
         let needed = request.least_time(request.known_tokens, chunk, known);
         // What others have computed of it is looked up only where that decides, since it takes time to do.
         if needed <= left || !request.look_up(&self.pool) {
@@ -309,7 +309,7 @@ impl Scheduler {
     fn grow(&mut self) -> Vec<GraphKey> {
         let page_tokens = self.config.page_tokens;
         let short = |(ticket, request): (&Ticket, &Running)| {
-            let settled = request.is_in_step() || request.is_divided() || request.has_room(page_tokens);
+            let settled = request.is_in_step() || request.is_disaggregated() || request.has_room(page_tokens);
             (!settled).then_some(*ticket)
         };
         let short: Vec<Ticket> = self.running.iter().filter_map(short).collect();

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use tutti_proto::{Epoch, GraphKey, StepNumber, walks::WalkId};
+use tutti_proto::{Epoch, GraphKey, StepNumber, declaration::WalkId};
 
 use crate::{pages::PageId, request::Ticket, stopping::Finish};
 
@@ -75,6 +75,13 @@ pub struct Row {
     pub(crate) ticket: Ticket,
 }
 
+impl Row {
+    /// True if a token is sampled from the row's last position: the row is a decode, or the last chunk of a prompt.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self.terminality, Terminality::Terminal { .. })
+    }
+}
+
 /// Whether a row's last token is to be sampled. The only such flag there is: LM head, random numbers, emission and
 /// the way back into the queue all follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,13 +93,6 @@ pub enum Terminality {
         /// Ids that must not be sampled now.
         forbidden: Arc<[u32]>,
     },
-}
-
-impl Terminality {
-    /// Whether a token is sampled.
-    pub fn is_terminal(&self) -> bool {
-        matches!(self, Self::Terminal { .. })
-    }
 }
 
 /// What became of one row when its step ran.

@@ -54,7 +54,7 @@ const UNITS: Terms = [1.0, 16.0, 16.0 * 8192.0, 64.0, 64.0 * 8192.0];
 /// Steps that are remembered.
 const WINDOW: usize = 16;
 /// How often each of them moves the costs after each step.
-const SWEEPS: usize = 4;
+const PASSES: usize = 4;
 /// How much of an error one move makes up for. Smaller is steadier, larger is quicker.
 const GAIN: f64 = 0.3;
 /// By what factor a step may be off and still be believed, once others have run: one that stalled tells nothing.
@@ -80,7 +80,7 @@ impl StepTime {
             }
         }
         self.recent.push_back((work.terms(), took));
-        for (terms, took) in std::iter::repeat_n(&self.recent, SWEEPS).flatten() {
+        for (terms, took) in std::iter::repeat_n(&self.recent, PASSES).flatten() {
             let error = took - dot(&self.seconds, terms);
             let gain = GAIN * error / dot(terms, terms);
             for (seconds, term) in self.seconds.iter_mut().zip(terms) {

@@ -1,6 +1,6 @@
 //! A model's walks as the scheduler sees them: by kind, never by name.
 
-use tutti_proto::walks::{ModelDeclaration, WalkId, WalkKind};
+use tutti_proto::declaration::{ModelDeclaration, WalkId, WalkKind};
 
 use crate::{
     config::{Chunking, ConfigError},

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, text, tokens, words};
 use proptest::{collection::vec, prelude::*};
-use tutti_proto::walks::WalkId;
+use tutti_proto::declaration::WalkId;
 use tutti_scheduler::{
     Chunking, Content, Ending, GraphLaunch, Outcome, PrefillSharing, Row, Scheduler, SchedulerConfig,
     StepPlan,

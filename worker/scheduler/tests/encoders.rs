@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use common::{AUDIO, commit, config, key, scheduler, segments, text, tokens, words};
 use tutti_scheduler::{
-    Admission, GraphLaunch, MediaMark, Outcome, OutputToken, Part, RowOutcome, Scheduler, SchedulerConfig,
-    StepPlan, Stopping,
+    Admission, GraphLaunch, GraphRole, MediaMark, Outcome, OutputToken, RowOutcome, Scheduler,
+    SchedulerConfig, StepPlan, Stopping,
 };
 
 fn encode(request: u64, items: &[usize]) -> GraphLaunch {
     let items: Vec<_> = items.iter().map(|&tokens| (AUDIO, tokens)).collect();
     let stopping = Stopping::new(0, 0, &[], &[]);
-    GraphLaunch { part: Part::Encode, decode: None, stopping, ..segments(request, &items, 0) }
+    GraphLaunch { role: GraphRole::Encode, decode: None, stopping, ..segments(request, &items, 0) }
 }
 
 fn step(scheduler: &mut Scheduler) -> StepPlan {
@@ -35,12 +35,12 @@ fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_it_is_let_
     scheduler.add(encode(1, &[6, 40, 3])).unwrap();
     let items = [(1, 0..6), (1, 6..46), (1, 46..49)];
     for item in items {
-        assert!(scheduler.let_go(key(1)).is_none());
+        assert!(scheduler.complete_export(key(1)).is_none());
         assert_eq!((shares(&mut scheduler), scheduler.load().pages_used), (vec![item], 0));
     }
     assert!(scheduler.plan(Duration::ZERO).step.is_none());
     assert_eq!(scheduler.load().running, 1);
-    let ending = scheduler.let_go(key(1)).unwrap();
+    let ending = scheduler.complete_export(key(1)).unwrap();
     assert_eq!((ending.outcome, ending.passes.0), (Outcome::HandedOver { generated: 0 }, 3));
     assert!(scheduler.is_empty());
 }
@@ -56,7 +56,7 @@ fn an_encoder_s_row_that_fails_ends_its_graph_alone() {
     let commits = scheduler.commit(both, outcomes, Duration::ZERO);
     let failed: Vec<_> = commits.iter().filter_map(|commit| commit.ending.as_ref()).collect();
     assert_eq!((failed.len(), failed[0].key), (1, key(1)));
-    assert!(scheduler.let_go(key(2)).is_some() && scheduler.is_empty());
+    assert!(scheduler.complete_export(key(2)).is_some() && scheduler.is_empty());
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_decode_that_could_not_encode_its_prompt_again_is_never_preempted() {
     let config =
         SchedulerConfig { admission: Admission::Optimistic, pages: 9, prefix_cache: false, ..config() };
     let mut scheduler = scheduler(config);
-    let mut handed = GraphLaunch { part: Part::Decode, ..tokens(2, &[7; 8], 9) };
+    let mut handed = GraphLaunch { role: GraphRole::Decode, ..tokens(2, &[7; 8], 9) };
     handed.content.as_mut().unwrap().media = vec![MediaMark { first: 2, digest: [1; 16] }];
     scheduler.add(text(1, 8, 20)).unwrap();
     assert_eq!(shares(&mut scheduler), [(1, 0..8)]);
@@ -104,7 +104,7 @@ fn a_decode_that_could_not_encode_its_prompt_again_is_never_preempted() {
     assert_eq!(turn.reserved.len(), 1);
     scheduler.abort(turn.step.unwrap());
     assert_eq!(scheduler.load().pages_used, 3 + 5, "of its whole life, though admission is optimistic");
-    scheduler.hand_over(key(2), OutputToken { token: common::WORD, index: 0 }, 8).unwrap();
+    scheduler.complete_import(key(2), OutputToken { token: common::WORD, index: 0 }, 8).unwrap();
     let mut ended = 0;
     while ended < 2 {
         let turn = scheduler.plan(Duration::ZERO);

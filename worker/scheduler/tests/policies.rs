@@ -165,7 +165,7 @@ fn who_is_preempted_computes_all_of_it_again_before_it_samples() {
         preempted.extend(turn.preempted);
         let step = turn.step.unwrap();
         let rows = step.rows.iter().filter(|row| row.key == key(2));
-        second.extend(rows.map(|row| (row.positions.clone(), row.terminality.is_terminal())));
+        second.extend(rows.map(|row| (row.positions.clone(), row.is_terminal())));
         let _ = commit(&mut scheduler, step);
     }
     assert_eq!(preempted, [key(2)], "the youngest");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use tokio_stream::StreamExt;
-use tutti_proto::{Rank, walks::WalkId};
+use tutti_proto::{Rank, declaration::WalkId};
 use tutti_runtime::ErrorKind;
 
 mod death_properties;

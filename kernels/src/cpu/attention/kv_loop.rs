@@ -57,7 +57,7 @@ impl<K: Kernel> Op for KvLoop<'_, K> {
         self.take_queries(s, queries);
         let last = self.position(self.piece.tile.tokens - 1);
         let ranges = self.sight.first(self.position(0)) / RANGE..last / RANGE + 1;
-        let Some(part) = self.piece.part else {
+        let Some(split) = self.piece.split else {
             if ranges.len() == 1 {
                 self.range(s, queries, ranges.start);
                 std::mem::swap(&mut self.state.range, &mut self.state.whole);
@@ -70,20 +70,20 @@ impl<K: Kernel> Op for KvLoop<'_, K> {
             }
             return self.give_results(s);
         };
-        let cut = &self.plan.cuts[part.cut];
+        let split_tile = &self.plan.split_tiles[split.tile];
         let (head_dim, count) = (self.shape.head_dim, self.queries());
         let floats = Partial::floats(count, head_dim);
         let partial = |range: usize| {
-            let first = cut.partials + (range - ranges.start) * floats;
+            let first = split_tile.partials + (range - ranges.start) * floats;
             // SAFETY: each range has a part of its own, which its task alone touches until it is counted as done, and
             // then the one that finds all done.
-            Partial::new(unsafe { self.partials.part(first, floats) }, count, head_dim)
+            Partial::new(unsafe { self.partials.slice_mut(first, floats) }, count, head_dim)
         };
-        let own = std::mem::replace(&mut self.state.range, partial(part.range));
-        self.range(s, queries, part.range);
+        let own = std::mem::replace(&mut self.state.range, partial(split.range));
+        self.range(s, queries, split.range);
         self.state.range = own;
         // Ours becomes visible to whoever sees the count, and with the last count we see theirs.
-        if cut.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if split_tile.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.state.whole.clear();
             for range in ranges.clone() {
                 self.state.whole.merge(s, &partial(range));
@@ -266,7 +266,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
         // Where the piece's keys end.
-        let end = self.piece.part.map_or(last + 1, |part| (last + 1).min((part.range + 1) * RANGE));
+        let end = self.piece.split.map_or(last + 1, |split| (last + 1).min((split.range + 1) * RANGE));
         let kv_head = self.piece.kv_head + head;
         for panel in panels.0..panels.1 {
             let position = start + panel * LANES;
@@ -304,7 +304,7 @@ impl<K: Kernel> KvLoop<'_, K> {
             let token = self.row.first_token + self.piece.tile.first + query % own / group;
             let head = (self.piece.kv_head + query / own) * group + query % group;
             // SAFETY: each (token, head) belongs to one tile, and one task gives its results.
-            let to = unsafe { self.out.part((token * self.shape.heads + head) * head_dim, head_dim) };
+            let to = unsafe { self.out.slice_mut((token * self.shape.heads + head) * head_dim, head_dim) };
             let total = s.splat(self.state.whole.total[query]);
             let sums = &self.state.whole.sums[query * head_dim..(query + 1) * head_dim];
             for (to, sum) in to.chunks_mut(LANES).zip(sums.chunks(LANES)) {

@@ -33,20 +33,20 @@ pub(super) struct Piece {
     /// read from memory faster the more of it is wanted.
     pub(super) kv_heads: usize,
     /// `None` where the tile is not cut.
-    pub(super) part: Option<Part>,
+    pub(super) split: Option<KvSplit>,
 }
 
 /// One range of a tile that is cut.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct KvSplit {
     /// The range's first key over [`RANGE`].
     pub(super) range: usize,
-    /// In [`Plan::cuts`].
-    pub(super) cut: usize,
+    /// In [`Plan::split_tiles`].
+    pub(super) tile: usize,
 }
 
 /// A tile under some kv heads, cut into ranges.
-pub(super) struct Cut {
+pub(super) struct SplitTile {
     /// Where its results begin, range after range, in floats.
     pub(super) partials: usize,
     /// Ranges that are not done. Who brings it to none merges them.
@@ -59,7 +59,7 @@ pub(super) struct Cut {
 pub(super) struct Plan {
     tiles: Vec<Tile>,
     pub(super) pieces: Vec<Piece>,
-    pub(super) cuts: Vec<Cut>,
+    pub(super) split_tiles: Vec<SplitTile>,
 }
 
 /// Queries of a piece, at most.
@@ -78,7 +78,7 @@ impl Plan {
         let (tile_tokens, group) = (tile_tokens(shape), shape.heads / shape.kv_heads);
         self.tiles.clear();
         self.pieces.clear();
-        self.cuts.clear();
+        self.split_tiles.clear();
         for (index, row) in step.rows.iter().enumerate() {
             let tiles = (0..row.tokens).step_by(tile_tokens);
             self.tiles.extend(tiles.map(|first| {
@@ -87,12 +87,12 @@ impl Plan {
             }));
         }
         let sight = Sight { window: shape.window };
-        let span = |tile: &Tile| {
+        let keys = |tile: &Tile| {
             let position = step.rows[tile.row].start + tile.first;
             (sight.first(position), position + tile.tokens - 1)
         };
         let cost = |tile: &Tile| {
-            let (first, last) = span(tile);
+            let (first, last) = keys(tile);
             (last + 1 - first) * tile.tokens
         };
         self.tiles.sort_unstable_by_key(|tile| std::cmp::Reverse(cost(tile)));
@@ -101,7 +101,7 @@ impl Plan {
         // So many pieces, not cut, keep all threads busy.
         let each = (PIECES * threads).div_ceil(self.tiles.len().max(1));
         for &tile in &self.tiles {
-            let (first, last) = span(&tile);
+            let (first, last) = keys(&tile);
             let ranges = first / RANGE..last / RANGE + 1;
             let most_heads = (TILE_QUERIES / (tile.tokens * group)).clamp(1, shape.kv_heads).min(most_heads);
             let mut kv_head = 0;
@@ -112,15 +112,15 @@ impl Plan {
                 let long = cost(&tile) * SHARES * threads > all;
                 if threads == 1 || ranges.len() == 1 || !long || floats > MOST_PARTIALS - partials {
                     let kv_heads = kv_heads.min((shape.kv_heads / each).max(1));
-                    self.pieces.push(Piece { tile, kv_head, kv_heads, part: None });
+                    self.pieces.push(Piece { tile, kv_head, kv_heads, split: None });
                     kv_head += kv_heads;
                     continue;
                 }
-                let cut = self.cuts.len();
-                self.cuts.push(Cut { partials, left: AtomicUsize::new(ranges.len()) });
+                let split_tile = self.split_tiles.len();
+                self.split_tiles.push(SplitTile { partials, left: AtomicUsize::new(ranges.len()) });
                 partials += floats;
-                let parts = ranges.clone().map(|range| Part { range, cut });
-                self.pieces.extend(parts.map(|part| Piece { tile, kv_head, kv_heads, part: Some(part) }));
+                let splits = ranges.clone().map(|range| KvSplit { range, tile: split_tile });
+                self.pieces.extend(splits.map(|split| Piece { tile, kv_head, kv_heads, split: Some(split) }));
                 kv_head += kv_heads;
             }
         }
@@ -161,19 +161,19 @@ mod tests {
     #[test]
     fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
         // By head, however many of them a piece has.
-        let parts = |plan: &Plan| {
-            let cut = plan.pieces.iter().filter(|piece| piece.part.is_some());
-            cut.map(|piece| piece.kv_heads).sum::<usize>()
+        let splits = |plan: &Plan| {
+            let split = plan.pieces.iter().filter(|piece| piece.split.is_some());
+            split.map(|piece| piece.kv_heads).sum::<usize>()
         };
-        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, None), 4)), 2 * 8);
-        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, None), 1)), 0, "one thread");
-        assert_eq!(parts(&plan(&[(511, 1)], shape(2, None), 4)), 0, "one range");
-        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, Some(300)), 4)), 0, "a window within a range");
-        assert_eq!(parts(&plan(&[(4095, 1)], shape(2, Some(600)), 4)), 2 * 2, "a window over two ranges");
-        assert_eq!(parts(&plan(&[(4095, 1); 64], shape(2, None), 4)), 0, "many decodes");
+        assert_eq!(splits(&plan(&[(4095, 1)], shape(2, None), 4)), 2 * 8);
+        assert_eq!(splits(&plan(&[(4095, 1)], shape(2, None), 1)), 0, "one thread");
+        assert_eq!(splits(&plan(&[(511, 1)], shape(2, None), 4)), 0, "one range");
+        assert_eq!(splits(&plan(&[(4095, 1)], shape(2, Some(300)), 4)), 0, "a window within a range");
+        assert_eq!(splits(&plan(&[(4095, 1)], shape(2, Some(600)), 4)), 2 * 2, "a window over two ranges");
+        assert_eq!(splits(&plan(&[(4095, 1); 64], shape(2, None), 4)), 0, "many decodes");
         // One among short ones, and a prefill of which only few tokens are left.
-        assert_eq!(parts(&plan(&[(40, 1), (9000, 1), (40, 1)], shape(2, None), 2)), 2 * 18);
-        assert_eq!(parts(&plan(&[(2000, 9)], shape(1, None), 2)), 4);
+        assert_eq!(splits(&plan(&[(40, 1), (9000, 1), (40, 1)], shape(2, None), 2)), 2 * 18);
+        assert_eq!(splits(&plan(&[(2000, 9)], shape(1, None), 2)), 4);
     }
 
     #[test]
@@ -201,28 +201,28 @@ mod tests {
             let mut first_tokens = vec![0];
             rows.iter().for_each(|row| first_tokens.push(first_tokens[first_tokens.len() - 1] + row.1));
             let mut ends = Vec::new();
-            for (index, cut) in plan.cuts.iter().enumerate() {
+            for (index, split_tile) in plan.split_tiles.iter().enumerate() {
                 let of: Vec<_> = plan
                     .pieces
                     .iter()
                     .filter_map(|piece| {
-                        piece.part.filter(|part| part.cut == index).map(|part| (piece, part.range))
+                        piece.split.filter(|split| split.tile == index).map(|split| (piece, split.range))
                     })
                     .collect();
                 let Piece { tile, kv_heads, .. } = *of[0].0;
                 let start = rows[tile.row].0 + tile.first;
                 let ranges = sight.first(start) / RANGE..(start + tile.tokens - 1) / RANGE + 1;
                 assert!(of.iter().map(|of| of.1).eq(ranges.clone()), "each range once, in order");
-                assert_eq!(cut.left.load(Ordering::Relaxed), ranges.len());
+                assert_eq!(split_tile.left.load(Ordering::Relaxed), ranges.len());
                 let floats = ranges.len() * Partial::floats(kv_heads * 2 * tile.tokens, shape.head_dim);
-                ends.push((cut.partials, cut.partials + floats));
+                ends.push((split_tile.partials, split_tile.partials + floats));
             }
             ends.sort_unstable();
             assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ends:?}");
             assert!(ends.last().is_none_or(|last| last.1 <= MOST_PARTIALS));
-            let mut cuts = std::collections::HashSet::new();
+            let mut counted = std::collections::HashSet::new();
             for piece in &plan.pieces {
-                if piece.part.is_none_or(|part| cuts.insert(part.cut)) {
+                if piece.split.is_none_or(|split| counted.insert(split.tile)) {
                     let first = first_tokens[piece.tile.row] + piece.tile.first;
                     for token in first..first + piece.tile.tokens {
                         let heads = token * kv_heads + piece.kv_head;

@@ -1,40 +1,46 @@
-//! Turns the bfloat16 weights of a checkpoint into block floating point.
+//! Conversion of a checkpoint's bfloat16 weights to block floating point.
 
 use std::ops::Range;
 
 use super::super::format::STEP;
+use super::super::fused_matrices::FusedMatrices;
 use super::super::memory::Buffer;
-use super::super::parts::Parts;
 use super::super::pool::ThreadPool;
 use super::super::simd::{LANES, from_bf16};
-use super::{BlockFloats, SPAN, SPAN_STEPS, STRETCH_STEPS, WEIGHT_BITS, inverse, shared_exponent};
+use super::{
+    BFP_BLOCK, BFP_BLOCK_STEPS, BlockFloatPanels, SUPERBLOCK_STEPS, WEIGHT_BITS, inverse, shared_exponent,
+};
 use crate::DeviceError;
 
-impl BlockFloats {
-    /// Packs parts of bfloat16. Beside the matrix nothing is allocated.
-    pub(in super::super) fn pack(pool: &mut ThreadPool, parts: Parts<'_>) -> Result<Self, DeviceError> {
-        let mut data = Buffer::zeroed(Self::len(parts.shape), "a weight matrix")?;
-        parts.pack(pool, data.bytes_mut(), |rows, to| pack_panel(rows, parts.shape.inputs, to))?;
+impl BlockFloatPanels {
+    /// Packs matrices of bfloat16. Allocates nothing but the packed matrix.
+    pub(in super::super) fn pack(
+        pool: &mut ThreadPool,
+        source: FusedMatrices<'_>,
+    ) -> Result<Self, DeviceError> {
+        let mut data = Buffer::zeroed(Self::len(source.shape), "a weight matrix")?;
+        source.pack(pool, data.bytes_mut(), |rows, to| pack_panel(rows, source.shape.inputs, to))?;
         Ok(Self::new(data))
     }
 }
 
-/// Bytes of a line.
+/// Bytes per line.
 const LINE: usize = STEP * size_of::<u16>();
 
-/// Fills a zeroed panel with these outputs; those that are missing stay zeros.
+/// Fills a zeroed panel with the weights of sixteen outputs. The lanes of missing outputs stay zero.
 fn pack_panel(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &mut [u8]) {
-    for (stretch, lines) in panel.chunks_mut((1 + STRETCH_STEPS) * LINE).enumerate() {
+    for (superblock, lines) in panel.chunks_mut((1 + SUPERBLOCK_STEPS) * LINE).enumerate() {
         let (exponents, steps) = lines.split_at_mut(LINE);
-        let spans = steps.chunks_mut(SPAN_STEPS * LINE).zip(exponents.as_chunks_mut::<LANES>().0);
-        for (span, (steps, exponents)) in spans.enumerate() {
-            let first = (stretch * STRETCH_STEPS + span * SPAN_STEPS) * 2;
-            pack_span(rows, first..inputs.min(first + SPAN), steps, exponents);
+        let blocks = steps.chunks_mut(BFP_BLOCK_STEPS * LINE).zip(exponents.as_chunks_mut::<LANES>().0);
+        for (block, (steps, exponents)) in blocks.enumerate() {
+            let first = (superblock * SUPERBLOCK_STEPS + block * BFP_BLOCK_STEPS) * 2;
+            pack_bfp_block(rows, first..inputs.min(first + BFP_BLOCK), steps, exponents);
         }
     }
 }
 
-fn pack_span(
+/// Fills one BFP block of a panel: the integers of sixteen outputs and their exponents.
+fn pack_bfp_block(
     rows: &[Option<&[u8]>; LANES],
     inputs: Range<usize>,
     steps: &mut [u8],
@@ -43,7 +49,7 @@ fn pack_span(
     let steps = steps.as_chunks_mut::<4>().0.as_chunks_mut::<LANES>().0;
     for (lane, (row, exponent)) in rows.iter().zip(exponents).enumerate() {
         let Some(row) = row else { continue };
-        let mut raw = [0u16; SPAN];
+        let mut raw = [0u16; BFP_BLOCK];
         let bytes = &row[2 * inputs.start..2 * inputs.end];
         for (raw, bytes) in raw.iter_mut().zip(bytes.as_chunks::<2>().0) {
             *raw = u16::from_le_bytes(*bytes);
@@ -51,7 +57,7 @@ fn pack_span(
         let largest = raw.iter().fold(0, |largest, raw| largest.max(raw & 0x7fff));
         *exponent = shared_exponent((largest >> 7) as u8, WEIGHT_BITS);
         let to_numbers = inverse(*exponent);
-        // Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even.
+        // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even.
         const MAGIC: f32 = 12_582_912.0;
         let number = |raw| ((from_bf16(raw) * to_numbers + MAGIC) - MAGIC) as i16;
         for (step, pair) in steps.iter_mut().zip(raw.as_chunks::<2>().0) {

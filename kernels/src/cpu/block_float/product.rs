@@ -1,26 +1,28 @@
-//! The innermost loop: a tile of `R` rows by `P` panels, span by span.
+//! The innermost loop in block floating point: a tile of `R` rows by `P` panels, one BFP block at a time.
 
 use std::hint::black_box;
 
 use super::super::format::STEP;
 use super::super::simd::{LANES, Simd};
-use super::{SPAN_STEPS, STRETCH_STEPS};
+use super::{BFP_BLOCK_STEPS, SUPERBLOCK_STEPS};
 
-/// Where a tile's inputs lie, from the stretch on that a product begins with.
+/// Addresses of a tile's activations, from the first superblock of the product on.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Inputs {
-    /// Pairs: of row `r` in step `i` at `i * R + r`.
+    /// Pairs of integers. The pair of row `r` in step `i` is at `i * R + r`.
     pub(in super::super) pairs: *const u32,
-    /// `[spans, R]`.
+    /// Powers of two of the BFP blocks, `[blocks, R]`.
     pub(in super::super) powers: *const f32,
 }
 
-/// `sums` with, to each `[r][p]`, sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs, which begin with
-/// a stretch. For each line of each panel, `ask(p, line)` asks for what will be wanted later.
+/// Returns `sums` plus the product: to each `sums[r][p]` it adds sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over
+/// `2 * steps` inputs, which begin with a superblock. Calls `ask(p, line)` for each line of each panel, to prefetch later
+/// lines.
 ///
 /// # Safety
 ///
-/// `x` is readable for `R * steps` pairs and the powers of as many spans, every panel for [`super::lines`] of so many steps.
+/// `x` is readable for `R * steps` pairs and for the powers of their BFP blocks, and every panel for
+/// [`super::lines`]`(steps)` lines.
 #[inline(always)]
 pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usize>(
     s: S,
@@ -30,8 +32,8 @@ pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usiz
     steps: usize,
     ask: impl Fn(usize, usize),
 ) -> [[S::F; P]; R] {
-    // Registers hold the sums of a span. Those of all spans are better off in memory, so the compiler is told that it has
-    // to leave them there.
+    // Registers hold the integer sums of one BFP block. The f32 sums over all blocks stay in memory: `black_box` keeps the
+    // compiler from moving them to registers and spilling the integer sums.
     let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
     let Inputs { mut pairs, mut powers } = x;
     let (mut line, mut left) = (0, steps);
@@ -39,23 +41,23 @@ pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usiz
         let exponents = line;
         (0..P).for_each(|p| ask(p, exponents));
         line += 1;
-        for span in 0..STRETCH_STEPS / SPAN_STEPS {
-            let count = left.min(SPAN_STEPS);
+        for block in 0..SUPERBLOCK_STEPS / BFP_BLOCK_STEPS {
+            let count = left.min(BFP_BLOCK_STEPS);
             // SAFETY: the caller's contract.
-            let dots = unsafe { span_of::<S, R, P>(s, pairs, panels, line, count, &ask) };
+            let dots = unsafe { block_dots::<S, R, P>(s, pairs, panels, line, count, &ask) };
             let mut of_panels = [s.splat(0.0); P];
             for (of_panel, panel) in of_panels.iter_mut().zip(panels) {
                 // SAFETY: the caller's contract: the line of exponents.
-                *of_panel = unsafe { s.powers(panel.add(exponents * STEP).cast::<u8>().add(span * LANES)) };
+                *of_panel = unsafe { s.powers(panel.add(exponents * STEP).cast::<u8>().add(block * LANES)) };
             }
             for (r, dots) in dots.iter().enumerate() {
-                // SAFETY: the caller's contract: the powers of a span.
+                // SAFETY: the caller's contract: the powers of a BFP block.
                 let power = s.splat(unsafe { *powers.add(r) });
                 for (p, (&of_panel, &dots)) in of_panels.iter().zip(dots).enumerate() {
-                    // SAFETY: one of the sums.
+                    // SAFETY: the index of one of the sums.
                     unsafe {
                         let sum = rest.add(r * P + p);
-                        // Powers of two change no digits: fused or not is the same.
+                        // Multiplication by a power of two is exact, so fused and separate rounding give the same result.
                         *sum = s.fma(s.floats(dots), s.mul(of_panel, power), *sum);
                     }
                 }
@@ -64,23 +66,24 @@ pub(in super::super) unsafe fn product_on<S: Simd, const R: usize, const P: usiz
             if left == 0 {
                 break;
             }
-            line += SPAN_STEPS;
-            (pairs, powers) = (pairs.wrapping_add(SPAN_STEPS * R), powers.wrapping_add(R));
+            line += BFP_BLOCK_STEPS;
+            (pairs, powers) = (pairs.wrapping_add(BFP_BLOCK_STEPS * R), powers.wrapping_add(R));
         }
     }
     sums
 }
 
-/// Steps that are written out one after the other.
+/// Number of steps per iteration of the unrolled loop.
 const UNROLLED: usize = 4;
 
-/// `dots[r][p]`: sixteen lanes of a span of `count` steps, from line `first` of the panels on.
+/// Returns the integer sums of one BFP block of `count` steps, which begins with line `first` of the panels: sixteen lanes
+/// for each row and panel.
 ///
 /// # Safety
 ///
-/// `pairs` is readable for `R * count` pairs, and every panel for so many lines.
+/// `pairs` is readable for `R * count` pairs, and every panel for `count` lines from `first` on.
 #[inline(always)]
-unsafe fn span_of<S: Simd, const R: usize, const P: usize>(
+unsafe fn block_dots<S: Simd, const R: usize, const P: usize>(
     s: S,
     pairs: *const u32,
     panels: [*const u16; P],
@@ -104,9 +107,11 @@ unsafe fn span_of<S: Simd, const R: usize, const P: usize>(
     dots
 }
 
+/// Adds the products of one step.
+///
 /// # Safety
 ///
-/// `pairs` is readable for `R` pairs, and every panel at this line.
+/// `pairs` is readable for `R` pairs, and every panel at `line`.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
@@ -123,7 +128,7 @@ unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
         // SAFETY: the caller's contract.
         weights[p] = unsafe { s.load_i(panels[p].add(line * STEP)) };
     }
-    // Panels inside: each load of a pair feeds all of them.
+    // Panels are the inner loop, so that one load of a pair feeds all of them.
     for r in 0..R {
         for p in 0..P {
             // SAFETY: the caller's contract.

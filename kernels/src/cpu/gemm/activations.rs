@@ -1,6 +1,6 @@
 //! Packing of activations before a product: tiles of rows, rounded to what the micro-kernel multiplies.
 
-use super::super::block_float::{SPAN, SPAN_STEPS, span};
+use super::super::block_float::{BFP_BLOCK, BFP_BLOCK_STEPS, BfpBlock};
 use super::super::input::{Input, InputRow};
 use super::super::isa::Path;
 use super::super::memory::Shared;
@@ -34,7 +34,7 @@ impl PackActivations<'_> {
         to: &Shared<'_, f32>,
     ) -> Result<(), DeviceError> {
         let (_, rows) = self.tiling.tile(0);
-        let share = (TASK_ELEMENTS / rows.max(1)).next_multiple_of(SPAN);
+        let share = (TASK_ELEMENTS / rows.max(1)).next_multiple_of(BFP_BLOCK);
         let shares = self.inputs.div_ceil(share);
         pool.run(self.tiling.tiles * shares, |task, _| {
             let (tile, first) = (task / shares, task % shares * share);
@@ -74,17 +74,17 @@ impl PackInputs<'_, '_> {
         let start = first_row * padded + first / 2 * R * self.layout.step_words();
         let len = (end - first) / 2 * R * self.layout.step_words();
         // SAFETY: the words of each task are its own.
-        let to = unsafe { self.to.part(start, len) };
+        let to = unsafe { self.to.slice_mut(start, len) };
         let rows = x.rows::<S, R>(s, first_row, inputs);
         match self.layout {
             Layout::Plain => pack_plain(s, &rows, first, to, false),
             Layout::Rounded => pack_plain(s, &rows, first, to, true),
             Layout::Pairs => pack_pairs(s, &rows, first, to),
-            Layout::Spans => {
-                let start = first_row * padded + (padded / 2 + first / SPAN) * R;
+            Layout::BlockFloat => {
+                let start = first_row * padded + (padded / 2 + first / BFP_BLOCK) * R;
                 // SAFETY: as above: in the second half of the tile's room, which has place for a power every two inputs.
-                let powers = unsafe { self.to.part(start, (end - first).div_ceil(SPAN) * R) };
-                pack_spans(s, &rows, first, to, powers);
+                let powers = unsafe { self.to.slice_mut(start, (end - first).div_ceil(BFP_BLOCK) * R) };
+                pack_bfp_blocks(s, &rows, first, to, powers);
             }
         }
     }
@@ -128,25 +128,27 @@ fn pack_pairs<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: us
 
 /// Lays out the integers of spans from input `first` on, and the powers of two of these spans.
 #[inline(always)]
-fn pack_spans<S: Simd, const R: usize>(
+fn pack_bfp_blocks<S: Simd, const R: usize>(
     s: S,
     rows: &[InputRow<'_>; R],
     first: usize,
     to: &mut [f32],
     powers: &mut [f32],
 ) {
-    for (index, (to, powers)) in to.chunks_mut(SPAN_STEPS * R).zip(powers.chunks_exact_mut(R)).enumerate() {
-        let from = first + index * SPAN;
+    for (index, (to, powers)) in
+        to.chunks_mut(BFP_BLOCK_STEPS * R).zip(powers.chunks_exact_mut(R)).enumerate()
+    {
+        let from = first + index * BFP_BLOCK;
         let (mut low, mut high) = ([s.splat_i(0); R], [s.splat_i(0); R]);
         for (r, (row, power)) in rows.iter().zip(powers).enumerate() {
-            let mut x = [s.splat(0.0); SPAN / LANES];
+            let mut x = [s.splat(0.0); BFP_BLOCK / LANES];
             for (block, x) in x.iter_mut().enumerate() {
                 row.prefetch(s, from + AHEAD + block * LANES);
                 *x = row.load(s, from + block * LANES);
             }
-            let pairs;
-            (pairs, *power) = span(s, &x);
-            (low[r], high[r]) = (pairs[0], pairs[1]);
+            let block = BfpBlock::new(s, &x);
+            *power = block.power;
+            (low[r], high[r]) = (block.pairs[0], block.pairs[1]);
         }
         let (to_low, to_high) = to.split_at_mut(to.len().min(LANES * R));
         store_words(s, &low, to_low);

@@ -4,17 +4,17 @@
 //! for the block that comes next. Their sums rest between blocks, so that the chain of each output is what it would be
 //! without blocks: all inputs in their order.
 
-use super::super::block_float::STRETCH_STEPS;
+use super::super::block_float::SUPERBLOCK_STEPS;
 use super::super::format::STEP;
 use super::super::simd::{LANES, Op, Simd};
 use super::super::tile::{Tiling, for_tile};
 use super::micro_kernel::{Data, MicroKernel};
-use super::{Store, Work};
+use super::{Epilogue, Work};
 
 /// Steps of a block. Longer than the first-level cache would have it: weights and inputs stream well from the second,
 /// and every block's end costs each tile a pause.
 const BLOCK_STEPS: usize = 512;
-const _: () = assert!(BLOCK_STEPS.is_multiple_of(STRETCH_STEPS));
+const _: () = assert!(BLOCK_STEPS.is_multiple_of(SUPERBLOCK_STEPS));
 /// Rows of a band, at most. The more there are, the less often weights are read from the second-level cache, which holds
 /// the inputs of a block: of 1 MiB or more where there is AVX-512, and of half of that elsewhere.
 const fn band_rows<S: Simd>() -> usize {
@@ -155,7 +155,7 @@ impl<K: MicroKernel> Blocked<'_, K> {
             sums
         };
         for row in band.first_row..band.end_row {
-            if matches!(work.store, Store::Gated) {
+            if matches!(work.epilogue, Epilogue::Gated) {
                 for pair in (panels.0..panels.1).step_by(2) {
                     work.gate(s, row, pair, sums(pair, row), sums(pair + 1, row));
                 }

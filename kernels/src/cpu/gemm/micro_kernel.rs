@@ -19,7 +19,7 @@ pub(super) enum Layout {
     /// A word for each two inputs: bfloat16.
     Pairs,
     /// A word for each two inputs: integers of spans. In the unused half of the tile's room, the spans' powers of two.
-    Spans,
+    BlockFloat,
 }
 
 impl Layout {
@@ -27,7 +27,7 @@ impl Layout {
     pub(super) const fn step_words(self) -> usize {
         match self {
             Self::Plain | Self::Rounded => 2,
-            Self::Pairs | Self::Spans => 1,
+            Self::Pairs | Self::BlockFloat => 1,
         }
     }
 }
@@ -151,11 +151,11 @@ impl MicroKernel for Dots {
 
 /// Dot products of integers, in spans that share an exponent.
 #[derive(Clone, Copy)]
-pub(super) struct Spans;
+pub(super) struct BlockFloat;
 
-impl MicroKernel for Spans {
+impl MicroKernel for BlockFloat {
     type Raw = u16;
-    const LAYOUT: Layout = Layout::Spans;
+    const LAYOUT: Layout = Layout::BlockFloat;
 
     #[inline(always)]
     fn lines(steps: usize) -> usize {

@@ -40,7 +40,7 @@ impl PackTile<'_> {
         for group in self.groups.0..self.groups.1 {
             let len = group_words.min(R * words - group * group_words);
             // SAFETY: the words of each group of each tile are one task's.
-            let to = unsafe { activations.part(first * words + group * group_words, len) };
+            let to = unsafe { activations.slice_mut(first * words + group * group_words, len) };
             pack_group(s, &rows, group * GROUP, to);
         }
     }

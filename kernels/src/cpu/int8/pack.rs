@@ -4,13 +4,13 @@ use std::fs::File;
 use std::marker::PhantomData;
 
 use super::super::format::{Bf16, F16, F32, Format};
+use super::super::fused_matrices::{FusedMatrices, Shape};
 use super::super::isa::Path;
 use super::super::memory::Buffer;
-use super::super::parts::{Parts, Shape};
 use super::super::pool::ThreadPool;
 use super::super::simd::{LANES, Op, Simd};
 use super::quantise::quantise;
-use super::{GROUP, Int8Matrix, OFFSET, PAD, group_bytes, panel_bytes, place};
+use super::{GROUP, Int8Matrix, OFFSET, PAD, group_bytes, panel_bytes, weight_index};
 use crate::{DeviceError, WeightType};
 
 impl Int8Matrix {
@@ -28,11 +28,11 @@ impl Int8Matrix {
     pub(in super::super) fn pack(
         path: Path,
         pool: &mut ThreadPool,
-        parts: Parts<'_>,
+        source: FusedMatrices<'_>,
     ) -> Result<Self, DeviceError> {
-        let Parts { shape, dtype, .. } = parts;
+        let FusedMatrices { shape, dtype, .. } = source;
         let mut data = Buffer::zeroed(Self::len(shape), "a weight matrix")?;
-        parts.pack(pool, &mut data, |rows, to| match dtype {
+        source.pack(pool, &mut data, |rows, to| match dtype {
             WeightType::F32 => path.run_int8(Panel::<F32>::new(rows, shape.inputs, to)),
             WeightType::F16 => path.run_int8(Panel::<F16>::new(rows, shape.inputs, to)),
             WeightType::Bf16 => path.run_int8(Panel::<Bf16>::new(rows, shape.inputs, to)),
@@ -75,7 +75,7 @@ impl<W: Format> Op for Panel<'_, W> {
             }
             for input in (0..inputs.next_multiple_of(PAD)).step_by(S::DOT_INPUTS) {
                 for (lane, row) in quantised.iter().enumerate() {
-                    let at = place(input, lane, S::DOT_INPUTS);
+                    let at = weight_index(input, lane, S::DOT_INPUTS);
                     let step = &mut weights[at..at + S::DOT_INPUTS];
                     for (to, q) in step.iter_mut().zip(&row[input..]) {
                         *to = q.cast_unsigned() ^ OFFSET;

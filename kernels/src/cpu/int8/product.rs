@@ -5,8 +5,8 @@
 
 use std::hint::black_box;
 
-use super::super::argmax::Note;
-use super::super::gemm::Store;
+use super::super::argmax::UpdateArgmax;
+use super::super::gemm::Epilogue;
 use super::super::input::Input;
 use super::super::isa::Path;
 use super::super::memory::{Buffer, Shared};
@@ -35,7 +35,7 @@ pub(in super::super) struct Product<'a> {
     pub(in super::super) x: Input<'a>,
     pub(in super::super) rows: usize,
     pub(in super::super) matrix: &'a Int8Matrix,
-    pub(in super::super) store: Store<'a>,
+    pub(in super::super) epilogue: Epilogue<'a>,
     /// `[rows, outputs]`.
     pub(in super::super) out: &'a mut [f32],
 }
@@ -96,17 +96,17 @@ pub(in super::super) fn linear(
     scratch: &mut Scratch,
     product: Product<'_>,
 ) -> Result<(), DeviceError> {
-    let Product { x, rows, matrix, store, out } = product;
+    let Product { x, rows, matrix, epilogue, out } = product;
     scratch.used = true;
     let tiling = Tiling::new(rows, path.run_int8(LargestTile));
     let (activations, sums) = (Shared::new(&mut scratch.activations[..]), Shared::new(&mut scratch.sums[..]));
     let out = Shared::new(out);
-    let (sums, width) = match store {
-        Store::Gated => (&sums, matrix.shape.panels() * LANES),
-        Store::Set(_) | Store::Add(_) | Store::Largest(_) => (&out, matrix.shape.outputs),
+    let (sums, width) = match epilogue {
+        Epilogue::Gated => (&sums, matrix.shape.panels() * LANES),
+        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) => (&out, matrix.shape.outputs),
     };
     let work =
-        Work { x, tiling, activations: &activations, matrix, store, sums, width, out: &out, thread: 0 };
+        Work { x, tiling, activations: &activations, matrix, epilogue, sums, width, out: &out, thread: 0 };
     let groups = matrix.shape.inputs.div_ceil(GROUP);
     let share = (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
     let shares = groups.div_ceil(share);
@@ -141,7 +141,7 @@ pub(super) struct Work<'a> {
     pub(super) tiling: Tiling,
     pub(super) activations: &'a Shared<'a, u32>,
     pub(super) matrix: &'a Int8Matrix,
-    store: Store<'a>,
+    epilogue: Epilogue<'a>,
     /// Where sums rest between blocks: `out`, or the place for those of a pair. So wide are its rows.
     sums: &'a Shared<'a, f32>,
     width: usize,
@@ -156,12 +156,12 @@ impl Work<'_> {
     /// # Safety
     ///
     /// (row, panel) is the calling task's, which holds one such slice at a time.
-    #[allow(clippy::mut_from_ref)] // As `Shared::part`.
+    #[allow(clippy::mut_from_ref)] // As `Shared::slice_mut`.
     #[inline(always)]
     unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
         let column = panel * LANES;
         // SAFETY: the caller's contract.
-        unsafe { self.sums.part(row * self.width + column, LANES.min(self.width - column)) }
+        unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
     }
 }
 
@@ -191,11 +191,11 @@ impl Op for Block<'_> {
                 let to = inputs.min(from.saturating_add(at_once));
                 for tile in tiles.0..tiles.1 {
                     let (row, rows) = work.tiling.tile(tile);
-                    for_tile!(S, rows, s.call(Sweep::<R, P> { work, row, first, last, from, to }));
+                    for_tile!(S, rows, s.call(RowTile::<R, P> { work, row, first, last, from, to }));
                 }
                 from = to;
             }
-            if matches!(work.store, Store::Gated) {
+            if matches!(work.epilogue, Epilogue::Gated) {
                 self.gate(s, first, last);
             }
             first = last;
@@ -215,7 +215,7 @@ impl Block<'_> {
                 // SAFETY: these rows by these panels are this task's, and the two panels are not the same.
                 unsafe {
                     let (gate, up) = (work.sums(row, panel), work.sums(row, panel + 1));
-                    let out = work.out.part(row * gates + column, LANES.min(gates - column));
+                    let out = work.out.slice_mut(row * gates + column, LANES.min(gates - column));
                     s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
                 }
             }
@@ -225,7 +225,7 @@ impl Block<'_> {
 
 /// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once, over inputs `from .. to`, which
 /// begin with a group and end with one.
-struct Sweep<'a, const R: usize, const P: usize> {
+struct RowTile<'a, const R: usize, const P: usize> {
     work: Work<'a>,
     row: usize,
     first: usize,
@@ -234,7 +234,7 @@ struct Sweep<'a, const R: usize, const P: usize> {
     to: usize,
 }
 
-impl<const R: usize, const P: usize> Op for Sweep<'_, R, P> {
+impl<const R: usize, const P: usize> Op for RowTile<'_, R, P> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -250,7 +250,7 @@ impl<const R: usize, const P: usize> Op for Sweep<'_, R, P> {
     }
 }
 
-impl<const R: usize, const P: usize> Sweep<'_, R, P> {
+impl<const R: usize, const P: usize> RowTile<'_, R, P> {
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&self, s: S, panel: usize) {
         let Self { work, row, from, to, .. } = *self;
@@ -262,7 +262,7 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
         let mut sums = [[s.splat(0.0); N]; R];
         for (r, sums) in sums.iter_mut().enumerate() {
             for (p, sum) in sums.iter_mut().enumerate() {
-                if from > 0 || matches!(work.store, Store::Add(_)) {
+                if from > 0 || matches!(work.epilogue, Epilogue::Add(_)) {
                     // SAFETY: these rows by these panels are this task's.
                     *sum = s.load_some(unsafe { work.sums(row + r, panel + p) }, 0.0);
                 }
@@ -276,8 +276,8 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
             let x = work.activations.as_ptr().add(words).cast_const();
             add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
         }
-        let bias = match work.store {
-            Store::Set(bias) | Store::Add(bias) if to == work.matrix.shape.inputs => bias,
+        let bias = match work.epilogue {
+            Epilogue::Set(bias) | Epilogue::Add(bias) if to == work.matrix.shape.inputs => bias,
             _ => None,
         };
         for (r, sums) in sums.iter().enumerate() {
@@ -289,9 +289,9 @@ impl<const R: usize, const P: usize> Sweep<'_, R, P> {
                     None => sum,
                 };
                 s.store_some(out, sum);
-                if let (Store::Largest(leaders), true) = (work.store, to == work.matrix.shape.inputs) {
+                if let (Epilogue::Largest(partial), true) = (work.epilogue, to == work.matrix.shape.inputs) {
                     let (thread, row, first) = (work.thread, row + r, (panel + p) * LANES);
-                    s.call(Note { leaders, thread, row, first, logits: out });
+                    s.call(UpdateArgmax { partial, thread, row, first, logits: out });
                 }
             }
         }

@@ -7,7 +7,7 @@ use tutti_kernels::{
 };
 use tutti_proto::{
     cluster::v1::{self as pb, group_plan::Action},
-    walks::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId},
 };
 
 use super::plan;

@@ -6,7 +6,7 @@ use tutti_kernels::{
     Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs,
     collective::GroupRank,
 };
-use tutti_proto::walks::ModelDeclaration;
+use tutti_proto::declaration::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{

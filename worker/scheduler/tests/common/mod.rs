@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tutti_proto::{
     GraphId, GraphKey, Incarnation, RequestId,
-    walks::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+    declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_scheduler::{
-    Admission, Chunking, Content, GraphLaunch, Part, PrefillSharing, Row, RowCommit, RowOutcome, Scheduler,
-    SchedulerConfig, Segment, StepPlan, Stopping,
+    Admission, Chunking, Content, GraphLaunch, GraphRole, PrefillSharing, Row, RowCommit, RowOutcome,
+    Scheduler, SchedulerConfig, Segment, StepPlan, Stopping,
 };
 
 pub const TEXT: WalkId = WalkId(0);
@@ -74,7 +74,7 @@ pub fn text(request: u64, prompt: usize, max_tokens: u32) -> GraphLaunch {
 pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> GraphLaunch {
     GraphLaunch {
         key: key(request),
-        part: Part::Whole,
+        role: GraphRole::Whole,
         prefill: prefill.iter().map(|&(walk, tokens)| Segment { walk, tokens }).collect(),
         decode: Some(DECODE),
         generated: 0,
@@ -104,5 +104,5 @@ pub fn words(step: &StepPlan) -> Vec<RowOutcome> {
 }
 
 pub fn word(row: &Row) -> RowOutcome {
-    if row.terminality.is_terminal() { RowOutcome::Sampled(WORD) } else { RowOutcome::Computed }
+    if row.is_terminal() { RowOutcome::Sampled(WORD) } else { RowOutcome::Computed }
 }

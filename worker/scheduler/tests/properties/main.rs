@@ -4,7 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod divided;
+mod disaggregated;
 mod memory;
 mod rows;
 mod script;
@@ -15,11 +15,11 @@ use std::{
 };
 
 use common::{AUDIO, DECODE, EOS, MIXED, SPEECH_DECODE, SPEECH_MIXED, STOP, WORD, key};
-use divided::Away;
+use disaggregated::Away;
 use memory::{History, Memory, remember};
 use proptest::prelude::*;
 use script::{Arrival, Script, script};
-use tutti_proto::{GraphKey, walks::WalkId};
+use tutti_proto::{GraphKey, declaration::WalkId};
 use tutti_scheduler::{
     Admission, Chunking, Ending, Finish, Outcome, PATIENCE, PageId, PrefillSharing, Row, RowOutcome,
     Scheduler, StepPlan, Terminality,
@@ -140,7 +140,8 @@ impl<'a> Simulation<'a> {
         // for each request before it.
         let work: usize = script.requests.iter().map(Arrival::max_total).sum();
         let again = if script.config.admission == Admission::Optimistic { script.requests.len() } else { 1 };
-        let away: usize = script.requests.iter().map(|request| request.away + divided::LONGEST_HOLD).sum();
+        let away: usize =
+            script.requests.iter().map(|request| request.away + disaggregated::LONGEST_HOLD).sum();
         let bound = last + 10 + (work + away + script.requests.len()) * 8 * again;
         while self.turn <= last || !self.scheduler.is_empty() || !self.flying.is_empty() {
             let turn = self.turn;
@@ -348,7 +349,7 @@ impl<'a> Simulation<'a> {
     fn outcome(&mut self, row: &Row) -> RowOutcome {
         let (failure, token) = (self.roll(), self.roll());
         if failure < self.script.failures {
-            return RowOutcome::Failed("planted".into());
+            return RowOutcome::Failed("injected".into());
         }
         let Terminality::Terminal { forbidden } = &row.terminality else { return RowOutcome::Computed };
         let token = if token < 5 { [EOS, STOP][(token % 2) as usize] } else { WORD };

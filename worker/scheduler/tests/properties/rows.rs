@@ -28,7 +28,7 @@ impl Simulation<'_> {
             }
         }
         let last = row.positions.end >= live.target;
-        assert_eq!(row.terminality.is_terminal(), last && live.generated < arrival.max_tokens);
+        assert_eq!(row.is_terminal(), last && live.generated < arrival.max_tokens);
         if let Terminality::Terminal { forbidden } = &row.terminality {
             let early = arrival.stops && live.generated < arrival.min_tokens;
             assert_eq!(**forbidden, if early { vec![EOS, STOP] } else { vec![] });

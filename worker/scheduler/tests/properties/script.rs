@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
-use tutti_proto::walks::WalkId;
+use tutti_proto::declaration::WalkId;
 use tutti_scheduler::{
-    Admission, Chunking, Content, GraphLaunch, Part, PrefillSharing, SchedulerConfig, Segment, Stopping,
+    Admission, Chunking, Content, GraphLaunch, GraphRole, PrefillSharing, SchedulerConfig, Segment, Stopping,
 };
 
 use crate::common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key};
@@ -41,7 +41,7 @@ pub struct Arrival {
     pub alike: usize,
     pub shares: bool,
     pub may_reuse: bool,
-    pub part: Part,
+    pub role: GraphRole,
     /// Turns until its planes come from another worker, or are with it.
     pub away: usize,
     /// Whether they never are.
@@ -56,9 +56,9 @@ impl Arrival {
         let content = Content { tokens: self.tokens(request), media: vec![], may_reuse: self.may_reuse };
         GraphLaunch {
             key: key(request),
-            part: self.part,
+            role: self.role,
             prefill: self.prefill.iter().map(|&(walk, tokens)| Segment { walk, tokens }).collect(),
-            decode: (self.part != Part::Prefill).then(|| self.decode()),
+            decode: (self.role != GraphRole::Prefill).then(|| self.decode()),
             generated: self.generated,
             stopping: Stopping::new(self.max_tokens, self.min_tokens, ends.0, ends.1),
             content: self.shares.then_some(content),
@@ -91,7 +91,7 @@ impl Arrival {
 
     /// The most tokens that it has pages for.
     pub fn max_held(&self) -> usize {
-        if self.part == Part::Prefill { self.prefill_tokens() } else { self.max_total() }
+        if self.role == GraphRole::Prefill { self.prefill_tokens() } else { self.max_total() }
     }
 
     pub fn max_total(&self) -> usize {
@@ -108,14 +108,15 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let weighted = proptest::option::weighted;
     let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
     let content = (0_u32..3, 0_usize..longest * 2, any::<bool>(), proptest::bool::weighted(0.8));
-    let part = prop_oneof![3 => Just(Part::Whole), 1 => Just(Part::Prefill), 1 => Just(Part::Decode)];
+    let role =
+        prop_oneof![3 => Just(GraphRole::Whole), 1 => Just(GraphRole::Prefill), 1 => Just(GraphRole::Decode)];
     let media = proptest::option::weighted(0.2, 0_usize..30);
-    let part = (part, 0_usize..30, proptest::bool::weighted(0.15), media);
-    (when, prefill, output, content, part).prop_map(
-        |(when, mut prefill, output, (family, alike, shares, may_reuse), (part, away, fails, media))| {
+    let role = (role, 0_usize..30, proptest::bool::weighted(0.15), media);
+    (when, prefill, output, content, role).prop_map(
+        |(when, mut prefill, output, (family, alike, shares, may_reuse), (role, away, fails, media))| {
             let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
-            if part == Part::Decode {
+            if role == GraphRole::Decode {
                 // Only ever computed here after a preemption, and then as one.
                 let walk = if prefill[0].0 == SPEECH { SPEECH } else { TEXT };
                 prefill = vec![(walk, prefill.iter().map(|segment| segment.1).sum())];
@@ -136,10 +137,10 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
                 alike,
                 shares,
                 may_reuse,
-                part,
+                role,
                 away,
                 fails,
-                media: media.filter(|_| part != Part::Decode),
+                media: media.filter(|_| role != GraphRole::Decode),
             }
         },
     )

@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt;
 use tokio_stream::StreamExt;
-use tutti_proto::{Rank, walks::WalkId};
+use tutti_proto::{Rank, declaration::WalkId};
 use tutti_runtime::ErrorKind;
 
 use super::super::*;

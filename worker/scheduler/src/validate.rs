@@ -1,0 +1,78 @@
+//! The door: from a launch to a request that is certain to end, or a refusal.
+
+use tutti_proto::{Epoch, declaration::WalkId};
+
+use crate::{
+    admission::Needs,
+    config::SchedulerConfig,
+    launch::{GraphLaunch, GraphRole, Refusal},
+    pages::PagePool,
+    request::{PrefillSegment, Request},
+    walks::Walks,
+};
+
+/// Refuses whatever could keep the request from ever ending, however empty the worker.
+pub(crate) fn validate(
+    launch: GraphLaunch,
+    walks: &Walks,
+    config: &SchedulerConfig,
+    pool: &PagePool,
+) -> Result<Request, Refusal> {
+    let (prompt_tokens, max_tokens) = (launch.prompt_tokens(), launch.stopping.max_tokens());
+    if prompt_tokens == 0 || launch.prefill.iter().any(|segment| segment.tokens == 0) {
+        return Err(Refusal::EmptyPrompt);
+    }
+    let mut end = 0;
+    let mut prefill = Vec::with_capacity(launch.prefill.len());
+    for segment in &launch.prefill {
+        end += segment.tokens;
+        let walk = match (launch.role, launch.decode) {
+            // It is computed here only if the request is preempted later.
+            (GraphRole::Decode, Some(decode)) => walks.recompute(decode),
+            _ => segment.walk,
+        };
+        prefill.push(PrefillSegment { walk, cut: walks.cut(walk)?, end });
+    }
+    match launch.decode {
+        Some(walk) if !walks.is_decode(walk) => return Err(Refusal::WrongWalk { walk, wanted: "a decode" }),
+        None if launch.role != GraphRole::Prefill && max_tokens > launch.generated + 1 => {
+            return Err(Refusal::NoDecodeWalk { max_tokens });
+        }
+        _ => {}
+    }
+    let tokens = launch.max_total_tokens();
+    let max_context = config.max_context;
+    if tokens > max_context {
+        return Err(Refusal::ContextTooSmall { prompt_tokens, max_tokens, max_context });
+    }
+    if let Some(content) = launch.content.as_ref().filter(|content| content.tokens.len() != end) {
+        return Err(Refusal::WrongContent { tokens: content.tokens.len(), prefill: end });
+    }
+    let held = match launch.role {
+        GraphRole::Prefill => launch.prefill_tokens(),
+        GraphRole::Encode => 0,
+        GraphRole::Whole | GraphRole::Decode => tokens,
+    };
+    let last = prefill.last().map_or(WalkId(0), |span| span.walk);
+    let recompute = walks.recompute(last);
+    Ok(Request {
+        key: launch.key,
+        role: launch.role,
+        awaits_media: launch.awaits_media,
+        is_pinned: launch.role == GraphRole::Decode
+            && launch.content.as_ref().is_some_and(|content| !content.media.is_empty()),
+        prefill,
+        recompute: (recompute, walks.cut(recompute)?),
+        prompt_tokens,
+        decode: launch.decode.filter(|_| launch.role != GraphRole::Prefill),
+        generated: launch.generated,
+        stopping: launch.stopping,
+        life: Needs::of_whole_life(held, pool)?,
+        epoch: Epoch(0),
+        is_scored: launch.content.as_ref().is_some_and(|content| !content.may_reuse),
+        content: launch.content.filter(|_| config.prefix_cache),
+        cached_tokens: None,
+        known_tokens: 0,
+        deadline: launch.deadline,
+    })
+}

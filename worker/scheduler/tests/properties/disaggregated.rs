@@ -1,0 +1,215 @@
+//! What other workers do with requests that run here in role: bring planes, take them, or fail to.
+
+use std::collections::BTreeMap;
+
+use tutti_proto::GraphKey;
+use tutti_scheduler::{GraphRole, Outcome, OutputToken, PageId, Reserved, Row, TransferError};
+
+use crate::{
+    Live, Simulation,
+    common::WORD,
+    memory::{History, remember},
+};
+
+/// The most turns for which a request is held back.
+pub const LONGEST_HOLD: usize = 6;
+
+/// Where a request is that no step may compute.
+#[derive(Debug, PartialEq)]
+pub enum Away {
+    No,
+    /// Its media come from an encoder at that turn. It holds nothing.
+    Parked {
+        until: usize,
+    },
+    /// Another worker fills these pages until that turn, all but the first ones, which are known.
+    Filled {
+        room: Vec<PageId>,
+        known: usize,
+        until: usize,
+    },
+    /// Its planes leave too slowly, until that turn.
+    HeldBack {
+        until: usize,
+    },
+    /// Its prefill is done, and these pages are being copied until that turn.
+    Copied {
+        room: Vec<PageId>,
+        until: usize,
+    },
+}
+
+impl Live<'_> {
+    pub fn is_away(&self) -> bool {
+        self.away != Away::No
+    }
+
+    /// Whether another worker fills or reads its pages, or will.
+    pub fn gives_up_no_page(&self) -> bool {
+        self.is_away() && !self.is_parked() || self.arrival.role == GraphRole::Prefill
+    }
+
+    fn is_parked(&self) -> bool {
+        matches!(self.away, Away::Parked { .. })
+    }
+
+    fn is_back(&self, turn: usize) -> bool {
+        match self.away {
+            Away::No => false,
+            Away::Parked { until }
+            | Away::Filled { until, .. }
+            | Away::HeldBack { until }
+            | Away::Copied { until, .. } => until <= turn,
+        }
+    }
+}
+
+impl Simulation<'_> {
+    pub fn is_any_away(&self) -> bool {
+        self.live.values().any(Live::is_away)
+    }
+
+    pub fn reserved(&mut self, reserved: Reserved) {
+        self.log.push(format!("{reserved:?}"));
+        let Reserved { key, pages: room, known, tokens } = reserved;
+        let page_tokens = self.script.config.page_tokens;
+        let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not there"));
+        assert_eq!((live.arrival.role, tokens, &live.away), (GraphRole::Decode, live.target, &Away::No));
+        assert_eq!(room.len(), tokens.div_ceil(page_tokens));
+        assert!(!live.preempted, "it has been handed over");
+        assert!(
+            known < room.len() && (known == 0 || (live.arrival.shares && self.script.config.prefix_cache))
+        );
+        let planes = &live.history[..known * page_tokens];
+        assert!(self.memory.holds(&room, planes), "{key}: {known} pages are not what they are said to be");
+        live.away = Away::Filled { room, known, until: self.turn + live.arrival.away };
+        live.cached = Some(0);
+    }
+
+    /// A row of it was committed, and it goes on.
+    pub fn computed_for_others(&mut self, row: &Row, sampled: bool) {
+        let (turn, held_back) = (self.turn, self.roll() < 20);
+        let live = self.live.get_mut(&row.key).expect("it goes on");
+        if live.arrival.role != GraphRole::Prefill {
+            return;
+        }
+        if sampled {
+            let room = row.block_table.to_vec();
+            live.away = Away::Copied { room, until: turn + live.arrival.away };
+        } else if held_back {
+            let until = turn + 1 + row.positions.end % LONGEST_HOLD;
+            live.away = Away::HeldBack { until };
+            self.scheduler.hold_back(row.key, true);
+        }
+    }
+
+    /// Whatever is due from other workers.
+    pub fn happen_elsewhere(&mut self) {
+        self.mistake();
+        self.fail_inside_a_step();
+        let turn = self.turn;
+        let due = self.live.iter().filter(|(_, live)| live.is_back(turn) && !live.failing);
+        let due: Vec<GraphKey> = due.map(|(key, _)| *key).collect();
+        for key in due {
+            let live = self.live.get_mut(&key).expect("it was there");
+            let fails = live.arrival.fails;
+            match std::mem::replace(&mut live.away, Away::No) {
+                Away::No => unreachable!("{key} is not away"),
+                Away::HeldBack { .. } => self.scheduler.hold_back(key, false),
+                away if fails => {
+                    (live.away, live.failing) = (away, true);
+                    self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
+                }
+                Away::Parked { .. } => {
+                    assert_eq!(live.passes, 0, "{key} ran before its media were here");
+                    assert!(self.scheduler.media_here(key));
+                    assert!(!self.scheduler.media_here(key), "twice");
+                }
+                Away::Filled { room, known, until } => self.brought(key, room, known, until),
+                Away::Copied { room, .. } => self.copied(key, &room),
+            }
+        }
+    }
+
+    /// A push can break at any time.
+    fn fail_inside_a_step(&mut self) {
+        let roll = self.roll();
+        let breaks =
+            |live: &Live<'_>| live.in_step && live.arrival.fails && live.arrival.role == GraphRole::Prefill;
+        let found = self.live.iter_mut().find(|(_, live)| breaks(live));
+        let Some((&key, live)) = found.filter(|_| roll < 20) else { return };
+        live.failing = true;
+        self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
+    }
+
+    fn brought(&mut self, key: GraphKey, room: Vec<PageId>, known: usize, until: usize) {
+        let live = self.live.get_mut(&key).expect("it was there");
+        let (first, computed) = (OutputToken { token: WORD, index: live.generated }, live.target);
+        self.memory.fill(&room, known, &live.history);
+        assert!(self.memory.holds(&room, &live.history), "{key} lost pages that were known");
+        let wrong = OutputToken { index: first.index + 1, ..first };
+        assert!(self.scheduler.complete_import(key, wrong, computed).is_err());
+        assert!(self.scheduler.complete_import(key, first, computed - 1).is_err());
+        let outcome = self.scheduler.complete_import(key, first, computed);
+        // A token that would be the last one is not handed over.
+        assert_eq!(outcome.is_ok(), first.index + 1 < live.arrival.max_tokens, "{outcome:?}");
+        if let Err(why) = outcome {
+            (live.away, live.failing) = (Away::Filled { room, known, until }, true);
+            self.scheduler.fail_transfer(key, TransferError::Refused(why));
+            return;
+        }
+        assert!(self.scheduler.complete_import(key, first, computed).is_err(), "twice");
+        (live.computed, live.fresh) = (computed, false);
+        live.generated += 1;
+        remember(&mut live.history, WORD);
+    }
+
+    fn copied(&mut self, key: GraphKey, room: &[PageId]) {
+        let live = &self.live[&key];
+        let planes: &History = &live.history;
+        assert!(
+            self.memory.holds(room, &planes[..live.computed]),
+            "{key} lost planes that were being copied"
+        );
+        let generated = live.generated;
+        let ending = self.scheduler.complete_export(key).expect("its prefill is done");
+        assert_eq!(ending.outcome, Outcome::HandedOver { generated });
+        self.end(ending);
+        assert!(self.scheduler.complete_export(key).is_none(), "twice");
+    }
+
+    /// Calls about requests that do not wait for them change nothing.
+    fn mistake(&mut self) {
+        let roll = self.roll() as usize;
+        if roll >= 40 || self.live.is_empty() {
+            return;
+        }
+        let Some((&key, live)) = self.live.iter().nth(roll % self.live.len()) else { return };
+        if !matches!(live.away, Away::Filled { .. }) {
+            let first = OutputToken { token: WORD, index: live.generated };
+            assert!(
+                self.scheduler.complete_import(key, first, live.target).is_err(),
+                "{key} waits for no planes"
+            );
+        }
+        if !matches!(live.away, Away::Copied { .. }) {
+            assert!(self.scheduler.complete_export(key).is_none(), "{key} is not done");
+        }
+    }
+
+    /// Nobody else has pages that other workers fill or read.
+    pub fn check_rooms(&self, owner: &BTreeMap<PageId, (GraphKey, bool)>) {
+        for (key, live) in &self.live {
+            let (room, known) = match &live.away {
+                Away::Filled { room, known, .. } => (room, *known),
+                Away::Copied { room, .. } => (room, room.len()),
+                Away::No | Away::Parked { .. } | Away::HeldBack { .. } => continue,
+            };
+            let owned = room.iter().enumerate().filter_map(|(place, page)| Some((place, owner.get(page)?)));
+            for (place, (other, writes)) in owned {
+                let fills = place >= known;
+                assert!(other == key || !(fills || *writes), "{other} has a page that {key} waits for");
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! What other schedulers got wrong, one case each; the numbers are worked out by hand.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, commit, config, key, scheduler, segments, text, word,
+};
+use tutti_scheduler::{
+    Chunking, Ending, Finish, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan,
+    Stopping,
+};
+
+fn step(scheduler: &mut Scheduler) -> StepPlan {
+    let turn = scheduler.plan(Duration::ZERO);
+    assert_eq!(turn.endings, []);
+    turn.step.expect("something can run")
+}
+
+fn run(scheduler: &mut Scheduler) -> Vec<Ending> {
+    let step = step(scheduler);
+    commit(scheduler, step).into_iter().filter_map(|commit| commit.ending).collect()
+}
+
+/// Tokens computed in each step until the only request ends.
+fn prefill_lengths(config: SchedulerConfig, prompt: usize) -> Vec<usize> {
+    let mut scheduler = scheduler(config);
+    assert_eq!(scheduler.add(text(1, prompt, 1)), Ok(()));
+    let mut lengths = Vec::new();
+    while !scheduler.is_empty() {
+        let step = step(&mut scheduler);
+        lengths.push(step.tokens());
+        let _ = commit(&mut scheduler, step);
+    }
+    lengths
+}
+
+#[test]
+fn a_prompt_around_the_budget_ends_in_as_many_steps_as_it_takes() {
+    assert_eq!(prefill_lengths(config(), 15), [15]);
+    assert_eq!(prefill_lengths(config(), 16), [16]);
+    assert_eq!(prefill_lengths(config(), 17), [16, 1]);
+    let chunk = |max| SchedulerConfig { max_prefill_chunk: Some(max), ..config() };
+    assert_eq!(prefill_lengths(chunk(1), 3), [1, 1, 1]);
+    assert_eq!(prefill_lengths(chunk(7), 17), [4, 4, 4, 5], "chunks end with pages of 4");
+    assert_eq!(prefill_lengths(chunk(3), 8), [3, 3, 2], "unless they are smaller than one");
+    assert_eq!(prefill_lengths(chunk(64), 17), [16, 1], "a chunk is never larger than the step");
+    assert_eq!(prefill_lengths(SchedulerConfig { max_step_tokens: 1, ..config() }, 3), [1, 1, 1]);
+    let whole = SchedulerConfig { chunking: Chunking::Whole, ..config() };
+    assert_eq!([15, 16, 17].map(|prompt| prefill_lengths(whole.clone(), prompt)), [[15], [16], [17]]);
+}
+
+#[test]
+fn what_can_never_run_is_refused_with_the_numbers() {
+    let mut scheduler = scheduler(SchedulerConfig { pages: 4, max_context: 100, ..config() });
+    assert_eq!(scheduler.add(text(1, 0, 4)), Err(Refusal::EmptyPrompt));
+    assert_eq!(scheduler.add(segments(1, &[], 4)), Err(Refusal::EmptyPrompt));
+    assert_eq!(scheduler.add(text(1, 9, 4)), Err(Refusal::PoolTooSmall { needed: 4, total: 3 }));
+    let context = Refusal::ContextTooSmall { prompt_tokens: 90, max_tokens: 11, max_context: 100 };
+    assert_eq!(scheduler.add(text(1, 90, 11)), Err(context));
+    let wrong = Refusal::WrongWalk { walk: MIXED, wanted: "a prefill" };
+    assert_eq!(scheduler.add(segments(1, &[(MIXED, 3)], 1)), Err(wrong));
+    let mut without_decode = text(1, 3, 2);
+    without_decode.decode = None;
+    assert_eq!(scheduler.add(without_decode), Err(Refusal::NoDecodeWalk { max_tokens: 2 }));
+    assert!(scheduler.is_empty());
+
+    assert_eq!(scheduler.add(text(1, 8, 4)), Ok(()), "three pages are enough for twelve tokens");
+    assert_eq!(scheduler.add(text(1, 8, 4)), Err(Refusal::Duplicate(key(1))));
+}
+
+#[test]
+fn a_full_queue_refuses_and_has_room_again_once_a_request_ends() {
+    let bounds = SchedulerConfig { max_running_requests: 1, max_waiting_requests: 1, ..config() };
+    let mut scheduler = scheduler(bounds);
+    scheduler.add(text(1, 3, 1)).unwrap();
+    scheduler.add(text(2, 3, 1)).unwrap();
+    assert_eq!(scheduler.add(text(3, 3, 1)), Err(Refusal::QueueFull { held: 2, limit: 2 }));
+    assert_eq!(run(&mut scheduler).len(), 1);
+    assert_eq!(scheduler.add(text(3, 3, 1)), Ok(()));
+}
+
+#[test]
+fn later_segments_are_charged_in_full() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(segments(1, &[(TEXT, 5), (AUDIO, 12), (TEXT, 20)], 2)).unwrap();
+    let mut rows = Vec::new();
+    while !scheduler.is_empty() {
+        let step = step(&mut scheduler);
+        assert!(step.tokens() <= 16);
+        rows.extend(step.rows.iter().map(|row| (row.walk, row.positions.clone(), row.is_terminal())));
+        let _ = commit(&mut scheduler, step);
+    }
+    let expected = [
+        (TEXT, 0..5, false),
+        (AUDIO, 5..17, false),
+        (TEXT, 17..32, false),
+        (TEXT, 32..37, true),
+        (DECODE, 37..38, true),
+    ];
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn an_atomic_behind_chunkables_that_fill_every_step_waits_a_bounded_time() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(0, 1000, 1)).unwrap();
+    scheduler.add(segments(1, &[(AUDIO, 10)], 1)).unwrap();
+    let mut waited = 0;
+    while !step_has(&mut scheduler, 1) {
+        waited += 1;
+    }
+    assert_eq!(waited, PATIENCE);
+}
+
+#[test]
+fn an_atomic_larger_than_the_budget_runs_alone_and_then_decodes_go_on() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(0, 3, 100)).unwrap();
+    let _ = run(&mut scheduler);
+    scheduler.add(segments(1, &[(AUDIO, 30)], 1)).unwrap();
+    scheduler.add(segments(2, &[(AUDIO, 30)], 1)).unwrap();
+    let mut who = Vec::new();
+    for _ in 0..2 * PATIENCE + 2 {
+        let step = step(&mut scheduler);
+        who.push(step.rows.iter().map(|row| row.key.request.0).collect::<Vec<_>>());
+        let _ = commit(&mut scheduler, step);
+    }
+    let pause = vec![vec![0]; PATIENCE as usize];
+    assert_eq!(who, [pause.clone(), vec![vec![1]], pause, vec![vec![2]]].concat());
+}
+
+/// Runs one step and tells whether the request was in it.
+fn step_has(scheduler: &mut Scheduler, request: u64) -> bool {
+    let step = step(scheduler);
+    let has = step.rows.iter().any(|row| row.key == key(request));
+    let _ = commit(scheduler, step);
+    has
+}
+
+#[test]
+fn a_step_of_decodes_alone_takes_the_decode_walk() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(1, 3, 9)).unwrap();
+    scheduler.add(text(2, 20, 9)).unwrap();
+    let first = step(&mut scheduler);
+    assert_eq!(first.batch_walk, MIXED);
+    let _ = commit(&mut scheduler, first);
+    let mixed = step(&mut scheduler);
+    assert_eq!(mixed.batch_walk, MIXED);
+    assert_eq!([mixed.rows[0].walk, mixed.rows[1].walk], [DECODE, TEXT], "rows keep their own walks");
+    let _ = commit(&mut scheduler, mixed);
+    let decodes = step(&mut scheduler);
+    assert_eq!((decodes.batch_walk, decodes.rows.len()), (DECODE, 2));
+    scheduler.abort(decodes);
+}
+
+#[test]
+fn replayed_output_is_prefill_and_only_its_end_is_terminal() {
+    let mut scheduler = scheduler(SchedulerConfig { max_prefill_chunk: Some(6), ..config() });
+    // A prompt of 4 and 10 tokens of output: the first chunk ends beyond the prompt.
+    let mut launch = text(1, 14, 11);
+    launch.generated = 10;
+    scheduler.add(launch).unwrap();
+    let mut terminal = Vec::new();
+    let mut last = Vec::new();
+    while !scheduler.is_empty() {
+        let step = step(&mut scheduler);
+        terminal.extend(step.rows.iter().map(|row| (row.positions.clone(), row.is_terminal())));
+        last = commit(&mut scheduler, step);
+    }
+    assert_eq!(terminal, [(0..4, false), (4..8, false), (8..14, true)]);
+    assert_eq!(last[0].sampled.map(|token| token.index), Some(10), "indices go on where they were");
+}
+
+#[test]
+fn no_output_wanted_means_nothing_is_sampled() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(1, 20, 0)).unwrap();
+    assert_eq!(run(&mut scheduler), []);
+    let step = step(&mut scheduler);
+    assert!(!step.rows[0].is_terminal());
+    let commits = scheduler.commit(step, vec![RowOutcome::Computed], Duration::ZERO);
+    let ending = commits[0].ending.as_ref().unwrap();
+    assert_eq!(ending.outcome, Outcome::Finished { reason: Finish::Length, generated: 0 });
+    assert_eq!(ending.passes.0, 2);
+}
+
+#[test]
+fn an_end_of_sequence_ends_after_min_tokens_only() {
+    let mut scheduler = scheduler(config());
+    let mut launch = text(1, 3, 9);
+    launch.stopping = Stopping::new(9, 1, &[EOS], &[STOP]);
+    scheduler.add(launch).unwrap();
+    let first = step(&mut scheduler);
+    let rows = format!("{:?}", first.rows[0].terminality);
+    assert_eq!(rows, "Terminal { forbidden: [1, 2] }");
+    let _ = scheduler.commit(first, vec![RowOutcome::Sampled(WORD)], Duration::ZERO);
+    let second = step(&mut scheduler);
+    let commits = scheduler.commit(second, vec![RowOutcome::Sampled(EOS)], Duration::ZERO);
+    let ending = commits[0].ending.as_ref().unwrap();
+    assert_eq!(ending.outcome, Outcome::Finished { reason: Finish::EndOfSequence, generated: 2 });
+}
+
+#[test]
+fn an_aborted_step_leaves_every_row_where_it_was() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(1, 3, 9)).unwrap();
+    scheduler.add(text(2, 40, 9)).unwrap();
+    let _ = run(&mut scheduler);
+    let aborted = step(&mut scheduler);
+    let rows = |step: &StepPlan| format!("{:?}", step.rows);
+    let (number, before) = (aborted.number, rows(&aborted));
+    scheduler.abort(aborted);
+    let again = step(&mut scheduler);
+    assert_eq!(rows(&again), before);
+    assert!(again.number > number);
+    scheduler.abort(again);
+}
+
+#[test]
+fn a_failed_row_ends_its_own_request_alone() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(1, 3, 9)).unwrap();
+    scheduler.add(text(2, 3, 9)).unwrap();
+    let both = step(&mut scheduler);
+    let commits = scheduler.commit(
+        both,
+        vec![RowOutcome::Failed("NaN".into()), RowOutcome::Sampled(WORD)],
+        Duration::ZERO,
+    );
+    let outcome = commits[0].ending.as_ref().map(|ending| &ending.outcome);
+    assert_eq!(outcome, Some(&Outcome::Failed("NaN".into())));
+    assert!(commits[1].ending.is_none());
+    let next = step(&mut scheduler);
+    assert_eq!(next.rows.iter().map(|row| row.key).collect::<Vec<_>>(), [key(2)]);
+    scheduler.abort(next);
+}
+
+#[test]
+fn a_cancel_frees_in_every_state() {
+    let mut scheduler = scheduler(SchedulerConfig { max_running_requests: 2, ..config() });
+    scheduler.add(text(1, 3, 9)).unwrap(); // will decode
+    scheduler.add(text(2, 100, 9)).unwrap(); // will prefill
+    scheduler.add(text(3, 3, 9)).unwrap(); // will wait
+    let _ = run(&mut scheduler);
+    assert!(scheduler.load().pages_used > 0);
+    for request in [1, 2, 3, 3] {
+        scheduler.cancel(key(request));
+    }
+    let turn = scheduler.plan(Duration::ZERO);
+    let ended: Vec<_> = turn.endings.iter().map(|ending| (ending.key, ending.outcome.clone())).collect();
+    assert_eq!(ended, [1, 2, 3].map(|request| (key(request), Outcome::Cancelled)));
+    assert!(turn.step.is_none());
+    assert_eq!(scheduler.load().pages_used, 0);
+}
+
+#[test]
+fn a_cancel_before_the_launch_sticks() {
+    let mut scheduler = scheduler(config());
+    scheduler.cancel(key(1));
+    scheduler.add(text(1, 3, 9)).unwrap();
+    let turn = scheduler.plan(Duration::ZERO);
+    assert_eq!(turn.endings.len(), 1);
+    assert!(turn.step.is_none() && scheduler.is_empty());
+    scheduler.add(text(1, 3, 1)).unwrap();
+    assert_eq!(run(&mut scheduler).len(), 1, "it is used up by the launch that it met");
+}
+
+#[test]
+fn a_request_cancelled_inside_a_step_keeps_its_pages_until_the_step_is_back() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(1, 3, 9)).unwrap();
+    let flying = step(&mut scheduler);
+    scheduler.cancel(key(1));
+    let turn = scheduler.plan(Duration::ZERO);
+    assert!(turn.endings.is_empty() && turn.step.is_none());
+    assert_eq!(scheduler.load().pages_used, 3);
+    let outcome = word(&flying.rows[0]);
+    let commits = scheduler.commit(flying, vec![outcome], Duration::ZERO);
+    assert!(commits[0].ending.is_none());
+    assert_eq!(scheduler.plan(Duration::ZERO).endings.len(), 1);
+    assert_eq!(scheduler.load().pages_used, 0);
+}
+
+#[test]
+fn small_requests_do_not_overtake_one_that_waits_for_pages() {
+    let mut scheduler = scheduler(SchedulerConfig { pages: 9, ..config() });
+    scheduler.add(text(1, 16, 4)).unwrap(); // 5 of 8 pages
+    scheduler.add(text(2, 16, 4)).unwrap(); // 5, must wait
+    scheduler.add(text(3, 2, 2)).unwrap(); // 1, would fit
+    let first = step(&mut scheduler);
+    assert_eq!(first.rows.iter().map(|row| row.key).collect::<Vec<_>>(), [key(1)]);
+    scheduler.abort(first);
+    assert_eq!((scheduler.load().running, scheduler.load().waiting), (1, 2));
+}
