@@ -158,10 +158,12 @@ fn step_until_done(device_loop: &mut DeviceLoop, sender: &mpsc::Sender<StepOutpu
     }
 }
 
-/// Whether the engine continues when it is idle.
+/// Behaviour of the engine once it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RunMode {
+    /// It waits for commands.
     Serving,
+    /// It ends.
     Draining,
 }
 

@@ -13,9 +13,9 @@ use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
 
 /// Longest wait for ranks that are still starting.
-const STARTING: Duration = Duration::from_secs(60);
+const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest wait for ranks that are still loading. The conductor detects a rank's death long before.
-const LOADING: Duration = Duration::from_secs(3600);
+const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Group of this rank, as the conductor describes it.
 #[derive(Debug)]
@@ -70,12 +70,12 @@ impl Formation {
 
     /// Forms the group that the device computes with. All ranks have been asked to come.
     pub fn for_device(&self) -> Result<Box<dyn Collective>, Error> {
-        self.meet("data", STARTING)
+        self.meet("data", STARTING_TIMEOUT)
     }
 
     /// Forms the group that carries the leader's plans, once all ranks have loaded.
     fn for_plans(&self) -> Result<Box<dyn Collective>, Error> {
-        self.meet("plans", LOADING)
+        self.meet("plans", LOADING_TIMEOUT)
     }
 
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {

@@ -41,15 +41,15 @@ const WINDOW_BYTES: u32 = 4 << 20;
 /// Interval of pings, and time limit for an answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Pause between heartbeats.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Pauses between attempts to join.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Time for which a rank may be reported as taken: as long as a conductor may need to detect the death of an earlier
 /// holder.
-const RANK_TAKEN: Duration = Duration::from_secs(30);
+const RANK_TAKEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for the conductor to close the stream of a worker that has ended.
-const FAREWELL: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Address of the conductor, and this worker's identity.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
     let mut pause = FIRST_PAUSE;
     loop {
         match try_join(&endpoint, joining).await {
-            Err(error) if error.field() == Some("rank") && began.elapsed() > RANK_TAKEN => {
+            Err(error) if error.field() == Some("rank") && began.elapsed() > RANK_TAKEN_TIMEOUT => {
                 return Err(Error::invalid("rank", error.message()));
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
@@ -155,15 +155,15 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
         ServeEnd::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
             Err(Error::internal(format!("{error}, which ends this rank's group")))
         }
-        ServeEnd::Conductor(Err(error)) => match timeout(FAREWELL, ended).await {
+        ServeEnd::Conductor(Err(error)) => match timeout(CLOSE_TIMEOUT, ended).await {
             Ok(_) => Err(error),
             Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
         },
         ServeEnd::Engine(outcome) => {
             // The last sender of the outbox is gone. The conductor reads the remaining messages and then closes its
             // side.
-            let farewell = async { while let Ok(Some(_)) = inbound.message().await {} };
-            if timeout(FAREWELL, farewell).await.is_err() {
+            let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
+            if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
                 tracing::warn!("the conductor does not close the stream");
             }
             outcome
@@ -272,7 +272,7 @@ struct Heartbeats {
 impl Heartbeats {
     /// Sends the load at a fixed interval, and one `Leaving` when the worker is told to shut down.
     async fn run(self, shutdown: Shutdown) {
-        let mut pace = interval(HEARTBEAT);
+        let mut pace = interval(HEARTBEAT_INTERVAL);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut staying = true;
         loop {

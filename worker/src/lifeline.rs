@@ -21,7 +21,7 @@ pub struct Lifeline {
     pub parent_pid: u32,
     /// Secret that proves to the conductor that it spawned this worker.
     pub join_token: String,
-    /// What to log, and where to send spans.
+    /// Settings of logs and spans.
     pub telemetry: Telemetry,
 }
 

@@ -27,7 +27,7 @@ use tutti_proto::{
 };
 
 /// Number of steps that may wait for the writer: some seconds of short ones.
-const ROOM: usize = 1024;
+const QUEUED_STEPS: usize = 1024;
 
 /// The engine's side of the trace.
 pub struct StepTrace {
@@ -38,7 +38,7 @@ pub struct StepTrace {
 impl StepTrace {
     /// Opens the rank's file and starts its writer. On failure all steps are lost, with one warning.
     pub fn start(path: &Path, rank: Rank, engine: &Engine, budget: usize) -> Self {
-        let (steps, inbox) = sync_channel(ROOM);
+        let (steps, inbox) = sync_channel(QUEUED_STEPS);
         let lost = Arc::new(AtomicU64::new(0));
         let mut path = path.as_os_str().to_owned();
         path.push(format!(".rank{rank}"));

@@ -7,15 +7,15 @@
 //!                         └──────────▶ segment of shared memory ─────┘
 //! ```
 //!
-//! - Pages of a plane and rows of embeddings are both units of one size, counted from 0. Nothing else tells them apart here
-//!   ([`Unit`]).
+//! - Pages of a plane and rows of embeddings are both units of one size, counted from 0. Nothing else tells them apart
+//!   here ([`Unit`]).
 //! - Engines copy pages between steps and between layers ([`tutti_engine::Courier`]). Everything here runs beside them.
-//! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream carries the
-//!   pages. The sender chooses: it uses the receiver's segment if it can open it.
-//! - Both sides have a lease. A receiver frees its pages if its sender is silent ([`reservations`]). A sender gives up if its
-//!   receiver takes nothing.
-//! - Staged bytes are bounded ([`staging`]). A request that computes faster than its pages leave waits; other requests do
-//!   not.
+//! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream
+//!   carries the pages. The sender chooses: it uses the receiver's segment if it can open it.
+//! - Both sides have a lease. A receiver frees its pages if its sender is silent ([`reservations`]). A sender gives up
+//!   if its receiver takes nothing.
+//! - Staged bytes are bounded ([`staging`]). A request that computes faster than its pages leave waits; other requests
+//!   do not.
 
 mod receiver;
 mod reservations;
@@ -62,11 +62,11 @@ use self::{
 /// Bytes of pages per message, unless one page is larger.
 const FRAME_BYTES: usize = 1 << 20;
 /// Number of runs of pages that wait for the engine; more wait in their streams.
-const ARRIVALS: usize = 16;
+const QUEUED_ARRIVALS: usize = 16;
 /// Flow control window of one stream in bytes: a few messages.
 const WINDOW_BYTES: u32 = 4 << 20;
 /// Number of concurrent pushes of one sender; more wait on its side.
-const STREAMS: u32 = 1024;
+const MAX_STREAMS: u32 = 1024;
 /// Interval of pings, and time limit for an answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Bytes of a message beyond its pages.
@@ -141,7 +141,7 @@ impl Transfer {
     /// Allows a worker's requests to be divided between it and others. Must be called inside a Tokio runtime.
     pub fn connect(engine: &mut EngineHandle, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
         let (page, row) = (Unit::page(engine), Unit::row(engine.embedding_width()));
-        let (arrivals, inbox) = mpsc::channel(ARRIVALS);
+        let (arrivals, inbox) = mpsc::channel(QUEUED_ARRIVALS);
         let hub = Arc::new(Hub {
             runtime: Handle::current(),
             waker: engine.waker(),
@@ -292,7 +292,7 @@ impl Hub {
         let longest = message_bytes(self.page.bytes.max(self.row.bytes));
         let service = PlaneTransferServer::new(receiver).max_decoding_message_size(longest);
         let server = Server::builder()
-            .max_concurrent_streams(STREAMS)
+            .max_concurrent_streams(MAX_STREAMS)
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(4 * WINDOW_BYTES)

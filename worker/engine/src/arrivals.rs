@@ -7,7 +7,7 @@ use std::{
 
 use tutti_proto::GraphKey;
 
-/// Stale queue entries that are kept beyond the number of waiting requests. Above that, the queue is compacted.
+/// The queue is compacted when its stale entries exceed the number of waiting requests by this many.
 const SLACK: usize = 64;
 
 /// Requests without a row in any step so far.

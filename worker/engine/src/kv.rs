@@ -11,9 +11,9 @@ use crate::EngineSettings;
 /// Largest size of a KV pool in bytes, unless `kv_cache_memory` sets another.
 pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
-/// A pool takes at most one part in this many of the available memory, unless `kv_cache_memory` is set. A worker does
+/// Divisor of the available memory: a pool takes at most the quotient, unless `kv_cache_memory` is set. A worker does
 /// not know how many others start on its machine.
-const DEFAULT_SHARE: u64 = 8;
+const DEFAULT_SHARE_DIVISOR: u64 = 8;
 
 /// Size of a pool: the number of its pages, the null page included, and the size of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ fn default_bytes(
 ) -> u64 {
     let pages = limits.max_context_tokens.div_ceil(page_tokens).saturating_mul(settings.max_running_requests);
     let enough = (pages as u64).saturating_add(1).saturating_mul(page_bytes as u64);
-    let share = available.map_or(u64::MAX, |bytes| bytes / DEFAULT_SHARE);
+    let share = available.map_or(u64::MAX, |bytes| bytes / DEFAULT_SHARE_DIVISOR);
     enough.min(DEFAULT_KV_BYTES).min(share)
 }
 

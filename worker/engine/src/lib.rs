@@ -9,12 +9,13 @@
 //! StepReport  ◀──────────────────────────┘
 //! ```
 //!
-//! [`Engine::split`] divides it in two: a [`DeviceLoop`], whose thread runs the device and plans between two steps, and an
-//! [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the same either way.
+//! [`Engine::split`] divides it in two: a [`DeviceLoop`], whose thread runs the device and plans between two steps, and
+//! an [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the same
+//! either way.
 //!
 //! One report carries the tokens of all rows of a step, and the completions of all graphs that ended with it. The
-//! scheduler counts positions and pages and decides. The engine holds the tokens: it fills the step's host inputs, and asks
-//! the model only for the logits of terminal rows and of prompt positions whose logprobs are requested. Rows of an
+//! scheduler counts positions and pages and decides. The engine holds the tokens: it fills the step's host inputs, and
+//! asks the model only for the logits of terminal rows and of prompt positions whose logprobs are requested. Rows of an
 //! encoder's walk run by themselves, item by item. Their embeddings go to the engine that prefills the request
 //! (`transfer`), which may be the same engine.
 //!

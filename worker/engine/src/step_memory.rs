@@ -13,7 +13,7 @@ use crate::{Chunking, EngineSettings, spec::MAX_LOGPROBS};
 const BLOCK_OVERHEAD: usize = 32;
 /// Bytes of step inputs per prompt token, in the engine and on the device: id, position, logit row, requested results,
 /// and a share of block tables and attention tiles.
-const INPUT: usize = 128;
+const INPUT_BYTES_PER_TOKEN: usize = 128;
 /// Number of steps whose scores are in memory before their reports reach the outbox: one runs, one waits, and one is
 /// held twice, as scores and as messages.
 const STEPS_AT_ONCE: usize = 4;
@@ -39,7 +39,8 @@ impl StepMemory {
             Chunking::Engine | Chunking::Off => settings.max_step_tokens.max(longest),
         };
         // One message is being encoded and one may be in transmission.
-        let host = tokens * (INPUT + (STEPS_AT_ONCE + waiting) * scored() + 2 * GROWTH * encoded());
+        let host =
+            tokens * (INPUT_BYTES_PER_TOKEN + (STEPS_AT_ONCE + waiting) * scored() + 2 * GROWTH * encoded());
         Self { device: model.step_bytes(), host: host as u64 }
     }
 

@@ -2,13 +2,9 @@
 //! continues.
 //!
 //! - [`courier`]: trait of the transport between workers.
-//!
 //! - [`exchange`]: decides which pages are copied and when a request leaves or arrives.
-//!
 //! - [`embeddings`]: the same for embeddings of media, which are no pages.
-//!
 //! - [`page_copies`]: copies pages between device and host.
-//!
 //! - [`copy_hook`]: runs page copies inside a step, between layers.
 
 mod copy_hook;

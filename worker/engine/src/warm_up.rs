@@ -4,7 +4,7 @@ use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, S
 use tutti_models::{LogitRequests, LogitResults, Model};
 
 /// Enough tokens for the matrix kernels of a prefill, few enough that a large model on a small CPU is ready in seconds.
-const TOKENS: usize = 32;
+const MAX_TOKENS: usize = 32;
 
 /// Encodes one token of each kind of media, runs a small prefill and samples from it. Only the null page is written,
 /// and no request reads it.
@@ -25,7 +25,7 @@ pub(crate) fn run(
     }
     let context = model.limits().max_context_tokens;
     // All tokens fit one page: two tokens of a request never share a slot.
-    let tokens = TOKENS.min(max_step_tokens).min(context).min(page_tokens);
+    let tokens = MAX_TOKENS.min(max_step_tokens).min(context).min(page_tokens);
     let token_ids = vec![0; tokens];
     let positions: Vec<f32> = (0..tokens).map(|position| position as f32).collect();
     model.forward(&StepInputs {

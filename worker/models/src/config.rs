@@ -1,4 +1,4 @@
-//! What is read alike from every family's `config.json` and `generation_config.json`.
+//! The keys of `config.json` and `generation_config.json` that all families share.
 
 use std::{
     fs::File,
@@ -12,20 +12,20 @@ use tutti_kernels::WeightType;
 
 use crate::LoadError;
 
-/// A checkpoint's `config.json`: the keys that tell which family it is, and all of it for that family to read.
+/// A checkpoint's `config.json`: the keys that name its family, and all keys for that family to read.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
-    /// Where it was read from.
+    /// Path of the file.
     pub path: PathBuf,
-    /// `architectures`, empty where missing.
+    /// `architectures`; empty if missing.
     pub architectures: Vec<String>,
     /// `model_type`.
     pub model_type: Option<String>,
-    /// Everything.
+    /// All keys.
     pub value: Value,
 }
 
-/// The keys that every config has, in both spellings.
+/// The keys that name a config's family.
 #[derive(Deserialize)]
 struct Head {
     architectures: Option<Vec<String>>,
@@ -34,7 +34,7 @@ struct Head {
 }
 
 impl ConfigFile {
-    /// Reads `dir/config.json`; refuses quantised checkpoints, which no family takes.
+    /// Reads `dir/config.json`. Refuses quantised checkpoints, which no family supports.
     pub fn read(dir: &Path) -> Result<Self, LoadError> {
         let path = dir.join("config.json");
         let value: Value = read_json(&path)?;
@@ -51,7 +51,7 @@ impl ConfigFile {
         Ok(Self { path, architectures, model_type: head.model_type, value })
     }
 
-    /// Reads the config as a family sees it.
+    /// Deserialises a family's keys.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
         serde_path_to_error::deserialize(&self.value).map_err(|error| {
             let (key, problem) = (error.path().to_string(), error.into_inner());
@@ -59,13 +59,13 @@ impl ConfigFile {
         })
     }
 
-    /// An error about one key of this file.
+    /// Returns an error about this file.
     pub fn invalid(&self, problem: impl Into<String>) -> LoadError {
         LoadError::Config { path: self.path.clone(), problem: problem.into() }
     }
 }
 
-/// An `eos_token_id`: one id or several.
+/// The value of `eos_token_id`: one id or several.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub(crate) enum TokenIds {
@@ -85,8 +85,8 @@ impl TokenIds {
     }
 }
 
-/// The ids that end a sequence, ascending: those of `dir/generation_config.json` where it names any, as transformers'
-/// `generate` has it, else `from_config`.
+/// Returns the ids that end a sequence, ascending. As in transformers' `generate`, those of
+/// `dir/generation_config.json` win over `from_config`.
 pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result<Vec<u32>, LoadError> {
     #[derive(Deserialize)]
     struct GenerationConfig {
@@ -101,7 +101,7 @@ pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result
     Ok(generation.or(from_config).map(TokenIds::into_sorted).unwrap_or_default())
 }
 
-/// The type that a config's `dtype` (or, as published ones spell it, `torch_dtype`) names.
+/// Parses a config's `dtype`, which published configs call `torch_dtype`.
 pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
     match name.strip_prefix("torch.").unwrap_or(name) {
         "float32" | "float" => Some(WeightType::F32),

@@ -1,7 +1,8 @@
 //! Model families, written once against the device seam.
 //!
-//! [`load`] reads an unmodified Hugging Face directory and gives back a [`Model`]; which family it is, and which device
-//! runs it, shows no further. Each family has a folder of its own whose header names the paper and the reference.
+//! [`load`] reads an unmodified Hugging Face directory and returns a [`Model`], which hides its family and its device.
+//! Each family is one module, whose header names the paper and the reference implementation. [`load_sim`] returns a
+//! simulated device that acts as a model, without weights.
 
 mod config;
 mod error;

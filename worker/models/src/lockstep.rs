@@ -1,13 +1,13 @@
 //! The ranks of a TP group in lockstep: the leader decides, the others apply.
 //!
-//! [`Leader`] is a model whose every operation is first handed to the other ranks as a numbered, complete plan, then run
-//! by the leader itself; the engine above it does not know. [`follow`] runs the plans of another rank. A plan says all
-//! that a forward needs (tokens, positions, rows, block tables), so that the other ranks keep nothing of any request:
-//! a removal is a page that a later plan gives to somebody else, and there is nothing on which ranks could differ.
+//! [`Leader`] is a [`Model`](crate::Model) that sends each operation to the other ranks as a numbered, complete plan and
+//! then runs it itself; the engine does not see the group. [`follow`] runs the plans on each other rank. A plan holds
+//! everything that a forward needs (tokens, positions, rows, block tables), so the other ranks keep no state of any
+//! request, and ranks cannot disagree. To remove a request, the leader gives its pages to another in a later plan.
 //!
-//! Plans travel on a group of their own beside the one that the device computes with, so that the next plan is on its
-//! way while this one runs. What one rank refuses all refuse at the same place, since all check the same plan; whoever
-//! fails alone ends, and the others notice in the next collective.
+//! Plans travel on a group of their own, not on the one that the device computes with, so the next plan arrives while
+//! this one runs. All ranks check the same plan and thus refuse it alike. A rank that fails alone ends, and the others
+//! notice in the next collective.
 
 mod follower;
 mod leader;

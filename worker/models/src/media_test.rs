@@ -1,12 +1,12 @@
-//! A Qwen3 with a small audio encoder beside it. It is no model that anybody has trained: it is here to prove encoder nodes
-//! (declared, placed, run, handed over) until a real one comes, and its weights are drawn (`--load-format dummy`) or made by
-//! whoever tests it.
+//! A test model: a Qwen3 with a small, untrained audio encoder. It tests encoder nodes (declaration, placement, running,
+//! transfer) until a real family has one. Its weights are random (`--load-format dummy`) or made by a test. The cargo
+//! feature `media-test-model` adds it to a build.
 //!
-//! The thinker is [`qwen3`] as it is. The encoder takes 16-bit samples in frames of `audio_bytes_per_token` bytes, one for
-//! each token: scales them by the loudest of the whole item, which is why it cannot be cut, and maps each frame to an
-//! embedding by one linear map and a norm.
+//! The thinker is [`qwen3`](crate::qwen3), unchanged. The encoder takes 16-bit samples in frames of
+//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest one of the item, so that an
+//! item cannot be encoded in chunks, and maps each frame to an embedding by a linear map and a norm.
 //!
-//! `config.json` is that of a Qwen3, with two more keys: `audio_token_id` and `audio_bytes_per_token`.
+//! `config.json` is that of a Qwen3 with two more keys: `audio_token_id` and `audio_bytes_per_token`.
 
 mod encoder;
 mod encoder_only;
@@ -27,19 +27,19 @@ use crate::{
     weights::Progress,
 };
 
-/// The name under which configs know this family.
+/// The name of this family in a config's `architectures`.
 pub(crate) const ARCHITECTURE: &str = "TuttiMediaTestForCausalLM";
-/// The same, where `architectures` is missing.
+/// The name of this family in `model_type`, which decides where `architectures` is missing.
 pub(crate) const MODEL_TYPE: &str = "tutti_media_test";
 
-/// The keys beside those of the thinker.
+/// The keys that a Qwen3 does not have.
 #[derive(Deserialize)]
 struct Keys {
     audio_token_id: u32,
     audio_bytes_per_token: usize,
 }
 
-/// Loads what of the family `options.nodes` names.
+/// Loads the nodes of the family that `options.nodes` names.
 pub(crate) fn load<D: Device>(
     file: &ConfigFile,
     dir: &Path,

@@ -28,45 +28,44 @@ use crate::{
     weights::{Dummy, Loader, Progress, SafetensorsDir, Source},
 };
 
-/// The names under which configs know this family.
+/// The name of this family in a config's `architectures`.
 pub(crate) const ARCHITECTURE: &str = "Qwen3ForCausalLM";
-/// The same, where `architectures` is missing.
+/// The name of this family in `model_type`, which decides where `architectures` is missing.
 pub(crate) const MODEL_TYPE: &str = "qwen3";
 
-/// Rows of logits computed at once: bounds logit scratch at this many vocabularies.
+/// Number of logit rows computed at once. It bounds the logit scratch at this many vocabularies.
 const LOGIT_TILE: usize = 32;
 
 /// A dense Qwen3 on a device.
 pub(crate) struct Qwen3<D: Device> {
     device: D,
     group_rank: GroupRank,
-    /// Of the whole model, whatever this rank's share.
+    /// The shape of the whole model, not of this rank's shard.
     config: Config,
     limits: Limits,
     declaration: ModelDeclaration,
     weights: Weights<D>,
     weight_bytes: u64,
-    /// In the checkpoint.
+    /// Type of the weights in the checkpoint.
     weight_type: WeightType,
     quantize: Quantize,
     rope: RopeFrequencies,
-    /// Heads of each layer; layers differ in their window.
+    /// The attention of each layer on this rank; layers differ in their window.
     attention: Vec<AttentionShape>,
     activations: Activations<D>,
-    /// The pool's shape; its `pages` are 0 until it is allocated.
+    /// Shape of the KV pool; `pages` is 0 until it is allocated.
     kv_shape: KvShape,
     kv: Option<D::KvPool>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// How many logit rows the last step left to be read.
+    /// Number of logit rows that the last step left to be read.
     logit_rows: usize,
 }
 
-/// Buffers for the largest step. `T` rows but for those of the logit tile; heads, intermediate width and vocabulary are
-/// this rank's.
+/// Buffers for the largest step, of `T` tokens. Heads, intermediate width and vocabulary are this rank's.
 struct Activations<D: Device> {
     /// The residual stream, `[T, hidden]`.
     hidden: D::Tensor,
-    /// This rank's share of a sublayer's output, `[T, hidden]`; none where it is the whole.
+    /// This rank's summand of a sublayer's output, `[T, hidden]`. `None` if the rank is the whole group.
     partial: Option<D::Tensor>,
     /// `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,
@@ -80,11 +79,11 @@ struct Activations<D: Device> {
     tile: D::Tensor,
     /// `[LOGIT_TILE, vocab]`.
     logits: D::Tensor,
-    /// All ranks' logits side by side, at the leader of a TP group.
+    /// The logits of all ranks side by side, `[LOGIT_TILE, ranks * vocab]`. Only the leader of a TP group has them.
     gathered: Option<D::Tensor>,
 }
 
-/// Loads the family from a directory whose config is already read.
+/// Loads the family from `dir`, whose config is `file`.
 pub(crate) fn load<D: Device>(
     file: &ConfigFile,
     dir: &Path,
@@ -96,7 +95,7 @@ pub(crate) fn load<D: Device>(
 }
 
 impl<D: Device> Qwen3<D> {
-    /// The model itself, for families that have it as a node.
+    /// Loads the model as a concrete type, for families that have it as a node.
     pub(crate) fn load(
         file: &ConfigFile,
         dir: &Path,

@@ -1,10 +1,11 @@
-//! A model without weights on a device that only takes time: for scheduling, faults and the control plane.
+//! The simulated device (`--device sim`): a model without weights whose steps only take time. It serves tests of
+//! scheduling, of faults and of the control plane. [`SimSettings`], which the conductor shares, sets its costs and faults.
 //!
-//! It keeps what a real one keeps, in 8 bytes a token: the place of a token in the KV pool holds a digest of that token
-//! and all before it, computed from the digest that the pool holds at the place before. A sampled token is a function of
-//! the digest that the row reads, so it is right only if every position of its request was computed, once it was due, in
-//! pages that nobody else wrote to. Alone or batched, in one chunk or many, on any worker: the same request has the same
-//! tokens, and [`digest`] is short enough to be written again in any language by whoever checks them.
+//! The KV pool holds 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at the
+//! position before. A sampled token is a function of the digest of its row's last position. The token is thus right only
+//! if every position of the request was computed, in order, in pages that no other request wrote to. A request has the
+//! same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a test in another
+//! language can compute the expected tokens.
 
 mod audio;
 mod clock;
@@ -25,13 +26,13 @@ use crate::{
     thinker::{self, Audio, Held},
 };
 
-/// How often a step pauses that others may wait for.
+/// Interval between the pauses of a step while its hook may have work.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Of a digest.
+/// Bytes per token: one digest.
 const BYTES_PER_TOKEN: usize = size_of::<u64>();
 
-/// The keys that are read of any family's `config.json`.
+/// The keys that the simulated model reads of any family's `config.json`.
 #[derive(Deserialize)]
 struct Keys {
     vocab_size: Option<usize>,
@@ -43,23 +44,23 @@ struct Keys {
 struct Sim {
     declaration: ModelDeclaration,
     held: Held,
-    /// None where the model takes text alone.
+    /// `None` if the model takes only text.
     audio: Option<Audio>,
     limits: Limits,
     settings: SimSettings,
     clock: SimClock,
     page_tokens: usize,
-    /// A digest for each place of the pool, page by page.
+    /// One digest per token of the pool, page by page.
     pool: Vec<u64>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Digests of the last step's tokens whose logits are wanted.
+    /// Digests of the last step's logit rows.
     hidden: Vec<u64>,
-    /// Steps so far. The warm-up is step 0.
+    /// Number of steps so far. The warm-up is step 0.
     steps: u64,
 }
 
-/// A simulated model with the vocabulary, context, ends of sequence and audio of the checkpoint in `dir`, of whatever family,
-/// of which this worker holds `nodes`; all without. `rank` makes its jitter different from other workers'.
+/// Loads a simulated model with the vocabulary, context, ends of sequence and audio of the checkpoint in `dir`, of any
+/// family. It holds `nodes`, or all nodes if `None`. `rank` makes the jitter of workers differ.
 pub fn load(
     dir: &Path,
     max_step_tokens: usize,
@@ -188,17 +189,17 @@ impl Model for Sim {
         let mut wanted = inputs.logit_rows.iter().copied().peekable();
         for row in inputs.rows {
             let mut digest = match row.start.checked_sub(1) {
-                Some(before) => self.pool[self.place(row, before)?],
+                Some(before) => self.pool[self.pool_index(row, before)?],
                 None => digest::EMPTY,
             };
             for index in 0..row.tokens {
                 let token = row.first_token + index;
-                digest = match meanings.next_if(|(place, _)| *place == token) {
+                digest = match meanings.next_if(|(index, _)| *index == token) {
                     Some((_, meaning)) => digest::mix(digest ^ meaning),
                     None => digest::extend(digest, inputs.token_ids[token]),
                 };
-                let place = self.place(row, row.start + index)?;
-                self.pool[place] = digest;
+                let pool_index = self.pool_index(row, row.start + index)?;
+                self.pool[pool_index] = digest;
                 while wanted.next_if_eq(&token).is_some() {
                     self.hidden.push(digest);
                 }
@@ -220,7 +221,7 @@ impl Model for Sim {
     }
 }
 
-/// The pages, at any time.
+/// The pages, which can be read and written at any time.
 struct Pool<'a> {
     digests: &'a mut [u64],
     page_tokens: usize,
@@ -252,7 +253,7 @@ impl PausedPages for Pool<'_> {
 }
 
 impl Sim {
-    /// A step of these rows takes its time, and may fail.
+    /// Waits for the time of a step with these rows, and fails it if the settings say so.
     fn begin(&mut self, rows: &[RowInputs<'_>], token_ids: &[u32]) -> Result<(), DeviceError> {
         let Self { clock, pool, page_tokens, step_hook, .. } = self;
         let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());
@@ -265,7 +266,7 @@ impl Sim {
         self.fail(step, token_ids)
     }
 
-    /// What the settings want to go wrong in this step.
+    /// Applies the settings' faults to this step.
     fn fail(&self, step: u64, token_ids: &[u32]) -> Result<(), DeviceError> {
         let SimSettings { fail_every, fail_on_token, lose_after, hang_after, .. } = &self.settings;
         if hang_after.is_some_and(|after| step > after) {
@@ -285,11 +286,11 @@ impl Sim {
         }
     }
 
-    /// Where the pool holds a position of the row's request.
-    fn place(&self, row: &RowInputs<'_>, position: usize) -> Result<usize, DeviceError> {
+    /// Returns the index in the pool of a position of the row's request.
+    fn pool_index(&self, row: &RowInputs<'_>, position: usize) -> Result<usize, DeviceError> {
         let (page, offset) = (position / self.page_tokens, position % self.page_tokens);
-        let place = row.block_table.get(page).map(|page| page.0 as usize * self.page_tokens + offset);
-        place.filter(|place| *place < self.pool.len()).ok_or_else(|| {
+        let index = row.block_table.get(page).map(|page| page.0 as usize * self.page_tokens + offset);
+        index.filter(|index| *index < self.pool.len()).ok_or_else(|| {
             DeviceError::Misuse(format!(
                 "position {position} has no page in a table of {}",
                 row.block_table.len()
@@ -297,13 +298,13 @@ impl Sim {
         })
     }
 
-    /// Every token that is not forbidden is as likely as any other, whatever the sampling parameters; greedy requests do
-    /// not look at their seed.
+    /// Samples from a uniform distribution over the tokens that are not forbidden. Temperature 0 ignores the seed, and all
+    /// other sampling parameters have no effect.
     fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Sampled {
         let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
         let vocab_size = self.limits.vocab_size as u32;
         let mut token = digest::token(hidden, seed, vocab_size);
-        // Ends at the latest where it began: the engine refuses requests that forbid the whole vocabulary.
+        // The engine refuses requests that forbid the whole vocabulary, so this finds a token.
         for _ in 0..vocab_size {
             if !row.forbidden.contains(&token) {
                 break;
@@ -313,7 +314,7 @@ impl Sim {
         Sampled { token, score: row.logprobs.map(|top| self.score(top)) }
     }
 
-    /// Of a uniform distribution, in which equals are ordered by id.
+    /// Returns the score of any token in a uniform distribution, whose top tokens are ordered by id.
     fn score(&self, top: u32) -> TokenScore {
         let logprob = -(self.limits.vocab_size as f32).ln();
         let top = (0..top.min(self.limits.vocab_size as u32)).map(|id| (id, logprob)).collect();

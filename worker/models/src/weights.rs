@@ -1,4 +1,4 @@
-//! Where weights come from, and how they are handed to a device.
+//! Sources of weights, and loading onto a device.
 
 mod dummy;
 mod header;
@@ -14,23 +14,23 @@ pub(crate) use shard::{Cut, ShardRange, share};
 pub use loader::LoadProgress;
 use tutti_kernels::collective::GroupRank;
 
-/// A tensor that a family expects to find.
+/// A tensor that a family requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorSpec {
-    /// Its name in the checkpoint.
+    /// Name in the checkpoint.
     pub name: String,
-    /// Its shape there: `[outputs, inputs]` of a matrix, `[width]` of a vector.
+    /// Shape in the checkpoint: `[outputs, inputs]` of a matrix, `[width]` of a vector.
     pub shape: Vec<usize>,
-    /// What it is for.
+    /// Role in the model.
     pub role: Role,
-    /// How it is divided among the ranks of a TP group.
+    /// Division among the ranks of a TP group.
     pub cut: Cut,
 }
 
-/// What a tensor is for. Dummy weights are drawn accordingly, so that activations keep a sane size.
+/// The role of a tensor. Dummy weights are drawn by it, so that activations keep near unit size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A row for each vocabulary id.
+    /// An embedding: one row per vocabulary id.
     Embedding,
     /// A linear map.
     Projection,
@@ -41,37 +41,37 @@ pub(crate) enum Role {
 }
 
 impl TensorSpec {
-    /// A matrix `[rows, columns]`.
+    /// Returns a replicated matrix `[rows, columns]`.
     pub fn matrix(name: impl Into<String>, role: Role, rows: usize, columns: usize) -> Self {
         Self { name: name.into(), shape: vec![rows, columns], role, cut: Cut::Replicated }
     }
 
-    /// A vector.
+    /// Returns a replicated vector.
     pub fn vector(name: impl Into<String>, role: Role, width: usize) -> Self {
         Self { name: name.into(), shape: vec![width], role, cut: Cut::Replicated }
     }
 
-    /// The same tensor, divided this way.
+    /// Sets the division among ranks.
     pub fn cut(self, cut: Cut) -> Self {
         Self { cut, ..self }
     }
 
-    /// What a rank holds of it.
+    /// Returns the rows and columns that a rank holds.
     pub fn shard_range(&self, group_rank: GroupRank) -> ShardRange {
         let (rows, columns) = match self.shape[..] {
             [rows, columns] => (rows, columns),
-            // Each element is an output of its own.
+            // Each element of a vector belongs to one output.
             _ => (self.elements(), 1),
         };
         self.cut.shard_range(rows, columns, group_rank)
     }
 
-    /// How many elements it has; saturates where a config is absurd, and then no file matches.
+    /// Number of elements. Saturates for an absurd config, which no file matches.
     pub fn elements(&self) -> usize {
         self.shape.iter().fold(1, |product, &n| product.saturating_mul(n))
     }
 
-    /// `[rows, columns]`; a vector is one row.
+    /// Returns rows and columns; a vector is one row.
     fn rows_columns(&self) -> (usize, usize) {
         match self.shape[..] {
             [rows, columns] => (rows, columns),

@@ -85,7 +85,7 @@ async fn a_full_outbox_stops_the_steps_but_not_the_cancels() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_it_once_it_is_idle_and_everything_is_told() {
+async fn a_drain_ends_the_engine_once_it_is_idle_and_all_is_reported() {
     let mut bench = bench(None);
     bench.commands.send(launch(1, 20)).await.unwrap();
     bench.commands.send(launch(2, LONG)).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_drain_ends_it_once_it_is_idle_and_everything_is_told() {
 }
 
 #[tokio::test]
-async fn a_launch_is_taken_when_nothing_has_run_for_long() {
+async fn a_launch_wakes_an_idle_engine() {
     let mut bench = bench(None);
     for request in 1..50 {
         bench.commands.send(launch(request, 1)).await.unwrap();
@@ -116,7 +116,7 @@ async fn a_launch_is_taken_when_nothing_has_run_for_long() {
 }
 
 #[tokio::test]
-async fn it_ends_with_its_commands() {
+async fn the_engine_ends_when_its_commands_close() {
     let bench = bench(None);
     bench.commands.send(launch(1, LONG)).await.unwrap();
     drop(bench.commands);

@@ -18,7 +18,7 @@ fn auto_is_the_best_path_of_the_machine() {
 }
 
 #[test]
-fn a_path_that_the_machine_lacks_is_refused_with_those_it_has() {
+fn a_path_that_the_machine_lacks_is_refused_with_a_list_of_its_paths() {
     let error = resolve_among(CpuIsa::Avx512Bf16, &Isa::ALL[..4]).unwrap_err();
     assert_eq!(error.field(), Some("cpu_isa"));
     let expected = "this machine has no avx512-bf16 instructions; it has portable, avx2, avx512, avx512-vnni";

@@ -39,7 +39,7 @@ fn writer(path: &Path) -> (Writer, Arc<AtomicU64>) {
 }
 
 #[test]
-fn each_step_is_a_line_and_each_process_begins_with_a_header() {
+fn each_step_is_a_line_and_each_process_starts_with_a_header() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("steps.rank3");
     for process in 0..2 {

@@ -12,7 +12,7 @@ use tutti_proto::{GraphKey, cluster::v1 as pb};
 use super::{Unit, segment::Segment};
 
 /// Number of accepted hand-overs that are remembered for senders that missed the answer. The oldest is forgotten first.
-const REMEMBERED: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// All reservations of a worker.
 #[derive(Default)]
@@ -128,7 +128,7 @@ impl Reservations {
     pub fn accept(&self, key: GraphKey, hand_over: pb::HandOver) {
         let mut state = self.lock();
         let Some(Reservation { secret, .. }) = state.waiting.remove(&key) else { return };
-        if state.order.len() == REMEMBERED
+        if state.order.len() == MAX_REMEMBERED
             && let Some(oldest) = state.order.pop_front()
         {
             state.imported.remove(&oldest);

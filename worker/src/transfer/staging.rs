@@ -14,7 +14,7 @@ use tutti_engine::{ExportSummary, PageRun, Waker};
 /// Bytes that all requests may stage in sum. A larger page may be staged alone.
 pub(super) const STAGED_BYTES: usize = 64 << 20;
 /// Free bytes below which the engine may have to wait.
-const ENOUGH: usize = 16 << 20;
+const ENOUGH_BYTES: usize = 16 << 20;
 
 /// Staging bytes that all requests share.
 pub(super) struct StagingBudget {
@@ -45,7 +45,7 @@ impl StagingBudget {
         // Set before reading, so that bytes freed from here on wake the engine.
         self.wanted.store(true, Ordering::SeqCst);
         let left = self.bytes.saturating_sub(self.used.load(Ordering::SeqCst));
-        if left >= ENOUGH {
+        if left >= ENOUGH_BYTES {
             self.wanted.store(false, Ordering::SeqCst);
         }
         left

@@ -149,7 +149,7 @@ async fn alone(request: u64) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn what_is_handed_over_goes_on_with_the_same_tokens_whichever_way_pages_travel() {
+async fn a_divided_request_gives_the_same_tokens_over_either_transport() {
     let (mut from, mut to) = (Worker::start(), Worker::start());
     for (request, shared) in [(1, true), (2, false), (3, true)] {
         let mut reserved = to.reserve(request, 60_000).await;
@@ -174,7 +174,7 @@ async fn what_is_handed_over_goes_on_with_the_same_tokens_whichever_way_pages_tr
 }
 
 #[tokio::test]
-async fn a_decode_that_is_cancelled_meanwhile_is_an_end_for_both() {
+async fn a_cancelled_decode_ends_both_graphs() {
     let (mut from, mut to) = (Worker::start(), Worker::start());
     let reserved = to.reserve(1, 60_000).await;
     to.commands.send(Command::Cancel(key(1, 1))).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_decode_that_is_cancelled_meanwhile_is_an_end_for_both() {
 }
 
 #[tokio::test]
-async fn workers_whose_pages_differ_exchange_none() {
+async fn workers_with_different_page_layouts_exchange_no_pages() {
     let (mut from, mut to) = (Worker::with_pages_of(32), Worker::start());
     let reserved = to.reserve(1, 60_000).await;
     from.launch(prefill(1, &reserved)).await;

@@ -7,7 +7,7 @@ fn key(request: u64) -> GraphKey {
 }
 
 #[test]
-fn the_oldest_that_still_waits_counts() {
+fn the_oldest_waiting_request_counts() {
     let mut arrivals = Arrivals::default();
     arrivals.add(key(1));
     arrivals.add(key(2));
@@ -19,7 +19,7 @@ fn the_oldest_that_still_waits_counts() {
 }
 
 #[test]
-fn a_request_that_waits_for_long_keeps_no_trace_of_others() {
+fn a_long_wait_does_not_grow_the_queue() {
     let mut arrivals = Arrivals::default();
     arrivals.add(key(0));
     for request in 1..10_000 {

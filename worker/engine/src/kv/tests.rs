@@ -7,12 +7,12 @@ fn bytes(max_context_tokens: usize, available: Option<u64>) -> u64 {
 }
 
 #[test]
-fn a_small_model_takes_what_it_can_use() {
+fn a_small_model_takes_only_what_it_can_use() {
     assert_eq!(bytes(40, None), 13 << 20, "three pages for each of four requests, and the null page");
 }
 
 #[test]
-fn a_large_one_takes_the_least_of_the_bounds() {
+fn a_large_model_takes_the_smallest_of_the_bounds() {
     assert_eq!(bytes(1 << 20, None), DEFAULT_KV_BYTES);
     assert_eq!(bytes(1 << 20, Some(8 << 30)), 1 << 30);
 }

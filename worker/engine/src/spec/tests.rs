@@ -43,7 +43,7 @@ fn fault(change: impl FnOnce(&mut pb::RequestSpec)) -> String {
 }
 
 #[test]
-fn a_sound_message_passes() {
+fn a_valid_message_passes() {
     let (limits, declaration) = (limits(), ModelDeclaration::new(vec![], vec![], vec![]).unwrap());
     let model = ServedModel { limits: &limits, declaration: &declaration };
     let (launch, sequence) = parse(key(), message(), model, Duration::from_secs(1)).unwrap();

@@ -17,7 +17,7 @@ use tutti_models::{Model, PausedPages, StepHook};
 use crate::overlap::Shared;
 
 /// Bytes per second that are copied at the expense of steps: about a tenth of one thread's memory bandwidth.
-const RATE: f64 = 400e6;
+const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 /// Lock-free hints to the device's thread about page copies.
 #[derive(Debug, Default)]
@@ -47,19 +47,20 @@ pub(crate) struct CopyHook {
     /// Bytes that may be copied now; negative after a copy of more.
     credit: f64,
     /// Time at which `credit` was last updated.
-    counted: Instant,
+    updated: Instant,
 }
 
 impl CopyHook {
     pub fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, credit: 0.0, counted: Instant::now() }
+        Self { shared, credit: 0.0, updated: Instant::now() }
     }
 
-    /// Adds the bytes that `RATE` allows since the last update. `credit` never exceeds the bytes of one second.
-    fn count(&mut self) {
+    /// Adds the bytes that `COPY_BYTES_PER_SECOND` allows since the last update. `credit` never exceeds the bytes of
+    /// one second.
+    fn earn_credit(&mut self) {
         let now = Instant::now();
-        let earned = now.duration_since(self.counted).as_secs_f64() * RATE;
-        (self.credit, self.counted) = ((self.credit + earned).min(RATE), now);
+        let earned = now.duration_since(self.updated).as_secs_f64() * COPY_BYTES_PER_SECOND;
+        (self.credit, self.updated) = ((self.credit + earned).min(COPY_BYTES_PER_SECOND), now);
     }
 }
 
@@ -72,7 +73,7 @@ impl StepHook for CopyHook {
         if !self.shared.hints.due.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.count();
+        self.earn_credit();
         while self.credit > 0.0 {
             // Cleared before the copies are taken, so that a later wake-up is seen in the next pause.
             self.shared.hints.due.store(false, Ordering::Release);

@@ -15,10 +15,10 @@ use tutti_runtime::{Error, ErrorKind};
 use super::courier::{Cargo, Courier, ExportSummary, ImportRequest, PageRun};
 
 /// Bytes per run of rows, unless one row is larger.
-const RUN: usize = 1 << 20;
+const RUN_BYTES: usize = 1 << 20;
 /// Bytes of embeddings that requests may hold here, from their reservation until the request ends. One request may hold
 /// more if no other holds any. Further requests wait, and nothing is encoded for them yet.
-const HELD: usize = 256 << 20;
+const MAX_HELD_BYTES: usize = 256 << 20;
 
 #[derive(Default)]
 pub(super) struct EmbeddingTransfers {
@@ -77,7 +77,7 @@ impl EmbeddingTransfers {
     fn grant(&mut self, courier: &mut dyn Courier) {
         while let Some(&(key, rows)) = self.queue.front() {
             let bytes = rows * self.row_bytes;
-            if self.held > 0 && self.held + bytes > HELD {
+            if self.held > 0 && self.held + bytes > MAX_HELD_BYTES {
                 return;
             }
             self.queue.pop_front();
@@ -101,7 +101,7 @@ impl EmbeddingTransfers {
     /// Queues the encoded rows from `first` on.
     pub fn encoded(&mut self, key: GraphKey, first: usize, values: &[f32]) {
         let Some(outgoing) = self.outgoing.get_mut(&key) else { return };
-        let at_once = (RUN / self.row_bytes).max(1);
+        let at_once = (RUN_BYTES / self.row_bytes).max(1);
         for (run, values) in values.chunks(at_once * self.row_bytes / size_of::<f32>()).enumerate() {
             let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             outgoing.unsent.push_back(PageRun { key, first: first + run * at_once, data });
@@ -139,7 +139,7 @@ impl EmbeddingTransfers {
     /// Stores rows of a request that waits for them. Returns rows of any other request.
     pub fn fill(&mut self, run: PageRun) -> Option<PageRun> {
         let Some(incoming) = self.incoming.get_mut(&run.key) else { return Some(run) };
-        // Rows that arrive again after the embeddings were taken are already known.
+        // The embeddings were taken before: a repeated run is dropped.
         let filling = incoming.filling.as_mut()?;
         let (at, rows) = (run.first * self.row_bytes, run.data.len() / self.row_bytes);
         if let Some(slot) = filling.data.get_mut(at..at + run.data.len()) {

@@ -26,7 +26,7 @@ use super::{
 use crate::{batch::RowResult, report};
 
 /// Bytes per direction that one batch copies.
-const PIECE: usize = 8 << 20;
+const BATCH_BYTES: usize = 8 << 20;
 
 pub(crate) struct Exchange {
     courier: Box<dyn Courier>,
@@ -174,7 +174,7 @@ impl Exchange {
     /// Takes the arrivals from other workers. `events` receives the completions that follow, and the requests that
     /// continue here.
     pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
-        while self.unwritten < PIECE
+        while self.unwritten < BATCH_BYTES
             && let Some(arrival) = self.courier.take()
         {
             match arrival {
@@ -273,7 +273,7 @@ impl Exchange {
         for (key, summary) in encoded {
             self.export(key, summary, scheduler, events);
         }
-        let mut room = self.courier.room().min(PIECE.max(self.page_bytes)) / self.page_bytes;
+        let mut room = self.courier.room().min(BATCH_BYTES.max(self.page_bytes)) / self.page_bytes;
         for (&key, outgoing) in &mut self.outgoing {
             let whole = outgoing.whole_pages(self.page_tokens);
             let count = whole.saturating_sub(outgoing.sent).min(room);
@@ -291,7 +291,7 @@ impl Exchange {
             }
         }
         let mut bytes = 0;
-        while bytes < PIECE
+        while bytes < BATCH_BYTES
             && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
         {
             self.unwritten -= data.len();

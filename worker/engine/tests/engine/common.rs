@@ -272,7 +272,7 @@ pub struct Expected {
 }
 
 pub fn expected(launch: &pb::LaunchGraph) -> Expected {
-    let spec = launch.spec.clone().expect("the launch is whole");
+    let spec = launch.spec.clone().expect("the launch has a spec");
     let (seed, max_tokens) =
         (spec.sampling.map_or(0, |s| s.seed), spec.stopping.map_or(0, |s| s.max_tokens as usize));
     let wire = |score: TokenScore| pb::TokenLogprob {

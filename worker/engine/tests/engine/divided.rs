@@ -173,7 +173,7 @@ fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, ExportS
 }
 
 #[test]
-fn requests_that_are_divided_get_what_they_get_alone() {
+fn divided_requests_give_the_tokens_of_a_request_alone() {
     for admission in [Admission::WholeLife, Admission::Optimistic] {
         let settings = EngineSettings { admission, ..settings() };
         let decoding = EngineSettings { kv_cache_memory: Some(41 * 64), ..settings.clone() };
@@ -228,7 +228,7 @@ fn requests_that_are_divided_get_what_they_get_alone() {
 }
 
 #[test]
-fn a_first_token_that_ends_the_request_ends_it_here() {
+fn a_first_token_that_ends_the_request_ends_it_at_the_prefill() {
     let mut side = Side::new(&settings());
     let mut whole = launch(1, 10, 5);
     whole.spec.as_mut().unwrap().stopping.as_mut().unwrap().stop_token_ids = vec![expected(&whole).output[0]];
@@ -240,7 +240,7 @@ fn a_first_token_that_ends_the_request_ends_it_here() {
 }
 
 #[test]
-fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
+fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
     let whole = launch(1, 18, 9);
     to.engine.launch(decode(&whole));
@@ -296,7 +296,7 @@ fn whatever_differs_is_refused_and_what_is_right_still_goes_on() {
 }
 
 #[test]
-fn a_request_whose_pages_do_not_leave_waits_and_others_do_not() {
+fn a_request_whose_pages_cannot_leave_waits_alone() {
     let mut side = Side::new(&settings());
     side.courier.lock().room = 0;
     let (long, short) = (launch(1, 200, 5), launch(2, 20, 5));
@@ -323,7 +323,7 @@ fn a_request_whose_pages_do_not_leave_waits_and_others_do_not() {
 }
 
 #[test]
-fn each_way_to_end_frees_all_pages_once() {
+fn every_ending_frees_all_pages_once() {
     let outcomes = RefCell::new(vec![]);
     let check = |side: &mut Side, request| {
         side.idle();
@@ -379,7 +379,7 @@ fn each_way_to_end_frees_all_pages_once() {
 }
 
 #[test]
-fn a_deadline_ends_who_waits_for_planes_though_nothing_runs() {
+fn a_deadline_ends_a_request_that_waits_for_planes_while_no_step_runs() {
     let mut to = Side::new(&settings());
     to.engine.launch(pb::LaunchGraph { timeout_ms: Some(20), ..decode(&launch(11, 30, 5)) });
     while to.outcomes.is_empty() {
@@ -393,7 +393,7 @@ fn a_deadline_ends_who_waits_for_planes_though_nothing_runs() {
 }
 
 #[test]
-fn what_could_not_be_divided_is_refused() {
+fn requests_that_cannot_be_divided_are_refused() {
     let mut side = Side::new(&settings());
     let whole = launch(1, 10, 5);
     let both = pb::LaunchGraph { receive: decode(&whole).receive, ..prefill(&whole) };

@@ -50,23 +50,23 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
 }
 
 /// All results of a request. Logprobs are compared as bits because `==` on floats takes 0 for -0.
-type Story = Vec<(u32, Vec<(u32, u32)>)>;
+type RequestResults = Vec<(u32, Vec<(u32, u32)>)>;
 
-fn play(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> BTreeMap<u64, Story> {
+fn run_to_end(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> BTreeMap<u64, RequestResults> {
     let bits = |score: &pb::TokenLogprob| {
         let top = score.top.iter().map(|top| (top.token_id, top.logprob.to_bits()));
         std::iter::once((score.rank, score.logprob.to_bits())).chain(top).collect::<Vec<_>>()
     };
-    let mut stories = BTreeMap::<u64, Story>::new();
+    let mut results = BTreeMap::<u64, RequestResults>::new();
     for launch in launches {
         engine.launch(launch.clone());
     }
     while let Some(report) = engine.step().expect("the device is there") {
         for row in report.rows {
-            let story = stories.entry(row.key.map_or(0, |key| key.request)).or_default();
+            let result = results.entry(row.key.map_or(0, |key| key.request)).or_default();
             let run = row.prompt_logprobs.iter().flat_map(|run| (run.first..).zip(&run.tokens));
-            story.extend(run.map(|(index, score)| (index, bits(score))));
-            story.extend(
+            result.extend(run.map(|(index, score)| (index, bits(score))));
+            result.extend(
                 row.tokens.iter().map(|t| (t.token_id, t.logprob.as_ref().map(bits).unwrap_or_default())),
             );
         }
@@ -78,17 +78,17 @@ fn play(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> BTreeMap<u64, Stor
         }
     }
     assert_eq!(engine.load().kv_pages_used, 0);
-    stories
+    results
 }
 
 #[test]
-fn nothing_changes_by_a_bit() {
+fn results_are_bit_identical_for_any_batching() {
     let launches: Vec<_> = [1, 2, 15, 16, 17, 33, 64, 65, 90]
         .iter()
         .zip(1..)
         .map(|(&prompt, request)| {
             let mut launch = launch(request, prompt, 12);
-            let spec = launch.spec.as_mut().expect("the launch is whole");
+            let spec = launch.spec.as_mut().expect("the launch has a spec");
             (spec.logprobs, spec.prompt_logprobs) = (Some(4), (request % 2 == 1).then_some(4));
             launch
         })
@@ -96,7 +96,7 @@ fn nothing_changes_by_a_bit() {
     let mut alone = engine(MAX_STEP_TOKENS, None);
     let mut expected = BTreeMap::new();
     for launch in &launches {
-        expected.extend(play(&mut alone, std::slice::from_ref(launch)));
+        expected.extend(run_to_end(&mut alone, std::slice::from_ref(launch)));
     }
     assert_eq!(expected.len(), launches.len());
     assert_eq!(expected[&9].len(), 89 + 12);
@@ -104,7 +104,7 @@ fn nothing_changes_by_a_bit() {
         [(64, None), (64, Some(7)), (8, None), (8, Some(3)), (1, None)]
     {
         let mut engine = engine(max_step_tokens, max_prefill_chunk);
-        let stories = play(&mut engine, &launches);
-        assert!(stories == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk:?}");
+        let results = run_to_end(&mut engine, &launches);
+        assert!(results == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk:?}");
     }
 }

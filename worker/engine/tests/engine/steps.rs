@@ -10,7 +10,7 @@ use crate::common::{self, CONTEXT, DECODE, MIXED, VOCAB, engine, expected, launc
 
 /// All reported results of one request.
 #[derive(Debug, Default)]
-struct Story {
+struct RequestResults {
     tokens: Vec<pb::SampledToken>,
     prompt_logprobs: Vec<pb::TokenLogprob>,
     outcome: Option<pb::completion::Outcome>,
@@ -18,7 +18,7 @@ struct Story {
     last_epoch: Option<u32>,
 }
 
-impl Story {
+impl RequestResults {
     fn output(&self) -> Vec<u32> {
         self.tokens.iter().map(|token| token.token_id).collect()
     }
@@ -46,57 +46,57 @@ impl Story {
 }
 
 /// Steps until nothing is left, and sorts the results by request.
-fn play(engine: &mut Engine) -> BTreeMap<u64, Story> {
-    let mut stories = BTreeMap::<u64, Story>::new();
+fn run_to_end(engine: &mut Engine) -> BTreeMap<u64, RequestResults> {
+    let mut results = BTreeMap::<u64, RequestResults>::new();
     while let Some(report) = engine.step().expect("the device is there") {
-        collect(report, &mut stories);
+        collect(report, &mut results);
     }
     assert!(engine.is_idle());
     assert_eq!(engine.load().kv_pages_used, 0);
-    stories
+    results
 }
 
-fn collect(report: pb::StepReport, stories: &mut BTreeMap<u64, Story>) {
+fn collect(report: pb::StepReport, results: &mut BTreeMap<u64, RequestResults>) {
     for row in report.rows {
-        let story = stories.entry(row.key.expect("rows are keyed").request).or_default();
-        assert!(story.outcome.is_none(), "a row after the end");
+        let result = results.entry(row.key.expect("rows are keyed").request).or_default();
+        assert!(result.outcome.is_none(), "a row after the end");
         for token in row.tokens {
-            assert_eq!(token.index as usize, story.tokens.len(), "indices follow each other");
-            story.tokens.push(token);
+            assert_eq!(token.index as usize, result.tokens.len(), "indices follow each other");
+            result.tokens.push(token);
         }
         if let Some(run) = row.prompt_logprobs {
-            assert_eq!(run.first as usize, story.prompt_logprobs.len() + 1, "runs follow each other");
-            story.prompt_logprobs.extend(run.tokens);
+            assert_eq!(run.first as usize, result.prompt_logprobs.len() + 1, "runs follow each other");
+            result.prompt_logprobs.extend(run.tokens);
         }
-        assert!(story.last_epoch < Some(row.epoch), "epochs rise");
-        story.last_epoch = Some(row.epoch);
+        assert!(result.last_epoch < Some(row.epoch), "epochs rise");
+        result.last_epoch = Some(row.epoch);
     }
     for completion in report.completions {
-        let story = stories.entry(completion.key.expect("completions are keyed").request).or_default();
-        assert!(story.outcome.is_none(), "two endings");
-        story.outcome = completion.outcome;
-        story.passes = completion.epoch;
+        let result = results.entry(completion.key.expect("completions are keyed").request).or_default();
+        assert!(result.outcome.is_none(), "two endings");
+        result.outcome = completion.outcome;
+        result.passes = completion.epoch;
     }
 }
 
 fn with_logprobs(mut launch: pb::LaunchGraph) -> pb::LaunchGraph {
-    let spec = launch.spec.as_mut().expect("the launch is whole");
+    let spec = launch.spec.as_mut().expect("the launch has a spec");
     (spec.logprobs, spec.prompt_logprobs) = (Some(2), Some(3));
     launch
 }
 
-fn check(story: &Story, launch: &pb::LaunchGraph) {
+fn check(result: &RequestResults, launch: &pb::LaunchGraph) {
     let expected = expected(launch);
-    assert_eq!(story.output(), expected.output);
-    let logprobs: Vec<_> = story.tokens.iter().filter_map(|t| t.logprob.clone()).collect();
+    assert_eq!(result.output(), expected.output);
+    let logprobs: Vec<_> = result.tokens.iter().filter_map(|t| t.logprob.clone()).collect();
     assert_eq!(logprobs, if logprobs.is_empty() { vec![] } else { expected.logprobs });
-    let prompt_logprobs = &story.prompt_logprobs;
+    let prompt_logprobs = &result.prompt_logprobs;
     assert_eq!(*prompt_logprobs, if prompt_logprobs.is_empty() { vec![] } else { expected.prompt_logprobs });
-    assert_eq!(Some(story.passes), story.last_epoch.map(|epoch| epoch + 1));
+    assert_eq!(Some(result.passes), result.last_epoch.map(|epoch| epoch + 1));
 }
 
 #[test]
-fn every_chunking_gives_each_request_what_it_gets_alone() {
+fn every_chunking_gives_the_tokens_of_a_request_alone() {
     for chunking in [Chunking::Scheduler, Chunking::Engine, Chunking::Off] {
         for prefill_sharing in
             [PrefillSharing::ShortestFirst, PrefillSharing::Fair, PrefillSharing::FirstCome]
@@ -116,12 +116,12 @@ fn every_chunking_gives_each_request_what_it_gets_alone() {
                         .map(|request| with_logprobs(launch(request, 1 + request as usize * 5, 9)))
                         .collect();
                     launches.iter().for_each(|launch| engine.launch(launch.clone()));
-                    let stories = play(&mut engine);
+                    let results = run_to_end(&mut engine);
                     for (request, launch) in launches.iter().enumerate() {
-                        let story = &stories[&(request as u64)];
-                        check(story, launch);
-                        assert_eq!((story.tokens.len(), story.prompt_logprobs.len()), (9, request * 5));
-                        assert_eq!((story.finished().generated, story.finished().cached_tokens), (9, 0));
+                        let result = &results[&(request as u64)];
+                        check(result, launch);
+                        assert_eq!((result.tokens.len(), result.prompt_logprobs.len()), (9, request * 5));
+                        assert_eq!((result.finished().generated, result.finished().cached_tokens), (9, 0));
                     }
                 }
             }
@@ -130,32 +130,32 @@ fn every_chunking_gives_each_request_what_it_gets_alone() {
 }
 
 #[test]
-fn a_warm_prefix_gives_what_a_cold_one_gives() {
+fn a_warm_prefix_gives_the_tokens_of_a_cold_one() {
     for chunking in [Chunking::Scheduler, Chunking::Engine, Chunking::Off] {
         let (mut engine, probe) = engine(&EngineSettings { chunking, ..settings() });
         let first = launch(1, 30, 9);
         engine.launch(first.clone());
-        check(&play(&mut engine)[&1], &first);
+        check(&run_to_end(&mut engine)[&1], &first);
         let mut again = launch(1, 30, 9);
         again.key.as_mut().unwrap().request = 2;
         let cold = std::mem::take(&mut probe.lock().unwrap().tokens);
         engine.launch(again.clone());
-        let story = play(&mut engine).remove(&2).unwrap();
-        check(&story, &again);
-        assert_eq!(story.finished().cached_tokens, 28, "seven pages of four");
+        let result = run_to_end(&mut engine).remove(&2).unwrap();
+        check(&result, &again);
+        assert_eq!(result.finished().cached_tokens, 28, "seven pages of four");
         assert_eq!(probe.lock().unwrap().tokens, cold - 28);
 
         again.key.as_mut().unwrap().request = 3;
         again = with_logprobs(again);
         engine.launch(again.clone());
-        let story = play(&mut engine).remove(&3).unwrap();
-        check(&story, &again);
-        assert_eq!((story.prompt_logprobs.len(), story.finished().cached_tokens), (29, 0));
+        let result = run_to_end(&mut engine).remove(&3).unwrap();
+        check(&result, &again);
+        assert_eq!((result.prompt_logprobs.len(), result.finished().cached_tokens), (29, 0));
     }
 }
 
 #[test]
-fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
+fn a_preempted_request_gives_the_same_tokens_and_reports_nothing_twice() {
     // Sixteen pages of four tokens, for requests that grow to nine or more pages each.
     let bounds =
         EngineSettings { kv_cache_memory: Some(17 * 64), admission: Admission::Optimistic, ..settings() };
@@ -163,32 +163,32 @@ fn a_preempted_request_gives_what_it_gives_alone_and_tells_nothing_twice() {
         let (mut engine, _) = engine(&EngineSettings { prefix_cache, ..bounds.clone() });
         let launches: Vec<_> = (0..5).map(|request| with_logprobs(launch(request, 10, 26))).collect();
         launches.iter().for_each(|launch| engine.launch(launch.clone()));
-        let mut stories = BTreeMap::new();
+        let mut results = BTreeMap::new();
         let mut preempted = false;
         let mut running = 0;
         while let Some(report) = engine.step().unwrap() {
             let load = report.load.unwrap();
             preempted |= load.running < running && report.completions.is_empty();
             running = load.running;
-            collect(report, &mut stories);
+            collect(report, &mut results);
         }
         assert!(preempted, "the pool is large enough for all");
         for (request, launch) in launches.iter().enumerate() {
-            check(&stories[&(request as u64)], launch);
-            assert_eq!(stories[&(request as u64)].prompt_logprobs.len(), 9);
+            check(&results[&(request as u64)], launch);
+            assert_eq!(results[&(request as u64)].prompt_logprobs.len(), 9);
         }
     }
 }
 
 #[test]
-fn logits_are_computed_for_what_is_asked_and_nothing_else() {
+fn only_requested_logits_are_computed() {
     let (mut engine, probe) = engine(&EngineSettings { max_prefill_chunk: Some(3), ..settings() });
     engine.launch(launch(1, 20, 5));
-    let _ = play(&mut engine);
+    let _ = run_to_end(&mut engine);
     assert_eq!(probe.lock().unwrap().logit_rows, 5, "chunks inside the prompt have none");
     assert_eq!(probe.lock().unwrap().tokens, 24, "each position is computed once, the last token never");
     engine.launch(with_logprobs(launch(2, 20, 5)));
-    let _ = play(&mut engine);
+    let _ = run_to_end(&mut engine);
     assert_eq!(probe.lock().unwrap().logit_rows, 5 + 19 + 5);
 }
 
@@ -197,14 +197,14 @@ fn max_tokens_0_scores_the_prompt_and_samples_nothing() {
     let (mut engine, probe) = engine(&settings());
     let launch = with_logprobs(launch(1, 40, 0));
     engine.launch(launch.clone());
-    let story = &play(&mut engine)[&1];
-    assert_eq!(story.prompt_logprobs, expected(&launch).prompt_logprobs);
-    assert_eq!((story.tokens.len(), story.finished().generated), (0, 0));
+    let result = &run_to_end(&mut engine)[&1];
+    assert_eq!(result.prompt_logprobs, expected(&launch).prompt_logprobs);
+    assert_eq!((result.tokens.len(), result.finished().generated), (0, 0));
     assert_eq!(probe.lock().unwrap().logit_rows, 39);
 }
 
 #[test]
-fn a_replay_goes_on_where_the_output_was() {
+fn a_replay_continues_after_its_output() {
     let whole = with_logprobs(launch(1, 10, 12));
     let expected = expected(&whole);
     for sent in [1, 5, 11] {
@@ -234,7 +234,7 @@ fn rows_are_labelled_by_their_own_walk() {
 }
 
 #[test]
-fn stop_tokens_end_and_min_tokens_puts_them_off() {
+fn stop_tokens_end_a_request_but_not_before_min_tokens() {
     let plain = launch(1, 8, 12);
     let stop = expected(&plain).output[2];
     let with_stop = |min_tokens| {
@@ -243,15 +243,15 @@ fn stop_tokens_end_and_min_tokens_puts_them_off() {
         (stopping.stop_token_ids, stopping.min_tokens) = (vec![stop], min_tokens);
         let (mut engine, _) = engine(&settings());
         engine.launch(launch);
-        play(&mut engine).remove(&1).unwrap()
+        run_to_end(&mut engine).remove(&1).unwrap()
     };
-    let story = with_stop(0);
-    assert_eq!(story.output().len(), 3);
-    assert_eq!(story.finished().reason(), pb::FinishReason::StopToken);
-    assert_eq!(story.finished().stop_token_id, Some(stop));
-    let story = with_stop(5);
-    assert!(story.output().len() > 3);
-    assert!(!story.output()[..5].contains(&stop), "forbidden, so another token was sampled");
+    let result = with_stop(0);
+    assert_eq!(result.output().len(), 3);
+    assert_eq!(result.finished().reason(), pb::FinishReason::StopToken);
+    assert_eq!(result.finished().stop_token_id, Some(stop));
+    let result = with_stop(5);
+    assert!(result.output().len() > 3);
+    assert!(!result.output()[..5].contains(&stop), "forbidden, so another token was sampled");
 }
 
 #[test]
@@ -267,26 +267,26 @@ fn a_bad_launch_fails_alone_and_names_its_field() {
     engine.launch(out_of_range);
     engine.launch(pb::LaunchGraph { key: None, ..launch(5, 3, 3) });
     engine.launch(launch(1, 8, 4)); // A second launch of the same key has no effect.
-    let stories = play(&mut engine);
-    let fields: Vec<_> = [2, 3, 4].iter().map(|request| stories[request].refusal().field.as_str()).collect();
+    let results = run_to_end(&mut engine);
+    let fields: Vec<_> = [2, 3, 4].iter().map(|request| results[request].refusal().field.as_str()).collect();
     assert_eq!(fields, ["temperature", "max_tokens", "prompt"]);
     assert_eq!(
-        stories[&3].refusal().message,
+        results[&3].refusal().message,
         "the prompt has 253 tokens and max_tokens is 4, but the context holds 256"
     );
-    assert_eq!(stories[&1].output(), expected(&launch(1, 8, 4)).output);
-    assert_eq!(stories.len(), 4);
+    assert_eq!(results[&1].output(), expected(&launch(1, 8, 4)).output);
+    assert_eq!(results.len(), 4);
 }
 
 #[test]
-fn what_the_pool_can_never_hold_is_refused_with_the_numbers() {
+fn a_request_larger_than_the_pool_is_refused_with_the_numbers() {
     let (mut engine, _) = engine(&EngineSettings { kv_cache_memory: Some(9 * 64), ..settings() });
     assert_eq!(engine.max_request_tokens(), 32);
     engine.launch(launch(1, 20, 12));
     engine.launch(launch(2, 20, 13));
-    let stories = play(&mut engine);
-    assert_eq!(stories[&2].refusal().message, "the request needs 9 KV pages, but the pool has 8");
-    assert_eq!(stories[&1].output().len(), 12);
+    let results = run_to_end(&mut engine);
+    assert_eq!(results[&2].refusal().message, "the request needs 9 KV pages, but the pool has 8");
+    assert_eq!(results[&1].output().len(), 12);
 }
 
 #[test]
@@ -296,9 +296,9 @@ fn a_full_queue_is_overload() {
     for request in 0..3 {
         engine.launch(launch(request, 3, 2));
     }
-    let stories = play(&mut engine);
-    assert_eq!(stories[&2].refusal().kind(), pb::ErrorKind::Overloaded);
-    assert!(stories[&0].finished().generated == 2 && stories[&1].finished().generated == 2);
+    let results = run_to_end(&mut engine);
+    assert_eq!(results[&2].refusal().kind(), pb::ErrorKind::Overloaded);
+    assert!(results[&0].finished().generated == 2 && results[&1].finished().generated == 2);
 }
 
 #[test]
@@ -308,18 +308,18 @@ fn a_cancelled_request_ends_within_a_step_and_frees_its_pages() {
     for request in 1..=3 {
         engine.launch(launch(request, 30, 4));
     }
-    let mut stories = BTreeMap::new();
-    collect(engine.step().unwrap().unwrap(), &mut stories);
-    assert_eq!(stories[&2].outcome, Some(pb::completion::Outcome::Cancelled(pb::CancelledOutcome {})));
+    let mut results = BTreeMap::new();
+    collect(engine.step().unwrap().unwrap(), &mut results);
+    assert_eq!(results[&2].outcome, Some(pb::completion::Outcome::Cancelled(pb::CancelledOutcome {})));
     engine.cancel(launch(1, 1, 1).key.unwrap().into());
-    collect(engine.step().unwrap().unwrap(), &mut stories);
-    assert_eq!(stories[&1].outcome, Some(pb::completion::Outcome::Cancelled(pb::CancelledOutcome {})));
-    let rest = play(&mut engine);
+    collect(engine.step().unwrap().unwrap(), &mut results);
+    assert_eq!(results[&1].outcome, Some(pb::completion::Outcome::Cancelled(pb::CancelledOutcome {})));
+    let rest = run_to_end(&mut engine);
     assert_eq!(rest[&3].output(), expected(&launch(3, 30, 4)).output);
 }
 
 #[test]
-fn of_a_step_that_the_device_refuses_only_what_fails_alone_fails() {
+fn only_rows_at_fault_fail_in_a_step_that_the_device_refuses() {
     let (mut engine, probe) = engine(&settings());
     probe.lock().unwrap().poison = Some(VOCAB - 1);
     for request in 1..=3 {
@@ -329,21 +329,21 @@ fn of_a_step_that_the_device_refuses_only_what_fails_alone_fails() {
         }
         engine.launch(launch);
     }
-    let stories = play(&mut engine);
-    assert_eq!(stories[&2].fault().message, "out of device memory: 9 bytes for logits");
+    let results = run_to_end(&mut engine);
+    assert_eq!(results[&2].fault().message, "out of device memory: 9 bytes for logits");
     for request in [1, 3] {
-        check(&stories[&request], &launch(request, 8, 4));
+        check(&results[&request], &launch(request, 8, 4));
     }
 }
 
 #[test]
-fn a_step_that_fails_once_fails_nobody() {
+fn a_step_that_fails_once_fails_no_request() {
     let (mut engine, probe) = engine(&settings());
     engine.launch(launch(1, 8, 4));
     engine.launch(launch(2, 8, 4));
     probe.lock().unwrap().fail_next = Some(DeviceError::OutOfMemory { what: "logits", wanted: 9 });
-    let stories = play(&mut engine);
-    assert_eq!([stories[&1].tokens.len(), stories[&2].tokens.len()], [4, 4]);
+    let results = run_to_end(&mut engine);
+    assert_eq!([results[&1].tokens.len(), results[&2].tokens.len()], [4, 4]);
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn a_lost_device_ends_the_worker() {
 }
 
 #[test]
-fn settings_under_which_nothing_could_run_are_refused_by_name() {
+fn settings_that_permit_no_step_are_refused_by_name() {
     let refused = |settings: EngineSettings| {
         let error = Engine::new(model().0, Rank(0), &settings).err().expect("it is refused");
         error.to_string()
@@ -374,17 +374,17 @@ fn warm_up_leaves_nothing_behind() {
     engine.warm_up().unwrap();
     assert!(probe.lock().unwrap().tokens > 0);
     engine.launch(launch(1, 8, 4));
-    assert_eq!(play(&mut engine)[&1].output(), expected(&launch(1, 8, 4)).output);
+    assert_eq!(run_to_end(&mut engine)[&1].output(), expected(&launch(1, 8, 4)).output);
 }
 
 #[test]
-fn a_launch_whose_time_is_up_ends_before_it_runs() {
+fn a_launch_past_its_deadline_ends_before_it_runs() {
     let (mut engine, _) = engine(&settings());
     engine.launch(pb::LaunchGraph { timeout_ms: Some(0), ..launch(1, 3, 3) });
     engine.launch(pb::LaunchGraph { timeout_ms: Some(3_600_000), ..launch(2, 3, 3) });
-    let stories = play(&mut engine);
-    assert_eq!(stories[&1].fault().kind(), pb::ErrorKind::DeadlineExceeded);
-    assert_eq!((stories[&1].output().len(), stories[&2].output().len()), (0, 3));
+    let results = run_to_end(&mut engine);
+    assert_eq!(results[&1].fault().kind(), pb::ErrorKind::DeadlineExceeded);
+    assert_eq!((results[&1].output().len(), results[&2].output().len()), (0, 3));
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Running {
 }
 
 #[test]
-fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
+fn requests_that_come_and_go_during_steps_give_the_tokens_of_a_request_alone() {
     for admission in [Admission::WholeLife, Admission::Optimistic] {
         // In the second case, the pool has fewer pages than the requests grow to.
         let settings = EngineSettings { admission, kv_cache_memory: Some(41 * 64), ..settings() };
@@ -94,7 +94,7 @@ fn requests_that_come_and_go_while_steps_run_get_what_they_get_alone() {
 }
 
 #[test]
-fn a_cancel_during_a_step_frees_at_the_end_of_that_step() {
+fn a_cancel_during_a_step_frees_pages_at_the_end_of_that_step() {
     let mut running = start(engine(&settings()).0);
     running.engine.launch(launch(1, 30, 200));
     let first = running.report().unwrap();
@@ -108,7 +108,7 @@ fn a_cancel_during_a_step_frees_at_the_end_of_that_step() {
 }
 
 #[test]
-fn a_row_that_fails_alone_fails_its_request_and_nobody_else() {
+fn a_row_that_fails_alone_fails_only_its_request() {
     let (engine, probe) = engine(&settings());
     probe.lock().unwrap().poison = Some(common::VOCAB - 1);
     let mut running = start(engine);

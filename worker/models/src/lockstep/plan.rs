@@ -1,11 +1,11 @@
-//! Plans as messages.
+//! Conversion between forwards and plan messages.
 
 use tutti_kernels::{PageId, RowInputs, StepInputs};
 use tutti_proto::cluster::v1 as pb;
 
 use crate::EmbeddedRows;
 
-/// A forward as a message.
+/// Encodes a forward as a message.
 pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> pb::ForwardPlan {
     let embedded = |rows: &EmbeddedRows<'_>| pb::EmbeddedRows {
         first_token: rows.first_token as u32,
@@ -26,7 +26,7 @@ pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) 
     }
 }
 
-/// A forward taken from a message, in the shape in which a model takes it.
+/// A forward decoded from a message, in the form that a model takes.
 pub(super) struct Forward {
     plan: pb::ForwardPlan,
     /// The rows' block tables, end to end.

@@ -1,4 +1,4 @@
-//! The encoder on a worker that holds nothing else.
+//! The encoder on a worker that holds no other node.
 
 use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};

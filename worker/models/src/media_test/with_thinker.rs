@@ -1,4 +1,4 @@
-//! The thinker, with the encoder on the same device where that is held too.
+//! The thinker, with the encoder on the same device if the worker holds both.
 
 use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};

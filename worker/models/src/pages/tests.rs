@@ -9,13 +9,13 @@ fn what_is_cut_for_any_number_of_ranks_is_whole_when_joined() {
     for (units, ranks) in [(4, 1), (4, 2), (4, 4), (2, 4), (1, 4)] {
         let layout = layout(units);
         let pages: Vec<u8> = (0..2 * layout.page_bytes() as u8).collect();
-        let part = |rank| {
+        let share = |rank| {
             let units = layout.units_of(GroupRank { rank, world_size: ranks });
             layout.cut(&pages, units).flatten().copied().collect::<Vec<u8>>()
         };
-        let parts: Vec<u8> = (0..ranks).flat_map(part).collect();
+        let shares: Vec<u8> = (0..ranks).flat_map(share).collect();
         let mut joined = vec![99];
-        layout.join(&parts, ranks, &mut joined);
+        layout.join(&shares, ranks, &mut joined);
         assert_eq!(joined[1..], pages, "{units} units, {ranks} ranks");
     }
 }

@@ -6,7 +6,7 @@ fn rope(keys: Value) -> Rope {
     serde_json::from_value::<RopeKeys>(keys).unwrap().resolve(4096).unwrap()
 }
 
-/// Frequencies of a head of 32, and their scale, as transformers 5.23.0 computes them.
+/// Compares the frequencies and the scale of a head of 32 with those of transformers 5.23.0.
 fn agrees(keys: Value, scale: f32, expected: [f32; 16]) {
     let found = rope(keys).frequencies(32);
     assert!((found.scale - scale).abs() < 1e-6, "{} {scale}", found.scale);

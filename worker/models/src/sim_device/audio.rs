@@ -1,12 +1,12 @@
-//! Audio without an encoder's weights: what a simulated encoder gives is a digest of the item for each of its tokens, as four
-//! numbers that a float holds exactly. The thinker goes by it as it goes by a token's id.
+//! Simulated audio: an encoder without weights. The embedding of each token of an item is a digest of the item and the
+//! token's index, as four numbers that an f32 holds exactly. The thinker extends its digest by it, as by a token id.
 
 use serde::Deserialize;
 
 use super::digest;
 use crate::{LoadError, config::ConfigFile, thinker::Audio};
 
-/// Elements of an embedding.
+/// Elements per embedding.
 const WIDTH: usize = 4;
 
 /// The keys of a model that takes audio.
@@ -16,7 +16,7 @@ struct Keys {
     audio_bytes_per_token: Option<usize>,
 }
 
-/// How the checkpoint's model takes audio, if it does.
+/// Reads how the checkpoint's model takes audio; `None` if it takes none.
 pub fn of(file: &ConfigFile) -> Result<Option<Audio>, LoadError> {
     let Keys { audio_token_id: Some(placeholder), audio_bytes_per_token } = file.parse()? else {
         return Ok(None);
@@ -29,16 +29,16 @@ pub fn of(file: &ConfigFile) -> Result<Option<Audio>, LoadError> {
     }
 }
 
-/// Appends what stands for each of an item's tokens: every one of them depends on all of the item.
+/// Appends the embeddings of an item's tokens. Each depends on the whole item.
 pub fn encode(data: &[u8], audio: Audio, out: &mut Vec<f32>) {
     let item = data.iter().fold(digest::EMPTY, |digest, byte| digest::extend(digest, u32::from(*byte)));
     for token in 0..data.len().div_ceil(audio.bytes_per_token) {
         let meaning = digest::extend(item, token as u32);
-        out.extend((0..WIDTH).map(|part| f32::from((meaning >> (16 * part)) as u16)));
+        out.extend((0..WIDTH).map(|lane| f32::from((meaning >> (16 * lane)) as u16)));
     }
 }
 
-/// The same, read by the thinker.
+/// Returns the digest that an embedding holds.
 pub fn meaning(embedding: &[f32]) -> u64 {
-    embedding.iter().rev().fold(0, |meaning, part| meaning << 16 | u64::from(*part as u16))
+    embedding.iter().rev().fold(0, |meaning, lane| meaning << 16 | u64::from(*lane as u16))
 }

@@ -1,4 +1,4 @@
-//! What a step costs, and the time it takes.
+//! The time that a simulated step takes.
 
 use std::{
     thread,
@@ -10,22 +10,22 @@ use tutti_runtime::sim::{SimCosts, SimSettings};
 
 use super::digest;
 
-/// Makes the engine's thread wait as a device would.
+/// A clock that makes the engine's thread wait for as long as the device would compute.
 pub struct SimClock {
     costs: SimCosts,
     jitter_percent: u32,
-    /// State of the jitter's random numbers.
+    /// State of the random numbers of the jitter.
     random: u64,
 }
 
 impl SimClock {
-    /// A clock of its own for each worker.
+    /// Returns the clock of one worker; `rank` makes the jitter of workers differ.
     pub fn new(settings: &SimSettings, rank: u32) -> Self {
         let random = digest::extend(settings.seed, rank);
         Self { costs: settings.costs(), jitter_percent: settings.jitter_percent, random }
     }
 
-    /// Lets the time of a step with these rows pass, and pauses each time that so much of it has passed.
+    /// Waits for the time of a step with these rows, and calls `pause` at intervals of `until_pause`.
     pub fn pass<E>(
         &mut self,
         rows: &[RowInputs<'_>],
@@ -33,7 +33,7 @@ impl SimClock {
         mut pause: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         let end = Instant::now() + self.step_time(rows);
-        // A sleep may end late by the kernel's timer slack, never early.
+        // A sleep may end late, by the kernel's timer slack, but never early.
         while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             thread::sleep(left.min(until_pause));
             pause()?;
@@ -41,7 +41,7 @@ impl SimClock {
         Ok(())
     }
 
-    /// How long it takes, jitter included.
+    /// Returns the time of a step with these rows, jitter included.
     pub fn step_time(&mut self, rows: &[RowInputs<'_>]) -> Duration {
         let exact =
             u64::from(self.costs.fixed_us) * 1000 + rows.iter().map(|row| self.row_ns(row)).sum::<u64>();
@@ -49,12 +49,12 @@ impl SimClock {
             return Duration::from_nanos(exact);
         }
         self.random = digest::extend(self.random, 0);
-        // Thousandths of the most that may come on top.
+        // Percent of jitter, times 0 to 1000 thousandths.
         let share = self.random % 1001 * u64::from(self.jitter_percent);
         Duration::from_nanos(exact + (u128::from(exact) * u128::from(share) / 100_000) as u64)
     }
 
-    /// A row of one token is a decode to the device, whatever it is to its request.
+    /// Returns the nanoseconds of a row. A row of one token costs as a decode, even if it is the end of a prompt.
     fn row_ns(&self, row: &RowInputs<'_>) -> u64 {
         let (tokens, start) = (row.tokens as u64, row.start as u64);
         let attended = tokens * start + tokens * (tokens + 1) / 2;
@@ -66,7 +66,7 @@ impl SimClock {
     }
 }
 
-/// Does not come back, as a device that hangs.
+/// Never returns, as a device that hangs.
 pub fn hang() -> ! {
     loop {
         thread::park();

@@ -1,17 +1,17 @@
-//! From a request's tokens to its next one. `tests/cluster/simulated.py` says the same in Python.
+//! The rule that gives a request's next token. `tests/cluster/simulated.py` implements it in Python.
 
-/// Before the first token.
+/// The digest of no tokens.
 pub const EMPTY: u64 = 0;
 
-/// Odd, with its bits well spread: 2^64 over the golden ratio.
+/// 2^64 over the golden ratio: odd, with its bits well spread.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The digest of a sequence and one more token.
+/// Returns the digest of a sequence extended by one token.
 pub fn extend(digest: u64, token: u32) -> u64 {
     mix(digest ^ (u64::from(token) + 1).wrapping_mul(SPREAD))
 }
 
-/// The token that follows.
+/// Returns the token that follows a sequence.
 pub fn token(digest: u64, seed: u64, vocab_size: u32) -> u32 {
     (mix(digest ^ mix(seed)) % u64::from(vocab_size)) as u32
 }

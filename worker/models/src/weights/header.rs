@@ -12,19 +12,19 @@ use serde::{
 };
 use serde_json::Value;
 
-/// The key that holds free text instead of a tensor.
+/// The key of free text, which is no tensor.
 const METADATA: &str = "__metadata__";
 
-/// What a file's header says. Every tensor's bytes are known to lie in the file.
+/// A parsed header, in which every tensor's extent lies in the file.
 #[derive(Debug)]
 pub(super) struct Header {
-    /// Offset in the file at which the data starts.
+    /// Offset of the data in the file, in bytes.
     pub data_start: usize,
     /// The tensors by name.
     pub tensors: HashMap<String, TensorInfo>,
 }
 
-/// What is wrong with a header, and with which tensor if it is one's fault.
+/// A fault of a header, and the tensor it is about, if any.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HeaderError {
     pub tensor: Option<String>,
@@ -60,7 +60,7 @@ impl Header {
         let data_bytes = rest.len() - json.len();
         let mut tensors = HashMap::with_capacity(entries.len());
         let mut end_of_data = 0;
-        // In order of the header, which is mostly that of the data: a truncated file is told by its first lost tensor.
+        // The header mostly follows the order of the data, so a truncated file is reported by its first lost tensor.
         for (name, entry) in entries {
             if name == METADATA {
                 continue;
@@ -103,7 +103,7 @@ fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A JSON object's entries in order. A name that occurs twice is an error, where a map would keep the last silently.
+/// The entries of a JSON object in order. A name that occurs twice is an error; a map would silently keep the last.
 struct Entries(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Entries {

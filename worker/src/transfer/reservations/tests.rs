@@ -14,7 +14,7 @@ fn space(count: usize) -> ReservedSpace {
 }
 
 #[test]
-fn a_sender_finds_what_its_secret_opens_once_pages_are_held() {
+fn a_sender_finds_a_reservation_by_its_secret_once_pages_are_held() {
     let reservations = Reservations::default();
     expect(&reservations, 1);
     let find = |secret: u8| reservations.find(key(1), &[secret; 16]).err();
@@ -29,9 +29,9 @@ fn a_sender_finds_what_its_secret_opens_once_pages_are_held() {
 }
 
 #[test]
-fn what_was_taken_is_remembered_but_not_for_ever() {
+fn accepted_hand_overs_are_remembered_up_to_a_limit() {
     let reservations = Reservations::default();
-    for request in 0..REMEMBERED as u64 + 1 {
+    for request in 0..MAX_REMEMBERED as u64 + 1 {
         expect(&reservations, request);
         reservations.hold(key(request), space(1));
         let hand_over = pb::HandOver { computed_tokens: request as u32, ..Default::default() };

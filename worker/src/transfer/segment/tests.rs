@@ -3,7 +3,7 @@ use super::*;
 const SECRET: [u8; 16] = [7; 16];
 
 #[test]
-fn what_one_end_writes_the_other_reads() {
+fn one_side_reads_what_the_other_writes() {
     let here = Segment::create(&SECRET, 100).unwrap();
     let there = Segment::open(&here.path(), &SECRET).unwrap();
     there.write(60, &[1; 40]).unwrap();
@@ -14,7 +14,7 @@ fn what_one_end_writes_the_other_reads() {
 }
 
 #[test]
-fn another_secret_is_another_segment() {
+fn a_segment_opens_only_with_its_secret() {
     // Differs from the other tests' secret: their segments may reuse the descriptor of the closed file.
     let secret = [9; 16];
     let here = Segment::create(&secret, 100).unwrap();

@@ -7,7 +7,7 @@ fn run(bytes: usize) -> PageRun {
 }
 
 #[tokio::test]
-async fn room_is_taken_until_pages_have_been_sent_or_dropped() {
+async fn budget_is_used_until_pages_are_sent_or_dropped() {
     let budget = Arc::new(StagingBudget::new(16));
     let queue = Queue::new(Arc::clone(&budget));
     queue.put_pages(run(1000));

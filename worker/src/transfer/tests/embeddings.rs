@@ -71,7 +71,7 @@ async fn by_itself(request: u64) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn an_answer_is_the_same_whoever_encodes_and_whichever_way_it_travels() {
+async fn tokens_are_the_same_for_any_encoding_worker_and_transport() {
     let (mut from, mut to) = (worker(Some("audio_encoder")), worker(Some("thinker")));
     for (request, shared) in [(1, true), (2, false), (3, true)] {
         let mut reserved = to.reserve_embeddings(request, 60_000).await;
@@ -93,7 +93,7 @@ async fn an_answer_is_the_same_whoever_encodes_and_whichever_way_it_travels() {
 }
 
 #[tokio::test]
-async fn room_whose_encoder_is_not_heard_of_is_given_back() {
+async fn space_is_freed_when_its_encoder_is_silent() {
     let mut to = worker(Some("thinker"));
     to.reserve_embeddings(1, 50).await;
     let (_, outcome) = to.ends().await;
@@ -108,7 +108,7 @@ async fn room_whose_encoder_is_not_heard_of_is_given_back() {
 }
 
 #[tokio::test]
-async fn either_side_that_is_cancelled_is_an_end_for_both() {
+async fn cancelling_either_side_ends_both() {
     let (mut from, mut to) = (worker(Some("audio_encoder")), worker(Some("thinker")));
     let reserved = to.reserve_embeddings(1, 60_000).await;
     to.commands.send(Command::Cancel(key(1, 0))).await.unwrap();
@@ -127,7 +127,7 @@ async fn either_side_that_is_cancelled_is_an_end_for_both() {
 }
 
 #[tokio::test]
-async fn what_is_not_as_the_receiver_waits_for_it_is_an_error() {
+async fn embeddings_that_the_receiver_does_not_expect_are_an_error() {
     let (mut from, mut to) = (worker(Some("audio_encoder")), worker(Some("thinker")));
     let reserved = to.reserve_embeddings(1, 60_000).await;
     let mut graph = encode(1, &reserved);

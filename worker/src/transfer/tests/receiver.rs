@@ -76,7 +76,7 @@ fn code(answer: Result<pb::TransferReceipt, Status>) -> Code {
 }
 
 #[tokio::test]
-async fn nobody_else_and_nothing_else_is_let_in() {
+async fn only_the_reserved_push_is_accepted() {
     let mut to = Worker::start();
     let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
     assert_eq!(sender.announce(|manifest| manifest.secret[3] ^= 1).await, Code::Unauthenticated);
@@ -94,7 +94,7 @@ async fn nobody_else_and_nothing_else_is_let_in() {
 }
 
 #[tokio::test]
-async fn pages_that_are_missing_misplaced_or_of_another_length_are_an_error() {
+async fn missing_misplaced_or_wrongly_sized_pages_are_an_error() {
     let mut to = Worker::start();
     let reserved = to.reserve(1, 60_000).await;
     let mut sender = Sender::of(&reserved).await;
@@ -129,7 +129,7 @@ async fn pages_that_are_missing_misplaced_or_of_another_length_are_an_error() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_gone_on_with_by_another_one() {
+async fn a_broken_stream_is_continued_by_another() {
     let mut to = Worker::start();
     let reserved = to.reserve(1, 60_000).await;
     let mut sender = Sender::of(&reserved).await;
@@ -150,7 +150,7 @@ async fn a_stream_that_breaks_is_gone_on_with_by_another_one() {
 }
 
 #[tokio::test]
-async fn the_same_hand_over_is_acknowledged_again_and_another_one_is_not() {
+async fn only_the_accepted_hand_over_is_acknowledged_again() {
     let mut to = Worker::start();
     let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
     let receipt = sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap();
@@ -167,7 +167,7 @@ async fn the_same_hand_over_is_acknowledged_again_and_another_one_is_not() {
 }
 
 #[tokio::test]
-async fn room_whose_sender_is_silent_is_given_back() {
+async fn space_is_freed_when_its_sender_is_silent() {
     let mut to = Worker::start();
     let reserved = to.reserve(1, 100).await;
     let mut sender = Sender::of(&reserved).await;
@@ -179,7 +179,7 @@ async fn room_whose_sender_is_silent_is_given_back() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_for_pages_wait_for_their_offer() {
+async fn a_request_without_pages_offers_none_until_some_are_free() {
     let mut to = Worker::start();
     for request in 0..4 {
         to.reserve(request, 60_000).await;

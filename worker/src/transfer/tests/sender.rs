@@ -172,7 +172,7 @@ async fn a_receiver_that_does_not_answer_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_gone_is_lost() {
+async fn an_unreachable_receiver_is_a_lost_transfer() {
     let bench = bench(&[], 60_000).await;
     bench.stage();
     bench.queue_end();
@@ -180,7 +180,7 @@ async fn a_receiver_that_is_gone_is_lost() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_says_no_is_believed() {
+async fn a_refusal_by_the_receiver_is_final() {
     let bench = bench(&[Act::Says(tonic::Code::FailedPrecondition)], 60_000).await;
     bench.queue_end();
     let heard = Arc::clone(&bench.heard);
@@ -190,7 +190,7 @@ async fn a_receiver_that_says_no_is_believed() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_lost_is_asked_for_again() {
+async fn a_hand_over_whose_answer_is_lost_is_repeated() {
     let bench = bench(&[Act::Says(tonic::Code::Unavailable), Act::Acknowledges(PROMPT as u32)], 60_000).await;
     bench.stage();
     bench.queue_end();
@@ -200,7 +200,7 @@ async fn an_answer_that_is_lost_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn pages_that_were_lost_with_the_answer_are_no_fault_of_the_request() {
+async fn pages_lost_with_the_answer_are_not_the_requests_fault() {
     let acts = [Act::Says(tonic::Code::Unavailable), Act::Says(tonic::Code::FailedPrecondition)];
     let bench = bench(&acts, 60_000).await;
     bench.queue_end();
@@ -208,14 +208,14 @@ async fn pages_that_were_lost_with_the_answer_are_no_fault_of_the_request() {
 }
 
 #[tokio::test]
-async fn a_receipt_for_something_else_is_refused() {
+async fn a_wrong_receipt_is_refused() {
     let bench = bench(&[Act::Acknowledges(3)], 60_000).await;
     bench.queue_end();
     assert!(matches!(bench.run().await, Some(Err(TransferError::Refused(_)))));
 }
 
 #[tokio::test]
-async fn a_request_that_has_ended_here_is_pushed_no_further() {
+async fn a_push_stops_when_its_request_has_ended() {
     let bench = bench(&[Act::Acknowledges(3)], 60_000).await;
     bench.stage();
     bench.queue.close();
@@ -225,7 +225,7 @@ async fn a_request_that_has_ended_here_is_pushed_no_further() {
 }
 
 #[tokio::test]
-async fn a_sender_that_has_nothing_to_send_is_heard_of() {
+async fn a_sender_with_nothing_to_send_renews_its_lease() {
     let bench = bench(&[Act::Acknowledges(PROMPT as u32)], 300).await;
     let (heard, queue) = (Arc::clone(&bench.heard), Arc::clone(&bench.queue));
     let run = tokio::spawn(bench.run());

@@ -6,7 +6,7 @@ use super::{Answers, PAGE_BYTES, Side, carry, decode, key, prefill_behind};
 use crate::common::{expected, launch, settings};
 
 #[test]
-fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() {
+fn only_known_pages_are_neither_sent_nor_written() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
     // 18 tokens take five pages. The last one is always sent.
     let before = launch(1, 18, 9);
@@ -69,7 +69,7 @@ fn pages_that_are_known_are_neither_sent_nor_written_and_no_other_is_left_out() 
 }
 
 #[test]
-fn what_was_handed_over_is_known_to_those_that_follow() {
+fn imported_pages_are_known_to_later_requests() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
     for (request, known) in [(1, 0), (2, 4)] {
         let mut whole = launch(request, 18, 9);

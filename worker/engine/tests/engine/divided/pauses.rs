@@ -8,7 +8,7 @@ use super::{Answers, PAGE_BYTES, Side, decode, import, prefill, prefilled};
 use crate::common::{expected, launch, settings};
 
 #[test]
-fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
+fn arrivals_during_a_step_are_taken_before_it_ends() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
     let (other, whole) = (launch(1, 10, 60), launch(2, 18, 9));
     to.engine.launch(other.clone());
@@ -40,7 +40,7 @@ fn what_comes_while_a_step_runs_is_taken_before_it_ends() {
 }
 
 #[test]
-fn pages_that_could_not_leave_between_two_steps_leave_inside_the_next() {
+fn pages_that_could_not_leave_between_steps_leave_inside_the_next() {
     let mut side = Side::new(&settings());
     let (other, whole) = (launch(1, 10, 40), launch(2, 60, 5));
     side.engine.launch(other.clone());

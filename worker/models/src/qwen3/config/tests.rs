@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A config of three layers with these keys changed; null stays null, it does not remove.
+/// Parses a config of three layers with some keys replaced. A null replaces a key by null and does not remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
     let mut value = json!({
         "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -85,8 +85,8 @@ fn a_value_that_cannot_be_honoured_names_its_key() {
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
     ] {
         let error = parse(&changes).unwrap_err().to_string();
-        for part in ["config.json", key, value] {
-            assert!(error.contains(part), "{part:?} is not in {error:?}");
+        for expected in ["config.json", key, value] {
+            assert!(error.contains(expected), "{expected:?} is not in {error:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A file of this header with so many bytes of data.
+/// Returns a file with this header and `data` bytes of data.
 fn file(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());

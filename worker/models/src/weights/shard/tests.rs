@@ -14,7 +14,7 @@ fn shares_cover_everything_once_or_are_shared_alike() {
 
 #[test]
 fn the_bytes_and_the_runs_of_a_shard_are_the_same_elements() {
-    // Four rows of six elements of two bytes, each the element's own number.
+    // Four rows of six elements of two bytes. Each element holds its own index.
     let bytes: Vec<u8> = (0..24u16).flat_map(u16::to_le_bytes).collect();
     let whole = HostMatrix { bytes: &bytes, dtype: WeightType::F16, rows: 4, columns: 6 };
     for (cut, rank, expected) in [
@@ -24,7 +24,7 @@ fn the_bytes_and_the_runs_of_a_shard_are_the_same_elements() {
         (Cut::Replicated, 1, (0..24).collect()),
         (Cut::Leader, 1, vec![]),
     ] {
-        // Three units among three ranks; else two ranks.
+        // Three ranks for three units, else two ranks.
         let range = cut.shard_range(4, 6, group_rank(rank, if cut == Cut::Columns(3) { 3 } else { 2 }));
         let found = range.slice(whole);
         let found: Vec<u16> = found.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
