@@ -1,6 +1,7 @@
 //! What every process of Tutti does alike: layered config, telemetry, metrics, health, shutdown, the error type. And what
 //! routers and conductors place requests by alike: who has which prompt prefixes.
 
+pub mod announce;
 pub mod checkpoint;
 pub mod config;
 mod cpu_isa;

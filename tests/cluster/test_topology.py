@@ -90,7 +90,7 @@ def test_a_group_may_join_by_hand(start, spawn, tmp_path):
         "--topology", path, "--worker-listen", f"unix:{socket}", *SIM, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", ready=False
     )
     not_ready = wait_for("the prefill group", lambda: (r := reason(cluster)) and "none of them a decode group" in r and r)
-    assert "1 of 1 workers are loaded" in not_ready
+    assert "1 of 1 workers have loaded the model" in not_ready
     # Rank 0 is spawned; the topology has no rank 2.
     stranger = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 2)
     assert stranger.wait() == 64 and "rank: is 2, the limit is 1" in stranger.log()

@@ -46,7 +46,7 @@ DOTS = r"\bAvx512Bf16>::run::<cpu::"
 # throughput to check.
 GROUPS = (
     Group("block floating point", VNNI + "gemm::" + TILE, "vpdpwssd", ("vpmaddwd",), "cascadelake", "gemm::blocked::"),
-    Group("int8", VNNI + "int8::" + TILE, "vpdpbusd", ("vpmaddwd",), "cascadelake", "int8::"),
+    Group("int8", VNNI + "quant::int8::" + TILE, "vpdpbusd", ("vpmaddwd",), "cascadelake", "int8::"),
     Group("bfloat16", DOTS + "gemm::" + TILE, "vdpbf16ps", (), "cooperlake", "gemm::blocked::"),
     Group("attention scores", DOTS + r"attention::(?=.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
     Group("attention values", DOTS + r"attention::(?!.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),

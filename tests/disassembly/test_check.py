@@ -17,13 +17,13 @@ MCA = os.environ["LLVM_MCA"]
 # Names as rustc writes them.
 PREFIX = "_RINvMs_NtNtNtCsjrLepGNfwzp_13tutti_kernels3cpu4simd6avx512NtB5_10Avx512Vnni3run"
 BF16_PREFIX = "_RINvMs0_NtNtNtCsjrLepGNfwzp_13tutti_kernels3cpu4simd6avx512NtB6_10Avx512Bf163run"
-BLOCK_FLOAT = PREFIX + "INtNtNtB9_4gemm7blocked4TileNtNtB1k_3way5SpansKjc_Kj1_EEBb_"
-INT8 = PREFIX + "INtNtNtB9_4int87product5SweepKjc_Kj1_EEBb_"
-BF16 = BF16_PREFIX + "INtNtNtBa_4gemm7blocked4TileNtNtB1l_3way4DotsKjc_Kj1_EEBc_"
-SCORES = BF16_PREFIX + "INtNtNtBa_9attention6scores6ScoresNtNtBa_6format4Bf16Kjc_Kj1_EEBc_"
-VALUES = BF16_PREFIX + "INtNtNtBa_9attention6values9AddValuesKjc_Kj1_EEBc_"
+BLOCK_FLOAT = PREFIX + "INtNtNtB9_4gemm7blocked4TileNtNtB1k_12micro_kernel10BlockFloatKjc_Kj1_EEBb_"
+INT8 = PREFIX + "INtNtNtNtB9_5quant4int87product7RowTileKjc_Kj1_EEBb_"
+BF16 = BF16_PREFIX + "INtNtNtBa_4gemm7blocked4TileNtNtB1l_12micro_kernel4DotsKjc_Kj1_EEBc_"
+SCORES = BF16_PREFIX + "INtNtNtNtBa_9attention7widened6scores6ScoresNtNtNtBa_6memory6format4Bf16Kjc_Kj1_EEBc_"
+VALUES = BF16_PREFIX + "INtNtNtNtBa_9attention4dots6values9AddSharedKjc_Kj1_EEBc_"
 # A function that no group is for: it covers no tile.
-OTHER = PREFIX + "INtNtNtB9_4gemm5sweep5SweepNtNtB1k_3way5SpansEEBb_"
+OTHER = PREFIX + "INtNtNtB9_4gemm7small_m6SmallMNtNtB1k_12micro_kernel10BlockFloatEEBb_"
 
 (VNNI_GROUP,) = (group for group in check.GROUPS if group.name == "block floating point")
 
@@ -106,8 +106,8 @@ class Names(unittest.TestCase):
 
     def test_rows_come_before_panels(self):
         names = {
-            "Avx512Vnni>::run::<cpu::gemm::blocked::Tile<cpu::gemm::way::Spans, 14, 2>>": "14",
-            "Avx512Vnni>::run::<cpu::gemm::blocked::Tile<cpu::gemm::way::Spans, 8: usize, 3: usize, 3: usize>>": "8",
+            "Avx512Vnni>::run::<cpu::gemm::blocked::Tile<cpu::gemm::micro_kernel::BlockFloat, 14, 2>>": "14",
+            "Avx512Vnni>::run::<cpu::gemm::blocked::Tile<cpu::gemm::micro_kernel::BlockFloat, 8: usize, 3: usize, 3: usize>>": "8",
             "Avx512Vnni>::run::<cpu::gemm::small_m::Rows<1, 4>>": "1",
         }
         for name, rows in names.items():

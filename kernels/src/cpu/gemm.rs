@@ -6,27 +6,29 @@
 
 mod activations;
 mod blocked;
+pub(super) mod input;
 mod micro_kernel;
 mod small_m;
+pub(super) mod tile;
 
 use self::activations::PackActivations;
 use self::blocked::{Bands, Blocked, SUMS, TASK_PANELS};
 use self::micro_kernel::{BlockFloat, Data, Dots, Inputs, MicroKernel, Widened};
 use self::small_m::SmallM;
-use super::argmax::{PartialArgmax, UpdateArgmax};
-use super::block_float::BFP_BLOCK_STEPS;
-#[cfg(test)]
-use super::format::Bf16;
-use super::format::{F16, F32, Stored};
-use super::input::Input;
-use super::isa::Path;
-use super::matrix::{Elements, Matrix};
-use super::memory::{Buffer, Shared};
-use super::pool::ThreadPool;
-use super::rowwise::SiluMul;
-use super::simd::{LANES, Op, Simd};
-use super::tile::{LargestTile, Tiling};
 use crate::DeviceError;
+use crate::cpu::gemm::input::Input;
+use crate::cpu::gemm::tile::{LargestTile, Tiling};
+#[cfg(test)]
+use crate::cpu::memory::format::Bf16;
+use crate::cpu::memory::format::{F16, F32, Stored};
+use crate::cpu::memory::matrix::{Elements, Matrix};
+use crate::cpu::memory::{Buffer, Shared};
+use crate::cpu::quant::block_float::BFP_BLOCK_STEPS;
+use crate::cpu::rowwise::SiluMul;
+use crate::cpu::sampling::argmax::{PartialArgmax, UpdateArgmax};
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::threads::pool::ThreadPool;
 
 /// What becomes of a product.
 #[derive(Clone, Copy)]
@@ -254,52 +256,4 @@ impl Work<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::fused_matrices::FusedMatrices;
-    use super::super::isa::testable;
-    use super::super::matrix::Form;
-    use super::super::simd::to_bf16;
-    use super::super::testing::Random;
-    use super::*;
-    use crate::{HostMatrix, WeightType};
-
-    /// All that surrounds the dot-product instruction is checked without it: pairs multiplied by other means come to the same
-    /// bits as widened elements.
-    #[test]
-    fn packed_pairs_give_the_bits_of_widened_elements() {
-        let mut random = Random::new(11);
-        for isa in testable("bfloat16 pairs") {
-            let path = Path::new(isa).unwrap();
-            for threads in [1, 2] {
-                let mut pool = ThreadPool::new(threads).unwrap();
-                for (rows, inputs, outputs) in
-                    [(1, 64, 100), (2, 7, 17), (7, 33, 40), (16, 1090, 50), (29, 128, 70), (200, 66, 48)]
-                {
-                    let bytes: Vec<u8> = random
-                        .normals(inputs * outputs, 1.0)
-                        .into_iter()
-                        .flat_map(|x| to_bf16(x).to_le_bytes())
-                        .collect();
-                    let (dtype, columns) = (WeightType::Bf16, inputs);
-                    let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
-                    let parts = [part];
-                    let parts = FusedMatrices::new(&parts, false).unwrap();
-                    let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, parts).unwrap();
-                    let Elements::Stored(Stored::Bf16(data)) = &matrix.data else { unreachable!() };
-                    let x = random.normals(rows * inputs, 1.0);
-                    let mut scratch = Scratch::new(threads).unwrap();
-                    scratch.fit(rows, inputs).unwrap();
-                    let (mut dots, mut widened) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
-                    let product = |out| {
-                        let x = Input { values: &x, norm: None };
-                        Product { x, rows, matrix: &matrix, epilogue: Epilogue::Set(None), out }
-                    };
-                    multiply::<Dots>(path, &mut pool, &mut scratch, product(&mut dots), data).unwrap();
-                    multiply::<Widened<Bf16>>(path, &mut pool, &mut scratch, product(&mut widened), data)
-                        .unwrap();
-                    assert_eq!(dots, widened, "{isa} {threads} {rows}x{inputs}x{outputs}");
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -1,12 +1,12 @@
 //! Operations that treat every token alone: embedding, norms, the gated activation, rotary angles, gathering rows.
 
-use super::format::{Format, STEP, with_format};
-use super::isa::Path;
-use super::matrix::Elements;
-use super::memory::Shared;
-use super::pool::ThreadPool;
-use super::simd::{LANES, Op, Simd, exp};
-use super::weights::Weights;
+use crate::cpu::memory::Shared;
+use crate::cpu::memory::format::{Format, STEP, with_format};
+use crate::cpu::memory::matrix::Elements;
+use crate::cpu::memory::weights::Weights;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd, exp};
+use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, RopeFrequencies};
 
 /// Elements that one task takes, at least: below that, handing it to another thread costs more than it saves.

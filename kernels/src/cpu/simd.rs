@@ -8,12 +8,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(super) mod isa;
+mod math;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::{Avx512, Avx512Bf16, Avx512Vnni};
+pub use isa::Isa;
+pub(super) use math::{exp, from_bf16, to_bf16};
 pub(super) use portable::Portable;
 
 /// Lanes of a block.
@@ -263,202 +267,5 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// The nearest bfloat16, ties to even; a quiet NaN stays one.
-#[inline(always)]
-pub(super) fn to_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    if bits & 0x7fff_ffff > 0x7f80_0000 {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
-}
-
-/// Exact.
-#[inline(always)]
-pub(super) fn from_bf16(x: u16) -> f32 {
-    f32::from_bits(u32::from(x) << 16)
-}
-
-/// `e` to the power of `x`, within two units in the last place for x in -87 ..= 88; 0 below, infinity above, NaN stays.
-///
-/// `x = n ln 2 + r` with |r| at most half of ln 2, in two pieces so that r is exact to the last bit; then a Taylor
-/// polynomial of degree seven, whose first left-out term is below 2⁻²⁷.
-#[inline(always)]
-pub(super) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
-    const LOWEST: f32 = -87.0;
-    const HIGHEST: f32 = 88.0;
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // `max` and `less` keep a NaN where it stands.
-    let clamped = s.max(s.splat(LOWEST), x);
-    let clamped = s.less(s.splat(HIGHEST), clamped, s.splat(HIGHEST), clamped);
-    let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
-    let r = s.fma(n, s.splat(-LN2_HIGH), clamped);
-    let r = s.fma(n, s.splat(-LN2_LOW), r);
-    let mut p = s.splat(1.0 / 5040.0);
-    for factor in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = s.fma(p, r, s.splat(factor));
-    }
-    // 2^127 is the largest power that an exponent field holds, and n is at most 127 for x up to 88.
-    let y = s.mul(p, s.exp2_integer(n));
-    let y = s.less(x, s.splat(LOWEST), s.splat(0.0), y);
-    s.less(s.splat(HIGHEST), x, s.splat(f32::INFINITY), y)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::super::isa::{Path, testable};
-    use super::*;
-
-    struct Exp<'a>(&'a [f32], &'a mut Vec<f32>);
-    impl Op for Exp<'_> {
-        type Output = ();
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            for chunk in self.0.chunks(LANES) {
-                let mut lanes = [0.0; LANES];
-                s.store_some(&mut lanes, exp(s, s.load_some(chunk, 0.0)));
-                self.1.extend_from_slice(&lanes[..chunk.len()]);
-            }
-        }
-    }
-
-    #[test]
-    fn exp_is_within_two_units_in_the_last_place() {
-        let inputs: Vec<f32> = (-87_000..88_000).step_by(7).map(|i| i as f32 * 1e-3 + 1e-5).collect();
-        for isa in testable("exp") {
-            let mut got = Vec::new();
-            Path::new(isa).unwrap().run(Exp(&inputs, &mut got));
-            for (x, y) in inputs.iter().zip(&got) {
-                let want = f64::from(*x).exp();
-                let error = (f64::from(*y) - want).abs() / want;
-                assert!(error < 2.5e-7, "{isa}: exp({x}) = {y}, wanted {want}");
-            }
-        }
-    }
-
-    #[test]
-    fn exp_of_the_edges() {
-        let inputs = [0.0, -0.0, f32::NEG_INFINITY, -1e30, -87.5, f32::INFINITY, 1e30, f32::NAN];
-        for isa in testable("exp edges") {
-            let mut got = Vec::new();
-            Path::new(isa).unwrap().run(Exp(&inputs, &mut got));
-            assert_eq!(&got[..7], &[1.0, 1.0, 0.0, 0.0, 0.0, f32::INFINITY, f32::INFINITY], "{isa}");
-            assert!(got[7].is_nan(), "{isa}");
-        }
-    }
-
-    /// Every lane operation of a path, side by side with scalar arithmetic.
-    struct Lanes<'a>(&'a [f32; 16], &'a [f32; 16], &'a [u16; 32]);
-    impl Op for Lanes<'_> {
-        type Output = Vec<[f32; 16]>;
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) -> Vec<[f32; 16]> {
-            let (a, b) = (s.load_some(self.0, 0.0), s.load_some(self.1, 0.0));
-            let w = self.2.as_ptr();
-            // SAFETY: `w` points to thirty-two elements.
-            let raw = unsafe {
-                [
-                    s.load_f16(w),
-                    s.load_bf16(w),
-                    s.load_bf16_even(w),
-                    s.load_bf16_odd(w),
-                    s.dot_bf16(a, w, 0x3f80_4000),
-                ]
-            };
-            let sums = [s.splat(s.sum(a)), s.splat(s.largest(a)), s.splat(f32::from(s.any_nan(a)))];
-            let all = [
-                s.add(a, b),
-                s.sub(a, b),
-                s.mul(a, b),
-                s.div(a, b),
-                s.fma(a, b, a),
-                s.max(a, b),
-                s.less(a, b, s.splat(1.0), s.splat(2.0)),
-                s.round(a),
-                s.exp2_integer(s.round(a)),
-                s.round_to_bf16(s.mul(a, s.splat(1.0 / 3.0))),
-            ];
-            all.into_iter()
-                .chain(raw)
-                .chain(sums)
-                .map(|x| {
-                    let mut lanes = [0.0; 16];
-                    s.store_some(&mut lanes, x);
-                    lanes
-                })
-                .collect()
-        }
-    }
-
-    #[test]
-    fn lanes_do_what_scalars_do() {
-        let a: [f32; 16] = std::array::from_fn(|i| (i as f32 - 7.5) * 1.25);
-        let b: [f32; 16] = std::array::from_fn(|i| ((i * 7) % 16) as f32 - 3.0);
-        let w: [u16; 32] = std::array::from_fn(|i| to_bf16(i as f32 * 0.5 - 4.0));
-        let each = |f: &dyn Fn(usize) -> f32| -> [f32; 16] { std::array::from_fn(f) };
-        // 0x3f80_4000: the odd element is 1, the even one 2.
-        let want = [
-            each(&|i| a[i] + b[i]),
-            each(&|i| a[i] - b[i]),
-            each(&|i| a[i] * b[i]),
-            each(&|i| a[i] / b[i]),
-            each(&|i| a[i] * b[i] + a[i]),
-            each(&|i| a[i].max(b[i])),
-            each(&|i| if a[i] < b[i] { 1.0 } else { 2.0 }),
-            each(&|i| a[i].round_ties_even()),
-            each(&|i| a[i].round_ties_even().exp2()),
-            each(&|i| from_bf16(to_bf16(a[i] * (1.0 / 3.0)))),
-            each(&|i| half::f16::from_bits(w[i]).to_f32()),
-            each(&|i| from_bf16(w[i])),
-            each(&|i| from_bf16(w[2 * i])),
-            each(&|i| from_bf16(w[2 * i + 1])),
-            each(&|i| a[i] + from_bf16(w[2 * i + 1]) + 2.0 * from_bf16(w[2 * i])),
-            [a.iter().sum(); 16],
-            [a[15]; 16],
-            [0.0; 16],
-        ];
-        for isa in testable("lanes") {
-            let got = Path::new(isa).unwrap().run(Lanes(&a, &b, &w));
-            for (index, (got, want)) in got.iter().zip(&want).enumerate() {
-                let equal = got.iter().zip(want).all(|(g, w)| g == w || (g.is_nan() && w.is_nan()));
-                assert!(equal, "{isa}: operation {index}: {got:?}, wanted {want:?}");
-            }
-            let mut nan = a;
-            nan[11] = f32::NAN;
-            assert_eq!(Path::new(isa).unwrap().run(Lanes(&nan, &b, &w))[17], [1.0; 16], "{isa}");
-        }
-    }
-
-    struct RoundToBf16([f32; 16]);
-    impl Op for RoundToBf16 {
-        type Output = [f32; 16];
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) -> [f32; 16] {
-            let mut lanes = [0.0; 16];
-            s.store_some(&mut lanes, s.round_to_bf16(s.load_some(&self.0, 0.0)));
-            lanes
-        }
-    }
-
-    #[test]
-    fn bf16_rounds_to_nearest_even() {
-        let isas = testable("rounding to bfloat16");
-        for (bits, want) in [
-            (0x3f80_0000, 0x3f80),
-            (0x3f80_8000, 0x3f80),
-            (0x3f81_8000, 0x3f82),
-            (0x3f80_8001, 0x3f81),
-            (0x7f7f_ffff, 0x7f80),
-            (0xff80_0000, 0xff80),
-            (0x8000_0000, 0x8000),
-            (0x7f80_0001, 0x7fc0),
-        ] {
-            assert_eq!(to_bf16(f32::from_bits(bits)), want, "{bits:#x}");
-            for &isa in &isas {
-                let lanes = Path::new(isa).unwrap().run(RoundToBf16([f32::from_bits(bits); 16]));
-                assert_eq!(lanes.map(f32::to_bits), [u32::from(want) << 16; 16], "{isa}: {bits:#x}");
-            }
-        }
-    }
-}
+mod tests;

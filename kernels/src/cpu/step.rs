@@ -111,42 +111,4 @@ impl Step {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::RowInputs;
-
-    fn check(rows: &[RowInputs<'_>], tokens: usize) -> Result<(), DeviceError> {
-        let mut step = Step::default();
-        step.begin(&StepInputs {
-            token_ids: &vec![0; tokens],
-            positions: &vec![0.0; tokens],
-            rows,
-            logit_rows: &[],
-        })?;
-        step.check_pages(16, 8)
-    }
-
-    #[test]
-    fn rows_that_break_the_contract_are_refused() {
-        let table =
-            |pages: &'static [u32]| -> Vec<PageId> { pages.iter().map(|&page| PageId(page)).collect() };
-        let (one, two, outside, null) = (table(&[1]), table(&[2, 3]), table(&[9]), table(&[0, 0]));
-        let row =
-            |first_token, tokens, start, block_table| RowInputs { first_token, tokens, start, block_table };
-        check(&[row(0, 4, 0, &one), row(4, 20, 0, &two)], 24).unwrap();
-        // Reading one page in two rows is sharing a prefix; writing to it is not.
-        let (left, right) = (table(&[1, 2]), table(&[1, 3]));
-        check(&[row(0, 1, 16, &left), row(1, 1, 16, &right)], 2).unwrap();
-        check(&[row(0, 4, 0, &null), row(4, 4, 0, &null)], 8).unwrap();
-        for (what, rows, tokens) in [
-            ("gap", vec![row(0, 4, 0, &one[..]), row(5, 1, 0, &two)], 6),
-            ("empty row", vec![row(0, 0, 0, &one)], 0),
-            ("uncovered", vec![row(0, 4, 0, &one)], 5),
-            ("short table", vec![row(0, 4, 13, &one)], 4),
-            ("page outside", vec![row(0, 4, 0, &outside)], 4),
-            ("shared write", vec![row(0, 4, 0, &one), row(4, 4, 0, &one)], 8),
-        ] {
-            assert!(matches!(check(&rows, tokens), Err(DeviceError::Misuse(_))), "{what}");
-        }
-    }
-}
+mod tests;

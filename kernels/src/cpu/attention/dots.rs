@@ -9,12 +9,12 @@
 mod values;
 
 use self::values::{AddOwn, AddShared};
-use super::super::isa::Path;
-use super::super::simd::{LANES, Op, Simd};
-use super::super::tile::{dot_product_on, for_tile};
 use super::kernel::{Block, Kernel, MOST_PANELS, Values};
 use super::softmax::weights_of_panel;
 use super::{Seen, Visible};
+use crate::cpu::gemm::tile::{dot_product_on, for_tile};
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Attention over pages of bfloat16 in dot products.
 #[derive(Clone, Copy)]

@@ -1,10 +1,10 @@
 //! The arithmetic of attention: what differs between f32 and dot products of bfloat16.
 
-use super::super::format::STEP;
-use super::super::isa::Path;
-use super::super::memory::Element;
-use super::super::simd::{LANES, Op, Simd};
 use super::{Seen, Visible};
+use crate::cpu::memory::Element;
+use crate::cpu::memory::format::STEP;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Panels of sixteen keys in the largest block.
 pub(super) const MOST_PANELS: usize = 8;

@@ -5,15 +5,15 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::super::kv::Layout;
-use super::super::memory::Shared;
-use super::super::simd::{LANES, Op, Simd};
-use super::super::step::Row;
-use super::super::tile::{Tiling, for_tile};
 use super::kernel::{Ask, Block, Kernel, MOST_PANELS, Values};
 use super::partial::Partial;
 use super::softmax::Softmax;
 use super::{Piece, Plan, RANGE, Seen, Sight, State, Visible};
+use crate::cpu::gemm::tile::{Tiling, for_tile};
+use crate::cpu::memory::Shared;
+use crate::cpu::memory::kv::Layout;
+use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::step::Row;
 use crate::{AttentionShape, PageId};
 
 /// A piece of the plan and all that it needs.

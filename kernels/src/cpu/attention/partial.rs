@@ -1,7 +1,7 @@
 //! What attention over some keys gave, and how two such results become that of all their keys.
 
-use super::super::simd::{LANES, Simd};
 use super::softmax::exp2;
+use crate::cpu::simd::{LANES, Simd};
 
 /// For some queries: the softmax and the weighted sum of values over some keys, not yet divided.
 pub(super) struct Partial<'a> {
@@ -65,43 +65,4 @@ impl<'a> Partial<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::super::isa::{Path, testable};
-    use super::super::super::simd::Op;
-    use super::*;
-
-    const HEAD_DIM: usize = LANES;
-
-    struct Merge<'t, 'a>(&'t mut Partial<'a>, &'t Partial<'t>);
-    impl Op for Merge<'_, '_> {
-        type Output = ();
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            self.0.merge(s, self.1);
-        }
-    }
-
-    /// A request that sat out two chunks in a row has seen nothing in either.
-    #[test]
-    fn nothing_and_nothing_is_nothing() {
-        for isa in testable("empty partials") {
-            let path = Path::new(isa).unwrap();
-            let mut floats =
-                [vec![f32::NAN; Partial::floats(1, HEAD_DIM)], vec![f32::NAN; Partial::floats(1, HEAD_DIM)]];
-            let [one, two] = &mut floats;
-            let (mut one, mut two) = (Partial::new(one, 1, HEAD_DIM), Partial::new(two, 1, HEAD_DIM));
-            one.clear();
-            two.clear();
-            path.run(Merge(&mut one, &two));
-            assert_eq!((one.largest[0], one.total[0]), (f32::NEG_INFINITY, 0.0), "{isa}");
-            assert_eq!(one.sums, [0.0; HEAD_DIM], "{isa}");
-            // What comes then is taken as it is, and what has been is kept as it is.
-            (two.largest[0], two.total[0], two.sums[0], two.sums[1]) = (-3.0, 1.5, -0.0, 0.3);
-            path.run(Merge(&mut one, &two));
-            two.clear();
-            path.run(Merge(&mut one, &two));
-            assert_eq!((one.largest[0], one.total[0]), (-3.0, 1.5), "{isa}");
-            assert_eq!((one.sums[0].to_bits(), one.sums[1]), ((-0.0_f32).to_bits(), 0.3), "{isa}");
-        }
-    }
-}
+mod tests;

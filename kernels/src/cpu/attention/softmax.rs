@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
-use super::super::simd::{LANES, Op, Simd};
 use super::Visible;
 use super::kernel::Kernel;
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// The softmax of some queries, at most sixteen, over a block: turns the visible ones of each one's scores into
 /// `2^(score - largest)`, where `largest` is the largest of them and of those before.
@@ -98,46 +98,4 @@ pub(super) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::super::isa::{Path, testable};
-    use super::super::super::simd::Op;
-    use super::*;
-
-    struct Exp2<'a>(&'a [f32], &'a mut Vec<f32>);
-    impl Op for Exp2<'_> {
-        type Output = ();
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            for chunk in self.0.chunks(LANES) {
-                let mut lanes = [0.0; LANES];
-                s.store_some(&mut lanes, exp2(s, s.load_some(chunk, 0.0)));
-                self.1.extend_from_slice(&lanes[..chunk.len()]);
-            }
-        }
-    }
-
-    #[test]
-    fn exp2_is_near_the_true_one() {
-        let inputs: Vec<f32> = (-125_999..=0).step_by(7).map(|i| i as f32 * 1e-3).collect();
-        for isa in testable("exp2") {
-            let mut got = Vec::new();
-            Path::new(isa).unwrap().run(Exp2(&inputs, &mut got));
-            for (x, y) in inputs.iter().zip(&got) {
-                let want = f64::from(*x).exp2();
-                let error = (f64::from(*y) - want).abs() / want;
-                assert!(error < 2.5e-7, "{isa}: 2^{x} = {y}, wanted {want}");
-            }
-        }
-    }
-
-    #[test]
-    fn exp2_of_the_edges() {
-        for isa in testable("exp2 edges") {
-            let mut got = Vec::new();
-            let inputs = [0.0, -0.0, f32::NEG_INFINITY, -1e30, -126.5, f32::NAN];
-            Path::new(isa).unwrap().run(Exp2(&inputs, &mut got));
-            assert_eq!(&got[..5], &[1.0, 1.0, 0.0, 0.0, 0.0], "{isa}");
-            assert!(got[5].is_nan(), "{isa}");
-        }
-    }
-}
+mod tests;

@@ -8,13 +8,13 @@ use std::marker::PhantomData;
 
 use self::scores::Scores;
 use self::values::AddValues;
-use super::super::format::Format;
-use super::super::isa::Path;
-use super::super::simd::{LANES, Op, Simd};
-use super::super::tile::for_tile;
 use super::Visible;
 use super::kernel::{Block, Kernel, Values};
 use super::softmax::weights_of_panel;
+use crate::cpu::gemm::tile::for_tile;
+use crate::cpu::memory::format::Format;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Attention over pages in format `W`, in f32.
 #[derive(Clone, Copy)]

@@ -1,14 +1,14 @@
 //! Packing of activations before a product: tiles of rows, rounded to what the micro-kernel multiplies.
 
-use super::super::block_float::{BFP_BLOCK, BFP_BLOCK_STEPS, BfpBlock};
-use super::super::input::{Input, InputRow};
-use super::super::isa::Path;
-use super::super::memory::Shared;
-use super::super::pool::ThreadPool;
-use super::super::simd::{LANES, Op, Simd};
-use super::super::tile::{Tiling, for_tile};
 use super::micro_kernel::{Layout, MicroKernel};
 use crate::DeviceError;
+use crate::cpu::gemm::input::{Input, InputRow};
+use crate::cpu::gemm::tile::{Tiling, for_tile};
+use crate::cpu::memory::Shared;
+use crate::cpu::quant::block_float::{BFP_BLOCK, BFP_BLOCK_STEPS, BfpBlock};
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::threads::pool::ThreadPool;
 
 /// Elements of one task: fewer are not worth another thread's attention.
 const TASK_ELEMENTS: usize = 8 << 10;

@@ -4,12 +4,12 @@
 //! for the block that comes next. Their sums rest between blocks, so that the chain of each output is what it would be
 //! without blocks: all inputs in their order.
 
-use super::super::block_float::SUPERBLOCK_STEPS;
-use super::super::format::STEP;
-use super::super::simd::{LANES, Op, Simd};
-use super::super::tile::{Tiling, for_tile};
 use super::micro_kernel::{Data, MicroKernel};
 use super::{Epilogue, Work};
+use crate::cpu::gemm::tile::{Tiling, for_tile};
+use crate::cpu::memory::format::STEP;
+use crate::cpu::quant::block_float::SUPERBLOCK_STEPS;
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Steps of a block. Longer than the first-level cache would have it: weights and inputs stream well from the second,
 /// and every block's end costs each tile a pause.

@@ -2,12 +2,12 @@
 
 use std::marker::PhantomData;
 
-use super::super::block_float;
-use super::super::format::{Format, STEP};
-use super::super::isa::Path;
-use super::super::memory::Element;
-use super::super::simd::{Op, Simd};
-use super::super::tile::{Rows, dot_product_on, product_on};
+use crate::cpu::gemm::tile::{Rows, dot_product_on, product_on};
+use crate::cpu::memory::Element;
+use crate::cpu::memory::format::{Format, STEP};
+use crate::cpu::quant::block_float;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{Op, Simd};
 
 /// How the activations of a tile are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

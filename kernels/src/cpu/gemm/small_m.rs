@@ -1,10 +1,10 @@
 //! Products of a single tile of rows: bound by memory, from which weights are read in a few streams.
 
-use super::super::format::STEP;
-use super::super::simd::{Op, Simd};
-use super::super::tile::{for_tile, prefetch};
 use super::Work;
 use super::micro_kernel::{Data, MicroKernel};
+use crate::cpu::gemm::tile::{for_tile, prefetch};
+use crate::cpu::memory::format::STEP;
+use crate::cpu::simd::{Op, Simd};
 
 /// Lines of all panels together that are asked for ahead of their use.
 const AHEAD: usize = 96;

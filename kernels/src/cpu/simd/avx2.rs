@@ -7,7 +7,7 @@ use super::{LANES, Op, Simd};
 
 /// Proof that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx2(());
+pub(in crate::cpu) struct Avx2(());
 
 impl Avx2 {
     /// # Safety
@@ -15,7 +15,7 @@ impl Avx2 {
     /// The machine has AVX2, FMA and F16C.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+    pub(in crate::cpu) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
     }
 }

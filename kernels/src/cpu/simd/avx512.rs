@@ -8,15 +8,15 @@ type F = __m512;
 
 /// Proof that the machine has AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx512(());
+pub(in crate::cpu) struct Avx512(());
 
 /// Proof that the machine has all of [`Avx512`] and AVX512_VNNI.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx512Vnni(());
+pub(in crate::cpu) struct Avx512Vnni(());
 
 /// Proof that the machine has all of [`Avx512`] and AVX512_BF16.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx512Bf16(());
+pub(in crate::cpu) struct Avx512Bf16(());
 
 impl Avx512 {
     /// # Safety
@@ -24,7 +24,7 @@ impl Avx512 {
     /// The machine has AVX2, FMA, F16C and AVX-512 F, BW, DQ and VL.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+    pub(in crate::cpu) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
     }
 }
@@ -35,7 +35,7 @@ impl Avx512Vnni {
     /// The machine has AVX2, FMA, F16C, AVX-512 F, BW, DQ and VL, and AVX512_VNNI.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+    pub(in crate::cpu) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
     }
 }
@@ -46,7 +46,7 @@ impl Avx512Bf16 {
     /// The machine has AVX2, FMA, F16C, AVX-512 F, BW, DQ and VL, and AVX512_BF16.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    pub(in super::super) unsafe fn run<O: Op>(op: O) -> O::Output {
+    pub(in crate::cpu) unsafe fn run<O: Op>(op: O) -> O::Output {
         op.run(Self(()))
     }
 }

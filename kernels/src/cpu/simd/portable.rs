@@ -4,10 +4,10 @@ use super::{LANES, Op, Simd, from_bf16, to_bf16};
 
 /// Proof of nothing: every machine has it.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Portable;
+pub(in crate::cpu) struct Portable;
 
 impl Portable {
-    pub(in super::super) fn run<O: Op>(op: O) -> O::Output {
+    pub(in crate::cpu) fn run<O: Op>(op: O) -> O::Output {
         op.run(Self)
     }
 }

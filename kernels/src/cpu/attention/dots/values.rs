@@ -1,10 +1,10 @@
 //! The weighted sum of a block's values in dot products of pairs of keys.
 
-use super::super::super::format::STEP;
-use super::super::super::kv::VALUE_PANEL;
-use super::super::super::simd::{LANES, Op, Simd};
 use super::super::kernel::{Kernel, Values, prefetch};
 use super::{Dots, mask};
+use crate::cpu::memory::format::STEP;
+use crate::cpu::memory::kv::VALUE_PANEL;
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Pairs of keys in a panel.
 const PANEL_PAIRS: usize = LANES / 2;

@@ -1,7 +1,7 @@
 //! What scores and weighted sums have in common: a row of a panel, multiplied into the sums of some queries.
 
-use super::super::super::format::Format;
-use super::super::super::simd::Simd;
+use crate::cpu::memory::format::Format;
+use crate::cpu::simd::Simd;
 
 /// `sums[r][p] += x[r * stride] * panels[p]`, with the even row of a step or, for `ODD`, the odd one.
 ///

@@ -3,11 +3,11 @@
 //! A score is one chain of fused multiply-adds over the head's elements, in the order in which the format of the keys
 //! gives them out: an odd one before its even neighbour in bfloat16.
 
-use super::super::super::format::{Format, STEP};
-use super::super::super::simd::{LANES, Op, Simd};
 use super::super::kernel::Block;
 use super::BLOCK;
 use super::panel::half_step;
+use crate::cpu::memory::format::{Format, STEP};
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Scores of `R` queries, `P` panels at a time.
 pub(super) struct Scores<'t, W: Format, const R: usize, const P: usize> {

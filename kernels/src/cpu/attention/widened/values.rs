@@ -4,13 +4,13 @@
 
 use std::ops::Range;
 
-use super::super::super::format::{Format, STEP};
-use super::super::super::kv::VALUE_PANEL;
-use super::super::super::simd::{LANES, Op, Simd};
 use super::super::Visible;
 use super::super::kernel::{Block, prefetch};
 use super::BLOCK;
 use super::panel::half_step;
+use crate::cpu::memory::format::{Format, STEP};
+use crate::cpu::memory::kv::VALUE_PANEL;
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Sums of `R` queries that see the same keys of a block, `P` times sixteen elements at a time.
 pub(super) struct AddValues<'t, W: Format, const R: usize, const P: usize> {

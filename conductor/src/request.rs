@@ -1,0 +1,16 @@
+//! The conductor's view of one request: validation, its worker graphs, and its state machine.
+//! Pure: no I/O, no clock, no device.
+
+mod deadline;
+mod effects;
+mod machine;
+pub mod media;
+mod plan;
+mod run;
+pub mod validate;
+
+pub use deadline::Deadline;
+pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
+pub use machine::{NewRequest, Request, ReservedRoom, RoomFor};
+pub use plan::{GraphRole, TextWalks};
+pub use run::Members;

@@ -1,0 +1,200 @@
+//! Supervision of the worker processes that this conductor spawns.
+//!
+//! A child must not outlive its conductor, however the conductor ends. Three things ensure this: the *lifeline* (a pipe
+//! to the child's stdin, at whose end the child exits), the parent-death signal (which also reaches a stopped child),
+//! and the end of the child's stream. Linux sends the parent-death signal when the *thread* that spawned the child
+//! ends, so children are spawned and awaited on one thread that lives as long as the process.
+
+mod backoff;
+mod child;
+
+use std::{io, path::PathBuf, process::ExitStatus, sync::Arc, thread, time::Duration};
+
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tutti_proto::Rank;
+use tutti_runtime::{Error, exit};
+
+use self::{
+    backoff::{Backoff, WELL},
+    child::Child,
+};
+use crate::cluster::{Cluster, Exit, Presence};
+
+/// Time for a worker to leave after it was told to, or after its stream has ended.
+const GRACE: Duration = Duration::from_secs(5);
+/// Time for a child to join. It joins before it loads anything.
+const JOINING: Duration = Duration::from_secs(60);
+/// Time between two checks of a child's presence in the cluster.
+const CHECK_EVERY: Duration = Duration::from_millis(200);
+
+/// The command that starts a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerCommand {
+    /// The executable, which acts as a worker when its name is `worker`.
+    pub program: PathBuf,
+    /// The URL that the worker dials.
+    pub conductor_url: String,
+    /// First line of the child's stdin, for secrets that must not show in its command line.
+    pub lifeline_line: String,
+}
+
+/// Keeps worker processes running until it is stopped.
+#[derive(Debug)]
+pub struct Supervisor {
+    stop: watch::Sender<bool>,
+    stopped: oneshot::Receiver<()>,
+}
+
+impl Supervisor {
+    /// Spawns workers of ranks 0 to `workers` - 1.
+    pub fn start(cluster: Arc<Cluster>, command: WorkerCommand, workers: u32) -> Result<Self, Error> {
+        let failed = |e| Error::internal(format!("cannot start the supervisor: {e}"));
+        let (stop, stopping) = watch::channel(false);
+        let (done, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let supervise = async move {
+            let mut ranks = JoinSet::new();
+            for rank in (0..workers).map(Rank) {
+                let supervisor = RankSupervisor { rank, cluster: cluster.clone(), command: command.clone() };
+                ranks.spawn(supervisor.run(stopping.clone()));
+            }
+            ranks.join_all().await;
+            // The receiver is gone if the process ends without waiting.
+            let _ = done.send(());
+        };
+        thread::Builder::new()
+            .name("supervisor".into())
+            .spawn(move || runtime.block_on(supervise))
+            .map_err(failed)?;
+        Ok(Self { stop, stopped })
+    }
+
+    /// Completes when the supervisor's thread has ended, which is a fault before the supervisor is stopped.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.stopped).await;
+    }
+
+    /// Stops restarts, and completes once all workers have left. Workers that do not leave in time are killed.
+    pub async fn stop(self) {
+        self.stop.send_replace(true);
+        // An error means that the supervisor's thread has ended, and its children with it.
+        let _ = self.stopped.await;
+    }
+}
+
+/// Keeps the worker process of one rank running.
+struct RankSupervisor {
+    rank: Rank,
+    cluster: Arc<Cluster>,
+    command: WorkerCommand,
+}
+
+/// The end of a child.
+enum ChildExit {
+    /// The child found its settings unusable.
+    Usage(String),
+    /// Any other end, or a child that could not be started or awaited.
+    Other(String),
+}
+
+impl From<io::Result<ExitStatus>> for ChildExit {
+    fn from(status: io::Result<ExitStatus>) -> Self {
+        match status {
+            Ok(status) if status.code() == Some(exit::USAGE.into()) => Self::Usage(status.to_string()),
+            Ok(status) => Self::Other(status.to_string()),
+            Err(error) => Self::Other(format!("it cannot be waited for: {error}")),
+        }
+    }
+}
+
+impl RankSupervisor {
+    async fn run(self, mut stopping: watch::Receiver<bool>) {
+        let mut backoff = Backoff::default();
+        loop {
+            if self.cluster.is_drained(self.rank) {
+                return stopped(&mut stopping).await;
+            }
+            let born = Instant::now();
+            let ended = match Child::spawn(&self.command, self.rank).await {
+                Ok(child) => self.supervise(child, born, &mut stopping).await.into(),
+                Err(error) => ChildExit::Other(format!("it cannot be started: {error}")),
+            };
+            if *stopping.borrow() {
+                return;
+            }
+            let pause = backoff.after(born.elapsed());
+            if !self.cluster.is_drained(self.rank) {
+                let usage = matches!(ended, ChildExit::Usage(_));
+                let (ChildExit::Usage(status) | ChildExit::Other(status)) = ended;
+                tracing::warn!(worker = %self.rank, status, restart_in = ?pause, "worker process ended");
+                let early_exits = backoff.early_exits();
+                self.cluster.on_exit(self.rank, &Exit { status, usage, early_exits });
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    () = stopped(&mut stopping) => return,
+                }
+                self.cluster.on_restart(self.rank);
+            }
+        }
+    }
+
+    /// Waits for the child's end, and kills it if it does not join, does not leave, or is fenced.
+    async fn supervise(
+        &self,
+        mut child: Child,
+        born: Instant,
+        stopping: &mut watch::Receiver<bool>,
+    ) -> io::Result<ExitStatus> {
+        let mut well = false;
+        loop {
+            tokio::select! {
+                status = child.wait() => return status,
+                () = stopped(stopping) => {
+                    if self.cluster.presence(self.rank, child.pid()) == Presence::Awaited {
+                        // It has no stream over which to tell it to leave, and holds no requests.
+                        child.kill();
+                    }
+                    return self.see_off(&mut child, "the cluster ends").await;
+                }
+                () = sleep(CHECK_EVERY) => match self.cluster.presence(self.rank, child.pid()) {
+                    // A stopped process reacts to nothing else.
+                    Presence::Fenced => {
+                        child.kill();
+                        return child.wait().await;
+                    }
+                    Presence::Left => return self.see_off(&mut child, "its stream has ended").await,
+                    Presence::Awaited if born.elapsed() >= JOINING => {
+                        tracing::warn!(worker = %self.rank, pid = child.pid(), "killing a worker that does not join");
+                        child.kill();
+                        return child.wait().await;
+                    }
+                    Presence::Here if !well && born.elapsed() >= WELL => {
+                        well = true;
+                        self.cluster.on_well(self.rank);
+                    }
+                    Presence::Here | Presence::Awaited => {}
+                }
+            }
+        }
+    }
+
+    /// Waits for a child that should leave, and kills it after the grace period.
+    async fn see_off(&self, child: &mut Child, why: &str) -> io::Result<ExitStatus> {
+        if let Ok(status) = timeout(GRACE, child.wait()).await {
+            return status;
+        }
+        tracing::warn!(worker = %self.rank, pid = child.pid(), why, "killing a worker that does not leave");
+        child.kill();
+        child.wait().await
+    }
+}
+
+/// Completes once the supervisor is stopped.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the supervisor was dropped: the process is ending.
+    let _ = stopping.wait_for(|stop| *stop).await;
+}

@@ -1,0 +1,261 @@
+//! What happens to fused rows of queries, keys and values before attention: norm, rotation, and the way into the pages.
+
+use std::ops::Range;
+
+use crate::cpu::memory::Shared;
+use crate::cpu::memory::format::{Format, STEP, with_format};
+use crate::cpu::memory::kv::{KvPool, Layout, VALUE_PANEL};
+use crate::cpu::rowwise::rms_factor;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::step::{Row, Step};
+use crate::cpu::threads::pool::ThreadPool;
+use crate::{AttentionShape, DeviceError, PageId};
+
+/// Tokens of a task: fewer are not worth a thread's waking, and those of a panel find its lines in the cache.
+const SHARE: (usize, usize) = (4, LANES);
+
+/// Elements of a head that are rounded at a time.
+const NARROW: usize = 8 * LANES;
+
+/// What normalises the heads of q and k.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Norms<'a> {
+    pub(in crate::cpu) q: &'a [f32],
+    pub(in crate::cpu) k: &'a [f32],
+    pub(in crate::cpu) eps: f32,
+}
+
+/// The operands of [`rotate_and_store`].
+pub(in crate::cpu) struct RotateAndStore<'a> {
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`.
+    pub(in crate::cpu) qkv: &'a mut [f32],
+    pub(in crate::cpu) shape: AttentionShape,
+    pub(in crate::cpu) norms: Option<Norms<'a>>,
+    /// `[tokens, head_dim]`.
+    pub(in crate::cpu) angles: &'a [f32],
+    pub(in crate::cpu) kv: &'a mut KvPool,
+    pub(in crate::cpu) layer: usize,
+}
+
+/// Normalises and rotates q and k, and stores k and v. The step's pages have been checked.
+pub(in crate::cpu) fn rotate_and_store(
+    path: Path,
+    pool: &mut ThreadPool,
+    step: &Step,
+    operands: RotateAndStore<'_>,
+) -> Result<(), DeviceError> {
+    let RotateAndStore { qkv, shape, norms, angles, kv, layer } = operands;
+    let layout = Layout::new(&kv.shape, layer);
+    let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+    let qkv = Shared::new(qkv);
+    let share = step.tokens().div_ceil(pool.threads()).clamp(SHARE.0, SHARE.1);
+    with_format!(&mut kv.data, Fmt, data => {
+        let data = Shared::new(data);
+        pool.run(step.tokens().div_ceil(share), |task, _| {
+            let end = step.tokens().min((task + 1) * share);
+            let mut first = task * share;
+            let mut row = step.rows.partition_point(|row| row.first_token + row.tokens <= first);
+            while first < end {
+                let (of, table) = (&step.rows[row], step.block_table(&step.rows[row]));
+                let tokens = first..end.min(of.first_token + of.tokens);
+                // SAFETY: each token belongs to one task.
+                let qkv = unsafe { qkv.slice_mut(first * width, tokens.len() * width) };
+                let angles = &angles[first * shape.head_dim..tokens.end * shape.head_dim];
+                (first, row) = (tokens.end, row + 1);
+                path.run(Tokens::<Fmt> { qkv, shape, norms, angles, data: &data, layout, row: of, table, tokens });
+            }
+        })
+    })
+}
+
+/// Some tokens of one row.
+struct Tokens<'a, W: Format> {
+    qkv: &'a mut [f32],
+    shape: AttentionShape,
+    norms: Option<Norms<'a>>,
+    angles: &'a [f32],
+    data: &'a Shared<'a, W::Raw>,
+    layout: Layout,
+    row: &'a Row,
+    table: &'a [PageId],
+    tokens: Range<usize>,
+}
+
+impl<W: Format> Op for Tokens<'_, W> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        self.rotate(s);
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let width = (heads + 2 * kv_heads) * head_dim;
+        let start = self.row.start + (self.tokens.start - self.row.first_token);
+        // Head by head: the tokens of a panel write to the same lines.
+        for head in 0..kv_heads {
+            let mut token = 0;
+            while token < self.tokens.len() {
+                let position = start + token;
+                // Two values share their lines.
+                let pair = position.is_multiple_of(2) && token + 1 < self.tokens.len();
+                let rows = &self.qkv[token * width..(token + 1 + usize::from(pair)) * width];
+                token += 1 + usize::from(pair);
+                // Nobody reads the null page, and several padded rows would write to it at once.
+                if self.table[position / self.layout.page_tokens] == PageId::NULL {
+                    continue;
+                }
+                let keys = self.layout.key_panel(self.table, head, position);
+                let values = self.layout.value_panels(self.table, head, position);
+                assert!(values.max(keys) + LANES * head_dim <= self.data.len());
+                let of = |row: usize, head: usize| &rows[row * width + head * head_dim..][..head_dim];
+                let slot = position % LANES;
+                // SAFETY: slots of these positions in a page that this row alone writes to, as `Step::check_pages`
+                // found; the row's other tokens, perhaps in other tasks, touch other elements of the panels. Elements
+                // are written through a pointer, so that no two slices overlap.
+                unsafe {
+                    let (keys, values) = (self.data.as_ptr().add(keys), self.data.as_ptr().add(values));
+                    store_key::<W>(keys, slot, of(0, heads + head));
+                    let value = of(0, heads + kv_heads + head);
+                    if pair {
+                        store_key::<W>(keys, slot + 1, of(1, heads + head));
+                        store_values::<W>(values, slot, value, of(1, heads + kv_heads + head));
+                    } else {
+                        store_value::<W>(values, slot, value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<W: Format> Tokens<'_, W> {
+    /// Normalises, where asked, and rotates q and k.
+    #[inline(always)]
+    fn rotate<S: Simd>(&mut self, s: S) {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let width = (heads + 2 * kv_heads) * head_dim;
+        for (qkv, angles) in self.qkv.chunks_exact_mut(width).zip(self.angles.chunks_exact(head_dim)) {
+            let (q, kv) = qkv.split_at_mut(heads * head_dim);
+            let (q_norm, k_norm) = match self.norms {
+                Some(Norms { q, k, eps }) => (Some((q, eps)), Some((k, eps))),
+                None => (None, None),
+            };
+            rotate(s, q, q_norm, angles);
+            rotate(s, &mut kv[..kv_heads * head_dim], k_norm, angles);
+        }
+    }
+}
+
+/// Stores a key as lane `slot` of its panel.
+///
+/// # Safety
+///
+/// The panel's slot is writable, for all elements of the key.
+#[inline(always)]
+unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
+    let (even, odd) = (W::index_in_step(0, slot), W::index_in_step(1, slot));
+    for (at, key) in key.chunks(NARROW).enumerate() {
+        let narrow = narrow::<W>(key);
+        for (pair, key) in narrow.chunks_exact(2).enumerate().take(key.len() / 2) {
+            let step = panel.wrapping_add((at * NARROW / 2 + pair) * STEP);
+            // SAFETY: the caller's contract.
+            unsafe {
+                if odd == even + 1 {
+                    // One store of both.
+                    std::ptr::copy_nonoverlapping(key.as_ptr(), step.add(even), 2);
+                } else {
+                    *step.add(even) = key[0];
+                    *step.add(odd) = key[1];
+                }
+            }
+        }
+    }
+}
+
+/// Stores a value as row `slot` of its panels.
+///
+/// # Safety
+///
+/// The panels' slot is writable, for all elements of the value.
+#[inline(always)]
+unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]) {
+    for (at, value) in value.chunks(NARROW).enumerate() {
+        let narrow = narrow::<W>(value);
+        for (panel, value) in narrow.chunks_exact(LANES).enumerate().take(value.len() / LANES) {
+            let step = panels.wrapping_add((at * NARROW / LANES + panel) * VALUE_PANEL + slot / 2 * STEP);
+            for (lane, &value) in value.iter().enumerate() {
+                // SAFETY: the caller's contract.
+                unsafe { *step.add(W::index_in_step(slot % 2, lane)) = value };
+            }
+        }
+    }
+}
+
+/// Stores two values as rows `slot`, which is even, and the one after it.
+///
+/// # Safety
+///
+/// As [`store_value`]'s, for both slots.
+#[inline(always)]
+unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32], odd: &[f32]) {
+    for (at, (even, odd)) in even.chunks(NARROW).zip(odd.chunks(NARROW)).enumerate() {
+        let count = even.len() / LANES;
+        let (even, odd) = (narrow::<W>(even), narrow::<W>(odd));
+        for (panel, (even, odd)) in
+            even.chunks_exact(LANES).zip(odd.chunks_exact(LANES)).enumerate().take(count)
+        {
+            let mut step = [W::narrow(0.0); STEP];
+            for lane in 0..LANES {
+                step[W::index_in_step(0, lane)] = even[lane];
+                step[W::index_in_step(1, lane)] = odd[lane];
+            }
+            let to = panels.wrapping_add((at * NARROW / LANES + panel) * VALUE_PANEL + slot / 2 * STEP);
+            // SAFETY: the caller's contract.
+            unsafe { std::ptr::copy_nonoverlapping(step.as_ptr(), to, STEP) };
+        }
+    }
+}
+
+/// Numbers as they are stored, at most [`NARROW`]: so many at once that the compiler takes lanes for it.
+#[inline(always)]
+fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
+    let mut narrow = [W::narrow(0.0); NARROW];
+    for (narrow, &x) in narrow.iter_mut().zip(from) {
+        *narrow = W::narrow(x);
+    }
+    narrow
+}
+
+/// Normalises heads, where asked, and turns the halves of each against each other.
+#[inline(always)]
+fn rotate<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles: &[f32]) {
+    let (head_dim, half) = (angles.len(), angles.len() / 2);
+    let (cos, sin) = angles.split_at(half);
+    for heads in heads.chunks_mut(LANES * head_dim) {
+        // The factors of several heads first: a square root takes long, and nothing of its head can go on meanwhile.
+        let mut factors = [1.0; LANES];
+        if let Some((_, eps)) = norm {
+            for (factor, head) in factors.iter_mut().zip(heads.chunks_exact(head_dim)) {
+                *factor = rms_factor(s, head, eps);
+            }
+        }
+        for (&factor, head) in factors.iter().zip(heads.chunks_exact_mut(head_dim)) {
+            let (low, high) = head.split_at_mut(half);
+            for at in (0..half).step_by(LANES) {
+                let end = half.min(at + LANES);
+                let (low, high) = (&mut low[at..end], &mut high[at..end]);
+                let (mut a, mut b) = (s.load_some(low, 0.0), s.load_some(high, 0.0));
+                if let Some((weight, _)) = norm {
+                    let weights = (
+                        s.load_some(&weight[at..end], 0.0),
+                        s.load_some(&weight[half + at..half + end], 0.0),
+                    );
+                    a = s.mul(s.mul(a, s.splat(factor)), weights.0);
+                    b = s.mul(s.mul(b, s.splat(factor)), weights.1);
+                }
+                let (cos, sin) = (s.load_some(&cos[at..end], 0.0), s.load_some(&sin[at..end], 0.0));
+                s.store_some(low, s.sub(s.mul(a, cos), s.mul(b, sin)));
+                s.store_some(high, s.add(s.mul(b, cos), s.mul(a, sin)));
+            }
+        }
+    }
+}

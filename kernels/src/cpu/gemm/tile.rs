@@ -1,0 +1,225 @@
+//! The innermost loop of every product: a tile of `R` rows by `P` panels, held in registers.
+//!
+//! An output element is one chain of fused multiply-adds over the inputs, in their order. `R`, `P`, and which tile an
+//! element falls into change only what is computed beside it, so they never change its bits.
+
+use crate::cpu::memory::format::{Format, STEP};
+use crate::cpu::simd::{Op, Simd};
+
+/// Where a tile's activations lie: element (row, input) is at `start + row * row_stride + input * input_stride`.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Rows {
+    pub(in crate::cpu) start: *const f32,
+    pub(in crate::cpu) row_stride: usize,
+    pub(in crate::cpu) input_stride: usize,
+}
+
+/// Row counts that tiles come in. Few, because each is compiled for every format and instruction path.
+const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
+
+/// Rows cut into tiles: as many of the largest as there are, and an end that is not left with a lonely row.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Tiling {
+    rows: usize,
+    largest: usize,
+    /// Tiles of the largest size.
+    full: usize,
+    pub(in crate::cpu) tiles: usize,
+}
+
+impl Tiling {
+    /// `largest` is one of [`HEIGHTS`].
+    pub(in crate::cpu) fn new(rows: usize, largest: usize) -> Self {
+        let full = if rows < 2 * largest { usize::from(rows == largest) } else { rows / largest - 1 };
+        let mut tiling = Self { rows, largest, full, tiles: full };
+        let mut done = full * largest;
+        while done < rows {
+            done += tiling.end_tile(rows - done);
+            tiling.tiles += 1;
+        }
+        tiling
+    }
+
+    /// First row and number of rows of a tile.
+    pub(in crate::cpu) fn tile(self, index: usize) -> (usize, usize) {
+        if index < self.full {
+            return (index * self.largest, self.largest);
+        }
+        let mut first = self.full * self.largest;
+        for _ in self.full..index {
+            first += self.end_tile(self.rows - first);
+        }
+        (first, self.end_tile(self.rows - first))
+    }
+
+    /// The row after so many tiles.
+    pub(in crate::cpu) fn end(self, tiles: usize) -> usize {
+        if tiles < self.tiles { self.tile(tiles).0 } else { self.rows }
+    }
+
+    /// The next tile where `left` rows, fewer than two of the largest tiles, are left.
+    fn end_tile(self, left: usize) -> usize {
+        if left <= self.largest && HEIGHTS.contains(&left) {
+            return left;
+        }
+        let half = left.div_ceil(2).min(self.largest);
+        HEIGHTS.into_iter().rev().find(|&rows| rows >= half).unwrap_or(1).min(self.largest)
+    }
+}
+
+/// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` for that and `P` for how many panels it covers:
+/// as many as registers have room for, so that there are enough independent chains to hide the latency of a multiply-add
+/// and each load of an activation feeds several of them.
+macro_rules! for_tile {
+    ($simd:ident, $rows:expr, $body:expr) => {
+        for_tile!(@ $simd, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
+    };
+    (@ $simd:ident, $rows:expr, $body:expr, $($r:literal),*) => {
+        match $rows {
+            $($r => {
+                const R: usize = $r;
+                // `const` blocks, so that what does not fit is not even compiled.
+                if const { R * 4 <= $simd::TILE_SUMS } {
+                    const P: usize = 4;
+                    $body
+                } else if const { R * 2 <= $simd::TILE_SUMS } {
+                    const P: usize = 2;
+                    $body
+                } else if const { R <= $simd::TILE_ROWS } {
+                    const P: usize = 1;
+                    $body
+                } else {
+                    unreachable!("a tile of {R} rows")
+                }
+            })*
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+}
+pub(in crate::cpu) use for_tile;
+
+/// Gives the rows of a path's largest tile.
+pub(in crate::cpu) struct LargestTile;
+
+impl Op for LargestTile {
+    type Output = usize;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::TILE_ROWS
+    }
+}
+
+/// `sums` with, to each `[r][p]`, sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs. In each step
+/// `ask(p, step)` asks for what will be wanted later.
+///
+/// # Safety
+///
+/// `x` is readable for `R` rows and `2 * steps` inputs, and every panel for `steps` steps.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn product_on<S: Simd, W: Format, const R: usize, const P: usize>(
+    s: S,
+    mut sums: [[S::F; P]; R],
+    x: Rows,
+    panels: [*const W::Raw; P],
+    steps: usize,
+    ask: impl Fn(usize, usize),
+) -> [[S::F; P]; R] {
+    let mut even = x.start;
+    for step in 0..steps {
+        (0..P).for_each(|p| ask(p, step));
+        // SAFETY: the caller's contract; `even` points to input `2 * step` of row 0.
+        unsafe {
+            let odd = even.add(x.input_stride);
+            if W::ODD_FIRST {
+                row::<S, W, true, R, P>(s, &mut sums, odd, x.row_stride, panels, step);
+                row::<S, W, false, R, P>(s, &mut sums, even, x.row_stride, panels, step);
+            } else {
+                row::<S, W, false, R, P>(s, &mut sums, even, x.row_stride, panels, step);
+                row::<S, W, true, R, P>(s, &mut sums, odd, x.row_stride, panels, step);
+            }
+            even = odd.add(x.input_stride);
+        }
+    }
+    sums
+}
+
+/// Asks for `count` elements; only a hint, so any address will do.
+#[inline(always)]
+pub(in crate::cpu) fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
+    const LINE: usize = 64;
+    for line in 0..(count * size_of::<T>()).div_ceil(LINE) {
+        s.prefetch(from.cast::<u8>().wrapping_add(line * LINE));
+    }
+}
+
+/// One input's share of [`product`].
+///
+/// # Safety
+///
+/// As [`product`]'s; `x` points to the input in row 0.
+#[inline(always)]
+unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usize>(
+    s: S,
+    sums: &mut [[S::F; P]; R],
+    x: *const f32,
+    row_stride: usize,
+    panels: [*const W::Raw; P],
+    step: usize,
+) {
+    if const { R > P } {
+        let mut weights = [s.splat(0.0); P];
+        for (weights, panel) in weights.iter_mut().zip(panels) {
+            // SAFETY: the caller's contract.
+            *weights = unsafe { W::load_step::<S, ODD>(s, panel.add(step * STEP)) };
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            let x = s.splat(unsafe { *x.add(r * row_stride) });
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = s.fma(x, weights, *sum);
+            }
+        }
+        return;
+    }
+    for p in 0..P {
+        // SAFETY: the caller's contract.
+        let weights = unsafe { W::load_step::<S, ODD>(s, panels[p].add(step * STEP)) };
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            let x = s.splat(unsafe { *x.add(r * row_stride) });
+            sums[p] = s.fma(x, weights, sums[p]);
+        }
+    }
+}
+
+/// [`product_on`] of bfloat16 with one instruction a step; `x` holds pairs, row `r` of step `i` at `i * R + r`.
+///
+/// # Safety
+///
+/// `x` is readable for `R * steps` pairs, and every panel for `steps` steps.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn dot_product_on<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    mut sums: [[S::F; P]; R],
+    x: *const u32,
+    panels: [*const u16; P],
+    steps: usize,
+    ask: impl Fn(usize, usize),
+) -> [[S::F; P]; R] {
+    for step in 0..steps {
+        (0..P).for_each(|p| ask(p, step));
+        // Panels inside: each load of a pair feeds all of them.
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            let pair = unsafe { *x.add(step * R + r) };
+            for (sum, panel) in sums.iter_mut().zip(panels) {
+                // SAFETY: the caller's contract.
+                *sum = unsafe { s.dot_bf16(*sum, panel.add(step * STEP), pair) };
+            }
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests;

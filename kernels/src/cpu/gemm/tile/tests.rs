@@ -1,0 +1,19 @@
+use super::*;
+
+#[test]
+fn tiles_cover_all_rows_in_order() {
+    for largest in [3, 6, 12, 14] {
+        for rows in 0..200 {
+            let tiling = Tiling::new(rows, largest);
+            let mut next = 0;
+            for index in 0..tiling.tiles {
+                let (first, count) = tiling.tile(index);
+                assert_eq!(first, next, "{rows} rows, tile {index}");
+                assert!(HEIGHTS.contains(&count) && count <= largest, "{rows} rows: tile of {count}");
+                assert!(count > 1 || rows == 1 || largest == 3 && rows == 4, "{rows} rows: a lonely row");
+                next += count;
+            }
+            assert_eq!(next, rows);
+        }
+    }
+}

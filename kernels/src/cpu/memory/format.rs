@@ -1,0 +1,213 @@
+//! How elements lie in panels, and how a panel's pairs of rows are widened into lanes.
+//!
+//! A *panel* holds sixteen outputs (columns of the transposed weights, or sixteen keys) for all inputs, two inputs
+//! after each other: `[inputs / 2]` steps of thirty-two elements. f32 and f16 store a step as two rows of sixteen;
+//! bfloat16 stores it as sixteen pairs, which is what a dot-product instruction eats. An odd number of inputs is
+//! padded with a row of zeros.
+
+use half::f16;
+
+use crate::WeightType;
+use crate::cpu::memory::Element;
+use crate::cpu::simd::{LANES, Simd, from_bf16, to_bf16};
+
+/// Elements of a panel's step: two inputs by sixteen outputs.
+pub(in crate::cpu) const STEP: usize = 2 * LANES;
+
+/// A storage type of weights, keys and values.
+pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
+    /// One element in memory.
+    type Raw: Element;
+    const IS_BF16: bool;
+    /// Whether a product starts with the odd input of each pair, as the dot-product instruction does.
+    const ODD_FIRST: bool = Self::IS_BF16;
+
+    /// Where in a step output `lane` of the even (0) or odd (1) input lies.
+    fn index_in_step(parity: usize, lane: usize) -> usize;
+    /// One step's row of the even (`ODD` false) or odd input.
+    ///
+    /// # Safety
+    ///
+    /// [`STEP`] elements are readable at `step`.
+    unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const Self::Raw) -> S::F;
+    /// Sixteen elements in a row.
+    ///
+    /// # Safety
+    ///
+    /// Sixteen elements are readable at `from`.
+    unsafe fn load_row<S: Simd>(s: S, from: *const Self::Raw) -> S::F;
+    /// The nearest element, ties to even.
+    fn narrow(x: f32) -> Self::Raw;
+    /// Exact.
+    fn widen(x: Self::Raw) -> f32;
+    /// The element at `index` of little-endian bytes.
+    fn read(bytes: &[u8], index: usize) -> Self::Raw;
+}
+
+/// 32-bit floats.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct F32;
+
+impl Format for F32 {
+    type Raw = f32;
+    const IS_BF16: bool = false;
+
+    #[inline(always)]
+    fn index_in_step(parity: usize, lane: usize) -> usize {
+        parity * LANES + lane
+    }
+    #[inline(always)]
+    unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const f32) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { s.load(step.add(if ODD { LANES } else { 0 })) }
+    }
+    #[inline(always)]
+    unsafe fn load_row<S: Simd>(s: S, from: *const f32) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { s.load(from) }
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> f32 {
+        x
+    }
+    #[inline(always)]
+    fn widen(x: f32) -> f32 {
+        x
+    }
+    #[inline(always)]
+    fn read(bytes: &[u8], index: usize) -> f32 {
+        let at = 4 * index;
+        f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    }
+}
+
+/// IEEE halves.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct F16;
+
+impl Format for F16 {
+    type Raw = u16;
+    const IS_BF16: bool = false;
+
+    #[inline(always)]
+    fn index_in_step(parity: usize, lane: usize) -> usize {
+        parity * LANES + lane
+    }
+    #[inline(always)]
+    unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const u16) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_f16(step.add(if ODD { LANES } else { 0 })) }
+    }
+    #[inline(always)]
+    unsafe fn load_row<S: Simd>(s: S, from: *const u16) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_f16(from) }
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> u16 {
+        f16::from_f32(x).to_bits()
+    }
+    #[inline(always)]
+    fn widen(x: u16) -> f32 {
+        f16::from_bits(x).to_f32()
+    }
+    #[inline(always)]
+    fn read(bytes: &[u8], index: usize) -> u16 {
+        u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]])
+    }
+}
+
+/// bfloat16.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Bf16;
+
+impl Format for Bf16 {
+    type Raw = u16;
+    const IS_BF16: bool = true;
+
+    #[inline(always)]
+    fn index_in_step(parity: usize, lane: usize) -> usize {
+        2 * lane + parity
+    }
+    #[inline(always)]
+    unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const u16) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { if ODD { s.load_bf16_odd(step) } else { s.load_bf16_even(step) } }
+    }
+    #[inline(always)]
+    unsafe fn load_row<S: Simd>(s: S, from: *const u16) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_bf16(from) }
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> u16 {
+        to_bf16(x)
+    }
+    #[inline(always)]
+    fn widen(x: u16) -> f32 {
+        from_bf16(x)
+    }
+    #[inline(always)]
+    fn read(bytes: &[u8], index: usize) -> u16 {
+        u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]])
+    }
+}
+
+/// A buffer of one of the formats.
+pub(in crate::cpu) enum Stored {
+    F32(crate::cpu::memory::Buffer<f32>),
+    F16(crate::cpu::memory::Buffer<u16>),
+    Bf16(crate::cpu::memory::Buffer<u16>),
+}
+
+/// Runs `$body` with `$format` standing for the buffer's format and `$data` for its elements.
+macro_rules! with_format {
+    ($stored:expr, $format:ident, $data:ident => $body:expr) => {
+        match $stored {
+            $crate::cpu::memory::format::Stored::F32($data) => {
+                type $format = $crate::cpu::memory::format::F32;
+                $body
+            }
+            $crate::cpu::memory::format::Stored::F16($data) => {
+                type $format = $crate::cpu::memory::format::F16;
+                $body
+            }
+            $crate::cpu::memory::format::Stored::Bf16($data) => {
+                type $format = $crate::cpu::memory::format::Bf16;
+                $body
+            }
+        }
+    };
+}
+pub(in crate::cpu) use with_format;
+
+impl Stored {
+    pub(in crate::cpu) fn zeroed(
+        dtype: WeightType,
+        len: Option<usize>,
+        what: &'static str,
+    ) -> Result<Self, crate::DeviceError> {
+        use crate::cpu::memory::Buffer;
+        Ok(match dtype {
+            WeightType::F32 => Self::F32(Buffer::zeroed(len, what)?),
+            WeightType::F16 => Self::F16(Buffer::zeroed(len, what)?),
+            WeightType::Bf16 => Self::Bf16(Buffer::zeroed(len, what)?),
+        })
+    }
+
+    /// Its elements as the bytes that they are.
+    pub(in crate::cpu) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::F32(data) => data.bytes(),
+            Self::F16(data) | Self::Bf16(data) => data.bytes(),
+        }
+    }
+
+    /// The same, to be written to.
+    pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(data) => data.bytes_mut(),
+            Self::F16(data) | Self::Bf16(data) => data.bytes_mut(),
+        }
+    }
+}

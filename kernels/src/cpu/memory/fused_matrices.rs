@@ -1,0 +1,112 @@
+//! The source of a packed weight matrix: one or more matrices of a checkpoint, cut into panels of sixteen outputs.
+
+use crate::cpu::memory::Shared;
+use crate::cpu::simd::LANES;
+use crate::cpu::threads::pool::ThreadPool;
+use crate::{DeviceError, HostMatrix, WeightType};
+
+/// The shape of a packed matrix.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cpu) struct Shape {
+    pub(in crate::cpu) outputs: usize,
+    pub(in crate::cpu) inputs: usize,
+    /// True if the matrix is gate and up, whose panels alternate.
+    pub(in crate::cpu) paired: bool,
+}
+
+impl Shape {
+    /// Number of panels. The last panel may not be full; in a paired matrix, neither may the last of gate and the last
+    /// of up.
+    pub(in crate::cpu) fn panels(self) -> usize {
+        if self.paired { 2 * (self.outputs / 2).div_ceil(LANES) } else { self.outputs.div_ceil(LANES) }
+    }
+
+    /// Number of steps per panel. A step is two inputs.
+    pub(in crate::cpu) fn steps(self) -> usize {
+        self.inputs.div_ceil(2)
+    }
+}
+
+/// Matrices of a checkpoint that one packed matrix holds: stacked row by row (q, k and v), or a pair of as many rows each
+/// (gate and up). All have the same number of columns and the same element type.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct FusedMatrices<'a> {
+    matrices: &'a [HostMatrix<'a>],
+    pub(in crate::cpu) shape: Shape,
+    pub(in crate::cpu) dtype: WeightType,
+}
+
+impl<'a> FusedMatrices<'a> {
+    pub(in crate::cpu) fn new(matrices: &'a [HostMatrix<'a>], paired: bool) -> Result<Self, DeviceError> {
+        let first =
+            matrices.first().ok_or_else(|| DeviceError::Misuse("no matrices to fuse into one".to_owned()))?;
+        let (inputs, dtype) = (first.columns, first.dtype);
+        matrices.iter().try_for_each(|matrix| check(matrix, inputs, dtype))?;
+        let outputs = matrices.iter().map(|matrix| matrix.rows).sum();
+        if paired && !(matrices.len() == 2 && 2 * first.rows == outputs) {
+            let rows: Vec<usize> = matrices.iter().map(|matrix| matrix.rows).collect();
+            return Err(DeviceError::Misuse(format!("gate and up as matrices of {rows:?} rows")));
+        }
+        Ok(Self { matrices, shape: Shape { outputs, inputs, paired }, dtype })
+    }
+
+    pub(in crate::cpu) fn iter(&self) -> impl Iterator<Item = &'a HostMatrix<'a>> {
+        self.matrices.iter()
+    }
+
+    /// Calls `fill` for each panel, in parallel, with the bytes of the panel's sixteen rows and the panel's share of `to`,
+    /// which is zeroed. A row is `None` beyond the last output of a panel that is not full.
+    pub(in crate::cpu) fn pack(
+        &self,
+        pool: &mut ThreadPool,
+        to: &mut [u8],
+        fill: impl Fn(&[Option<&[u8]>; LANES], &mut [u8]) + Sync,
+    ) -> Result<(), DeviceError> {
+        let panels = self.shape.panels();
+        let bytes = to.len() / panels.max(1);
+        let to = Shared::new(to);
+        pool.run(panels, |panel, _| {
+            // SAFETY: each task has its own panel.
+            fill(&self.rows(panel), unsafe { to.slice_mut(panel * bytes, bytes) });
+        })
+    }
+
+    /// The rows of a panel. Panels of a pair alternate between gate and up, so that a gate and the value it multiplies are
+    /// computed side by side.
+    fn rows(&self, panel: usize) -> [Option<&'a [u8]>; LANES] {
+        let (matrices, first) = match self.shape.paired {
+            true => (&self.matrices[panel % 2..][..1], panel / 2 * LANES),
+            false => (self.matrices, panel * LANES),
+        };
+        std::array::from_fn(|lane| row(matrices, first + lane))
+    }
+}
+
+/// Refuses a matrix whose bytes do not match its shape, or whose columns or type differ from the others'.
+fn check(matrix: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
+    let HostMatrix { rows, columns, .. } = *matrix;
+    let bytes = rows.checked_mul(columns).and_then(|elements| elements.checked_mul(dtype.bytes()));
+    if columns != inputs || matrix.dtype != dtype || bytes != Some(matrix.bytes.len()) {
+        return Err(DeviceError::Misuse(format!(
+            "a matrix of {rows} x {columns} {:?} in {} bytes among matrices of {inputs} columns of {dtype:?}",
+            matrix.dtype,
+            matrix.bytes.len()
+        )));
+    }
+    Ok(())
+}
+
+/// The bytes of row `index` of the matrices stacked as one; `None` beyond the last.
+fn row<'a>(matrices: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
+    for matrix in matrices {
+        if index < matrix.rows {
+            let row = matrix.columns * matrix.dtype.bytes();
+            return Some(&matrix.bytes[index * row..(index + 1) * row]);
+        }
+        index -= matrix.rows;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,23 @@
+use super::*;
+
+#[test]
+fn matrices_that_do_not_match_are_refused() {
+    let matrix = |bytes, dtype, rows, columns| HostMatrix { bytes, dtype, rows, columns };
+    let refused = |matrices: &[HostMatrix<'_>], paired| {
+        matches!(FusedMatrices::new(matrices, paired), Err(DeviceError::Misuse(_)))
+    };
+    let good = matrix(&[0; 8], WeightType::F16, 2, 2);
+    for bad in [
+        matrix(&[0; 8], WeightType::Bf16, 2, 2),
+        matrix(&[0; 8], WeightType::F16, 1, 4),
+        matrix(&[0; 7], WeightType::F16, 2, 2),
+        matrix(&[], WeightType::F16, usize::MAX, 2),
+    ] {
+        assert!(refused(&[good, bad], false));
+    }
+    assert!(refused(&[], false));
+    for matrices in [&[good][..], &[good, matrix(&[0; 4], WeightType::F16, 1, 2)], &[good; 4]] {
+        assert!(refused(matrices, true));
+    }
+    assert!(!refused(&[good; 2], true));
+}

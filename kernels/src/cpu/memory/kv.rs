@@ -1,0 +1,146 @@
+//! The paged KV plane and its layout.
+//!
+//! A page of a layer holds, head by head, `page_tokens` keys and then as many values, both in panels (see
+//! [`crate::cpu::memory::format`]). A panel of keys has sixteen tokens as its lanes and runs over the elements of the head, so that
+//! scores of sixteen keys are one product; a panel of values has sixteen elements as its lanes and runs over sixteen
+//! tokens, so that a weighted sum is one too. Those of sixteen tokens follow each other.
+
+use std::ops::Range;
+
+use crate::cpu::memory::format::Stored;
+use crate::cpu::simd::LANES;
+use crate::{AttentionShape, DeviceError, KvShape, PageId};
+
+/// The layout above, by name: what travels between workers is only understood by one that has the same.
+pub(in crate::cpu) const FORMAT: &str = "cpu: panels of 16 keys, then panels of 16 values";
+
+/// Elements of a panel of values: sixteen of the head by sixteen tokens.
+pub(in crate::cpu) const VALUE_PANEL: usize = LANES * LANES;
+
+/// The pages of a KV plane.
+pub struct KvPool {
+    pub(in crate::cpu) shape: KvShape,
+    pub(in crate::cpu) data: Stored,
+}
+
+impl KvPool {
+    pub(in crate::cpu) fn zeroed(shape: KvShape) -> Result<Self, DeviceError> {
+        if shape.page_tokens == 0 || !shape.page_tokens.is_multiple_of(LANES) {
+            return Err(DeviceError::Unsupported(format!(
+                "KV pages of {} tokens: a multiple of {LANES} is needed",
+                shape.page_tokens
+            )));
+        }
+        check_head_dim(shape.head_dim)?;
+        let elements = [2, shape.layers, shape.pages, shape.kv_heads, shape.head_dim]
+            .into_iter()
+            .try_fold(shape.page_tokens, |product: usize, factor| product.checked_mul(factor));
+        Ok(Self { shape, data: Stored::zeroed(shape.dtype, elements, "the KV pool")? })
+    }
+
+    /// Appends the bytes of pages, of each layer by layer.
+    pub(in crate::cpu) fn read_pages(&self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.check_pages(pages)?;
+        out.reserve(pages.len() * self.shape.page_bytes());
+        let bytes = self.data.bytes();
+        for range in self.byte_ranges(pages) {
+            out.extend_from_slice(&bytes[range]);
+        }
+        Ok(())
+    }
+
+    /// Fills pages with what [`read_pages`](Self::read_pages) gave.
+    pub(in crate::cpu) fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.check_pages(pages)?;
+        let (wanted, got) = (pages.len() * self.shape.page_bytes(), data.len());
+        if got != wanted {
+            return Err(DeviceError::Misuse(format!("{got} bytes for pages of {wanted}")));
+        }
+        let layer_bytes = self.shape.page_bytes() / self.shape.layers.max(1);
+        let byte_ranges: Vec<Range<usize>> = self.byte_ranges(pages).collect();
+        let bytes = self.data.bytes_mut();
+        for (range, data) in byte_ranges.into_iter().zip(data.chunks_exact(layer_bytes)) {
+            bytes[range].copy_from_slice(data);
+        }
+        Ok(())
+    }
+
+    /// Where the bytes of pages are, of each layer by layer.
+    fn byte_ranges(&self, pages: &[PageId]) -> impl Iterator<Item = Range<usize>> {
+        let shape = self.shape;
+        let (layer_bytes, size) = (shape.page_bytes() / shape.layers.max(1), shape.dtype.bytes());
+        let of = move |page: PageId| {
+            (0..shape.layers).map(move |layer| {
+                let start = Layout::new(&shape, layer).head(page, 0) * size;
+                start..start + layer_bytes
+            })
+        };
+        pages.iter().copied().flat_map(of)
+    }
+
+    fn check_pages(&self, pages: &[PageId]) -> Result<(), DeviceError> {
+        match pages.iter().find(|page| page.0 as usize >= self.shape.pages) {
+            Some(page) => {
+                Err(DeviceError::Misuse(format!("page {} of a pool of {}", page.0, self.shape.pages)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the pool has the layer, and heads as the layer wants them.
+    pub(in crate::cpu) fn check(&self, layer: usize, shape: &AttentionShape) -> Result<(), DeviceError> {
+        check_head_dim(shape.head_dim)?;
+        let pool = &self.shape;
+        let grouped = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
+        if layer < pool.layers
+            && shape.kv_heads == pool.kv_heads
+            && shape.head_dim == pool.head_dim
+            && grouped
+            && shape.window != Some(0)
+        {
+            return Ok(());
+        }
+        Err(DeviceError::Misuse(format!("layer {layer} with {shape:?} over a pool of {pool:?}")))
+    }
+}
+
+fn check_head_dim(head_dim: usize) -> Result<(), DeviceError> {
+    if head_dim > 0 && head_dim.is_multiple_of(LANES) {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported(format!("heads of {head_dim} elements: a multiple of {LANES} is needed")))
+}
+
+/// Where the keys and values of one head in one page begin.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Layout {
+    pub(in crate::cpu) page_tokens: usize,
+    head_dim: usize,
+    kv_heads: usize,
+    layer_start: usize,
+}
+
+impl Layout {
+    pub(in crate::cpu) fn new(shape: &KvShape, layer: usize) -> Self {
+        let KvShape { kv_heads, head_dim, page_tokens, pages, .. } = *shape;
+        let layer_start = layer * pages * kv_heads * 2 * page_tokens * head_dim;
+        Self { page_tokens, head_dim, kv_heads, layer_start }
+    }
+
+    fn head(&self, page: PageId, head: usize) -> usize {
+        self.layer_start + (page.0 as usize * self.kv_heads + head) * 2 * self.page_tokens * self.head_dim
+    }
+
+    /// Where the panel of keys begins that holds position `position`.
+    #[inline(always)]
+    pub(in crate::cpu) fn key_panel(&self, table: &[PageId], head: usize, position: usize) -> usize {
+        let page = table[position / self.page_tokens];
+        self.head(page, head) + position % self.page_tokens / LANES * LANES * self.head_dim
+    }
+
+    /// Where the panels of values begin that hold position `position`, each [`VALUE_PANEL`] elements long.
+    #[inline(always)]
+    pub(in crate::cpu) fn value_panels(&self, table: &[PageId], head: usize, position: usize) -> usize {
+        self.key_panel(table, head, position) + self.page_tokens * self.head_dim
+    }
+}

@@ -1,0 +1,73 @@
+use super::*;
+use crate::HostMatrix;
+
+fn pack(dtype: WeightType, pool: &mut ThreadPool, parts: &[HostMatrix<'_>], paired: bool) -> Matrix {
+    Matrix::pack(Form::Stored(dtype), pool, FusedMatrices::new(parts, paired).unwrap()).unwrap()
+}
+
+#[test]
+fn parts_are_laid_one_below_the_other_in_panels() {
+    // 21 outputs by 5 inputs in two parts, element (output, input) = 100 * output + input.
+    let values: Vec<f32> = (0..21 * 5).map(|i| (100 * (i / 5) + i % 5) as f32).collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let (top, bottom) = bytes.split_at(13 * 5 * 4);
+    let part = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
+    let mut pool = ThreadPool::new(2).unwrap();
+    let matrix = pack(WeightType::F32, &mut pool, &[part(top, 13), part(bottom, 8)], false);
+    let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
+    assert_eq!((matrix.shape.panels(), matrix.shape.steps(), data.len()), (2, 3, 2 * 3 * STEP));
+    for output in 0..32 {
+        for input in 0..6 {
+            let got = data[output / 16 * 3 * STEP + input / 2 * STEP + input % 2 * 16 + output % 16];
+            let want = if output < 21 && input < 5 { (100 * output + input) as f32 } else { 0.0 };
+            assert_eq!(got, want, "output {output}, input {input}");
+        }
+    }
+}
+
+#[test]
+fn blocks_and_what_is_left_of_them_are_packed_alike() {
+    // Two whole panels and five outputs; one block of inputs, or two, or three, and nine more.
+    let (outputs, inputs) = (37, 57);
+    let mut pool = ThreadPool::new(2).unwrap();
+    for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+        let size = dtype.bytes();
+        // All bytes differ from those that others could be taken for.
+        let bytes: Vec<u8> =
+            (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
+        let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
+        let matrix = pack(dtype, &mut pool, &[part], false);
+        let (packed, panel) = (matrix.data.bytes(), matrix.shape.steps() * STEP * size);
+        assert_eq!(packed.len(), 3 * panel);
+        for output in 0..48 {
+            for input in 0..58 {
+                let index = match dtype {
+                    WeightType::Bf16 => output % 16 * 2 + input % 2,
+                    _ => input % 2 * 16 + output % 16,
+                };
+                let got = &packed[output / 16 * panel + (input / 2 * 32 + index) * size..][..size];
+                let zeros = [0; 4];
+                let want = match output < outputs && input < inputs {
+                    true => &bytes[(output * inputs + input) * size..][..size],
+                    false => &zeros[..size],
+                };
+                assert_eq!(got, want, "{dtype:?}, output {output}, input {input}");
+            }
+        }
+    }
+}
+
+#[test]
+fn panels_of_a_pair_take_turns() {
+    // Two parts of 17 outputs by 2 inputs, all elements of an output the same.
+    let values: Vec<f32> = (0..34 * 2).map(|i| (i / 2 + 1) as f32).collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let (gate, up) = bytes.split_at(17 * 2 * 4);
+    let part = |bytes| HostMatrix { bytes, dtype: WeightType::F32, rows: 17, columns: 2 };
+    let mut pool = ThreadPool::new(1).unwrap();
+    let matrix = pack(WeightType::F32, &mut pool, &[part(gate), part(up)], true);
+    let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
+    assert_eq!((matrix.shape.panels(), data.len()), (4, 4 * STEP));
+    let first_of = |panel: usize| [data[panel * STEP], data[panel * STEP + 1]];
+    assert_eq!([0, 1, 2, 3].map(first_of), [[1.0, 2.0], [18.0, 19.0], [17.0, 0.0], [34.0, 0.0]]);
+}

@@ -1,0 +1,219 @@
+//! Packed weights that outlive a process: a file of matrices as this device lays them out, which later starts map in
+//! place of packing them again, and which all processes of a machine share.
+//!
+//! A file is one page that names its contents, then for each matrix, in the order of loading, one page that describes it
+//! and its bytes, filled up to a page. It is written under another name and gets its own once it is whole. A matrix is
+//! only taken from it if its description is that of the matrix wanted: shape, type, and a few samples of the bytes that
+//! it was packed from.
+
+use std::fs::{self, File, TryLockError};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
+use crate::cpu::memory::weights::Weights;
+use crate::cpu::simd::isa;
+use crate::{DeviceError, Quantize};
+
+/// Changes with the layout of panels, and with that of the file.
+const VERSION: u32 = 2;
+const PAGE: u64 = 4096;
+/// Samples of each part of a matrix, and bytes of each.
+const SAMPLES: usize = 4;
+const SAMPLE: usize = 64;
+
+/// A file of packed weights, being mapped or being written.
+#[derive(Clone)]
+pub struct PackedWeights(Arc<Mutex<State>>);
+
+/// What became of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PackedOutcome {
+    /// All weights were mapped from it.
+    Mapped,
+    /// It is there for the next start.
+    Written,
+    /// It was of no use; why.
+    Unused(String),
+}
+
+struct State {
+    path: PathBuf,
+    name: Page,
+    mode: Mode,
+}
+
+enum Mode {
+    /// `at` is where the next matrix is described.
+    Mapping {
+        file: File,
+        at: u64,
+    },
+    Writing {
+        file: File,
+        partial: PathBuf,
+        at: u64,
+    },
+    Unused(String),
+}
+
+type Page = [u8; PAGE as usize];
+
+impl PackedWeights {
+    /// The file in `dir` for weights that `key` names: the checkpoint and all else that decides on the packed bytes but
+    /// the matrices themselves. Where it is not there yet it will be written, if that is possible.
+    pub fn open(dir: &Path, key: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (VERSION, env!("CARGO_PKG_VERSION"), key).hash(&mut hasher);
+        let path = dir.join(format!("tutti-packed-{:016x}.bin", hasher.finish()));
+        let name = page(&format!("tutti packed weights {VERSION}\n{key}\n"));
+        let mode = match File::open(&path).and_then(|file| Ok((is_whole(&file, &name)?, file))) {
+            Ok((true, file)) => Mode::Mapping { file, at: PAGE },
+            _ => match begin(&path) {
+                Ok((file, partial)) => Mode::Writing { file, partial, at: PAGE },
+                Err(why) => Mode::Unused(why),
+            },
+        };
+        Self(Arc::new(Mutex::new(State { path, name, mode })))
+    }
+
+    /// A matrix of `parts`, from the file or by `pack`, and then into the file.
+    pub(in crate::cpu) fn matrix(
+        &self,
+        path: isa::Path,
+        source: FusedMatrices<'_>,
+        quantize: Quantize,
+        pack: impl FnOnce() -> Result<Weights, DeviceError>,
+    ) -> Result<Weights, DeviceError> {
+        let FusedMatrices { shape, dtype, .. } = source;
+        let Shape { outputs, inputs, paired } = shape;
+        let described = page(&format!(
+            "{outputs} x {inputs} {dtype:?} {quantize:?} {paired} {:016x}\n",
+            fingerprint(source)
+        ));
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { path: file_path, mode, .. } = &mut *state;
+        if let Mode::Mapping { file, at } = mode {
+            let found = Weights::len_packed(path, shape, dtype, quantize);
+            let found = found.and_then(|len| {
+                let mut page = [0; PAGE as usize];
+                file.read_exact_at(&mut page, *at).ok()?;
+                (page == described).then_some(len)
+            });
+            match found {
+                Some(len) => {
+                    let from = *at + PAGE;
+                    *at = from + filled(len as u64);
+                    return Weights::mapped(path, (file, from), shape, dtype, quantize);
+                }
+                None => {
+                    // Another will be written at the next start.
+                    let _ = fs::remove_file(&*file_path);
+                    let why = format!("{} is of other weights, and was removed", file_path.display());
+                    *mode = Mode::Unused(why);
+                }
+            }
+        }
+        let weights = pack()?;
+        if let Mode::Writing { file, partial, at } = mode
+            && let Err(error) = append(file, at, &described, weights.packed())
+        {
+            let why = format!("{} cannot be written: {error}", partial.display());
+            let _ = fs::remove_file(&*partial);
+            *mode = Mode::Unused(why);
+        }
+        Ok(weights)
+    }
+
+    /// To be called when all weights are there: gives a file that was written its name.
+    pub fn finish(&self) -> PackedOutcome {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { path, name, mode } = &mut *state;
+        match mode {
+            Mode::Mapping { .. } => PackedOutcome::Mapped,
+            Mode::Unused(why) => PackedOutcome::Unused(why.clone()),
+            Mode::Writing { file, partial, at } => {
+                name[PAGE as usize - 8..].copy_from_slice(&at.to_le_bytes());
+                let named = file
+                    .write_all_at(name, 0)
+                    .and_then(|()| file.sync_all())
+                    .and_then(|()| fs::rename(&*partial, &*path));
+                match named {
+                    Ok(()) => PackedOutcome::Written,
+                    Err(error) => {
+                        let _ = fs::remove_file(&*partial);
+                        PackedOutcome::Unused(format!("{} cannot be written: {error}", path.display()))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A page that begins with this text, cut where there is no room for it and for a number.
+fn page(text: &str) -> Page {
+    let mut page = [0; PAGE as usize];
+    let len = text.len().min(PAGE as usize - 8);
+    page[..len].copy_from_slice(&text.as_bytes()[..len]);
+    page
+}
+
+/// So many bytes, filled up to a page.
+fn filled(bytes: u64) -> u64 {
+    bytes.next_multiple_of(PAGE)
+}
+
+/// Whether a file has this name in it, and the length that it says.
+fn is_whole(mut file: &File, name: &Page) -> io::Result<bool> {
+    let mut found = [0; PAGE as usize];
+    file.read_exact(&mut found)?;
+    let (text, len) = found.split_at(PAGE as usize - 8);
+    Ok(*text == name[..PAGE as usize - 8] && *len == file.metadata()?.len().to_le_bytes())
+}
+
+/// Opens what will become the file at `path`, which only one process at a time writes.
+fn begin(path: &Path) -> Result<(File, PathBuf), String> {
+    let partial = path.with_extension("partial");
+    let cannot = |error: io::Error| format!("{} cannot be written: {error}", partial.display());
+    let open = File::options().write(true).create(true).truncate(false).open(&partial);
+    let file = open.map_err(cannot)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(format!("{} is being written by another process", partial.display()));
+        }
+        Err(TryLockError::Error(error)) => return Err(cannot(error)),
+    }
+    // Its last writer may have ended, and have given it its name, before it was locked here.
+    let (mine, there) = (file.metadata().map_err(cannot)?, fs::metadata(&partial).map_err(cannot)?);
+    if (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
+        return Err(format!("{} has just been written by another process", path.display()));
+    }
+    file.set_len(0).map_err(cannot)?;
+    Ok((file, partial))
+}
+
+fn append(file: &mut File, at: &mut u64, described: &Page, bytes: &[u8]) -> io::Result<()> {
+    file.write_all_at(described, *at)?;
+    file.write_all_at(bytes, *at + PAGE)?;
+    *at += PAGE + filled(bytes.len() as u64);
+    file.set_len(*at)?;
+    file.flush()
+}
+
+/// Of a few samples of each part: the same file, changed in place, has another.
+fn fingerprint(source: FusedMatrices<'_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for matrix in source.iter() {
+        (matrix.rows, matrix.columns).hash(&mut hasher);
+        let last = matrix.bytes.len().saturating_sub(SAMPLE);
+        for sample in 0..SAMPLES {
+            let from = last / (SAMPLES - 1) * sample;
+            matrix.bytes[from..].iter().take(SAMPLE).for_each(|byte| byte.hash(&mut hasher));
+        }
+    }
+    hasher.finish()
+}

@@ -1,0 +1,45 @@
+//! A mutable slice that tasks of one parallel operation share.
+
+use std::marker::PhantomData;
+
+/// A mutable slice that the tasks of one parallel operation write to, each its own part.
+pub(in crate::cpu) struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrows: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: parts are handed out by the unsafe `slice_mut`, whose caller answers for their being disjoint.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+// SAFETY: it stands for the `&mut [T]` that it was made from.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    pub(in crate::cpu) fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), borrows: PhantomData }
+    }
+
+    /// Elements `first .. first + len`.
+    ///
+    /// # Safety
+    ///
+    /// No two parts that live at the same time overlap.
+    #[allow(clippy::mut_from_ref)] // The point of the type: see its safety contract.
+    #[inline(always)]
+    pub(in crate::cpu) unsafe fn slice_mut(&self, first: usize, len: usize) -> &mut [T] {
+        assert!(first <= self.len && len <= self.len - first, "part of a shared slice out of range");
+        // SAFETY: in range by the assertion, and disjoint from every other part by the contract.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
+    }
+
+    /// The first element, for kernels that write strided patterns.
+    #[inline(always)]
+    pub(in crate::cpu) fn as_ptr(&self) -> *mut T {
+        self.start
+    }
+
+    #[inline(always)]
+    pub(in crate::cpu) fn len(&self) -> usize {
+        self.len
+    }
+}

@@ -1,0 +1,120 @@
+//! Activations and weight vectors.
+
+use crate::DeviceError;
+use crate::cpu::memory::Buffer;
+
+/// Activations, `[rows, width]` in f32, of which the first [`Tensor::live`] rows mean something.
+pub struct Tensor {
+    /// Rows there is room for.
+    capacity: usize,
+    width: usize,
+    /// Rows that the last operation wrote: the step's tokens, or the rows of a logit tile.
+    live: usize,
+    data: Buffer<f32>,
+}
+
+impl Tensor {
+    pub(in crate::cpu) fn zeroed(capacity: usize, width: usize) -> Result<Self, DeviceError> {
+        let data = Buffer::zeroed(capacity.checked_mul(width), "an activation buffer")?;
+        Ok(Self { capacity, width, live: 0, data })
+    }
+
+    /// Elements of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows that mean something.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// The rows that mean something, end to end.
+    pub fn values(&self) -> &[f32] {
+        &self.data[..self.live * self.width]
+    }
+
+    /// Makes the tensor hold exactly `rows`, as an input from the host.
+    pub fn fill(&mut self, rows: &[f32]) -> Result<(), DeviceError> {
+        if self.width == 0 || !rows.len().is_multiple_of(self.width) {
+            return Err(DeviceError::Misuse(format!("{} values for rows of {}", rows.len(), self.width)));
+        }
+        self.written(rows.len() / self.width, self.width)?.copy_from_slice(rows);
+        Ok(())
+    }
+
+    /// Replaces those of the rows that mean something which begin at `first`.
+    pub(in crate::cpu) fn overwrite(&mut self, first: usize, rows: &[f32]) -> Result<(), DeviceError> {
+        let (width, live) = (self.width, self.live);
+        let start = first.saturating_mul(width);
+        match self.values_mut().get_mut(start..start.saturating_add(rows.len())) {
+            Some(values) if width > 0 && rows.len().is_multiple_of(width) => {
+                values.copy_from_slice(rows);
+                Ok(())
+            }
+            _ => {
+                let count = rows.len();
+                Err(DeviceError::Misuse(format!(
+                    "{count} values from row {first} on into {live} rows of {width}"
+                )))
+            }
+        }
+    }
+
+    /// The rows that mean something, where the operation wants them `width` wide.
+    pub(in crate::cpu) fn read(&self, width: usize) -> Result<&[f32], DeviceError> {
+        self.check_width(width)?;
+        Ok(self.values())
+    }
+
+    /// The same, to be changed in place.
+    pub(in crate::cpu) fn change(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
+        self.check_width(width)?;
+        if self.live != rows {
+            return Err(DeviceError::Misuse(format!("{} rows added to {}", rows, self.live)));
+        }
+        Ok(&mut self.data[..rows * width])
+    }
+
+    /// The rows that mean something, to be changed in place whatever their number.
+    pub(in crate::cpu) fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.data[..self.live * self.width]
+    }
+
+    /// Makes `rows` rows live, which the caller then writes.
+    pub(in crate::cpu) fn written(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
+        self.check_width(width)?;
+        if rows > self.capacity {
+            let capacity = self.capacity;
+            return Err(DeviceError::Misuse(format!("{rows} rows into a tensor with room for {capacity}")));
+        }
+        self.live = rows;
+        Ok(&mut self.data[..rows * width])
+    }
+
+    fn check_width(&self, width: usize) -> Result<(), DeviceError> {
+        if self.width == width {
+            return Ok(());
+        }
+        Err(DeviceError::Misuse(format!("a tensor {} wide where {width} is wanted", self.width)))
+    }
+}
+
+/// A norm's weight or a bias.
+pub struct Vector(pub(in crate::cpu) Buffer<f32>);
+
+impl Vector {
+    pub(in crate::cpu) fn copy_of(values: &[f32]) -> Result<Self, DeviceError> {
+        let mut data = Buffer::zeroed(values.len(), "a weight vector")?;
+        data.copy_from_slice(values);
+        Ok(Self(data))
+    }
+
+    /// The elements, where the operation wants `len` of them.
+    pub(in crate::cpu) fn read(&self, len: usize) -> Result<&[f32], DeviceError> {
+        if self.0.len() == len {
+            return Ok(&self.0);
+        }
+        Err(DeviceError::Misuse(format!("a vector of {} where {len} are wanted", self.0.len())))
+    }
+}

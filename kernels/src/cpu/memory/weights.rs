@@ -1,0 +1,110 @@
+//! A weight matrix as the device holds it.
+
+use std::fs::File;
+
+use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
+use crate::cpu::memory::matrix::{Form, Matrix};
+use crate::cpu::quant::int8::Int8Matrix;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::threads::pool::ThreadPool;
+use crate::{DeviceError, Quantize, WeightType};
+
+/// A weight matrix, `y = x · Wᵀ`.
+pub enum Weights {
+    /// In the type of the checkpoint, or as exact as that.
+    Stored(Matrix),
+    /// In eight bits.
+    Int8(Int8Matrix),
+}
+
+impl Weights {
+    pub(in crate::cpu) fn pack(
+        path: Path,
+        pool: &mut ThreadPool,
+        source: FusedMatrices<'_>,
+        quantize: Quantize,
+    ) -> Result<Self, DeviceError> {
+        Ok(match quantize {
+            Quantize::None => Self::Stored(Matrix::pack(Form::of(source.dtype, path), pool, source)?),
+            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, source)?),
+        })
+    }
+
+    /// Bytes of such a matrix, packed from elements of type `dtype`. `None` where there is no number for them.
+    pub(in crate::cpu) fn len_packed(
+        path: Path,
+        shape: Shape,
+        dtype: WeightType,
+        quantize: Quantize,
+    ) -> Option<usize> {
+        match quantize {
+            Quantize::None => Matrix::len(shape, Form::of(dtype, path)),
+            Quantize::Int8 => Int8Matrix::len(shape),
+        }
+    }
+
+    /// A matrix that was packed before, in place in a file from byte `from` on, where [`Self::len_packed`] bytes are.
+    pub(in crate::cpu) fn mapped(
+        path: Path,
+        (file, from): (&File, u64),
+        shape: Shape,
+        dtype: WeightType,
+        quantize: Quantize,
+    ) -> Result<Self, DeviceError> {
+        Ok(match quantize {
+            Quantize::None => Self::Stored(Matrix::mapped(file, from, shape, Form::of(dtype, path))?),
+            Quantize::Int8 => Self::Int8(Int8Matrix::mapped(file, from, shape)?),
+        })
+    }
+
+    /// Its bytes as they were packed.
+    pub(in crate::cpu) fn packed(&self) -> &[u8] {
+        match self {
+            Self::Stored(matrix) => matrix.data.bytes(),
+            Self::Int8(matrix) => matrix.data.bytes(),
+        }
+    }
+
+    /// Outputs, where they lie one after the other.
+    pub(in crate::cpu) fn plain_outputs(&self) -> Result<usize, DeviceError> {
+        if self.paired() {
+            return Err(DeviceError::Misuse("gate and up, where a plain matrix is wanted".to_owned()));
+        }
+        Ok(self.outputs())
+    }
+
+    /// Gates, where outputs are gate and up.
+    pub(in crate::cpu) fn gates(&self) -> Result<usize, DeviceError> {
+        if !self.paired() {
+            return Err(DeviceError::Misuse("a plain matrix, where gate and up are wanted".to_owned()));
+        }
+        Ok(self.outputs() / 2)
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Stored(matrix) => matrix.shape,
+            Self::Int8(matrix) => matrix.shape,
+        }
+    }
+
+    fn paired(&self) -> bool {
+        self.shape().paired
+    }
+
+    pub(in crate::cpu) fn outputs(&self) -> usize {
+        self.shape().outputs
+    }
+
+    pub(in crate::cpu) fn inputs(&self) -> usize {
+        self.shape().inputs
+    }
+
+    /// Bytes that it takes.
+    pub(in crate::cpu) fn bytes(&self) -> usize {
+        match self {
+            Self::Stored(matrix) => matrix.data.bytes().len(),
+            Self::Int8(matrix) => matrix.bytes(),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Block floating point (BFP): bfloat16 weights as integers with shared exponents, for machines without dot products of
+//! bfloat16.
+//!
+//! Such machines multiply pairs of 16-bit integers and add them (`vpmaddwd`, `vpdpwssd`) faster than they multiply f32. A
+//! row of weights is cut into *BFP blocks* of [`BFP_BLOCK`] inputs: integers that share an exponent. Activations are
+//! converted to the same form before each product. The products within a BFP block are summed exactly in integers, and the
+//! sum is scaled once:
+//!
+//! ```text
+//! y[o] = Σ over blocks b, in order: 2^(w_exponent[o,b] + x_exponent[b]) · Σ over inputs i of b: w[o,i] · x[i]
+//! ```
+//!
+//! The largest weight of a BFP block has twelve bits, which include all eight bits of bfloat16. A weight below 2^-4 of the
+//! largest loses low bits: its error is at most 2^-12 of the largest. The largest activation has thirteen bits, so an
+//! activation's error is at most 2^-13 of the largest. In bfloat16 the largest activation alone may be off by 2^-9 of
+//! itself: products are closer to those of f32 than products with activations in bfloat16.
+//!
+//! Each operation is either exact or has one defined rounding, so the bits are the same on every instruction path and in any
+//! batch. A rank's share of the inputs consists of whole BFP blocks if it is a multiple of [`BFP_BLOCK`].
+//!
+//! A panel is a sequence of *lines* of 64 bytes, grouped into *superblocks* of four BFP blocks. A superblock is one line of
+//! exponents (a byte per output and BFP block, biased as in f32) and then the steps of its BFP blocks. A step is laid out as
+//! in bfloat16 (see [`crate::cpu::memory::format`]), with i16 elements.
+
+mod bfp_block;
+mod pack;
+mod product;
+
+pub(in crate::cpu) use bfp_block::BfpBlock;
+pub(in crate::cpu) use product::{Inputs, product_on};
+
+use crate::cpu::memory::Buffer;
+use crate::cpu::memory::format::STEP;
+use crate::cpu::memory::fused_matrices::Shape;
+use crate::cpu::simd::LANES;
+
+/// Number of inputs that share an exponent. With more, the sum of their products could overflow an i32.
+pub(in crate::cpu) const BFP_BLOCK: usize = 64;
+/// Number of steps per BFP block.
+pub(in crate::cpu) const BFP_BLOCK_STEPS: usize = BFP_BLOCK / 2;
+/// Bits of the largest weight of a BFP block.
+const WEIGHT_BITS: u8 = 12;
+/// Bits of the largest activation of a BFP block.
+const ACTIVATION_BITS: u8 = 13;
+// An activation may round up to the next power of two. A weight does not: the largest has eight significant bits.
+const _: () = assert!(
+    BFP_BLOCK as i64 * ((1 << WEIGHT_BITS) - (1 << (WEIGHT_BITS - 8))) * (1 << ACTIVATION_BITS)
+        <= i32::MAX as i64
+);
+
+/// Number of steps per superblock, whose exponents fill one line.
+pub(in crate::cpu) const SUPERBLOCK_STEPS: usize = 4 * BFP_BLOCK_STEPS;
+
+/// The panels of a matrix.
+pub(in crate::cpu) struct BlockFloatPanels(Buffer<u16>);
+
+/// Number of lines that `steps` steps take. For the first step of a superblock, this is the index of the line of exponents.
+#[inline(always)]
+pub(in crate::cpu) const fn lines(steps: usize) -> usize {
+    steps + steps.div_ceil(SUPERBLOCK_STEPS)
+}
+
+impl BlockFloatPanels {
+    /// Number of elements of a matrix of this shape; `None` if it overflows.
+    pub(in crate::cpu) fn len(shape: Shape) -> Option<usize> {
+        lines(shape.steps()).checked_mul(STEP)?.checked_mul(shape.panels())
+    }
+
+    /// The panels in `data`, which is [`Self::len`] elements long.
+    pub(in crate::cpu) fn new(data: Buffer<u16>) -> Self {
+        Self(data)
+    }
+
+    /// The elements of all panels, in order.
+    pub(in crate::cpu) fn data(&self) -> &[u16] {
+        &self.0
+    }
+
+    /// The elements as bytes.
+    pub(in crate::cpu) fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+
+    /// Writes the weights of one output, dequantised, to `out`, which is `inputs` long.
+    pub(in crate::cpu) fn read_row(&self, output: usize, out: &mut [f32]) {
+        let (len, lane) = (lines(out.len().div_ceil(2)) * STEP, output % LANES);
+        let panel = &self.0[output / LANES * len..][..len];
+        for (out, superblock) in
+            out.chunks_mut(2 * SUPERBLOCK_STEPS).zip(panel.chunks((1 + SUPERBLOCK_STEPS) * STEP))
+        {
+            let (exponents, steps) = superblock.split_at(STEP);
+            for (block, out) in out.chunks_mut(BFP_BLOCK).enumerate() {
+                let at = block * LANES + lane;
+                let scale = power(exponents[at / 2].to_le_bytes()[at % 2]);
+                for (input, out) in out.iter_mut().enumerate() {
+                    let number = steps[(block * BFP_BLOCK_STEPS + input / 2) * STEP + 2 * lane + input % 2];
+                    *out = f32::from(number.cast_signed()) * scale;
+                }
+            }
+        }
+    }
+}
+
+/// The f32 with this biased exponent and a mantissa of zero: a power of two, or infinity for 255.
+fn power(exponent: u8) -> f32 {
+    f32::from_bits(u32::from(exponent) << 23)
+}
+
+/// The shared exponent of a BFP block, biased as in f32: with it, the largest magnitude becomes an integer of `bits` bits.
+/// `largest` is the biased exponent of that magnitude.
+///
+/// 255 stays 255, so that an infinity or NaN propagates. A block of zeros or subnormals gets exponent 0, a scale of zero:
+/// products of two small powers would be subnormal, which is slow.
+fn shared_exponent(largest: u8, bits: u8) -> u8 {
+    match largest {
+        0 | u8::MAX => largest,
+        _ => largest.saturating_sub(bits - 1).max(1),
+    }
+}
+
+/// The reciprocal of a shared exponent's power of two: the factor that turns the numbers of a BFP block into integers.
+fn inverse(exponent: u8) -> f32 {
+    power(254 - exponent.min(253))
+}

@@ -1,0 +1,80 @@
+//! Packing of activations before a product: quantised, and laid out tile by tile.
+
+use super::product::Work;
+use super::quantise::{Quantised, quantise_lanes};
+use super::{GROUP, OFFSET, PAD};
+use crate::cpu::gemm::input::InputRow;
+use crate::cpu::gemm::tile::for_tile;
+use crate::cpu::simd::{LANES, Op, Simd};
+
+/// Words that a packed row takes.
+pub(super) const fn row_words(inputs: usize, dot_inputs: usize) -> usize {
+    2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
+}
+
+/// Packs some groups of the activations of a tile.
+pub(super) struct PackTile<'a> {
+    pub(super) work: Work<'a>,
+    pub(super) tile: usize,
+    pub(super) groups: (usize, usize),
+}
+
+impl Op for PackTile<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (_, rows) = self.work.tiling.tile(self.tile);
+        for_tile!(S, rows, self.pack::<S, R, P>(s));
+    }
+}
+
+impl PackTile<'_> {
+    /// Packs a tile of `R` rows; `_P` is what goes with `R` in [`for_tile`].
+    #[inline(always)]
+    fn pack<S: Simd, const R: usize, const _P: usize>(&self, s: S) {
+        let Work { x, tiling, activations, matrix, .. } = self.work;
+        let (inputs, words) = (matrix.shape.inputs, row_words(matrix.shape.inputs, S::DOT_INPUTS));
+        let (first, _) = tiling.tile(self.tile);
+        let rows = x.rows::<S, R>(s, first, inputs);
+        let group_words = R * (2 + GROUP / S::DOT_INPUTS);
+        for group in self.groups.0..self.groups.1 {
+            let len = group_words.min(R * words - group * group_words);
+            // SAFETY: the words of each group of each tile are one task's.
+            let to = unsafe { activations.slice_mut(first * words + group * group_words, len) };
+            pack_group(s, &rows, group * GROUP, to);
+        }
+    }
+}
+
+/// Packs a group: the scales of the rows, where their sums begin, and the words of all rows, step by step.
+#[inline(always)]
+fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [u32]) {
+    let (scales, rest) = to.split_at_mut(R);
+    let (begins, steps) = rest.split_at_mut(R);
+    // At most four of sixteen words.
+    let mut words = [[s.splat_i(0); R]; GROUP / (2 * LANES)];
+    for (r, row) in rows.iter().enumerate() {
+        let mut x = [s.splat(0.0); GROUP / LANES];
+        for (block, x) in x.iter_mut().enumerate() {
+            row.prefetch(s, first + GROUP + block * LANES);
+            *x = row.load(s, first + block * LANES);
+        }
+        let Quantised { scale, sum, words: of_row } = quantise_lanes(s, x);
+        scales[r] = scale.to_bits();
+        begins[r] = (-i32::from(OFFSET) * sum).cast_unsigned();
+        for (words, of_row) in words.iter_mut().zip(of_row) {
+            words[r] = of_row;
+        }
+    }
+    for (words, to) in words.iter().zip(steps.chunks_mut(LANES * R)) {
+        if to.len() == LANES * R {
+            // SAFETY: there is room for sixteen words of each row.
+            unsafe { s.store_transposed(words, to.as_mut_ptr()) };
+        } else {
+            let mut whole = [[0u32; R]; LANES];
+            // SAFETY: as above.
+            unsafe { s.store_transposed(words, whole.as_mut_ptr().cast()) };
+            to.iter_mut().zip(whole.as_flattened()).for_each(|(to, word)| *to = *word);
+        }
+    }
+}

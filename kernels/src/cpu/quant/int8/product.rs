@@ -1,0 +1,369 @@
+//! `y = x · Wᵀ` in eight bits.
+//!
+//! Activations are quantised first, into tiles of a few rows whose steps lie side by side. Then every panel of
+//! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
+
+use std::hint::black_box;
+
+use super::activations::{PackTile, row_words};
+use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
+use crate::DeviceError;
+use crate::cpu::gemm::Epilogue;
+use crate::cpu::gemm::input::Input;
+use crate::cpu::gemm::tile::{LargestTile, Tiling, for_tile};
+use crate::cpu::memory::{Buffer, Shared};
+use crate::cpu::rowwise::SiluMul;
+use crate::cpu::sampling::argmax::UpdateArgmax;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::threads::pool::ThreadPool;
+
+/// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
+const CACHED_WEIGHTS: usize = 204 << 10;
+/// Inputs of a block, in whole groups: those of all rows of a tile, and of a panel, that the first-level cache holds beside
+/// each other, or the second-level cache where tiles are large, since every block's end costs each tile a pause.
+const fn block_inputs<S: Simd>() -> usize {
+    if S::TILE_ROWS >= 12 { 16 * GROUP } else { 4 * GROUP }
+}
+/// The most panels that a tile of rows meets at once: tasks and blocks begin with a multiple, which parts no pair either.
+const MOST_PANELS: usize = 4;
+/// Activations that one task packs: fewer are not worth another thread's attention.
+const PACKED_AT_ONCE: usize = 8 << 10;
+
+/// The operands of one product.
+pub(in crate::cpu) struct Product<'a> {
+    pub(in crate::cpu) x: Input<'a>,
+    pub(in crate::cpu) rows: usize,
+    pub(in crate::cpu) matrix: &'a Int8Matrix,
+    pub(in crate::cpu) epilogue: Epilogue<'a>,
+    /// `[rows, outputs]`.
+    pub(in crate::cpu) out: &'a mut [f32],
+}
+
+/// Where activations are laid out; committed as far as it has been used.
+pub(in crate::cpu) struct Scratch {
+    activations: Buffer<u32>,
+    /// Sums of gate and up, `[rows, panels * 16]`: products of several blocks rest there.
+    sums: Buffer<f32>,
+    /// The most rows there can be, and the widest sums.
+    most: (usize, usize),
+    /// Whether there are products in int8 at all.
+    used: bool,
+}
+
+impl Scratch {
+    pub(in crate::cpu) fn new() -> Result<Self, DeviceError> {
+        let activations = Buffer::zeroed(0, "activations of a product")?;
+        Ok(Self { activations, sums: Buffer::zeroed(0, SUMS)?, most: (0, 0), used: false })
+    }
+
+    /// Makes room for products of so many rows of so many inputs.
+    pub(in crate::cpu) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
+        let words = rows * row_words(inputs, 2);
+        if self.activations.len() < words {
+            self.activations = Buffer::zeroed(words, "activations of a product")?;
+        }
+        self.fit_sums(rows, 0)
+    }
+
+    /// Makes room for the products of a pair.
+    pub(in crate::cpu) fn fit_pair(&mut self, matrix: &Int8Matrix) -> Result<(), DeviceError> {
+        self.fit_sums(0, matrix.shape.panels() * LANES)
+    }
+
+    fn fit_sums(&mut self, rows: usize, width: usize) -> Result<(), DeviceError> {
+        self.most = (self.most.0.max(rows), self.most.1.max(width));
+        let wanted = self.most.0.saturating_mul(self.most.1);
+        if self.sums.len() < wanted {
+            self.sums = Buffer::zeroed(wanted, SUMS)?;
+        }
+        Ok(())
+    }
+
+    /// The most that products take, known once there was one.
+    pub(in crate::cpu) fn bytes(&self) -> usize {
+        if self.used { size_of_val(&self.activations[..]) + size_of_val(&self.sums[..]) } else { 0 }
+    }
+}
+
+/// What that memory is for.
+const SUMS: &str = "sums of gate and up";
+
+/// Computes a product that `scratch` has room for.
+pub(in crate::cpu) fn linear(
+    path: Path,
+    pool: &mut ThreadPool,
+    scratch: &mut Scratch,
+    product: Product<'_>,
+) -> Result<(), DeviceError> {
+    let Product { x, rows, matrix, epilogue, out } = product;
+    scratch.used = true;
+    let tiling = Tiling::new(rows, path.run_int8(LargestTile));
+    let (activations, sums) = (Shared::new(&mut scratch.activations[..]), Shared::new(&mut scratch.sums[..]));
+    let out = Shared::new(out);
+    let (sums, width) = match epilogue {
+        Epilogue::Gated => (&sums, matrix.shape.panels() * LANES),
+        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) => (&out, matrix.shape.outputs),
+    };
+    let work =
+        Work { x, tiling, activations: &activations, matrix, epilogue, sums, width, out: &out, thread: 0 };
+    let groups = matrix.shape.inputs.div_ceil(GROUP);
+    let share = (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
+    let shares = groups.div_ceil(share);
+    pool.run(tiling.tiles * shares, |task, _| {
+        let (tile, first) = (task / shares, task % shares * share);
+        path.run_int8(PackTile { work, tile, groups: (first, groups.min(first + share)) });
+    })?;
+    let panels = matrix.shape.panels();
+    // A few tasks for each thread even out their ends; more of them where nothing but the weights has to be fetched.
+    let each = if tiling.tiles == 1 { 8 } else { 4 };
+    let share = panels.div_ceil(each * pool.threads()).next_multiple_of(MOST_PANELS);
+    let columns = panels.div_ceil(share);
+    let bands = (2 * pool.threads()).div_ceil(columns).min(tiling.tiles).max(1);
+    let band = tiling.tiles.div_ceil(bands);
+    pool.run(columns * bands, |task, thread| {
+        let (column, first) = (task / bands, task % bands * band);
+        path.run_int8(Block {
+            work: Work { thread, ..work },
+            panels: (column * share, panels.min((column + 1) * share)),
+            tiles: (first, tiling.tiles.min(first + band)),
+        });
+    })
+}
+
+/// What all tasks of one product share.
+///
+/// Packed activations are, tile by tile, for each group: the rows' scales, where the rows' sums begin
+/// (see [`super::OFFSET`]), then the steps, each with the words of all rows.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'a> {
+    pub(super) x: Input<'a>,
+    pub(super) tiling: Tiling,
+    pub(super) activations: &'a Shared<'a, u32>,
+    pub(super) matrix: &'a Int8Matrix,
+    epilogue: Epilogue<'a>,
+    /// Where sums rest between blocks: `out`, or the place for those of a pair. So wide are its rows.
+    sums: &'a Shared<'a, f32>,
+    width: usize,
+    out: &'a Shared<'a, f32>,
+    /// The one that a task's copy is for.
+    thread: usize,
+}
+
+impl Work<'_> {
+    /// Where a row meets a panel.
+    ///
+    /// # Safety
+    ///
+    /// (row, panel) is the calling task's, which holds one such slice at a time.
+    #[allow(clippy::mut_from_ref)] // As `Shared::slice_mut`.
+    #[inline(always)]
+    unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
+        let column = panel * LANES;
+        // SAFETY: the caller's contract.
+        unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
+    }
+}
+
+/// Some panels by some tiles of rows.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    work: Work<'a>,
+    panels: (usize, usize),
+    tiles: (usize, usize),
+}
+
+impl Op for Block<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { work, panels: (mut first, end), tiles } = self;
+        let inputs = work.matrix.shape.inputs;
+        // Whole sets, since a panel on its own is read from memory at three quarters of the rate that four are.
+        let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
+        let cached = cached.max(MOST_PANELS);
+        // A single tile reads weights from memory: in one go, as they lie there.
+        let at_once = if tiles.0 + 1 < tiles.1 { const { block_inputs::<S>() } } else { usize::MAX };
+        while first < end {
+            let last = end.min(first + cached);
+            let mut from = 0;
+            while from < inputs {
+                let to = inputs.min(from.saturating_add(at_once));
+                for tile in tiles.0..tiles.1 {
+                    let (row, rows) = work.tiling.tile(tile);
+                    for_tile!(S, rows, s.call(RowTile::<R, P> { work, row, first, last, from, to }));
+                }
+                from = to;
+            }
+            if matches!(work.epilogue, Epilogue::Gated) {
+                self.gate(s, first, last);
+            }
+            first = last;
+        }
+    }
+}
+
+impl Block<'_> {
+    /// Applies the gates of panels `first .. last`, whose sums are complete and still in a cache.
+    #[inline(always)]
+    fn gate<S: Simd>(self, s: S, first: usize, last: usize) {
+        let Self { work, tiles, .. } = self;
+        let gates = work.matrix.shape.outputs / 2;
+        for row in work.tiling.end(tiles.0)..work.tiling.end(tiles.1) {
+            for panel in (first..last).step_by(2) {
+                let column = panel / 2 * LANES;
+                // SAFETY: these rows by these panels are this task's, and the two panels are not the same.
+                unsafe {
+                    let (gate, up) = (work.sums(row, panel), work.sums(row, panel + 1));
+                    let out = work.out.slice_mut(row * gates + column, LANES.min(gates - column));
+                    s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
+                }
+            }
+        }
+    }
+}
+
+/// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once, over inputs `from .. to`, which
+/// begin with a group and end with one.
+struct RowTile<'a, const R: usize, const P: usize> {
+    work: Work<'a>,
+    row: usize,
+    first: usize,
+    last: usize,
+    from: usize,
+    to: usize,
+}
+
+impl<const R: usize, const P: usize> Op for RowTile<'_, R, P> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut panel = self.first;
+        while panel + P <= self.last {
+            self.tile::<S, P>(s, panel);
+            panel += P;
+        }
+        while panel < self.last {
+            self.tile::<S, 1>(s, panel);
+            panel += 1;
+        }
+    }
+}
+
+impl<const R: usize, const P: usize> RowTile<'_, R, P> {
+    #[inline(always)]
+    fn tile<S: Simd, const N: usize>(&self, s: S, panel: usize) {
+        let Self { work, row, from, to, .. } = *self;
+        let bytes = panel_bytes(work.matrix.shape.inputs);
+        let data = &work.matrix.data[panel * bytes..(panel + N) * bytes];
+        let groups = from / GROUP;
+        let panels: [*const u8; N] =
+            std::array::from_fn(|p| data[p * bytes + groups * group_bytes(GROUP)..].as_ptr());
+        let mut sums = [[s.splat(0.0); N]; R];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (p, sum) in sums.iter_mut().enumerate() {
+                if from > 0 || matches!(work.epilogue, Epilogue::Add(_)) {
+                    // SAFETY: these rows by these panels are this task's.
+                    *sum = s.load_some(unsafe { work.sums(row + r, panel + p) }, 0.0);
+                }
+            }
+        }
+        // SAFETY: the tile's words were packed before; nobody writes to it now. The panels are
+        // whole by the slice above.
+        unsafe {
+            let words = row * row_words(work.matrix.shape.inputs, S::DOT_INPUTS)
+                + R * groups * (2 + GROUP / S::DOT_INPUTS);
+            let x = work.activations.as_ptr().add(words).cast_const();
+            add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
+        }
+        let bias = match work.epilogue {
+            Epilogue::Set(bias) | Epilogue::Add(bias) if to == work.matrix.shape.inputs => bias,
+            _ => None,
+        };
+        for (r, sums) in sums.iter().enumerate() {
+            for (p, &sum) in sums.iter().enumerate() {
+                // SAFETY: as above.
+                let out = unsafe { work.sums(row + r, panel + p) };
+                let sum = match bias {
+                    Some(bias) => s.add(sum, s.load_some(&bias[(panel + p) * LANES..][..out.len()], 0.0)),
+                    None => sum,
+                };
+                s.store_some(out, sum);
+                if let (Epilogue::Largest(partial), true) = (work.epilogue, to == work.matrix.shape.inputs) {
+                    let (thread, row, first) = (work.thread, row + r, (panel + p) * LANES);
+                    s.call(UpdateArgmax { partial, thread, row, first, logits: out });
+                }
+            }
+        }
+    }
+}
+
+/// `sums[r][p] += ` sixteen lanes of a tile's rows times panels, group by group.
+///
+/// # Safety
+///
+/// `x` holds the words of `R` rows of `inputs` activations, and each of `panels` all groups of as many weights.
+/// `panel_bytes` is how far panels are apart.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
+unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    sums: &mut [[S::F; P]; R],
+    x: *const u32,
+    panels: [*const u8; P],
+    inputs: usize,
+    panel_bytes: usize,
+) {
+    let step_bytes = S::DOT_INPUTS * LANES;
+    // Registers hold the sums of a group. Those of all groups are better off in memory, so the compiler is told that it has
+    // to leave them there.
+    let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
+    let (mut x, mut at) = (x, 0);
+    let mut left = inputs;
+    while left > 0 {
+        let inputs = left.min(GROUP).next_multiple_of(PAD);
+        // SAFETY: the caller's contract: this group's words and weights are there.
+        unsafe {
+            let (scales, begins, steps) = (x, x.add(R), x.add(2 * R));
+            let mut dots = [[s.splat_i(0); P]; R];
+            for (r, dots) in dots.iter_mut().enumerate() {
+                *dots = [s.splat_i((*begins.add(r)).cast_signed()); P];
+            }
+            // The group that comes next is asked for: after the last one, that of the `P` panels after these.
+            let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
+            for panel in panels {
+                s.prefetch(panel.wrapping_add(next));
+            }
+            // `PAD` inputs at a time, which are a cache line of a panel.
+            for line in 0..inputs / PAD {
+                for panel in panels {
+                    s.prefetch(panel.wrapping_add(next + SCALES + line * PAD * LANES));
+                }
+                for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
+                    let offset = at + SCALES + step * step_bytes;
+                    // Panels inside: each load of a word feeds all of them.
+                    for r in 0..R {
+                        let word = *steps.add(step * R + r);
+                        for p in 0..P {
+                            dots[r][p] = s.dot_u8(dots[r][p], panels[p].add(offset), word);
+                        }
+                    }
+                }
+            }
+            let mut of_panels = [s.splat(0.0); P];
+            for p in 0..P {
+                of_panels[p] = s.load(panels[p].add(at).cast());
+            }
+            for r in 0..R {
+                let of_row = s.splat(f32::from_bits(*scales.add(r)));
+                for p in 0..P {
+                    let sum = rest.add(r * P + p);
+                    *sum = s.fma_on_all_paths(s.floats(dots[r][p]), s.mul(of_panels[p], of_row), *sum);
+                }
+            }
+            x = steps.add(inputs / S::DOT_INPUTS * R);
+        }
+        at += group_bytes(GROUP);
+        left = left.saturating_sub(GROUP);
+    }
+}

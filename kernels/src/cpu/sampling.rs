@@ -1,0 +1,7 @@
+//! From logits to tokens: the arg max, log-softmax, truncation and the random draw.
+
+pub(super) mod argmax;
+pub(super) mod logits;
+mod philox;
+pub(super) mod sample;
+mod truncate;

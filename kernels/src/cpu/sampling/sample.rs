@@ -1,0 +1,163 @@
+//! Sampling: from a row of logits to a token.
+//!
+//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties; then the likeliest
+//! where the temperature is 0; else temperature, min-p, top-k, top-p, and one draw. The draw takes a number that
+//! belongs to (seed, position) and inverts the distribution function over ascending token ids, whose sums have a fixed
+//! order: the same row gives the same token wherever and whenever it is sampled.
+
+use crate::cpu::sampling::logits::{CHUNK, ChunkSum, Exponentials, largest, score};
+use crate::cpu::sampling::philox::uniform;
+use crate::cpu::sampling::truncate::{self, cut};
+use crate::cpu::simd::isa::Path;
+use crate::{DeviceError, SampleRow, Sampled};
+
+/// What one thread's sampling keeps from call to call.
+#[derive(Default)]
+pub(in crate::cpu) struct Scratch {
+    /// The row with bias and penalties, `[vocabulary]`.
+    logits: Vec<f32>,
+    /// Unnormalised probabilities, `[vocabulary]`.
+    weights: Vec<f32>,
+    /// How often each token was put out; all zero between uses. `[vocabulary]`.
+    counts: Vec<u32>,
+    truncate: truncate::Scratch,
+}
+
+impl Scratch {
+    /// The most that one takes for a vocabulary.
+    pub(in crate::cpu) fn bytes(vocabulary: usize) -> usize {
+        vocabulary * (2 * size_of::<f32>() + size_of::<u32>()) + truncate::Scratch::bytes(vocabulary)
+    }
+}
+
+/// Samples one token.
+pub(in crate::cpu) fn sample(
+    path: Path,
+    raw: &[f32],
+    row: &SampleRow<'_>,
+    scratch: &mut Scratch,
+) -> Result<Sampled, DeviceError> {
+    let mut highest = largest(path, raw)?;
+    let adjusted = row.adjusts();
+    if adjusted {
+        scratch.logits.clear();
+        scratch.logits.extend_from_slice(raw);
+        adjust(row, &mut scratch.logits, &mut scratch.counts)?;
+        highest = largest(path, &scratch.logits).map_err(|_| {
+            DeviceError::Misuse("bias, forbidden tokens and penalties leave no token to sample".to_owned())
+        })?;
+    }
+    let Scratch { logits, weights, truncate, .. } = scratch;
+    let logits = if adjusted { &logits[..] } else { raw };
+    let token = if row.params.temperature > 0.0 {
+        weights.clear();
+        weights.resize(logits.len(), 0.0);
+        path.run(Exponentials { logits, largest: highest, temperature: row.params.temperature, weights });
+        draw(path, row, weights, truncate)
+    } else {
+        logits.iter().position(|&logit| logit == highest).map(|id| id as u32)
+    };
+    let token = token.ok_or_else(|| DeviceError::Lost("no token has any probability".to_owned()))?;
+    let score = row.logprobs.map(|top| score(path, raw, token, top)).transpose()?;
+    Ok(Sampled { token, score })
+}
+
+/// Applies bias, forbidden tokens and penalties.
+fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Result<(), DeviceError> {
+    let vocabulary = logits.len();
+    let biased = row.params.logit_bias.iter().map(|(token, _)| token);
+    let tokens = biased.chain(row.forbidden).chain(row.prompt).chain(row.output);
+    if let Some(token) = tokens.into_iter().find(|&&token| token as usize >= vocabulary) {
+        return Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}")));
+    }
+    for &(token, bias) in &row.params.logit_bias {
+        logits[token as usize] += bias;
+    }
+    for &token in row.forbidden {
+        logits[token as usize] = f32::NEG_INFINITY;
+    }
+    penalise(row, logits, counts);
+    Ok(())
+}
+
+/// Penalises each token once for having been seen, however often it was.
+fn penalise(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) {
+    let params = row.params;
+    counts.resize(logits.len(), 0);
+    // The highest bit marks tokens that the repetition penalty has been applied to.
+    const SEEN: u32 = 1 << 31;
+    if params.repetition_penalty != 1.0 {
+        for &token in row.prompt.iter().chain(row.output) {
+            let (logit, count) = (&mut logits[token as usize], &mut counts[token as usize]);
+            if *count & SEEN == 0 {
+                *count |= SEEN;
+                let penalty = params.repetition_penalty;
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+    }
+    if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
+        row.output.iter().for_each(|&token| counts[token as usize] += 1);
+        for &token in row.output {
+            let count = counts[token as usize] & !SEEN;
+            if count > 0 {
+                logits[token as usize] -= params.frequency_penalty * count as f32 + params.presence_penalty;
+                counts[token as usize] = 0;
+            }
+        }
+    }
+    row.prompt.iter().chain(row.output).for_each(|&token| counts[token as usize] = 0);
+}
+
+/// Draws from weights of which the largest is 1, after taking out what min-p, top-k and top-p do not keep.
+fn draw(
+    path: Path,
+    row: &SampleRow<'_>,
+    weights: &mut [f32],
+    scratch: &mut truncate::Scratch,
+) -> Option<u32> {
+    let params = row.params;
+    if params.min_p > 0.0 {
+        // The largest always stays, also for a min_p above 1.
+        let least = params.min_p.min(1.0);
+        weights.iter_mut().filter(|weight| **weight < least).for_each(|weight| *weight = 0.0);
+    }
+    let truncates = params.top_k > 0 || params.top_p < 1.0;
+    if let Some(cut) = truncates.then(|| cut(weights, params.top_k as usize, params.top_p, scratch)).flatten()
+    {
+        for (id, weight) in (0u32..).zip(weights.iter_mut()) {
+            if !cut.keeps(*weight, id) {
+                *weight = 0.0;
+            }
+        }
+    }
+    let sum = |chunk| f64::from(path.run(ChunkSum(chunk)));
+    let total: f64 = weights.chunks(CHUNK).map(sum).sum();
+    let target = uniform(params.seed, row.position) * total;
+    let mut below = 0.0;
+    let mut last = None;
+    for (index, chunk) in weights.chunks(CHUNK).enumerate() {
+        let here = sum(chunk);
+        if below + here <= target {
+            // Remembered in case rounding leaves the target just beyond the end.
+            if here > 0.0 {
+                last = Some(index);
+            }
+            below += here;
+            continue;
+        }
+        last = Some(index);
+        let mut reached = below;
+        for (id, &weight) in chunk.iter().enumerate() {
+            reached += f64::from(weight);
+            if weight > 0.0 && reached > target {
+                return Some((index * CHUNK + id) as u32);
+            }
+        }
+        break;
+    }
+    // The chunk's f32 sum was a little more than its elements in order: its last candidate is the one.
+    let chunk = last?;
+    let candidates = &weights[chunk * CHUNK..weights.len().min((chunk + 1) * CHUNK)];
+    candidates.iter().rposition(|&weight| weight > 0.0).map(|id| (chunk * CHUNK + id) as u32)
+}

@@ -1,0 +1,153 @@
+//! Which instructions the kernels are compiled for, chosen at run time.
+
+use std::fmt;
+
+use crate::DeviceError;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
+use crate::cpu::simd::{Op, Portable};
+
+/// An instruction path. All paths run the same code over blocks of sixteen lanes and differ in rounding only where
+/// noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// What the compiler makes of plain code. Multiplies and adds are rounded apart where the target has no fused
+    /// instruction, so f32 results differ from the other paths in the last bits.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with dot products of bytes.
+    Avx512Vnni,
+    /// The same with bfloat16 dot products too, which flush denormals.
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// All paths, the plainest first.
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
+
+    /// The best path that this machine has.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether this machine has all that the path needs.
+    pub fn available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            let vnni = avx512 && is_x86_feature_detected!("avx512vnni");
+            match self {
+                Self::Portable => true,
+                Self::Avx2 => avx2,
+                Self::Avx512 => avx512,
+                Self::Avx512Vnni => vnni,
+                Self::Avx512Bf16 => vnni && is_x86_feature_detected!("avx512bf16"),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Portable
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512-vnni",
+            Self::Avx512Bf16 => "avx512-bf16",
+        })
+    }
+}
+
+/// A path that this machine was found to have.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cpu) struct Path(Isa);
+
+impl Path {
+    pub(in crate::cpu) fn new(isa: Isa) -> Result<Self, DeviceError> {
+        if isa.available() {
+            Ok(Self(isa))
+        } else {
+            Err(DeviceError::Unsupported(format!("this machine has no {isa} instructions")))
+        }
+    }
+
+    pub(in crate::cpu) fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Whether bfloat16 pairs are multiplied by one instruction, so that activations are best kept as such.
+    pub(in crate::cpu) fn dots_bf16(self) -> bool {
+        self.0 == Isa::Avx512Bf16
+    }
+
+    /// Runs `op` as compiled for this path. Only [`Self::run_dots`] and [`Self::run_int8`] need the dot-product
+    /// instructions: everything else is compiled once for all paths with AVX-512.
+    #[inline]
+    pub(in crate::cpu) fn run<O: Op>(self, op: O) -> O::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the instructions.
+            Isa::Avx2 => unsafe { Avx2::run(op) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the instructions.
+            Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512::run(op) },
+            _ => Portable::run(op),
+        }
+    }
+
+    /// Runs an `op` that multiplies bytes.
+    #[inline]
+    pub(in crate::cpu) fn run_int8<O: Op>(self, op: O) -> O::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the instructions.
+            Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512Vnni::run(op) },
+            _ => self.run(op),
+        }
+    }
+
+    /// Runs an `op` that multiplies bfloat16 pairs.
+    #[inline]
+    pub(in crate::cpu) fn run_dots<O: Op>(self, op: O) -> O::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the instructions.
+            Isa::Avx512Bf16 => unsafe { Avx512Bf16::run(op) },
+            // Elsewhere only the tests come here: to check, without the instruction, all that surrounds it.
+            _ if cfg!(test) => self.run(op),
+            _ => unreachable!("bfloat16 pairs on {}", self.0),
+        }
+    }
+}
+
+/// The paths that tests can run here. Those that they cannot are named on stderr: once past the harness, which keeps what
+/// a test prints for its failure, and then for each test.
+#[cfg(test)]
+pub(in crate::cpu) fn testable(test: &str) -> Vec<Isa> {
+    use std::io::Write;
+    static SAID: std::sync::Once = std::sync::Once::new();
+    let (have, lack): (Vec<Isa>, Vec<Isa>) = Isa::ALL.into_iter().partition(|isa| isa.available());
+    for isa in lack {
+        SAID.call_once(|| {
+            let line = format!("SKIPPED on {isa} and better: not here. See tests/emulated/run.\n");
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        });
+        eprintln!("{test}: SKIPPED on {isa}: this machine does not have it");
+    }
+    have
+}

@@ -1,0 +1,280 @@
+//! Fork and join over threads that stay alive between operations.
+//!
+//! A step runs some two hundred operations back to back, each some tens of microseconds long when decoding, so a
+//! waiting thread spins for a while before it parks. The caller takes part in the work. A thread that wakes late finds
+//! the operation closed and is not waited for.
+//!
+//! Each thread begins with a share of the tasks that lie beside each other, from the front: what it reads is one stream,
+//! and in the memory nearest to it where the same share was written by the same thread. Who has none left takes from the
+//! back of the others' shares.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::DeviceError;
+use crate::cpu::threads::cores;
+
+/// How long an idle thread looks for work and leaves its core to nobody.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it looks, in all, before it parks; after [`SPIN`] it lets others go first. As long as the pause between two
+/// steps: on a virtual machine an idle core is the host's, and what a thread parks for takes a millisecond to come back.
+const STAY: Duration = Duration::from_millis(2);
+/// Set in [`Common::gate`] while no operation may be entered.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+/// What one operation asks of every thread.
+#[derive(Clone, Copy)]
+struct Job(*const Task<'static>);
+
+struct Common {
+    /// Read by threads that are inside the gate, written by the caller while it is closed and empty.
+    job: UnsafeCell<Option<Job>>,
+    /// Threads inside the current operation, and [`CLOSED`].
+    gate: AtomicUsize,
+    /// Of each thread.
+    shares: Box<[Share]>,
+    /// Counts operations; a change is the call to work.
+    epoch: AtomicU64,
+    stopping: AtomicBool,
+    panicked: AtomicBool,
+}
+
+// SAFETY: `job` is the only field that is not already shareable; the gate orders its reads and writes (see its doc).
+unsafe impl Sync for Common {}
+// SAFETY: the pointer in `job` is only followed inside the gate, while the closure that it points to is borrowed.
+unsafe impl Send for Common {}
+
+/// Tasks that nobody has taken yet, `first .. end` as one word of two halves; on a cache line pair of its own.
+#[repr(align(128))]
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, first: usize, end: usize) {
+        self.0.store((first as u64) << 32 | end as u64, Ordering::Relaxed);
+    }
+
+    /// The share as it was before `take` took a task from it; `None` where none is left.
+    fn take(&self, take: impl Fn(u64) -> u64) -> Option<u64> {
+        let left = |share: u64| share >> 32 < share & u64::from(u32::MAX);
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |share| left(share).then(|| take(share)))
+            .ok()
+    }
+
+    /// The first task that is left.
+    fn take_first(&self) -> Option<usize> {
+        self.take(|share| share + (1 << 32)).map(|share| (share >> 32) as usize)
+    }
+
+    /// The last task that is left.
+    fn take_last(&self) -> Option<usize> {
+        self.take(|share| share - 1).map(|share| (share & u64::from(u32::MAX)) as usize - 1)
+    }
+}
+
+struct Helper {
+    thread: Thread,
+    asleep: Arc<AtomicBool>,
+    join: Option<JoinHandle<()>>,
+}
+
+/// Persistent threads that run the tasks of one operation at a time.
+pub(in crate::cpu) struct ThreadPool {
+    common: Arc<Common>,
+    helpers: Vec<Helper>,
+}
+
+impl ThreadPool {
+    /// A pool in which `threads` threads work, the caller's own included.
+    pub(in crate::cpu) fn new(threads: usize) -> Result<Self, DeviceError> {
+        Self::start(threads, |_| Ok(()))
+    }
+
+    /// A pool in which a thread works on each of these cores. The caller, who takes the first, has to go there itself.
+    pub(in crate::cpu) fn on_cores(numbers: &[usize]) -> Result<Self, DeviceError> {
+        let numbers = numbers.to_vec();
+        Self::start(numbers.len(), move |thread| cores::pin(numbers[thread]))
+    }
+
+    /// Each thread but the caller's calls `begin` before it works.
+    fn start(
+        threads: usize,
+        begin: impl Fn(usize) -> Result<(), DeviceError> + Clone + Send + 'static,
+    ) -> Result<Self, DeviceError> {
+        let common = Arc::new(Common {
+            job: UnsafeCell::new(None),
+            gate: AtomicUsize::new(CLOSED),
+            shares: (0..threads.max(1)).map(|_| Share(AtomicU64::new(0))).collect(),
+            epoch: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+        });
+        let mut pool = Self { common, helpers: Vec::new() };
+        for index in 1..threads {
+            let common = Arc::clone(&pool.common);
+            let asleep = Arc::new(AtomicBool::new(false));
+            let (flag, begin) = (Arc::clone(&asleep), begin.clone());
+            let (tell, begun) = mpsc::sync_channel(1);
+            let join = std::thread::Builder::new()
+                .name(format!("kernel-{index}"))
+                .spawn(move || {
+                    let begins = begin(index);
+                    let works = begins.is_ok();
+                    // The other end waits for it.
+                    let _ = tell.send(begins);
+                    if works {
+                        help(&common, &flag, index);
+                    }
+                })
+                .map_err(|error| DeviceError::Lost(format!("cannot start kernel thread {index}: {error}")))?;
+            pool.helpers.push(Helper { thread: join.thread().clone(), asleep, join: Some(join) });
+            begun.recv().map_err(|_| DeviceError::Lost(format!("kernel thread {index} ended")))??;
+        }
+        Ok(pool)
+    }
+
+    /// Threads that work, the caller's own included.
+    pub(in crate::cpu) fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Calls `task(i, thread)` for every i below `tasks`, in any order, on any thread; `thread` is below
+    /// [`Self::threads`] and no two calls with the same one overlap. Returns when all are done; a panic in a task is
+    /// a lost device.
+    pub(in crate::cpu) fn run(
+        &mut self,
+        tasks: usize,
+        task: impl Fn(usize, usize) + Sync,
+    ) -> Result<(), DeviceError> {
+        if self.helpers.is_empty() || tasks <= 1 {
+            let inline = AssertUnwindSafe(|| (0..tasks).for_each(|index| task(index, 0)));
+            return catch_unwind(inline).map_err(|panic| lost(panic.as_ref()));
+        }
+        let task: &Task<'_> = &task;
+        // SAFETY: only the lifetime changes. The pointer is followed by threads inside the gate only, and this call
+        // returns after the gate is closed and empty, so the closure outlives every use.
+        let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
+        // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
+        unsafe { *self.common.job.get() = Some(Job(task)) };
+        // Those who are called below have something; the others may still help.
+        let sharing = tasks.min(self.threads());
+        for (thread, share) in self.common.shares.iter().enumerate() {
+            let first = |thread: usize| tasks * thread.min(sharing) / sharing;
+            share.set(first(thread), first(thread + 1));
+        }
+        self.common.gate.store(0, Ordering::Release);
+        // Sequentially consistent with `asleep`: either the helper sees the new epoch, or we see it asleep.
+        self.common.epoch.fetch_add(1, Ordering::SeqCst);
+        for helper in self.helpers.iter().take(tasks - 1) {
+            if helper.asleep.load(Ordering::SeqCst) {
+                helper.thread.unpark();
+            }
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| take_tasks(&self.common, 0)));
+        self.common.gate.fetch_or(CLOSED, Ordering::AcqRel);
+        let mut turns = 0u32;
+        while self.common.gate.load(Ordering::Acquire) != CLOSED {
+            turns += 1;
+            // A helper may have lost its core to another process: then spinning would only keep it off ours.
+            if turns.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        own.map_err(|panic| lost(panic.as_ref()))?;
+        if self.common.panicked.swap(false, Ordering::AcqRel) {
+            return Err(DeviceError::Lost("a kernel thread panicked".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        self.common.stopping.store(true, Ordering::SeqCst);
+        self.common.epoch.fetch_add(1, Ordering::SeqCst);
+        for helper in &mut self.helpers {
+            helper.thread.unpark();
+            if let Some(join) = helper.join.take() {
+                let _ = join.join();
+            }
+        }
+    }
+}
+
+fn lost(panic: &(dyn Any + Send)) -> DeviceError {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    DeviceError::Lost(format!("a kernel panicked: {text}"))
+}
+
+/// Works on the open operation until no task is left.
+fn take_tasks(common: &Common, thread: usize) {
+    // SAFETY: the caller is inside the gate (or is the one that opened it), so `job` is set and not being written.
+    let Some(job) = (unsafe { *common.job.get() }) else { return };
+    // SAFETY: inside the gate the closure is alive (see `run`).
+    let run = |index| unsafe { (*job.0)(index, thread) };
+    while let Some(index) = common.shares[thread].take_first() {
+        run(index);
+    }
+    let others = common.shares.iter().cycle().skip(thread + 1).take(common.shares.len() - 1);
+    for share in others {
+        while let Some(index) = share.take_last() {
+            run(index);
+        }
+    }
+}
+
+/// A helper's life: wait for an epoch, enter, work, leave.
+fn help(common: &Common, asleep: &AtomicBool, thread: usize) {
+    let mut seen = 0;
+    loop {
+        seen = wait_for_change(common, asleep, seen);
+        if common.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let enter = |inside: usize| (inside & CLOSED == 0).then_some(inside + 1);
+        if common.gate.fetch_update(Ordering::AcqRel, Ordering::Relaxed, enter).is_err() {
+            continue;
+        }
+        if catch_unwind(AssertUnwindSafe(|| take_tasks(common, thread))).is_err() {
+            common.panicked.store(true, Ordering::Release);
+        }
+        common.gate.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn wait_for_change(common: &Common, asleep: &AtomicBool, seen: u64) -> u64 {
+    let began = Instant::now();
+    let mut turns = 0u32;
+    loop {
+        let epoch = common.epoch.load(Ordering::Acquire);
+        if epoch != seen {
+            return epoch;
+        }
+        turns = turns.wrapping_add(1);
+        if !turns.is_multiple_of(64) {
+            std::hint::spin_loop();
+            continue;
+        }
+        let waited = began.elapsed();
+        if waited < STAY {
+            if waited > SPIN {
+                std::thread::yield_now();
+            }
+            continue;
+        }
+        asleep.store(true, Ordering::SeqCst);
+        if common.epoch.load(Ordering::SeqCst) == seen {
+            std::thread::park();
+        }
+        asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests;
