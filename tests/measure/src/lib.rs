@@ -1,5 +1,5 @@
-//! Helpers of all benches: the machine, its limits, statistics, and the JSON of results. This crate needs no HTTP client;
-//! the load generator is `tests/load`.
+//! Helpers of all benches: the machine, its limits, statistics, and the JSON of results. This crate needs no HTTP
+//! client; the load generator is `tests/load`.
 
 pub mod limits;
 pub mod machine;
