@@ -1,10 +1,15 @@
-//! Where workers dial in.
+//! The address that workers dial.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// An address of the workers' gate.
+use crate::{
+    Kind,
+    value::{self, Value},
+};
+
+/// An address on which a conductor listens for workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum WorkerAddress {
@@ -48,5 +53,13 @@ impl fmt::Display for WorkerAddress {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Tcp(address) => address.fmt(f),
         }
+    }
+}
+
+impl Value for WorkerAddress {
+    const KIND: Kind = Kind::Parsed(value::parse::<Self>);
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
     }
 }
