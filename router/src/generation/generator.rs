@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::Instrument;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::{Error, ErrorKind};
+use tutti_settings::RouterSettings;
 
 use super::{
     attempts::{Attempts, Wanted},
@@ -20,11 +21,10 @@ use super::{
     validate,
 };
 use crate::{
-    config::RouterConfig,
     fleet::{Fleet, PromptBlocks},
     metrics::{RequestMeter, RouterMetrics},
     served::ServedModel,
-    text::{detokenizer::Detokenizer, pool::TextPool},
+    text::{detokenizer::Detokenizer, pool::TextPool, tokenizer::SpecialTokens},
 };
 
 /// State shared by both surfaces: the conductors, the served model, and the bounds on running work.
@@ -39,7 +39,7 @@ pub struct Generator {
 
 impl Generator {
     /// Creates a generator for these conductors.
-    pub fn new(fleet: Arc<Fleet>, config: &RouterConfig, metrics: RouterMetrics) -> Self {
+    pub fn new(fleet: Arc<Fleet>, config: &RouterSettings, metrics: RouterMetrics) -> Self {
         Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue),
@@ -218,10 +218,10 @@ fn settings(
     let stops: Arc<[String]> = stopping.stop.clone().into();
     let own = if stopping.ignore_eos { &[][..] } else { &model.description.eos_token_ids };
     let ending_tokens: Arc<[u32]> = stopping.stop_token_ids.iter().chain(own).copied().collect();
-    let skip_special_tokens = !request.output.keep_special_tokens;
+    let special_tokens = SpecialTokens::included(request.output.keep_special_tokens);
     let of_choice = |index: u32| ChoiceSettings {
         index,
-        detokenizer: model.text.tokenizer.clone().map(|t| Detokenizer::new(t, skip_special_tokens)),
+        detokenizer: model.text.tokenizer.clone().map(|t| Detokenizer::new(t, special_tokens)),
         stops: stops.clone(),
         include_stop: stopping.include_stop,
         min_tokens: stopping.min_tokens,
