@@ -10,7 +10,7 @@
 //! | Half-open | the probe ends without a verdict               | Half-open  | another probe may be sent            |
 //!
 //! Only faults of the conductor or of its connection count. A refusal (a bad request, a full queue) shows that the
-//! conductor works. Requests that run when the breaker opens continue. From then on only the verdict of the probe counts.
+//! conductor works. Requests that run when the breaker opens continue. From then on only the probe's verdict counts.
 
 use std::time::{Duration, Instant};
 
