@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let all = protox::compile([CLIENT].into_iter().chain(CLUSTER), ["protos"])?;
     tonic_prost_build::configure().compile_fds(all)?;
-    // Reflection offers clients their own surface only, not the cluster's inside.
+    // Reflection shows clients their own API only, not the cluster's internal one.
     let client = protox::compile([CLIENT], ["protos"])?;
     fs::write(out.join("tutti.v1.bin"), client.encode_to_vec())?;
     Ok(())

@@ -1,4 +1,4 @@
-//! The `router` executable: a front door on its own, before a conductor that runs elsewhere.
+//! The `router` executable: a stand-alone front door to conductors that run elsewhere.
 
 use std::process::ExitCode;
 

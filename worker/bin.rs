@@ -1,4 +1,4 @@
-//! A worker that joins a conductor by hand.
+//! The `worker` binary: a worker that joins a conductor by hand.
 
 use std::process::ExitCode;
 

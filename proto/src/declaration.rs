@@ -1,14 +1,14 @@
-//! A model's declaration of its nodes, walks and planes, checked once and then held by types.
+//! A model's declaration of its nodes, walks, planes and media. It is checked once, when it is made.
 
 use std::fmt;
 
 use crate::cluster::v1 as pb;
 
-/// A node's place in its model's declaration.
+/// A node, by its index in the model's declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
-/// A walk's place in its model's declaration.
+/// A walk, by its index in the model's declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WalkId(pub u32);
 
@@ -18,20 +18,20 @@ impl fmt::Display for WalkId {
     }
 }
 
-/// How a walk may be cut and batched. Nothing else in Tutti tells walks apart.
+/// The kind of a walk: how it may be cut and batched. Tutti distinguishes walks by kind alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WalkKind {
-    /// A prefill that may be cut at any token; its rows run under `batched_by`.
+    /// A prefill that may be cut at any token. Its rows run under `batched_by`.
     Chunkable {
         /// The mixed walk that batches it.
         batched_by: WalkId,
     },
-    /// A prefill that runs whole; its rows run under `batched_by`.
+    /// A prefill that must not be cut. Its rows run under `batched_by`.
     Atomic {
         /// The mixed walk that batches it.
         batched_by: WalkId,
     },
-    /// One token a pass; a step of decodes alone runs under this walk itself, any other under `batched_by`.
+    /// One token per pass. A step of decodes alone runs under this walk itself, any other step under `batched_by`.
     Decode {
         /// The mixed walk that batches it.
         batched_by: WalkId,
@@ -47,7 +47,7 @@ pub struct Walk {
     pub name: String,
     /// The nodes it passes, in order.
     pub nodes: Vec<NodeId>,
-    /// How it may be cut and batched.
+    /// The kind: how the walk may be cut and batched.
     pub kind: WalkKind,
 }
 
@@ -56,47 +56,47 @@ pub struct Walk {
 pub struct Plane {
     /// The name used in logs.
     pub name: String,
-    /// What it holds.
+    /// The kind of state.
     pub kind: PlaneKind,
 }
 
 /// The kinds of per-request state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlaneKind {
-    /// Keys and values in pages that a block table names.
+    /// Keys and values in pages, which a block table lists.
     PagedKv {
-        /// Tokens a page.
+        /// Tokens per page.
         page_tokens: u32,
-        /// Bytes a token, over all layers, keys and values.
+        /// Bytes per token: keys and values of all layers.
         bytes_per_token: u64,
     },
 }
 
-/// A kind of media that a model takes.
+/// A kind of media that a model accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaInput {
-    /// Which.
+    /// The kind of media.
     pub kind: pb::MediaKind,
-    /// The atomic walk that encodes an item. What it gives are the embeddings of the item's tokens.
+    /// The atomic walk that encodes an item into the embeddings of the item's tokens.
     pub walk: WalkId,
-    /// What a prompt holds in the place of each token of an item.
+    /// The token id that stands in a prompt for each token of an item.
     pub placeholder: u32,
-    /// Bytes of an item for each of its tokens, at least 1; the last one may stand for fewer.
+    /// Bytes of data per token of an item, at least 1. The last token may cover fewer.
     pub bytes_per_token: u32,
-    /// Elements of a token's embedding.
+    /// Elements per embedding.
     pub width: u32,
-    /// The formats that its data may have.
+    /// Accepted formats of the data.
     pub formats: Vec<String>,
 }
 
 impl MediaInput {
-    /// How many tokens an item of so many bytes has.
+    /// Number of tokens of an item of `bytes` bytes.
     pub fn tokens(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.bytes_per_token.max(1) as usize)
     }
 }
 
-/// A model's nodes, walks, planes and media; every index in it is known to be in range.
+/// A model's nodes, walks, planes and media. Every index is in range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelDeclaration {
     nodes: Vec<String>,
@@ -105,7 +105,7 @@ pub struct ModelDeclaration {
     media: Vec<MediaInput>,
 }
 
-/// Why a declaration does not hold together.
+/// The reason for which a declaration is inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeclarationError {
     /// A walk names a node that is not declared.
@@ -113,17 +113,17 @@ pub enum DeclarationError {
     UnknownNode {
         /// The walk's name.
         walk: String,
-        /// The index it gave.
+        /// The node's index.
         node: u32,
-        /// How many there are.
+        /// Number of declared nodes.
         nodes: usize,
     },
-    /// A walk is batched by something that is not a mixed walk.
+    /// A walk's `batched_by` is not a mixed walk.
     #[error("walk {walk:?} is batched by walk {by}, which is not a mixed walk")]
     NotMixed {
         /// The walk's name.
         walk: String,
-        /// The index it gave.
+        /// The value of `batched_by`.
         by: u32,
     },
     /// A message lacks a walk's kind, or `batched_by` where the kind needs it.
@@ -138,18 +138,19 @@ pub enum DeclarationError {
         /// The plane's name.
         plane: String,
     },
-    /// Media of a kind that is not known or declared twice, or that no atomic walk encodes.
+    /// Media of an unknown kind, declared twice, not encoded by an atomic walk, or with a size of 0.
     #[error("media {kind:?}: {problem}")]
     Media {
-        /// As declared.
+        /// The declared kind.
         kind: pb::MediaKind,
-        /// What is wrong.
+        /// The problem, as the end of a sentence.
         problem: &'static str,
     },
 }
 
 impl ModelDeclaration {
-    /// Checks that every index is in range and that every `batched_by` is a mixed walk.
+    /// Makes a declaration without media. Checks that every index is in range and that every `batched_by` is a mixed
+    /// walk.
     pub fn new(nodes: Vec<String>, walks: Vec<Walk>, planes: Vec<Plane>) -> Result<Self, DeclarationError> {
         for walk in &walks {
             if let Some(node) = walk.nodes.iter().find(|n| n.0 as usize >= nodes.len()) {
@@ -165,13 +166,13 @@ impl ModelDeclaration {
         Ok(Self { nodes, walks, planes, media: Vec::new() })
     }
 
-    /// The same model, which takes these media too. Checks that each kind is there once, and that an atomic walk encodes it.
+    /// Adds media to the declaration. Checks that each kind is declared once and encoded by an atomic walk.
     pub fn with_media(self, media: Vec<MediaInput>) -> Result<Self, DeclarationError> {
-        for (place, input) in media.iter().enumerate() {
+        for (index, input) in media.iter().enumerate() {
             let atomic = matches!(self.walk(input.walk), Some(Walk { kind: WalkKind::Atomic { .. }, .. }));
             let problem = if input.kind == pb::MediaKind::Unspecified {
                 "is of no kind known here"
-            } else if media[..place].iter().any(|other| other.kind == input.kind) {
+            } else if media[..index].iter().any(|other| other.kind == input.kind) {
                 "is declared twice"
             } else if !atomic {
                 "is encoded by a walk that is not atomic"
@@ -185,49 +186,49 @@ impl ModelDeclaration {
         Ok(Self { media, ..self })
     }
 
-    /// The nodes' names; a [`NodeId`] is an index into them.
+    /// Names of the nodes, indexed by [`NodeId`].
     pub fn nodes(&self) -> &[String] {
         &self.nodes
     }
 
-    /// The walks; a [`WalkId`] is an index into them.
+    /// The walks, indexed by [`WalkId`].
     pub fn walks(&self) -> &[Walk] {
         &self.walks
     }
 
-    /// The planes every request of this model owns.
+    /// The planes that every request of this model has.
     pub fn planes(&self) -> &[Plane] {
         &self.planes
     }
 
-    /// What a prompt may hold beside text.
+    /// The media that a prompt may contain.
     pub fn media(&self) -> &[MediaInput] {
         &self.media
     }
 
-    /// How the model takes media of this kind, if it does.
+    /// The declaration of media of this kind. None if the model does not accept it.
     pub fn media_input(&self, kind: pb::MediaKind) -> Option<&MediaInput> {
         self.media.iter().find(|input| input.kind == kind)
     }
 
-    /// Whether this walk encodes media, and prefills nothing.
+    /// True if this walk encodes media. Such a walk prefills nothing.
     pub fn encodes(&self, walk: WalkId) -> bool {
         self.media.iter().any(|input| input.walk == walk)
     }
 
-    /// The walk of this id, if it is declared.
+    /// The walk of this id. None if it is not declared.
     pub fn walk(&self, id: WalkId) -> Option<&Walk> {
         self.walks.get(id.0 as usize)
     }
 
-    /// The first walk that `wanted` accepts.
+    /// The first walk for which `wanted` is true.
     pub fn find_walk(&self, wanted: impl Fn(&Walk) -> bool) -> Option<WalkId> {
         self.walks.iter().position(wanted).map(|i| WalkId(i as u32))
     }
 }
 
 impl WalkKind {
-    /// The mixed walk that batches this one; none for a mixed walk itself.
+    /// The mixed walk that batches this walk. None for a mixed walk.
     pub fn batched_by(self) -> Option<WalkId> {
         match self {
             Self::Chunkable { batched_by } | Self::Atomic { batched_by } | Self::Decode { batched_by } => {
@@ -323,69 +324,4 @@ impl TryFrom<pb::ModelDeclaration> for ModelDeclaration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn thinker() -> ModelDeclaration {
-        let batched_by = WalkId(2);
-        let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
-        ModelDeclaration::new(
-            vec!["thinker".into()],
-            vec![
-                walk("prefill_text", WalkKind::Chunkable { batched_by }),
-                walk("thinker_decode", WalkKind::Decode { batched_by }),
-                walk("thinker_step", WalkKind::Mixed),
-            ],
-            vec![Plane {
-                name: "kv".into(),
-                kind: PlaneKind::PagedKv { page_tokens: 16, bytes_per_token: 512 },
-            }],
-        )
-        .unwrap()
-    }
-
-    fn audio(walk: u32) -> MediaInput {
-        let (kind, walk, formats) = (pb::MediaKind::Audio, WalkId(walk), vec!["wav".into()]);
-        MediaInput { kind, walk, placeholder: 7, bytes_per_token: 64, width: 8, formats }
-    }
-
-    fn omni() -> ModelDeclaration {
-        let mut walks = thinker().walks;
-        let kind = WalkKind::Atomic { batched_by: WalkId(2) };
-        walks.push(Walk { name: "prefill_audio".into(), nodes: vec![NodeId(1)], kind });
-        ModelDeclaration::new(vec!["thinker".into(), "audio_encoder".into()], walks, vec![]).unwrap()
-    }
-
-    #[test]
-    fn a_declaration_survives_the_wire() {
-        for sent in [thinker(), omni().with_media(vec![audio(3)]).unwrap()] {
-            assert_eq!(ModelDeclaration::try_from(pb::ModelDeclaration::from(&sent)), Ok(sent));
-        }
-    }
-
-    #[test]
-    fn media_have_an_atomic_walk_and_are_declared_once() {
-        let problem = |media: Vec<MediaInput>| omni().with_media(media).unwrap_err().to_string();
-        assert!(problem(vec![audio(0)]).contains("not atomic"));
-        assert!(problem(vec![audio(9)]).contains("not atomic"));
-        assert!(problem(vec![audio(3), audio(3)]).contains("twice"));
-        assert!(problem(vec![MediaInput { width: 0, ..audio(3) }]).contains("no width"));
-        assert_eq!((audio(3).tokens(1), audio(3).tokens(64), audio(3).tokens(65)), (1, 1, 2));
-    }
-
-    #[test]
-    fn a_walk_batched_by_a_decode_walk_is_refused() {
-        let mut message = pb::ModelDeclaration::from(&thinker());
-        message.walks[0].batched_by = Some(1);
-        let expected = DeclarationError::NotMixed { walk: "prefill_text".into(), by: 1 };
-        assert_eq!(ModelDeclaration::try_from(message), Err(expected));
-    }
-
-    #[test]
-    fn a_walk_over_an_undeclared_node_is_refused() {
-        let mut message = pb::ModelDeclaration::from(&thinker());
-        message.walks[1].nodes = vec![7];
-        let expected = DeclarationError::UnknownNode { walk: "thinker_decode".into(), node: 7, nodes: 1 };
-        assert_eq!(ModelDeclaration::try_from(message), Err(expected));
-    }
-}
+mod tests;

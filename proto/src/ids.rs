@@ -1,4 +1,4 @@
-//! Ids as types, so that a rank is never taken for a worker nor a graph for a request.
+//! Typed ids, so that a rank cannot be mistaken for a worker, nor a graph for a request.
 
 use std::fmt;
 
@@ -22,31 +22,31 @@ macro_rules! id {
 }
 
 id! {
-    /// One request, minted by the conductor that accepted it; never a client's own number.
+    /// A request, numbered by the conductor that accepted it. Never chosen by a client.
     RequestId(u64)
 }
 id! {
-    /// Which try of a request: 0, then one more for each replay.
+    /// The try of a request: 0, and one more for each replay.
     Incarnation(u32)
 }
 id! {
-    /// Which worker graph of a request, in the order in which they run.
+    /// A worker graph of a request.
     GraphId(u32)
 }
 id! {
-    /// Which forward pass of a worker graph, counted from 0.
+    /// A forward pass of a worker graph, counted from 0.
     Epoch(u32)
 }
 id! {
-    /// Place in the cluster's order of processes; within a TP group, rank 0 of the group leads.
+    /// A worker's index among the cluster's workers, or within its TP group. Rank 0 of a group is its leader.
     Rank(u32)
 }
 id! {
-    /// One life of one worker process: a restarted worker has a new id, so messages of the old one match nothing.
+    /// A worker process. A restarted worker gets a new id, so that messages of the old process match nothing.
     WorkerId(u32)
 }
 id! {
-    /// A worker's own count of steps.
+    /// A step, counted by its worker.
     StepNumber(u64)
 }
 
@@ -66,14 +66,14 @@ impl Epoch {
     }
 }
 
-/// Names one try of one part of one request.
+/// The identity of one worker graph of one try of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GraphKey {
     /// The request.
     pub request: RequestId,
-    /// Which try of it.
+    /// The try.
     pub incarnation: Incarnation,
-    /// Which of its worker graphs.
+    /// The worker graph.
     pub graph: GraphId,
 }
 

@@ -1,12 +1,12 @@
-//! The contracts between Tutti's processes, and between Tutti and its clients: generated messages and typed ids.
-//! Depends on nothing of ours.
+//! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
+//! model's declaration. This crate depends on no other crate of the workspace.
 
 pub mod declaration;
 mod ids;
 
 pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber, WorkerId};
 
-/// `tutti.v1`: what clients speak. Stable.
+/// `tutti.v1`: the clients' API. Stable.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
     tonic::include_proto!("tutti.v1");
@@ -15,7 +15,7 @@ pub mod v1 {
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tutti.v1.bin"));
 }
 
-/// `tutti.cluster.v1`: what the processes of one cluster speak among themselves.
+/// `tutti.cluster.v1`: the protocol among the processes of one cluster.
 pub mod cluster {
     /// The current version.
     #[allow(missing_docs, clippy::all, clippy::pedantic)]
@@ -24,8 +24,8 @@ pub mod cluster {
     }
 }
 
-/// The lowest priority of a request is this, the highest its negation: a lower number runs earlier, as in vLLM.
+/// The largest absolute value of a request's priority. A lower number runs earlier, as in vLLM.
 pub const MAX_PRIORITY: i32 = 8;
 
-/// The largest gRPC message any of our services sends or takes, in bytes: a prompt of 4 Mi token ids fits.
+/// The largest gRPC message that a service sends or accepts, in bytes. A prompt of 4 Mi token ids fits.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;

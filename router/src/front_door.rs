@@ -1,4 +1,4 @@
-//! One front door: everything that its HTTP and gRPC surfaces share, and the task that follows the conductors.
+//! The front door: the state shared by the HTTP and gRPC surfaces, and the task that follows the conductors.
 
 use std::sync::Arc;
 
@@ -11,26 +11,27 @@ use tower::Service;
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
 
 use crate::{
+    conductor_channel,
     config::RouterConfig,
     fleet::{Conductors, Fleet, FleetSettings},
     generation::Generator,
     grpc, http,
     metrics::RouterMetrics,
     served::CheckedText,
-    way,
 };
 
-/// Flow control towards the conductor: what one slow client leaves unread stays within its own stream's window, and
-/// the connection's window holds a thousand such streams, so that nobody else stalls.
+/// HTTP/2 window of one stream from the conductor, in bytes. It bounds the data that a slow client leaves unread.
 const STREAM_WINDOW: u32 = 64 << 10;
+/// HTTP/2 window of one connection, in bytes. A thousand full streams fit into it, so that slow clients do not stall
+/// the other streams.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
-/// Settings that every connection to a conductor should have.
+/// Sets the flow-control windows that every connection to a conductor needs.
 pub fn tune(endpoint: Endpoint) -> Endpoint {
     endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW)
 }
 
-/// The front door of one conductor or several; clones share it.
+/// A front door to one or more conductors. Clones share its state.
 #[derive(Clone)]
 pub struct FrontDoor {
     generator: Arc<Generator>,
@@ -38,9 +39,11 @@ pub struct FrontDoor {
 }
 
 impl FrontDoor {
-    /// A front door to the one conductor that it is part of, by its gRPC service or a channel (see [`tune`]): what that
-    /// conductor says is final. Answers 503 until [`FrontDoor::follow`] has the model's description, and has fetched its
-    /// text files unless what they give is known: `text`.
+    /// Creates the front door that is embedded in a conductor. `conductor` is the conductor's gRPC service, or a
+    /// channel to it (see [`tune`]).
+    ///
+    /// The conductor's refusals are final: nothing is sent elsewhere. Requests get 503 until [`FrontDoor::follow`] has
+    /// the model's description and text. The text files are fetched from the conductor unless `text` is given.
     pub fn new<S>(
         conductor: S,
         text: Option<CheckedText>,
@@ -51,12 +54,14 @@ impl FrontDoor {
         S: Service<Request<Body>, Response = Response<Body>, Future: Send> + Clone + Send + Sync + 'static,
         S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
     {
-        let conductors =
-            Conductors { fixed: vec![("embedded".into(), way::through(conductor))], discover: None };
+        let conductors = Conductors {
+            fixed: vec![("embedded".into(), conductor_channel::over(conductor))],
+            discover: None,
+        };
         Self::to(conductors, FleetSettings::embedded(), text, config, metrics)
     }
 
-    /// A front door to several conductors, any of which may die or come at any time.
+    /// Creates a stand-alone front door to several conductors. Conductors may join and leave at any time.
     pub fn before(
         conductors: Conductors,
         settings: FleetSettings,
@@ -81,32 +86,33 @@ impl FrontDoor {
         Ok(Self { generator: Arc::new(Generator::new(fleet, config, metrics)), max_body_bytes })
     }
 
-    /// The OpenAI routes, with OpenAI's error shape for unknown routes too. To be merged with
+    /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges them with
     /// [`tutti_runtime::operations::routes`].
     pub fn http_routes(&self) -> axum::Router {
         http::routes(self.generator.clone(), self.max_body_bytes)
     }
 
-    /// `tutti.v1.Inference`, reflection, and `grpc.health.v1` following `health`'s readiness. Must be called inside
-    /// a Tokio runtime; a composer may add services of its own.
+    /// The gRPC services: `tutti.v1.Inference`, reflection, and `grpc.health.v1`, which reports the readiness in
+    /// `health`. Must be called inside a Tokio runtime. The caller may add services.
     pub fn grpc_routes(&self, health: &Health) -> Result<tonic::service::Routes, Error> {
         grpc::routes(self.generator.clone(), self.max_body_bytes, health)
     }
 
-    /// Follows the conductors for as long as it is polled: fetches what is served once one of them is there, again when
-    /// it changes, and writes into `health` whether a request sent now would be served. It is the readiness's only
-    /// writer where a router runs.
+    /// Follows the conductors for as long as it is polled.
+    ///
+    /// It fetches the model's description and text when a conductor becomes ready, and again when they change. It is
+    /// the only writer of the readiness in `health`: ready means that a request sent now would be served.
     pub async fn follow(self, health: Health) {
         self.generator.fleet().clone().follow(health).await;
     }
 
-    /// Asks the conductors how they are at once, where one may have become ready: [`FrontDoor::follow`] alone would ask
-    /// at its next turn.
+    /// Makes [`FrontDoor::follow`] ask every conductor for its state now, and not after its poll interval. Called when
+    /// a conductor may have become ready.
     pub fn ask_again(&self) {
         self.generator.fleet().ask_again();
     }
 
-    /// Completes once no generation is under way. While this is polled, no new one is admitted: it is for the end.
+    /// Completes when no generation is running. No generation is admitted while this is polled, so it is for shutdown.
     pub async fn idle(&self) {
         self.generator.idle().await;
     }

@@ -1,7 +1,9 @@
-//! The front door: OpenAI HTTP and gRPC text in, token ids to a conductor, the
-//! best of those that it knows. Stateless: it tokenises, applies the chat
-//! template, fans choices out, turns tokens back into text, cuts at stop strings, and renders.
+//! The front door: clients send text over OpenAI HTTP or gRPC, and the router sends token ids to the best conductor.
+//!
+//! The router is stateless. It tokenises, applies the chat template, submits each choice to a conductor, turns tokens
+//! back into text, cuts at stop strings, and writes the response.
 
+mod conductor_channel;
 mod config;
 mod fleet;
 mod front_door;
@@ -12,7 +14,6 @@ mod metrics;
 pub mod process;
 mod served;
 mod text;
-mod way;
 
 #[cfg(test)]
 mod test_support;

@@ -1,4 +1,4 @@
-//! What the front door measures.
+//! Metrics of the front door.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use tutti_runtime::{
     },
 };
 
-/// Seconds: from a fast engine's token to a long request.
+/// Histogram buckets in seconds, from the time per token of a fast engine to the duration of a long request.
 const BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -25,20 +25,20 @@ struct RouteStatus {
 /// How a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All choices ran to their end.
+    /// All choices finished.
     Finished,
-    /// It was not accepted.
+    /// The request was not accepted.
     Refused,
-    /// It was accepted, and broke.
+    /// The request was accepted and then failed.
     Failed,
-    /// Its time was up, or could not have been enough.
+    /// The request's time ran out, or was known to be too short.
     DeadlineExceeded,
-    /// Its client left.
+    /// The client disconnected.
     Cancelled,
 }
 
 impl Outcome {
-    /// That of an error: `otherwise`, unless it was a matter of time.
+    /// The outcome for an error: `DeadlineExceeded` if the error says so, else `otherwise`.
     pub fn of(error: &Error, otherwise: Self) -> Self {
         if error.kind() == ErrorKind::DeadlineExceeded { Self::DeadlineExceeded } else { otherwise }
     }
@@ -64,7 +64,7 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
-/// The front door's metrics; clones share them.
+/// Metrics of the front door. Clones share them.
 #[derive(Clone)]
 pub struct RouterMetrics {
     requests: Family<RouteStatus, Counter>,
@@ -79,7 +79,7 @@ pub struct RouterMetrics {
 }
 
 impl RouterMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn register(metrics: &Metrics) -> Self {
         let own = Self {
             requests: Family::default(),
@@ -94,22 +94,22 @@ impl RouterMetrics {
         };
         metrics.register(|registry| {
             let router = registry.sub_registry_with_prefix("router");
-            let help = "Requests answered, by route and status (HTTP's, or gRPC's code)";
+            let help = "Requests answered, by route and status (HTTP status or gRPC code)";
             router.register("requests", help, own.requests.clone());
-            let help = "Generations under way";
+            let help = "Generations now running";
             router.register("requests_in_flight", help, own.in_flight.clone());
-            router.register("generations", "Generations by how they ended", own.outcomes.clone());
-            let help = "Generations that were not accepted, here or behind, by reason";
+            router.register("generations", "Generations ended, by outcome", own.outcomes.clone());
+            let help = "Generations refused by the router or by a conductor, by reason";
             router.register("generations_refused", help, own.refusals.clone());
-            let help = "From a request's arrival to its first token";
+            let help = "Seconds from a request's arrival to its first token";
             router.register("time_to_first_token_seconds", help, own.first_token.clone());
-            let help = "Between one delivery of a choice's tokens and the next";
+            let help = "Seconds between two consecutive deliveries of a choice's tokens";
             router.register("inter_token_latency_seconds", help, own.between_tokens.clone());
-            let help = "From a generation's arrival to its end, whatever the end";
+            let help = "Seconds from a generation's arrival to its end, for every outcome";
             router.register("request_seconds", help, own.whole.clone());
             let help = "Prompt tokens of accepted requests";
             router.register("prompt_tokens", help, own.prompt_tokens.clone());
-            let help = "Tokens received from the conductor";
+            let help = "Tokens received from conductors";
             router.register("generated_tokens", help, own.generated_tokens.clone());
         });
         own
@@ -122,23 +122,24 @@ impl RouterMetrics {
     }
 }
 
-/// Measures one generation; its end is its drop, so that no way of ending is missed.
+/// Measures one generation. It records the end when dropped, so that every kind of end is counted.
 pub struct RequestMeter {
     metrics: RouterMetrics,
     span: Span,
     arrived: Instant,
-    /// When each choice last had tokens.
+    /// Time of each choice's last delivery of tokens.
     last: Vec<Option<Instant>>,
+    /// True after the first token of any choice.
     any: bool,
     outcome: Outcome,
 }
 
 impl RequestMeter {
-    /// A generation that arrives now.
+    /// Starts measuring a generation that arrives now.
     pub fn start(metrics: &RouterMetrics) -> Self {
         metrics.in_flight.inc();
         let span = tracing::info_span!("generation", prompt_tokens = Empty, outcome = Empty);
-        // One that is dropped before anything else was said of it was left by its client.
+        // A generation that is dropped before `ends` is called was abandoned by its client.
         let outcome = Outcome::Cancelled;
         Self {
             metrics: metrics.clone(),
@@ -150,29 +151,29 @@ impl RequestMeter {
         }
     }
 
-    /// Its span, from arrival to end.
+    /// The generation's tracing span, from arrival to end.
     pub fn span(&self) -> &Span {
         &self.span
     }
 
-    /// It was accepted, with this many tokens in its prompts.
+    /// Records that the request was accepted with this many tokens in its prompts.
     pub fn accepted(&self, prompt_tokens: u32) {
         self.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
         self.span.record("prompt_tokens", prompt_tokens);
     }
 
-    /// It was not accepted.
+    /// Records that the request was not accepted.
     pub fn refused(&mut self, error: &Error) {
         self.ends(Outcome::of(error, Outcome::Refused));
         self.metrics.refusals.get_or_create(&ReasonLabel { reason: error.kind().label() }).inc();
     }
 
-    /// It ends so.
+    /// Sets the outcome.
     pub fn ends(&mut self, outcome: Outcome) {
         self.outcome = outcome;
     }
 
-    /// A choice's delta with this many tokens.
+    /// Records a choice's delta with this many tokens.
     pub fn delta(&mut self, choice: u32, tokens: usize, now: Instant) {
         if tokens == 0 {
             return;
@@ -181,11 +182,11 @@ impl RequestMeter {
         if !std::mem::replace(&mut self.any, true) {
             self.metrics.first_token.observe((now - self.arrived).as_secs_f64());
         }
-        let place = choice as usize;
-        if self.last.len() <= place {
-            self.last.resize(place + 1, None);
+        let index = choice as usize;
+        if self.last.len() <= index {
+            self.last.resize(index + 1, None);
         }
-        if let Some(last) = self.last[place].replace(now) {
+        if let Some(last) = self.last[index].replace(now) {
             self.metrics.between_tokens.observe((now - last).as_secs_f64());
         }
     }

@@ -1,4 +1,4 @@
-//! The router as a process of its own: settings, ports, and an end that lets running streams finish.
+//! The stand-alone router process: settings, ports, and a shutdown that lets running streams finish.
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -17,16 +17,16 @@ use tutti_runtime::{
 
 use crate::{Conductors, FleetSettings, FrontDoor, RouterConfig, fleet::check_conductors};
 
-/// How long connections may take to close once no request is left: a health watch would never.
+/// Time that connections have to close after the last request. A client's health watch never closes by itself.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// Serves the OpenAI HTTP and gRPC surfaces in front of conductors that run elsewhere.
+/// Serves the OpenAI HTTP and gRPC APIs for conductors that run elsewhere.
 ///
-/// Every setting can also stand in a file (--config) or in an environment variable (TUTTI_CONDUCTOR).
+/// Every setting can also be given in a file (--config) or in an environment variable (TUTTI_CONDUCTOR).
 #[derive(Debug, Parser, Serialize)]
 #[command(name = "router", version)]
 struct Flags {
-    /// Settings from this TOML or YAML file; environment variables and flags go over them
+    /// Read settings from this TOML or YAML file; environment variables and flags override it
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     config: Option<PathBuf>,
@@ -36,12 +36,12 @@ struct Flags {
     #[serde(skip)]
     print_config: bool,
 
-    /// A conductor's gRPC address, such as http://10.0.0.1:50051; once for each conductor
+    /// A conductor's gRPC address, such as http://10.0.0.1:50051; repeat the flag for each conductor
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     conductor: Vec<String>,
 
-    /// A name whose every address is a conductor's, looked up again and again
+    /// A DNS name whose addresses are all conductors; it is looked up periodically
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     discover: Option<String>,
@@ -62,50 +62,51 @@ struct Flags {
     #[command(flatten)]
     router: RouterFlags,
 
-    /// Seconds that running requests have to finish after the first Ctrl-C or SIGTERM [default: 30]
+    /// Seconds that running requests get to finish after the first Ctrl-C or SIGTERM [default: 30]
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     drain_timeout: Option<u32>,
 
-    /// How log lines look [default: text]
+    /// Format of log lines [default: text]
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     log_format: Option<LogFormat>,
 
-    /// Which log lines there are, as in info or tutti_router=debug [default: info]
+    /// Log filter, such as info or tutti_router=debug [default: info]
     #[arg(long, value_name = "FILTER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<String>,
 
-    /// OTLP/gRPC endpoint for spans
+    /// OTLP/gRPC endpoint that receives trace spans
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     otlp_endpoint: Option<String>,
 }
 
-/// The flags about conductors; their other settings stand in the file's `fleet` table.
+/// Flags about conductors. The file's `fleet` table has further settings.
 #[derive(Debug, clap::Args, Serialize)]
 struct FleetFlags {
-    /// How often a stream goes on at another conductor when its own is lost [default: 2]
+    /// Times that a stream may continue on another conductor after its own is lost [default: 2]
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_replays: Option<u32>,
 }
 
-/// The front door's flags; its other settings stand in the file's `router` table.
+/// Flags about the front door. The file's `router` table has further settings.
 #[derive(Debug, clap::Args, Serialize)]
 struct RouterFlags {
-    /// Serve token ids only: the checkpoint's tokenizer and chat template are not read
+    /// Serve token ids only; do not read the checkpoint's tokenizer and chat template
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     skip_tokenizer_init: bool,
 }
 
-/// The process's settings.
+/// Settings of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// One, or a list; a text may have several with commas between, as an environment variable must.
+    /// URLs of the conductors. A single string may hold several URLs with commas between them, as an environment
+    /// variable must.
     #[serde(deserialize_with = "urls")]
     conductor: Vec<String>,
     discover: Option<String>,
@@ -150,10 +151,10 @@ fn urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Er
     })
 }
 
-/// Runs the process until it is told to end; `arguments` are the command line, the program's name first.
+/// Runs the process until a signal ends it. `arguments` is the command line, with the program's name first.
 ///
 /// # Errors
-/// Of usage, before any port is bound; or what kept the process from serving.
+/// An error of usage or configuration, before any port is bound, or the error that keeps the process from serving.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     let flags: Flags = exit::flags(arguments);
     let settings: Settings = config::layered(flags.config.as_deref(), &flags)?;
@@ -168,10 +169,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start the async runtime: {e}")))?
-        .block_on(run_until_told(settings))
+        .block_on(run_until_shutdown(settings))
 }
 
-async fn run_until_told(settings: Settings) -> Result<(), Error> {
+async fn run_until_shutdown(settings: Settings) -> Result<(), Error> {
     let Settings { log_format, log, otlp_endpoint, .. } = settings;
     let _telemetry = Telemetry { log_format, log, otlp_endpoint }.install("router")?;
     let shutdown = Shutdown::on_signals()?;
@@ -194,7 +195,7 @@ async fn run_until_told(settings: Settings) -> Result<(), Error> {
     };
     let drained = async {
         shutdown.begun().await;
-        // Readiness has one writer at a time: from here on it is the drain.
+        // Readiness has one writer at a time. From here on the drain writes it.
         following.abort();
         health.set_ready(State::Not("draining".into()));
         let patience = Duration::from_secs(settings.drain_timeout.into());
@@ -211,24 +212,4 @@ async fn run_until_told(settings: Settings) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(arguments: &[&str]) -> Option<String> {
-        let arguments = ["router"].iter().chain(arguments).map(OsString::from);
-        run(arguments).unwrap_err().field().map(str::to_owned)
-    }
-
-    #[test]
-    fn bad_usage_is_named_before_anything_binds() {
-        assert_eq!(refused(&[]).as_deref(), Some("conductor"));
-        assert_eq!(refused(&["--conductor", "10.0.0.1:1"]).as_deref(), Some("conductor"));
-        assert_eq!(refused(&["--conductor", "http://x y"]).as_deref(), Some("conductor"));
-        assert_eq!(
-            refused(&["--conductor", "http://a:1", "--conductor", "b:1"]).as_deref(),
-            Some("conductor")
-        );
-        assert_eq!(refused(&["--discover", "nowhere"]).as_deref(), Some("discover"));
-        assert_eq!(refused(&["--config", "nowhere.toml"]).as_deref(), Some("config"));
-    }
-}
+mod tests;

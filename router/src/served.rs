@@ -1,4 +1,5 @@
-//! What is served: the conductor's description of the model, and what the checkpoint's text files make of it.
+//! The served model: the conductor's description of it, and the tokenizer, chat template and defaults from the
+//! checkpoint's text files.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -20,41 +21,41 @@ use crate::{
 
 /// A model as the front door knows it.
 pub struct ServedModel {
-    /// As the conductor describes it.
+    /// The conductor's description.
     pub description: ModelDescription,
-    /// How text is made of its tokens.
+    /// Tokenizer, chat template and sampling defaults.
     pub text: Arc<ServedText>,
 }
 
-/// What the checkpoint's text files give.
+/// The parsed text files of a checkpoint.
 pub struct ServedText {
-    /// None under `skip_tokenizer_init`.
+    /// `None` with `skip_tokenizer_init`.
     pub tokenizer: Option<Arc<Tokenizer>>,
-    /// None where the checkpoint has none, or under `skip_tokenizer_init`.
+    /// `None` if the checkpoint has no template, or with `skip_tokenizer_init`.
     pub template: Option<Arc<ChatTemplate>>,
-    /// Sampling defaults of generation_config.json.
+    /// Sampling defaults from generation_config.json.
     pub defaults: SamplingDefaults,
 }
 
-/// The sampling fields of generation_config.json: they stand in for what a request does not say.
+/// Sampling fields of generation_config.json: the values of parameters that a request leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct SamplingDefaults {
-    /// False means greedy, whatever the temperature.
+    /// `Some(false)` means greedy sampling and overrides `temperature`.
     pub do_sample: Option<bool>,
-    /// As in a request.
+    /// See [`Sampling::temperature`].
     pub temperature: Option<f32>,
-    /// As in a request.
+    /// See [`Sampling::top_p`].
     pub top_p: Option<f32>,
-    /// As in a request.
+    /// See [`Sampling::top_k`].
     pub top_k: Option<u32>,
-    /// As in a request.
+    /// See [`Sampling::min_p`].
     pub min_p: Option<f32>,
-    /// As in a request.
+    /// See [`Sampling::repetition_penalty`].
     pub repetition_penalty: Option<f32>,
 }
 
 impl SamplingDefaults {
-    /// Reads generation_config.json; values that no request may have are refused here, not with every request.
+    /// Reads generation_config.json. Values out of range are refused here, once, and not again for every request.
     fn read(json: &[u8]) -> Result<Self, Error> {
         let defaults = serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
         validate::sampling(&Sampling::default(), &defaults, 0)?;
@@ -62,7 +63,7 @@ impl SamplingDefaults {
     }
 }
 
-/// The bytes of the checkpoint's text files, each where it exists.
+/// Contents of the checkpoint's text files. A missing file is `None`.
 #[derive(Clone, Default, Hash)]
 pub struct TextFiles {
     /// `tokenizer.json`.
@@ -75,7 +76,7 @@ pub struct TextFiles {
     pub generation_config: Option<Vec<u8>>,
 }
 
-/// What the text files of a checkpoint on this machine give, and which files those were.
+/// The parsed text files of a checkpoint, with a digest that identifies the files.
 #[derive(Clone)]
 pub struct CheckedText {
     /// See [`TextFiles::digest`].
@@ -83,14 +84,14 @@ pub struct CheckedText {
     pub(crate) text: Arc<ServedText>,
 }
 
-/// Reads a checkpoint's text files for the front door, so that a missing or broken one is an error at once, and what was
-/// read can be served as soon as a worker is ready. A missing tokenizer is an error unless `skip_tokenizer_init`.
+/// Reads a checkpoint's text files before the front door starts: a missing or broken file is an error at startup, and
+/// the text is ready when the first worker is. A missing tokenizer is an error unless `skip_tokenizer_init` is set.
 pub fn check_checkpoint(checkpoint: &Checkpoint, skip_tokenizer_init: bool) -> Result<CheckedText, Error> {
     CheckedText::read(&TextFiles::of(checkpoint)?, skip_tokenizer_init)
 }
 
 impl CheckedText {
-    /// Takes a moment: for threads that may block.
+    /// Parses the files. Slow: call it on a thread that may block.
     pub(crate) fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let text = Arc::new(ServedText::read(files, skip_tokenizer_init)?);
         Ok(Self { digest: files.digest(), text })
@@ -98,7 +99,7 @@ impl CheckedText {
 }
 
 impl TextFiles {
-    /// Reads those that a checkpoint on this machine has.
+    /// Reads the text files of a checkpoint on this machine.
     fn of(checkpoint: &Checkpoint) -> Result<Self, Error> {
         use tutti_runtime::checkpoint::CheckpointFile as Local;
         Ok(Self {
@@ -109,14 +110,14 @@ impl TextFiles {
         })
     }
 
-    /// The same for the same files, by which conductors are compared.
+    /// A hash of the contents. Two conductors serve the same text if their digests are equal.
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Fetches those that are needed from a conductor.
+    /// Fetches the text files from a conductor; with `skip_tokenizer_init`, generation_config.json only.
     pub async fn fetch(conductor: &Member, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let mut files = Self {
             generation_config: fetch(conductor, CheckpointFile::GenerationConfig).await?,
@@ -131,7 +132,7 @@ impl TextFiles {
     }
 }
 
-/// The file, or none if the checkpoint lacks it.
+/// Fetches a file. Returns `None` if the checkpoint lacks it.
 async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
     match conductor.read_file(file).await {
         Ok(bytes) => Ok(Some(bytes)),
@@ -141,7 +142,7 @@ async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8
 }
 
 impl ServedText {
-    /// Builds tokenizer, template and defaults out of the files.
+    /// Parses tokenizer, template and defaults.
     pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let defaults = match &files.generation_config {
             Some(bytes) => SamplingDefaults::read(bytes)
@@ -166,7 +167,7 @@ impl ServedText {
 }
 
 impl ServedModel {
-    /// The tokenizer, or why this kind of input cannot be taken without one.
+    /// The tokenizer, or an error that says why `kind` (such as "text") cannot be accepted without one.
     pub fn tokenizer(&self, field: &str, kind: &str) -> Result<&Arc<Tokenizer>, Error> {
         self.text.tokenizer.as_ref().ok_or_else(|| {
             let message = format!(
@@ -176,14 +177,14 @@ impl ServedModel {
         })
     }
 
-    /// The text that stands in a prompt in the place of media of this kind; none where the model takes no such media, or has
-    /// no text.
+    /// The placeholder text for one media item in a prompt. `None` if the model takes no media of this kind, or there
+    /// is no tokenizer.
     pub fn placeholder_text(&self, kind: MediaKind) -> Option<String> {
         let input = self.media_inputs().into_iter().find(|input| input.kind == kind)?;
         Some(self.text.tokenizer.as_ref()?.token_string(input.placeholder))
     }
 
-    /// One token as logprobs show it; without a tokenizer, by its id.
+    /// A token's string in logprobs; without a tokenizer, `token_id:N`.
     pub fn token_string(&self, id: u32) -> String {
         match &self.text.tokenizer {
             Some(tokenizer) => tokenizer.token_string(id),
@@ -191,13 +192,13 @@ impl ServedModel {
         }
     }
 
-    /// What a prompt may hold beside text.
+    /// Kinds of media that the model accepts in a prompt.
     pub fn media_inputs(&self) -> Vec<MediaInput> {
         let declared = self.description.declaration.iter().flat_map(|declaration| &declaration.media);
         declared.cloned().map(Into::into).collect()
     }
 
-    /// The most tokens, prompt and output together, that one request may have, and what sets that limit.
+    /// Maximum number of prompt and output tokens per request, and the reason for that limit.
     pub fn token_limit(&self) -> (u32, &'static str) {
         let context = self.description.max_context_tokens;
         match self.description.max_request_tokens {
@@ -208,46 +209,4 @@ impl ServedModel {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_support;
-
-    fn files(tokenizer: Option<Vec<u8>>, generation_config: &[u8]) -> TextFiles {
-        TextFiles { tokenizer, generation_config: Some(generation_config.to_vec()), ..TextFiles::default() }
-    }
-
-    fn refused(files: &TextFiles, skip_tokenizer_init: bool) -> String {
-        let error = ServedText::read(files, skip_tokenizer_init).err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        error.field().unwrap().to_owned()
-    }
-
-    #[test]
-    fn a_missing_tokenizer_is_an_error_unless_text_is_off() {
-        let bare = files(None, b"{}");
-        assert_eq!(refused(&bare, false), "tokenizer");
-        assert!(ServedText::read(&bare, true).is_ok());
-    }
-
-    #[test]
-    fn broken_files_are_named() {
-        let good = test_support::tokenizer_json();
-        assert_eq!(refused(&files(Some(b"{}".to_vec()), b"{}"), false), "tokenizer");
-        assert_eq!(refused(&files(Some(good.clone()), b"["), false), "generation_config");
-        assert_eq!(refused(&files(Some(good.clone()), br#"{"top_p": 7}"#), false), "generation_config");
-        let broken = |config: Option<&[u8]>, template: Option<&[u8]>| TextFiles {
-            tokenizer_config: config.map(<[u8]>::to_vec),
-            chat_template: template.map(<[u8]>::to_vec),
-            ..files(Some(good.clone()), b"{}")
-        };
-        assert_eq!(refused(&broken(Some(b"{"), None), false), "tokenizer_config");
-        assert_eq!(refused(&broken(None, Some(b"{% if %}")), false), "chat_template");
-    }
-
-    #[test]
-    fn sampling_defaults_are_read_beside_the_file_s_other_fields() {
-        let json = br#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}"#;
-        let text = ServedText::read(&files(None, json), true).unwrap();
-        assert_eq!((text.defaults.temperature, text.defaults.top_k), (Some(0.6), Some(20)));
-    }
-}
+mod tests;

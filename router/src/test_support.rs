@@ -19,7 +19,7 @@ pub fn tokenizer() -> Arc<Tokenizer> {
     BUILT.clone()
 }
 
-/// A tokenizer whose decoder puts spaces between words and none before the first, with bytes to fall back on.
+/// A tokenizer whose decoder puts spaces between words and none before the first.
 pub fn metaspace_tokenizer() -> Arc<Tokenizer> {
     let vocab = json!({ "▁a": 0, "▁b": 1, "c": 2, "▁": 3, "é": 4, "▁日": 5, "<unk>": 6 });
     let json = json!({
@@ -31,7 +31,7 @@ pub fn metaspace_tokenizer() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
 }
 
-/// A tokenizer as Llama 2's is: words begin with `▁`, and what has no token is spelt in bytes.
+/// A tokenizer like Llama 2's: words begin with `▁`, and characters without a token become byte tokens.
 pub fn byte_fallback_tokenizer() -> Arc<Tokenizer> {
     let bytes = (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte)));
     let words =

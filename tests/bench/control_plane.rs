@@ -1,16 +1,18 @@
-//! `cargo bench --bench control_plane`: what eight simulated workers, their conductor and its router add to what a device
-//! takes, and how much they carry; beside another project's router before servers that only stream.
+//! `cargo bench --bench control_plane`: latency that conductor, router and eight simulated workers add to the device, and
+//! their capacity. The baseline is another project's router in front of servers that only stream.
 //!
-//! Whoever is measured, the client is the same, and all of them share the machine's cores with it: how much of the CPU
-//! time is the client's own is part of the figures. Contenders take turns at each load.
+//! All contenders have the same client and share the machine's cores with it, so the client's CPU time is part of the
+//! figures. Contenders take turns at each load.
 
-mod backends;
-mod cluster;
-mod contender;
-mod long_prompts;
-mod many_streams;
-mod rival;
-mod small_requests;
+mod support {
+    pub mod backends;
+    pub mod baseline;
+    pub mod cluster;
+    pub mod contender;
+    pub mod large_bodies;
+    pub mod many_streams;
+    pub mod small_requests;
+}
 
 use std::process::ExitCode;
 
@@ -18,24 +20,25 @@ use clap::Parser;
 use serde_json::{Map, Value, json};
 use tutti_measure::results::{self, Origin};
 
-use crate::{
+use support::{
+    backends, baseline,
     contender::{Contender, Kind, WORKERS},
-    long_prompts::{Form, LongPrompts},
-    many_streams::Level,
-    small_requests::SmallRequests,
+    large_bodies::{self, Form, LargeBodies},
+    many_streams::{self, Level},
+    small_requests::{self, SmallRequests},
 };
 
-/// Streams at a time, each a quarter more than the one before.
+/// Concurrent streams of each level, about a quarter more than at the level before.
 const LEVELS: [usize; 11] = [96, 128, 160, 200, 256, 320, 400, 512, 640, 800, 1000];
-/// A level is held if one of so many runs of it keeps to the bound: others may use the machine for a moment.
+/// Runs per level. A level is held if one run keeps to the bound: other processes may disturb a run.
 const TRIES: usize = 2;
 
 #[derive(Parser)]
 struct Args {
-    /// What to measure; all of it where this is not given.
+    /// Load to measure [default: all].
     #[arg(long, value_enum)]
-    only: Option<Part>,
-    /// Only what this project does.
+    only: Option<Load>,
+    /// Skip the baseline.
     #[arg(long)]
     alone: bool,
     #[command(flatten)]
@@ -43,10 +46,10 @@ struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum Load {
     ManyStreams,
     SmallRequests,
-    LongPrompts,
+    LargeBodies,
 }
 
 fn main() -> ExitCode {
@@ -59,17 +62,17 @@ fn main() -> ExitCode {
 
 async fn measure(args: Args) -> Result<(), String> {
     let origin = Origin::now("control_plane");
-    let is_asked = |part| args.only.is_none_or(|only| only == part);
+    let is_asked = |load| args.only.is_none_or(|only| only == load);
     let kinds: &[Kind] = if args.alone { &[Kind::Tutti] } else { &[Kind::Tutti, Kind::SglangRouter] };
     let mut figures = json!({
         "workers": WORKERS,
-        "rival": { "package": rival::PACKAGE, "policy": rival::POLICY, "backends": WORKERS },
+        "baseline": { "package": baseline::PACKAGE, "policy": baseline::POLICY, "backends": WORKERS },
         "shared": "client, servers and simulated devices share the machine's cores",
     });
-    if is_asked(Part::ManyStreams) {
+    if is_asked(Load::ManyStreams) {
         figures["many_streams"] = many_streams(kinds).await?;
     }
-    if is_asked(Part::SmallRequests) {
+    if is_asked(Load::SmallRequests) {
         let kinds = if args.alone { kinds } else { &[Kind::Tutti, Kind::SglangRouter, Kind::Nothing] };
         let mut found = Map::new();
         for &kind in kinds {
@@ -82,13 +85,13 @@ async fn measure(args: Args) -> Result<(), String> {
         let (rate, aim) = (small_requests::RATE, small_requests::AIM_MS);
         figures["small_requests"] = json!({ "rate_per_s": rate, "aim_ms_p99": aim, "found": found });
     }
-    if is_asked(Part::LongPrompts) {
-        figures["long_prompts"] = long_prompts(kinds).await?;
+    if is_asked(Load::LargeBodies) {
+        figures["large_bodies"] = large_bodies(kinds).await?;
     }
     results::write(&origin, figures, &args.output)
 }
 
-/// The most tokens a second before streams become uneven, by going up until they do.
+/// Finds the highest throughput at which streams stay even, by raising the number of streams until they do not.
 async fn many_streams(kinds: &[Kind]) -> Result<Value, String> {
     let mut contenders = Vec::new();
     for &kind in kinds {
@@ -118,21 +121,21 @@ async fn many_streams(kinds: &[Kind]) -> Result<Value, String> {
     Ok(json!({ "step_ms": step_ms, "limit_ms_p99": limit, "found": found }))
 }
 
-async fn long_prompts(kinds: &[Kind]) -> Result<Value, String> {
+async fn large_bodies(kinds: &[Kind]) -> Result<Value, String> {
     let mut forms = Map::new();
     for form in [Form::TokenIds, Form::Text] {
         let mut found = Map::new();
-        // The other one takes prompts as text only.
+        // The baseline takes prompts as text only.
         let kinds = if form == Form::Text { kinds } else { &[Kind::Tutti] };
         for &kind in kinds {
-            let contender = Contender::start(kind, long_prompts::STEP).await?;
-            let of = LongPrompts::measure(&contender, form).await?;
+            let contender = Contender::start(kind, large_bodies::STEP).await?;
+            let of = LargeBodies::measure(&contender, form).await?;
             contender.stop()?;
-            eprintln!("long prompts as {}, {}: {of:.1?}", form.name(), kind.name());
+            eprintln!("large bodies as {}, {}: {of:.1?}", form.name(), kind.name());
             found.insert(kind.name().into(), json!(of));
         }
         forms.insert(form.name().into(), Value::Object(found));
     }
-    let (streams, bytes, aim) = (long_prompts::STREAMS, long_prompts::BYTES, long_prompts::AIM_MS);
+    let (streams, bytes, aim) = (large_bodies::STREAMS, large_bodies::BYTES, large_bodies::AIM_MS);
     Ok(json!({ "streams": streams, "prompt_bytes": bytes, "aim_ms_p99": aim, "found": forms }))
 }

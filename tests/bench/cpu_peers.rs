@@ -1,17 +1,19 @@
-//! `cargo bench --bench cpu_peers`: Tutti on a CPU beside the strongest servers there are for one, at the shape of
-//! Qwen3-0.6B with random weights: prefill, decode, the mixed workload, the start, and what all of it is over the best peer.
+//! `cargo bench --bench cpu_peers`: Tutti on a CPU compared with other servers for CPUs, at the shape of Qwen3-0.6B with
+//! random weights: prefill, decode, a mixed workload, the start, and the ratio to the best peer.
 //!
-//! tests/bench/peers/setup installs the peers and makes the checkpoint. All servers of a part run at the same time, and one
-//! after the other is asked; a peer that cannot run is in the figures with its reason. The machine's limits are measured
+//! `tests/bench/peers/setup` installs the peers and makes the checkpoint. All servers of a group run at the same time and
+//! are measured in turns. The figures name each peer that cannot run, and the reason. The machine's limits are measured
 //! before each round.
 
-mod cluster;
-mod goals;
-mod mixed;
-mod part;
-mod peers;
-mod speed;
-mod stream;
+mod support {
+    pub mod cluster;
+    pub mod goals;
+    pub mod mixed;
+    pub mod peers;
+    pub mod scenario;
+    pub mod speed;
+    pub mod stream;
+}
 
 use std::{collections::BTreeMap, process::ExitCode};
 
@@ -19,17 +21,18 @@ use clap::Parser;
 use serde_json::json;
 use tutti_measure::results::{self, Origin};
 
-use crate::{
-    part::{Part, Settings},
-    peers::Peer,
+use support::{
+    goals,
+    peers::{self, Peer},
+    scenario::{Scenario, Settings},
 };
 
 #[derive(Parser)]
 struct Args {
-    /// The parts to run.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Prefill, Part::Decode, Part::Mixed, Part::Start, Part::Int8])]
-    only: Vec<Part>,
-    /// Who is compared with Tutti.
+    /// Scenarios to run.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Scenario::Prefill, Scenario::Decode, Scenario::Mixed, Scenario::Start, Scenario::Int8])]
+    only: Vec<Scenario>,
+    /// Servers to compare with Tutti.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Peer::Openvino, Peer::Vllm, Peer::LlamaCpp])]
     peers: Vec<Peer>,
     /// Samples of each figure.
@@ -38,7 +41,7 @@ struct Args {
     /// Compute threads of each server.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// What Tutti is to keep to in the mixed workload: below a quarter of the peers' longest ITL.
+    /// Tutti's ITL target in the mixed workload, in milliseconds. The default is below a quarter of the peers' longest ITL.
     #[arg(long, default_value_t = 300)]
     target_itl_ms: u32,
     #[command(flatten)]
@@ -55,7 +58,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let Args { threads, repeats, target_itl_ms, .. } = args;
     let settings = Settings { peers: args.peers, threads, repeats, target_itl_ms };
     let mut found = BTreeMap::new();
-    for group in args.only.iter().flat_map(|part| part.groups()) {
+    for group in args.only.iter().flat_map(|scenario| scenario.groups()) {
         found.insert(group.name, group.measure(&settings).await?);
     }
     let figures = json!({
@@ -63,7 +66,7 @@ async fn measure(args: Args) -> Result<(), String> {
         "versions": peers::versions(),
         "settings": settings,
         "must_show": goals::compared(&found),
-        "parts": found,
+        "groups": found,
     });
     results::write(&origin, figures, &args.output)
 }

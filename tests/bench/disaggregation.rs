@@ -1,15 +1,17 @@
-//! `cargo bench --bench disaggregation`: what a long prompt does to those that decode, and to a short one right behind it,
-//! where one worker prefills for another, and where both do everything; and how much of the transfer between the two is
-//! not hidden behind the prefill.
+//! `cargo bench --bench disaggregation`: latency of streams that decode, and of a short prompt, while a long prompt is
+//! prefilled: colocated (two workers do everything) against disaggregated (one worker prefills for the other). It also
+//! reports the part of the transfer time that the prefill does not hide.
 //!
-//! Starts a conductor for each run. A stream that gives fewer tokens than asked for, or a run whose requests did not
-//! overlap as they should, fails the bench.
+//! The bench starts a conductor for each run. It fails if a stream returns fewer tokens than it asked for, or if the
+//! requests of a run do not overlap as they must.
 
-mod cluster;
-mod comparison;
-mod seed;
-mod stream;
-mod way;
+mod support {
+    pub mod cluster;
+    pub mod comparison;
+    pub mod one_long_prompt;
+    pub mod stream;
+    pub mod variant;
+}
 
 use std::{
     process::ExitCode,
@@ -21,57 +23,58 @@ use serde::Serialize;
 use serde_json::json;
 use tutti_measure::results::{self, Origin};
 
-use crate::{
+use support::{
     cluster::Cluster,
-    comparison::{Figure, compare},
-    way::{Device, Way},
+    comparison::{self, Figure, compare},
+    one_long_prompt,
+    variant::{Device, Variant},
 };
 
 const TOPOLOGY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/topology/disaggregated.toml");
-/// Requests of the seed workload, each of which is handed over.
+/// Requests per run. Each is transferred once.
 const REQUESTS: f64 = 6.0;
-/// For how long workers may keep what they count to themselves.
+/// Longest time until the workers have reported all transfers.
 const REPORT_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Parser)]
 struct Args {
-    /// What the workers compute on.
+    /// Device of the workers.
     #[arg(long, value_enum, default_value = "sim")]
     device: Device,
-    /// Runs of each way.
+    /// Runs of each variant.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
     /// Tokens of the long prompt.
     #[arg(long, default_value_t = 4096)]
     long: usize,
-    /// Tokens of the short one.
+    /// Tokens of the short prompt.
     #[arg(long, default_value_t = 64)]
     short: usize,
     #[command(flatten)]
     output: results::Output,
 }
 
-/// One run of the seed workload.
+/// Result of one run.
 #[derive(Debug, Serialize)]
 struct Run {
     #[serde(flatten)]
-    seed: seed::Run,
-    /// Of its six requests together, where there is one.
+    latency: one_long_prompt::Run,
+    /// Transfer of all requests of the run. `None` if the workers are colocated.
     transfer: Option<Transfer>,
 }
 
 #[derive(Debug, Serialize)]
 struct Transfer {
     bytes: f64,
-    /// From each request's first page to the answer to its last.
+    /// Milliseconds from each request's first page to the answer to its last one.
     pushing_ms: f64,
-    /// The part of it after the prefill's end.
+    /// Part of `pushing_ms` after the end of the prefill.
     exposed_ms: f64,
 }
 
 impl comparison::Run for Run {
     fn figures(&self) -> Vec<Figure> {
-        self.seed.figures()
+        self.latency.figures()
     }
 }
 
@@ -84,27 +87,30 @@ async fn measure(args: Args) -> Result<(), String> {
     let origin = Origin::now("disaggregation");
     let Args { device, long, short, .. } = args;
     let threads: &[&str] = if device == Device::Cpu { &["--threads=1"] } else { &[] };
-    let way = |name, shape: [&str; 2]| {
+    let variant = |name, shape: [&str; 2]| {
         let flags = shape.iter().chain(threads).map(|&flag| flag.to_owned()).collect();
-        Way { name, flags }
+        Variant { name, flags }
     };
-    let ways = [way("together", ["--workers=2", "--tp=1"]), way("apart", ["--topology", TOPOLOGY])];
-    let run = async |way: &Way, repeat: usize| {
+    let variants =
+        [variant("colocated", ["--workers=2", "--tp=1"]), variant("disaggregated", ["--topology", TOPOLOGY])];
+    let run = async |variant: &Variant, repeat: usize| {
         let mut flags = device.flags();
-        flags.extend(way.flags.iter().cloned());
+        flags.extend(variant.flags.iter().cloned());
         let cluster = Cluster::start(&flags).await?;
-        let seed = seed::Run::measure(&cluster, device, (long, short), 100 * repeat as u64).await?;
-        let transfer = if way.name == "apart" { Some(Transfer::of(&cluster).await?) } else { None };
+        let latency =
+            one_long_prompt::Run::measure(&cluster, device, (long, short), 100 * repeat as u64).await?;
+        let transfer =
+            if variant.name == "disaggregated" { Some(Transfer::of(&cluster).await?) } else { None };
         cluster.stop()?;
-        Ok(Run { seed, transfer })
+        Ok(Run { latency, transfer })
     };
-    let found = compare(&ways, &["together"], args.repeats, run).await?;
+    let found = compare(&variants, &["colocated"], args.repeats, run).await?;
     let figures = json!({ "device": device, "long": long, "short": short, "found": found });
     results::write(&origin, figures, &args.output)
 }
 
 impl Transfer {
-    /// What the cluster's workers have counted, once they have told of all.
+    /// Reads the transfer counters of the cluster's workers, after they have reported all transfers.
     async fn of(cluster: &Cluster) -> Result<Self, String> {
         let began = Instant::now();
         loop {
@@ -125,7 +131,7 @@ impl Transfer {
     }
 }
 
-/// Of all series of that name with that label.
+/// Sum of all series of this name and label.
 fn sum(metrics: &str, name: &str, label: &str) -> f64 {
     let series = metrics.lines().filter(|line| {
         line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') && rest.contains(label))

@@ -1,12 +1,14 @@
-//! `cargo bench --bench first_run`: the baseline figures of a running cluster, as JSON with the machine they are from.
+//! `cargo bench --bench first_run`: basic figures of a running cluster, as JSON.
 //!
-//! Starts real conductors on loopback: one serving the Qwen3-0.6B shape with dummy bf16 weights (start to first token,
-//! memory, prefill, decode), and one serving the shipped model under many streams, where what the conductor's process
-//! spends beside its worker's is the control plane's own cost.
+//! The bench starts two conductors on loopback. One serves the shape of Qwen3-0.6B with dummy bf16 weights: time to the
+//! first token, memory, prefill, decode. The other serves the shipped model to many streams: the CPU time of its
+//! conductor is the cost of the control plane.
 
-mod cluster;
-mod figures;
-mod speed;
+mod support {
+    pub mod cluster;
+    pub mod figures;
+    pub mod speed;
+}
 
 use std::process::ExitCode;
 
@@ -14,7 +16,7 @@ use clap::Parser;
 use serde_json::json;
 use tutti_measure::results::{self, Origin};
 
-use crate::cluster::Cluster;
+use support::{cluster::Cluster, figures};
 
 #[derive(Parser)]
 struct Args {

@@ -1,14 +1,15 @@
-//! `cargo bench --bench knee`: from where on long prompts are felt by those that decode.
+//! `cargo bench --bench knee`: the load of long prompts at which streams that decode begin to feel them.
 //!
-//! Four requests decode all the time, while prompts arrive at a fixed rate. A cell is one rate, one length of prompts,
-//! whether all but their ends has been computed before, and one way to run them. Some of the cells may run at one time,
-//! each on a conductor of its own. Whether they disturb each other is shown by cells that run again alone, beside one
-//! without arrivals: six at a time, built without optimisation on two CPUs, nearly doubled the 99th percentiles.
+//! Four requests decode all the time while prompts arrive at a fixed rate. A cell is one arrival rate, one prompt length,
+//! a cold or warm prefix cache, and one variant of chunking. Several cells may run at the same time, each on its own
+//! conductor. They can disturb each other, so some cells run again alone, as does one without arrivals.
 
-mod background;
-mod cluster;
-mod stream;
-mod way;
+mod support {
+    pub mod background;
+    pub mod cluster;
+    pub mod stream;
+    pub mod variant;
+}
 
 use std::{process::ExitCode, time::Duration};
 
@@ -21,27 +22,27 @@ use tutti_measure::{
     statistics::Summary,
 };
 
-use crate::{
+use support::{
     background::Background,
     cluster::Cluster,
     stream::{Stream, prompts},
-    way::{Device, Way},
+    variant::{Device, Variant},
 };
 
 const RATES: [f64; 3] = [0.25, 0.5, 1.0];
 const PROMPTS: [usize; 3] = [4096, 8192, 12_288];
-const WAYS: [&str; 3] = ["off", "scheduler", "scheduler-target"];
-/// What differs between prompts that start alike.
+const VARIANTS: [&str; 3] = ["off", "scheduler", "scheduler-target"];
+/// Tokens at the end of a prompt that differ from prompt to prompt with a warm prefix.
 const FRESH: usize = 256;
 
 #[derive(Parser)]
 struct Args {
-    /// For how long prompts arrive in each cell.
+    /// Seconds for which prompts arrive in each cell.
     #[arg(long, default_value_t = 8.0)]
     seconds: f64,
-    /// Cells that run at one time.
+    /// Cells that run at the same time.
     #[arg(long, default_value_t = 1)]
-    together: usize,
+    concurrent_cells: usize,
     #[command(flatten)]
     output: results::Output,
 }
@@ -51,7 +52,7 @@ struct Cell {
     rate_per_s: f64,
     prompt: usize,
     prefix: Prefix,
-    way: &'static str,
+    variant: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -65,9 +66,9 @@ enum Prefix {
 struct Found {
     #[serde(flatten)]
     cell: Cell,
-    /// Between tokens of the four.
+    /// Milliseconds between tokens of the four streams.
     itl_ms: Summary,
-    /// Of the prompts that arrived.
+    /// Milliseconds to the first token of the arriving prompts.
     ttft_ms: Summary,
 }
 
@@ -83,34 +84,34 @@ async fn measure(args: Args) -> Result<(), String> {
     for rate_per_s in RATES {
         for prompt in PROMPTS {
             for prefix in [Prefix::Cold, Prefix::Warm] {
-                waiting.extend(WAYS.map(|way| Cell { rate_per_s, prompt, prefix, way }));
+                waiting.extend(VARIANTS.map(|variant| Cell { rate_per_s, prompt, prefix, variant }));
             }
         }
     }
-    for group in waiting.chunks(args.together.max(1)) {
-        cells.extend(run_together(group.to_vec(), window).await?);
+    for group in waiting.chunks(args.concurrent_cells.max(1)) {
+        cells.extend(run_cells(group.to_vec(), window).await?);
     }
-    let alone = |way| Cell { rate_per_s: 1.0, prompt: 8192, prefix: Prefix::Cold, way };
+    let alone = |variant| Cell { rate_per_s: 1.0, prompt: 8192, prefix: Prefix::Cold, variant };
     let mut again = Vec::new();
-    for way in WAYS {
-        again.extend(run_together(vec![alone(way)], window).await?);
+    for variant in VARIANTS {
+        again.extend(run_cells(vec![alone(variant)], window).await?);
     }
-    let nobody = Cell { rate_per_s: 0.0, ..alone("off") };
-    let without = run_together(vec![nobody], window).await?;
-    let ways = Way::named(Device::Sim.ways(PROMPTS[2]), &WAYS);
+    let without_arrivals = Cell { rate_per_s: 0.0, ..alone("off") };
+    let without_arrivals = run_cells(vec![without_arrivals], window).await?;
+    let variants = Variant::named(Device::Sim.variants(PROMPTS[2]), &VARIANTS);
     let figures = json!({
-        "device": Device::Sim, "ways": ways, "cells": cells, "again_alone": again, "without_arrivals": without,
+        "device": Device::Sim, "variants": variants, "cells": cells, "again_alone": again, "without_arrivals": without_arrivals,
     });
     results::write(&origin, figures, &args.output)
 }
 
-/// Each on a conductor of its own.
-async fn run_together(cells: Vec<Cell>, window: Duration) -> Result<Vec<Found>, String> {
+/// Runs cells at the same time, each on its own conductor.
+async fn run_cells(cells: Vec<Cell>, window: Duration) -> Result<Vec<Found>, String> {
     let number = cells.len();
     let tasks: Vec<_> = cells
         .into_iter()
         .enumerate()
-        .map(|(place, cell)| tokio::spawn(run(cell, window, place, number)))
+        .map(|(index, cell)| tokio::spawn(run(cell, window, index, number)))
         .collect();
     let mut found = Vec::new();
     for task in tasks {
@@ -121,11 +122,11 @@ async fn run_together(cells: Vec<Cell>, window: Duration) -> Result<Vec<Found>, 
     Ok(found)
 }
 
-/// The cell at a `place` among a `number` that run at one time: their prompts arrive one after the other.
-async fn run(cell: Cell, window: Duration, place: usize, number: usize) -> Result<Found, String> {
-    let ways = Way::named(Device::Sim.ways(PROMPTS[2]), &[cell.way]);
+/// Runs cell `index` of `number` cells that run at the same time. Their prompts arrive one after the other.
+async fn run(cell: Cell, window: Duration, index: usize, number: usize) -> Result<Found, String> {
+    let variants = Variant::named(Device::Sim.variants(PROMPTS[2]), &[cell.variant]);
     let mut flags = Device::Sim.flags();
-    flags.extend(ways.into_iter().flat_map(|way| way.flags));
+    flags.extend(variants.into_iter().flat_map(|variant| variant.flags));
     let cluster = Cluster::start(&flags).await?;
     let arrivals = (cell.rate_per_s * window.as_secs_f64()).round() as usize;
     let mut arriving = prompts(arrivals, cell.prompt, 1);
@@ -140,7 +141,7 @@ async fn run(cell: Cell, window: Duration, place: usize, number: usize) -> Resul
     let began = Instant::now();
     let mut streams = Vec::new();
     for (arrival, prompt) in arriving.into_iter().enumerate() {
-        let share = arrival as f64 + (place as f64 + 0.5) / number as f64;
+        let share = arrival as f64 + (index as f64 + 0.5) / number as f64;
         sleep_until(began + Duration::from_secs_f64(share / cell.rate_per_s)).await;
         streams.push(Stream::start(&cluster.target, prompt, 1));
     }
@@ -150,7 +151,7 @@ async fn run(cell: Cell, window: Duration, place: usize, number: usize) -> Resul
         ttft.push(stream.end().await?.ttft_ms());
     }
     let gaps = background.stop(began.into_std(), std::time::Instant::now()).await?;
-    // Waits for a process, while other cells need this thread.
+    // `stop` blocks until a process ends; other cells need this thread meanwhile.
     tokio::task::spawn_blocking(|| cluster.stop()).await.map_err(|e| format!("a stop failed: {e}"))??;
     Ok(Found { cell, itl_ms: Summary::of(gaps), ttft_ms: Summary::of(ttft) })
 }

@@ -1,13 +1,14 @@
-//! `cargo bench --bench tensor_parallel`: a model divided between two workers of one thread each, against one worker with
-//! two threads: what dividing it costs on the same two cores.
+//! `cargo bench --bench tensor_parallel`: cost of tensor parallelism. Two ranks of one thread each are compared with one
+//! worker of two threads on the same two cores.
 //!
-//! Both clusters run all the time (one that has nothing to do sleeps) and take turns sample by sample, so that a machine
-//! whose speed changes within minutes favours neither. The ratio of a figure is the median of its ratios, each of two
-//! samples taken one right after the other.
+//! Both clusters run all the time; the idle one sleeps. They take turns sample by sample, so that a machine whose speed
+//! changes within minutes favours neither. The ratio of a figure is the median of the ratios of adjacent samples.
 
-mod cluster;
-mod speed;
-mod way;
+mod support {
+    pub mod cluster;
+    pub mod speed;
+    pub mod variant;
+}
 
 use std::process::ExitCode;
 
@@ -19,9 +20,13 @@ use tutti_measure::{
     statistics::median,
 };
 
-use crate::{cluster::Cluster, speed::Decode, way::Device};
+use support::{
+    cluster::Cluster,
+    speed::{self, Decode},
+    variant::Device,
+};
 
-/// What dividing may cost at most.
+/// Smallest acceptable speed of two ranks, relative to one worker.
 const GOAL: f64 = 0.85;
 const PREFILL: u32 = 512;
 const DECODES: [Decode; 2] = [
@@ -41,10 +46,10 @@ struct Args {
 #[derive(Serialize)]
 struct Figure {
     what: String,
-    /// Tokens a second.
+    /// In tokens per second.
     one_worker: Rates,
     two_ranks: Rates,
-    /// Of two ranks over one worker.
+    /// Speed of two ranks divided by that of one worker.
     ratio: f64,
     goal: f64,
 }
@@ -55,7 +60,7 @@ struct Rates {
     samples: Vec<f64>,
 }
 
-/// One that serves the same model in its own way.
+/// A cluster that serves the model, and its flags.
 struct Contender {
     flags: [&'static str; 3],
     cluster: Cluster,
@@ -73,7 +78,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let mut figures = Vec::new();
     let prefill = Sample::Prefill;
     for sample in [prefill].into_iter().chain(DECODES.map(Sample::Decode)) {
-        // Warm caches, and pages that have been touched.
+        // Warms caches and touches pages.
         sample.of(&one, 1000).await?;
         sample.of(&two, 1000).await?;
         let (mut of_one, mut of_two) = (Vec::new(), Vec::new());

@@ -1,4 +1,6 @@
-"""A checkpoint of the family that has an audio encoder: the shipped model's texts, weights that are drawn."""
+"""A checkpoint of the family that has an audio encoder: the shipped model's tokenizer, and random weights.
+
+Binaries load it only if they are built with `--features media-test-model`, as tests/run does."""
 
 import base64
 import json

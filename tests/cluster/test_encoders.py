@@ -128,9 +128,9 @@ class TestGrpc:
         cluster = start("--workers", 1, *SIM, *model)
         wav = ("wav", sound(1, 2))
         for ids, media, told in (
-            ([5], [wav], "has 0 places for media"),
-            ([PLACEHOLDER, PLACEHOLDER], [wav], "has 2 places for media"),
-            ([PLACEHOLDER], [], "has 1 places for media"),
+            ([5], [wav], "has 0 placeholders for media"),
+            ([PLACEHOLDER, PLACEHOLDER], [wav], "has 2 placeholders for media"),
+            ([PLACEHOLDER], [], "has 1 placeholders for media"),
             ([PLACEHOLDER], [("flac", wav[1])], 'is "flac", but audio must be one of wav'),
             ([PLACEHOLDER], [("wav", b"")], "is empty"),
         ):
@@ -153,8 +153,8 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
         (cluster, [empty], f"{path}.input_audio.data", "is empty"),
         (cluster, [{"type": "input_audio"}], f"{path}.input_audio", "is required"),
         (cluster, [{"type": "video", "video": 1}], f"{path}.type", "must be one of text, input_audio"),
-        (cluster, [text(PLACEHOLDER_TEXT)], "messages", "has 1 places for media"),
-        (cluster, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 places for media"),
+        (cluster, [text(PLACEHOLDER_TEXT)], "messages", "has 1 placeholders for media"),
+        (cluster, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 placeholders for media"),
         (cluster, [audio(sound(1, 5000))], "messages", "more than 4096"),
         (tiny, [good], "messages", "audio, which the model does not take"),
     ):

@@ -1,4 +1,4 @@
-//! A rank's way into its TP group.
+//! Formation of a TP group.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -12,17 +12,17 @@ use tutti_models::{Model, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
 
-/// How long a rank waits for others that are still starting.
-const STARTING: Duration = Duration::from_secs(60);
-/// How long it waits for others that still load. The death of one is seen by the conductor long before.
-const LOADING: Duration = Duration::from_secs(3600);
+/// Longest wait for ranks that are still starting.
+const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for ranks that are still loading. The conductor detects a rank's death long before.
+const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// What the conductor has said of the group.
+/// Group of this rank, as the conductor describes it.
 #[derive(Debug)]
 pub struct Formation {
     group_rank: GroupRank,
     meeting: Meeting,
-    /// Of each collective.
+    /// Time limit of each collective.
     deadline: Duration,
 }
 
@@ -34,11 +34,10 @@ enum Meeting {
 }
 
 impl Formation {
-    /// The group of the conductor's message, whose collectives have this deadline. A leader that is to listen does so from
-    /// here on.
+    /// Reads the conductor's message. A leader over TCP listens from here on.
     pub fn new(message: pb::FormGroup, deadline: Duration) -> Result<Self, Error> {
         let group_rank = GroupRank { rank: message.rank as usize, world_size: message.size as usize };
-        let malformed = |what: &str| Error::internal(format!("the conductor forms a group without {what}"));
+        let malformed = |what: &str| Error::internal(format!("the conductor's FormGroup lacks {what}"));
         let secret = |bytes: Vec<u8>| bytes.try_into().map_err(|_| malformed("a secret of 16 bytes"));
         let meeting = match message.meeting.ok_or_else(|| malformed("a meeting"))? {
             form_group::Meeting::SharedMemory(path) => Meeting::SharedMemory(path.into()),
@@ -55,7 +54,7 @@ impl Formation {
         Ok(Self { group_rank, meeting, deadline })
     }
 
-    /// The port that the conductor is to tell the other ranks.
+    /// Message with the port that the conductor passes to the other ranks; `None` unless this rank listens.
     pub fn listening(&self) -> Result<Option<pb::GroupListening>, Error> {
         let Meeting::Listen { listener, .. } = &self.meeting else { return Ok(None) };
         let address = listener
@@ -64,26 +63,26 @@ impl Formation {
         Ok(Some(pb::GroupListening { port: address.port().into() }))
     }
 
-    /// Whether this rank decides for the others.
+    /// True if this rank is the leader.
     pub fn leads(&self) -> bool {
         self.group_rank.is_leader()
     }
 
-    /// The group that the device computes with. All ranks have been told to come.
+    /// Forms the group that the device computes with. All ranks have been asked to come.
     pub fn for_device(&self) -> Result<Box<dyn Collective>, Error> {
-        self.meet("data", STARTING)
+        self.meet("data", STARTING_TIMEOUT)
     }
 
-    /// The group on which the leader's plans travel, once all ranks have loaded.
+    /// Forms the group that carries the leader's plans, once all ranks have loaded.
     fn for_plans(&self) -> Result<Box<dyn Collective>, Error> {
-        self.meet("plans", LOADING)
+        self.meet("plans", LOADING_TIMEOUT)
     }
 
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
         let Self { group_rank, meeting, deadline } = self;
         let group: Result<Box<dyn Collective>, _> = match meeting {
-            Meeting::SharedMemory(place) => {
-                SharedMemory::meet(&place.with_extension(what), *group_rank, patience, *deadline)
+            Meeting::SharedMemory(path) => {
+                SharedMemory::meet(&path.with_extension(what), *group_rank, patience, *deadline)
                     .map(|group| Box::new(group) as _)
             }
             Meeting::Listen { listener, secret } => {
@@ -101,7 +100,7 @@ impl Formation {
         Ok(group)
     }
 
-    /// Waits until all ranks have loaded, and agrees with them on the KV pages that each of them has room for.
+    /// Waits until all ranks have loaded, and agrees on the smallest number of KV pages that any rank has room for.
     pub fn join(&self, model: Box<dyn Model>, settings: &EngineSettings) -> Result<Member, Error> {
         let mut plans = self.for_plans()?;
         let pages = kv_pages(&*model, settings)? as u64;
@@ -114,7 +113,7 @@ impl Formation {
     }
 }
 
-/// A rank whose group is complete.
+/// A rank of a complete group.
 pub struct Member {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
@@ -122,25 +121,25 @@ pub struct Member {
 }
 
 impl Member {
-    /// KV pages of every rank, the null page included.
+    /// Number of KV pages of every rank, the null page included.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// This rank's part.
+    /// This rank's share of the model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
     }
 
-    /// Leads: the whole group as one model, and settings with the pool that all have room for.
+    /// Returns the whole group as one model, and settings with the pool size that the ranks agreed on.
     pub fn lead(self, mut settings: EngineSettings) -> (Box<dyn Model>, EngineSettings) {
         settings.kv_cache_memory = Some(self.pages as u64 * self.model.page_bytes() as u64);
         (Box::new(lockstep::Leader::new(self.model, self.plans)), settings)
     }
 
-    /// Follows until the leader leaves; `ran` is told how many forwards there have been.
+    /// Follows until the leader leaves. Calls `ran` with the number of forwards so far.
     pub fn follow(mut self, ran: impl FnMut(u64)) -> Result<(), Error> {
         lockstep::follow(&mut *self.model, &mut *self.plans, ran)
-            .map_err(|e| Error::internal(format!("this rank cannot follow its leader any more: {e}")))
+            .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))
     }
 }

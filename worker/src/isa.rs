@@ -1,9 +1,9 @@
-//! The instruction path that a worker computes on.
+//! Choice of the instruction path that a worker computes on.
 
 use tutti_kernels::cpu::Isa;
 use tutti_runtime::{CpuIsa, Error};
 
-/// Returns the path that the setting names. An error says which paths this machine has.
+/// Returns the path that the setting names. The error lists the paths that this machine has.
 pub fn resolve(setting: CpuIsa) -> Result<Isa, Error> {
     let available: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.available()).collect();
     resolve_among(setting, &available)
@@ -11,7 +11,7 @@ pub fn resolve(setting: CpuIsa) -> Result<Isa, Error> {
 
 fn resolve_among(setting: CpuIsa, available: &[Isa]) -> Result<Isa, Error> {
     let isa = match setting {
-        // The paths are in order, the plainest first.
+        // Paths are ordered from the plainest to the best.
         CpuIsa::Auto => available.last().copied().unwrap_or(Isa::Portable),
         CpuIsa::Portable => Isa::Portable,
         CpuIsa::Avx2 => Isa::Avx2,
@@ -28,31 +28,4 @@ fn resolve_among(setting: CpuIsa, available: &[Isa]) -> Result<Isa, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::ValueEnum;
-
-    use super::*;
-
-    #[test]
-    fn a_setting_has_the_name_of_its_path() {
-        for setting in CpuIsa::value_variants().iter().filter(|setting| **setting != CpuIsa::Auto) {
-            let isa = resolve_among(*setting, &Isa::ALL).unwrap();
-            assert_eq!(serde_json::to_value(setting).unwrap(), isa.to_string());
-            assert_eq!(setting.to_possible_value().unwrap().get_name(), isa.to_string());
-        }
-    }
-
-    #[test]
-    fn auto_is_the_best_path_of_the_machine() {
-        assert_eq!(resolve(CpuIsa::Auto).unwrap(), Isa::detect());
-        assert_eq!(resolve_among(CpuIsa::Auto, &Isa::ALL[..2]).unwrap(), Isa::Avx2);
-    }
-
-    #[test]
-    fn a_path_that_the_machine_lacks_is_refused_with_those_it_has() {
-        let error = resolve_among(CpuIsa::Avx512Bf16, &Isa::ALL[..4]).unwrap_err();
-        assert_eq!(error.field(), Some("cpu_isa"));
-        let told = "this machine has no avx512-bf16 instructions; it has portable, avx2, avx512, avx512-vnni";
-        assert_eq!(error.message(), told);
-    }
-}
+mod tests;

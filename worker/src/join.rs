@@ -1,4 +1,4 @@
-//! The worker's one stream: it dials, says Hello, and from then on passes commands in and reports out.
+//! The worker's stream to its conductor: dials, sends Hello, and then passes commands in and reports out.
 
 use std::{
     sync::{
@@ -28,43 +28,44 @@ use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown};
 
 use crate::{
     config::WorkerSettings,
-    engine_thread::{self, Command, Wires},
+    engine_thread::{self, Command, EngineChannels},
     group::Formation,
 };
 
-/// Reports that may be on their way. A conductor that is further behind than this stops the engine.
+/// Number of messages to the conductor that may be unsent. If more are due, the engine stops.
 pub(crate) const OUTBOX: usize = 64;
-/// Commands that may wait for the engine to finish a step. More wait in the stream.
+/// Number of commands that may wait for the engine to finish a step. More wait in the stream.
 const INBOX: usize = 1024;
-/// Flow control: a launch with a long prompt in one go.
+/// Flow control window, in bytes: enough for a launch with a long prompt.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// A conductor that answers no ping for this long, and as long again, is gone.
+/// Interval of pings, and time limit for an answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// The pause between heartbeats.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Pause between heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Pauses between attempts to join.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How long a rank may be taken: as long as a conductor may need to find an earlier holder dead.
-const RANK_TAKEN: Duration = Duration::from_secs(30);
-/// How long the conductor may take to close the stream of a worker that has ended.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Time for which a rank may be reported as taken: as long as a conductor may need to detect the death of an earlier
+/// holder.
+const RANK_TAKEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for the conductor to close the stream of a worker that has ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where and as whom to join.
+/// Address of the conductor, and this worker's identity.
 #[derive(Clone, Debug)]
 pub struct Joining {
     /// `unix:/path` or `http://host:port`.
     pub conductor: String,
-    /// Place in the cluster.
+    /// Rank in the cluster.
     pub rank: Rank,
-    /// Empty where the conductor asks for none.
+    /// Join secret; empty if the conductor requires none.
     pub join_token: String,
 }
 
-/// Joins, trying for as long as nobody answers. An error means that this worker will not be let in as it is.
+/// Joins, and retries while no conductor answers. An error means that the conductor rejects this worker as it is.
 pub async fn join(joining: &Joining) -> Result<Joined, Error> {
     let endpoint = Endpoint::from_shared(joining.conductor.clone())
-        .map_err(|e| Error::invalid("conductor", format!("{:?} is no address: {e}", joining.conductor)))?
+        .map_err(|e| Error::invalid("conductor", format!("{:?} is not an address: {e}", joining.conductor)))?
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .http2_keep_alive_interval(KEEP_ALIVE)
@@ -74,7 +75,7 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
     let mut pause = FIRST_PAUSE;
     loop {
         match try_join(&endpoint, joining).await {
-            Err(error) if error.field() == Some("rank") && began.elapsed() > RANK_TAKEN => {
+            Err(error) if error.field() == Some("rank") && began.elapsed() > RANK_TAKEN_TIMEOUT => {
                 return Err(Error::invalid("rank", error.message()));
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
@@ -87,7 +88,7 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
     }
 }
 
-/// A stream whose two greetings are done.
+/// A stream after Hello and Welcome.
 pub struct Joined {
     rank: Rank,
     inbound: Streaming<pb::ConductorMessage>,
@@ -116,51 +117,53 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
     let Some(pb::ConductorMessage { message: Some(FromConductor::Welcome(welcome)) }) =
         inbound.message().await?
     else {
-        return Err(Error::internal("the conductor's first message is no Welcome"));
+        return Err(Error::internal("the conductor's first message is not a Welcome"));
     };
-    let settings = serde_json::from_str(&welcome.settings_json)
-        .map_err(|e| Error::internal(format!("the conductor's settings are not this build's: {e}")))?;
+    let settings = serde_json::from_str(&welcome.settings_json).map_err(|e| {
+        Error::internal(format!("cannot read the conductor's settings, which may be of another build: {e}"))
+    })?;
     Ok(Joined { rank: joining.rank, inbound, outbox, settings })
 }
 
-/// Serves until the conductor lets go of this worker, or until the worker is told to shut down and all it has is done.
-/// What went wrong with loading has been told to the conductor. The kind of the error is *unavailable* where the conductor
-/// is gone; then nothing of the engine is left.
+/// Serves until the conductor drops this worker, or until the worker is told to shut down and all its requests have
+/// ended. The conductor already knows why loading failed, if it did. The error's kind is *unavailable* if the conductor
+/// is gone; the engine has ended by then.
 pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let Joined { rank, mut inbound, outbox, settings } = joined;
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
-    let voice = Voice { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
-    let voice = tokio::spawn(voice.speak(shutdown.clone()));
+    let heartbeats = Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
+    let heartbeats = tokio::spawn(heartbeats.run(shutdown.clone()));
     let group = match await_group(&mut inbound, &settings, &outbox).await {
-        Ok(GroupOf::One) => None,
-        Ok(GroupOf::Several(group)) => Some(group),
+        Ok(GroupAssignment::Single) => None,
+        Ok(GroupAssignment::Ranks(group)) => Some(group),
         outcome => {
-            voice.abort();
+            heartbeats.abort();
             return outcome.map(|_| ());
         }
     };
     let alone = group.is_none();
-    let wires = Wires { commands: inbox, outbox, load, forwards };
-    let mut ended = engine_thread::start(settings, rank, group, wires)
+    let channels = EngineChannels { commands: inbox, outbox, load, forwards };
+    let mut ended = engine_thread::start(settings, rank, group, channels)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
     let end = pass_commands(&mut inbound, commands, &mut ended).await;
-    voice.abort();
+    heartbeats.abort();
     match end {
-        End::Conductor(Ok(())) => Ok(()),
-        // A rank may be inside a collective to which nobody comes any more. It does not outlive its group.
-        End::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
+        ServeEnd::Conductor(Ok(())) => Ok(()),
+        // Other ranks may never join the collective that this rank waits in, so it ends with its group.
+        ServeEnd::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
             Err(Error::internal(format!("{error}, which ends this rank's group")))
         }
-        End::Conductor(Err(error)) => match timeout(FAREWELL, ended).await {
+        ServeEnd::Conductor(Err(error)) => match timeout(CLOSE_TIMEOUT, ended).await {
             Ok(_) => Err(error),
             Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
         },
-        End::Engine(outcome) => {
-            // The last sender of the outbox is gone: the conductor reads what is left in it, and then closes its side.
-            let farewell = async { while let Ok(Some(_)) = inbound.message().await {} };
-            if timeout(FAREWELL, farewell).await.is_err() {
+        ServeEnd::Engine(outcome) => {
+            // The last sender of the outbox is gone. The conductor reads the remaining messages and then closes its
+            // side.
+            let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
+            if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
                 tracing::warn!("the conductor does not close the stream");
             }
             outcome
@@ -168,13 +171,13 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     }
 }
 
-/// Whom a worker computes with.
-enum GroupOf {
-    /// Nobody.
-    One,
-    Several(Formation),
-    /// The conductor wants no more of this worker.
-    None,
+/// Outcome of waiting for a group.
+enum GroupAssignment {
+    /// The worker computes alone.
+    Single,
+    Ranks(Formation),
+    /// The conductor drains this worker.
+    Drained,
 }
 
 /// Waits until all ranks of the group have joined.
@@ -182,9 +185,9 @@ async fn await_group(
     inbound: &mut Streaming<pb::ConductorMessage>,
     settings: &WorkerSettings,
     outbox: &mpsc::Sender<pb::WorkerMessage>,
-) -> Result<GroupOf, Error> {
+) -> Result<GroupAssignment, Error> {
     if settings.tp <= 1 {
-        return Ok(GroupOf::One);
+        return Ok(GroupAssignment::Single);
     }
     match inbound.message().await.map_err(why_ended)?.and_then(|message| message.message) {
         Some(FromConductor::FormGroup(group)) => {
@@ -192,45 +195,45 @@ async fn await_group(
             let group = Formation::new(group, deadline)?;
             if let Some(listening) = group.listening()? {
                 let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
-                // An error means that the stream has ended, which the next message shows.
+                // An error means that the stream has ended, as the next message shows.
                 let _ = outbox.send(message).await;
             }
-            Ok(GroupOf::Several(group))
+            Ok(GroupAssignment::Ranks(group))
         }
-        Some(FromConductor::Drain(_)) => Ok(GroupOf::None),
-        Some(_) => Err(Error::internal("the conductor sent something else before a group was formed")),
+        Some(FromConductor::Drain(_)) => Ok(GroupAssignment::Drained),
+        Some(_) => Err(Error::internal("the conductor sent another message before it formed the group")),
         None => Err(Error::unavailable("the conductor has closed the stream")),
     }
 }
 
-/// Who ended it.
-enum End {
-    /// The engine has drained, or failed; what it said last may still be on its way.
+/// Which side ended the service, and how.
+enum ServeEnd {
+    /// The engine has drained or failed. Its last messages may still be unsent.
     Engine(Result<(), Error>),
-    /// The conductor wants no more of this worker, or is gone. There is nobody to tell anything.
+    /// The conductor drops this worker, or is gone. No further message is sent.
     Conductor(Result<(), Error>),
 }
 
-/// Hands the conductor's messages to the engine until one of the two ends.
+/// Passes the conductor's messages to the engine until one side ends.
 async fn pass_commands(
     inbound: &mut Streaming<pb::ConductorMessage>,
     commands: mpsc::Sender<Command>,
     ended: &mut oneshot::Receiver<Result<(), Error>>,
-) -> End {
+) -> ServeEnd {
     let mut launched = false;
     loop {
         let message = tokio::select! {
             message = inbound.message() => message,
             outcome = &mut *ended => {
-                return End::Engine(outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone"))));
+                return ServeEnd::Engine(outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone"))));
             }
         };
         let message = match message {
             Ok(Some(message)) => message,
             Ok(None) => {
-                return End::Conductor(Err(Error::unavailable("the conductor has closed the stream")));
+                return ServeEnd::Conductor(Err(Error::unavailable("the conductor has closed the stream")));
             }
-            Err(status) => return End::Conductor(Err(why_ended(status))),
+            Err(status) => return ServeEnd::Conductor(Err(why_ended(status))),
         };
         let command = match message.message {
             Some(FromConductor::Launch(graph)) => {
@@ -238,38 +241,38 @@ async fn pass_commands(
                 Command::Launch(Box::new(graph))
             }
             Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
-            // Without waiting for a load to end that nobody needs any more.
-            Some(FromConductor::Drain(_)) if !launched => return End::Conductor(Ok(())),
+            // Nothing is launched, so loading need not finish.
+            Some(FromConductor::Drain(_)) if !launched => return ServeEnd::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
             Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
             | None => {
-                tracing::warn!("the conductor sent a message without meaning here");
+                tracing::warn!("ignored an unexpected message from the conductor");
                 continue;
             }
         };
-        // Waits while the engine is in a long step; an error means that it has ended, which the next turn sees.
+        // Waits during a long step. An error means that the engine has ended, as the next iteration sees.
         let _ = commands.send(command).await;
     }
 }
 
-/// Turned away for good, or cut off.
+/// Error of a broken stream: *invalid argument* if the conductor rejected this worker, else *unavailable*.
 fn why_ended(status: tonic::Status) -> Error {
     let message = format!("the stream to the conductor broke: {}", status.message());
     let error = Error::from(status);
     if error.kind() == ErrorKind::InvalidArgument { error } else { Error::unavailable(message) }
 }
 
-/// What the process says of itself, whatever the engine does.
-struct Voice {
+/// Sends heartbeats independently of the engine.
+struct Heartbeats {
     outbox: mpsc::Sender<pb::WorkerMessage>,
     load: watch::Receiver<pb::WorkerLoad>,
     forwards: Arc<AtomicU64>,
 }
 
-impl Voice {
-    /// Tells the load at a fixed pace, and once that the worker was told to shut down.
-    async fn speak(self, shutdown: Shutdown) {
-        let mut pace = interval(HEARTBEAT);
+impl Heartbeats {
+    /// Sends the load at a fixed interval, and one `Leaving` when the worker is told to shut down.
+    async fn run(self, shutdown: Shutdown) {
+        let mut pace = interval(HEARTBEAT_INTERVAL);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut staying = true;
         loop {
@@ -286,7 +289,7 @@ impl Voice {
             let forwards = self.forwards.load(Ordering::Relaxed);
             let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
-            // An outbox without room holds reports, which say as much.
+            // A full outbox holds reports, which show as well that the worker is alive.
             if let Err(mpsc::error::TrySendError::Closed(_)) = self.outbox.try_send(message) {
                 return;
             }

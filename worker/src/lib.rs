@@ -1,9 +1,9 @@
 //! The worker process: one per GPU or CPU rank.
 //!
-//! It dials its conductor ([`join`]) and holds one stream for its whole life. Everything that computes runs on one
-//! thread of its own ([`engine_thread`]), so that a long step never delays a heartbeat, and the stream never delays a
-//! step unless the conductor stops reading. Requests that one worker prefills and another decodes are handed over by
-//! [`transfer`]. A worker that the conductor has spawned is tied to it by its [`lifeline`].
+//! It dials its conductor (`join`) and holds one stream for its whole life. A thread of its own (`engine_thread`)
+//! does all computing, so that a long step never delays a heartbeat, and the stream never delays a step unless the
+//! conductor stops reading. `transfer` moves requests that one worker prefills and another decodes. [`lifeline`] ties
+//! a spawned worker to its conductor.
 
 pub mod config;
 mod engine_thread;

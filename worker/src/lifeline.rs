@@ -1,7 +1,8 @@
-//! What ties a spawned worker to its conductor: a pipe at stdin, and the parent-death signal.
+//! Ties a spawned worker to its conductor by a pipe at stdin and the parent-death signal.
 //!
-//! The pipe's first line is what the conductor tells its child privately; its end is the end of the conductor. The
-//! signal does the same for a worker that is stopped and cannot read. Neither depends on the conductor ending well.
+//! The pipe's first line carries private settings from the conductor. The pipe closes when the conductor ends, which
+//! ends the worker. The signal also ends a stopped worker, which cannot read. Neither depends on the conductor ending
+//! cleanly.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -16,16 +17,16 @@ use tutti_runtime::{Error, exit, telemetry::Telemetry};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lifeline {
-    /// The conductor's process.
+    /// Process id of the conductor.
     pub parent_pid: u32,
-    /// Shows at the gate that this worker is the conductor's own.
+    /// Secret that proves to the conductor that it spawned this worker.
     pub join_token: String,
-    /// What to log, and where spans go.
+    /// Settings of logs and spans.
     pub telemetry: Telemetry,
 }
 
 impl Lifeline {
-    /// Ties this process to its parent from here on and reads what the parent has to say.
+    /// Ties this process to its parent and reads the parent's line.
     pub fn take() -> Result<Self, Error> {
         set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|e| Error::internal(format!("cannot ask for the parent-death signal: {e}")))?;
@@ -33,8 +34,8 @@ impl Lifeline {
         let mut line = String::new();
         stdin.read_line(&mut line).map_err(|e| Error::internal(format!("cannot read the lifeline: {e}")))?;
         let lifeline: Self = serde_json::from_str(&line)
-            .map_err(|e| Error::internal(format!("the lifeline does not say what it should: {e}")))?;
-        // A conductor that died before the signal was asked for has left this process to another parent.
+            .map_err(|e| Error::internal(format!("cannot parse the lifeline: {e}")))?;
+        // If the conductor died before the signal was requested, this process has another parent.
         if getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs()) != Some(lifeline.parent_pid) {
             return Err(Error::internal("the conductor has died already"));
         }
@@ -46,7 +47,7 @@ impl Lifeline {
     }
 }
 
-/// Ends the process with the pipe. The conductor writes nothing after the first line.
+/// Ends the process when the pipe closes. The conductor writes nothing after the first line.
 fn watch(mut stdin: impl Read) {
     let mut ignored = [0; 64];
     while let Ok(1..) = stdin.read(&mut ignored) {}

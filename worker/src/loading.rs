@@ -1,4 +1,4 @@
-//! From settings to an engine that is warm, or to a rank that is ready to follow one.
+//! Builds a warm engine, or a rank that is ready to follow one, from settings.
 
 use std::time::{Duration, Instant};
 
@@ -13,44 +13,44 @@ use tutti_runtime::Error;
 
 use crate::{
     config::{DeviceKind, WorkerSettings},
-    engine_thread::NEWS,
+    engine_thread::PENDING_OUTPUTS,
     group::{Formation, Member},
     isa,
     join::OUTBOX,
     packed,
 };
 
-/// Tokens a KV page: small enough that little is lost at a sequence's end, large enough that block tables stay short.
+/// Tokens per KV page: small enough to waste little at a sequence's end, large enough to keep block tables short.
 const PAGE_TOKENS: usize = 16;
-/// Of dummy weights: any one will do, as long as all workers have the same.
+/// Seed of dummy weights. Any value will do if all workers use the same.
 const DUMMY_SEED: u64 = 0;
-/// Progress is told at most this often.
-const TELL_EVERY: Duration = Duration::from_millis(100);
+/// Shortest interval between progress messages.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a worker has become.
+/// A loaded worker.
 pub enum Loaded {
-    /// It takes requests.
+    /// Takes requests.
     Engine(Box<Engine>),
-    /// It takes the plans of its group's leader.
+    /// Takes the plans of its group's leader.
     Follower(Member),
 }
 
-/// Loads, and warms up what takes requests. `tell` is called with how far loading is, now and then and at its end.
+/// Loads the model, and warms it up unless this rank follows another. Calls `on_progress` at intervals and at the end.
 pub fn load_worker(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
-    tell: impl FnMut(pb::LoadProgress),
+    on_progress: impl FnMut(pb::LoadProgress),
 ) -> Result<Loaded, Error> {
     let began = Instant::now();
-    let model = load_model(settings, rank, group, tell)?;
+    let model = load_model(settings, rank, group, on_progress)?;
     let loaded = Instant::now();
     let (model, engine_settings) = match group {
         None => (model, settings.engine()),
         Some(group) => {
             let member = group.join(model, &settings.engine())?;
             if !group.leads() {
-                tracing::info!(worker = %rank, model = member.model().describe(), "loaded, follows");
+                tracing::info!(worker = %rank, model = member.model().describe(), "loaded; follows its leader");
                 return Ok(Loaded::Follower(member));
             }
             member.lead(settings.engine())
@@ -78,7 +78,7 @@ fn load_model(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
-    mut tell: impl FnMut(pb::LoadProgress),
+    mut on_progress: impl FnMut(pb::LoadProgress),
 ) -> Result<Box<dyn Model>, Error> {
     let options = LoadOptions {
         dir: settings.model_dir.clone(),
@@ -89,11 +89,11 @@ fn load_model(
         nodes: settings.nodes.clone(),
         seed: DUMMY_SEED,
     };
-    let mut told: Option<Instant> = None;
+    let mut reported: Option<Instant> = None;
     let mut progress = |LoadProgress { done, total }: LoadProgress| {
-        if done >= total || told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            told = Some(Instant::now());
-            tell(pb::LoadProgress { bytes_done: done, bytes_total: total });
+        if done >= total || reported.is_none_or(|reported| reported.elapsed() >= PROGRESS_INTERVAL) {
+            reported = Some(Instant::now());
+            on_progress(pb::LoadProgress { bytes_done: done, bytes_total: total });
         }
     };
     Ok(match settings.device {
@@ -124,31 +124,32 @@ fn load_model(
     })
 }
 
-/// The workers of a conductor have the first ranks, so that those on its machine get cores in turn.
+/// Creates the CPU device. A conductor's own workers have the first ranks, so the workers of its machine take cores in
+/// turn.
 fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevice, DeviceError> {
     if !settings.pin_threads {
         return CpuDevice::new(settings.threads, isa);
     }
     let cores = Cores::allowed()?.share(rank.0 as usize, settings.threads);
-    tracing::info!(worker = %rank, cores = ?cores.numbers(), "has cores of its own");
+    tracing::info!(worker = %rank, cores = ?cores.numbers(), "threads are pinned to cores");
     CpuDevice::on_cores(&cores, isa)
 }
 
-/// What the largest step takes of this process.
+/// Memory of the largest step in this process.
 fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
     let longest = engine.max_request_tokens() as usize;
-    StepMemory::of(engine.model(), &settings.engine(), longest, NEWS + OUTBOX)
+    StepMemory::of(engine.model(), &settings.engine(), longest, PENDING_OUTPUTS + OUTBOX)
 }
 
-/// What the engine says of itself once it takes requests.
+/// Ready message of an engine that takes requests.
 pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
     let step_bytes = step_memory(engine, settings).total();
     let kv_bytes = engine.kv_bytes();
     ready_with(engine.model(), engine.kv_pages_total(), engine.max_request_tokens(), kv_bytes, step_bytes)
 }
 
-/// What a rank says of itself once it takes plans: the same as its leader, but for its own share of bytes. Of those, it
-/// keeps no logprobs, and what its first step will take beside tensors is not known yet.
+/// Ready message of a rank that follows a leader. It differs from the leader's in its own bytes. A follower keeps no
+/// logprobs, and its first step may need memory that is not known yet.
 pub fn ready_to_follow(member: &Member) -> pb::Ready {
     let (model, pages) = (member.model(), member.pages().saturating_sub(1));
     let max_request_tokens = (pages * PAGE_TOKENS).min(model.limits().max_context_tokens);
@@ -156,7 +157,7 @@ pub fn ready_to_follow(member: &Member) -> pb::Ready {
     ready_with(model, pages as u32, max_request_tokens as u32, kv_bytes, model.step_bytes())
 }
 
-/// Names and files are the conductor's to add.
+/// Leaves names and files for the conductor to add.
 fn ready_with(
     model: &dyn Model,
     kv_pages_total: u32,

@@ -1,4 +1,4 @@
-//! Which packed weights belong to a worker's settings.
+//! Packed weights that match a worker's settings.
 
 use std::{fmt::Write, fs, io, path::Path, time::UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use tutti_runtime::Error;
 
 use crate::config::WorkerSettings;
 
-/// Opens the packed weights in `dir` that belong to these settings, this instruction path and this rank of a group.
+/// Opens the packed weights in `dir` for these settings, this instruction path and this rank of a group.
 pub fn open(
     dir: &Path,
     settings: &WorkerSettings,
@@ -22,8 +22,8 @@ pub fn open(
     Ok(PackedWeights::open(dir, &key(settings, isa, group_rank).map_err(unreadable)?))
 }
 
-/// All that decides on the packed bytes but the model itself: that is named by its files, their sizes, and when they were
-/// last written to.
+/// Key of everything that determines the packed bytes. The model is identified by its files, their sizes and their
+/// modification times.
 fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
     let WorkerSettings { model_dir, quantize, nodes, .. } = settings;
     let mut files = Vec::new();
@@ -31,7 +31,7 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name == "config.json" || name.ends_with(".safetensors") {
-            // Of what a link leads to.
+            // Metadata of a link's target.
             let found = fs::metadata(entry.path())?;
             let written = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             files.push((name, found.len(), written.as_nanos()));
@@ -41,13 +41,15 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
     let mut key =
         format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", group_rank.rank, group_rank.world_size);
     for (name, bytes, written) in files {
-        // A checkpoint of a thousand files has a longer key than its page: the file's name holds all of it.
+        // The key of a checkpoint with a thousand files exceeds the file's header page; the file's name then covers all
+        // of it.
         let _ = writeln!(key, "{name} {bytes} {written}");
     }
     Ok(key)
 }
 
-/// Gives what was written its name, once all weights are there, and logs what became of it. Loading did not depend on it.
+/// Gives the written file its final name once all weights are in it, and logs the outcome. A failure is harmless:
+/// loading does not depend on the file.
 pub fn finish(packed: &PackedWeights) {
     match packed.finish() {
         PackedOutcome::Mapped => tracing::info!("packed weights mapped from a file"),

@@ -14,7 +14,7 @@ use crate::{
 const NAME: &str = "worker";
 
 /// `main` of a worker that a conductor has spawned. Its settings come from the conductor alone: by the command line,
-/// the lifeline at stdin, and the Welcome; the environment, which is the conductor's, does not count.
+/// the lifeline at stdin, and the Welcome. Environment variables are the conductor's and are ignored.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let flags: WorkerFlags = exit::flags(arguments);
     let ended = Lifeline::take().and_then(|lifeline| {
@@ -28,12 +28,12 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// What has gone up the stream, or came down it, is the conductor's to tell: once for all workers.
+/// True if the conductor reports this error, once for all workers: it went through the stream.
 fn conductor_knows(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable || exit::code(error) == exit::USAGE
 }
 
-/// `main` of a worker that joins by hand. When its conductor is gone it waits for the next one at the same address.
+/// `main` of a worker that joins by hand. If its conductor goes away, it waits for the next one at the same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let flags: WorkerFlags = exit::flags(arguments);
     exit::run(NAME, || {
@@ -53,8 +53,8 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Joins and serves, once. The outer error is one of a worker that was not let in, the inner one of one that was. A worker
-/// that is told to shut down before it is let in just ends.
+/// Joins and serves once. The outer error comes from joining, the inner one from serving. A worker that is told to shut
+/// down while it joins ends without an error.
 async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), Error>, Error> {
     let joined = tokio::select! {
         joined = join::join(joining) => joined?,
@@ -68,7 +68,7 @@ fn address(conductor: Option<String>, rank: Option<u32>) -> Result<(String, Rank
     Ok((conductor.ok_or_else(|| missing("conductor"))?, Rank(rank.ok_or_else(|| missing("rank"))?)))
 }
 
-/// Runs a worker's life on one thread, which is enough for one stream; the rest of the cores is the engine's.
+/// Runs a worker's life on one thread. That suffices for one stream; the other cores belong to the engine.
 fn run<T>(telemetry: &Telemetry, life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>) -> Result<T, Error> {
     name_process();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -77,13 +77,13 @@ fn run<T>(telemetry: &Telemetry, life: impl AsyncFnOnce(&Shutdown) -> Result<T, 
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
         let _telemetry = telemetry.install(NAME)?;
-        // Also as the first process of a container, where a signal without a handler does nothing.
+        // As the first process of a container, the worker would ignore a signal without a handler.
         let shutdown = Shutdown::on_signals()?;
         life(&shutdown).await
     })
 }
 
-/// What `ps` and `top` show, whatever the executable's own name is.
+/// Sets the name that `ps` and `top` show, whatever the executable is called.
 fn name_process() {
     if let Err(error) = rustix::thread::set_name(c"worker") {
         tracing::debug!(%error, "the process keeps its executable's name");

@@ -1,10 +1,10 @@
-//! `--trace-steps`: one JSON line for each step, written by a thread of its own.
+//! `--trace-steps`: one JSON line per step, written by a thread of its own.
 //!
-//! The engine's thread hands each step over without waiting. A step that the writer has no room for is counted and left
-//! out, and so is every step after the file could not be written: a full disk costs the trace and nothing else.
+//! The engine's thread passes each step on without waiting. If the writer has no room, the step is counted and left
+//! out. After a write fails, every step is counted and left out: a full disk costs the trace and nothing else.
 //!
-//! The file is `FILE.rank0` and so on. A process appends to what is there, beginning with a header line, so that the
-//! steps before a worker's death are kept.
+//! The file is `FILE.rank0` and so on. A process appends to it, beginning with a header line, so that steps before a
+//! worker's death are kept.
 
 use std::{
     fs::OpenOptions,
@@ -26,19 +26,19 @@ use tutti_proto::{
     declaration::{ModelDeclaration, WalkId},
 };
 
-/// Steps that may wait for the writer: some seconds of short ones.
-const ROOM: usize = 1024;
+/// Number of steps that may wait for the writer: some seconds of short ones.
+const QUEUED_STEPS: usize = 1024;
 
-/// The engine's end.
+/// The engine's side of the trace.
 pub struct StepTrace {
     steps: SyncSender<StepRecord>,
     lost: Arc<AtomicU64>,
 }
 
 impl StepTrace {
-    /// Opens the rank's file and starts its writer. Where that fails, all steps are lost, with one warning.
+    /// Opens the rank's file and starts its writer. On failure all steps are lost, with one warning.
     pub fn start(path: &Path, rank: Rank, engine: &Engine, budget: usize) -> Self {
-        let (steps, inbox) = sync_channel(ROOM);
+        let (steps, inbox) = sync_channel(QUEUED_STEPS);
         let lost = Arc::new(AtomicU64::new(0));
         let mut path = path.as_os_str().to_owned();
         path.push(format!(".rank{rank}"));
@@ -49,10 +49,10 @@ impl StepTrace {
             declaration: engine.model().declaration().clone(),
             lost: lost.clone(),
         };
-        // Without a thread the inbox is dropped, and each step counted as lost.
+        // Without a thread the inbox is dropped, and each step counts as lost.
         if let Err(error) = thread::Builder::new().name("step-trace".into()).spawn(move || writer.run(&inbox))
         {
-            tracing::warn!(%error, "no thread for the step trace; there will be none");
+            tracing::warn!(%error, "cannot start the step trace's thread; no step is traced");
         }
         Self { steps, lost }
     }
@@ -82,7 +82,7 @@ impl Writer {
     fn run(self, steps: &Receiver<StepRecord>) {
         if let Err(error) = self.write(steps) {
             tracing::warn!(file = %self.path.display(), %error, "the step trace ends here");
-            // Also those that a buffer still held are gone, but not counted.
+            // Steps in the buffer are lost as well, but not counted.
             for _ in steps {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             }
@@ -98,7 +98,7 @@ impl Writer {
             let step = match steps.try_recv() {
                 Ok(step) => step,
                 Err(TryRecvError::Disconnected) => return file.flush(),
-                // Readers see every step as soon as nothing more important is to be written.
+                // Flushes before blocking, so that readers see every step soon.
                 Err(TryRecvError::Empty) => {
                     file.flush()?;
                     let Ok(step) = steps.recv() else { return Ok(()) };
@@ -156,7 +156,7 @@ fn line(file: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     file.write_all(b"\n")
 }
 
-/// The first line of a process.
+/// First line of each process.
 #[derive(Serialize)]
 struct Header {
     worker: u32,
@@ -164,25 +164,25 @@ struct Header {
     budget_tokens: usize,
 }
 
-/// Any other line.
+/// Line of one step.
 #[derive(Serialize)]
 struct Step<'a> {
     worker: u32,
     step: u64,
-    /// What the engine ran.
+    /// Walk that the engine ran.
     batch_walk: &'a str,
-    /// When its turn began, in microseconds since 1970.
+    /// Start of the step's turn, in microseconds since 1970.
     start_us: u64,
-    /// Planning that was done while the step before ran; nothing waited for it.
+    /// Planning time while the step before ran; nothing waited for it.
     plan_ahead_us: u64,
-    /// The rest of it, between that step and this one.
+    /// Planning time between the step before and this one.
     plan_us: u64,
     run_us: u64,
     commit_us: u64,
     tokens: usize,
-    /// The most that `tokens` can be, but for an atomic prefill alone.
+    /// Limit of `tokens`; only an atomic prefill that runs alone may exceed it.
     budget_tokens: usize,
-    /// Held after the step, and in the pool.
+    /// KV pages in use after the step, and in the pool.
     kv_pages: [u32; 2],
     rows: Vec<Row<'a>>,
 }
@@ -192,102 +192,13 @@ struct Row<'a> {
     request: u64,
     incarnation: u32,
     walk: &'a str,
-    /// Positions computed, the end not included.
+    /// Start and end of the computed positions, end excluded.
     range: [usize; 2],
-    /// Whether a token was to be sampled.
+    /// True if a token was sampled after the row.
     terminal: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     failed: bool,
 }
 
 #[cfg(test)]
-mod tests {
-    use tutti_engine::StepTimes;
-    use tutti_proto::{
-        StepNumber,
-        cluster::v1 as pb,
-        declaration::{Walk, WalkKind},
-    };
-
-    use super::*;
-
-    fn record(number: u64) -> StepRecord {
-        let row = RowRecord {
-            key: pb::GraphKey { request: 7, incarnation: 1, graph: 0 }.into(),
-            walk: WalkId(0),
-            positions: 4..9,
-            terminal: true,
-            failed: false,
-        };
-        StepRecord {
-            number: StepNumber(number),
-            batch_walk: WalkId(1),
-            rows: vec![row],
-            started: UNIX_EPOCH + Duration::from_micros(12),
-            times: StepTimes {
-                plan_ahead: Duration::from_micros(2),
-                run: Duration::from_micros(3),
-                ..StepTimes::default()
-            },
-            kv_pages_used: 1,
-            kv_pages_total: 2,
-        }
-    }
-
-    fn writer(path: &Path) -> (Writer, Arc<AtomicU64>) {
-        let walk = |name: &str| Walk { name: name.into(), nodes: vec![], kind: WalkKind::Mixed };
-        let declaration =
-            ModelDeclaration::new(vec![], vec![walk("prefill_text"), walk("thinker_step")], vec![]).unwrap();
-        let lost = Arc::new(AtomicU64::new(0));
-        (Writer { path: path.into(), rank: Rank(3), budget: 64, declaration, lost: lost.clone() }, lost)
-    }
-
-    #[test]
-    fn each_step_is_a_line_and_each_process_begins_with_a_header() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("steps.rank3");
-        for process in 0..2 {
-            let (sender, inbox) = sync_channel(2);
-            sender.send(record(process)).unwrap();
-            drop(sender);
-            writer(&path).0.run(&inbox);
-        }
-        let text = std::fs::read_to_string(&path).unwrap();
-        let lines: Vec<serde_json::Value> =
-            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.len(), 4);
-        assert_eq!(lines[2]["budget_tokens"], 64);
-        let expected = serde_json::json!({
-            "worker": 3, "step": 1, "batch_walk": "thinker_step", "start_us": 12,
-            "plan_ahead_us": 2, "plan_us": 0, "run_us": 3, "commit_us": 0, "tokens": 5, "budget_tokens": 64, "kv_pages": [1, 2],
-            "rows": [{
-                "request": 7, "incarnation": 1, "walk": "prefill_text", "range": [4, 9], "terminal": true,
-            }],
-        });
-        assert_eq!(lines[3], expected);
-    }
-
-    #[test]
-    fn a_full_disk_costs_the_trace_and_every_lost_step_is_counted() {
-        let (writer, lost) = writer(Path::new("/dev/full"));
-        let (steps, inbox) = sync_channel(2);
-        let mut trace = StepTrace { steps, lost };
-        trace.observe(record(0));
-        let writing = thread::spawn(move || writer.run(&inbox));
-        trace.observe(record(1));
-        let StepTrace { steps, lost } = trace;
-        drop(steps);
-        writing.join().unwrap();
-        assert!(lost.load(Ordering::Relaxed) >= 1);
-    }
-
-    #[test]
-    fn a_slow_writer_never_stops_the_engine() {
-        let (steps, _inbox) = sync_channel(1);
-        let mut trace = StepTrace { steps, lost: Arc::default() };
-        for number in 0..10 {
-            trace.observe(record(number));
-        }
-        assert_eq!(trace.lost(), 9);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Where conductors are: URLs given one by one, and a name whose addresses are looked up again and again.
+//! Addresses of conductors: a list of URLs, and a DNS name that is looked up periodically.
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
@@ -7,8 +7,8 @@ use tutti_runtime::Error;
 
 use super::FleetSettings;
 use crate::{
+    conductor_channel::{self, ConductorChannel},
     tune,
-    way::{self, Way},
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -16,18 +16,18 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The conductors of a router.
 #[derive(Debug, Default)]
 pub struct Conductors {
-    /// Those that are always part of it, each with the name that operators know it by.
-    pub fixed: Vec<(String, Way)>,
-    /// `HOST:PORT`: every address behind the name is one.
+    /// Permanent conductors, each with its name in logs and metrics.
+    pub fixed: Vec<(String, ConductorChannel)>,
+    /// `HOST:PORT`. Every address of the host is a conductor.
     pub discover: Option<String>,
 }
 
 impl Conductors {
-    /// Those at these URLs, and those behind this name. None of them needs to be there yet. Must be called inside a
-    /// Tokio runtime.
+    /// The conductors at these URLs and behind this name. They need not be reachable yet. Must be called inside a Tokio
+    /// runtime.
     ///
     /// # Errors
-    /// That name the setting, `conductor` or `discover`.
+    /// Names the setting at fault, `conductor` or `discover`.
     pub fn new(urls: &[String], discover: Option<&str>, settings: &FleetSettings) -> Result<Self, Error> {
         check(urls, discover)?;
         let named = |url: &String| Ok((url.clone(), connection(url, settings)?));
@@ -36,7 +36,7 @@ impl Conductors {
     }
 }
 
-/// Refuses what no conductor can be reached by.
+/// Validates the settings `conductor` and `discover`.
 pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     if urls.is_empty() && discover.is_none() {
         let message = "is required: the gRPC address of a conductor, unless --discover names them";
@@ -61,14 +61,14 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-/// A way there that connects when it is first used, and again whenever it breaks.
-pub fn connection(url: &str, settings: &FleetSettings) -> Result<Way, Error> {
+/// A channel that connects when it is first used, and reconnects whenever the connection breaks.
+pub fn connection(url: &str, settings: &FleetSettings) -> Result<ConductorChannel, Error> {
     let endpoint = tune(endpoint(url)?)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(settings.keep_alive())
         .keep_alive_timeout(settings.keep_alive())
         .keep_alive_while_idle(true);
-    Ok(way::through(endpoint.connect_lazy()))
+    Ok(conductor_channel::over(endpoint.connect_lazy()))
 }
 
 fn endpoint(url: &str) -> Result<Endpoint, Error> {
@@ -81,23 +81,4 @@ fn endpoint(url: &str) -> Result<Endpoint, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(urls: &[&str], discover: Option<&str>) -> Option<String> {
-        let urls: Vec<String> = urls.iter().map(|url| (*url).to_owned()).collect();
-        check(&urls, discover).err().and_then(|error| error.field().map(str::to_owned))
-    }
-
-    #[test]
-    fn what_cannot_be_reached_is_refused_by_the_setting_s_name() {
-        assert_eq!(refused(&["http://a:1", "http://b:1"], Some("conductors:50051")), None);
-        assert_eq!(refused(&[], Some("[::1]:50051")), None);
-        for urls in [&[][..], &["a:1"], &["ftp://a:1"], &["http://x y"], &["http://a:1", "http://a:1"]] {
-            assert_eq!(refused(urls, None).as_deref(), Some("conductor"), "{urls:?}");
-        }
-        for name in ["conductors", ":1", "conductors:", "conductors:0", "conductors:70000"] {
-            assert_eq!(refused(&[], Some(name)).as_deref(), Some("discover"), "{name:?}");
-        }
-    }
-}
+mod tests;

@@ -1,28 +1,29 @@
-//! A circuit breaker: keeps requests from a conductor that fails them, and finds out when it no longer does.
+//! A circuit breaker: keeps requests away from a conductor that fails them, and probes whether it has recovered.
 //!
-//! | state     | event                              | next state | what follows                         |
-//! |-----------|------------------------------------|------------|--------------------------------------|
-//! | Closed    | a fault, the `threshold`th in a row | Open      | the pause is the shortest            |
-//! | Open      | its pause is over                  | Open       | one request may go there as a probe  |
-//! | Open      | a pick: due, or nobody is left     | Half-open  | that request is the probe            |
-//! | Half-open | the probe gets a token             | Closed     |                                      |
-//! | Half-open | the probe's fault                  | Open       | the pause doubles, up to the longest |
-//! | Half-open | the probe ends without a verdict   | Half-open  | another may go                       |
+//! | state     | event                                        | next state | effect                                   |
+//! |-----------|----------------------------------------------|------------|------------------------------------------|
+//! | Closed    | `THRESHOLD`th fault in a row                 | Open       | the pause is the shortest                |
+//! | Open      | the pause is over                            | Open       | one request may be sent as a probe       |
+//! | Open      | a pick: the pause is over, or no other is left | Half-open | that request is the probe                |
+//! | Half-open | the probe gets a token                       | Closed     |                                          |
+//! | Half-open | the probe meets a fault                      | Open       | the pause doubles, up to the longest     |
+//! | Half-open | the probe ends without a verdict             | Half-open  | another probe may be sent                |
 //!
-//! Only faults of the conductor or of the way to it count. A refusal (a bad request, a full queue) shows that it works.
-//! What is under way when the breaker opens goes on, and says nothing of it afterwards: only probes do.
+//! Only faults of the conductor or of its connection count. A refusal (a bad request, a full queue) shows that the
+//! conductor works. Requests that run when the breaker opens continue; their verdicts no longer count, only the probe's.
 
 use std::time::{Duration, Instant};
 
 /// Faults in a row that open a closed breaker.
 const THRESHOLD: u32 = 3;
-/// The shortest and the longest pause of an open breaker.
+/// Shortest pause of an open breaker.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause of an open breaker.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A probe that has said nothing for so long may be waiting in a queue: the next one may go.
+/// Time after which a probe without a verdict is taken to wait in a queue: the next probe may be sent.
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The breaker of one conductor. Pure: every call is told the time.
+/// The breaker of one conductor. Pure: the caller passes the time.
 #[derive(Debug)]
 pub struct Breaker {
     state: State,
@@ -36,32 +37,32 @@ enum State {
     HalfOpen { probe: Option<(u64, Instant)>, pause: Duration },
 }
 
-/// What a request that was sent through the breaker brings back with its verdict.
+/// Identifies a request that passed the breaker. The request's verdict comes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// Which probe it is, if it is one.
+    /// Number of the probe, if the request is one.
     probe: Option<u64>,
 }
 
-/// What a request's fate says of the conductor.
+/// Evidence that a request gives about the conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It gave a token or an ending.
+    /// The conductor sent a token or a terminal event.
     Good,
-    /// Nothing: the request was refused, or taken back.
+    /// No evidence: the request was refused or cancelled.
     None,
-    /// It failed the request, or could not be reached.
+    /// The conductor failed the request, or could not be reached.
     Fault,
 }
 
-/// A breaker's state without its contents, for metrics and messages.
+/// A breaker's state without data, for metrics and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// Requests go through.
+    /// Requests pass.
     Closed,
-    /// A probe decides.
+    /// The result of a probe decides.
     HalfOpen,
-    /// Nothing goes through.
+    /// No request passes.
     Open,
 }
 
@@ -72,7 +73,7 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    /// Whether a request may go through.
+    /// True if a request may pass.
     pub fn permits(&self, now: Instant) -> bool {
         match self.state {
             State::Closed { .. } => true,
@@ -83,7 +84,7 @@ impl Breaker {
         }
     }
 
-    /// A request goes through, permitted or because there is no better place for it.
+    /// Lets a request pass, because it is permitted or because no better conductor exists.
     pub fn pass(&mut self, now: Instant) -> Ticket {
         let pause = match self.state {
             State::Closed { .. } => return Ticket { probe: None },
@@ -94,7 +95,7 @@ impl Breaker {
         Ticket { probe: Some(self.probes) }
     }
 
-    /// Takes what became of a request. Each may give several: a good start, and a fault later.
+    /// Applies the verdict of a request. A request may give several verdicts, such as a good one and later a fault.
     pub fn judge(&mut self, ticket: Ticket, verdict: Verdict, now: Instant) {
         self.state = match (self.state, verdict) {
             (State::Closed { .. }, Verdict::Good) => State::Closed { faults: 0 },
@@ -116,7 +117,7 @@ impl Breaker {
         };
     }
 
-    /// Where it stands.
+    /// The state without data.
     pub fn position(&self) -> Position {
         match self.state {
             State::Closed { .. } => Position::Closed,
@@ -127,107 +128,4 @@ impl Breaker {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn opened(now: Instant) -> Breaker {
-        let mut breaker = Breaker::default();
-        for _ in 0..THRESHOLD {
-            let ticket = breaker.pass(now);
-            breaker.judge(ticket, Verdict::Fault, now);
-        }
-        assert_eq!(breaker.position(), Position::Open);
-        breaker
-    }
-
-    #[test]
-    fn faults_in_a_row_open_it_and_a_good_one_between_starts_the_count_again() {
-        let (mut breaker, now) = (Breaker::default(), Instant::now());
-        for verdict in [Verdict::Fault, Verdict::Fault, Verdict::Good, Verdict::Fault, Verdict::Fault] {
-            let ticket = breaker.pass(now);
-            breaker.judge(ticket, verdict, now);
-        }
-        assert_eq!(breaker.position(), Position::Closed);
-        let ticket = breaker.pass(now);
-        breaker.judge(ticket, Verdict::Fault, now);
-        assert_eq!((breaker.position(), breaker.permits(now)), (Position::Open, false));
-    }
-
-    #[test]
-    fn refusals_never_open_it() {
-        let (mut breaker, now) = (Breaker::default(), Instant::now());
-        for _ in 0..100 {
-            let ticket = breaker.pass(now);
-            breaker.judge(ticket, Verdict::None, now);
-        }
-        assert_eq!(breaker.position(), Position::Closed);
-    }
-
-    #[test]
-    fn one_probe_at_a_time_decides() {
-        let start = Instant::now();
-        let mut breaker = opened(start);
-        let later = start + SECOND;
-        assert!(!breaker.permits(start) && breaker.permits(later));
-        let probe = breaker.pass(later);
-        assert!(!breaker.permits(later), "one probe is out");
-        // A stream from before the fault says nothing.
-        breaker.judge(Ticket { probe: None }, Verdict::Good, later);
-        assert_eq!(breaker.position(), Position::HalfOpen);
-        breaker.judge(probe, Verdict::Good, later);
-        assert_eq!(breaker.position(), Position::Closed);
-    }
-
-    #[test]
-    fn a_probe_without_a_verdict_makes_room_for_the_next() {
-        let start = Instant::now();
-        let mut breaker = opened(start);
-        let silent = breaker.pass(start + SECOND);
-        assert!(breaker.permits(start + SECOND + PROBE_PATIENCE));
-        let refused = breaker.pass(start + SECOND + PROBE_PATIENCE);
-        breaker.judge(silent, Verdict::Fault, start);
-        assert_eq!(breaker.position(), Position::HalfOpen, "the probe after it decides");
-        breaker.judge(refused, Verdict::None, start);
-        assert!(breaker.permits(start));
-    }
-
-    #[test]
-    fn pauses_double_up_to_the_longest() {
-        let mut now = Instant::now();
-        let mut breaker = opened(now);
-        for pause in [2, 4, 8, 16, 30, 30] {
-            now += LONGEST_PAUSE;
-            let probe = breaker.pass(now);
-            breaker.judge(probe, Verdict::Fault, now);
-            let pause = pause * SECOND;
-            assert!(!breaker.permits(now + pause - Duration::from_millis(1)) && breaker.permits(now + pause));
-        }
-    }
-
-    proptest! {
-        /// Whatever happens, it can be asked and passed, and time alone makes it permit again.
-        #[test]
-        fn it_never_closes_a_conductor_off_for_good(
-            events in prop::collection::vec((0usize..4, 0u8..3, 0u64..20_000), 0..60),
-        ) {
-            let (mut breaker, mut now) = (Breaker::default(), Instant::now());
-            let mut tickets = vec![Ticket { probe: None }];
-            for (which, verdict, millis) in events {
-                now += Duration::from_millis(millis);
-                if which == 0 {
-                    tickets.push(breaker.pass(now));
-                }
-                let verdict = [Verdict::Good, Verdict::None, Verdict::Fault][usize::from(verdict)];
-                breaker.judge(tickets[which * 7 % tickets.len()], verdict, now);
-            }
-            prop_assert!(breaker.permits(now + LONGEST_PAUSE));
-            let probe = breaker.pass(now + LONGEST_PAUSE);
-            breaker.judge(probe, Verdict::Good, now + LONGEST_PAUSE);
-            prop_assert_eq!(breaker.position(), Position::Closed);
-        }
-    }
-}
+mod tests;

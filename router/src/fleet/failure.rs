@@ -1,25 +1,25 @@
-//! What a failed call to a conductor means: for its breaker, and for the request.
+//! A failed call to a conductor, and its meaning for the breaker and for the request.
 
 use tonic::{Code, Status};
 use tutti_runtime::{Error, ErrorKind};
 
 use super::breaker::Verdict;
 
-/// Why a try of a request came to nothing.
+/// The reason that an attempt at a request failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     error: Error,
-    /// The way to the conductor broke; otherwise the conductor said so itself.
+    /// True if the connection broke; false if the conductor answered with the error.
     transport: bool,
 }
 
 impl Failure {
-    /// The way to the conductor broke.
+    /// A failure of the connection to the conductor.
     pub fn transport(message: impl Into<String>) -> Self {
         Self { error: Error::unavailable(message), transport: true }
     }
 
-    /// What the client is told if nothing better comes of it.
+    /// The error that the client gets if no other attempt succeeds.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -29,18 +29,18 @@ impl Failure {
         self.error
     }
 
-    /// Whether the way to the conductor broke.
+    /// True if the connection to the conductor broke.
     pub fn is_transport(&self) -> bool {
         self.transport
     }
 
-    /// Whether another conductor may do better. A request that a conductor answered with an error of its own would most
-    /// likely bring down the next one too.
+    /// True if another conductor may succeed. An internal error of a conductor is final: the request would probably
+    /// fail on the next conductor as well.
     pub fn may_go_elsewhere(&self) -> bool {
         self.transport || matches!(self.error.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded)
     }
 
-    /// What it says of the conductor.
+    /// The failure's verdict on the conductor.
     pub fn verdict(&self) -> Verdict {
         match self.error.kind() {
             _ if self.transport => Verdict::Fault,
@@ -53,7 +53,7 @@ impl Failure {
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let made_here = !Error::is_told_by(&status);
-        // Codes that gRPC itself makes of a broken connection, a stream that stops, or a proxy's own trouble.
+        // gRPC's codes for a broken connection, an interrupted stream, or a failing proxy.
         let broken =
             matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Aborted);
         if made_here && broken {
@@ -65,38 +65,4 @@ impl From<Status> for Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_faults_count_against_a_conductor() {
-        let verdict = |kind| Failure::from(Status::from(Error::new(kind, "no"))).verdict();
-        for kind in [ErrorKind::Unavailable, ErrorKind::Internal] {
-            assert_eq!(verdict(kind), Verdict::Fault);
-        }
-        for kind in [
-            ErrorKind::InvalidArgument,
-            ErrorKind::NotFound,
-            ErrorKind::TooLarge,
-            ErrorKind::Overloaded,
-            ErrorKind::DeadlineExceeded,
-            ErrorKind::Cancelled,
-            ErrorKind::Unsupported,
-        ] {
-            assert_eq!(verdict(kind), Verdict::None);
-        }
-    }
-
-    #[test]
-    fn what_a_conductor_said_is_told_from_what_the_way_to_it_did() {
-        let broken = Failure::from(Status::unknown("connection reset"));
-        assert!(broken.may_go_elsewhere() && broken.verdict() == Verdict::Fault);
-        assert_eq!(broken.error().kind(), ErrorKind::Unavailable);
-        let said = Failure::from(Status::from(Error::internal("the device is lost")));
-        assert!(!said.may_go_elsewhere() && said.verdict() == Verdict::Fault);
-        let busy = Failure::from(Status::from(Error::overloaded("full", std::time::Duration::ZERO)));
-        assert!(busy.may_go_elsewhere());
-        // A message too large for gRPC, say: no conductor would take it.
-        assert!(!Failure::from(Status::out_of_range("too large")).may_go_elsewhere());
-    }
-}
+mod tests;

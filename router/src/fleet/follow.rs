@@ -1,4 +1,4 @@
-//! Keeps up with the conductors: asks each at a fixed pace, looks the name up, and says whether the router is ready.
+//! Follows the conductors: polls each at a fixed interval, looks up the DNS name, and sets the router's readiness.
 
 use std::{
     collections::BTreeSet,
@@ -23,10 +23,10 @@ use super::{
 };
 use crate::served::ServedModel;
 
-/// How often a conductor is asked that is not ready.
+/// Poll interval of a conductor that is not ready.
 const POLL_STARTING: Duration = Duration::from_millis(100);
 
-/// What a conductor answered.
+/// A conductor's answer to a poll.
 struct Answer {
     description: ModelDescription,
     identity: Identity,
@@ -36,8 +36,8 @@ struct Answer {
 }
 
 impl Fleet {
-    /// Follows the conductors for as long as it is polled, and writes into `health` whether a request sent now would be
-    /// served. It is the readiness's only writer where a router runs.
+    /// Follows the conductors for as long as it is polled. It is the only writer of the readiness in `health`: ready
+    /// means that a request sent now would be served.
     pub async fn follow(self: Arc<Self>, health: Health) {
         let mut tasks = JoinSet::new();
         if let Some(name) = self.discover.clone() {
@@ -64,7 +64,7 @@ impl Fleet {
             }
             health.set_remarks(remarks);
             health.set_ready(state);
-            // Ended tasks are those of members that were taken out.
+            // Tasks end when their member is removed.
             while tasks.try_join_next().is_some() {}
             if changes.changed().await.is_err() {
                 return;
@@ -72,7 +72,7 @@ impl Fleet {
         }
     }
 
-    /// Whether any conductor takes requests, and which do not and why.
+    /// The router's readiness, and a remark for each conductor that gets no requests.
     fn readiness(&self) -> (State, Vec<String>) {
         let roster = self.roster.read();
         let (mut ready, mut out) = (false, Vec::new());
@@ -80,7 +80,7 @@ impl Fleet {
             let standing = member.standing.lock();
             ready |= standing.is_ready();
             if let Some(why) = standing.why_out() {
-                // One alone needs no name.
+                // A single conductor needs no name.
                 let alone = roster.members().len() == 1 && self.discover.is_none();
                 out.push(if alone { why } else { format!("{}: {why}", member.name) });
             }
@@ -95,21 +95,21 @@ impl Fleet {
         (State::Not(out.join("; ")), Vec::new())
     }
 
-    /// Asks one conductor again and again, until it is taken out.
+    /// Polls one conductor until it is removed from the fleet.
     async fn watch(self: Arc<Self>, member: Arc<Member>) {
         while !member.is_removed() {
             let asked = Instant::now();
             let pause = match self.ask(&member).await {
                 Ok(answer) => self.note_answer(&member, asked, answer),
                 Err(error) => {
-                    // It may be loading: what takes the router a moment is then done meanwhile.
+                    // The conductor may be loading its model. The router parses the text files in the meantime.
                     if error.kind() == ErrorKind::Unavailable && self.agreed.read().is_none() {
                         self.texts.read_ahead(&member).await;
                     }
                     self.note_error(&member, &error)
                 }
             };
-            self.share_room();
+            self.share_request_limit();
             self.changed.send_modify(|count| *count += 1);
             member.doubted(pause).await;
         }
@@ -123,7 +123,7 @@ impl Fleet {
         };
         let known = {
             let standing = member.standing.lock();
-            // One that was lost may have come back as something else.
+            // A conductor that was lost may have restarted with another model.
             let same_life = !matches!(standing.contact, Contact::Unknown | Contact::Lost(_));
             standing.identity.clone().filter(|identity| same_life && identity.describes(&description))
         };
@@ -131,8 +131,8 @@ impl Fleet {
         Ok(Answer { description, identity, misfit, ready, reported })
     }
 
-    /// What the conductor serves, and in what that differs from what the fleet serves. Where none other serves that, it
-    /// is what the fleet serves from now on.
+    /// The identity of the conductor's model, and how it differs from the fleet's model. If no other conductor serves
+    /// the fleet's model, the fleet switches to this conductor's.
     async fn compare(
         &self,
         member: &Arc<Member>,
@@ -157,19 +157,19 @@ impl Fleet {
             }
         }
         self.agree(identity.clone(), description.clone(), offer).await?;
-        // Before anyone else decides: it is this conductor that serves what was agreed on.
+        // Written before another task decides, so that it sees that this conductor serves the fleet's model.
         member.standing.lock().identity = Some(identity.clone());
         Ok((identity, None))
     }
 
-    /// Whether any other conductor, lost ones too, serves this.
+    /// True if another conductor serves this model. Lost conductors count.
     fn others_serve(&self, member: &Arc<Member>, identity: &Identity) -> bool {
         let roster = self.roster.read();
         let mut others = roster.members().iter().filter(|other| !Arc::ptr_eq(other, member));
         others.any(|other| other.standing.lock().identity.as_ref() == Some(identity))
     }
 
-    /// Serves this from now on; requests under way keep what they began with.
+    /// Makes this the fleet's model. Running requests keep the model that they began with.
     async fn agree(
         &self,
         identity: Identity,
@@ -179,30 +179,30 @@ impl Fleet {
         let text = self.texts.read(offer).await?;
         let (tokenizer, template) = (text.tokenizer.is_some(), text.template.is_some());
         let name = &description.served_name;
-        tracing::info!(%name, tokenizer, chat_template = template, "the front door knows its model");
+        tracing::info!(%name, tokenizer, chat_template = template, "the front door has read the model's text files");
         let served = Arc::new(ServedModel { description, text });
         *self.agreed.write() = Some(Agreed { identity, served });
         Ok(())
     }
 
-    /// Holds requests to the smallest room that any conductor in use has, so that each fits all of them.
-    fn share_room(&self) {
+    /// Sets the limit of tokens per request to the smallest of all conductors in use, so that a request fits any of them.
+    fn share_request_limit(&self) {
         let mut agreed = self.agreed.write();
         let Some(Agreed { identity, served }) = agreed.as_mut() else { return };
         let roster = self.roster.read();
-        let room = |member: &Arc<Member>| {
+        let limit = |member: &Arc<Member>| {
             let standing = member.standing.lock();
             let answers = matches!(standing.contact, Contact::Ready(_) | Contact::NotReady(_));
             (answers && standing.identity.as_ref() == Some(identity)).then_some(standing.max_request_tokens)
         };
-        let Some(smallest) = roster.members().iter().filter_map(room).min() else { return };
+        let Some(smallest) = roster.members().iter().filter_map(limit).min() else { return };
         if served.description.max_request_tokens != smallest {
             let description = ModelDescription { max_request_tokens: smallest, ..served.description.clone() };
             *served = Arc::new(ServedModel { description, text: served.text.clone() });
         }
     }
 
-    /// Returns how long to wait before asking again.
+    /// Records an answer. Returns the time until the next poll.
     fn note_answer(&self, member: &Member, asked: Instant, answer: Answer) -> Duration {
         let contact = match answer.ready {
             State::Ok => Contact::Ready(asked),
@@ -223,7 +223,7 @@ impl Fleet {
         if ready { self.settings.poll() } else { POLL_STARTING }
     }
 
-    /// As [`Fleet::note_answer`].
+    /// Records a failed poll. Returns the time until the next poll.
     fn note_error(&self, member: &Member, error: &Error) -> Duration {
         self.note(member, |standing| {
             standing.contact = Contact::Lost(error.to_string());
@@ -231,14 +231,14 @@ impl Fleet {
         });
         match error.kind() {
             ErrorKind::Unavailable => POLL_STARTING,
-            // A file that cannot be read, say: looking again soon would cost much and help little.
+            // Such as a file that cannot be parsed. Another attempt is expensive and unlikely to succeed.
             _ => self.settings.poll(),
         }
     }
 
     fn note(&self, member: &Member, change: impl FnOnce(&mut Standing)) {
-        // A router's only conductor is told of as the router itself. Asked before the lock: a pick takes both the other
-        // way round.
+        // A change of the only conductor is logged as a change of the router itself. The roster's lock is taken first,
+        // as in a pick.
         let alone = self.roster.read().members().len() == 1;
         let mut standing = member.standing.lock();
         let before = standing.why_out();
@@ -246,8 +246,8 @@ impl Fleet {
         let after = standing.why_out();
         if before != after && !alone {
             match &after {
-                None => tracing::info!(conductor = %member.name, "in use"),
-                Some(why) => tracing::warn!(conductor = %member.name, %why, "out of use"),
+                None => tracing::info!(conductor = %member.name, "the conductor gets requests"),
+                Some(why) => tracing::warn!(conductor = %member.name, %why, "the conductor gets no requests"),
             }
         }
         if !member.is_removed() {
@@ -255,7 +255,7 @@ impl Fleet {
         }
     }
 
-    /// Looks the name up again and again. A name that leads nowhere for a moment changes nothing.
+    /// Looks up the DNS name periodically. A failed lookup changes nothing.
     async fn look_up(self: Arc<Self>, name: String) {
         loop {
             let found = lookup_host(&name).await.map(|found| found.map(address::url).collect());
@@ -273,25 +273,25 @@ impl Fleet {
         let mut known = self.lookup_trouble.lock();
         if *known != trouble {
             if let Some(trouble) = &trouble {
-                tracing::warn!(%trouble, "keeping the conductors that are known");
+                tracing::warn!(%trouble, "the lookup of conductors failed; the known ones stay");
             }
             *known = trouble;
         }
     }
 
-    /// Takes in who was found; says what is wrong with that, if anything.
+    /// Updates the roster with the addresses found. Returns an error text if there are none.
     fn take_found(&self, name: &str, found: BTreeSet<String>) -> Option<String> {
         if found.is_empty() {
             return Some(format!("discover: {name} has no address"));
         }
         let join =
             |url: &str| Some(self.member(url.to_owned(), address::connection(url, &self.settings).ok()?));
-        let change = self.roster.write().found(&found, join);
+        let change = self.roster.write().update(&found, join);
         for member in &change.joined {
-            tracing::info!(conductor = %member.name, "found");
+            tracing::info!(conductor = %member.name, "found a conductor");
         }
         for member in &change.left {
-            tracing::info!(conductor = %member.name, "no longer found; what runs there goes on");
+            tracing::info!(conductor = %member.name, "the lookup no longer finds the conductor; its running requests continue");
             self.metrics.removed(member);
         }
         None
@@ -299,32 +299,4 @@ impl Fleet {
 }
 
 #[cfg(test)]
-mod tests {
-    use tutti_runtime::metrics::Metrics;
-
-    use super::*;
-    use crate::fleet::{Conductors, FleetSettings};
-
-    #[tokio::test]
-    async fn who_is_found_belongs_to_the_fleet_and_a_lookup_that_finds_nobody_changes_nothing() {
-        let metrics = Metrics::default();
-        let conductors = Conductors { discover: Some("conductors:1".into()), ..Conductors::default() };
-        let fleet = Fleet::new(conductors, FleetSettings::default(), true, None, &metrics);
-        let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<BTreeSet<_>>();
-        let why = || match fleet.readiness() {
-            (State::Not(why), _) => why,
-            (State::Ok, _) => panic!("ready, and nobody was asked"),
-        };
-        assert_eq!(why(), "no conductor is known yet");
-        assert_eq!(fleet.take_found("conductors:1", names("http://a:1 http://b:1")), None);
-        assert_eq!(why(), "http://a:1: not asked yet; http://b:1: not asked yet");
-        let b = fleet.roster.read().members()[1].clone();
-        fleet.note_error(&b, &Error::unavailable("connection refused"));
-        assert!(metrics.encode().contains("conductor_up{conductor=\"http://b:1\"} 0"));
-        fleet.note_lookup(fleet.take_found("conductors:1", BTreeSet::new()));
-        assert!(why().contains("b:1: connection refused") && why().ends_with("conductors:1 has no address"));
-        fleet.note_lookup(fleet.take_found("conductors:1", names("http://a:1")));
-        assert_eq!(why(), "http://a:1: not asked yet");
-        assert!(b.is_removed() && !metrics.encode().contains("http://b:1"));
-    }
-}
+mod tests;

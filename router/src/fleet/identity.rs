@@ -1,27 +1,28 @@
-//! What a conductor serves, so that conductors can be compared: a request may go on at any that serve the same.
+//! The identity of a conductor's model. A request may continue on any conductor with an equal identity.
 
 use tutti_proto::cluster::v1::ModelDescription;
 
 /// A model and its text files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Identity {
-    /// Without the room of its workers, which does not make it another model.
+    /// The description without `max_request_tokens`, which depends on the workers and not on the model.
     description: ModelDescription,
+    /// Digest of the text files.
     text_files: u64,
 }
 
 impl Identity {
-    /// Of what a conductor described, and the digest of the files that it has for it.
+    /// Creates the identity from a conductor's description and the digest of its text files.
     pub fn new(description: &ModelDescription, text_files: u64) -> Self {
-        Self { description: without_room(description), text_files }
+        Self { description: without_request_limit(description), text_files }
     }
 
-    /// Whether it is of this description.
+    /// True if the description is that of this identity.
     pub fn describes(&self, description: &ModelDescription) -> bool {
-        self.description == without_room(description)
+        self.description == without_request_limit(description)
     }
 
-    /// In what it differs from what the others serve; none if in nothing.
+    /// A text that says how this identity differs from that of the other conductors; `None` if they are equal.
     pub fn difference(&self, others: &Self) -> Option<String> {
         let (ours, theirs) = (&self.description, &others.description);
         if ours.served_name != theirs.served_name {
@@ -40,33 +41,9 @@ impl Identity {
     }
 }
 
-fn without_room(description: &ModelDescription) -> ModelDescription {
+fn without_request_limit(description: &ModelDescription) -> ModelDescription {
     ModelDescription { max_request_tokens: 0, ..description.clone() }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::served::TextFiles;
-
-    #[test]
-    fn room_makes_no_difference_and_all_else_is_named() {
-        let description = ModelDescription {
-            served_name: "tiny".into(),
-            vocab_size: 8,
-            max_request_tokens: 5,
-            ..Default::default()
-        };
-        let files = TextFiles { tokenizer: Some(vec![1]), ..TextFiles::default() };
-        let first = Identity::new(&description, files.digest());
-        let differs = |change: &dyn Fn(&mut ModelDescription, &mut TextFiles)| {
-            let (mut description, mut files) = (description.clone(), files.clone());
-            change(&mut description, &mut files);
-            Identity::new(&description, files.digest()).difference(&first)
-        };
-        assert_eq!(differs(&|d, _| d.max_request_tokens = 9), None);
-        assert!(differs(&|d, _| d.served_name = "other".into()).unwrap().contains("\"other\""));
-        assert!(differs(&|d, _| d.vocab_size = 9).unwrap().contains("another model"));
-        assert!(differs(&|_, f| f.tokenizer = Some(vec![2])).unwrap().contains("tokenizer"));
-    }
-}
+mod tests;

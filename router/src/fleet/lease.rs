@@ -1,4 +1,4 @@
-//! A choice's hold on the conductor that it was sent to: counted as load, and its fate told to the breaker.
+//! A choice's lease on its conductor. It counts as load of the conductor, and reports the result to the breaker.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,23 +12,23 @@ use super::{
     metrics::FleetMetrics,
 };
 
-/// One life of a conductor, and the way through its breaker.
+/// The conductor that a choice was sent to, with the breaker's ticket.
 pub struct Hold {
     /// The conductor.
     pub member: Arc<Member>,
-    /// Its life.
+    /// Id of the conductor's process lifetime.
     pub holder: Holder,
-    /// What its breaker gave the choice.
+    /// Ticket from the conductor's breaker.
     pub ticket: Ticket,
 }
 
-/// Dropped, it is no load any more.
+/// A choice on a conductor. Its drop removes the choice from the conductor's load.
 pub struct Lease {
     hold: Hold,
     booking: Booking,
     block_tokens: usize,
     metrics: FleetMetrics,
-    /// Whether the conductor has shown that it works, or that it does not.
+    /// True after the breaker got a verdict.
     judged: bool,
 }
 
@@ -37,12 +37,12 @@ impl Lease {
         Self { hold, booking, block_tokens, metrics, judged: false }
     }
 
-    /// Where it is.
+    /// The conductor.
     pub fn member(&self) -> &Arc<Member> {
         &self.hold.member
     }
 
-    /// The choice has so many tokens there, prompt and output together.
+    /// Records that the choice has this many prompt and output tokens.
     pub fn holds(&mut self, tokens: usize) {
         self.booking.decodes(tokens.div_ceil(self.block_tokens));
         if !self.judged {
@@ -50,7 +50,7 @@ impl Lease {
         }
     }
 
-    /// The try came to nothing.
+    /// Ends the lease of a failed attempt.
     pub fn fails(mut self, failure: &Failure) {
         self.judge(failure.verdict());
         if failure.is_transport() {
@@ -62,7 +62,7 @@ impl Lease {
         self.judged = true;
         let Hold { member, holder, ticket } = &self.hold;
         let mut standing = member.standing.lock();
-        // What an earlier life of it did says nothing of this one.
+        // The conductor has restarted since: the result says nothing about the new process.
         if standing.holder != *holder {
             return;
         }
@@ -70,7 +70,7 @@ impl Lease {
         standing.breaker.judge(*ticket, verdict, Instant::now());
         let after = standing.breaker.position();
         if before != after {
-            tracing::info!(conductor = %member.name, from = ?before, to = ?after, "its breaker turned");
+            tracing::info!(conductor = %member.name, from = ?before, to = ?after, "circuit breaker changed state");
             if !member.is_removed() {
                 self.metrics.standing(member, &standing);
             }

@@ -1,4 +1,5 @@
-//! What a conductor has to do: this router's own requests to the block, the others' from what it reports.
+//! The load of a conductor: the exact load of this router's requests, and an estimate of other routers' requests from
+//! the conductor's report.
 
 use std::sync::{
     Arc,
@@ -9,35 +10,37 @@ use tutti_proto::cluster::v1 as pb;
 
 use super::choice::Load;
 
-/// This router's requests at one conductor. Counters only, so that streams never wait for one another.
+/// This router's requests on one conductor, as atomic counters, so that streams never wait for one another.
 #[derive(Debug, Default)]
 pub struct OwnLoad {
     requests: AtomicU64,
-    /// Of the requests, those without a token so far.
+    /// Requests without a token so far.
     waiting: AtomicU64,
     queued_blocks: AtomicU64,
     active_blocks: AtomicU64,
 }
 
-/// What a conductor said of itself, less what of it was ours.
+/// A conductor's last report. The `others_` fields leave out this router's own requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reported {
     /// Ready workers.
     pub workers: u32,
-    /// Requests that run and that wait, of all routers.
+    /// Running requests of all routers.
     pub running: u32,
-    /// See `running`.
+    /// Waiting requests of all routers.
     pub waiting: u32,
-    /// Pages that requests hold, of all routers.
+    /// KV pages that the requests of all routers hold.
     pub kv_pages_used: u32,
-    /// See `kv_pages_used`.
+    /// KV pages of all ready workers.
     pub kv_pages_total: u32,
+    /// KV pages that the requests of other routers hold.
     others_blocks: u64,
+    /// Waiting requests of other routers.
     others_waiting: u64,
 }
 
 impl Reported {
-    /// Adds up a conductor's ready workers.
+    /// Sums the load of a conductor's ready workers.
     pub fn of(cluster: &pb::GetClusterResponse, own: &OwnLoad) -> Self {
         let mut sum = Self::default();
         for worker in cluster.workers.iter().filter(|worker| worker.phase() == pb::WorkerPhase::Ready) {
@@ -54,7 +57,8 @@ impl Reported {
         sum
     }
 
-    /// The load as it is now. Requests of others that wait are taken to be as long as the one that asks.
+    /// The current load. Waiting requests of other routers count `prompt_blocks` each, the length of the request to be
+    /// placed.
     pub fn load(&self, own: &OwnLoad, prompt_blocks: usize) -> Load {
         Load {
             requests: own.requests.load(Relaxed),
@@ -68,7 +72,7 @@ impl Reported {
     }
 }
 
-/// One request's share of a conductor's load, for as long as it lives.
+/// One request's share of a conductor's load. Its drop removes the share.
 #[derive(Debug)]
 pub struct Booking {
     own: Arc<OwnLoad>,
@@ -82,7 +86,7 @@ enum Stage {
 }
 
 impl Booking {
-    /// A request that has so many prompt blocks to compute.
+    /// Adds a request that has this many prompt blocks to compute.
     pub fn new(own: Arc<OwnLoad>, uncached_blocks: usize) -> Self {
         let uncached_blocks = uncached_blocks as u64;
         own.requests.fetch_add(1, Relaxed);
@@ -91,7 +95,7 @@ impl Booking {
         Self { own, stage: Stage::Queued { uncached_blocks } }
     }
 
-    /// It decodes, and its prompt and output fill so many blocks.
+    /// Records that the request decodes, and that its prompt and output fill this many blocks.
     pub fn decodes(&mut self, blocks: usize) {
         let blocks = blocks as u64;
         match self.stage {
@@ -120,49 +124,4 @@ impl Drop for Booking {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cluster(running: u32, waiting: u32, kv_pages_used: u32) -> pb::GetClusterResponse {
-        let load = pb::WorkerLoad { running, waiting, kv_pages_used, ..Default::default() };
-        let worker = |phase: pb::WorkerPhase| pb::WorkerStatus {
-            phase: phase.into(),
-            load: Some(load),
-            ..Default::default()
-        };
-        let workers = vec![worker(pb::WorkerPhase::Ready), worker(pb::WorkerPhase::Gone)];
-        pb::GetClusterResponse { workers, requests_in_flight: 0 }
-    }
-
-    #[test]
-    fn a_request_is_counted_in_one_stage_at_a_time_and_leaves_nothing() {
-        let own = Arc::new(OwnLoad::default());
-        let load = || Reported::default().load(&own, 1);
-        let mut booking = Booking::new(own.clone(), 5);
-        let queued = Load { requests: 1, queued_blocks: 5, ..Load::default() };
-        assert_eq!(load(), queued);
-        booking.decodes(8);
-        booking.decodes(9);
-        assert_eq!(load(), Load { requests: 1, active_blocks: 9, ..Load::default() });
-        let second = Booking::new(own.clone(), 5);
-        drop(booking);
-        assert_eq!(load(), queued);
-        drop(second);
-        assert_eq!(load(), Load::default());
-        assert_eq!(own.waiting.load(Relaxed), 0);
-    }
-
-    #[test]
-    fn what_a_conductor_reports_beyond_ours_is_the_others() {
-        let own = Arc::new(OwnLoad::default());
-        let mut ours = Booking::new(own.clone(), 5);
-        ours.decodes(6);
-        let _waits = Booking::new(own.clone(), 2);
-        let reported = Reported::of(&cluster(3, 4, 20), &own);
-        assert_eq!((reported.workers, reported.running, reported.kv_pages_used), (1, 3, 20));
-        // 20 pages, 8 of them ours; 4 waiting, 1 of them ours, each as long as this prompt of 10.
-        let expected = Load { requests: 2, active_blocks: 6 + 12, queued_blocks: 2 + 30, workers: 1 };
-        assert_eq!(reported.load(&own, 10), expected);
-        assert_eq!(Reported::of(&cluster(0, 0, 0), &own).load(&own, 10).active_blocks, 6);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! One conductor as the router sees it: the way to it, what it said last, and whether to send it requests.
+//! One conductor of the fleet: its channel, its last answers, and whether it gets requests.
 
 use std::{
     sync::{
@@ -31,77 +31,77 @@ use super::{
     identity::Identity,
     load::{OwnLoad, Reported},
 };
-use crate::way::Way;
+use crate::conductor_channel::ConductorChannel;
 
-/// The largest text file taken from a conductor: a guard against a runaway stream, far above real tokenizers.
+/// Maximum size of a text file from a conductor. It guards against an endless stream, and is far above real tokenizers.
 const MAX_FILE_BYTES: usize = 256 << 20;
 
-/// Said of a conductor that a call is not answered by in time.
+/// Error of a call that the conductor does not answer in time.
 const SILENT: &str = "the conductor does not answer";
 
-/// One conductor, from when it is known of until it is taken out; one that comes back is another.
+/// One conductor, from its joining the fleet to its removal. A conductor that comes back is a new member.
 #[derive(Debug)]
 pub struct Member {
-    /// Its URL, or what stands for it.
+    /// The conductor's URL, or `embedded`.
     pub name: String,
-    /// What this router has there.
+    /// Load of this router's requests on the conductor.
     pub own: Arc<OwnLoad>,
-    /// What is known of it, behind a lock that is never held across an await.
+    /// The conductor's last known state. The lock is never held across an await.
     pub standing: Mutex<Standing>,
-    client: ConductorClient<Way>,
+    client: ConductorClient<ConductorChannel>,
     timeouts: Timeouts,
     removed: AtomicBool,
-    /// Raised where a request finds it lost, or somebody hears that it has changed: it is asked now and not in a while.
+    /// Notified when the conductor should be polled at once: a request found it lost, or its state may have changed.
     doubted: Notify,
 }
 
-/// How long a conductor has to answer.
+/// Times that a conductor has to answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// A question about itself.
+    /// Time to answer a poll.
     pub answer: Duration,
-    /// A request.
+    /// Time to accept or refuse a request.
     pub accept: Duration,
 }
 
-/// What is known of a conductor.
+/// The last known state of a conductor.
 #[derive(Debug)]
 pub struct Standing {
-    /// Whether it can be reached, and takes requests.
+    /// Result of the last poll.
     pub contact: Contact,
-    /// What it serves, once it has said so, as long as it lives.
+    /// Identity of the served model, once the conductor has described it.
     pub identity: Option<Identity>,
-    /// The most tokens, prompt and output together, that one request may have there.
+    /// Maximum number of prompt and output tokens of one request.
     pub max_request_tokens: u32,
-    /// Why it gets nothing although it is ready: it serves something else than the others.
+    /// How the conductor's model differs from the fleet's. A conductor with a difference gets no requests.
     pub misfit: Option<String>,
-    /// Its load.
+    /// Load from the conductor's last report.
     pub reported: Reported,
-    /// Its breaker.
+    /// The conductor's circuit breaker.
     pub breaker: Breaker,
-    /// This life of it.
+    /// Id of the conductor's process lifetime. A restart gives a new one, since the prefix cache is lost.
     pub holder: Holder,
-    /// When it was picked last, as a count of the fleet's picks.
+    /// Number of the fleet's pick that last chose the conductor.
     pub last_pick: u64,
 }
 
-/// How it answered last.
+/// Result of a conductor's last poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contact {
-    /// It has not been asked yet.
+    /// The conductor has not answered a poll yet.
     Unknown,
-    /// It does not answer, or not as a conductor does, and why.
+    /// The conductor does not answer, or answers with an error: the reason.
     Lost(String),
-    /// It answers, and takes no requests, and why.
+    /// The conductor accepts no requests: its reason.
     NotReady(String),
-    /// It takes requests, as it said in answer to a question asked then.
+    /// The conductor accepts requests. The time is that at which the poll was sent.
     Ready(Instant),
 }
 
 impl Member {
-    /// A conductor at the end of this way, which has not been asked anything yet.
-    pub fn new(name: String, way: Way, timeouts: Timeouts, holder: Holder) -> Self {
-        let client = ConductorClient::new(way)
+    /// Creates a member for the conductor behind a channel.
+    pub fn new(name: String, channel: ConductorChannel, timeouts: Timeouts, holder: Holder) -> Self {
+        let client = ConductorClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let standing = Standing {
@@ -125,7 +125,7 @@ impl Member {
         }
     }
 
-    /// It is not part of the fleet any more; streams that run there go on.
+    /// Marks the member as removed from the fleet. Its running streams continue.
     pub fn remove(&self) {
         self.removed.store(true, Relaxed);
     }
@@ -135,17 +135,17 @@ impl Member {
         self.removed.load(Relaxed)
     }
 
-    /// A request found it lost, or it may have become ready.
+    /// Requests a poll now: a request found the conductor lost, or the conductor may have become ready.
     pub fn doubt(&self) {
         self.doubted.notify_one();
     }
 
-    /// Completes once it is doubted, or after so long.
+    /// Completes at the next call of [`Member::doubt`], or after `at_most`.
     pub async fn doubted(&self, at_most: Duration) {
         let _ = timeout(at_most, self.doubted.notified()).await;
     }
 
-    /// Sends a request, and waits for its acceptance.
+    /// Sends a request and waits until the conductor accepts it.
     pub async fn submit(&self, request: SubmitRequest) -> Result<Streaming<RequestEvent>, Failure> {
         let mut client = self.client.clone();
         match timeout(self.timeouts.accept, client.submit(request)).await {
@@ -154,7 +154,7 @@ impl Member {
         }
     }
 
-    /// What it serves, and whether it can take requests, or why not.
+    /// Asks for the conductor's model, and for its readiness.
     pub async fn describe(&self) -> Result<(ModelDescription, State), Error> {
         let mut client = self.client.clone();
         let answer = timeout(self.timeouts.answer, client.describe(DescribeRequest {}));
@@ -163,14 +163,14 @@ impl Member {
         Ok((model, if answer.ready { State::Ok } else { State::Not(answer.reason) }))
     }
 
-    /// Its workers and their load.
+    /// Asks for the conductor's workers and their load.
     pub async fn cluster(&self) -> Result<GetClusterResponse, Error> {
         let mut client = self.client.clone();
         let answer = timeout(self.timeouts.answer, client.get_cluster(GetClusterRequest {}));
         self.answered(answer.await)
     }
 
-    /// One of the checkpoint's text files.
+    /// Fetches one of the checkpoint's text files.
     pub async fn read_file(&self, file: CheckpointFile) -> Result<Vec<u8>, Error> {
         let request = ReadCheckpointFileRequest { file: file.into() };
         let mut pieces = self.client.clone().read_checkpoint_file(request).await?.into_inner();
@@ -185,7 +185,7 @@ impl Member {
         Ok(bytes)
     }
 
-    /// A broken way there is told as such, whatever gRPC makes of it.
+    /// Turns a timeout or a broken connection, for which gRPC has several codes, into an `Unavailable` error.
     fn answered<T>(&self, answer: Result<Result<Response<T>, Status>, Elapsed>) -> Result<T, Error> {
         let answer = answer.map_err(|_| Error::unavailable(SILENT))?;
         Ok(answer.map_err(|status| Failure::from(status).into_error())?.into_inner())
@@ -193,13 +193,15 @@ impl Member {
 }
 
 impl Standing {
-    /// Whether a request sent now would be served, as far as is known; its breaker aside.
+    /// True if a request sent now would probably be served. The breaker is not considered.
     pub fn is_ready(&self) -> bool {
         matches!(self.contact, Contact::Ready(_)) && self.misfit.is_none()
     }
 
-    /// Whether it may be sent a request, and how good a place for it that is. `failed` is when it failed this request
-    /// before, if it did; of one that is not ready nothing better than its answer can be hoped for.
+    /// The conductor's tier for a request, or `None` if it must not get the request.
+    ///
+    /// `failed` is the time at which the conductor failed the same request before. A conductor that failed it qualifies
+    /// again when a later poll says that it is ready.
     pub fn tier(&self, failed: Option<Instant>, need: Need, now: Instant) -> Option<Tier> {
         if self.misfit.is_some() || self.identity.is_none() {
             return None;
@@ -212,16 +214,16 @@ impl Standing {
         }
     }
 
-    /// Why it gets no requests, or only probes; none if it gets them.
+    /// The reason that the conductor gets no requests, or only probes; `None` if it gets requests.
     pub fn why_out(&self) -> Option<String> {
         match (&self.contact, &self.misfit) {
-            (Contact::Unknown, _) => Some("not asked yet".into()),
+            (Contact::Unknown, _) => Some("no answer from the conductor yet".into()),
             (Contact::Lost(why) | Contact::NotReady(why), _) => Some(why.clone()),
             (Contact::Ready(_), Some(why)) => Some(why.clone()),
             (Contact::Ready(_), None) => match self.breaker.position() {
                 Position::Closed => None,
-                Position::HalfOpen => Some("its requests have failed; one of them is trying it".into()),
-                Position::Open => Some("its requests have failed; it is left alone for a while".into()),
+                Position::HalfOpen => Some("its requests have failed; one request probes it now".into()),
+                Position::Open => Some("its requests have failed; it gets none for some seconds".into()),
             },
         }
     }

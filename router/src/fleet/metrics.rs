@@ -1,4 +1,4 @@
-//! What a router measures of its conductors.
+//! Metrics of a router's conductors.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use tutti_runtime::metrics::{
@@ -7,6 +7,7 @@ use tutti_runtime::metrics::{
 };
 
 use super::{
+    Recovery,
     breaker::Position,
     member::{Member, Standing},
 };
@@ -16,7 +17,7 @@ struct ConductorLabel {
     conductor: String,
 }
 
-/// A fleet's metrics; clones share them.
+/// Metrics of a fleet. Clones share them.
 #[derive(Clone, Default)]
 pub struct FleetMetrics {
     up: Family<ConductorLabel, Gauge>,
@@ -33,60 +34,63 @@ pub struct FleetMetrics {
 }
 
 impl FleetMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn register(metrics: &Metrics) -> Self {
         let own = Self::default();
         metrics.register(|registry| {
             let router = registry.sub_registry_with_prefix("router");
-            let help = "1 for a conductor that gets requests, 0 for one that is out";
+            let help = "1 if the router sends requests to the conductor, else 0";
             router.register("conductor_up", help, own.up.clone());
-            let help = "A conductor's circuit breaker: 0 closed, 1 half-open, 2 open";
+            let help = "State of the conductor's circuit breaker: 0 closed, 1 half-open, 2 open";
             router.register("conductor_breaker", help, own.breaker.clone());
-            let help = "Requests running there, as the conductor last said";
+            let help = "Requests running on the conductor, from its last report";
             router.register("conductor_running", help, own.reported_running.clone());
-            let help = "Requests waiting there, as the conductor last said";
+            let help = "Requests waiting on the conductor, from its last report";
             router.register("conductor_waiting", help, own.reported_waiting.clone());
-            let help = "Choices sent to a conductor, every try of each counted";
+            let help = "Choices sent to the conductor; each attempt counts";
             router.register("conductor_picks", help, own.picks.clone());
-            let help = "Choices without a token that this conductor lost or refused, sent on";
+            let help = "Choices without tokens that this conductor lost or refused, and that were sent to another conductor";
             router.register("conductor_retries", help, own.retries.clone());
-            let help = "Choices with tokens that this conductor lost, gone on elsewhere";
+            let help = "Choices with tokens that this conductor lost, and that continued on another conductor";
             router.register("conductor_replays", help, own.replays.clone());
             let help = "Blocks in the index of prompt prefixes";
             router.register("prefix_index_entries", help, own.prefix_entries.clone());
-            let help = "What the index of prompt prefixes takes";
+            let help = "Memory of the index of prompt prefixes, in bytes";
             router.register("prefix_index_bytes", help, own.prefix_bytes.clone());
-            let help = "Whole prompt blocks of choices that were sent";
+            let help = "Whole prompt blocks of the choices sent to conductors";
             router.register("prefix_blocks", help, own.prefix_blocks.clone());
-            let help = "Of these, blocks that their conductor was sent before";
+            let help = "Prompt blocks that had been sent to the same conductor before";
             router.register("prefix_hit_blocks", help, own.prefix_hits.clone());
         });
         own
     }
 
-    /// A choice goes there, of so many blocks, some of them known there.
+    /// Counts a choice with `blocks` prompt blocks that is sent to a conductor, which holds `held` of them.
     pub fn picked(&self, member: &Member, blocks: usize, held: usize) {
         self.picks.get_or_create(&label(member)).inc();
         self.prefix_blocks.inc_by(blocks as u64);
         self.prefix_hits.inc_by(held as u64);
     }
 
-    /// A choice leaves for another conductor before its first token, or `behind` it.
-    pub fn left(&self, member: &Member, behind: bool) {
+    /// Counts a choice that leaves a conductor for another.
+    pub fn left(&self, member: &Member, recovery: Recovery) {
         if member.is_removed() {
             return;
         }
-        let family = if behind { &self.replays } else { &self.retries };
+        let family = match recovery {
+            Recovery::Retry => &self.retries,
+            Recovery::Replay => &self.replays,
+        };
         family.get_or_create(&label(member)).inc();
     }
 
-    /// The index is so large now.
+    /// Sets the size of the prefix index.
     pub fn index(&self, entries: usize, bytes: usize) {
         self.prefix_entries.set(entries as i64);
         self.prefix_bytes.set(bytes as i64);
     }
 
-    /// How a conductor stands now.
+    /// Sets the gauges of a conductor.
     pub fn standing(&self, member: &Member, standing: &Standing) {
         let label = label(member);
         let position = standing.breaker.position();
@@ -97,7 +101,8 @@ impl FleetMetrics {
         self.reported_waiting.get_or_create(&label).set(standing.reported.waiting.into());
     }
 
-    /// It is no part of the fleet any more: addresses come and go, and what is shown must not grow for ever.
+    /// Removes the metrics of a conductor that left the fleet. Addresses come and go, and the number of label values
+    /// must stay bounded.
     pub fn removed(&self, member: &Member) {
         let label = label(member);
         for family in [&self.up, &self.breaker, &self.reported_running, &self.reported_waiting] {

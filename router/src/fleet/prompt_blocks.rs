@@ -1,10 +1,10 @@
-//! A prompt as its choices are placed by it.
+//! A prompt cut into blocks, by which conductors are compared.
 
 use std::sync::Arc;
 
 use tutti_runtime::prefix_index::PromptPieces;
 
-/// The tokens, and where they are cut.
+/// A prompt's tokens, and their blocks.
 #[derive(Clone, Debug)]
 pub struct PromptBlocks {
     pub(super) tokens: Arc<[u32]>,
@@ -12,7 +12,7 @@ pub struct PromptBlocks {
 }
 
 impl PromptBlocks {
-    /// The prompt.
+    /// The prompt's tokens.
     pub fn tokens(&self) -> &Arc<[u32]> {
         &self.tokens
     }

@@ -1,34 +1,34 @@
-//! What an operator may set about a router's conductors.
+//! Settings about a router's conductors.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tutti_runtime::Error;
 
-/// Settings of a router before conductors of their own.
+/// Settings about the conductors of a router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetSettings {
-    /// How often a choice that has had no token yet may be sent to another conductor.
+    /// Maximum number of times that a choice without tokens is sent to another conductor.
     pub max_retries: u32,
-    /// How often a choice that has had tokens may go on at another conductor.
+    /// Maximum number of times that a choice with tokens continues on another conductor.
     pub max_replays: u32,
-    /// How long a choice whose conductor is lost waits for one that can go on with it, in milliseconds.
+    /// Time in milliseconds that a choice waits for another conductor after its own is lost.
     pub recovery_ms: u32,
-    /// A conductor that has not said how it is within this, in milliseconds, is taken to be unable to.
+    /// Time in milliseconds that a conductor has to answer a poll. Without an answer it counts as lost.
     pub answer_timeout_ms: u32,
-    /// One that has neither accepted nor refused a request within this, in milliseconds, is taken to be lost.
+    /// Time in milliseconds that a conductor has to accept or refuse a request. Without an answer it counts as lost.
     pub accept_timeout_ms: u32,
-    /// How often a connection is tried, in milliseconds. One that does not answer within as long again is broken, and
-    /// the streams on it go on elsewhere.
+    /// Interval of connection probes in milliseconds. A connection that does not answer a probe within the same time is
+    /// broken, and its streams continue on other conductors.
     pub keep_alive_ms: u32,
-    /// How often a conductor that is ready is asked for its load, in milliseconds.
+    /// Interval in milliseconds at which a ready conductor is polled for its load.
     pub poll_ms: u32,
-    /// How often the name given by `discover` is looked up, in milliseconds.
+    /// Interval in milliseconds at which the name in `discover` is looked up.
     pub discover_ms: u32,
-    /// What the index of prompt prefixes may take, in bytes; 0 turns it off.
+    /// Maximum size of the index of prompt prefixes in bytes; 0 turns the index off.
     pub prefix_index_bytes: usize,
-    /// A prefix that was not sent for so many seconds is forgotten.
+    /// Seconds after which an unused prefix is removed from the index.
     pub prefix_index_age_s: u32,
 }
 
@@ -50,13 +50,13 @@ impl Default for FleetSettings {
 }
 
 impl FleetSettings {
-    /// For the one conductor that an embedded router is part of: what it says is final, since it lives and dies with
-    /// the router and replays by itself.
+    /// Settings of an embedded router. Its only conductor runs in the same process and replays requests by itself, so
+    /// the conductor's errors are final.
     pub fn embedded() -> Self {
         Self { max_retries: 0, max_replays: 0, accept_timeout_ms: u32::MAX, ..Self::default() }
     }
 
-    /// Refuses values under which nothing could be reached.
+    /// Refuses times of zero, with which no conductor could be reached.
     pub fn validate(&self) -> Result<(), Error> {
         let times = [
             ("fleet.answer_timeout_ms", self.answer_timeout_ms),
@@ -102,13 +102,4 @@ impl FleetSettings {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_defaults_are_valid_and_a_pace_of_zero_is_refused_by_name() {
-        assert_eq!(FleetSettings::default().validate(), Ok(()));
-        let error = FleetSettings { poll_ms: 0, ..FleetSettings::default() }.validate().unwrap_err();
-        assert_eq!(error.field(), Some("fleet.poll_ms"));
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
-//! The text files of conductors, and what they are read into.
+//! The text files of conductors (tokenizer, chat template, generation config) and the parsed text.
 //!
-//! A tokenizer takes a moment to read, a worker many to load. So a router reads the files of a conductor that is still
-//! starting, and one that is part of a conductor is given what that has read. What counts is what a conductor offers once
-//! it says what it serves: text that was read ahead is used if it is of the same files.
+//! Parsing a tokenizer takes time, and loading a worker takes longer. So a router parses the files of a conductor that
+//! is still starting, and an embedded router is given the text that its conductor has parsed. Text that was parsed ahead
+//! is used only if the conductor later serves the same files.
 
 use std::sync::Arc;
 
@@ -12,29 +12,31 @@ use tutti_runtime::Error;
 use super::member::Member;
 use crate::served::{CheckedText, ServedText, TextFiles};
 
-/// The texts that a router knows of.
+/// The texts that a router has parsed.
 pub struct Texts {
     skip_tokenizer_init: bool,
-    /// Of the conductor that the router is part of.
+    /// The text of an embedded router's conductor.
     own: Option<CheckedText>,
     ahead: Mutex<Option<Ahead>>,
 }
 
-/// Files that were read before their conductor said what it serves.
+/// Files that were parsed before their conductor described its model.
 struct Ahead {
     digest: u64,
-    /// None where they are broken, which is told when they are offered.
+    /// `None` if the files are broken. The error is reported when they are offered.
     text: Option<Arc<ServedText>>,
 }
 
-/// What a conductor has for its model.
+/// The text that a conductor offers for its model.
 pub enum Offer {
+    /// Text that is parsed already.
     Read(CheckedText),
+    /// Files that are not parsed yet, with their digest.
     Files(u64, TextFiles),
 }
 
 impl Offer {
-    /// By which it is compared with others; see [`TextFiles::digest`].
+    /// Digest of the files; see [`TextFiles::digest`].
     pub fn digest(&self) -> u64 {
         match self {
             Self::Read(text) => text.digest,
@@ -44,12 +46,12 @@ impl Offer {
 }
 
 impl Texts {
-    /// Nothing is known, unless `own` of a router's only conductor.
+    /// Creates the state without any text. `own` is the text of an embedded router's conductor, if known.
     pub fn new(skip_tokenizer_init: bool, own: Option<CheckedText>) -> Self {
         Self { skip_tokenizer_init, own, ahead: Mutex::default() }
     }
 
-    /// What this conductor offers now.
+    /// Fetches the text that a conductor offers now.
     pub async fn offer(&self, member: &Member) -> Result<Offer, Error> {
         if let Some(own) = &self.own {
             return Ok(Offer::Read(own.clone()));
@@ -68,23 +70,23 @@ impl Texts {
         }
     }
 
-    /// Makes text of an offer that is taken.
+    /// Parses an offer that was accepted.
     pub async fn read(&self, offer: Offer) -> Result<Arc<ServedText>, Error> {
         let text = match offer {
             Offer::Read(checked) => checked.text,
             Offer::Files(_, files) => read(files, self.skip_tokenizer_init).await?.text,
         };
-        // Of no use any more, and tokenizers are large.
+        // Text that was parsed ahead is not needed any more, and tokenizers are large.
         *self.ahead.lock() = None;
         Ok(text)
     }
 
-    /// Reads the files of a conductor that does not say yet what it serves; once, whatever comes of it.
+    /// Parses the files of a conductor that has not described its model yet. Does so once, successful or not.
     pub async fn read_ahead(&self, member: &Member) {
         if self.own.is_some() || self.ahead.lock().is_some() {
             return;
         }
-        // One that cannot be reached will be asked again.
+        // A conductor that cannot be reached is asked again later.
         if let Ok(files) = TextFiles::fetch(member, self.skip_tokenizer_init).await {
             self.keep_ahead(files).await;
         }
@@ -97,7 +99,7 @@ impl Texts {
     }
 }
 
-/// On a thread that may block.
+/// Parses files on a thread that may block.
 async fn read(files: TextFiles, skip_tokenizer_init: bool) -> Result<CheckedText, Error> {
     tokio::task::spawn_blocking(move || CheckedText::read(&files, skip_tokenizer_init))
         .await
@@ -105,33 +107,4 @@ async fn read(files: TextFiles, skip_tokenizer_init: bool) -> Result<CheckedText
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_support;
-
-    fn files(tokenizer: &[u8]) -> TextFiles {
-        TextFiles { tokenizer: Some(tokenizer.to_vec()), ..TextFiles::default() }
-    }
-
-    #[tokio::test]
-    async fn text_that_was_read_ahead_is_that_of_the_same_files_only() {
-        let texts = Texts::new(false, None);
-        let first = files(&test_support::tokenizer_json());
-        let other = TextFiles { generation_config: Some(b"{}".to_vec()), ..first.clone() };
-        texts.keep_ahead(first.clone()).await;
-        let is_read = |files: &TextFiles| matches!(texts.offer_of(files.clone()), Offer::Read(_));
-        assert!(is_read(&first) && !is_read(&other));
-        assert_eq!(texts.offer_of(first.clone()).digest(), first.digest());
-        // Whatever is taken, nothing is kept beside it.
-        texts.read(texts.offer_of(other)).await.unwrap();
-        assert!(!is_read(&first));
-    }
-
-    #[tokio::test]
-    async fn broken_files_are_told_of_when_they_are_offered() {
-        let texts = Texts::new(false, None);
-        texts.keep_ahead(files(b"{}")).await;
-        let error = texts.read(texts.offer_of(files(b"{}"))).await.err().unwrap();
-        assert_eq!(error.field(), Some("tokenizer"));
-    }
-}
+mod tests;

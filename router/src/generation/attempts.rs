@@ -1,8 +1,8 @@
-//! One choice's way through the fleet: sent to a conductor, and on to another where one is lost.
+//! The attempts at one choice: it is sent to a conductor, and to another one if the first is lost.
 //!
-//! A try that breaks before the first token is a **retry**: the same request again. Behind it, it is a **replay**: the
-//! tokens that came go with the request as `generated`, so that the next conductor goes on where the last one stopped,
-//! with the same random numbers, penalties and counts. Either way the events that come out are those of one request.
+//! After a failure before the first token, the same request is sent again: a **retry**. After a later failure, the
+//! tokens received so far are sent with the request as `generated`: a **replay**. The next conductor continues after
+//! them, with the same random numbers, penalties and counts. The client sees the events of one request in both cases.
 
 use std::{
     sync::Arc,
@@ -17,23 +17,23 @@ use tutti_runtime::{Error, ErrorKind};
 
 use super::generator::millis;
 use crate::{
-    fleet::{Avoided, Failure, Fleet, Lease, Member, Need, PromptBlocks},
+    fleet::{Avoided, Failure, Fleet, Lease, Member, Need, PickRequest, PromptBlocks, Recovery},
     served::ServedModel,
 };
 
-/// A choice as a conductor is asked for it.
+/// A choice to be generated.
 pub struct Wanted {
-    /// What it was prepared for: no conductor that serves something else may have it.
+    /// The model that the choice was prepared for. It is not sent to a conductor that serves another model.
     pub model: Arc<ServedModel>,
     /// The prompt.
     pub prompt: Arc<PromptBlocks>,
-    /// All else; its own prompt is empty.
+    /// The request without its prompt.
     pub spec: pb::RequestSpec,
-    /// When it is worth nothing any more.
+    /// Time at which the client stops waiting.
     pub deadline: Option<Instant>,
 }
 
-/// See the module.
+/// The state of a choice over all attempts at it.
 pub struct Attempts {
     fleet: Arc<Fleet>,
     wanted: Wanted,
@@ -45,14 +45,14 @@ pub struct Attempts {
     running: Option<Running>,
 }
 
-/// A try that a conductor has accepted.
+/// An attempt that a conductor has accepted.
 struct Running {
     lease: Lease,
     events: Streaming<RequestEvent>,
 }
 
 impl Attempts {
-    /// Sends the choice off: when this returns, a conductor has accepted it. What no conductor can take now is refused
+    /// Sends the choice, and returns when a conductor has accepted it. If no conductor can accept it now, it is refused
     /// at once.
     pub async fn start(fleet: Arc<Fleet>, wanted: Wanted) -> Result<Self, Error> {
         let mut attempts = Self {
@@ -66,10 +66,7 @@ impl Attempts {
         };
         let mut failure = None;
         loop {
-            let model = &attempts.wanted.model;
-            let Some(lease) =
-                attempts.fleet.pick(model, &attempts.wanted.prompt, 0, &attempts.avoided, Need::Any)
-            else {
+            let Some(lease) = attempts.fleet.pick(attempts.pick_request(Need::Any)) else {
                 let nowhere = || Error::unavailable("no conductor that can be reached serves the model now");
                 return Err(failure.map_or_else(nowhere, Failure::into_error));
             };
@@ -80,7 +77,7 @@ impl Attempts {
         }
     }
 
-    /// The events of one request, whichever conductors they come from; the last is an ending or an error.
+    /// The events of the choice from all conductors, as a stream. The last item is a terminal event or an error.
     pub fn into_stream(self) -> impl Stream<Item = Result<RequestEvent, Error>> + Send {
         stream::unfold(self, |mut attempts| async {
             let event = attempts.next().await?;
@@ -89,6 +86,11 @@ impl Attempts {
             }
             Some((event, attempts))
         })
+    }
+
+    fn pick_request(&self, need: Need) -> PickRequest<'_> {
+        let Wanted { model, prompt, .. } = &self.wanted;
+        PickRequest { model, prompt, generated: self.generated.len(), avoided: &self.avoided, need }
     }
 
     async fn next(&mut self) -> Option<Result<RequestEvent, Error>> {
@@ -110,7 +112,7 @@ impl Attempts {
         }
     }
 
-    /// Notes what an event brings, and takes out of it what another try has brought.
+    /// Records an event's tokens, and removes from it the tokens that an earlier attempt has delivered.
     fn take(&mut self, event: &mut RequestEvent) {
         let known = self.generated.len();
         event.tokens.retain(|token| token.index as usize >= known);
@@ -122,10 +124,10 @@ impl Attempts {
         }
     }
 
-    /// A try has broken: sends the choice on, waiting for a conductor for a while where there is none. Returns its
-    /// ending where nothing but that was missing.
+    /// Sends the choice to another conductor after a failed attempt, and waits for one if necessary. If the choice has
+    /// all its tokens and lacks the terminal event only, returns that event.
     async fn recover(&mut self, failure: Failure) -> Result<Option<RequestEvent>, Error> {
-        let behind = !self.generated.is_empty();
+        let recovery = if self.generated.is_empty() { Recovery::Retry } else { Recovery::Replay };
         let Some(running) = self.running.take() else { return Err(failure.into_error()) };
         let lost = running.lease.member().clone();
         running.lease.fails(&failure);
@@ -136,32 +138,30 @@ impl Attempts {
             return Ok(Some(RequestEvent { finished: Some(finished), ..RequestEvent::default() }));
         }
         let settings = self.fleet.settings();
-        let (used, limit) = match behind {
-            true => (&mut self.replays, settings.max_replays),
-            false => (&mut self.retries, settings.max_retries),
+        let (used, limit) = match recovery {
+            Recovery::Replay => (&mut self.replays, settings.max_replays),
+            Recovery::Retry => (&mut self.retries, settings.max_retries),
         };
         if *used >= limit {
-            return Err(gave_up(&failure, *used, behind));
+            return Err(gave_up(&failure, *used, recovery));
         }
         *used += 1;
         self.avoid(lost.clone());
-        self.fleet.count_leaving(&lost, behind);
+        self.fleet.count_leaving(&lost, recovery);
         let tokens = self.generated.len();
-        tracing::info!(conductor = %lost.name, tokens, error = %failure.error(), "a choice goes on elsewhere");
+        tracing::info!(conductor = %lost.name, tokens, error = %failure.error(), "a choice moves to another conductor");
         self.resend(failure).await?;
         Ok(None)
     }
 
-    /// Sends the choice to whoever is ready, or becomes ready in time. Each conductor is tried again only once it has
-    /// said, since it failed, that it is ready.
+    /// Sends the choice to a conductor that is ready, or that becomes ready in time. A conductor that failed the choice
+    /// qualifies again only after a later poll says that it is ready.
     async fn resend(&mut self, mut failure: Failure) -> Result<(), Error> {
         let until = Instant::now() + self.fleet.settings().recovery();
         let mut changes = self.fleet.changes();
         loop {
             changes.mark_unchanged();
-            let (model, prompt) = (&self.wanted.model, &self.wanted.prompt);
-            let lease = self.fleet.pick(model, prompt, self.generated.len(), &self.avoided, Need::Ready);
-            if let Some(lease) = lease {
+            if let Some(lease) = self.fleet.pick(self.pick_request(Need::Ready)) {
                 match self.submit(lease).await {
                     Ok(()) => return Ok(()),
                     Err(refused) if refused.may_go_elsewhere() => failure = refused,
@@ -177,7 +177,7 @@ impl Attempts {
         }
     }
 
-    /// How long until then; an error if the client's time is over before.
+    /// Time until `then` or the client's deadline, whichever is first. An error if the deadline has passed.
     fn until(&self, then: Instant) -> Result<Duration, Error> {
         let now = Instant::now();
         match self.wanted.deadline {
@@ -190,14 +190,14 @@ impl Attempts {
         }
     }
 
-    /// Sends it there, and waits for its acceptance.
+    /// Sends the choice to the lease's conductor, and waits until it is accepted.
     async fn submit(&mut self, lease: Lease) -> Result<(), Failure> {
         let left = |deadline: Instant| millis(deadline.saturating_duration_since(Instant::now()));
         let spec = &self.wanted.spec;
         let request = SubmitRequest {
             spec: Some(pb::RequestSpec {
                 prompt: self.wanted.prompt.tokens().to_vec(),
-                // All of the prompt's logprobs have come before the first token.
+                // All logprobs of the prompt arrive before the first token.
                 prompt_logprobs: spec.prompt_logprobs.filter(|_| self.generated.is_empty()),
                 ..spec.clone()
             }),
@@ -217,28 +217,28 @@ impl Attempts {
         }
     }
 
-    /// Passes a conductor over until it has said anew that it is ready.
+    /// Avoids a conductor until a later poll says that it is ready.
     fn avoid(&mut self, member: Arc<Member>) {
         self.avoided.retain(|avoided| !Arc::ptr_eq(avoided.member(), &member));
         self.avoided.push(Avoided::now(member));
     }
 
-    /// Counts a try that was not accepted; an error if it was the last, or no other would do better.
+    /// Counts an attempt that was refused. Returns an error if it was the last, or if no other conductor may succeed.
     fn may_retry(&mut self, failure: Failure) -> Result<Failure, Error> {
         if !failure.may_go_elsewhere() {
             return Err(failure.into_error());
         }
         if self.retries >= self.fleet.settings().max_retries {
-            return Err(gave_up(&failure, self.retries, false));
+            return Err(gave_up(&failure, self.retries, Recovery::Retry));
         }
         self.retries += 1;
         if let Some(left) = self.avoided.last() {
-            self.fleet.count_leaving(left.member(), false);
+            self.fleet.count_leaving(left.member(), Recovery::Retry);
         }
         Ok(failure)
     }
 
-    /// The ending that the tokens received so far amount to, as a worker would have it.
+    /// The terminal event that a worker would send after the tokens received so far; `None` if the choice goes on.
     fn ending(&self) -> Option<Finished> {
         let stopping = self.wanted.spec.stopping.as_ref()?;
         let (last, before) = self.generated.split_last()?;
@@ -258,13 +258,16 @@ impl Attempts {
     }
 }
 
-/// What the client is told after the last try.
-fn gave_up(failure: &Failure, tries: u32, behind: bool) -> Error {
+/// The client's error after the last attempt.
+fn gave_up(failure: &Failure, tries: u32, recovery: Recovery) -> Error {
     let error = failure.error();
     if tries == 0 {
         return error.clone();
     }
-    let what = if behind { "replays" } else { "retries" };
+    let what = match recovery {
+        Recovery::Retry => "retries",
+        Recovery::Replay => "replays",
+    };
     let message = format!("{} (after {tries} {what} on other conductors)", error.message());
     match error.retry_after() {
         Some(after) if error.kind() == ErrorKind::Overloaded => Error::overloaded(message, after),

@@ -1,4 +1,4 @@
-//! One choice: the conductor's events in, text and tokens out.
+//! One choice: turns the conductor's events into text and tokens.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,25 +11,25 @@ use crate::text::{
     stop::{Progress, StopMatcher},
 };
 
-/// A token of the output.
+/// An output token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputToken {
-    /// Its id.
+    /// The token's id.
     pub id: u32,
-    /// When asked for.
+    /// The token's logprob, if requested.
     pub logprob: Option<TokenLogprob>,
-    /// How many characters of the output's text stand before it.
+    /// Number of characters of output text before the token.
     pub offset: usize,
 }
 
-/// What is new about one choice. Text and tokens go together: a token comes with the last of its text.
+/// New text and tokens of one choice. A token is delivered together with the last character of its text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Which choice.
+    /// Index of the choice.
     pub choice: u32,
     /// Set in the first delta of each choice.
     pub first: bool,
-    /// In the first delta, when asked for: one for each prompt token but the first, which has none.
+    /// Logprobs of all prompt tokens but the first, in the first delta and if requested.
     pub prompt_logprobs: Vec<TokenLogprob>,
     /// New text, whole characters only.
     pub text: String,
@@ -39,45 +39,46 @@ pub struct Delta {
     pub finish: Option<Finish>,
 }
 
-/// How a choice ended.
+/// The end of a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
-    /// Why.
+    /// The reason for the end.
     pub reason: Reason,
-    /// Tokens generated, those that a stop string removed included.
+    /// Number of generated tokens, including tokens that a stop string removed.
     pub generated: u32,
-    /// Prompt tokens that came from the prefix cache.
+    /// Number of prompt tokens from the prefix cache.
     pub cached_tokens: u32,
 }
 
-/// Why a choice ended.
+/// The reason that a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// An end-of-sequence token of the model.
+    /// The model's end-of-sequence token.
     EndOfSequence,
     /// One of the request's stop tokens.
     StopToken(u32),
     /// One of the request's stop strings.
     StopString(String),
-    /// `max_tokens`, or the end of the context.
+    /// `max_tokens` or the context's length was reached.
     Length,
 }
 
-/// What one choice is told at its start.
+/// Settings of one choice.
 pub struct ChoiceSettings {
-    /// Its place in the response.
+    /// Index of the choice in the response.
     pub index: u32,
-    /// None under `skip_tokenizer_init`.
+    /// `None` with `skip_tokenizer_init`.
     pub detokenizer: Option<Detokenizer>,
     /// The request's stop strings.
     pub stops: Arc<[String]>,
-    /// Whether what stopped the output stays in its text.
+    /// True if the stop string or stop token stays in the text.
     pub include_stop: bool,
-    /// No stop string before this many tokens.
+    /// Number of tokens before which no stop string ends the output.
     pub min_tokens: u32,
-    /// Tokens that may end the output: the request's, and the model's unless `ignore_eos`.
+    /// Tokens that may end the output: the request's stop tokens, and the model's end-of-sequence tokens unless
+    /// `ignore_eos` is set.
     pub ending_tokens: Arc<[u32]>,
-    /// How many prompt logprobs will come; none if they were not asked for.
+    /// Number of prompt logprobs that will arrive; `None` if they are not requested.
     pub prompt_logprobs: Option<usize>,
 }
 
@@ -86,21 +87,24 @@ pub struct Choice {
     settings: ChoiceSettings,
     matcher: StopMatcher,
     prompt_logprobs: Option<PromptLogprobs>,
-    /// Tokens whose text has not been let through yet, with how many bytes of text there were after each.
+    /// Tokens whose text is not released yet. Each has the value of `produced` after it.
     held: VecDeque<(OutputToken, usize)>,
-    /// A token that may turn out to have ended the output, and then has no text.
+    /// The last token, if it may have ended the output. A token that ends the output shows no text.
     undecided: Option<OutputToken>,
-    /// Bytes of text the tokens gave, and bytes let through by the stop strings.
+    /// Bytes of text from all tokens.
     produced: usize,
+    /// Bytes of text that passed the stop strings.
     released: usize,
-    /// Characters of text the tokens gave.
+    /// Characters of text from all tokens.
     produced_chars: usize,
+    /// Number of tokens received.
     generated: u32,
+    /// True after the first delta.
     started: bool,
 }
 
 impl Choice {
-    /// A choice that has had no event yet.
+    /// Creates a choice without events.
     pub fn new(settings: ChoiceSettings) -> Self {
         Self {
             matcher: StopMatcher::new(settings.stops.clone()),
@@ -116,13 +120,12 @@ impl Choice {
         }
     }
 
-    /// Takes an event; returns what a client can be told now, if anything. After a delta with `finish`, no event may
-    /// follow.
+    /// Applies an event. Returns the delta that the client gets now, if any. No event may follow a delta with `finish`.
     pub fn take(&mut self, event: RequestEvent) -> Result<Option<Delta>, Error> {
-        for part in event.prompt_logprobs {
+        for run in event.prompt_logprobs {
             match &mut self.prompt_logprobs {
-                Some(collected) => collected.add(part)?,
-                None => return Err(Error::internal("prompt logprobs came that were not asked for")),
+                Some(collected) => collected.add(run)?,
+                None => return Err(Error::internal("received prompt logprobs that were not requested")),
             }
         }
         let mut delta = Delta { choice: self.settings.index, ..Delta::default() };
@@ -142,10 +145,10 @@ impl Choice {
         Ok(Some(delta))
     }
 
-    /// Takes a sampled token; a reason means that a stop string ended the choice with it.
+    /// Applies a sampled token. Returns a reason if a stop string ended the choice.
     fn take_token(&mut self, token: SampledToken, out: &mut String) -> Result<Option<Reason>, Error> {
         if token.index != self.generated {
-            let message = format!("output token {} came where {} was due", token.index, self.generated);
+            let message = format!("received output token {}, expected {}", token.index, self.generated);
             return Err(Error::internal(message));
         }
         if let Some(earlier) = self.undecided.take()
@@ -170,7 +173,7 @@ impl Choice {
         self.produced += text.len();
         self.produced_chars += text.chars().count();
         self.held.push_back((token, self.produced));
-        // The token that completes a stop string is itself past min_tokens, as an end-of-sequence token must be.
+        // A stop string may end the output only with a token after the first min_tokens, as an end-of-sequence token.
         if self.generated <= self.settings.min_tokens {
             self.released += text.len();
             out.push_str(&text);
@@ -179,7 +182,7 @@ impl Choice {
         self.search(&text, out)
     }
 
-    /// Passes text through the stop strings.
+    /// Passes text through the stop strings, and appends the released text to `out`.
     fn search(&mut self, text: &str, out: &mut String) -> Option<Reason> {
         match self.matcher.push(text) {
             Progress::Text(text) => {
@@ -198,7 +201,7 @@ impl Choice {
         }
     }
 
-    /// Takes the conductor's word that the request has ended.
+    /// Applies the conductor's terminal event.
     fn take_end(&mut self, finished: Finished, mut delta: Delta) -> Result<Delta, Error> {
         let reason = match finished.reason() {
             FinishReason::EndOfSequence => Reason::EndOfSequence,
@@ -208,7 +211,7 @@ impl Choice {
         };
         if finished.generated != self.generated {
             let message =
-                format!("{} output tokens came of {} generated", self.generated, finished.generated);
+                format!("received {} output tokens of {} generated", self.generated, finished.generated);
             return Err(Error::internal(message));
         }
         if let Some(token) = self.undecided.take() {
@@ -236,14 +239,14 @@ impl Choice {
         Ok(delta)
     }
 
-    /// Lets go of the tokens all of whose text has been let through.
+    /// Releases the tokens whose whole text is released.
     fn release_tokens(&mut self, out: &mut Vec<OutputToken>) {
         while let Some((token, _)) = self.held.pop_front_if(|(_, end)| *end <= self.released) {
             out.push(token);
         }
     }
 
-    /// Marks the first delta, and puts the prompt's logprobs into it.
+    /// Marks the first delta, and adds the prompt's logprobs to it.
     fn open(&mut self, delta: &mut Delta) -> Result<(), Error> {
         delta.first = !std::mem::replace(&mut self.started, true);
         if delta.first
@@ -256,82 +259,4 @@ impl Choice {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::test_support;
-
-    const END: u32 = 261;
-    /// A stop token that has a text of its own, `c`.
-    const STOP: u32 = 99;
-
-    fn choice(stops: &[String], min_tokens: u32) -> Choice {
-        Choice::new(ChoiceSettings {
-            index: 0,
-            detokenizer: Some(Detokenizer::new(test_support::tokenizer(), true)),
-            stops: stops.into(),
-            include_stop: false,
-            min_tokens,
-            ending_tokens: [STOP, END].into(),
-            prompt_logprobs: None,
-        })
-    }
-
-    /// Plays tokens in events of these sizes, the ending with the last of them or after it; gives all deltas as one.
-    fn play(choice: &mut Choice, ids: &[u32], sizes: &[usize], ending_apart: bool) -> (Delta, Vec<Delta>) {
-        let reason = match ids.last() {
-            Some(&END) => FinishReason::EndOfSequence,
-            Some(&STOP) => FinishReason::StopToken,
-            _ => FinishReason::Length,
-        };
-        let generated = ids.len() as u32;
-        let finished =
-            Finished { reason: reason.into(), generated, stop_token_id: Some(STOP), ..Finished::default() };
-        let mut tokens =
-            ids.iter().zip(0..).map(|(&token_id, index)| SampledToken { token_id, index, logprob: None });
-        let mut events: Vec<RequestEvent> = sizes
-            .iter()
-            .chain([&ids.len()])
-            .map(|&size| RequestEvent {
-                tokens: tokens.by_ref().take(size).collect(),
-                ..RequestEvent::default()
-            })
-            .collect();
-        if ending_apart {
-            events.push(RequestEvent::default());
-        }
-        events.last_mut().unwrap().finished = Some(finished);
-        let (mut whole, mut deltas) = (Delta::default(), Vec::new());
-        for event in events {
-            let Some(delta) = choice.take(event).unwrap() else { continue };
-            deltas.push(delta.clone());
-            whole.text.push_str(&delta.text);
-            whole.tokens.extend(delta.tokens);
-            whole.finish = delta.finish;
-            if whole.finish.is_some() {
-                break;
-            }
-        }
-        (whole, deltas)
-    }
-
-    proptest! {
-        #[test]
-        fn how_events_are_cut_changes_nothing(
-            ids in prop::collection::vec(prop_oneof![97u32..100, Just(195), Just(169), Just(258), Just(END)], 1..20),
-            stops in prop::collection::vec("[a-cé]{1,3}", 0..3),
-            min_tokens in 0u32..6,
-            sizes in prop::collection::vec(0usize..4, 0..20),
-            ending_apart in any::<bool>(),
-        ) {
-            let one_by_one = vec![1; ids.len()];
-            let (expected, _) = play(&mut choice(&stops, min_tokens), &ids, &one_by_one, false);
-            let (got, deltas) = play(&mut choice(&stops, min_tokens), &ids, &sizes, ending_apart);
-            prop_assert_eq!(&got, &expected);
-            prop_assert_eq!(got.tokens.len() as u32, got.finish.unwrap().generated);
-            let firsts = deltas.iter().filter(|delta| delta.first).count();
-            prop_assert_eq!((firsts, deltas[0].first), (1, true));
-        }
-    }
-}
+mod tests;

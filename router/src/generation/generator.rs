@@ -1,4 +1,4 @@
-//! Starts generations: admission, checks, tokenising, and one `Submit` a choice.
+//! Starts generations: admission, validation, tokenising, and one `Submit` per choice.
 
 use std::{
     sync::Arc,
@@ -27,22 +27,23 @@ use crate::{
     text::{detokenizer::Detokenizer, pool::TextPool},
 };
 
-/// What both surfaces share: the conductors, what they serve, and the bounds on what is under way.
+/// State shared by both surfaces: the conductors, the served model, and the bounds on running work.
 pub struct Generator {
     fleet: Arc<Fleet>,
     pool: TextPool,
-    places: Arc<Semaphore>,
+    /// One permit per running choice.
+    permits: Arc<Semaphore>,
     max_choices: u32,
     metrics: RouterMetrics,
 }
 
 impl Generator {
-    /// A generator before these conductors.
+    /// Creates a generator for these conductors.
     pub fn new(fleet: Arc<Fleet>, config: &RouterConfig, metrics: RouterMetrics) -> Self {
         Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue),
-            places: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
+            permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
             metrics,
         }
@@ -58,12 +59,12 @@ impl Generator {
         &self.fleet
     }
 
-    /// What is served, or the error that says it is not known yet.
+    /// The served model, or an error if it is not known yet.
     pub fn model(&self) -> Result<Arc<ServedModel>, Error> {
-        self.fleet.served().ok_or_else(|| Error::unavailable("not ready: what is served is not known yet"))
+        self.fleet.served().ok_or_else(|| Error::unavailable("not ready: the served model is not known yet"))
     }
 
-    /// As [`Generator::model`], for a request that names one.
+    /// The served model, or an error if a request names another model.
     pub fn model_named(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
         let model = self.model()?;
         let served = &model.description.served_name;
@@ -85,7 +86,7 @@ impl Generator {
         self.pool.run(work).await
     }
 
-    /// Starts a request: when this returns, the conductor has accepted all of its choices.
+    /// Starts a request. Returns when conductors have accepted all of its choices.
     pub async fn start(&self, request: GenerationRequest) -> Result<Generation, Error> {
         let mut meter = RequestMeter::start(&self.metrics);
         let span = meter.span().clone();
@@ -105,7 +106,7 @@ impl Generator {
         validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
         let sampling = validate::sampling(&request.sampling, &model.text.defaults, vocab_size)?;
         let n = request.n.unwrap_or(1);
-        let places = self.admit(request.prompts.len(), n)?;
+        let permits = self.admit(request.prompts.len(), n)?;
 
         let echo =
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
@@ -116,7 +117,7 @@ impl Generator {
         };
         let specs = self.specs(&request, sampling, &prompts, n, &model)?;
         let settings = settings(&request, &model, &prompts, n);
-        // What tokenising took is gone from the client's time; none left is for the conductor to say.
+        // The deadline counts from the arrival, before tokenising. The conductor refuses a request without time left.
         let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
             let wanted = Wanted { model: model.clone(), prompt, spec, deadline };
@@ -126,10 +127,10 @@ impl Generator {
             }
         });
         let choices = try_join_all(started).await?;
-        Ok(Accepted { model, prompts, n, output: request.output, choices, places })
+        Ok(Accepted { model, prompts, n, output: request.output, choices, permits })
     }
 
-    /// The conductor's request for each choice, in order: a prompt, and the rest.
+    /// The prompt and the request without its prompt, for each choice in order.
     fn specs(
         &self,
         request: &GenerationRequest,
@@ -154,7 +155,7 @@ impl Generator {
                         ignore_eos: request.stopping.ignore_eos,
                     }),
                     logprobs: request.output.logprobs,
-                    // The choices of a prompt would all bring the same ones, and each choice reports them.
+                    // Requested for each choice: every choice reports the logprobs of its prompt.
                     prompt_logprobs: request.output.prompt_logprobs_needed(),
                     priority: request.priority,
                     media: prompt.media.clone(),
@@ -165,13 +166,13 @@ impl Generator {
         Ok(specs)
     }
 
-    /// Completes once no generation is under way; until then, no new one is admitted.
+    /// Completes when no generation is running. No generation is admitted while this is polled.
     pub async fn idle(&self) {
-        // All places at once are free only then. The semaphore is never closed, which would mean the same.
-        let _ = self.places.acquire_many(self.max_choices).await;
+        // All permits are free only if no choice runs. An error would mean a closed semaphore, and it is never closed.
+        let _ = self.permits.acquire_many(self.max_choices).await;
     }
 
-    /// Takes the places of a request's choices, all or none.
+    /// Takes a permit for each of a request's choices, all or none.
     fn admit(&self, prompts: usize, n: u32) -> Result<OwnedSemaphorePermit, Error> {
         let limit = self.max_choices;
         let choices = u32::try_from(prompts).ok().and_then(|prompts| prompts.checked_mul(n));
@@ -179,17 +180,17 @@ impl Generator {
             let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
             return Err(Error::invalid(if n > 1 { "n" } else { "prompt" }, message));
         };
-        self.places.clone().try_acquire_many_owned(choices).map_err(|_| {
-            let busy = limit as usize - self.places.available_permits().min(limit as usize);
+        self.permits.clone().try_acquire_many_owned(choices).map_err(|_| {
+            let busy = limit as usize - self.permits.available_permits().min(limit as usize);
             let message =
-                format!("{busy} choices are under way, this request has {choices}, the limit is {limit}");
+                format!("{busy} choices are running, this request has {choices}, the limit is {limit}");
             Error::overloaded(message, Duration::from_secs(1))
         })
     }
 }
 
-/// Ends the work on a request when its time is over, wherever it waits: for a thread that tokenises, or for a conductor
-/// that does not answer. From its acceptance on, the conductor sees to it.
+/// Limits the time until a request is accepted, whether it waits for a tokenising thread or for a conductor. After the
+/// acceptance, the conductor enforces the deadline.
 async fn within<T>(
     timeout: Option<Duration>,
     work: impl Future<Output = Result<T, Error>>,
@@ -201,12 +202,12 @@ async fn within<T>(
     })
 }
 
-/// Milliseconds, rounded up so that a short time is not none.
+/// Milliseconds, rounded up so that a short time does not become 0.
 pub(super) fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
-/// What each choice is told at its start, in order.
+/// The settings of each choice, in order.
 fn settings(
     request: &GenerationRequest,
     model: &ServedModel,
@@ -234,15 +235,4 @@ fn settings(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn whatever_a_request_waits_for_its_time_ends() {
-        let waits = std::future::pending::<Result<(), Error>>();
-        let error = within(Some(Duration::from_millis(1)), waits).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-        assert_eq!(error.message(), "the request was not accepted within 1 ms");
-        assert_eq!(within(None, async { Ok(7) }).await, Ok(7));
-    }
-}
+mod tests;

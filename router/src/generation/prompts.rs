@@ -1,4 +1,4 @@
-//! From a client's prompts to token ids: chat template, tokenizer, and the checks that need a vocabulary.
+//! Encodes a client's prompts into token ids: chat template, tokenizer, and the checks that need the vocabulary.
 
 use std::sync::Arc;
 
@@ -15,29 +15,29 @@ use crate::{
     text::{detokenizer::Detokenizer, template::Message, tokenizer::Tokenizer},
 };
 
-/// A prompt in tokens, with the text that an echo repeats.
+/// A prompt as token ids, with the text that an echo repeats.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodedPrompt {
-    /// Its tokens; at least one.
+    /// Token ids; at least one.
     pub ids: Arc<[u32]>,
-    /// What stands among them.
+    /// Media items, with their positions among the tokens.
     pub media: Vec<MediaItem>,
-    /// Only where an echo was asked for; empty under `skip_tokenizer_init`.
+    /// The text to echo. Empty unless an echo is requested, and with `skip_tokenizer_init`.
     pub text: Arc<str>,
-    /// How many characters `text` has.
+    /// Number of characters in `text`.
     pub chars: usize,
-    /// Only where an echo was asked for: how many characters of the text stand before each token.
+    /// Number of characters of `text` before each token. Empty unless an echo is requested.
     pub offsets: Arc<[usize]>,
 }
 
-/// How an echo shows its prompts.
+/// Options of an echo.
 #[derive(Clone, Copy, Debug)]
 pub struct Echo {
-    /// Whether special tokens given by id show.
+    /// True if special tokens given by id are shown.
     pub keep_special_tokens: bool,
 }
 
-/// Encodes all prompts of a request; the media are the only one's. CPU-bound: to be run in the text pool.
+/// Encodes all prompts of a request. Media are accepted with a single prompt only. CPU-bound: run it in the text pool.
 pub fn encode(
     prompts: Vec<Prompt>,
     mut media: Vec<Media>,
@@ -58,7 +58,7 @@ pub fn encode(
         .collect()
 }
 
-/// Says which prompt of a list is at fault.
+/// Adds the index of the prompt in its list to an error.
 fn locate(error: Error, index: usize) -> Error {
     let message = format!("prompt {index} of the list: {}", error.message());
     let located = Error::new(error.kind(), message);
@@ -75,7 +75,7 @@ fn encode_one(
     echo: Option<Echo>,
 ) -> Result<EncodedPrompt, Error> {
     let (ids, given) = to_tokens(prompt, model, Some(model.token_limit()))?;
-    let (ids, media) = media::place(ids, media, model)?;
+    let (ids, media) = media::expand(ids, media, model)?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));
     }
@@ -91,8 +91,11 @@ fn encode_one(
     Ok(EncodedPrompt { ids: ids.into(), media, text: text.into(), chars, offsets: offsets.into() })
 }
 
-/// A prompt's tokens, and its text if it came as text. CPU-bound: to be run in the text pool. A text that is far over
-/// the limit, of so many tokens for some reason, is refused without that work.
+/// Encodes a prompt. Returns its token ids, and its text unless it was given as token ids. CPU-bound: run it in the
+/// text pool.
+///
+/// `limit` is the maximum number of tokens and the reason for it. A text that is certainly over the limit is refused
+/// without being encoded.
 pub fn to_tokens(
     prompt: Prompt,
     model: &ServedModel,
@@ -116,7 +119,7 @@ pub fn to_tokens(
                     "cannot be used: the checkpoint has no chat template",
                 ));
             };
-            let messages = messages.into_iter().map(|message| with_places(message, model));
+            let messages = messages.into_iter().map(|message| with_placeholders(message, model));
             let messages = messages.collect::<Result<Vec<_>, Error>>()?;
             (template.render(&messages, &options)?, add_special_tokens, tokenizer)
         }
@@ -131,19 +134,19 @@ pub fn to_tokens(
     Ok((tokenizer.encode(&text, add_special_tokens)?, Some(text)))
 }
 
-/// The message with the model's placeholders in the places of its media.
-fn with_places(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
+/// Inserts the model's placeholders into a message, at the offsets of its media.
+fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
     for (kind, at) in message.media_at.drain(..).rev() {
-        let Some(place) = model.placeholder_text(kind) else {
+        let Some(placeholder) = model.placeholder_text(kind) else {
             let kind = kind.as_str_name().to_lowercase();
             return Err(Error::invalid("messages", format!("hold {kind}, which the model does not take")));
         };
-        message.content.insert_str(at, &place);
+        message.content.insert_str(at, &placeholder);
     }
     Ok(message)
 }
 
-/// A prompt's text, and how many characters of it stand before each token.
+/// Decodes a prompt. Returns its text, and the number of characters before each token.
 fn show(ids: &[u32], tokenizer: &Arc<Tokenizer>, echo: Echo) -> (String, Vec<usize>) {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), !echo.keep_special_tokens);
     let (mut text, mut chars) = (String::new(), 0);

@@ -1,4 +1,4 @@
-//! A generation as a client asks for it, whichever surface it came through.
+//! A client's request for a generation, independent of the surface (HTTP or gRPC).
 
 use std::time::Duration;
 
@@ -6,123 +6,124 @@ use tutti_proto::cluster::v1::MediaKind;
 
 use crate::text::template::{Message, RenderOptions};
 
-/// One request: its prompts, and how each is to be continued. Fields that are `None` take the checkpoint's default,
-/// then OpenAI's.
+/// One request. Fields that are `None` take the checkpoint's default, or OpenAI's if the checkpoint has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationRequest {
     /// The served model's name; `None` means the only one.
     pub model: Option<String>,
-    /// What to continue; each prompt yields `n` choices.
+    /// Prompts to continue. Each yields `n` choices.
     pub prompts: Vec<Prompt>,
-    /// What stands in the prompt beside text, in its order; only where there is one prompt.
+    /// Media items of the prompt, in order. Allowed with a single prompt only.
     pub media: Vec<Media>,
-    /// Choices a prompt; `None` means 1.
+    /// Choices per prompt; `None` means 1.
     pub n: Option<u32>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// When a choice ends.
+    /// Conditions that end a choice.
     pub stopping: Stopping,
-    /// What is reported beside the text.
+    /// Outputs besides the text.
     pub output: Output,
-    /// Before (below 0) or behind (above 0) ordinary requests, at most `MAX_PRIORITY` away from them.
+    /// Order in the queue: requests with lower values run earlier. 0 is the default, and `MAX_PRIORITY` the largest
+    /// absolute value.
     pub priority: i32,
-    /// How long the client will wait.
+    /// Time that the client waits.
     pub timeout: Option<Duration>,
 }
 
-/// Something to continue.
+/// A prompt to continue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// Text to tokenise.
     Text {
         /// The text.
         text: String,
-        /// Whether the tokenizer's own special tokens (a beginning of sequence, say) are put around it.
+        /// True if the tokenizer adds its special tokens, such as a beginning of sequence.
         add_special_tokens: bool,
     },
-    /// Tokens, taken as they are.
+    /// Token ids, used unchanged.
     Tokens(Vec<u32>),
-    /// A conversation, for the checkpoint's chat template.
+    /// A conversation that the checkpoint's chat template renders.
     Chat {
         /// The turns so far.
         messages: Vec<Message>,
-        /// How the template is asked.
+        /// Options of rendering.
         options: RenderOptions,
-        /// Whether special tokens are added to what the template gives.
+        /// True if the tokenizer adds its special tokens to the rendered text.
         add_special_tokens: bool,
     },
 }
 
-/// An item of media. The prompt has one of the model's placeholder tokens in its place.
+/// A media item. The prompt has one placeholder token of the model for each item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Media {
-    /// Where it is in the request, for errors.
+    /// Path of the item in the request, for errors.
     pub path: String,
-    /// What it is.
+    /// Kind of media.
     pub kind: MediaKind,
-    /// As the model's declaration spells it.
+    /// Format, as the model's declaration spells it.
     pub format: String,
-    /// As the client's.
+    /// The client's bytes.
     pub data: Vec<u8>,
 }
 
-/// How tokens are chosen. Ranges are those of `tutti.v1.Sampling`.
+/// Sampling parameters. `tutti.v1.Sampling` documents their ranges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Temperature; 0 is greedy.
     pub temperature: Option<f32>,
-    /// 0 keeps all.
+    /// Number of likeliest tokens to sample from; 0 means all.
     pub top_k: Option<u32>,
-    /// Kept probability mass.
+    /// Probability mass of the likeliest tokens to sample from.
     pub top_p: Option<f32>,
-    /// Least probability relative to the likeliest token's.
+    /// Minimum probability of a token, relative to the likeliest token's.
     pub min_p: Option<f32>,
-    /// Over prompt and output.
+    /// Penalty on tokens in the prompt or the output.
     pub repetition_penalty: Option<f32>,
-    /// Over the output.
+    /// Penalty on tokens in the output.
     pub presence_penalty: Option<f32>,
-    /// Over the output, for each time.
+    /// Penalty on tokens in the output, per occurrence.
     pub frequency_penalty: Option<f32>,
-    /// Added to tokens' logits.
+    /// Token ids with the bias that is added to their logits.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of choice 0; the others' are derived from it.
+    /// Seed of choice 0. The seeds of further choices are derived from it.
     pub seed: Option<u64>,
 }
 
-/// When a choice ends.
+/// Conditions that end a choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stopping {
-    /// `None` takes `default_max_tokens`.
+    /// Maximum number of output tokens; `None` means `default_max_tokens`.
     pub max_tokens: Option<u32>,
-    /// What `max_tokens` is when the client does not say; `None` means as much as there is room for.
+    /// Default of `max_tokens`; `None` means as many as the limit per request allows.
     pub default_max_tokens: Option<u32>,
-    /// No end-of-sequence token, stop token or stop string before this many tokens.
+    /// Number of output tokens before which no end-of-sequence token, stop token or stop string ends the output.
     pub min_tokens: u32,
     /// Strings that end the output.
     pub stop: Vec<String>,
-    /// Whether a stop string, or the text of a stop token, stays in the output.
+    /// True if a stop string, or the text of a stop token, stays in the output.
     pub include_stop: bool,
     /// Tokens that end the output.
     pub stop_token_ids: Vec<u32>,
-    /// Do not end at the model's end-of-sequence tokens.
+    /// True if the model's end-of-sequence tokens do not end the output.
     pub ignore_eos: bool,
 }
 
-/// What is reported beside the text.
+/// Outputs besides the text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
-    /// Logprobs of sampled tokens, with this many alternatives.
+    /// Number of alternatives reported with each sampled token's logprob; `None` reports no logprobs.
     pub logprobs: Option<u32>,
-    /// Logprobs of prompt tokens, with this many alternatives.
+    /// Number of alternatives reported with each prompt token's logprob; `None` reports no logprobs.
     pub prompt_logprobs: Option<u32>,
-    /// The prompt is repeated before the output; with `logprobs`, its tokens' are reported too.
+    /// True if the prompt is repeated before the output. With `logprobs`, the prompt's logprobs are reported as well.
     pub echo: bool,
-    /// Special tokens show in the text.
+    /// True if special tokens are shown in the text.
     pub keep_special_tokens: bool,
 }
 
 impl Output {
-    /// How many alternatives the prompt's logprobs need, for whichever reason they are wanted.
+    /// Number of alternatives needed with the prompt's logprobs; `None` if neither `prompt_logprobs` nor an echo needs
+    /// them.
     pub fn prompt_logprobs_needed(&self) -> Option<u32> {
         let echoed = if self.echo { self.logprobs } else { None };
         self.prompt_logprobs.max(echoed)

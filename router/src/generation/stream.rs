@@ -29,50 +29,50 @@ use crate::{
 /// Tokens in and out of one request, as OpenAI's `usage` counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of all prompts, each counted once whatever `n`.
+    /// Tokens of all prompts. Each prompt counts once, whatever `n` is.
     pub prompt_tokens: u32,
-    /// Of all choices.
+    /// Output tokens of all choices.
     pub completion_tokens: u32,
-    /// Of the prompts' tokens, those served from the prefix cache for each prompt's first choice.
+    /// Prompt tokens that the first choice of each prompt took from the prefix cache.
     pub cached_tokens: u32,
 }
 
-/// A request under way. Dropping it drops the conductor's streams, which cancels what still runs.
+/// A running request. Its drop drops the conductors' streams, which cancels the running choices.
 pub struct Generation {
-    /// What is served.
+    /// The served model.
     pub model: Arc<ServedModel>,
-    /// The prompts in tokens; choice `i` continues prompt `i / n`.
+    /// The encoded prompts. Choice `i` continues prompt `i / n`.
     pub prompts: Vec<EncodedPrompt>,
-    /// Choices a prompt.
+    /// Choices per prompt.
     pub n: u32,
-    /// What was asked to be reported.
+    /// Requested outputs besides the text.
     pub output: Output,
     choices: SelectAll<ChoiceStream>,
     unfinished: usize,
     usage: Usage,
     meter: RequestMeter,
-    _places: OwnedSemaphorePermit,
+    _permits: OwnedSemaphorePermit,
 }
 
-/// A request that the conductor has accepted.
+/// A request whose choices conductors have accepted.
 pub(super) struct Accepted {
-    /// What is served.
+    /// The served model.
     pub model: Arc<ServedModel>,
-    /// In tokens.
+    /// The encoded prompts.
     pub prompts: Vec<EncodedPrompt>,
-    /// Choices a prompt.
+    /// Choices per prompt.
     pub n: u32,
-    /// What was asked to be reported.
+    /// Requested outputs besides the text.
     pub output: Output,
-    /// In order.
+    /// The choices, in order.
     pub choices: Vec<ChoiceStream>,
-    /// The choices' places, given back with the last of the request.
-    pub places: OwnedSemaphorePermit,
+    /// One permit per choice. All are given back at the end of the request.
+    pub permits: OwnedSemaphorePermit,
 }
 
 impl Generation {
     pub(super) fn new(accepted: Accepted, meter: RequestMeter) -> Self {
-        let Accepted { model, prompts, n, output, choices, places } = accepted;
+        let Accepted { model, prompts, n, output, choices, permits } = accepted;
         let prompt_tokens = prompts.iter().map(|p| p.ids.len() as u32).sum();
         meter.accepted(prompt_tokens);
         Self {
@@ -84,11 +84,11 @@ impl Generation {
             choices: choices.into_iter().collect(),
             usage: Usage { prompt_tokens, ..Usage::default() },
             meter,
-            _places: places,
+            _permits: permits,
         }
     }
 
-    /// The next delta of any choice; none once all have finished. After an error the request is over.
+    /// The next delta of any choice; `None` when all have finished. The request ends after an error.
     pub async fn next(&mut self) -> Option<Result<Delta, Error>> {
         if self.choices.is_terminated() {
             return None;
@@ -115,12 +115,12 @@ impl Generation {
         Some(Ok(delta))
     }
 
-    /// What has been counted so far; complete once [`Generation::next`] has returned none.
+    /// Token counts so far. They are complete when [`Generation::next`] has returned `None`.
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// How many choices there are.
+    /// Number of choices.
     pub fn choice_count(&self) -> usize {
         self.prompts.len() * self.n as usize
     }
@@ -131,7 +131,7 @@ impl Generation {
     }
 }
 
-/// One choice's stream of deltas; it ends behind the delta with `finish`, and lets go of its conductor with it.
+/// One choice's stream of deltas. It drops the conductor's stream and ends after the delta with `finish`.
 pub struct ChoiceStream {
     choice: Choice,
     events: Option<BoxStream<'static, Result<RequestEvent, Error>>>,
@@ -142,7 +142,7 @@ impl ChoiceStream {
         Self { choice, events: Some(attempts.into_stream().boxed()) }
     }
 
-    /// What an event, or the end of the events, means; none if it has nothing for the client.
+    /// Turns an event, or the end of the events, into a delta or an error; `None` if the client gets nothing.
     fn on_event(&mut self, event: Option<Result<RequestEvent, Error>>) -> Option<Result<Delta, Error>> {
         match event {
             Some(Ok(event)) => self.choice.take(event).transpose(),

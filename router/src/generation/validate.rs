@@ -1,5 +1,5 @@
-//! Checks a request's parameters against their limits, and fills in what it does not say. Every refusal names the
-//! field, its value and the limit.
+//! Validates a request's parameters against their limits, and fills in defaults. Every error names the field, its value
+//! and the limit.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -9,22 +9,22 @@ use tutti_runtime::{Error, ErrorKind};
 use super::request::{GenerationRequest, Output, Sampling, Stopping};
 use crate::served::SamplingDefaults;
 
-/// Choices a prompt.
+/// Maximum number of choices per prompt.
 pub const MAX_N: u32 = 128;
 /// Alternatives beside a token's logprob.
 pub const MAX_LOGPROBS: u32 = 20;
-/// Stop strings a request, and bytes of each: both bound what is held back from the client.
+/// Maximum number of stop strings per request. It bounds the text held back from the client.
 pub const MAX_STOPS: usize = 16;
-/// See [`MAX_STOPS`].
+/// Maximum length of a stop string in bytes. It bounds the text held back from the client.
 pub const MAX_STOP_BYTES: usize = 1024;
 /// Stop tokens a request.
 pub const MAX_STOP_TOKENS: usize = 128;
-/// Tokens with a bias a request.
+/// Maximum number of biased tokens per request.
 pub const MAX_BIASES: usize = 1024;
 
 const PENALTY: RangeInclusive<f32> = -2.0..=2.0;
 
-/// A number that must lie within a range; NaN lies in none.
+/// Checks that a number is within a range. NaN is in no range.
 fn within(field: &str, value: f32, range: RangeInclusive<f32>) -> Result<f32, Error> {
     if range.contains(&value) {
         return Ok(value);
@@ -33,7 +33,7 @@ fn within(field: &str, value: f32, range: RangeInclusive<f32>) -> Result<f32, Er
     Err(Error::invalid(field, message))
 }
 
-/// A share of something that may not be none of it.
+/// Checks that a fraction is above 0 and at most 1.
 fn share(field: &str, value: f32) -> Result<f32, Error> {
     if value > 0.0 && value <= 1.0 {
         return Ok(value);
@@ -55,7 +55,7 @@ fn few(field: &str, what: &str, count: usize, limit: usize) -> Result<(), Error>
     Err(Error::invalid(field, format!("has {count} {what}, but may have at most {limit}")))
 }
 
-/// A token id that the model has.
+/// Checks that a token id is in the vocabulary.
 pub fn token_id(field: &str, id: u32, vocab_size: u32) -> Result<u32, Error> {
     if id < vocab_size {
         return Ok(id);
@@ -64,7 +64,7 @@ pub fn token_id(field: &str, id: u32, vocab_size: u32) -> Result<u32, Error> {
     Err(Error::invalid(field, message))
 }
 
-/// Checks everything that needs no tokenised prompt, so that a bad request costs no tokenising.
+/// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising.
 pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) -> Result<(), Error> {
     if request.prompts.is_empty() {
         return Err(Error::invalid("prompt", "is empty"));
@@ -80,7 +80,7 @@ pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) 
         let message = format!("is {}, but must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", request.priority);
         return Err(Error::invalid("priority", message));
     }
-    // No mistake in the request, but too late for it: a client passes on what it has left.
+    // Not an invalid argument: a client passes on the time that it has left, which may be 0.
     if request.timeout == Some(Duration::ZERO) {
         let error = Error::new(ErrorKind::DeadlineExceeded, "is 0: no time is left for the request");
         return Err(error.with_field("timeout_ms"));
@@ -120,7 +120,7 @@ fn check_stopping(
     Ok(())
 }
 
-/// The request's sampling, over the checkpoint's defaults, over OpenAI's.
+/// The sampling parameters: the request's, else the checkpoint's defaults, else OpenAI's.
 pub fn sampling(
     asked: &Sampling,
     defaults: &SamplingDefaults,
@@ -166,7 +166,8 @@ fn logit_bias(asked: &[(u32, f32)], vocab_size: u32) -> Result<Vec<pb::LogitBias
     }
 }
 
-/// How many tokens a prompt of this length may be continued by, under the request's own limits.
+/// Maximum number of output tokens for a prompt of this length. `limit` is the maximum number of prompt and output
+/// tokens, with the reason for it.
 pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: (u32, &str)) -> Result<u32, Error> {
     let (limit, what) = limit;
     let room = u32::try_from(prompt).ok().and_then(|prompt| limit.checked_sub(prompt));
@@ -197,12 +198,12 @@ pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: (u32, &str)) -> Res
     Ok(max_tokens)
 }
 
-/// The seed of a prompt's choice: choice 0 has the request's own, so that `n` = 1 is the first of any `n`.
+/// The seed of a choice. Choice 0 has the request's seed, so that it is the same for every `n`.
 pub fn choice_seed(seed: u64, choice: u32) -> u64 {
     if choice == 0 {
         return seed;
     }
-    // SplitMix64's finaliser (Steele, Lea and Flood, 2014): nearby seeds and choices end far apart.
+    // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): nearby inputs give unrelated seeds.
     let mut z = seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -210,80 +211,4 @@ pub fn choice_seed(seed: u64, choice: u32) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn resolve(asked: Sampling, defaults: SamplingDefaults) -> Result<pb::Sampling, Error> {
-        sampling(&Sampling { seed: Some(1), ..asked }, &defaults, 100)
-    }
-
-    #[test]
-    fn the_request_wins_over_the_checkpoint_and_that_over_openai() {
-        let checkpoint =
-            SamplingDefaults { temperature: Some(0.6), top_p: Some(0.95), ..SamplingDefaults::default() };
-        let asked = Sampling { temperature: Some(0.2), ..Sampling::default() };
-        let got = resolve(asked, checkpoint).unwrap();
-        assert_eq!((got.temperature, got.top_p, got.repetition_penalty), (0.2, 0.95, 1.0));
-        assert_eq!(resolve(Sampling::default(), SamplingDefaults::default()).unwrap().temperature, 1.0);
-    }
-
-    #[test]
-    fn a_checkpoint_that_does_not_sample_is_greedy_unless_asked() {
-        let greedy = SamplingDefaults {
-            do_sample: Some(false),
-            temperature: Some(0.6),
-            ..SamplingDefaults::default()
-        };
-        assert_eq!(resolve(Sampling::default(), greedy.clone()).unwrap().temperature, 0.0);
-        let asked = Sampling { temperature: Some(0.9), ..Sampling::default() };
-        assert_eq!(resolve(asked, greedy).unwrap().temperature, 0.9);
-    }
-
-    #[test]
-    fn nan_is_in_no_range() {
-        for asked in [
-            Sampling { temperature: Some(f32::NAN), ..Sampling::default() },
-            Sampling { top_p: Some(f32::NAN), ..Sampling::default() },
-            Sampling { logit_bias: vec![(1, f32::NAN)], ..Sampling::default() },
-        ] {
-            assert!(resolve(asked, SamplingDefaults::default()).is_err());
-        }
-    }
-
-    #[test]
-    fn biases_are_sorted_and_each_token_has_one() {
-        let asked = Sampling { logit_bias: vec![(7, 1.0), (3, -1.0)], ..Sampling::default() };
-        let got = resolve(asked, SamplingDefaults::default()).unwrap();
-        assert_eq!(got.logit_bias.iter().map(|b| b.token_id).collect::<Vec<_>>(), [3, 7]);
-        let asked = Sampling { logit_bias: vec![(7, 1.0), (7, -1.0)], ..Sampling::default() };
-        let error = resolve(asked, SamplingDefaults::default()).unwrap_err();
-        assert_eq!(error.field(), Some("logit_bias"));
-    }
-
-    #[test]
-    fn room_is_counted_to_the_token() {
-        let asked = |max_tokens| Stopping { max_tokens, ..Stopping::default() };
-        let max_tokens = |stopping: &Stopping, prompt, limit| max_tokens(stopping, prompt, (limit, "a test"));
-        assert_eq!(max_tokens(&asked(Some(6)), 10, 16), Ok(6));
-        assert_eq!(max_tokens(&asked(Some(7)), 10, 16).unwrap_err().field(), Some("max_tokens"));
-        assert_eq!(max_tokens(&asked(None), 10, 16), Ok(6));
-        assert_eq!(max_tokens(&asked(None), 16, 16).unwrap_err().field(), Some("prompt"));
-        assert_eq!(max_tokens(&asked(Some(0)), 16, 16), Ok(0));
-        assert_eq!(max_tokens(&asked(None), 17, 16).unwrap_err().field(), Some("prompt"));
-    }
-
-    #[test]
-    fn a_default_shrinks_to_the_room_there_is() {
-        let stopping = Stopping { default_max_tokens: Some(16), ..Stopping::default() };
-        assert_eq!(max_tokens(&stopping, 10, (16, "a test")), Ok(6));
-        assert_eq!(max_tokens(&stopping, 10, (100, "a test")), Ok(16));
-    }
-
-    #[test]
-    fn choices_have_seeds_of_their_own() {
-        assert_eq!(choice_seed(42, 0), 42);
-        let seeds: std::collections::HashSet<u64> = (0..128).map(|i| choice_seed(42, i)).collect();
-        assert_eq!(seeds.len(), 128);
-        assert_ne!(choice_seed(42, 1), choice_seed(43, 1));
-    }
-}
+mod tests;

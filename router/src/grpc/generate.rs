@@ -1,4 +1,4 @@
-//! A generation as a stream of `tutti.v1.GenerateResponse`.
+//! Writes a generation as a stream of `tutti.v1.GenerateResponse`.
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tonic::Status;
@@ -10,7 +10,7 @@ use crate::{
     served::ServedModel,
 };
 
-/// The generation's messages; the last carries the usage.
+/// The generation's messages. The last message has the usage.
 pub fn respond(
     generation: Generation,
     kind: PromptKind,

@@ -1,4 +1,4 @@
-//! `tutti.v1.GenerateRequest` as the core knows it, and the core's field names as the proto spells them.
+//! Converts `tutti.v1.GenerateRequest` into the core's request, and the core's field names into the proto's.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
     text::template::{Message, RenderOptions},
 };
 
-/// As the proto says.
+/// Default of `max_tokens`, as documented in the proto.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Which prompt a request has, as its errors name it.
+/// The kind of a request's prompt, by which errors name the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptKind {
     Text,
@@ -22,7 +22,7 @@ pub enum PromptKind {
     Chat,
 }
 
-/// Reads a request; the deadline in gRPC's own metadata counts beside `timeout_ms`.
+/// Converts a request. The timeout is the shorter of `timeout_ms` and the deadline in the gRPC metadata.
 pub fn read(
     request: pb::GenerateRequest,
     metadata: &MetadataMap,
@@ -73,7 +73,7 @@ fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, Promp
                 role: m.role,
                 content: m.content,
                 name: None,
-                // Placeholders stand in the text as they are.
+                // The client's text has the placeholders already.
                 media_at: Vec::new(),
             };
             let messages = chat.messages.into_iter().map(message).collect();
@@ -83,8 +83,8 @@ fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, Promp
     })
 }
 
-fn media((place, media): (usize, pb::Media)) -> Result<Media, Error> {
-    let path = format!("media[{place}]");
+fn media((index, media): (usize, pb::Media)) -> Result<Media, Error> {
+    let path = format!("media[{index}]");
     let kind = match media.kind() {
         pb::media::Kind::Audio => MediaKind::Audio,
         pb::media::Kind::Unspecified => {
@@ -108,8 +108,8 @@ fn sampling(sampling: pb::Sampling) -> Sampling {
     }
 }
 
-/// The time a client's library gave the call: at most 8 digits and a unit. One that is not so written counts for none,
-/// as gRPC's own servers have it.
+/// The call's timeout from the `grpc-timeout` header: at most 8 digits and a unit. A malformed value is ignored, as in
+/// gRPC's own servers.
 fn deadline(metadata: &MetadataMap) -> Option<Duration> {
     let value = metadata.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
@@ -125,7 +125,7 @@ fn deadline(metadata: &MetadataMap) -> Option<Duration> {
     })
 }
 
-/// A field of the core as the proto spells it.
+/// Renames the field of an error from the core's name to the proto's.
 pub fn respell(error: Error, kind: PromptKind) -> Error {
     let Some(field) = error.field() else { return error };
     let spelt = match field {
@@ -145,21 +145,4 @@ pub fn respell(error: Error, kind: PromptKind) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(value: &'static str) -> Option<Duration> {
-        let mut metadata = MetadataMap::new();
-        metadata.insert("grpc-timeout", value.parse().unwrap());
-        deadline(&metadata)
-    }
-
-    #[test]
-    fn deadlines_are_read_in_every_unit() {
-        assert_eq!(of("2H"), Some(Duration::from_secs(7200)));
-        assert_eq!(of("1500m"), Some(Duration::from_millis(1500)));
-        assert_eq!(of("99999999n"), Some(Duration::from_nanos(99_999_999)));
-        assert_eq!(of("0m"), Some(Duration::ZERO));
-        assert_eq!((of("123456789S"), of("S"), of("1x"), of("-1S")), (None, None, None, None));
-    }
-}
+mod tests;

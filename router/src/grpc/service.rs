@@ -1,4 +1,4 @@
-//! The service's methods.
+//! The methods of `tutti.v1.Inference`.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use tutti_runtime::Error;
 use super::{generate, request};
 use crate::generation::Generator;
 
-/// `tutti.v1.Inference`.
+/// Implements `tutti.v1.Inference`.
 pub struct InferenceService {
     generator: Arc<Generator>,
 }
 
 impl InferenceService {
-    /// On top of the front door's core.
+    /// Creates the service on the front door's generator.
     pub fn new(generator: Arc<Generator>) -> Self {
         Self { generator }
     }

@@ -1,4 +1,4 @@
-//! Request bodies: up to a limit each, up to a limit together, and not for ever.
+//! Reads request bodies, with limits on the size of each body, on the size of all bodies, and on time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,53 +14,60 @@ use tokio::{
 };
 use tutti_runtime::{Error, ErrorKind};
 
-/// How many bodies of the largest size may be in memory at once, or smaller ones that come to the same.
+/// Limit of the memory for all bodies, as a multiple of the largest body.
 const LARGEST_AT_ONCE: usize = 16;
-/// Room is counted in pieces of this size.
+/// Unit of the memory limit, in bytes.
 const PIECE_BYTES: usize = 4096;
-/// How long a client may take to send the next piece.
+/// Time that a client has to send the next piece of a body.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How much of a refused body is still taken off the connection, so that a client that sends all before it reads gets
-/// the answer instead of a reset, and for how long.
+/// Number of bytes of a refused body that are still read, so that a client that sends everything before it reads gets
+/// the answer and not a connection reset.
 const MAX_DRAIN_BYTES: usize = 256 << 20;
+/// Time for which a refused body is still read.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
 
-/// Reads bodies within the limits; clones share the room.
+/// Reads bodies within the limits. Clones share the memory limit.
 #[derive(Clone)]
 pub struct BodyReader {
+    /// Maximum size of a body in bytes.
     limit: usize,
     patience: Duration,
-    room: Arc<Semaphore>,
+    /// One permit per `PIECE_BYTES` of memory.
+    memory: Arc<Semaphore>,
 }
 
-/// A body, with its share of the room.
+/// A body, with its permits for memory.
 pub struct RequestBody {
     /// The bytes.
     pub bytes: Bytes,
-    _room: OwnedSemaphorePermit,
+    _memory: OwnedSemaphorePermit,
 }
 
 impl BodyReader {
-    /// A reader of bodies of at most `limit` bytes.
+    /// Creates a reader of bodies of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         let pieces = limit.div_ceil(PIECE_BYTES).saturating_mul(LARGEST_AT_ONCE);
-        Self { limit, patience: PATIENCE, room: Arc::new(Semaphore::new(pieces.min(Semaphore::MAX_PERMITS))) }
+        Self {
+            limit,
+            patience: PATIENCE,
+            memory: Arc::new(Semaphore::new(pieces.min(Semaphore::MAX_PERMITS))),
+        }
     }
 
-    /// Reads a body. A larger one is refused as soon as it is known to be.
+    /// Reads a body. A body over the limit is refused as soon as its size is known.
     pub async fn read(&self, request: Request) -> Result<RequestBody, Error> {
         let expects_continue = request.headers().contains_key(header::EXPECT);
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared: Option<usize> = declared.and_then(|value| value.to_str().ok()?.parse().ok());
         let mut body = request.into_body().into_data_stream();
         if declared.is_some_and(|length| length > self.limit) {
-            // A client that waits for leave to send gets the refusal in its place.
+            // A client that sent `Expect: 100-continue` waits, and gets the refusal before it sends the body.
             if !expects_continue {
                 drain(body);
             }
             return Err(self.too_large());
         }
-        let room = self.take_room(declared.unwrap_or(self.limit))?;
+        let memory = self.reserve(declared.unwrap_or(self.limit))?;
         let mut bytes = Vec::with_capacity(declared.unwrap_or(0));
         while let Some(piece) = timeout(self.patience, body.next()).await.map_err(|_| self.too_slow())? {
             let piece = piece.map_err(|e| broken(format!("could not be read to its end: {e}")))?;
@@ -70,20 +77,20 @@ impl BodyReader {
             }
             bytes.extend_from_slice(&piece);
         }
-        Ok(RequestBody { bytes: bytes.into(), _room: room })
+        Ok(RequestBody { bytes: bytes.into(), _memory: memory })
     }
 
-    fn take_room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
+    fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
         let pieces = u32::try_from(bytes.div_ceil(PIECE_BYTES)).unwrap_or(u32::MAX);
-        self.room.clone().try_acquire_many_owned(pieces).map_err(|_| {
+        self.memory.clone().try_acquire_many_owned(pieces).map_err(|_| {
             let limit = self.limit.saturating_mul(LARGEST_AT_ONCE);
-            let message = format!("the bodies being read come to {limit} bytes, which is the limit");
+            let message = format!("the bodies being read reach the limit of {limit} bytes");
             Error::overloaded(message, Duration::from_secs(1))
         })
     }
 
     fn too_slow(&self) -> Error {
-        broken(format!("stopped coming: nothing for {:?}", self.patience))
+        broken(format!("stopped arriving: no data for {:?}", self.patience))
     }
 
     fn too_large(&self) -> Error {
@@ -96,7 +103,7 @@ fn broken(how: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, format!("the body {how}"))
 }
 
-/// Throws the rest of a body away while the answer is already on its way.
+/// Reads and discards the rest of a body while the answer is being sent.
 fn drain(mut body: BodyDataStream) {
     tokio::spawn(async move {
         let all = async {
@@ -108,36 +115,10 @@ fn drain(mut body: BodyDataStream) {
                 };
             }
         };
-        // Out of time, the body is dropped and the connection with it.
+        // After the timeout the body is dropped, which closes the connection.
         let _ = timeout(MAX_DRAIN_TIME, all).await;
     });
 }
 
 #[cfg(test)]
-mod tests {
-    use axum::body::Body;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn bodies_share_room_and_give_it_back() {
-        let reader = BodyReader::new(PIECE_BYTES);
-        let body = || Request::new(Body::from(vec![b' '; PIECE_BYTES]));
-        let mut held = Vec::new();
-        for _ in 0..LARGEST_AT_ONCE {
-            held.push(reader.read(body()).await.ok().unwrap());
-        }
-        let refused = reader.read(body()).await.err().unwrap();
-        assert_eq!(refused.kind(), ErrorKind::Overloaded);
-        held.pop();
-        assert_eq!(reader.read(body()).await.ok().unwrap().bytes.len(), PIECE_BYTES);
-    }
-
-    #[tokio::test]
-    async fn a_body_that_stops_coming_is_given_up() {
-        let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
-        let reader = BodyReader { patience: Duration::from_millis(1), ..BodyReader::new(PIECE_BYTES) };
-        let refused = reader.read(Request::new(silent)).await.err().unwrap();
-        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-    }
-}
+mod tests;

@@ -24,12 +24,12 @@ use super::{
 };
 use crate::generation::{Delta, Generation, GenerationRequest, Output, Stopping};
 
-/// A request, and how its answer is shown.
+/// A parsed request, with the options of its answer.
 struct Chat {
     request: GenerationRequest,
     return_token_ids: bool,
     stream: Option<StreamOptions>,
-    /// What this client calls the limit on output tokens.
+    /// The parameter by which the client set the limit of output tokens, for errors.
     max_tokens_name: &'static str,
 }
 
@@ -49,7 +49,7 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
     Ok(Json(render.body("chat.completion", choices, usage, prompt_token_ids)).into_response())
 }
 
-/// Fields of a generation by the names they have in a chat.
+/// Renames the field of an error from the core's name to that of the chat API.
 fn respell(error: Error, max_tokens_name: &'static str) -> Error {
     match error.field() {
         Some("prompt") => error.with_field("messages"),
@@ -86,7 +86,7 @@ fn parse(body: &[u8]) -> Result<Chat, Error> {
     Ok(Chat { request, return_token_ids: shared.return_token_ids, stream: shared.stream, max_tokens_name })
 }
 
-/// `max_completion_tokens`, or `max_tokens` as it was once called.
+/// Takes `max_completion_tokens`, or its older name `max_tokens`.
 fn max_tokens(fields: &mut Fields<'_>) -> Result<(Option<u32>, &'static str), Error> {
     let (old, new): (Option<u32>, Option<u32>) =
         (fields.take("max_tokens")?, fields.take("max_completion_tokens")?);
@@ -112,7 +112,7 @@ fn logprobs(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Parameters of OpenAI's that Tutti does not honour, each with why; values that ask for nothing pass.
+/// Refuses OpenAI parameters that Tutti does not support, with the reason. Values without effect pass.
 fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
     let no_tools = "tools are not available";
     fields.refuse("tools", &[json!([])], no_tools)?;
@@ -129,7 +129,7 @@ fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
     fields.refuse("reasoning_effort", &[], template)?;
     fields.refuse("verbosity", &[json!("medium")], "the model has no such setting")?;
     fields.refuse("prompt_logprobs", &[], "the prompt is the template's text; use /v1/completions")?;
-    // Hints for speed, and a setting of tools, which are refused above.
+    // `prediction` is a hint for speed. `parallel_tool_calls` has no effect without tools.
     fields.ignore(&["prediction", "parallel_tool_calls"]);
     Ok(())
 }
@@ -141,7 +141,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     choices: Vec<Choice>,
-    /// Null in the chunks of a stream whose last chunk has it.
+    /// Null in all chunks of a stream but the last, if the client requested usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -160,7 +160,7 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// The whole turn, or what is new about it.
+/// The whole message, or a piece of it in a stream.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Said {
@@ -170,7 +170,7 @@ enum Said {
 
 #[derive(Serialize)]
 struct Piece {
-    /// In a choice's first chunk.
+    /// Set in a choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,7 +179,7 @@ struct Piece {
 
 const ROLE: &str = "assistant";
 
-/// Writes one answer.
+/// Writes the answer to one request.
 struct Renderer {
     id: String,
     created: u64,
@@ -217,12 +217,12 @@ impl Renderer {
         Frame::json(&self.body("chat.completion.chunk", choices, usage, prompt_token_ids))
     }
 
-    /// All choices of a chat have one prompt.
+    /// The prompt's token ids, if requested. All choices of a chat share one prompt.
     fn prompt_token_ids(&self, generation: &Generation) -> Option<Vec<u32>> {
         self.return_token_ids.then(|| generation.prompt_of(0).ids.to_vec())
     }
 
-    /// A choice, or what is new about it.
+    /// Writes a whole choice, or a delta of it in a stream.
     fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
         let asked = generation.output.logprobs.filter(|_| !self.streams || !delta.tokens.is_empty());
         Choice {
@@ -241,7 +241,7 @@ impl Renderer {
 }
 
 impl sse::Render for Renderer {
-    /// Every choice begins with a chunk that says whose turn it is.
+    /// Every choice begins with a chunk that has the role.
     fn opening(&mut self, generation: &Generation) -> Vec<Frame> {
         let first = |index| {
             let said = Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) });

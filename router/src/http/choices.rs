@@ -1,21 +1,21 @@
-//! What choices have in common on both routes, streamed or not.
+//! Fields of a choice that both routes share, streamed or not.
 
 use serde::Serialize;
 use tutti_runtime::Error;
 
 use crate::generation::{Delta, Finish, Generation, OutputToken, Reason};
 
-/// What stopped a choice beside an end-of-sequence token: a stop string or a stop token's id, as vLLM reports it.
+/// vLLM's `stop_reason`: the stop string or the stop token's id that ended a choice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum StopReason {
-    /// The string.
+    /// A stop string.
     Text(String),
-    /// The token.
+    /// A stop token's id.
     Token(u32),
 }
 
-/// OpenAI's word for how a choice ended.
+/// OpenAI's `finish_reason`.
 pub fn finish_reason(finish: Option<&Finish>) -> Option<&'static str> {
     finish.map(|finish| match finish.reason {
         Reason::Length => "length",
@@ -23,7 +23,7 @@ pub fn finish_reason(finish: Option<&Finish>) -> Option<&'static str> {
     })
 }
 
-/// What exactly stopped a choice.
+/// vLLM's `stop_reason`; `None` if the choice ended otherwise.
 pub fn stop_reason(finish: Option<&Finish>) -> Option<StopReason> {
     match &finish?.reason {
         Reason::StopString(text) => Some(StopReason::Text(text.clone())),
@@ -32,12 +32,12 @@ pub fn stop_reason(finish: Option<&Finish>) -> Option<StopReason> {
     }
 }
 
-/// The ids of tokens, if they were asked for.
+/// Ids of the tokens, if requested.
 pub fn token_ids(wanted: bool, tokens: &[OutputToken]) -> Option<Vec<u32>> {
     wanted.then(|| tokens.iter().map(|token| token.id).collect())
 }
 
-/// Runs a generation to its end; gives each choice's deltas as one, in order.
+/// Runs a generation to its end. Returns one delta per choice, in order.
 pub async fn collect(generation: &mut Generation) -> Result<Vec<Delta>, Error> {
     let mut whole: Vec<Delta> = (0..generation.choice_count() as u32)
         .map(|choice| Delta { choice, first: true, ..Delta::default() })

@@ -23,10 +23,10 @@ use super::{
 };
 use crate::generation::{Delta, Generation, GenerationRequest, Output, Prompt, Stopping};
 
-/// OpenAI's default.
+/// OpenAI's default of `max_tokens`.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// A request, and how its answer is shown.
+/// A parsed request, with the options of its answer.
 struct Completion {
     request: GenerationRequest,
     return_token_ids: bool,
@@ -85,7 +85,7 @@ fn parse(body: &[u8]) -> Result<Completion, Error> {
     Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
 }
 
-/// A text, a list of token ids, or a list of either.
+/// Parses the prompt: a text, a list of token ids, or a list of either.
 fn prompts(value: &RawValue, add_special_tokens: bool) -> Result<Vec<Prompt>, Error> {
     let text = |text| Prompt::Text { text, add_special_tokens };
     let json = value.get();
@@ -113,7 +113,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     choices: Vec<Choice>,
-    /// Null in the chunks of a stream whose last chunk has it.
+    /// Null in all chunks of a stream but the last, if the client requested usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
 }
@@ -133,7 +133,7 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// Writes one answer.
+/// Writes the answer to one request.
 struct Renderer {
     id: String,
     created: u64,
@@ -158,7 +158,7 @@ impl Renderer {
         Body { id, object: "text_completion", created: *created, model, choices, usage }
     }
 
-    /// A choice, or what is new about it.
+    /// Writes a whole choice, or a delta of it in a stream.
     fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
         let Generation { model, output, .. } = generation;
         let prompt = generation.prompt_of(delta.choice);
@@ -208,38 +208,4 @@ impl sse::Render for Renderer {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const GOOD: &str = r#"{"prompt": ["a", "é"], "temperature": 0.5,
-        "logit_bias": {"5": -1}, "stop": ["x"], "stream": true, "stream_options": {"include_usage": true}}"#;
-
-    fn is_answered(body: &[u8]) {
-        // Whatever it is, it is a request or an error with a message: no panic, no silence.
-        if let Err(error) = parse(body) {
-            assert!(!error.message().is_empty());
-        }
-    }
-
-    #[test]
-    fn the_good_body_is_good() {
-        assert_eq!(parse(GOOD.as_bytes()).ok().unwrap().request.prompts.len(), 2);
-    }
-
-    proptest! {
-        #[test]
-        fn a_damaged_body_is_answered(
-            edits in prop::collection::vec((0..GOOD.len(), prop_oneof![any::<u8>(), Just(b'N'), Just(b'"')]), 1..6),
-            end in 0..=GOOD.len(),
-        ) {
-            let mut body = GOOD.as_bytes().to_vec();
-            for (place, byte) in edits {
-                body[place] = byte;
-            }
-            is_answered(&body);
-            is_answered(&body[..end]);
-        }
-    }
-}
+mod tests;

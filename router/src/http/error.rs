@@ -18,7 +18,7 @@ impl From<Error> for ApiError {
     }
 }
 
-/// `{"error": {…}}`, as an answer's body or as an event in a stream.
+/// `{"error": {…}}`: the body of an answer, or an event in a stream.
 #[derive(Debug, Serialize)]
 pub struct ErrorBody<'a> {
     error: ErrorObject<'a>,
@@ -37,7 +37,7 @@ impl<'a> From<&'a Error> for ErrorBody<'a> {
         let code = match (error.kind(), error.field()) {
             (ErrorKind::NotFound, Some("model")) => Some("model_not_found"),
             (ErrorKind::Overloaded, _) => Some("rate_limit_exceeded"),
-            // In a stream that has begun there is no status to tell it by.
+            // A stream that has begun has no status that tells the error.
             (ErrorKind::DeadlineExceeded, _) => Some("deadline_exceeded"),
             _ => None,
         };
@@ -52,7 +52,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// An answer with a status that an error kind alone does not tell.
+/// An error as an answer with the given status, for statuses that do not follow from the error's kind.
 pub fn respond(status: StatusCode, error: &Error) -> Response {
     if error.kind() == ErrorKind::Internal {
         tracing::error!(%error, "answering with an internal error");

@@ -1,4 +1,4 @@
-//! A JSON object's members, taken one by one: every error names the member, and members nobody takes are refused.
+//! Reads a JSON object member by member. Every error names the member, and unknown members are refused.
 
 use std::{borrow::Cow, fmt};
 
@@ -9,15 +9,15 @@ use serde::{
 use serde_json::{Value, value::RawValue};
 use tutti_runtime::Error;
 
-/// More members than any request has; bounds the work done for one that is nothing but members.
+/// Maximum number of members of an object. It is above the number of known parameters, and bounds the work per request.
 const MAX_MEMBERS: usize = 256;
 
-/// A longer value asks for something.
+/// Maximum size in bytes of a value that can be harmless; see [`Fields::refuse`].
 const MAX_HARMLESS_BYTES: usize = 256;
 
-/// The members of one object that have not been taken yet. `null` counts as absent, as in OpenAI's clients.
+/// The members of an object that have not been taken yet. `null` counts as absent, as in OpenAI's clients.
 pub struct Fields<'a> {
-    /// Where the object is in the request: empty for the request itself, else such as `messages[0].`.
+    /// Path of the object in the request, such as `messages[0].`; empty for the request itself.
     path: String,
     members: Vec<(Cow<'a, str>, &'a RawValue)>,
 }
@@ -26,7 +26,7 @@ impl<'a> Fields<'a> {
     /// Reads a whole body, which must be a JSON object.
     pub fn of_body(body: &'a [u8]) -> Result<Self, Error> {
         let text = std::str::from_utf8(body).map_err(|e| {
-            invalid_body(format!("the body is not UTF-8: byte {} is part of no character", e.valid_up_to()))
+            invalid_body(format!("the body is not UTF-8: byte {} is in no character", e.valid_up_to()))
         })?;
         if text.trim_start().is_empty() {
             return Err(invalid_body("the body is empty, but must be a JSON object"));
@@ -41,7 +41,7 @@ impl<'a> Fields<'a> {
         Self::checked(String::new(), members)
     }
 
-    /// Reads an object inside of the request; `path` is where it is.
+    /// Reads an object inside the request, at `path`.
     pub fn of_value(path: &str, value: &'a RawValue) -> Result<Self, Error> {
         let members = parse::<Members<'_>>(path, value)?;
         Self::checked(format!("{path}."), members)
@@ -57,15 +57,15 @@ impl<'a> Fields<'a> {
         Ok(Self { path, members })
     }
 
-    /// The full name of a member.
+    /// The full path of a member.
     pub fn name(&self, name: &str) -> String {
         format!("{}{name}", self.path)
     }
 
-    /// Takes a member unread.
+    /// Takes a member without parsing it.
     pub fn take_raw(&mut self, name: &str) -> Option<&'a RawValue> {
-        let place = self.members.iter().position(|(given, _)| given == name)?;
-        let (_, value) = self.members.swap_remove(place);
+        let index = self.members.iter().position(|(given, _)| given == name)?;
+        let (_, value) = self.members.swap_remove(index);
         (value.get() != "null").then_some(value)
     }
 
@@ -79,13 +79,13 @@ impl<'a> Fields<'a> {
         Ok(self.take(name)?.unwrap_or_default())
     }
 
-    /// Takes a member that must be there.
+    /// Takes a member that is required.
     pub fn require<T: Deserialize<'a>>(&mut self, name: &str) -> Result<T, Error> {
         let full = self.name(name);
         self.take(name)?.ok_or_else(|| Error::invalid(full, "is required"))
     }
 
-    /// Refuses a known member that asks for something Tutti does not do; values that ask for nothing are `harmless`.
+    /// Refuses a known member that Tutti does not support, unless its value is one of `harmless`, which have no effect.
     pub fn refuse(&mut self, name: &str, harmless: &[Value], why: &str) -> Result<(), Error> {
         let full = self.name(name);
         let Some(value) = self.take_raw(name) else { return Ok(()) };
@@ -95,14 +95,14 @@ impl<'a> Fields<'a> {
         Err(Error::invalid(full, format!("is not supported: {why}")))
     }
 
-    /// Takes members that change nothing about the answer.
+    /// Takes members that do not affect the answer.
     pub fn ignore(&mut self, names: &[&str]) {
         for name in names {
             self.take_raw(name);
         }
     }
 
-    /// Refuses what has not been taken, by name.
+    /// Refuses the members that have not been taken.
     pub fn finish(self) -> Result<(), Error> {
         match self.members.first() {
             Some((name, _)) => Err(Error::invalid(self.name(name), "is not a parameter of this route")),
@@ -111,11 +111,11 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Reads a value; an error names the member and what was expected.
+/// Parses a value. The error names the member and the expected type.
 pub fn parse<'a, T: Deserialize<'a>>(name: &str, value: &'a RawValue) -> Result<T, Error> {
     serde_json::from_str(value.get()).map_err(|e| {
         let message = e.to_string();
-        // The position is one within the value, which nobody can look up.
+        // The position is relative to the value, so it would mislead the client.
         let message = message.rfind(" at line ").map_or(message.as_str(), |end| &message[..end]);
         Error::invalid(name, message)
     })
@@ -125,8 +125,8 @@ fn invalid_body(message: impl Into<String>) -> Error {
     Error::new(tutti_runtime::ErrorKind::InvalidArgument, message)
 }
 
-/// The member whose value is no JSON number, such as Python's NaN: those come from clients' arithmetic, and a byte
-/// position alone would not help them.
+/// The member whose value is not a valid JSON number, such as Python's NaN. Such values come from a client's arithmetic,
+/// and the member's name helps more than a byte position.
 fn member_at<'t>(text: &'t str, error: &serde_json::Error) -> Option<&'t str> {
     let line_start =
         text.split_inclusive('\n').take(error.line().checked_sub(1)?).map(str::len).sum::<usize>();
@@ -169,65 +169,9 @@ impl<'de> Visitor<'de> for MembersVisitor {
     }
 }
 
-/// A member's name, borrowed where it has no escapes.
+/// A member's name, borrowed if it has no escapes.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refusal(body: &[u8]) -> Error {
-        Fields::of_body(body).err().unwrap()
-    }
-
-    #[test]
-    fn members_are_taken_by_type_and_leftovers_are_named() {
-        let mut fields = Fields::of_body(br#"{"n": 2, "user": null, "x": "y"}"#).unwrap();
-        assert_eq!(fields.take::<u32>("n"), Ok(Some(2)));
-        assert_eq!(fields.take::<String>("user"), Ok(None));
-        assert_eq!(fields.finish().unwrap_err().field(), Some("x"));
-    }
-
-    #[test]
-    fn a_wrong_type_is_named_without_a_position() {
-        let mut fields = Fields::of_body(br#"{"n": "two"}"#).unwrap();
-        let error = fields.take::<u32>("n").unwrap_err();
-        assert_eq!(
-            (error.field(), error.message()),
-            (Some("n"), "invalid type: string \"two\", expected u32")
-        );
-    }
-
-    #[test]
-    fn nested_members_have_full_names() {
-        let mut fields = Fields::of_body(br#"{"a": {"b": 1, "c": 2}}"#).unwrap();
-        let inner = fields.take_raw("a").unwrap();
-        let mut inner = Fields::of_value("a", inner).unwrap();
-        assert_eq!(inner.take::<u32>("b"), Ok(Some(1)));
-        assert_eq!(inner.finish().unwrap_err().field(), Some("a.c"));
-    }
-
-    #[test]
-    fn a_body_that_is_no_object_says_why_and_where() {
-        assert!(refusal(b"").message().contains("empty"));
-        assert!(refusal(b"[1]").message().contains("expected an object"));
-        assert!(refusal(b"{\"a\": 1").message().contains("line 1 column 7"));
-        assert!(refusal(b"{\"a\": \"\xff\"}").message().contains("byte 7"));
-        assert_eq!(refusal(br#"{"a": 1, "a": 2}"#).field(), Some("a"));
-    }
-
-    #[test]
-    fn a_number_that_json_does_not_have_is_named_by_its_member() {
-        for value in ["NaN", "Infinity", "-Infinity"] {
-            let body = format!("{{\"prompt\": \"a: b\",\n \"temperature\": {value}, \"n\": 1}}");
-            assert_eq!(refusal(body.as_bytes()).field(), Some("temperature"), "{value}");
-        }
-    }
-
-    #[test]
-    fn a_thousand_members_are_too_many() {
-        let members: Vec<String> = (0..1000).map(|i| format!("\"m{i}\": 1")).collect();
-        assert!(refusal(format!("{{{}}}", members.join(",")).as_bytes()).message().contains("256"));
-    }
-}
+mod tests;

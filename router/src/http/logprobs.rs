@@ -1,4 +1,4 @@
-//! Logprobs in the three shapes that clients know: OpenAI's for completions, OpenAI's for chat, and vLLM's for prompts.
+//! Logprobs in three formats: OpenAI's for completions, OpenAI's for chat, and vLLM's for prompts.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use tutti_proto::cluster::v1::TokenLogprob;
@@ -8,14 +8,14 @@ use crate::{
     served::ServedModel,
 };
 
-/// JSON has no infinities; this is what vLLM shows for a token that cannot come.
+/// The logprob of an impossible token, as in vLLM. JSON has no infinities.
 const LEAST: f32 = -9999.0;
 
 fn finite(logprob: f32) -> f32 {
     logprob.max(LEAST)
 }
 
-/// The `logprobs` of a completion: four lists of one length.
+/// The `logprobs` of a completion: four lists of equal length.
 #[derive(Debug, Default, Serialize)]
 pub struct CompletionLogprobs {
     tokens: Vec<String>,
@@ -24,7 +24,7 @@ pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
 }
 
-/// An object from tokens' strings to logprobs, likeliest first.
+/// A JSON object of token strings and logprobs, likeliest first.
 #[derive(Debug)]
 struct TopByToken(Vec<(String, f32)>);
 
@@ -35,13 +35,13 @@ impl Serialize for TopByToken {
 }
 
 impl TopByToken {
-    /// The likeliest tokens, and the one at hand if it is not among them.
+    /// The likeliest tokens, and the sampled token if it is not among them.
     fn of(model: &ServedModel, id: u32, logprob: &TokenLogprob) -> Self {
         let mut top: Vec<(String, f32)> = Vec::with_capacity(logprob.top.len() + 1);
         let own = (!logprob.top.iter().any(|t| t.token_id == id)).then_some((id, logprob.logprob));
         for (id, value) in logprob.top.iter().map(|t| (t.token_id, t.logprob)).chain(own) {
             let token = model.token_string(id);
-            // Two tokens may have one string; an object has room for the likelier.
+            // Two tokens may have the same string. The likelier one stays, since keys must be unique.
             if !top.iter().any(|(seen, _)| *seen == token) {
                 top.push((token, finite(value)));
             }
@@ -58,7 +58,7 @@ impl CompletionLogprobs {
         self.text_offset.push(offset);
     }
 
-    /// Adds an echoed prompt's tokens.
+    /// Adds the tokens of an echoed prompt.
     pub fn push_prompt(&mut self, model: &ServedModel, prompt: &EncodedPrompt, logprobs: &[TokenLogprob]) {
         for (i, (&id, &offset)) in prompt.ids.iter().zip(prompt.offsets.iter()).enumerate() {
             let logprob = i.checked_sub(1).and_then(|before| logprobs.get(before));
@@ -66,7 +66,7 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds output tokens; `text_before` is how many characters an echo put before the output.
+    /// Adds output tokens. `text_before` is the number of characters of the echo before the output.
     pub fn push_output(&mut self, model: &ServedModel, tokens: &[OutputToken], text_before: usize) {
         for token in tokens {
             self.push(model, token.id, token.logprob.as_ref(), text_before + token.offset);
@@ -103,7 +103,7 @@ impl ChatTop {
 }
 
 impl ChatLogprobs {
-    /// Of these tokens.
+    /// The logprobs of output tokens.
     pub fn new(model: &ServedModel, tokens: &[OutputToken]) -> Self {
         let content = tokens.iter().filter_map(|token| {
             let logprob = token.logprob.as_ref()?;
@@ -114,7 +114,7 @@ impl ChatLogprobs {
     }
 }
 
-/// vLLM's `prompt_logprobs`: a null for the first token, then for each an object by token id.
+/// vLLM's `prompt_logprobs`: null for the first token, then an object keyed by token id for each further token.
 #[derive(Debug)]
 pub struct PromptLogprobs(Vec<Option<Vec<PromptEntry>>>);
 
@@ -128,7 +128,7 @@ struct PromptEntry {
 }
 
 impl PromptLogprobs {
-    /// Of this prompt's tokens but the first.
+    /// The logprobs of all prompt tokens but the first.
     pub fn new(model: &ServedModel, prompt: &EncodedPrompt, logprobs: &[TokenLogprob]) -> Self {
         let entry = |id, logprob, rank| {
             let decoded_token = model.token_string(id);

@@ -1,4 +1,4 @@
-//! Chat messages: roles, text and audio. What else OpenAI's messages may carry is refused by name.
+//! Chat messages: roles, text and audio. Other members of OpenAI's messages are refused by name.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{json, value::RawValue};
@@ -11,27 +11,27 @@ use crate::{
     text::template::{Message, RenderOptions},
 };
 
-/// What a conversation becomes a prompt by.
+/// A parsed conversation.
 pub struct Conversation {
     /// The turns so far; at least one.
     pub messages: Vec<Message>,
-    /// What stands in them beside text, in order.
+    /// Media items of all messages, in order.
     pub media: Vec<Media>,
-    /// How the template is asked.
+    /// Options of rendering.
     pub options: RenderOptions,
-    /// Whether special tokens are added to what the template gives; templates write their own.
+    /// True if the tokenizer adds its special tokens. Usually false, since templates write the special tokens.
     pub add_special_tokens: bool,
 }
 
 impl Conversation {
-    /// A prompt, and its media.
+    /// Splits the conversation into a prompt and its media.
     pub fn split(self) -> (Prompt, Vec<Media>) {
         let Self { messages, media, options, add_special_tokens } = self;
         (Prompt::Chat { messages, options, add_special_tokens }, media)
     }
 }
 
-/// Takes the members that make a conversation.
+/// Takes the members of a request that make up a conversation.
 pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
     let given: Vec<&RawValue> = fields.require("messages")?;
     if given.is_empty() {
@@ -68,7 +68,7 @@ fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Messa
         fields.refuse(member, &[json!([])], "tools are not available")?;
     }
     fields.refuse("audio", &[], "the server keeps no answers; send the audio itself, as input_audio")?;
-    // Members of OpenAI's answers that a client sends back with the conversation.
+    // OpenAI's answers have these members, and clients send the answers back.
     fields.ignore(&["refusal", "annotations"]);
     let content_name = fields.name("content");
     let (content, media_at) = match fields.take_raw("content") {
@@ -80,7 +80,7 @@ fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Messa
     Ok(Message { role, content, name, media_at })
 }
 
-/// Text parts, a line each, and where the others stand between them.
+/// Parses content parts. Returns the text, with adjacent text parts on separate lines, and the byte offsets of media.
 fn parts(
     path: &str,
     value: &RawValue,
@@ -114,7 +114,7 @@ fn parts(
     Ok((text, media_at))
 }
 
-/// OpenAI's way to send audio: base64, and what it is of.
+/// Parses OpenAI's `input_audio`: base64 data and a format.
 fn audio(path: &str, value: &RawValue) -> Result<Media, Error> {
     let mut fields = Fields::of_value(path, value)?;
     let (data, format): (String, String) = (fields.require("data")?, fields.require("format")?);
@@ -126,67 +126,4 @@ fn audio(path: &str, value: &RawValue) -> Result<Media, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn conversation(body: &str) -> Result<Conversation, Error> {
-        let mut fields = Fields::of_body(body.as_bytes())?;
-        let conversation = take(&mut fields)?;
-        fields.finish()?;
-        Ok(conversation)
-    }
-
-    fn refused(body: &str) -> String {
-        conversation(body).err().unwrap().field().unwrap().to_owned()
-    }
-
-    #[test]
-    fn text_parts_become_lines() {
-        let body = r#"{"messages": [{"role": "user", "content": [
-            {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}"#;
-        let conversation = conversation(body).unwrap();
-        assert_eq!(conversation.messages[0].content, "a\nb");
-        assert!(conversation.options.add_generation_prompt);
-    }
-
-    #[test]
-    fn audio_stands_where_it_was_between_the_text() {
-        let body = r#"{"messages": [{"role": "user", "content": [
-            {"type": "text", "text": "é"}, {"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}},
-            {"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}"#;
-        let conversation = conversation(body).unwrap();
-        assert_eq!(conversation.messages[0].content, "éb\nc");
-        assert_eq!(conversation.messages[0].media_at, [(MediaKind::Audio, 2)]);
-        let path = "messages[0].content[1].input_audio".to_owned();
-        let expected = Media { path, kind: MediaKind::Audio, format: "wav".into(), data: vec![1, 2] };
-        assert_eq!(conversation.media, [expected]);
-    }
-
-    #[test]
-    fn an_assistant_message_as_the_openai_client_gives_it_back_is_taken() {
-        let body = r#"{"messages": [{"role": "assistant", "content": "hi", "refusal": null, "annotations": null,
-            "audio": null, "function_call": null, "tool_calls": null}]}"#;
-        assert_eq!(conversation(body).unwrap().messages[0].content, "hi");
-    }
-
-    #[test]
-    fn what_is_wrong_is_named_to_the_part() {
-        assert_eq!(refused(r#"{"messages": []}"#), "messages");
-        assert_eq!(refused(r#"{"messages": [{"content": "x"}]}"#), "messages[0].role");
-        assert_eq!(refused(r#"{"messages": [{"role": "user"}]}"#), "messages[0].content");
-        assert_eq!(refused(r#"{"messages": [{"role": "user", "content": 7}]}"#), "messages[0].content");
-        let image =
-            r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#;
-        assert_eq!(refused(image), "messages[0].content[0].type");
-        let audio = |audio: &str| {
-            let part = format!(r#"{{"type": "input_audio", "input_audio": {audio}}}"#);
-            refused(&format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#))
-        };
-        let path = "messages[0].content[0].input_audio";
-        assert_eq!(audio(r#"{"data": "A", "format": "wav"}"#), format!("{path}.data"));
-        assert_eq!(audio(r#"{"data": "AQI="}"#), format!("{path}.format"));
-        assert_eq!(audio(r#"{"data": "AQI=", "format": "wav", "id": 1}"#), format!("{path}.id"));
-        let tools = r#"{"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}"#;
-        assert_eq!(refused(tools), "messages[0].tool_calls");
-    }
-}
+mod tests;

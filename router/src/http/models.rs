@@ -21,7 +21,7 @@ pub struct Model {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// As vLLM reports the context's length.
+    /// Context length in tokens, under vLLM's name.
     max_model_len: u32,
 }
 
@@ -35,13 +35,13 @@ fn describe(api: &Api, model: &ServedModel) -> Model {
     }
 }
 
-/// All models: the one that is served.
+/// Lists the served model.
 pub async fn list(State(api): State<Api>) -> Result<Json<ModelList>, ApiError> {
     let model = api.generator.model()?;
     Ok(Json(ModelList { object: "list", data: vec![describe(&api, &model)] }))
 }
 
-/// One model by its name, which may have slashes.
+/// Describes a model by its name, which may contain slashes.
 pub async fn get(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<Model>, ApiError> {
     let model = api.generator.model_named(Some(&name))?;
     Ok(Json(describe(&api, &model)))

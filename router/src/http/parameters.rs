@@ -1,4 +1,4 @@
-//! The parameters that completions and chat have in common. README.md has the table for clients.
+//! Parameters shared by completions and chat. README.md has a table of them for clients.
 
 use std::{fmt, time::Duration};
 
@@ -12,36 +12,36 @@ use tutti_runtime::Error;
 use super::fields::{self, Fields};
 use crate::generation::{Sampling, Stopping};
 
-/// Parameters of either route.
+/// Parameters shared by both routes.
 pub struct Shared {
     /// The served model's name.
     pub model: Option<String>,
-    /// Choices a prompt.
+    /// Choices per prompt.
     pub n: Option<u32>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// When a choice ends, but for `max_tokens`, which the routes spell differently.
+    /// Conditions that end a choice, without `max_tokens`, whose name differs between the routes.
     pub stopping: Stopping,
-    /// Before (below 0) or behind (above 0) ordinary requests.
+    /// Order in the queue: requests with lower values run earlier. 0 is the default.
     pub priority: i32,
-    /// How long the client will wait.
+    /// Time that the client waits.
     pub timeout: Option<Duration>,
-    /// Special tokens show in the text.
+    /// True if special tokens are shown in the text.
     pub keep_special_tokens: bool,
-    /// Choices carry their token ids.
+    /// True if choices report their token ids.
     pub return_token_ids: bool,
-    /// Set if the answer is to be streamed.
+    /// Options of a streamed answer; `None` if the answer is not streamed.
     pub stream: Option<StreamOptions>,
 }
 
 /// `stream_options`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// A last chunk carries the usage.
+    /// True if a last chunk reports the usage.
     pub include_usage: bool,
 }
 
-/// Takes the shared parameters, and refuses or drops those that neither route honours.
+/// Takes the shared parameters. Refuses unsupported ones, and ignores those without effect on the answer.
 pub fn take(fields: &mut Fields<'_>) -> Result<Shared, Error> {
     refuse(fields)?;
     Ok(Shared {
@@ -71,7 +71,7 @@ fn sampling(fields: &mut Fields<'_>) -> Result<Sampling, Error> {
     })
 }
 
-/// -1 is vLLM's way to keep all.
+/// Takes `top_k`. In vLLM, -1 means all tokens.
 fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
     let Some(k) = fields.take::<i64>("top_k")? else { return Ok(None) };
     match u32::try_from(if k == -1 { 0 } else { k }) {
@@ -94,7 +94,7 @@ fn stopping(fields: &mut Fields<'_>) -> Result<Stopping, Error> {
     })
 }
 
-/// A string, or a list of strings.
+/// Takes `stop`: a string or a list of strings.
 fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, Error> {
     match fields.take_raw("stop") {
         None => Ok(Vec::new()),
@@ -115,7 +115,7 @@ fn stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, Error> {
     let Some(options) = options else { return Ok(Some(StreamOptions::default())) };
     let mut options = Fields::of_value("stream_options", options)?;
     let include_usage = options.take_or_default("include_usage")?;
-    // OpenAI pads chunks against eavesdroppers who measure them; an answer without padding is a right answer too.
+    // OpenAI pads chunks against eavesdroppers that measure their sizes. The padding is optional.
     options.ignore(&["include_obfuscation"]);
     options.finish()?;
     Ok(Some(StreamOptions { include_usage }))
@@ -131,12 +131,12 @@ fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
         &[json!(false)],
         "tokens are sampled one by one; use n for several choices",
     )?;
-    // Kept by OpenAI for its own accounts; they change nothing about the answer.
+    // OpenAI uses these for its accounts. They do not affect the answer.
     fields.ignore(&["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]);
     Ok(())
 }
 
-/// JSON objects have strings for keys: `{"1234": -100}`.
+/// `logit_bias`: a JSON object with token ids as keys, which are strings: `{"1234": -100}`.
 #[derive(Default)]
 struct LogitBias(Vec<(u32, f32)>);
 
@@ -165,7 +165,7 @@ impl<'de> Deserialize<'de> for LogitBias {
     }
 }
 
-/// Any 64-bit integer, negative ones included: OpenAI's seeds are signed.
+/// A seed: any 64-bit integer. Negative values are accepted, since OpenAI's seeds are signed.
 struct Seed(u64);
 
 impl<'de> Deserialize<'de> for Seed {

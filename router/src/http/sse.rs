@@ -1,4 +1,4 @@
-//! Server-sent events of a generation.
+//! Writes a generation as server-sent events.
 
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
@@ -14,16 +14,16 @@ use tutti_runtime::Error;
 use super::error::ErrorBody;
 use crate::generation::{Delta, Generation};
 
-/// How long a connection may be silent: a comment then tells proxies and clients that it is alive.
+/// Time without events after which a comment is sent, so that proxies and clients keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Makes a route's chunks.
+/// Writes the chunks of a route.
 pub trait Render: Send + 'static {
-    /// Chunks sent before any delta.
+    /// Chunks sent before the first delta.
     fn opening(&mut self, generation: &Generation) -> Vec<Frame>;
-    /// The chunks of a delta; none if it has nothing the client asked for.
+    /// Chunks of a delta; empty if the delta has nothing that the client requested.
     fn delta(&mut self, generation: &Generation, delta: Delta) -> Vec<Frame>;
-    /// Chunks sent once all choices have finished.
+    /// Chunks sent after all choices have finished.
     fn closing(&mut self, generation: &Generation) -> Vec<Frame>;
 }
 
@@ -34,7 +34,7 @@ impl Frame {
     /// An event with this value as its data.
     pub fn json(value: &impl Serialize) -> Self {
         let mut frame = b"data: ".to_vec();
-        // The values are ours, with string keys and numbers that JSON has: writing them to memory does not fail.
+        // Serialisation into memory does not fail: all keys are strings, and all numbers are finite.
         if let Err(error) = serde_json::to_writer(&mut frame, value) {
             tracing::error!(%error, "an event does not serialise");
         }
@@ -51,7 +51,7 @@ enum State<R> {
     Over,
 }
 
-/// The generation as an answer. It ends with `[DONE]` if all went well, and with an error event if not.
+/// Streams the generation as an answer. The stream ends with `[DONE]`, or with an error event after a failure.
 pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
     let opening = VecDeque::from(render.opening(&generation));
     let start = (State::Running(Box::new(generation), render), opening);
@@ -64,7 +64,7 @@ pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
             let (frames, over) = next(generation, render).await;
             ready.extend(frames);
             if over {
-                // Whatever still runs is cancelled here, not when the client has read the last event.
+                // Drops the generation now, which cancels its running choices before the client reads the last event.
                 state = State::Over;
             }
         }
@@ -72,13 +72,13 @@ pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        // nginx, by default, would collect the events into larger pieces.
+        // Stops nginx from buffering the events, its default.
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     (headers, Body::from_stream(frames)).into_response()
 }
 
-/// The next events, and whether they are the last.
+/// The next events, and true if they are the last.
 async fn next(generation: &mut Generation, render: &mut impl Render) -> (Vec<Frame>, bool) {
     match tokio::time::timeout(KEEP_ALIVE, generation.next()).await {
         Err(_) => (vec![COMMENT], false),

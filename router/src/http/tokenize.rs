@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, in vLLM's shapes.
+//! `/tokenize` and `/detokenize`, in vLLM's format.
 
 use axum::{
     Json,
@@ -43,13 +43,13 @@ fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
         None => {
             let conversation = messages::take(&mut fields).map_err(|error| match error.field() {
                 Some("messages") if error.message() == "is required" => {
-                    Error::invalid("prompt", "is required, or messages in its place")
+                    Error::invalid("prompt", "is required, unless messages is given")
                 }
                 _ => error,
             })?;
             let (prompt, media) = conversation.split();
             if let Some(item) = media.first() {
-                return Err(Error::invalid(&item.path, "is no text, and only text is tokenized"));
+                return Err(Error::invalid(&item.path, "is not text, and only text can be tokenised"));
             }
             prompt
         }
@@ -58,7 +58,7 @@ fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
     Ok(TokenizeRequest { model, prompt, return_token_strs })
 }
 
-/// Text or a conversation to tokens.
+/// Turns a text or a conversation into tokens.
 pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<Tokenized>, ApiError> {
     let TokenizeRequest { model, prompt, return_token_strs } = api.parse(request, parse_tokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
@@ -72,7 +72,7 @@ pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<T
     Ok(Json(api.generator.on_text(work).await??))
 }
 
-/// Tokens to text, special tokens included.
+/// Turns tokens into text. Special tokens are shown.
 pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json<Detokenized>, ApiError> {
     let (model, tokens) = api.parse(request, parse_detokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
@@ -80,7 +80,7 @@ pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json
     Ok(Json(Detokenized { prompt }))
 }
 
-/// The model's name and the tokens.
+/// Parses the model's name and the tokens.
 fn parse_detokenize(body: &[u8]) -> Result<(Option<String>, Vec<u32>), Error> {
     let mut fields = Fields::of_body(body)?;
     let parsed = (fields.take("model")?, fields.require("tokens")?);

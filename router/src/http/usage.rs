@@ -1,10 +1,10 @@
-//! `usage`, as OpenAI writes it.
+//! OpenAI's `usage`.
 
 use serde::Serialize;
 
 use crate::generation;
 
-/// Tokens in and out of a request.
+/// Numbers of a request's prompt and output tokens.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Usage {
     prompt_tokens: u32,

@@ -1,16 +1,18 @@
-//! Text from tokens as they come: whole characters only, each token looked at a bounded number of times, and in the
-//! end the same text as decoding all tokens at once. (With byte fallback, bytes that are no UTF-8 may show as more or
-//! fewer U+FFFD: that decoder judges a run of bytes by its end, which a stream cannot wait for.)
+//! Incremental detokenisation: text from tokens as they arrive.
+//!
+//! Only whole characters are released. Each token is decoded a bounded number of times. The concatenated text equals
+//! the text of decoding all tokens at once. One exception: with byte fallback, the number of U+FFFD for bytes that are
+//! not valid UTF-8 may differ, because that decoder needs the end of a run of bytes, and a stream cannot wait for it.
 
 use std::sync::Arc;
 
 use super::tokenizer::Tokenizer;
 
-/// With decoders that are not by bytes, how many tokens may wait for a character to become whole. The longest UTF-8
-/// character has four bytes; decoders may look at a neighbour.
+/// Number of tokens that may wait for a character to become complete, with decoders that are not byte-level. The
+/// longest UTF-8 character has four bytes, and a decoder may look at a neighbour.
 const MAX_HELD: usize = 8;
 
-/// The state of one output's text.
+/// The text of one output.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special_tokens: bool,
@@ -18,19 +20,19 @@ pub struct Detokenizer {
 }
 
 enum State {
-    /// Byte-level tokens are strings of bytes: text is their concatenation, so only a cut character is held.
+    /// Byte-level decoder: text is the concatenation of the tokens' bytes. Only an incomplete character is held.
     Bytes { held: Vec<u8> },
-    /// Any other decoder may join tokens with spaces or strip them, depending on the neighbours: a window of tokens is
-    /// decoded with and without the new one, and the difference is the new text.
+    /// Any other decoder: it may add or strip spaces depending on neighbouring tokens. A window of tokens is decoded
+    /// with and without the new token, and the difference is the new text.
     Window {
         tokens: Vec<u32>,
-        /// How many of `tokens` have had their text taken.
+        /// Number of `tokens` whose text has been released.
         taken: usize,
     },
 }
 
 impl Detokenizer {
-    /// An output with no tokens yet.
+    /// Creates the state of an output without tokens.
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special_tokens: bool) -> Self {
         let state = if tokenizer.is_byte_level() {
             State::Bytes { held: Vec::new() }
@@ -40,7 +42,7 @@ impl Detokenizer {
         Self { tokenizer, skip_special_tokens, state }
     }
 
-    /// Takes a token; returns the text that is now certain.
+    /// Adds a token. Returns the text that can no longer change.
     pub fn push(&mut self, id: u32) -> String {
         if self.skip_special_tokens && self.tokenizer.is_special(id) {
             return String::new();
@@ -58,7 +60,7 @@ impl Detokenizer {
                     return String::new();
                 }
                 let new = after(&all, &before);
-                // The tokens just taken stay as the next one's left neighbours; older ones have had their effect.
+                // The tokens released now stay as the left neighbours of the next token. Older tokens have no effect.
                 tokens.drain(..*taken);
                 *taken = tokens.len();
                 new
@@ -66,7 +68,7 @@ impl Detokenizer {
         }
     }
 
-    /// The rest of the text, at the end of the output; a character left incomplete shows as U+FFFD.
+    /// Releases the rest of the text, at the end of the output. An incomplete character becomes U+FFFD.
     pub fn flush(&mut self) -> String {
         match &mut self.state {
             State::Bytes { held } => String::from_utf8_lossy(&std::mem::take(held)).into_owned(),
@@ -80,15 +82,15 @@ impl Detokenizer {
     }
 }
 
-/// The window's text without and with the tokens whose text has not been taken.
+/// The text of the first `taken` tokens, and the text of all tokens in the window.
 fn window(tokenizer: &Tokenizer, tokens: &[u32], taken: usize) -> (String, String) {
-    // Specials that should be skipped never enter the window, so the decoder need not skip any. A decoder that fails on
-    // tokens of its own vocabulary has no text for them.
+    // Special tokens that are skipped never enter the window, so the decoder need not skip any. If the decoder fails,
+    // the tokens have no text.
     let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap_or_default();
     (decode(&tokens[..taken]), decode(tokens))
 }
 
-/// What `all` has behind `before`; a decoder that changed its mind about `before` is followed from where they part.
+/// The text of `all` after `before`. If the decoder changed the text of `before`, as many characters are skipped.
 fn after(all: &str, before: &str) -> String {
     match all.strip_prefix(before) {
         Some(new) => new.to_owned(),
@@ -96,8 +98,8 @@ fn after(all: &str, before: &str) -> String {
     }
 }
 
-/// Takes all complete characters off the front; bytes that can never become one turn into U+FFFD, exactly as decoding
-/// the whole would have it.
+/// Removes all complete characters from the front and returns them. Invalid bytes become U+FFFD, exactly as in decoding
+/// the whole text at once.
 fn take_whole_characters(held: &mut Vec<u8>) -> String {
     let mut text = String::new();
     loop {
@@ -125,71 +127,4 @@ fn take_whole_characters(held: &mut Vec<u8>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::test_support;
-
-    fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip: bool) -> (Vec<String>, String) {
-        let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
-        let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id)).collect();
-        pieces.push(detokenizer.flush());
-        let whole = pieces.concat();
-        (pieces, whole)
-    }
-
-    #[test]
-    fn an_emoji_appears_whole_with_its_last_byte() {
-        let tokenizer = test_support::tokenizer();
-        let ids = tokenizer.encode("a🎻b", false).unwrap();
-        let (pieces, _) = streamed(&tokenizer, &ids, true);
-        assert_eq!(pieces, ["a", "", "", "", "🎻", "b", ""]);
-    }
-
-    #[test]
-    fn what_stays_incomplete_is_flushed_as_a_replacement() {
-        let tokenizer = test_support::tokenizer();
-        let ids = tokenizer.encode("🎻", false).unwrap();
-        assert_eq!(streamed(&tokenizer, &ids[..3], true).1, "\u{fffd}");
-    }
-
-    proptest! {
-        #[test]
-        fn pieces_add_up_to_the_whole_decode(
-            ids in prop::collection::vec(0..test_support::VOCAB, 0..40),
-            skip in any::<bool>(),
-        ) {
-            let tokenizer = test_support::tokenizer();
-            prop_assert_eq!(streamed(&tokenizer, &ids, skip).1, tokenizer.decode(&ids, skip).unwrap());
-        }
-
-        #[test]
-        fn no_piece_of_valid_text_holds_half_a_character(text in "[a-c é日🎻]{0,20}") {
-            let tokenizer = test_support::tokenizer();
-            let ids = tokenizer.encode(&text, false).unwrap();
-            let (pieces, whole) = streamed(&tokenizer, &ids, true);
-            let broken = pieces.iter().any(|piece| piece.contains('\u{fffd}'));
-            prop_assert!(!broken);
-            prop_assert_eq!(whole, text);
-        }
-
-        #[test]
-        fn bytes_to_fall_back_on_become_characters(text in "[a-c é日🎻]{0,12}") {
-            let tokenizer = test_support::byte_fallback_tokenizer();
-            let ids = tokenizer.encode(&text, false).unwrap();
-            let (pieces, whole) = streamed(&tokenizer, &ids, true);
-            let broken = pieces.iter().any(|piece| piece.contains('\u{fffd}'));
-            prop_assert!(!broken);
-            prop_assert_eq!(&whole, &tokenizer.decode(&ids, true).unwrap());
-            prop_assert_eq!(whole, text);
-        }
-
-        #[test]
-        fn a_decoder_that_looks_at_neighbours_agrees_too(words in prop::collection::vec(0u32..6, 0..20)) {
-            let tokenizer = test_support::metaspace_tokenizer();
-            let (_, whole) = streamed(&tokenizer, &words, true);
-            prop_assert_eq!(whole, tokenizer.decode(&words, true).unwrap());
-        }
-    }
-}
+mod tests;

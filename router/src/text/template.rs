@@ -22,30 +22,31 @@ pub struct ChatTemplate {
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
     /// The text.
     pub content: String,
-    /// Who speaks, for templates that show it.
+    /// Name of the speaker, for templates that show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Where media stand in the text, as byte offsets, ascending. Templates see the model's placeholders there.
+    /// Kinds of the media in the text, with their byte offsets in ascending order. The template sees the model's
+    /// placeholder at each offset.
     #[serde(skip)]
     pub media_at: Vec<(MediaKind, usize)>,
 }
 
-/// How the prompt ends, and what else the template is told.
+/// Options of rendering: the end of the prompt, and the template's variables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RenderOptions {
-    /// End with the opening of an assistant's turn.
+    /// End with the start of an assistant's turn.
     pub add_generation_prompt: bool,
-    /// End inside the last message, so that the output goes on with it.
+    /// End inside the last message, so that the output continues it.
     pub continue_final_message: bool,
     /// Further variables of the template (`enable_thinking`, …).
     pub variables: serde_json::Map<String, serde_json::Value>,
 }
 
-/// What tokenizer_config.json holds for templates; the rest of that file is for other readers.
+/// The template and the special tokens in tokenizer_config.json.
 #[derive(Deserialize)]
 struct TokenizerConfig {
     chat_template: Option<TemplateField>,
@@ -67,7 +68,8 @@ struct NamedTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads tokenizer_config.json and chat_template.jinja, whose template wins; none if neither has one.
+    /// Reads the template from chat_template.jinja or, if that is missing, from tokenizer_config.json. Returns `None`
+    /// if neither has a template.
     pub fn read(config: Option<&[u8]>, jinja: Option<&[u8]>) -> Result<Option<Self>, Error> {
         let config: Option<TokenizerConfig> = config
             .map(serde_json::from_slice)
@@ -95,7 +97,7 @@ impl ChatTemplate {
 
     fn compile(source: String, special_tokens: BTreeMap<String, String>) -> Result<Self, Error> {
         let mut environment = Environment::new();
-        // transformers sets both, and templates are written against it.
+        // Hugging Face's transformers sets both, and templates rely on them.
         let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|e| Error::internal(format!("jinja's syntax: {e}")))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -108,7 +110,7 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens })
     }
 
-    /// The prompt text of a conversation. What the template refuses is an error of the `messages`.
+    /// Renders a conversation into the text of a prompt. A failure of the template is an error of the field `messages`.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, Error> {
         let refused =
             |e: minijinja::Error| Error::invalid("messages", format!("the chat template refuses them: {e}"));
@@ -130,7 +132,7 @@ impl ChatTemplate {
     }
 }
 
-/// Drops what the template put behind the last message's text.
+/// Removes the text that the template adds after the last message.
 fn cut_after_last_message(text: &mut String, messages: &[Message]) -> Result<(), Error> {
     let last = messages.last().map_or("", |m| m.content.trim());
     let Some(start) = text.rfind(last) else {
@@ -141,12 +143,13 @@ fn cut_after_last_message(text: &mut String, messages: &[Message]) -> Result<(),
     Ok(())
 }
 
-/// Checkpoints with several templates (for tools, for retrieval) call the plain one `default`.
+/// The template named `default`. Checkpoints with several templates (for tools, for retrieval) give the plain one this
+/// name.
 fn default_of(named: Vec<NamedTemplate>) -> Option<String> {
     named.into_iter().find(|t| t.name == "default").map(|t| t.template)
 }
 
-/// A special token is a string, or an object with its string in `content`.
+/// The text of a special token, which is a string or an object with the string in `content`.
 fn token_text(value: &serde_json::Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
@@ -155,17 +158,17 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// The time now, in UTC, in `strftime`'s format.
+/// The current time in UTC, in `strftime`'s format.
 fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
     let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
     jiff::fmt::strtime::format(format, &now)
         .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False)`: minijinja's own filter escapes for HTML, which a prompt must not.
+/// Python's `json.dumps(value, ensure_ascii=False)`. It replaces minijinja's own filter, which escapes for HTML.
 fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Python sorts or escapes only when asked; templates that ask for ensure_ascii=False ask for what is done anyway.
+    // `ensure_ascii` is accepted and ignored: the output is never escaped.
     let _: Option<bool> = options.get("ensure_ascii")?;
     let sorted: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
@@ -187,7 +190,7 @@ fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     Ok(Value::from_safe_string(String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// `", "` between members and `": "` behind keys.
+/// Writes `", "` between members and `": "` after keys, as Python does.
 struct PythonSeparators;
 
 impl Formatter for PythonSeparators {
@@ -213,82 +216,4 @@ impl Formatter for PythonSeparators {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn read(config: serde_json::Value) -> ChatTemplate {
-        ChatTemplate::read(Some(config.to_string().as_bytes()), None).unwrap().unwrap()
-    }
-
-    fn user(content: &str) -> Vec<Message> {
-        vec![Message { role: "user".into(), content: content.into(), name: None, media_at: vec![] }]
-    }
-
-    fn prompt() -> RenderOptions {
-        RenderOptions { add_generation_prompt: true, ..RenderOptions::default() }
-    }
-
-    #[test]
-    fn blocks_are_trimmed_and_special_tokens_are_variables() {
-        let template = read(json!({
-            "bos_token": {"content": "<s>", "special": true},
-            "eos_token": "</s>",
-            "chat_template": "{{ bos_token }}\n{% for m in messages %}\n    {% if m.role == 'user' %}\n[{{ m.content.strip() }}]{{ eos_token }}\n    {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\n>\n{%- endif %}",
-        }));
-        assert_eq!(template.render(&user(" hi "), &prompt()).unwrap(), "<s>\n[hi]</s>\n>");
-    }
-
-    #[test]
-    fn what_the_template_raises_is_an_error_of_the_messages() {
-        let template = read(json!({ "chat_template": "{{ raise_exception('no ' ~ messages[0].role) }}" }));
-        let error = template.render(&user("hi"), &prompt()).unwrap_err();
-        assert_eq!(error.field(), Some("messages"));
-        assert!(error.message().contains("no user"), "{error}");
-    }
-
-    #[test]
-    fn the_default_of_several_templates_is_taken() {
-        let template = read(json!({ "chat_template": [
-            { "name": "tool_use", "template": "tools" },
-            { "name": "default", "template": "plain {{ thinking }}" },
-        ] }));
-        let mut options = prompt();
-        options.variables.insert("thinking".into(), json!(false));
-        assert_eq!(template.render(&user("hi"), &options).unwrap(), "plain False");
-    }
-
-    #[test]
-    fn the_jinja_file_wins_and_no_template_is_none() {
-        let config = json!({ "chat_template": "config", "eos_token": "</s>" }).to_string();
-        let template = ChatTemplate::read(Some(config.as_bytes()), Some(b"file {{ eos_token }}")).unwrap();
-        assert_eq!(template.unwrap().render(&user("hi"), &prompt()).unwrap(), "file </s>");
-        assert!(ChatTemplate::read(Some(b"{}"), None).unwrap().is_none());
-    }
-
-    #[test]
-    fn json_is_written_as_python_writes_it() {
-        let template = read(json!({ "chat_template": "{{ value | tojson }}" }));
-        let mut options = prompt();
-        options.variables.insert("value".into(), json!({ "a": [1, "<é'>"], "b": null }));
-        let text = template.render(&user("hi"), &options).unwrap();
-        assert_eq!(text, "{\"a\": [1, \"<é'>\"], \"b\": null}");
-    }
-
-    #[test]
-    fn loop_controls_and_namespaces_work() {
-        let source = "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + 1 %}{{ m.content }}{% break %}{% endfor %}{{ ns.n }}{{ strftime_now('%Y') | length }}";
-        let template = read(json!({ "chat_template": source }));
-        let messages = [user("one"), user("two")].concat();
-        assert_eq!(template.render(&messages, &prompt()).unwrap(), "two14");
-    }
-
-    #[test]
-    fn a_final_message_is_continued() {
-        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
-        let template = read(json!({ "chat_template": source }));
-        let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
-        assert_eq!(template.render(&user("The answer is "), &options).unwrap(), "<user>The answer is");
-    }
-}
+mod tests;

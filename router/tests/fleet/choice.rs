@@ -76,7 +76,8 @@ async fn one_that_serves_something_else_gets_nothing_and_is_named() {
     c.behaviour.model.lock().unwrap().1 = true;
     let urls = [a.url.clone(), b.url.clone(), c.url.clone()];
     let router = Router::to(&urls, settings()).await;
-    let asked = || router.health.remarks().iter().all(|remark| !remark.contains("not asked yet"));
+    let asked =
+        || router.health.remarks().iter().all(|remark| !remark.contains("no answer from the conductor yet"));
     router.until("two are out", || router.health.remarks().len() == 2 && asked()).await;
     // Whichever answered first is what is served; the others are out, and say in what they differ.
     let served =

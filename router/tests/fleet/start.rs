@@ -34,6 +34,6 @@ async fn a_change_is_found_at_once_by_a_router_that_is_told_of_it() {
     let hourly = FleetSettings { poll_ms: 3_600_000, ..settings() };
     let router = Router::before(&[&fake], hourly).await;
     *fake.behaviour.unready.lock().unwrap() = Some("draining".into());
-    router.door.ask_again();
+    router.front_door.ask_again();
     router.until("it has asked", || router.health.ready() == State::Not("draining".into())).await;
 }

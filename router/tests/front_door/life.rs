@@ -130,7 +130,7 @@ async fn a_lost_token_is_an_error_and_not_a_shorter_text() {
     setup.conductor.play(|_| vec![tokens(0, &[97]), tokens(2, &[98])]);
     let answer = setup.post(PATH, &json!({ "prompt": "a" })).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert!(answer.text.contains("output token 2 came where 1 was due"), "{}", answer.text);
+    assert!(answer.text.contains("received output token 2, expected 1"), "{}", answer.text);
 }
 
 #[tokio::test]
@@ -157,8 +157,8 @@ async fn a_conductor_without_a_tokenizer_is_never_ready_and_says_why() {
     let setup = support::start(RouterConfig::default(), false).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     let mut state = setup.health.watch_ready();
-    let told = |state: &State| matches!(state, State::Not(why) if why.contains("tokenizer.json"));
-    state.wait_for(told).await.unwrap();
+    let names_the_file = |state: &State| matches!(state, State::Not(why) if why.contains("tokenizer.json"));
+    state.wait_for(names_the_file).await.unwrap();
     let answer = setup.post(PATH, &json!({ "prompt": [1] })).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
 }

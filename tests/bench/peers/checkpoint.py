@@ -2,7 +2,7 @@
 
     python checkpoint.py DIRECTORY
 
-Every contender reads this one, so that none is spared the weights or the tokenizer that a real model has.
+Every contender reads it, so all of them have the weights and the tokenizer of a real model.
 """
 
 import json
@@ -17,9 +17,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 SHAPE = Path(__file__).resolve().parent.parent / "qwen3-0.6b" / "config.json"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# How Qwen's tokenizer cuts text into words.
+# Pattern by which Qwen's tokenizer splits text into words.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# One line of a chat; the quality of the answers is no matter here.
+# A minimal chat template. The quality of answers does not matter.
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -27,7 +27,7 @@ CHAT = (
 
 
 def tensors(config):
-    """Name and shape of every tensor, in the order in which they lie in the file."""
+    """Yields name and shape of every tensor, in file order."""
     hidden, mlp, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -48,7 +48,7 @@ def tensors(config):
 
 
 def write_weights(file, config):
-    """Norms are ones, all else is normal with a deviation of 0.02, as the real model was before its training."""
+    """Writes norms of ones, and all other weights from a normal distribution with a deviation of 0.02."""
     header, end = {}, 0
     for name, shape in tensors(config):
         start, end = end, end + 2 * math.prod(shape)
@@ -68,7 +68,7 @@ def write_weights(file, config):
 
 
 def tokenizer(size):
-    """Byte-level BPE: merges learned from Python's own library, and never-used tokens up to the real size."""
+    """Returns a byte-level BPE tokenizer: merges learned from Python's library, unused tokens up to `size`."""
 
     def empty(model):
         made = Tokenizer(model)
@@ -85,7 +85,7 @@ def tokenizer(size):
     learned.train(texts, trainers.BpeTrainer(vocab_size=16384, initial_alphabet=alphabet, show_progress=False))
     model = json.loads(learned.to_str())["model"]
     words = dict(model["vocab"])
-    # Eos keeps the id that config.json gives it.
+    # Ordinary tokens end here, so that eos has the id of config.json.
     ordinary = 151_643
     for number in range(ordinary - len(words)):
         words[f"unused{number:06d}"] = len(words)
@@ -113,7 +113,7 @@ def main(directory):
     (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=2))
     greedy = {"bos_token_id": 151643, "eos_token_id": [151645], "pad_token_id": 151643, "do_sample": False}
     (directory / "generation_config.json").write_text(json.dumps(greedy, indent=2))
-    # The weights are whole once they have their name: setup takes a directory that has them for finished.
+    # Renamed when complete: `setup` takes a directory with model.safetensors for finished.
     unfinished = directory / "model.safetensors.unfinished"
     write_weights(unfinished, config)
     shutil.copyfile(SHAPE, directory / "config.json")

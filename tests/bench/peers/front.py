@@ -1,7 +1,7 @@
-"""The least front that an in-process pipeline needs to be asked like any server: prompts of token ids in, one event for
-each step that gave a request tokens. The engine's own loop runs on the main thread and does all the work.
+"""A minimal HTTP server for an in-process pipeline. It takes prompts of token ids and sends one event for each step that
+gave a request tokens. The engine's own loop runs on the main thread.
 
-A pipeline is an object with `add(number, prompt, max_tokens)`, `step()`, which gives [(number, new tokens)], and `busy()`.
+A pipeline has `add(number, prompt, max_tokens)`, `step()`, which returns [(number, new tokens)], and `busy()`.
 """
 
 import json
@@ -18,7 +18,7 @@ class Request:
         self.out, self.sent, self.ended = out, 0, threading.Event()
 
     def give(self, tokens):
-        """Sends what it was given. The text is never looked at, so that all tokens can be one."""
+        """Sends an event with new tokens. The bench counts tokens and ignores their text and ids."""
         self.sent += tokens
         choice = {"index": 0, "text": "x", "token_ids": [0] * tokens}
         self.write({"choices": [choice]})
@@ -33,23 +33,23 @@ class Request:
         try:
             self.out.write(f"data: {text}\n\n".encode())
         except OSError:
-            # The client has gone; its tokens go nowhere.
+            # The client has gone.
             pass
 
 
 def serve(port, start):
-    """Starts a pipeline by calling `start` and serves it on a port of loopback until the process is killed."""
-    # Whatever libraries print is for the log, not for a bench that reads our output.
+    """Calls `start` and serves the pipeline that it returns on a port of loopback, until the process is killed."""
+    # Libraries print to standard output, which the bench reads. Send it to the log.
     os.dup2(2, 1)
     pipeline = start()
     coming = queue.Queue()
 
     class Front(BaseHTTPRequestHandler):
-        # An event leaves when it is written.
+        # Sends an event as soon as it is written.
         disable_nagle_algorithm = True
 
         def do_GET(self):
-            # Whoever asks anything wants to know whether it is ready.
+            # Every GET is a readiness check.
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -67,14 +67,14 @@ def serve(port, start):
             pass
 
     class Server(ThreadingHTTPServer):
-        # Whoever connects while the pipeline has all cores waits, and is not turned away.
+        # Connections wait in this queue while the pipeline uses all cores.
         request_queue_size = 128
 
     server = Server(("127.0.0.1", port), Front)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     running, number = {}, 0
     while True:
-        # Waits only where there is nothing to compute.
+        # Waits for requests only if there is nothing to compute.
         while not pipeline.busy() or not coming.empty():
             request = coming.get()
             number += 1
@@ -88,7 +88,7 @@ def serve(port, start):
 
 
 def port_and(*names):
-    """The command line: a port, then an argument for each name."""
+    """Returns the arguments of the command line: a port, then one argument per name."""
     if len(sys.argv) != 2 + len(names):
         sys.exit(f"usage: {sys.argv[0]} PORT {' '.join(names)}")
     return int(sys.argv[1]), *sys.argv[2:]

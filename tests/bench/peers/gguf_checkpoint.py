@@ -1,4 +1,4 @@
-"""The checkpoint as llama.cpp reads it: one GGUF file in bf16, f16 or q8_0.
+"""Converts the checkpoint to a GGUF file for llama.cpp, in bf16, f16 or q8_0.
 
     python gguf_checkpoint.py CHECKPOINT FILE bf16|f16|q8_0
 """
@@ -16,7 +16,7 @@ TYPES = {
     "f16": gguf.GGMLQuantizationType.F16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
 }
-# What follows `model.layers.N.` there, and `blk.N.` here.
+# Name after `model.layers.N.` in the checkpoint: name after `blk.N.` in GGUF.
 IN_A_LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -40,7 +40,7 @@ def renamed(name):
 
 
 def weights(file):
-    """Name and f32 values of every tensor of a safetensors file in bf16."""
+    """Yields name and f32 values of every tensor of a safetensors file in bf16."""
     with open(file, "rb") as bytes_:
         header = json.loads(bytes_.read(int.from_bytes(bytes_.read(8), "little")))
         data = np.memmap(file, np.uint16, "r", offset=bytes_.tell())
@@ -53,11 +53,11 @@ def weights(file):
 def add_tokenizer(writer, checkpoint):
     model = json.loads((checkpoint / "tokenizer.json").read_text())
     special = {token["id"]: token["content"] for token in model["added_tokens"]}
-    tokens = {place: token for token, place in model["model"]["vocab"].items()} | special
+    tokens = {index: token for token, index in model["model"]["vocab"].items()} | special
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([tokens[place] for place in range(len(tokens))])
-    types = [gguf.TokenType.CONTROL if place in special else gguf.TokenType.NORMAL for place in range(len(tokens))]
+    writer.add_token_list([tokens[index] for index in range(len(tokens))])
+    types = [gguf.TokenType.CONTROL if index in special else gguf.TokenType.NORMAL for index in range(len(tokens))]
     writer.add_token_types(types)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["model"]["merges"]])
 
@@ -79,7 +79,7 @@ def main(checkpoint, file, weight_type):
     writer.add_eos_token_id(config["eos_token_id"])
     add_tokenizer(writer, checkpoint)
     for name, values in weights(checkpoint / "model.safetensors"):
-        # It wants norms in f32.
+        # llama.cpp needs norms in f32.
         if values.ndim == 1:
             writer.add_tensor(renamed(name), values)
         else:

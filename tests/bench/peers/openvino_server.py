@@ -1,13 +1,15 @@
-"""OpenVINO GenAI's continuous batching behind [front]: `python openvino_server.py PORT MODEL KV_TYPE THREADS BUDGET`.
+"""Continuous batching of OpenVINO GenAI behind the HTTP server of front.py.
 
-KV_TYPE is bf16, f16 or `default`, which is what OpenVINO chooses (int8). Weights are of the type in which the model was
-exported; machines without bf16 instructions compute in f32 either way.
+    python openvino_server.py PORT MODEL TYPES THREADS BUDGET
+
+TYPES is COMPUTE:KV, the precision hint (bf16 or f32) and the type of the KV cache (f16), or `default`, with which OpenVINO
+chooses both. Weights have the type in which the model was exported.
 """
 
 from front import port_and, serve
 
 
-def start(model, kv_type, threads, budget):
+def start(model, types, threads, budget):
     import numpy as np
     import openvino
     import openvino_genai as genai
@@ -19,8 +21,9 @@ def start(model, kv_type, threads, budget):
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = False
     properties = {"INFERENCE_NUM_THREADS": int(threads)}
-    if kv_type != "default":
-        properties |= {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": kv_type}
+    if types != "default":
+        compute, kv = types.split(":")
+        properties |= {"INFERENCE_PRECISION_HINT": compute, "KV_CACHE_PRECISION": kv}
     batching = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
     class Pipeline:
@@ -48,5 +51,5 @@ def start(model, kv_type, threads, budget):
     return Pipeline()
 
 
-port, *arguments = port_and("MODEL", "KV_TYPE", "THREADS", "BUDGET")
+port, *arguments = port_and("MODEL", "TYPES", "THREADS", "BUDGET")
 serve(port, lambda: start(*arguments))

@@ -1,8 +1,9 @@
-"""vLLM's engine for CPUs behind [front]: `python vllm_server.py PORT MODEL DTYPE THREADS BUDGET`.
+"""vLLM's engine for CPUs behind the HTTP server of front.py.
 
-It runs in this process, so that no process of its own stands between the engine and the clock. Where the machine has no
-bf16 instructions, DTYPE is to be float32: in bf16 oneDNN has no product then, and what vLLM falls back to is several times
-slower.
+    python vllm_server.py PORT MODEL DTYPE THREADS BUDGET
+
+The engine runs in this process, without an engine process of its own. On a machine without bf16 instructions DTYPE must be
+float32: oneDNN has no bf16 product there, and the fallback of vLLM is several times slower.
 """
 
 import os
@@ -32,7 +33,7 @@ def start(model, dtype, threads, budget):
         max_num_batched_tokens=int(budget),
         enable_chunked_prefill=True,
         enable_prefix_caching=False,
-        # Compiling takes a minute more at the start and, without Triton, buys nothing here.
+        # Compiling adds a minute to the start and, without Triton, gains nothing.
         enforce_eager=True,
         disable_log_stats=True,
     )
@@ -51,7 +52,7 @@ def start(model, dtype, threads, budget):
         def step(self):
             new = []
             for output in engine.step():
-                # The engine may put a suffix of its own behind the number.
+                # The engine may append a suffix to the number.
                 number, tokens = int(output.request_id.split("-")[0]), len(output.outputs[0].token_ids)
                 new.append((number, tokens - self.given[number]))
                 self.given[number] = tokens

@@ -1,4 +1,4 @@
-"""The checkpoint as vLLM reads int8: weights with a scale for each output, activations with one for each token.
+"""Quantises the checkpoint to int8 for vLLM: weights with a scale per output, activations with a scale per token.
 
     python w8a8_checkpoint.py CHECKPOINT DIRECTORY
 """

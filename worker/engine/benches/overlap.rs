@@ -1,9 +1,10 @@
-//! What it buys to work beside the device: steps per second of the same engine on one thread and on two.
+//! Gain from working beside the device: steps per second of the same engine on one thread and on two.
 //!
-//! `cargo bench -p tutti-engine --bench overlap -- --out FILE`. Each shape runs on one thread and on two in turn, so that
-//! whatever else the machine does meets both. Only steps in which every request decodes are timed. Either way a second
-//! thread encodes each report, as the one of the worker's stream does; with two threads it also makes it, and prepares
-//! the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes minutes.
+//! `cargo bench -p tutti-engine --bench overlap -- --out FILE`. Each shape alternates between one thread and two, so
+//! that other load of the machine affects both. Only steps in which every request decodes are timed. In both modes a
+//! second thread encodes each report, as the thread of the worker's stream does. With two threads, that thread also
+//! makes the report and prepares the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes
+//! minutes.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,13 +15,13 @@ use std::{
 
 use prost::Message;
 use serde::Serialize;
-use tutti_engine::{Engine, EngineSettings, FrontDesk, News};
+use tutti_engine::{Engine, EngineHandle, EngineSettings, StepOutput};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::sim::{SimProfile, SimSettings};
 
-/// Of each mode; odd, so that there is a median.
+/// Number of runs per mode; odd, so that there is a median.
 const RUNS: usize = 7;
 const PROMPT: usize = 16;
 const MAX_STEP_TOKENS: usize = 512;
@@ -32,11 +33,11 @@ struct Shape {
     name: &'static str,
     model: fn() -> Result<Box<dyn Model>, Failure>,
     rows: usize,
-    /// Timed in each run.
+    /// Number of timed steps per run.
     steps: u64,
 }
 
-/// One shape's figures.
+/// Results of one shape.
 #[derive(Serialize)]
 struct Figures {
     shape: &'static str,
@@ -45,7 +46,7 @@ struct Figures {
     /// Steps per second of each run, in its order.
     one_thread: Vec<f64>,
     two_threads: Vec<f64>,
-    /// Of the medians, in percent of one thread's.
+    /// Gain of the medians, in percent of one thread's.
     gain_percent: f64,
 }
 
@@ -59,7 +60,7 @@ struct Results {
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().collect();
-    let out = arguments.iter().position(|argument| argument == "--out").map(|place| &arguments[place + 1]);
+    let out = arguments.iter().position(|argument| argument == "--out").map(|index| &arguments[index + 1]);
     let mut shapes = vec![
         Shape { name: "tutti-tiny, batch 1", model: tiny, rows: 1, steps: 500 },
         Shape { name: "tutti-tiny, batch 16", model: tiny, rows: 16, steps: 400 },
@@ -102,14 +103,14 @@ fn median(runs: &[f64]) -> f64 {
     runs[runs.len() / 2]
 }
 
-/// An engine, however it works.
+/// An engine in either mode.
 trait Working {
     fn launch(&mut self, graph: pb::LaunchGraph);
     fn cancel(&mut self, key: pb::GraphKey);
     fn report(&mut self) -> Result<pb::StepReport, Failure>;
 }
 
-/// Everything on the engine's thread but the sending.
+/// An engine whose thread does everything but encode reports.
 struct OneThread {
     commands: SyncSender<Command>,
     reports: Receiver<pb::StepReport>,
@@ -157,30 +158,30 @@ impl Working for OneThread {
 }
 
 struct TwoThreads {
-    desk: FrontDesk,
-    news: Receiver<News>,
+    engine: EngineHandle,
+    outputs: Receiver<StepOutput>,
     device: JoinHandle<Result<(), tutti_runtime::Error>>,
 }
 
 impl TwoThreads {
     fn start(engine: Engine) -> Result<Self, Failure> {
-        let (mut stepper, desk) = engine.split();
-        let (told, news) = sync_channel(16);
+        let (mut device_loop, handle) = engine.split();
+        let (sender, outputs) = sync_channel(16);
         let device = thread::Builder::new().name("engine".into()).spawn(move || {
             loop {
-                if let Some(news) = stepper.turn()? {
-                    let _ = told.send(news);
+                if let Some(output) = device_loop.turn()? {
+                    let _ = sender.send(output);
                 }
-                if !stepper.run()? && !stepper.wait() {
+                if !device_loop.run()? && !device_loop.wait() {
                     return Ok(());
                 }
             }
         })?;
-        Ok(Self { desk, news, device })
+        Ok(Self { engine: handle, outputs, device })
     }
 
     fn end(self) -> Result<(), Failure> {
-        drop((self.desk, self.news));
+        drop((self.engine, self.outputs));
         self.device.join().map_err(|_| "the device's thread panicked")??;
         Ok(())
     }
@@ -188,16 +189,16 @@ impl TwoThreads {
 
 impl Working for TwoThreads {
     fn launch(&mut self, graph: pb::LaunchGraph) {
-        self.desk.launch(graph);
+        self.engine.launch(graph);
     }
 
     fn cancel(&mut self, key: pb::GraphKey) {
-        self.desk.cancel(key.into());
+        self.engine.cancel(key.into());
     }
 
     fn report(&mut self) -> Result<pb::StepReport, Failure> {
-        let report = self.desk.report(self.news.recv()?);
-        self.desk.plan_ahead();
+        let report = self.engine.report(self.outputs.recv()?);
+        self.engine.plan_ahead();
         Ok(report)
     }
 }
@@ -234,7 +235,7 @@ fn launch(key: pb::GraphKey, max_tokens: u32) -> pb::LaunchGraph {
         key: Some(key),
         walks: vec![0, 1],
         spec: Some(pb::RequestSpec {
-            prompt: (0..PROMPT as u32).map(|place| 10 + (place * 7 + key.request as u32) % 200).collect(),
+            prompt: (0..PROMPT as u32).map(|index| 10 + (index * 7 + key.request as u32) % 200).collect(),
             sampling: Some(sampling),
             stopping: Some(pb::Stopping { max_tokens, ignore_eos: true, ..Default::default() }),
             ..Default::default()

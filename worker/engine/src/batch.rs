@@ -1,4 +1,5 @@
-//! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model, sorts out the answers.
+//! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model and assigns its results
+//! to rows.
 
 use std::{
     ops::Range,
@@ -14,7 +15,7 @@ use tutti_scheduler::{Row, Terminality};
 
 use crate::{media::Encoding, sequence::Sequence};
 
-/// Buffers of the largest forward, filled anew for each one.
+/// Input buffers sized for the largest forward and refilled for each one.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     max_tokens: usize,
@@ -22,39 +23,39 @@ pub(crate) struct Batch {
     page_tokens: usize,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
-    /// The rows' block tables, end to end.
+    /// Block tables of all rows, end to end.
     pages: Vec<PageId>,
     logit_rows: Vec<usize>,
     results: LogitResults,
-    /// Forwards that have come back.
+    /// Number of forwards that have returned.
     pub forwards: Arc<AtomicU64>,
 }
 
-/// What a step computed for one row.
+/// Results of one row of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct RowResult {
-    /// Of a terminal row.
+    /// Token of a terminal row.
     pub sampled: Option<Sampled>,
-    /// The prompt token that the first score is of.
+    /// Index of the prompt token that the first score belongs to.
     pub first_scored: usize,
-    /// Of the prompt tokens after the row's positions, as far as asked for.
+    /// Scores of the prompt tokens after the row's positions, as far as the request asks for them.
     pub prompt_scores: Vec<TokenScore>,
-    /// Embeddings of the row's tokens, of an encoder's graph.
+    /// Embeddings of the row's tokens; empty unless the row belongs to an encoder's graph.
     pub encoded: Vec<f32>,
 }
 
-/// What one forward computes of a row.
+/// Part of a row that one forward computes.
 #[derive(Clone, Debug)]
-struct Part<'a> {
-    /// The row's place in its step.
-    place: usize,
+struct ForwardChunk<'a> {
+    /// Index of the row in its step.
+    row_index: usize,
     row: &'a Row,
     sequence: &'a Sequence,
     positions: Range<usize>,
 }
 
-impl Part<'_> {
-    /// What is to be sampled at its end, where its row ends too.
+impl ForwardChunk<'_> {
+    /// Token ids that must not be sampled after this chunk; `None` unless the chunk ends a terminal row.
     fn forbidden(&self) -> Option<&[u32]> {
         match &self.row.terminality {
             Terminality::Terminal { forbidden } if self.positions.end == self.row.positions.end => {
@@ -66,7 +67,7 @@ impl Part<'_> {
 }
 
 impl Batch {
-    /// For forwards of up to `max_tokens` tokens, `row_tokens` of them of one row.
+    /// Creates buffers for forwards of up to `max_tokens` tokens, at most `row_tokens` of them from one row.
     pub fn new(max_tokens: usize, row_tokens: usize, page_tokens: usize) -> Self {
         Self {
             max_tokens,
@@ -79,8 +80,9 @@ impl Batch {
         }
     }
 
-    /// Runs the rows on the model; one result for each, in their order. One forward is enough unless rows are longer than
-    /// one may be: then what is left of them follows, back to back.
+    /// Runs the rows on the model and returns one result per row, in their order. One forward suffices unless a row is
+    /// longer than `row_tokens` or the rows are longer than `max_tokens` in sum. Further forwards then compute the
+    /// rest, back to back.
     pub fn run(
         &mut self,
         model: &mut dyn Model,
@@ -88,41 +90,42 @@ impl Batch {
     ) -> Result<Vec<RowResult>, DeviceError> {
         let mut results: Vec<RowResult> = rows.iter().map(|_| RowResult::default()).collect();
         let mut next: Vec<usize> = rows.iter().map(|(row, _)| row.positions.start).collect();
-        for (place, (row, sequence)) in rows.iter().enumerate().filter(|(_, row)| !row.1.encodings.is_empty())
+        for (row_index, (row, sequence)) in
+            rows.iter().enumerate().filter(|(_, row)| !row.1.encodings.is_empty())
         {
-            encode(model, &row.positions, &sequence.encodings, &mut results[place].encoded)?;
-            next[place] = row.positions.end;
+            encode(model, &row.positions, &sequence.encodings, &mut results[row_index].encoded)?;
+            next[row_index] = row.positions.end;
         }
         loop {
             let mut room = self.max_tokens;
-            let mut parts = Vec::with_capacity(rows.len());
-            for (place, (&(row, sequence), next)) in rows.iter().zip(&mut next).enumerate() {
+            let mut chunks = Vec::with_capacity(rows.len());
+            for (row_index, (&(row, sequence), next)) in rows.iter().zip(&mut next).enumerate() {
                 let tokens = (row.positions.end - *next).min(self.row_tokens).min(room);
                 if tokens > 0 {
-                    parts.push(Part { place, row, sequence, positions: *next..*next + tokens });
+                    chunks.push(ForwardChunk { row_index, row, sequence, positions: *next..*next + tokens });
                     *next += tokens;
                     room -= tokens;
                 }
             }
-            if parts.is_empty() {
+            if chunks.is_empty() {
                 return Ok(results);
             }
-            self.forward(model, &parts, &mut results)?;
+            self.forward(model, &chunks, &mut results)?;
         }
     }
 
     fn forward(
         &mut self,
         model: &mut dyn Model,
-        parts: &[Part<'_>],
+        chunks: &[ForwardChunk<'_>],
         results: &mut [RowResult],
     ) -> Result<(), DeviceError> {
-        let (sample, score) = self.fill(parts);
-        let inputs = self.row_inputs(parts);
-        let embedded = parts
+        let (sample, score) = self.fill(chunks);
+        let inputs = self.row_inputs(chunks);
+        let embedded = chunks
             .iter()
             .zip(&inputs)
-            .flat_map(|(part, inputs)| part.sequence.media.rows(&part.positions, inputs.first_token));
+            .flat_map(|(chunk, inputs)| chunk.sequence.media.rows(&chunk.positions, inputs.first_token));
         let embedded: Vec<EmbeddedRows<'_>> = embedded.collect();
         let inputs = StepInputs {
             token_ids: &self.token_ids,
@@ -143,14 +146,14 @@ impl Batch {
             return Err(DeviceError::Lost(format!("{tokens} tokens and {scores} scores for {wanted:?}")));
         }
         let (mut sampled, mut scores) = (self.results.sampled.drain(..), self.results.scores.drain(..));
-        for part in parts {
-            let result = &mut results[part.place];
-            if part.forbidden().is_some() {
+        for chunk in chunks {
+            let result = &mut results[chunk.row_index];
+            if chunk.forbidden().is_some() {
                 result.sampled = sampled.next();
             }
-            if let Some((positions, _)) = part.sequence.scored(&part.positions) {
+            if let Some((positions, _)) = chunk.sequence.scored(&chunk.positions) {
                 if result.prompt_scores.is_empty() {
-                    // A position scores the token after it.
+                    // The logits of a position score the token after it.
                     result.first_scored = positions.start + 1;
                 }
                 result.prompt_scores.extend(scores.by_ref().take(positions.len()));
@@ -159,20 +162,23 @@ impl Batch {
         Ok(())
     }
 
-    /// Lays the parts end to end, and lists what is wanted of which logit row.
+    /// Fills the inputs with the chunks, end to end, and lists what is read from each logit row.
     #[expect(clippy::type_complexity, reason = "the two lists of LogitRequests")]
-    fn fill<'a>(&mut self, parts: &'a [Part<'a>]) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
+    fn fill<'a>(
+        &mut self,
+        chunks: &'a [ForwardChunk<'a>],
+    ) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
         self.token_ids.clear();
         self.positions.clear();
         self.pages.clear();
         self.logit_rows.clear();
-        let (mut sample, mut score) = (Vec::with_capacity(parts.len()), Vec::new());
-        for part in parts {
-            let Part { sequence, positions, .. } = part;
+        let (mut sample, mut score) = (Vec::with_capacity(chunks.len()), Vec::new());
+        for chunk in chunks {
+            let ForwardChunk { sequence, positions, .. } = chunk;
             let first_token = self.token_ids.len();
             self.token_ids.extend(positions.clone().map(|position| sequence.token(position)));
             self.positions.extend(positions.clone().map(|position| position as f32));
-            let pages = part.row.block_table[..self.pages_of(part)].iter();
+            let pages = chunk.row.block_table[..self.pages_of(chunk)].iter();
             self.pages.extend(pages.map(|page| PageId(page.0)));
             if let Some((scored, top)) = sequence.scored(positions) {
                 for position in scored {
@@ -181,7 +187,7 @@ impl Batch {
                     self.logit_rows.push(first_token + position - positions.start);
                 }
             }
-            if let Some(forbidden) = part.forbidden() {
+            if let Some(forbidden) = chunk.forbidden() {
                 sample.push((self.logit_rows.len(), sequence.sample_row(positions.end, forbidden)));
                 self.logit_rows.push(self.token_ids.len() - 1);
             }
@@ -189,31 +195,31 @@ impl Batch {
         (sample, score)
     }
 
-    fn row_inputs(&self, parts: &[Part<'_>]) -> Vec<RowInputs<'_>> {
+    fn row_inputs(&self, chunks: &[ForwardChunk<'_>]) -> Vec<RowInputs<'_>> {
         let (mut first_token, mut first_page) = (0, 0);
-        let inputs = |part: &Part<'_>| {
-            let tokens = part.positions.len();
-            let pages = self.pages_of(part);
+        let inputs = |chunk: &ForwardChunk<'_>| {
+            let tokens = chunk.positions.len();
+            let pages = self.pages_of(chunk);
             let inputs = RowInputs {
                 first_token,
                 tokens,
-                start: part.positions.start,
+                start: chunk.positions.start,
                 block_table: &self.pages[first_page..first_page + pages],
             };
             first_token += tokens;
             first_page += pages;
             inputs
         };
-        parts.iter().map(inputs).collect()
+        chunks.iter().map(inputs).collect()
     }
 
-    /// How many pages of its table the part reads or writes.
-    fn pages_of(&self, part: &Part<'_>) -> usize {
-        part.positions.end.div_ceil(self.page_tokens)
+    /// Number of pages in the row's table that the chunk reads or writes.
+    fn pages_of(&self, chunk: &ForwardChunk<'_>) -> usize {
+        chunk.positions.end.div_ceil(self.page_tokens)
     }
 }
 
-/// Runs an encoder over those items whose rows these are.
+/// Runs an encoder over the items that lie within `rows`.
 fn encode(
     model: &mut dyn Model,
     rows: &Range<usize>,

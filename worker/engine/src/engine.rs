@@ -1,4 +1,4 @@
-//! The engine: a desk that decides, a device that computes, and reports of what came of it.
+//! The engine on one thread: plans a step, runs it on the device, commits and reports it.
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -13,28 +13,28 @@ use tutti_scheduler::{self as scheduler, ConfigError, Scheduler, SchedulerConfig
 use crate::{
     Chunking, EngineSettings, StepObserver,
     batch::Batch,
-    desk::{Desk, Planned},
+    engine_core::{EngineCore, Planned},
     kv::KvSize,
     observe::Stopwatch,
-    overlap::{self, FrontDesk, Stepper},
+    overlap::{self, DeviceLoop, EngineHandle},
     report,
     reporter::Reporter,
     runner::Runner,
-    spec::{self, Served},
+    spec::{self, ServedModel},
     warm_up,
 };
 
-/// See the crate's own page.
+/// Runs one worker's requests on its model. The crate's documentation describes the parts.
 pub struct Engine {
     kv: KvSize,
     began: Instant,
-    desk: Desk,
+    core: EngineCore,
     runner: Runner,
     reporter: Reporter,
 }
 
 impl Engine {
-    /// Sizes and allocates the KV pool. Fails on a setting under which nothing could run, naming it.
+    /// Sizes and allocates the KV pool. Fails and names the setting if no request could run under it.
     pub fn new(mut model: Box<dyn Model>, rank: Rank, settings: &EngineSettings) -> Result<Self, Error> {
         let limits = model.limits();
         if settings.max_step_tokens > limits.max_step_tokens {
@@ -63,7 +63,7 @@ impl Engine {
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
             ConfigError::Zero(setting) => Error::invalid(setting, "is 0, but must be at least 1"),
-            // The pool was sized above, and the declaration is the model's own.
+            // Other errors are internal: the pool was sized above and the declaration is the model's own.
             error => Error::internal(error.to_string()),
         })?;
         model
@@ -80,94 +80,96 @@ impl Engine {
         Ok(Self {
             kv,
             began,
-            desk: Desk::new(rank, scheduler, began),
+            core: EngineCore::new(rank, scheduler, began),
             runner: Runner { model, batch },
             reporter,
         })
     }
 
-    /// Runs one small step before any request does, so that none waits for weights to be read.
+    /// Runs one small step before the first request, so that no request waits for weights to be read.
     pub fn warm_up(&mut self) -> Result<(), Error> {
         warm_up::run(&mut *self.runner.model, self.reporter.max_step_tokens, self.kv.page_tokens)
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
     }
 
-    /// From the next step on, `observer` is told of each.
+    /// Passes every step from the next one on to `observer`.
     pub fn set_observer(&mut self, observer: Box<dyn StepObserver>) {
         self.reporter.observer = Some(observer);
     }
 
-    /// From now on, the forwards that have come back are counted there, for whoever watches from another thread. The count
-    /// moves inside a step too, where one of its prefills is run as many.
+    /// Counts returned forwards in `forwards`, where another thread can watch them. The count also rises within a step
+    /// whose long prefill runs as several forwards.
     pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
         self.runner.batch.forwards = forwards;
     }
 
-    /// Takes a graph. What cannot be run is told by a refused completion in the next report: each launch has one ending,
-    /// here as elsewhere.
+    /// Accepts a graph. A graph that cannot run gets a refused completion in the next report, so that every launch has
+    /// exactly one ending.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = spec::key(&graph) else { return };
-        let model = Served { limits: self.runner.model.limits(), declaration: &self.reporter.declaration };
+        let model =
+            ServedModel { limits: self.runner.model.limits(), declaration: &self.reporter.declaration };
         let parsed = spec::parse(key, graph, model, self.began.elapsed());
-        self.desk.launch(key, parsed);
+        self.core.launch(key, parsed);
     }
 
-    /// Cancels a graph, in whatever state; one that has not been launched yet, as soon as it is. Its completion is in
-    /// the next report. For a graph that has ended this does nothing.
+    /// Cancels a graph in any state; a graph that is not launched yet is cancelled at its launch. The next report
+    /// carries its completion. Has no effect on a graph that has ended.
     pub fn cancel(&mut self, key: GraphKey) {
-        self.desk.cancel(key);
+        self.core.cancel(key);
     }
 
-    /// Plans, runs and commits one step. Requests that are divided between workers need two threads, as by
-    /// [`split`](Self::split). None when there is nothing to run and nothing to tell: the next step then waits
-    /// for a launch. A report whose step ran nothing has no rows and the number of the step to come.
+    /// Plans, runs and commits one step. Returns `None` if there is nothing to run and nothing to report; the next step
+    /// then waits for a launch. A report whose step ran nothing has no rows and the number of the next step.
     ///
-    /// An error is the end of the worker: the device is lost, and no page of it can be trusted.
+    /// Requests that are divided between workers need two threads, see [`split`](Self::split).
+    ///
+    /// An error ends the worker: the device is lost and none of its pages can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
-        let Planned { completions, errands: _, job } = self.desk.plan()?;
+        let Planned { completions, copies: _, job } = self.core.plan()?;
         let step = match job {
             Some(job) => {
                 let mut watch = Stopwatch::start();
                 let results = self.runner.run(&job)?;
-                Some(self.desk.commit(job, results, watch.lap()))
+                Some(self.core.commit(job, results, watch.lap()))
             }
             None => None,
         };
-        let news = self.desk.news(step, completions);
-        Ok(news.map(|news| self.reporter.report(news)))
+        let output = self.core.output(step, completions);
+        Ok(output.map(|output| self.reporter.report(output)))
     }
 
-    /// Puts the device and everything else on threads of their own, so that one runs while the other works.
-    pub fn split(self) -> (Stepper, FrontDesk) {
-        let Self { began, desk, runner, reporter, .. } = self;
-        overlap::split(desk, runner, reporter, began)
+    /// Splits the engine into the device's half and the other half, each for a thread of its own.
+    pub fn split(self) -> (DeviceLoop, EngineHandle) {
+        let Self { began, core, runner, reporter, .. } = self;
+        overlap::split(core, runner, reporter, began)
     }
 
-    /// What is held now.
+    /// Current load.
     pub fn load(&mut self) -> pb::WorkerLoad {
-        let (load, oldest) = self.desk.load();
+        let (load, oldest) = self.core.load();
         report::load(load, oldest, self.reporter.lost())
     }
 
-    /// Whether no request is held and nothing is left to tell.
+    /// True if no request is held and no completion is unreported.
     pub fn is_idle(&self) -> bool {
-        self.desk.is_idle()
+        self.core.is_idle()
     }
 
-    /// Pages that requests can have: all but the null page.
+    /// Number of pages that requests can hold: all but the null page.
     pub fn kv_pages_total(&self) -> u32 {
         if self.model().thinks() { (self.kv.pages - 1) as u32 } else { 0 }
     }
 
-    /// Bytes of the KV pool, the null page included.
+    /// Size of the KV pool in bytes, the null page included.
     pub fn kv_bytes(&self) -> u64 {
         self.kv.bytes()
     }
 
-    /// The most tokens, prompt and output together, that a request can have here.
+    /// Largest number of tokens, prompt and output together, that a request can have.
     pub fn max_request_tokens(&self) -> u32 {
         let context = self.model().limits().max_context_tokens;
-        // Nothing that has no pages is limited by them.
+        // Pages do not limit a model without a KV cache.
         (if self.model().thinks() { self.kv.tokens().min(context) } else { context }) as u32
     }
 

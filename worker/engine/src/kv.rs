@@ -1,4 +1,4 @@
-//! How many KV pages a worker has.
+//! Size of a worker's KV pool.
 
 use std::fs;
 
@@ -8,14 +8,14 @@ use tutti_runtime::Error;
 
 use crate::EngineSettings;
 
-/// The most bytes that a KV pool takes unless told otherwise.
+/// Largest size of a KV pool in bytes, unless `kv_cache_memory` sets another.
 pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
-/// The share of available memory that a pool takes unless told otherwise: a worker does not know how many others
-/// start beside it.
-const DEFAULT_SHARE: u64 = 8;
+/// Divisor of the available memory: a pool takes at most the quotient, unless `kv_cache_memory` is set. A worker does
+/// not know how many others start on its machine.
+const DEFAULT_SHARE_DIVISOR: u64 = 8;
 
-/// The size of a pool: its pages, the null page included, and the tokens of each.
+/// Size of a pool: the number of its pages, the null page included, and the size of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvSize {
     pub pages: usize,
@@ -24,7 +24,7 @@ pub(crate) struct KvSize {
 }
 
 impl KvSize {
-    /// The most tokens that requests can hold.
+    /// Largest number of tokens that requests can hold.
     pub fn tokens(&self) -> usize {
         self.pages.saturating_sub(1) * self.page_tokens
     }
@@ -33,7 +33,7 @@ impl KvSize {
         self.pages as u64 * self.page_bytes as u64
     }
 
-    /// The pool that the settings and this machine give the model.
+    /// Chooses the pool's size from the settings and this machine's memory.
     pub fn choose(model: &dyn Model, settings: &EngineSettings) -> Result<Self, Error> {
         let [plane] = model.declaration().planes() else {
             let planes = model.declaration().planes().len();
@@ -44,7 +44,7 @@ impl KvSize {
         let PlaneKind::PagedKv { page_tokens, .. } = plane.kind;
         let (page_tokens, page_bytes) = (page_tokens as usize, model.page_bytes());
         if !model.thinks() {
-            // What only encodes has no pages; a scheduler has two at the least.
+            // An encoder has no pages, but a scheduler requires at least two.
             return Ok(Self { pages: 2, page_tokens, page_bytes: 0 });
         }
         if page_tokens == 0 || page_bytes == 0 {
@@ -67,8 +67,8 @@ impl KvSize {
     }
 }
 
-/// How many KV pages, the null page included, the settings and this machine give the model: ranks of a group, whose
-/// machines may differ, agree on the least.
+/// Number of KV pages, the null page included, that the settings and this machine give the model. Machines of a group
+/// may differ; its ranks agree on the minimum.
 pub fn kv_pages(model: &dyn Model, settings: &EngineSettings) -> Result<usize, Error> {
     Ok(KvSize::choose(model, settings)?.pages)
 }
@@ -82,11 +82,12 @@ fn default_bytes(
 ) -> u64 {
     let pages = limits.max_context_tokens.div_ceil(page_tokens).saturating_mul(settings.max_running_requests);
     let enough = (pages as u64).saturating_add(1).saturating_mul(page_bytes as u64);
-    let share = available.map_or(u64::MAX, |bytes| bytes / DEFAULT_SHARE);
+    let share = available.map_or(u64::MAX, |bytes| bytes / DEFAULT_SHARE_DIVISOR);
     enough.min(DEFAULT_KV_BYTES).min(share)
 }
 
-/// What this process could still take, in bytes: of the machine, and of its control group where that has a limit.
+/// Bytes of memory that this process can still allocate: the minimum of what the machine and its control group have
+/// left.
 fn available_memory() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
     let group = || {
@@ -104,29 +105,4 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bytes(max_context_tokens: usize, available: Option<u64>) -> u64 {
-        let limits = Limits { vocab_size: 8, max_context_tokens, eos_token_ids: vec![], max_step_tokens: 8 };
-        let settings = EngineSettings::bounded(8, 4, 4);
-        default_bytes(16, 1 << 20, &limits, &settings, available)
-    }
-
-    #[test]
-    fn a_small_model_takes_what_it_can_use() {
-        assert_eq!(bytes(40, None), 13 << 20, "three pages for each of four requests, and the null page");
-    }
-
-    #[test]
-    fn a_large_one_takes_the_least_of_the_bounds() {
-        assert_eq!(bytes(1 << 20, None), DEFAULT_KV_BYTES);
-        assert_eq!(bytes(1 << 20, Some(8 << 30)), 1 << 30);
-    }
-
-    #[test]
-    fn available_memory_is_read_in_bytes() {
-        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
-        assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
-    }
-}
+mod tests;

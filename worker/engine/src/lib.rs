@@ -1,6 +1,6 @@
 //! Runs step plans on a model and a device.
 //!
-//! The worker process is I/O around one [`Engine`]. By itself it does everything on one thread:
+//! The worker process is I/O around one [`Engine`]. By default the engine works on one thread:
 //!
 //! ```text
 //! LaunchGraph ─▶ Engine::launch ┐                 ┌─▶ scheduler.plan()
@@ -9,25 +9,26 @@
 //! StepReport  ◀──────────────────────────┘
 //! ```
 //!
-//! [`Engine::split`] makes two halves of it: a [`Stepper`], whose thread runs the device and decides between two steps, and
-//! a [`FrontDesk`], which does the rest beside it (`overlap`). What is decided and what is computed are the same.
+//! [`Engine::split`] divides it in two: a [`DeviceLoop`], whose thread runs the device and plans between two steps, and
+//! an [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the same
+//! either way.
 //!
-//! One report carries what all rows of a step emitted, and the completions of all graphs that ended with it. The
-//! scheduler counts positions and pages and decides; the engine holds the tokens and applies: it fills the step's host
-//! inputs, asks the model for logits of terminal rows and of prompt positions whose logprobs are wanted, and for no
-//! others. Rows of an encoder's walk run by themselves, item by item; what they give goes to whoever prefills the request
-//! (`exchange`), also where that is this engine.
+//! One report carries the tokens of all rows of a step, and the completions of all graphs that ended with it. The
+//! scheduler counts positions and pages and decides. The engine holds the tokens: it fills the step's host inputs, and
+//! asks the model only for the logits of terminal rows and of prompt positions whose logprobs are requested. Rows of an
+//! encoder's walk run by themselves, item by item. Their embeddings go to the engine that prefills the request
+//! (`transfer`), which may be the same engine.
 //!
-//! Errors: what a request asks for wrongly fails that request (`spec`); the rows of a step that the device refuses run
-//! again one by one, and requests whose rows fail alone fail; a lost device ends the worker, by an error from [`Engine::step`] or [`Stepper::run`].
+//! Errors:
+//!
+//! - An invalid launch fails its own request (`spec`).
+//! - The rows of a step that the device refuses run again one by one, and only rows at fault fail their requests.
+//! - A lost device ends the worker, by an error from [`Engine::step`] or [`DeviceLoop::run`].
 
 mod arrivals;
 mod batch;
-mod beside;
-mod courier;
-mod desk;
 mod engine;
-mod exchange;
+mod engine_core;
 mod kv;
 mod media;
 mod observe;
@@ -39,14 +40,15 @@ mod sequence;
 mod settings;
 mod spec;
 mod step_memory;
+mod transfer;
 mod warm_up;
 
-pub use courier::{Arrival, Cargo, Courier, HandOver, HandedOver, PageRun};
-pub use desk::News;
 pub use engine::Engine;
+pub use engine_core::StepOutput;
 pub use kv::{DEFAULT_KV_BYTES, kv_pages};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
-pub use overlap::{Bell, FrontDesk, Stepper};
+pub use overlap::{DeviceLoop, EngineHandle, Waker};
 pub use settings::{Chunking, EngineSettings};
 pub use step_memory::StepMemory;
+pub use transfer::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun};
 pub use tutti_scheduler::{Admission, OutputToken, PrefillSharing, TransferError};

@@ -1,4 +1,4 @@
-//! What a step was, for metrics and for whoever watches the scheduler at work.
+//! Records of steps, for metrics and for observers of the scheduler.
 
 use std::{
     ops::Range,
@@ -12,62 +12,62 @@ use tutti_proto::{
 };
 use tutti_scheduler::{Outcome, RowCommit};
 
-/// Watches an engine's steps, on its thread: it must neither wait nor fail.
+/// Observes an engine's steps on the engine's thread. It must neither block nor fail.
 pub trait StepObserver: Send {
-    /// A step has been committed.
+    /// Observes a committed step.
     fn observe(&mut self, step: StepRecord);
-    /// How many steps it had no room to take.
+    /// Number of steps that were dropped for lack of room.
     fn lost(&self) -> u64;
 }
 
 /// A committed step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
-    /// Counted from 0 over the engine's life.
+    /// Step number, counted from 0 over the engine's life.
     pub number: StepNumber,
-    /// What the engine ran.
+    /// Walk that the engine ran.
     pub batch_walk: WalkId,
-    /// In the step's order.
+    /// Rows in the step's order.
     pub rows: Vec<RowRecord>,
-    /// When planning began, by the wall clock.
+    /// Wall-clock time at which planning began.
     pub started: SystemTime,
-    /// How long it took.
+    /// Durations of the step's phases.
     pub times: StepTimes,
-    /// Pages held once it was committed.
+    /// KV pages in use after the commit.
     pub kv_pages_used: u32,
-    /// Pages that could be.
+    /// KV pages that requests can hold.
     pub kv_pages_total: u32,
 }
 
-/// One request's share.
+/// A request's share of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowRecord {
-    /// Whose.
+    /// The row's graph.
     pub key: GraphKey,
-    /// The row's own walk.
+    /// The row's own walk, which may differ from the batch walk.
     pub walk: WalkId,
-    /// Computed by the row.
+    /// Positions that the row computed.
     pub positions: Range<usize>,
-    /// Whether a token was to be sampled.
+    /// True if a token was sampled after the row.
     pub terminal: bool,
-    /// Whether the request could not go on.
+    /// True if the row failed and ended its request.
     pub failed: bool,
 }
 
-/// Where a step's time went.
+/// Durations of a step's phases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
-    /// Preparing what to run while the step before ran, so that nothing waited for it.
+    /// Time spent preparing the plan while the step before ran. Nothing waited for it.
     pub plan_ahead: Duration,
-    /// Deciding what to run, between that step and this one.
+    /// Time spent planning between the step before and this one.
     pub plan: Duration,
-    /// Filling the step's inputs, and the device.
+    /// Time spent filling the inputs and computing on the device.
     pub run: Duration,
-    /// Taking in what came of it.
+    /// Time spent committing the results.
     pub commit: Duration,
 }
 
-/// Measures consecutive parts of a step.
+/// Measures consecutive phases of a step.
 pub(crate) struct Stopwatch(Instant);
 
 impl Stopwatch {
@@ -75,7 +75,7 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
-    /// Since the start or the last lap.
+    /// Time since the start or the last lap.
     pub fn lap(&mut self) -> Duration {
         let last = std::mem::replace(&mut self.0, Instant::now());
         self.0 - last
@@ -96,7 +96,7 @@ impl From<&RowCommit> for RowRecord {
     }
 }
 
-/// The same in numbers, as the conductor counts it.
+/// Summarizes a step in numbers, for the conductor's metrics.
 pub(crate) fn work<'a>(
     rows: impl Iterator<Item = &'a RowCommit>,
     model: &ModelDeclaration,

@@ -1,4 +1,4 @@
-//! What the engine did, in the words of the wire.
+//! Converts the engine's results into wire messages.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit, TransferError};
 
 use crate::batch::RowResult;
 
-/// What a committed row tells; none for a row that has nothing to tell, such as a chunk inside a prompt.
+/// Report of a committed row; `None` if the row has no result, such as a chunk inside a prompt.
 pub(crate) fn row(commit: &RowCommit, result: RowResult) -> Option<pb::RowReport> {
     if commit.sampled.is_none() && result.prompt_scores.is_empty() {
         return None;
@@ -40,7 +40,7 @@ fn token_logprob(score: TokenScore) -> pb::TokenLogprob {
     pb::TokenLogprob { logprob: score.logprob, rank: score.rank, top }
 }
 
-/// The end of a graph, as this rank saw it.
+/// Completion of a graph, as this rank saw it.
 pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
     let outcome = match ending.outcome {
         Outcome::Finished { reason, generated } => {
@@ -61,7 +61,7 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
         }
         Outcome::DeadlineUnreachable { needed, left } => {
             let (needed, left) = (needed.as_millis(), left.as_millis());
-            let message = format!("the prompt takes {needed} ms more at the least, and {left} ms are left");
+            let message = format!("the prompt takes at least {needed} ms more, but {left} ms are left");
             let error = Error::new(ErrorKind::DeadlineExceeded, message);
             pb::completion::Outcome::Failed(error.into())
         }

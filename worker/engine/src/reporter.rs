@@ -1,10 +1,10 @@
-//! Turns news into reports, and tells whoever watches.
+//! Converts step outputs into reports and feeds the step observer.
 
 use tutti_proto::{Rank, cluster::v1 as pb, declaration::ModelDeclaration};
 
 use crate::{
     StepObserver, StepRecord,
-    desk::{News, StepNews},
+    engine_core::{CommittedStep, StepOutput},
     observe, report,
 };
 
@@ -16,13 +16,13 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// A report whose step ran nothing has no rows and the number of the step to come.
-    pub fn report(&mut self, news: News) -> pb::StepReport {
-        let News { step, mut completions, number, load, oldest_waiting } = news;
+    /// Report of an output. Without a step, it has no rows and the number of the next step.
+    pub fn report(&mut self, output: StepOutput) -> pb::StepReport {
+        let StepOutput { step, mut completions, number, load, oldest_waiting } = output;
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
-        if let Some(StepNews { batch_walk: walk, rows: committed, started, times }) = step {
+        if let Some(CommittedStep { batch_walk: walk, rows: committed, started, times }) = step {
             batch_walk = walk.0;
             let commits = || committed.iter().map(|(commit, _)| commit);
             work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens));
@@ -47,7 +47,7 @@ impl Reporter {
         pb::StepReport { step: number.0, batch_walk, rows, completions, load, work }
     }
 
-    /// Steps that the observer had no room for.
+    /// Number of steps that the observer had no room for.
     pub fn lost(&self) -> u64 {
         self.observer.as_ref().map_or(0, |observer| observer.lost())
     }

@@ -1,4 +1,4 @@
-//! Computes steps: a model, and the buffers that its inputs go into.
+//! Computes steps on a model with reused input buffers.
 
 use tutti_kernels::DeviceError;
 use tutti_models::Model;
@@ -7,11 +7,11 @@ use tutti_scheduler::Row;
 
 use crate::{
     batch::{Batch, RowResult},
-    desk::Job,
+    engine_core::Job,
     sequence::Sequence,
 };
 
-/// What became of each row of a step, in its order.
+/// Result of each row of a step, in the step's order.
 pub(crate) type RowResults = Vec<Result<RowResult, DeviceError>>;
 
 pub(crate) struct Runner {
@@ -20,29 +20,29 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    /// An error is the end of the worker; a row that fails alone is none.
+    /// Runs a step. An error ends the worker; a row's own failure is part of the results.
     pub fn run(&mut self, job: &Job) -> Result<RowResults, Error> {
         let rows: Vec<(&Row, &Sequence)> = job.step.rows.iter().zip(&job.sequences).collect();
         match self.batch.run(&mut *self.model, &rows) {
             Ok(results) => Ok(results.into_iter().map(Ok).collect()),
             Err(error @ DeviceError::Lost(_)) => Err(Error::internal(error.to_string())),
             Err(error) => {
-                tracing::warn!(step = %job.step.number, rows = rows.len(), %error, "step failed: its rows run apart");
-                self.run_apart(&rows)
+                tracing::warn!(step = %job.step.number, rows = rows.len(), %error, "step failed; running its rows one by one");
+                self.run_one_by_one(&rows)
             }
         }
     }
 
-    /// Runs the rows of a step that failed one by one, so that only those fail that fail alone. Running a row twice writes
-    /// the same keys and values to the same places.
-    fn run_apart(&mut self, rows: &[(&Row, &Sequence)]) -> Result<RowResults, Error> {
+    /// Runs the rows of a failed step one by one, so that only rows at fault fail. A row that runs twice writes the
+    /// same keys and values to the same slots.
+    fn run_one_by_one(&mut self, rows: &[(&Row, &Sequence)]) -> Result<RowResults, Error> {
         let mut results = Vec::with_capacity(rows.len());
         for row in rows {
             results.push(match self.batch.run(&mut *self.model, std::slice::from_ref(row)) {
                 Ok(mut alone) => Ok(alone.pop().unwrap_or_default()),
                 Err(error @ DeviceError::Lost(_)) => return Err(Error::internal(error.to_string())),
                 Err(error) => {
-                    tracing::error!(key = %row.0.key, %error, "the request fails alone");
+                    tracing::error!(key = %row.0.key, %error, "the request's row failed");
                     Err(error)
                 }
             });

@@ -1,4 +1,4 @@
-//! One request's tokens and how it samples: what the engine holds of it besides its pages.
+//! A request's tokens and sampling parameters: the engine's state of it apart from its pages.
 
 use std::ops::Range;
 
@@ -6,45 +6,47 @@ use tutti_kernels::{SampleRow, SamplingParams};
 
 use crate::media::{Encoding, Media};
 
-/// Made by [`crate::spec`], grown by one token with each committed terminal row.
+/// Created by [`crate::spec`]. Each committed terminal row adds one token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
     pub prompt: Vec<u32>,
-    /// Output of earlier incarnations included.
+    /// Output so far, including that of earlier incarnations.
     pub output: Vec<u32>,
     pub sampling: SamplingParams,
-    /// Alternatives to report beside each sampled token; `None` reports no logprobs.
+    /// Number of alternatives to report per sampled token; `None` reports no logprobs.
     pub logprobs: Option<u32>,
-    /// The same for the prompt's tokens.
+    /// Number of alternatives to report per prompt token; `None` reports no logprobs.
     pub prompt_logprobs: Option<u32>,
-    /// Pages of its prefill, from the first on, that whoever goes on with it has: they are not sent.
+    /// Number of leading pages that the decoding worker already has. They are not sent.
     pub known_elsewhere: usize,
-    /// Positions whose prompt logprobs have been told. They are not again when a preempted request computes them anew.
-    pub told: usize,
-    /// What stands for media in the prompt.
+    /// Positions below this have their prompt logprobs reported. A preempted request computes them again but does not
+    /// report them again.
+    pub scores_reported: usize,
+    /// Media in the prompt.
     pub media: Media,
-    /// The items of an encoder's graph, which has no tokens; empty in any other.
+    /// Items of an encoder's graph, which has no tokens; empty in other graphs.
     pub encodings: Vec<Encoding>,
 }
 
 impl Sequence {
-    /// The token at a position; only positions before the end of the output are asked for.
+    /// Token at a position, which must be before the end of the output.
     pub fn token(&self, position: usize) -> u32 {
         match position.checked_sub(self.prompt.len()) {
             None => self.prompt[position],
-            Some(place) => self.output[place],
+            Some(index) => self.output[index],
         }
     }
 
-    /// Those of `positions` whose logits score the prompt token after them, and with how many alternatives. A chunk's
-    /// last position scores the first token of the next chunk.
+    /// The `positions` whose logits score the prompt token after them, and the number of alternatives. A chunk's last
+    /// position scores the first token of the next chunk.
     pub fn scored(&self, positions: &Range<usize>) -> Option<(Range<usize>, u32)> {
         let top = self.prompt_logprobs?;
-        let (start, end) = (positions.start.max(self.told), positions.end.min(self.prompt.len() - 1));
+        let (start, end) =
+            (positions.start.max(self.scores_reported), positions.end.min(self.prompt.len() - 1));
         (start < end).then_some((start..end, top))
     }
 
-    /// How to sample the token at `position`, the first one that is not there yet.
+    /// Inputs for sampling the token at `position`, the first one without a token.
     pub fn sample_row<'a>(&'a self, position: usize, forbidden: &'a [u32]) -> SampleRow<'a> {
         SampleRow {
             params: &self.sampling,

@@ -1,7 +1,7 @@
-//! From a launch message to a checked sequence: the last line of defence before the model.
+//! Validates launch messages: the last check before the model.
 //!
-//! The front door checks all of this already. A value that gets past it (another build, a bug, a hand-made message)
-//! must fail its own request and nobody else's.
+//! The router checks all of this already. A bad value that gets past it (another build, a bug, a hand-made message)
+//! must fail its own request and no other.
 
 use std::time::Duration;
 
@@ -20,39 +20,39 @@ use crate::{
     sequence::Sequence,
 };
 
-/// The most alternatives beside a token.
+/// Largest number of alternatives per token.
 pub(crate) const MAX_LOGPROBS: u32 = 20;
 
-/// Of what opens a request's pages to another worker.
+/// Length of the secret that opens a request's pages to another worker.
 const SECRET_BYTES: usize = 16;
 
-/// Whose launch it is.
+/// Key of a launch.
 pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {
     if message.key.is_none() {
-        tracing::error!("a launch without a key is dropped: there is nobody to tell");
+        tracing::error!("dropped a launch without a key");
     }
     message.key.map(GraphKey::from)
 }
 
-/// What is known of the model.
+/// Facts about the model that a launch is checked against.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Served<'a> {
+pub(crate) struct ServedModel<'a> {
     pub limits: &'a Limits,
     pub declaration: &'a ModelDeclaration,
 }
 
-/// What the scheduler and the engine each need of a launch that comes `now`, by the scheduler's clock.
+/// Splits a launch into the scheduler's and the engine's share. The launch arrives at `now` on the scheduler's clock.
 pub(crate) fn parse(
     key: GraphKey,
     message: pb::LaunchGraph,
-    model: Served<'_>,
+    model: ServedModel<'_>,
     now: Duration,
 ) -> Result<(GraphLaunch, Sequence), Error> {
     if message.walks.iter().any(|walk| model.declaration.encodes(WalkId(*walk))) {
         return encoding(key, message, model.declaration, now);
     }
     let limits = model.limits;
-    let Parts { role, prefill, decode } = parts(&message)?;
+    let GraphWalks { role, prefill, decode } = graph_walks(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
     let stopping = spec.stopping.ok_or_else(|| Error::invalid("stopping", "is missing"))?;
@@ -61,14 +61,14 @@ pub(crate) fn parse(
     }
     token_ids("prompt", &spec.prompt, limits)?;
     token_ids("generated", &message.generated, limits)?;
-    let (media, marks) = media::placed(&spec.media, &spec.prompt, model.declaration)?;
+    let (media, marks) = media::locate(&spec.media, &spec.prompt, model.declaration)?;
     let awaits_media = message.receive_media.is_some();
-    if awaits_media == (media.spans.is_empty() || role == GraphRole::Decode) {
-        return Err(Error::invalid("receive_media", "is not as the request's media and part have it"));
+    if awaits_media == (media.ranges.is_empty() || role == GraphRole::Decode) {
+        return Err(Error::invalid("receive_media", "does not match the request's media and role"));
     }
     let tokens = [&*spec.prompt, &message.generated].concat();
-    // A replay that has output has sent all its prompt's logprobs before the first token of it, and so has whoever
-    // prefills for another worker.
+    // A replay with output sent all its prompt logprobs before its first token. The prefilling worker of a divided
+    // request sends them, too.
     let prompt_logprobs =
         spec.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
     let launch = GraphLaunch {
@@ -92,14 +92,14 @@ pub(crate) fn parse(
         sampling: self::sampling(sampling, limits)?,
         logprobs: alternatives("logprobs", spec.logprobs)?,
         prompt_logprobs: alternatives("prompt_logprobs", prompt_logprobs)?,
-        told: 0,
+        scores_reported: 0,
         media,
         encodings: Vec::new(),
     };
     Ok((launch, sequence))
 }
 
-/// A graph of encoders alone: an item is a segment, and nothing is sampled.
+/// Reads a graph of encoders alone: each item is a segment, and nothing is sampled.
 fn encoding(
     key: GraphKey,
     message: pb::LaunchGraph,
@@ -107,8 +107,8 @@ fn encoding(
     now: Duration,
 ) -> Result<(GraphLaunch, Sequence), Error> {
     let send_to = message.send_to.as_ref();
-    let send_to =
-        send_to.ok_or_else(|| Error::invalid("send_to", "is missing: nothing is encoded for nobody"))?;
+    let send_to = send_to
+        .ok_or_else(|| Error::invalid("send_to", "is missing: an encoder's graph needs a receiver"))?;
     secret("send_to", &send_to.secret)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let encodings = media::encodings(spec.media, &message.walks, model)?;
@@ -132,14 +132,14 @@ fn encoding(
         sampling: NO_SAMPLING,
         logprobs: None,
         prompt_logprobs: None,
-        told: 0,
+        scores_reported: 0,
         media: Media::default(),
         encodings,
     };
     Ok((launch, sequence))
 }
 
-/// Of a graph that samples nothing.
+/// Placeholder for graphs that sample nothing.
 const NO_SAMPLING: SamplingParams = SamplingParams {
     temperature: 0.0,
     top_k: 0,
@@ -152,22 +152,22 @@ const NO_SAMPLING: SamplingParams = SamplingParams {
     seed: 0,
 };
 
-/// Whoever shows it may write to a request's room.
+/// Checks the secret that allows a sender to write to a request's reserved pages.
 fn secret(field: &str, secret: &[u8]) -> Result<(), Error> {
     match secret.len() {
         SECRET_BYTES => Ok(()),
-        bytes => Err(Error::invalid(field, format!("a secret of {bytes} bytes, must be {SECRET_BYTES}"))),
+        bytes => Err(Error::invalid(field, format!("has a secret of {bytes} bytes, must be {SECRET_BYTES}"))),
     }
 }
 
-/// What of a request runs here, under which walks.
-struct Parts {
+/// Role of a graph in its request, and the walks that it runs.
+struct GraphWalks {
     role: GraphRole,
     prefill: WalkId,
     decode: Option<WalkId>,
 }
 
-fn parts(message: &pb::LaunchGraph) -> Result<Parts, Error> {
+fn graph_walks(message: &pb::LaunchGraph) -> Result<GraphWalks, Error> {
     let pb::LaunchGraph { receive, receive_media, send_to, walks, .. } = message;
     if let Some(receive_media) = receive_media {
         secret("receive_media", &receive_media.secret)?;
@@ -196,7 +196,7 @@ fn parts(message: &pb::LaunchGraph) -> Result<Parts, Error> {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
     };
-    Ok(Parts { role, prefill, decode })
+    Ok(GraphWalks { role, prefill, decode })
 }
 
 fn token_ids(field: &str, ids: &[u32], limits: &Limits) -> Result<(), Error> {
@@ -218,7 +218,7 @@ fn alternatives(field: &str, asked: Option<u32>) -> Result<Option<u32>, Error> {
     }
 }
 
-/// A request's priority is its class: both count downwards, and 0 is the ordinary one.
+/// Checks a priority, which is also the scheduler's class: lower is more urgent and 0 is the default.
 fn priority(asked: i32) -> Result<i32, Error> {
     if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&asked) {
         return Ok(asked);
@@ -244,7 +244,7 @@ fn stopping(message: &pb::Stopping, limits: &Limits) -> Result<Stopping, Error> 
 
 fn sampling(message: pb::Sampling, limits: &Limits) -> Result<SamplingParams, Error> {
     let within = |field: &str, value: f32, fits: bool, range: &str| {
-        // NaN fits nowhere.
+        // No range contains NaN.
         if fits { Ok(value) } else { Err(Error::invalid(field, format!("is {value}, must be {range}"))) }
     };
     let penalty =
@@ -269,7 +269,7 @@ fn sampling(message: pb::Sampling, limits: &Limits) -> Result<SamplingParams, Er
         top_k: message.top_k,
         top_p: within("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?,
         min_p: within("min_p", min_p, (0.0..=1.0).contains(&min_p), "between 0 and 1")?,
-        // Beyond this a logit could overflow, which would fail the whole step.
+        // Outside of this range a logit could overflow, which would fail the whole step.
         repetition_penalty: within(
             "repetition_penalty",
             repetition,
@@ -284,90 +284,4 @@ fn sampling(message: pb::Sampling, limits: &Limits) -> Result<SamplingParams, Er
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits() -> Limits {
-        Limits { vocab_size: 8, max_context_tokens: 64, eos_token_ids: vec![7], max_step_tokens: 16 }
-    }
-
-    fn key() -> GraphKey {
-        pb::GraphKey::default().into()
-    }
-
-    fn message() -> pb::LaunchGraph {
-        pb::LaunchGraph {
-            key: None,
-            walks: vec![0, 1],
-            spec: Some(pb::RequestSpec {
-                prompt: vec![1, 2, 3],
-                sampling: Some(pb::Sampling {
-                    temperature: 1.0,
-                    top_p: 1.0,
-                    repetition_penalty: 1.0,
-                    ..Default::default()
-                }),
-                stopping: Some(pb::Stopping { max_tokens: 4, ..Default::default() }),
-                logprobs: None,
-                prompt_logprobs: None,
-                priority: -3,
-                media: vec![],
-            }),
-            generated: vec![],
-            timeout_ms: Some(40),
-            ..Default::default()
-        }
-    }
-
-    /// The field that is at fault once the message is changed.
-    fn fault(change: impl FnOnce(&mut pb::RequestSpec)) -> String {
-        let mut message = message();
-        change(message.spec.as_mut().unwrap());
-        let (limits, declaration) = (limits(), ModelDeclaration::new(vec![], vec![], vec![]).unwrap());
-        let model = Served { limits: &limits, declaration: &declaration };
-        let error = parse(key(), message, model, Duration::ZERO).unwrap_err();
-        error.field().unwrap().to_owned()
-    }
-
-    #[test]
-    fn a_sound_message_passes() {
-        let (limits, declaration) = (limits(), ModelDeclaration::new(vec![], vec![], vec![]).unwrap());
-        let model = Served { limits: &limits, declaration: &declaration };
-        let (launch, sequence) = parse(key(), message(), model, Duration::from_secs(1)).unwrap();
-        assert_eq!((launch.prefill_tokens(), launch.priority), (3, -3));
-        assert_eq!(launch.deadline, Some(Duration::from_millis(1040)));
-        assert_eq!(sequence.prompt, [1, 2, 3]);
-    }
-
-    #[test]
-    fn each_bad_value_names_its_field() {
-        fn sampling(spec: &mut pb::RequestSpec) -> &mut pb::Sampling {
-            spec.sampling.as_mut().unwrap()
-        }
-        assert_eq!(fault(|spec| spec.prompt.clear()), "prompt");
-        assert_eq!(fault(|spec| spec.prompt.push(8)), "prompt");
-        assert_eq!(fault(|spec| spec.sampling = None), "sampling");
-        assert_eq!(fault(|spec| spec.stopping = None), "stopping");
-        assert_eq!(fault(|spec| sampling(spec).temperature = f32::NAN), "temperature");
-        assert_eq!(fault(|spec| sampling(spec).temperature = -0.1), "temperature");
-        assert_eq!(fault(|spec| sampling(spec).top_p = 0.0), "top_p");
-        assert_eq!(fault(|spec| sampling(spec).top_p = f32::NAN), "top_p");
-        assert_eq!(fault(|spec| sampling(spec).min_p = 1.1), "min_p");
-        assert_eq!(fault(|spec| sampling(spec).repetition_penalty = 0.0), "repetition_penalty");
-        assert_eq!(fault(|spec| sampling(spec).repetition_penalty = 1e-40), "repetition_penalty");
-        assert_eq!(fault(|spec| sampling(spec).presence_penalty = 2.1), "presence_penalty");
-        assert_eq!(fault(|spec| sampling(spec).frequency_penalty = f32::INFINITY), "frequency_penalty");
-        let bias = |token_id, bias| vec![pb::LogitBias { token_id, bias }];
-        assert_eq!(fault(|spec| sampling(spec).logit_bias = bias(8, 0.0)), "logit_bias");
-        assert_eq!(fault(|spec| sampling(spec).logit_bias = bias(1, -101.0)), "logit_bias");
-        assert_eq!(
-            fault(|spec| sampling(spec).logit_bias = [bias(1, 0.0), bias(1, 0.0)].concat()),
-            "logit_bias"
-        );
-        assert_eq!(fault(|spec| spec.logprobs = Some(21)), "logprobs");
-        assert_eq!(fault(|spec| spec.prompt_logprobs = Some(21)), "prompt_logprobs");
-        assert_eq!(fault(|spec| spec.priority = -9), "priority");
-        assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().stop_token_ids = vec![9]), "stop_token_ids");
-        assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().min_tokens = 5), "min_tokens");
-    }
-}
+mod tests;

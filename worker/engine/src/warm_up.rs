@@ -1,12 +1,13 @@
-//! One step before the first request, so that weights are in memory and every code path has run once.
+//! Runs one step before the first request, so that weights are in memory and every code path has run once.
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, StepInputs};
 use tutti_models::{LogitRequests, LogitResults, Model};
 
-/// Enough for the matrix path of a prefill, few enough that a large model on a small CPU is ready in seconds.
-const TOKENS: usize = 32;
+/// Enough tokens for the matrix kernels of a prefill, few enough that a large model on a small CPU is ready in seconds.
+const MAX_TOKENS: usize = 32;
 
-/// Encodes a token of each kind of media, runs a small prefill and samples from it. All of it stands on the null page, which nobody reads afterwards.
+/// Encodes one token of each kind of media, runs a small prefill and samples from it. Only the null page is written,
+/// and no request reads it.
 pub(crate) fn run(
     model: &mut dyn Model,
     max_step_tokens: usize,
@@ -14,7 +15,7 @@ pub(crate) fn run(
 ) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
         match model.encode(input.walk, &vec![0; input.bytes_per_token as usize], &mut Vec::new()) {
-            // An encoder that other workers hold.
+            // Another worker holds this encoder.
             Err(DeviceError::Misuse(_)) => {}
             encoded => encoded?,
         }
@@ -23,8 +24,8 @@ pub(crate) fn run(
         return Ok(());
     }
     let context = model.limits().max_context_tokens;
-    // One page holds it all, since no two tokens of a request may share a place.
-    let tokens = TOKENS.min(max_step_tokens).min(context).min(page_tokens);
+    // All tokens fit one page: two tokens of a request never share a slot.
+    let tokens = MAX_TOKENS.min(max_step_tokens).min(context).min(page_tokens);
     let token_ids = vec![0; tokens];
     let positions: Vec<f32> = (0..tokens).map(|position| position as f32).collect();
     model.forward(&StepInputs {

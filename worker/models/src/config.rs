@@ -1,4 +1,4 @@
-//! What is read alike from every family's `config.json` and `generation_config.json`.
+//! The keys of `config.json` and `generation_config.json` that all families share.
 
 use std::{
     fs::File,
@@ -12,20 +12,20 @@ use tutti_kernels::WeightType;
 
 use crate::LoadError;
 
-/// A checkpoint's `config.json`: the keys that tell which family it is, and all of it for that family to read.
+/// A checkpoint's `config.json`: the keys that name its family, and all keys for that family to read.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
-    /// Where it was read from.
+    /// Path of the file.
     pub path: PathBuf,
-    /// `architectures`, empty where missing.
+    /// `architectures`; empty if missing.
     pub architectures: Vec<String>,
     /// `model_type`.
     pub model_type: Option<String>,
-    /// Everything.
+    /// All keys.
     pub value: Value,
 }
 
-/// The keys that every config has, in both spellings.
+/// The keys that name a config's family.
 #[derive(Deserialize)]
 struct Head {
     architectures: Option<Vec<String>>,
@@ -34,7 +34,7 @@ struct Head {
 }
 
 impl ConfigFile {
-    /// Reads `dir/config.json`; refuses quantised checkpoints, which no family takes.
+    /// Reads `dir/config.json`. Refuses quantised checkpoints, which no family supports.
     pub fn read(dir: &Path) -> Result<Self, LoadError> {
         let path = dir.join("config.json");
         let value: Value = read_json(&path)?;
@@ -51,7 +51,7 @@ impl ConfigFile {
         Ok(Self { path, architectures, model_type: head.model_type, value })
     }
 
-    /// Reads the config as a family sees it.
+    /// Deserialises a family's keys.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
         serde_path_to_error::deserialize(&self.value).map_err(|error| {
             let (key, problem) = (error.path().to_string(), error.into_inner());
@@ -59,13 +59,13 @@ impl ConfigFile {
         })
     }
 
-    /// An error about one key of this file.
+    /// Returns an error about this file.
     pub fn invalid(&self, problem: impl Into<String>) -> LoadError {
         LoadError::Config { path: self.path.clone(), problem: problem.into() }
     }
 }
 
-/// An `eos_token_id`: one id or several.
+/// The value of `eos_token_id`: one id or several.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub(crate) enum TokenIds {
@@ -85,8 +85,8 @@ impl TokenIds {
     }
 }
 
-/// The ids that end a sequence, ascending: those of `dir/generation_config.json` where it names any, as transformers'
-/// `generate` has it, else `from_config`.
+/// Returns the ids that end a sequence, ascending. As in transformers' `generate`, those of
+/// `dir/generation_config.json` win over `from_config`.
 pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result<Vec<u32>, LoadError> {
     #[derive(Deserialize)]
     struct GenerationConfig {
@@ -101,7 +101,7 @@ pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result
     Ok(generation.or(from_config).map(TokenIds::into_sorted).unwrap_or_default())
 }
 
-/// The type that a config's `dtype` (or, as published ones spell it, `torch_dtype`) names.
+/// Parses a config's `dtype`, which published configs call `torch_dtype`.
 pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
     match name.strip_prefix("torch.").unwrap_or(name) {
         "float32" | "float" => Some(WeightType::F32),
@@ -122,37 +122,4 @@ fn malformed(path: &Path, error: &serde_json::Error) -> LoadError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn directory(generation: Option<&str>) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        if let Some(text) = generation {
-            std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
-        }
-        dir
-    }
-
-    #[test]
-    fn generation_config_overrides_the_config_and_may_name_several_ids() {
-        let ids = |generation, config| eos_token_ids(directory(generation).path(), config).unwrap();
-        assert_eq!(ids(Some(r#"{"eos_token_id": [9, 3, 9]}"#), Some(TokenIds::One(1))), [3, 9]);
-        assert_eq!(ids(Some(r#"{"eos_token_id": 4}"#), None), [4]);
-        assert_eq!(ids(Some(r#"{"eos_token_id": null}"#), Some(TokenIds::One(1))), [1]);
-        assert_eq!(ids(Some("{}"), Some(TokenIds::Many(vec![2, 1]))), [1, 2]);
-        assert_eq!(ids(None, None), [0u32; 0]);
-    }
-
-    #[test]
-    fn a_damaged_generation_config_is_an_error_that_names_it() {
-        let error = eos_token_ids(directory(Some(r#"{"eos_token_id": "x"}"#)).path(), None).unwrap_err();
-        assert!(error.to_string().contains("generation_config.json"), "{error}");
-    }
-
-    #[test]
-    fn both_spellings_of_a_dtype_are_known() {
-        assert_eq!(parse_dtype("torch.bfloat16"), Some(WeightType::Bf16));
-        assert_eq!(parse_dtype("float32"), Some(WeightType::F32));
-        assert_eq!(parse_dtype("float8_e4m3fn"), None);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Why a checkpoint does not load.
+//! Errors of loading a checkpoint.
 
 use std::{io, path::PathBuf};
 
@@ -6,23 +6,23 @@ use tutti_kernels::DeviceError;
 use tutti_proto::declaration::DeclarationError;
 use tutti_runtime::{Error, ErrorKind};
 
-/// Why a checkpoint does not load. Every message names the file, and the key or tensor in it.
+/// An error of loading a checkpoint. Every message names the file, and the key or tensor at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A file that is needed cannot be read.
+    /// A required file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A JSON file does not say what it must.
+    /// A JSON file is malformed, or a key in it is missing or unsupported.
     #[error("{}: {problem}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
-        /// Which key has which value, and what is taken.
+        /// The key, its value, and the supported values.
         problem: String,
     },
     /// The checkpoint is of a family that is not implemented.
@@ -34,7 +34,7 @@ pub enum LoadError {
         architectures: Vec<String>,
         /// `model_type` as found.
         model_type: Option<String>,
-        /// What would load.
+        /// The supported architectures.
         supported: String,
     },
     /// A weight file is damaged as a whole.
@@ -42,23 +42,23 @@ pub enum LoadError {
     Weights {
         /// The file, or the directory that lacks one.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         problem: String,
     },
-    /// A tensor is missing or not what the config says it is.
+    /// A tensor is missing or does not match the config.
     #[error("{}: tensor {name:?} {problem}", path.display())]
     Tensor {
-        /// The file that holds it, or the directory where it is in none.
+        /// The file that holds the tensor, or the directory if no file does.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// What is wrong, with what was expected and what was found.
+        /// The mismatch: the expected and the found value.
         problem: String,
     },
-    /// The device refused.
+    /// The device refused the model.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A family declares walks that do not hold together: a fault of ours.
+    /// A family's declaration is inconsistent: an internal fault.
     #[error(transparent)]
     Declaration(#[from] DeclarationError),
 }
@@ -66,7 +66,7 @@ pub enum LoadError {
 impl From<LoadError> for Error {
     fn from(error: LoadError) -> Self {
         let kind = match &error {
-            // A shape that the device cannot run is the checkpoint's; everything else a device reports is not.
+            // A shape that the device cannot run is a fault of the checkpoint. All else that a device reports is not.
             LoadError::Device(DeviceError::Unsupported(_)) => ErrorKind::InvalidArgument,
             LoadError::Device(_) | LoadError::Declaration(_) => ErrorKind::Internal,
             _ => ErrorKind::InvalidArgument,

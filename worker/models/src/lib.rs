@@ -1,18 +1,20 @@
 //! Model families, written once against the device seam.
 //!
-//! [`load`] reads an unmodified Hugging Face directory and gives back a [`Model`]; which family it is, and which device
-//! runs it, shows no further. Each family has a folder of its own whose header names the paper and the reference.
+//! [`load`] reads an unmodified Hugging Face directory and returns a [`Model`], which hides its family and its device.
+//! Each family is one module, whose header names the paper and the reference implementation. [`load_sim`] returns a
+//! simulated device that acts as a model, without weights.
 
 mod config;
 mod error;
 mod load;
 pub mod lockstep;
+#[cfg(feature = "media-test-model")]
 mod media_test;
 mod model;
 mod pages;
 mod qwen3;
 mod rope;
-mod sim;
+mod sim_device;
 mod step_hook;
 mod thinker;
 mod weights;
@@ -21,7 +23,7 @@ pub use error::LoadError;
 pub use load::{LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
 pub use pages::PageLayout;
-pub use sim::load as load_sim;
+pub use sim_device::load as load_sim;
 pub use step_hook::{PausedPages, StepHook};
 pub use tutti_kernels::Quantize;
 pub use weights::LoadProgress;

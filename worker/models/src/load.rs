@@ -1,20 +1,22 @@
-//! From a directory to a model on a device.
+//! Loads a checkpoint directory as a model on a device.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use tutti_kernels::{Device, Quantize};
 
-use crate::{LoadError, LoadProgress, Model, config::ConfigFile, media_test, qwen3};
+#[cfg(feature = "media-test-model")]
+use crate::media_test;
+use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
 
-/// Where weights come from.
+/// Source of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoadFormat {
     /// The directory's safetensors files.
     #[default]
     Auto,
-    /// Seeded random weights in the shapes and the type of `config.json`, which alone is needed.
+    /// Seeded random weights in the shapes and the type of `config.json`. No other file is needed.
     Dummy,
 }
 
@@ -39,30 +41,37 @@ impl FromStr for LoadFormat {
     }
 }
 
-/// What to load, and for steps of what size.
+/// The checkpoint to load, and the size of steps to load it for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// The checkpoint's directory.
     pub dir: PathBuf,
-    /// Where its weights come from.
+    /// Source of the weights.
     pub load_format: LoadFormat,
-    /// What becomes of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders stay as
-    /// they are stored.
+    /// Quantisation of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders keep their
+    /// stored type.
     pub quantize: Quantize,
-    /// The most tokens a step will have: activation buffers are made for it.
+    /// Maximum number of tokens per step: the size of the activation buffers.
     pub max_step_tokens: usize,
-    /// Tokens a KV page holds.
+    /// Tokens per KV page.
     pub page_tokens: usize,
-    /// The nodes to load; all without. Names that the model does not have are refused by whoever knows its declaration.
+    /// The nodes to load, or all if `None`. The conductor refuses names that the model's declaration lacks.
     pub nodes: Option<Vec<String>>,
-    /// Of dummy weights.
+    /// Seed of dummy weights.
     pub seed: u64,
 }
 
-/// Loads the checkpoint of `options` onto `device`, telling `progress` as tensors are taken over.
+/// The architectures that this build loads.
+const SUPPORTED: &[&str] = &[
+    qwen3::ARCHITECTURE,
+    #[cfg(feature = "media-test-model")]
+    media_test::ARCHITECTURE,
+];
+
+/// Loads the checkpoint of `options` onto `device`, and calls `progress` after each tensor.
 ///
-/// Every tensor's presence, type and shape is checked before the first is read. The error names the file, and the key
-/// or tensor at fault.
+/// The presence, type and shape of every tensor are checked before the first is read. The error names the file, and the
+/// key or tensor at fault.
 pub fn load<D: Device>(
     options: &LoadOptions,
     device: D,
@@ -71,13 +80,14 @@ pub fn load<D: Device>(
     let dir = &options.dir;
     let file = ConfigFile::read(dir)?;
     let named = |architecture, model_type| {
-        // `architectures` decides; `model_type` only where it is missing, since several heads share one type.
+        // Several architectures share one `model_type`, so it decides only where `architectures` is missing.
         file.architectures.iter().any(|name| name == architecture)
             || file.architectures.is_empty() && file.model_type.as_deref() == Some(model_type)
     };
     if named(qwen3::ARCHITECTURE, qwen3::MODEL_TYPE) {
         return qwen3::load(&file, dir, options, device, progress);
     }
+    #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {
         return media_test::load(&file, dir, options, device, progress);
     }
@@ -85,6 +95,6 @@ pub fn load<D: Device>(
         path: file.path,
         architectures: file.architectures,
         model_type: file.model_type,
-        supported: format!("{}, {}", qwen3::ARCHITECTURE, media_test::ARCHITECTURE),
+        supported: SUPPORTED.join(", "),
     })
 }

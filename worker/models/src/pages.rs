@@ -1,7 +1,7 @@
-//! Pages on their way between workers: as bytes that do not depend on how many ranks a group has.
+//! KV pages as bytes on the wire, independent of the number of ranks in a group.
 //!
-//! A page travels as a whole model at TP 1 would hold it. Where ranks hold parts of it, their leader puts the parts
-//! together before it is sent, and each rank takes its own part of what arrives; so the groups on both sides may differ.
+//! A page travels as a group of one rank would hold it. The leader of a larger group joins the ranks' shares before it
+//! sends a page, and each rank cuts its share from a page that arrives. The two groups may thus differ in size.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -12,103 +12,66 @@ use tutti_kernels::collective::GroupRank;
 
 use crate::weights::share;
 
-/// A page as it travels: sections (layers) after each other, in each of them all units (KV heads) in order.
+/// The layout of a page on the wire: sections (layers) in order, each with all its units (KV heads) in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PageLayout {
-    /// Parts of a page that are as large as each other.
+    /// Number of sections per page, equally large.
     pub sections: usize,
-    /// What ranks divide a section into.
+    /// Number of units per section. Ranks divide a section by units.
     pub units: usize,
-    /// Of one unit in one section.
+    /// Bytes per unit of one section.
     pub unit_bytes: usize,
-    /// Tokens a page.
+    /// Tokens per page.
     pub page_tokens: usize,
-    /// What the bytes of a unit mean.
+    /// Meaning of a unit's bytes.
     pub format: String,
 }
 
 impl PageLayout {
-    /// Bytes of a page.
+    /// Bytes per page.
     pub fn page_bytes(&self) -> usize {
         self.sections * self.units * self.unit_bytes
     }
 
-    /// What two workers compare before either uses a byte of the other: equal layouts have equal hashes, in every process
-    /// of one build.
+    /// A hash that two workers compare before either uses the other's bytes. Equal layouts have equal hashes in all
+    /// processes of one build.
     pub fn id(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// The units of a rank; neighbours hold the same one where there are more ranks than units.
+    /// Returns the units of a rank. With more ranks than units, neighbouring ranks hold the same unit.
     pub(crate) fn units_of(&self, group_rank: GroupRank) -> Range<usize> {
         share(self.units, group_rank)
     }
 
-    /// What a rank with these units holds of pages, section by section.
+    /// Cuts a rank's units from whole pages, section by section.
     pub(crate) fn cut<'a>(&self, pages: &'a [u8], units: Range<usize>) -> impl Iterator<Item = &'a [u8]> {
         let bytes = units.start * self.unit_bytes..units.end * self.unit_bytes;
         pages.chunks_exact(self.units * self.unit_bytes).map(move |section| &section[bytes.clone()])
     }
 
-    /// Puts together what the ranks of a group hold of the same pages, given end to end in the order of ranks.
-    pub(crate) fn join(&self, parts: &[u8], ranks: usize, out: &mut Vec<u8>) {
+    /// Joins the shares that the ranks of a group hold of the same pages. `shares` has them end to end, in order of rank.
+    pub(crate) fn join(&self, shares: &[u8], ranks: usize, out: &mut Vec<u8>) {
         let section_bytes = self.units * self.unit_bytes;
-        let part = |rank| {
+        let extent_of = |rank| {
             let units = self.units_of(GroupRank { rank, world_size: ranks });
             (units.start * self.unit_bytes, units.len() * self.unit_bytes)
         };
-        let (_, part_bytes) = part(0);
-        let sections = parts.len() / (ranks * part_bytes).max(1);
+        let (_, share_bytes) = extent_of(0);
+        let sections = shares.len() / (ranks * share_bytes).max(1);
         let first = out.len();
         out.resize(first + sections * section_bytes, 0);
         for rank in 0..ranks {
-            let (at, bytes) = part(rank);
-            let from = parts[rank * sections * bytes..].chunks_exact(bytes);
-            for (section, part) in out[first..].chunks_exact_mut(section_bytes).zip(from) {
-                section[at..at + bytes].copy_from_slice(part);
+            let (at, bytes) = extent_of(rank);
+            let from = shares[rank * sections * bytes..].chunks_exact(bytes);
+            for (section, share) in out[first..].chunks_exact_mut(section_bytes).zip(from) {
+                section[at..at + bytes].copy_from_slice(share);
             }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn layout(units: usize) -> PageLayout {
-        PageLayout { sections: 3, units, unit_bytes: 2, page_tokens: 16, format: "test".into() }
-    }
-
-    #[test]
-    fn what_is_cut_for_any_number_of_ranks_is_whole_when_joined() {
-        for (units, ranks) in [(4, 1), (4, 2), (4, 4), (2, 4), (1, 4)] {
-            let layout = layout(units);
-            let pages: Vec<u8> = (0..2 * layout.page_bytes() as u8).collect();
-            let part = |rank| {
-                let units = layout.units_of(GroupRank { rank, world_size: ranks });
-                layout.cut(&pages, units).flatten().copied().collect::<Vec<u8>>()
-            };
-            let parts: Vec<u8> = (0..ranks).flat_map(part).collect();
-            let mut joined = vec![99];
-            layout.join(&parts, ranks, &mut joined);
-            assert_eq!(joined[1..], pages, "{units} units, {ranks} ranks");
-        }
-    }
-
-    #[test]
-    fn layouts_that_differ_in_anything_have_other_ids() {
-        let one = layout(4);
-        for other in [
-            PageLayout { sections: 2, ..one.clone() },
-            PageLayout { units: 2, ..one.clone() },
-            PageLayout { unit_bytes: 4, ..one.clone() },
-            PageLayout { page_tokens: 8, ..one.clone() },
-            PageLayout { format: "other".into(), ..one.clone() },
-        ] {
-            assert_ne!(one.id(), other.id());
-        }
-        assert_eq!(one.id(), one.clone().id());
-    }
-}
+mod tests;

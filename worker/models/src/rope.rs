@@ -1,4 +1,4 @@
-//! Rotary frequencies, plain and YaRN, from both spellings of a config.
+//! Rotary position embedding: frequencies, plain and YaRN, from both spellings of a config.
 //!
 //! RoPE: Su et al., "RoFormer", arXiv:2104.09864. YaRN: Peng et al., arXiv:2309.00071, §3.2 and §3.4. Reference:
 //! transformers `modeling_rope_utils.py`.
@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use tutti_kernels::RopeFrequencies;
 
-/// What transformers takes where a config names no `rope_theta`.
+/// Default of transformers for a config without `rope_theta`.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// The keys of a config that describe rotation: published ones have `rope_theta` and `rope_scaling`, those saved by
-/// transformers 5 have `rope_parameters`, possibly one set for each kind of layer. Any may be missing or null.
+/// The keys of a config that describe rotation. Published configs have `rope_theta` and `rope_scaling`. Those saved by
+/// transformers 5 have `rope_parameters`, possibly one set per kind of layer. Any key may be missing or null.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct RopeKeys {
     rope_theta: Option<f64>,
@@ -22,12 +22,12 @@ pub(crate) struct RopeKeys {
     partial_rotary_factor: Option<f64>,
 }
 
-/// One set of parameters, from either place.
+/// One set of parameters, from `rope_scaling` or `rope_parameters`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 struct Parameters {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
-    // The older spelling; files exist that have both.
+    // The older spelling of `rope_type`; some files have both.
     #[serde(rename = "type")]
     kind: Option<String>,
     partial_rotary_factor: Option<f64>,
@@ -41,14 +41,14 @@ struct Parameters {
     truncate: Option<bool>,
 }
 
-/// How positions become angles.
+/// The map from positions to angles.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rope {
     theta: f64,
     yarn: Option<Yarn>,
 }
 
-/// The parameters of YaRN, defaults filled in.
+/// The parameters of YaRN, with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 struct Yarn {
     factor: f64,
@@ -60,7 +60,7 @@ struct Yarn {
 }
 
 impl RopeKeys {
-    /// Resolves the keys; `max_context` is the config's `max_position_embeddings`. The error names the key at fault.
+    /// Resolves the keys. `max_context` is the config's `max_position_embeddings`. The error names the key at fault.
     pub fn resolve(&self, max_context: usize) -> Result<Rope, String> {
         let parameters = self.parameters()?;
         let partial = parameters.partial_rotary_factor.or(self.partial_rotary_factor).unwrap_or(1.0);
@@ -80,7 +80,7 @@ impl RopeKeys {
         Ok(Rope { theta, yarn })
     }
 
-    /// The one set of parameters in use. `rope_scaling` wins over `rope_parameters`, as in transformers.
+    /// Returns the set of parameters in use. `rope_scaling` wins over `rope_parameters`, as in transformers.
     fn parameters(&self) -> Result<Parameters, String> {
         let given =
             |value: &Option<Value>| value.clone().filter(|v| !v.is_null() && *v != serde_json::json!({}));
@@ -118,7 +118,7 @@ impl Yarn {
                 return Err(format!("{name}: must be a positive number, not {value}"));
             }
         }
-        // The paper's sqrt(1/t) = 0.1 ln(s) + 1, which scales q and k alike, so cosine and sine.
+        // The paper's sqrt(1/t) = 0.1 ln(s) + 1. It scales q and k alike, so it is applied to cosine and sine.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
         let attention_factor = parameters.attention_factor.unwrap_or_else(|| {
             match (parameters.mscale, parameters.mscale_all_dim) {
@@ -138,23 +138,23 @@ impl Yarn {
 }
 
 impl Rope {
-    /// The longest context that the frequencies were stretched for; `None` where they were not.
-    pub fn stretched_context(&self) -> Option<usize> {
+    /// Number of positions that YaRN extends the context to; `None` without YaRN.
+    pub fn extended_context(&self) -> Option<usize> {
         self.yarn.as_ref().map(|yarn| (yarn.factor * yarn.original_context) as usize)
     }
 
-    /// The frequencies for heads of `head_dim` elements, computed in f64 and rounded once.
+    /// Returns the frequencies for heads of `head_dim` elements, computed in f64 and rounded once.
     pub fn frequencies(&self, head_dim: usize) -> RopeFrequencies {
         let half = head_dim / 2;
         let plain = |i: usize| self.theta.powf(-((2 * i) as f64) / head_dim as f64);
         let Some(yarn) = &self.yarn else {
             return RopeFrequencies { inverse: (0..half).map(|i| plain(i) as f32).collect(), scale: 1.0 };
         };
-        // The place in the head at which a frequency makes so many turns over the original context.
-        let place = |turns: f64| {
+        // The index at which a frequency makes this number of turns over the original context.
+        let index_of = |turns: f64| {
             head_dim as f64 * (yarn.original_context / (turns * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
         };
-        let (mut low, mut high) = (place(yarn.beta_fast), place(yarn.beta_slow));
+        let (mut low, mut high) = (index_of(yarn.beta_fast), index_of(yarn.beta_slow));
         if yarn.truncate {
             (low, high) = (low.floor(), high.ceil());
         }
@@ -162,7 +162,7 @@ impl Rope {
         if low == high {
             high += 0.001;
         }
-        // Fast frequencies stay as trained, slow ones are interpolated, those between are blended.
+        // Fast frequencies stay as trained, slow ones are interpolated, and those in between are blended.
         let inverse = |i: usize| {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (plain(i) / yarn.factor * ramp + plain(i) * (1.0 - ramp)) as f32
@@ -172,166 +172,4 @@ impl Rope {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn rope(keys: Value) -> Rope {
-        serde_json::from_value::<RopeKeys>(keys).unwrap().resolve(4096).unwrap()
-    }
-
-    /// Frequencies of a head of 32, and their scale, as transformers 5.23.0 computes them.
-    fn agrees(keys: Value, scale: f32, expected: [f32; 16]) {
-        let found = rope(keys).frequencies(32);
-        assert!((found.scale - scale).abs() < 1e-6, "{} {scale}", found.scale);
-        for (found, expected) in found.inverse.iter().zip(expected) {
-            assert!((found / expected - 1.0).abs() < 1e-6, "{found} {expected}");
-        }
-        assert_eq!(found.inverse.len(), 16);
-    }
-
-    #[test]
-    fn plain_frequencies_agree_with_the_reference() {
-        agrees(
-            json!({"rope_theta": 1e6, "rope_scaling": null}),
-            1.0,
-            [
-                1.0,
-                0.4216965,
-                0.1778279,
-                0.07498942,
-                0.03162278,
-                0.01333521,
-                0.005623413,
-                0.002371374,
-                0.001,
-                0.0004216965,
-                0.0001778279,
-                7.498942e-05,
-                3.162277e-05,
-                1.333521e-05,
-                5.623413e-06,
-                2.371374e-06,
-            ],
-        );
-    }
-
-    #[test]
-    fn yarn_agrees_with_the_reference() {
-        agrees(
-            json!({"rope_theta": 1e6,
-                   "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
-            1.138_629_4,
-            [
-                1.0,
-                0.3162724,
-                0.08891397,
-                0.01874735,
-                0.007905695,
-                0.003333804,
-                0.001405853,
-                0.0005928435,
-                0.00025,
-                0.0001054241,
-                4.445699e-05,
-                1.874736e-05,
-                7.905694e-06,
-                3.333804e-06,
-                1.405853e-06,
-                5.928434e-07,
-            ],
-        );
-    }
-
-    #[test]
-    fn yarn_without_truncation_and_with_other_betas_agrees_with_the_reference() {
-        agrees(
-            json!({"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0, "beta_fast": 16,
-                   "original_max_position_embeddings": 64, "truncate": false, "beta_slow": 2}}),
-            1.138_629_4,
-            [
-                1.0,
-                0.2539353,
-                0.04445698,
-                0.01874735,
-                0.007905695,
-                0.003333804,
-                0.001405853,
-                0.0005928435,
-                0.00025,
-                0.0001054241,
-                4.445699e-05,
-                1.874736e-05,
-                7.905694e-06,
-                3.333804e-06,
-                1.405853e-06,
-                5.928434e-07,
-            ],
-        );
-    }
-
-    #[test]
-    fn yarn_with_mscale_agrees_with_the_reference() {
-        agrees(
-            json!({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3,
-                   "original_max_position_embeddings": 512}}),
-            0.901_784,
-            [
-                1.0,
-                0.5623413,
-                0.2766993,
-                0.133371,
-                0.0625,
-                0.02811706,
-                0.01185854,
-                0.004445699,
-                0.00125,
-                0.0007029267,
-                0.0003952847,
-                0.0002222849,
-                0.000125,
-                7.029266e-05,
-                3.952847e-05,
-                2.222849e-05,
-            ],
-        );
-    }
-
-    #[test]
-    fn yarn_over_the_whole_context_with_a_given_attention_factor_agrees_with_the_reference() {
-        agrees(
-            json!({"rope_theta": 1e6,
-                   "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.25}}),
-            1.25,
-            [
-                1.0,
-                0.4216965,
-                0.1778279,
-                0.07498942,
-                0.0284605,
-                0.01066817,
-                0.003936389,
-                0.001422824,
-                0.0005,
-                0.0002108482,
-                8.891397e-05,
-                3.749471e-05,
-                1.581139e-05,
-                6.667607e-06,
-                2.811707e-06,
-                1.185687e-06,
-            ],
-        );
-    }
-
-    #[test]
-    fn sets_nested_by_kind_of_layer_must_agree() {
-        let set = json!({"rope_type": "default", "rope_theta": 5e5});
-        let nested =
-            |other: Value| json!({"rope_parameters": {"full_attention": set, "sliding_attention": other}});
-        assert_eq!(rope(nested(set.clone())), rope(json!({"rope_theta": 5e5})));
-        let different: RopeKeys = serde_json::from_value(nested(json!({"rope_theta": 1e4}))).unwrap();
-        assert!(different.resolve(4096).unwrap_err().contains("rotate differently"));
-    }
-}
+mod tests;

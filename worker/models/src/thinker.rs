@@ -1,4 +1,4 @@
-//! What a model declares whose thinker is a text model, whoever runs it.
+//! Declarations of models whose thinker is a text model, real or simulated.
 
 use tutti_proto::{
     cluster::v1::MediaKind,
@@ -7,22 +7,22 @@ use tutti_proto::{
     },
 };
 
-/// The node that prefills and decodes.
+/// Name of the node that prefills and decodes.
 pub(crate) const THINKER: &str = "thinker";
-/// The node of [`with_audio`].
+/// Name of the encoder node that [`with_audio`] adds.
 pub(crate) const AUDIO_ENCODER: &str = "audio_encoder";
 
-/// How audio becomes tokens.
+/// The map from audio to tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Audio {
-    /// Stands in a prompt for each token of an item.
+    /// Id that stands in a prompt for each token of an item.
     pub placeholder: u32,
     pub bytes_per_token: usize,
-    /// Of the embeddings.
+    /// Elements per embedding.
     pub width: usize,
 }
 
-/// What of a model a worker holds.
+/// The nodes of a model that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     pub thinker: bool,
@@ -30,14 +30,14 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Of nodes by these names; all without any. The conductor refuses names that the model does not have.
+    /// Returns the nodes of these names, or all if `nodes` is `None`. The conductor refuses names that the model lacks.
     pub fn of(nodes: Option<&[String]>) -> Self {
         let held = |name| nodes.is_none_or(|nodes| nodes.iter().any(|node| node == name));
         Self { thinker: held(THINKER), encoder: held(AUDIO_ENCODER) }
     }
 }
 
-/// One node; text prefill and decode, batched together; one plane of paged keys and values.
+/// Declares one node, text prefill and decode batched in one mixed walk, and one plane of paged keys and values.
 pub(crate) fn declaration(
     page_tokens: usize,
     bytes_per_token: usize,
@@ -57,8 +57,8 @@ pub(crate) fn declaration(
     )
 }
 
-/// The same with an encoder beside it, whose items run one by one in steps of their own. What it gives is prefilled as text
-/// is, and may be cut like it.
+/// Adds an encoder to a text model's declaration. The encoder's items run one by one in steps of their own. Its embeddings
+/// are prefilled as text is, in chunks of any size.
 pub(crate) fn with_audio(
     text: &ModelDeclaration,
     audio: Audio,

@@ -1,5 +1,5 @@
-//! Hugging Face's own numbers, in process. `GOLDEN_MODELS` names a directory that tests/goldens made; without it these
-//! tests say that they are skipped. The same gate runs over HTTP in the root package's tests.
+//! The golden gate in process: the numbers of Hugging Face transformers. `GOLDEN_MODELS` names a directory that
+//! tests/goldens made. Without it these tests say that they are skipped. tests/cluster runs the same gate over HTTP.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -15,8 +15,8 @@ use common::{
 use safetensors::SafeTensors;
 use tutti_models::LoadFormat::Auto;
 
-/// Every prompt logprob within 2e-4 and all greedy tokens equal for f32 weights; for bf16 weights the mean deviation at most
-/// half of `own`, that of Hugging Face's own bfloat16 from its f32.
+/// Compares a model with its goldens. With f32 weights every prompt logprob is within 2e-4 and all greedy tokens are equal.
+/// With bf16 weights the mean deviation is below half of `own`, the deviation of Hugging Face's own bfloat16 from its f32.
 fn agrees(model: &str, own: f64) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");

@@ -1,4 +1,4 @@
-//! Promise 8 through a whole model: neither chunks nor batch-mates change a bit.
+//! Promise 8 of DESIGN through a whole model: neither chunks nor batch-mates change a bit.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,4 +1,4 @@
-//! Checkpoints as they come, whole and damaged.
+//! Loading of sound and of damaged checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tutti_models::LoadFormat::{Auto, Dummy};
 use tutti_runtime::{Error, ErrorKind};
 
-/// A sound checkpoint in one file, for a test to damage.
+/// Returns a sound checkpoint in one file, which a test may damage.
 fn checkpoint() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(&json!({})));
@@ -21,17 +21,17 @@ fn checkpoint() -> TempDir {
     dir
 }
 
-/// Loading must fail, blaming the checkpoint in words that hold all of `parts`.
-fn refuses(dir: &Path, parts: &[&str]) {
+/// Asserts that loading fails with a fault of the checkpoint, whose message contains all of `words`.
+fn refuses(dir: &Path, words: &[&str]) {
     let error = try_load(dir, Auto).err().expect("loads, though it must not");
     let error = Error::from(error);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    for part in parts {
-        assert!(error.message().contains(part), "{part:?} is not in {:?}", error.message());
+    for word in words {
+        assert!(error.message().contains(word), "{word:?} is not in {:?}", error.message());
     }
 }
 
-/// Writes the tensors after a change to one of them.
+/// Returns a checkpoint in which one tensor is changed.
 fn with_tensor(change: impl FnOnce(&mut Tensor)) -> TempDir {
     let dir = checkpoint();
     let mut tensors = tensors();
@@ -48,8 +48,8 @@ fn shards_give_what_one_file_gives() {
     let tensors = tensors();
     let shard_of = |i: usize| format!("model-{}.safetensors", i % 3);
     for shard in 0..3 {
-        let part = tensors.iter().enumerate().filter(|(i, _)| i % 3 == shard).map(|(_, tensor)| tensor);
-        write_tensors(&sharded.path().join(shard_of(shard)), part);
+        let own = tensors.iter().enumerate().filter(|(i, _)| i % 3 == shard).map(|(_, tensor)| tensor);
+        write_tensors(&sharded.path().join(shard_of(shard)), own);
     }
     let map: serde_json::Map<_, _> =
         tensors.keys().enumerate().map(|(i, name)| (name.clone(), json!(shard_of(i)))).collect();
@@ -82,7 +82,7 @@ fn a_missing_tensor_is_named() {
     write_tensors(&dir.path().join("model.safetensors"), &tensors);
     let path = dir.path().to_str().unwrap();
     refuses(dir.path(), &["model.layers.1.mlp.up_proj.weight", "[80, 48]", path]);
-    // Biases that the config asks for are tensors like others.
+    // Biases that the config asks for are required, too.
     write_config(dir.path(), &config(&json!({"attention_bias": true})));
     refuses(dir.path(), &["model.layers.0.self_attn.q_proj.bias"]);
 }

@@ -1,4 +1,4 @@
-//! The family with an audio encoder: encoded anywhere, prefilled in any chunks, the same to the last bit.
+//! The test model with an audio encoder: neither the worker that encodes nor the prompt's chunks change a bit.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -14,7 +14,7 @@ use tutti_models::{
 };
 use tutti_proto::declaration::WalkId;
 
-const HERE: u32 = 90;
+const PLACEHOLDER: u32 = 90;
 const BYTES_PER_TOKEN: usize = 10;
 const WIDTH: usize = 48;
 
@@ -38,7 +38,7 @@ fn try_load(dir: &Path, nodes: Option<&[&str]>) -> Result<Box<dyn Model>, LoadEr
 fn checkpoint(changes: &serde_json::Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = json!({"architectures": ["TuttiMediaTestForCausalLM"], "model_type": "tutti_media_test",
-        "audio_token_id": HERE, "audio_bytes_per_token": BYTES_PER_TOKEN});
+        "audio_token_id": PLACEHOLDER, "audio_bytes_per_token": BYTES_PER_TOKEN});
     for (key, change) in changes.as_object().unwrap() {
         keys[key] = change.clone();
     }
@@ -60,10 +60,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Logprobs of the whole vocabulary after each token of a prompt whose second to eleventh tokens are an item, in chunks.
+/// Returns the logprobs of the whole vocabulary after each token of a prompt that runs in chunks. The second to eleventh
+/// tokens stand for an item of media.
 fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u32, u32)>> {
     let prompt: Vec<u32> =
-        (0..40).map(|place| if (1..11).contains(&place) { HERE } else { place * 2 }).collect();
+        (0..40).map(|index| if (1..11).contains(&index) { PLACEHOLDER } else { index * 2 }).collect();
     let pages = [PageId(3), PageId(9), PageId(1)];
     let mut scores = Vec::new();
     for start in (0..prompt.len()).step_by(chunk) {
@@ -121,7 +122,7 @@ fn neither_where_it_is_encoded_nor_how_the_prompt_is_cut_changes_a_bit() {
 fn an_item_is_encoded_as_a_whole() {
     let dir = checkpoint(&json!({}));
     let mut encoder = try_load(dir.path(), Some(&["audio_encoder"])).unwrap();
-    // Longer than what runs at once.
+    // Longer than one tile of frames.
     let mut data = vec![1; 200 * BYTES_PER_TOKEN];
     let quiet = encoded(&mut *encoder, &data);
     data[1999] = 0x70;
@@ -132,13 +133,13 @@ fn an_item_is_encoded_as_a_whole() {
 
 #[test]
 fn a_config_that_makes_no_sense_is_told_by_its_key() {
-    for (changes, told) in [
+    for (changes, expected) in [
         (json!({"audio_token_id": 97}), "audio_token_id: 97 is not below vocab_size, 97"),
         (json!({"audio_bytes_per_token": 7}), "audio_bytes_per_token: 7 bytes"),
         (json!({"audio_bytes_per_token": 0}), "audio_bytes_per_token: 0 bytes"),
         (json!({"audio_token_id": null}), "audio_token_id"),
     ] {
         let error = try_load(checkpoint(&changes).path(), None).err().unwrap().to_string();
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Peak memory of loading. Alone in its file: the peak is the whole process's.
+//! Peak memory of loading. The file has one test, since the peak is that of the whole process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -15,18 +15,18 @@ use serde_json::{Map, json};
 use tutti_kernels::collective::GroupRank;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 
-/// Many, so that what does not grow with the model counts little: a thread's scratch, the largest tensor as the file has
-/// it.
+/// Number of layers, large enough that memory which does not grow with the model counts little: a thread's scratch, and
+/// the mapped pages of the largest tensor.
 const LAYERS: usize = 48;
 
-/// The process's greatest resident size so far, mapped files included, in bytes.
+/// Returns the peak resident size of the process in bytes, mapped files included.
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// A checkpoint of zeros: a header, then a hole as long as the weights.
+/// Writes a checkpoint of zeros: a header, then a hole as long as the weights.
 fn write_hole(file: &Path) {
     let mut header = Map::new();
     let mut end = 0;
@@ -38,7 +38,7 @@ fn write_hole(file: &Path) {
     add("model.embed_tokens.weight", &[4096, 512]);
     add("model.norm.weight", &[512]);
     for layer in 0..LAYERS {
-        let mut part =
+        let mut add_weight =
             |name: &str, shape: &[usize]| add(&format!("model.layers.{layer}.{name}.weight"), shape);
         for (name, shape) in [
             ("input_layernorm", &[512][..]),
@@ -53,7 +53,7 @@ fn write_hole(file: &Path) {
             ("mlp.up_proj", &[1280, 512]),
             ("mlp.down_proj", &[512, 1280]),
         ] {
-            part(name, shape);
+            add_weight(name, shape);
         }
     }
     let header = serde_json::to_vec(&header).unwrap();
@@ -75,9 +75,9 @@ fn loading_takes_little_more_than_the_weights() {
         })),
     );
     write_hole(&dir.path().join("model.safetensors"));
-    // One baseline for all: each model is dropped before the next, so that any would show as the greater peak. The smaller
-    // ones come first: half of the model, as a rank of two holds it, must not take what the whole does, nor what is
-    // quantised what is stored.
+    // All models share one baseline. Each is dropped before the next loads, and the smaller ones come first, so a model
+    // that takes too much raises the peak. One rank of two must take less than the whole model, and a quantised model
+    // less than a stored one.
     let before = peak();
     for (quantize, group_rank, least) in [
         (Quantize::Int8, GroupRank { rank: 1, world_size: 2 }, 70_000_000),

@@ -1,4 +1,4 @@
-//! Pages that one group of ranks has filled and another goes on with.
+//! Transfer of pages from one group of ranks to another, which continues the request.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -12,7 +12,7 @@ use tutti_models::{LoadFormat::Dummy, Model};
 const PROMPT: usize = 40;
 const OUTPUT: usize = 8;
 
-/// Two key heads, so that four ranks hold each one twice.
+/// Returns a checkpoint with two key heads, so that each is held twice by four ranks.
 fn checkpoint(dtype: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(&json!({"vocab_size": 96, "torch_dtype": dtype})));
@@ -25,7 +25,7 @@ fn go_on(model: &mut dyn Model, request: &mut Request) {
     }
 }
 
-/// The pages of a request after its prefill in chunks, and the request.
+/// Prefills a request in chunks, and returns its pages and the request.
 fn prefilled(model: &mut dyn Model) -> (Vec<u8>, Request) {
     let prompt: Vec<u32> = prompt(PROMPT).iter().map(|token| token % 96).collect();
     let mut request = requests(&[&prompt]).remove(0);
@@ -52,7 +52,7 @@ fn a_group_of_any_size_goes_on_where_another_stopped() {
             for to in [1, 2, 4] {
                 of_ranks(to, dir.path(), Dummy, |model| {
                     let mut request = request.clone();
-                    // Elsewhere than they were.
+                    // Use other pages than the first group did.
                     request.pages.iter_mut().for_each(|page| page.0 -= 100);
                     let own = &request.pages[..PROMPT.div_ceil(16)];
                     model.write_pages(own, &pages).unwrap();
@@ -60,7 +60,7 @@ fn a_group_of_any_size_goes_on_where_another_stopped() {
                     model.read_pages(own, &mut back).unwrap();
                     assert!(back == pages, "{dtype}, {from} to {to} ranks: other bytes");
                     go_on(model, &mut request);
-                    // Of bfloat16, sums over other ranks round to other tokens.
+                    // In bfloat16, sums over another number of ranks may round to other tokens.
                     if from == to || dtype == "float32" {
                         assert_eq!(request.tokens, whole, "{dtype}, {from} to {to} ranks");
                     }
@@ -80,7 +80,7 @@ fn pages_that_are_not_there_and_bytes_of_another_length_are_refused_by_all_ranks
             misuse(model.read_pages(&[PageId(1), PageId(100_000)], &mut Vec::new()));
             misuse(model.write_pages(&[PageId(100_000)], &bytes));
             misuse(model.write_pages(&[PageId(1)], &bytes[1..]));
-            // They are still together.
+            // The ranks are still in lockstep.
             let (_, mut request) = prefilled(model);
             go_on(model, &mut request);
         });

@@ -1,4 +1,4 @@
-//! Every instruction path computes the same model: bit by bit where all of it is rounded alike, closely elsewhere.
+//! Comparison of instruction paths on a whole model: equal bits where paths round alike, a bound elsewhere.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -14,20 +14,20 @@ use tutti_models::{LoadFormat::Dummy, Quantize};
 
 const OUTPUT: usize = 4;
 
-/// What became of each prompt.
+/// The output and the prompt's scores of each prompt.
 type Runs = Vec<(Vec<u32>, Vec<TokenScore>)>;
 
-/// The greatest difference of two logprobs of the same token.
-fn apart(a: &Runs, b: &Runs) -> f32 {
+/// Returns the greatest difference between two logprobs of the same token.
+fn greatest_difference(a: &Runs, b: &Runs) -> f32 {
     let logprobs = |runs: &Runs| -> Vec<f32> {
         runs.iter().flat_map(|(_, scores)| scores.iter().map(|score| score.logprob)).collect()
     };
     logprobs(a).iter().zip(&logprobs(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a model on all paths that are there. Those in `close` stay within a bound of the logprobs of AVX2: some times what
-/// was measured, and more where an activation that falls to the other side of a step of int8 would make differences
-/// larger. All others have its bits.
+/// Runs a model on all paths that the machine has. The logprobs of paths in `close` stay within a bound of those of AVX2;
+/// all other paths have the bits of AVX2. A bound is some times the difference that was measured. It is larger where an
+/// activation that rounds to the next step of int8 would raise the difference.
 fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &[(Isa, f32)]) {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(changes));
@@ -39,7 +39,7 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &
         model.allocate_pages(PAGES).unwrap();
         generate(&mut *model, &prompts, 32, OUTPUT)
     };
-    // Past the harness, which keeps what a test prints for its failure.
+    // Writes directly, since the test harness hides printed output unless the test fails.
     let say = |line: String| std::io::stderr().write_all(line.as_bytes()).unwrap();
     if !Isa::Avx2.available() {
         return say(format!("{what}: SKIPPED: this machine has no {}\n", Isa::Avx2));
@@ -53,9 +53,13 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &
         }
         let got = run(isa);
         if let Some((_, bound)) = close.iter().find(|(close, _)| *close == isa) {
-            let apart = apart(&got, &reference);
-            say(format!("{what}: {isa} is within {apart:.1e} of {}\n", Isa::Avx2));
-            assert!(apart <= *bound, "{what}: {isa} is {apart:e} from {}, at most {bound:e}", Isa::Avx2);
+            let difference = greatest_difference(&got, &reference);
+            say(format!("{what}: {isa} is within {difference:.1e} of {}\n", Isa::Avx2));
+            assert!(
+                difference <= *bound,
+                "{what}: {isa} is {difference:e} from {}, at most {bound:e}",
+                Isa::Avx2
+            );
         } else {
             assert!(bits(&got) == bits(&reference), "{what}: {isa} has other bits than {}", Isa::Avx2);
             say(format!("{what}: {isa} has the bits of {}\n", Isa::Avx2));
@@ -63,30 +67,31 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &
     }
 }
 
-/// Measured: 9.5e-7.
+/// The difference between paths is about 1e-6.
 #[test]
 fn f32_weights() {
     compare("f32", &json!({}), Quantize::None, &[(Isa::Portable, 1e-5)]);
 }
 
-/// Where there are dot products of bfloat16, activations have its eight bits; elsewhere they are block floats of thirteen.
-/// The two are 0.11 apart, as AVX2 is from itself when it rounds activations to bfloat16. The portable path multiplies as AVX2
-/// does, and differs elsewhere: 0.0057.
+/// Paths with dot products of bfloat16 round activations to its eight bits. Other paths use block floating point of
+/// thirteen bits. The two differ by about 0.1, as AVX2 does from itself when it rounds activations to bfloat16. The
+/// portable path multiplies as AVX2 does and differs from it in other operations, by about 0.006.
 #[test]
 fn bf16_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "tie_word_embeddings": true});
     compare("bf16", &changes, Quantize::None, &[(Isa::Portable, 0.02), (Isa::Avx512Bf16, 0.25)]);
 }
 
-/// Attention over pages of bfloat16 is in its dot products where there are any, and rounds queries and weights to it:
-/// measured 0.035, some steps of activations having moved. The portable path: 4.8e-7, no step having moved.
+/// Attention over pages of bfloat16 rounds queries and weights to bfloat16 on paths with its dot products. The difference
+/// is about 0.04, and some activations round to another step. On the portable path no activation does, and the difference
+/// is below 1e-6.
 #[test]
 fn int8_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "hidden_size": 200, "intermediate_size": 300});
     compare("int8", &changes, Quantize::Int8, &[(Isa::Portable, 5e-3), (Isa::Avx512Bf16, 0.06)]);
 }
 
-/// Products in eight bits have the same bits on all paths, and pages of f32 keep attention in f32.
+/// Products in int8 have the same bits on all paths, and pages of f32 keep attention in f32.
 #[test]
 fn int8_weights_with_pages_of_f32() {
     let changes = json!({"hidden_size": 200, "intermediate_size": 300});

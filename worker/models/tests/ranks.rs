@@ -1,4 +1,5 @@
-//! A model divided among the ranks of a TP group: the same tokens for any number of ranks, the same bits for one number.
+//! A model divided among the ranks of a TP group. Tokens are equal for any number of ranks. Bits are equal in every run with
+//! the same number of ranks.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -22,7 +23,7 @@ use tutti_models::{
 
 const BOUND: f64 = 2e-4;
 
-/// Golden tokens and logprobs with 1, 2 and 4 ranks; bits that neither a second run, nor chunks, nor batch-mates change.
+/// Compares a model on 1, 2 and 4 ranks with its goldens. Neither a second run, nor chunks, nor batch-mates change a bit.
 fn agrees(model: &str) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
@@ -71,7 +72,7 @@ fn qwen3_yarn_swa() {
     agrees("qwen3_yarn_swa");
 }
 
-/// A config that four ranks can divide; two key heads, so that four ranks hold each one twice.
+/// Returns a checkpoint that four ranks can divide. Its two key heads are each held twice by four ranks.
 fn divisible(changes: Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = json!({ "vocab_size": 96 });
@@ -103,13 +104,13 @@ fn dummy_weights_are_the_same_model_for_any_number_of_ranks() {
 
 #[test]
 fn a_bias_of_a_sum_over_ranks_is_added_once() {
-    // Dummy biases are zeros; these are not.
+    // Dummy biases are zero, so the test writes its own.
     let keys = json!({"attention_bias": true, "vocab_size": 97, "num_attention_heads": 4});
     let dir = tempfile::tempdir().unwrap();
     let mut tensors = tensors();
     for layer in 0..2 {
-        for (part, width) in [("q", 64), ("k", 32), ("v", 32), ("o", 48)] {
-            let name = format!("model.layers.{layer}.self_attn.{part}_proj.bias");
+        for (projection, width) in [("q", 64), ("k", 32), ("v", 32), ("o", 48)] {
+            let name = format!("model.layers.{layer}.self_attn.{projection}_proj.bias");
             let value = |i: usize| ((i * 29 + layer) % 17) as f32 / 17.0 - 0.4;
             let bytes = (0..width).flat_map(|i| value(i).to_le_bytes()).collect();
             tensors.insert(name, (safetensors::tensor::Dtype::F32, vec![width], bytes));
@@ -141,7 +142,7 @@ fn a_rank_holds_its_share_and_nothing_more() {
     };
     let (whole, norms) = (bytes(0, 1), 4 * (2 * (2 * 48 + 2 * 16) + 48));
     assert_eq!(bytes(0, 2), (whole - norms) / 2 + norms);
-    // Of keys and values four ranks hold one head of two each, so twice a quarter.
+    // Each of four ranks holds one of two key heads, which is half of the keys and values.
     let keys_and_values = 4 * 2 * 2 * 32 * 48;
     assert_eq!(bytes(3, 4), (whole - norms - keys_and_values) / 4 + keys_and_values / 2 + norms);
 }
@@ -165,7 +166,7 @@ fn a_number_of_ranks_that_leaves_remainders_is_refused_by_the_key_and_the_limit(
     }
 }
 
-/// One forward of this token in this page, and one token of it.
+/// Returns a forward of one row of one token, in this page.
 fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Result<(), DeviceError> {
     move |model| {
         model.forward(&StepInputs {
@@ -178,18 +179,19 @@ fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Re
 }
 
 #[test]
-fn what_the_leader_refuses_leaves_the_ranks_together() {
+fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
     let dir = divisible(json!({}));
     of_ranks(2, dir.path(), LoadFormat::Dummy, |model| {
         let reference = generate(model, &[&[3, 4, 5]], usize::MAX, 4);
-        // At the first operation, in the first layer, and before the first operation.
+        // The first is refused in the first operation, the second in the first layer.
         for bad in [forward(96, 1), forward(1, 100_000)] {
             assert!(matches!(bad(model), Err(DeviceError::Misuse(_))));
         }
+        // This step is refused before any operation.
         let long = vec![1; model.limits().max_step_tokens + 1];
         let inputs = StepInputs { token_ids: &long, positions: &[], rows: &[], logit_rows: &[] };
         assert!(matches!(model.forward(&inputs), Err(DeviceError::Misuse(_))));
-        // After the logits of the first of three tiles.
+        // This request fails in the first of three tiles of logits.
         let tokens = [1; 80];
         let positions: Vec<f32> = (0..80).map(|position| position as f32).collect();
         let pages: Vec<PageId> = (1..6).map(PageId).collect();

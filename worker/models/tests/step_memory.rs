@@ -1,5 +1,5 @@
-//! Peak memory of the largest step, every position of which is scored. Alone in its file: the peak is the whole
-//! process's.
+//! Peak memory of the largest step, with every position scored. The file has one test, since the peak is that of the whole
+//! process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -17,14 +17,14 @@ const TOKENS: usize = 768;
 const PAGE_TOKENS: usize = 16;
 const TOP: u32 = 20;
 
-/// A line of this process's memory, in bytes.
+/// Returns one value of `/proc/self/status` in bytes.
 fn memory(name: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// One step of `tokens` tokens that scores all of them but the last, from which it samples.
+/// Runs a step of `tokens` tokens. It scores every token but the first, and samples after the last.
 fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     let ids: Vec<u32> = (0..tokens as u32).collect();
     let positions: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
@@ -34,7 +34,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     let inputs = StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
     model.forward(&inputs).unwrap();
 
-    // What takes the most scratch: penalties, truncation and a draw.
+    // Penalties, truncation and a random draw take the most scratch.
     let params = SamplingParams {
         temperature: 1.0,
         top_k: 100_000,
@@ -62,7 +62,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
 }
 
 #[test]
-fn a_step_that_scores_all_its_tokens_takes_what_was_said_before_it() {
+fn a_step_that_scores_all_its_tokens_stays_within_step_bytes() {
     let dir = tempfile::tempdir().unwrap();
     write_config(
         dir.path(),
@@ -85,7 +85,7 @@ fn a_step_that_scores_all_its_tokens_takes_what_was_said_before_it() {
     let mut model = load(&options, device(), &mut |_| {}).unwrap();
     model.allocate_pages(1 + TOKENS / PAGE_TOKENS).unwrap();
     step(&mut *model, 1);
-    let said = model.step_bytes();
+    let declared = model.step_bytes();
 
     // The peak counts from here.
     fs::write("/proc/self/clear_refs", "5").unwrap();
@@ -96,11 +96,16 @@ fn a_step_that_scores_all_its_tokens_takes_what_was_said_before_it() {
     assert_eq!((out.sampled.len(), out.scores.len()), (1, TOKENS - 1));
     let kv = model.page_bytes() * (1 + TOKENS / PAGE_TOKENS);
     let answers = TOKENS * (2 * size_of_val(&out.scores[0]) + TOP as usize * size_of::<(u32, f32)>());
-    // Pages of what else the step touches for the first time.
+    // Memory that the step touches for the first time: stacks, code, allocator.
     let slack = 256 << 10;
-    let bound = said + (kv + answers + slack) as u64;
-    assert!(taken <= bound, "{taken} bytes taken, {said} said before, {bound} with pages and answers");
-    // All logits at once would be 8 times the bound.
-    // All logits at once would be many times that.
-    assert!(bound * 8 < (VOCABULARY * TOKENS * size_of::<f32>()) as u64, "{bound} bytes say too little");
+    let bound = declared + (kv + answers + slack) as u64;
+    assert!(
+        taken <= bound,
+        "{taken} bytes taken, {declared} declared before, {bound} with pages and answers"
+    );
+    // All logits at once would take more than 8 times the bound.
+    assert!(
+        bound * 8 < (VOCABULARY * TOKENS * size_of::<f32>()) as u64,
+        "{bound} bytes are too many to tell"
+    );
 }

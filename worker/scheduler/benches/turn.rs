@@ -1,8 +1,8 @@
-//! What a turn costs: plan and commit of a step with 256 requests that decode and 64 that prefill. The plan is measured
-//! with and without the decodes having been made ready before, in alternating turns, and so is making them ready.
+//! The cost of a turn: plan and commit of a step with 256 requests that decode and 64 that prefill. The plan is
+//! measured in alternating turns with and without prepared decodes, and preparing them is measured too.
 //!
-//! `cargo bench -p tutti-scheduler --bench turn`. Every turn is timed by itself; requests that end are replaced between two
-//! turns. The figures go to standard output as JSON, with the machine they are from.
+//! `cargo bench -p tutti-scheduler --bench turn`. Every turn is timed by itself, and requests that end are replaced
+//! between turns. The figures and the machine go to standard output as JSON.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -21,8 +21,8 @@ const DECODING: usize = 256;
 const PREFILLING: usize = 64;
 const TURNS: usize = 20_000;
 
-/// What is timed of each turn.
-const PARTS: [&str; 4] = ["plan afresh", "make ready", "settle", "commit"];
+/// The timed phases of a turn.
+const PHASES: [&str; 4] = ["plan afresh", "make ready", "settle", "commit"];
 
 fn main() -> std::io::Result<()> {
     let machine = Machine::this();
@@ -41,11 +41,12 @@ fn main() -> std::io::Result<()> {
                 prefix_cache,
                 ..config()
             });
-            let parts = PARTS.into_iter().zip(times).map(|(part, times)| (part.to_owned(), summary(times)));
+            let phases =
+                PHASES.into_iter().zip(times).map(|(phase, times)| (phase.to_owned(), summary(times)));
             policies.push(json!({
                 "prefill_sharing": prefill_sharing,
                 "prefix_cache": prefix_cache,
-                "us": Map::from_iter(parts),
+                "us": Map::from_iter(phases),
             }));
         }
     }
@@ -60,24 +61,24 @@ fn main() -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{figures:#}")
 }
 
-/// In microseconds.
+/// Quantiles of times, in microseconds.
 fn summary(mut times: Vec<Duration>) -> Value {
     times.sort_unstable();
     let of = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
     json!({ "samples": times.len(), "p50": of(0.5), "p99": of(0.99), "max": of(1.0) })
 }
 
-/// The times of each part.
+/// The times of each phase.
 fn measure(config: SchedulerConfig) -> [Vec<Duration>; 4] {
     let mut scheduler = scheduler(config);
     let mut next = 0;
     (0..DECODING).for_each(|_| add(&mut scheduler, &mut next, 64, 30_000));
     while scheduler.load().steps < 40 {
-        turn(&mut scheduler, false, &mut PARTS.map(|_| Vec::new()));
+        turn(&mut scheduler, false, &mut PHASES.map(|_| Vec::new()));
     }
-    let mut times = PARTS.map(|_| Vec::with_capacity(TURNS));
+    let mut times = PHASES.map(|_| Vec::with_capacity(TURNS));
     for number in 0..TURNS {
-        // Long prompts that ask for one token each: there are always as many that prefill.
+        // Long prompts that ask for one token each keep the number of prefills constant.
         while scheduler.load().running + scheduler.load().waiting < DECODING + PREFILLING {
             add(&mut scheduler, &mut next, 8192, 1);
         }
@@ -87,11 +88,11 @@ fn measure(config: SchedulerConfig) -> [Vec<Duration>; 4] {
 }
 
 fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]) {
-    let [afresh, ready, settled, committed] = times;
+    let [afresh, prepared, settled, committed] = times;
     let began = Instant::now();
     let step = scheduler.plan(Duration::ZERO).step;
     let took = began.elapsed();
-    // What one turn makes ready, the next one settles.
+    // The rows that one turn prepares are used by the next.
     if prepare {
         afresh.push(took)
     } else {
@@ -101,7 +102,7 @@ fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]
     if prepare {
         let began = Instant::now();
         scheduler.plan_ahead();
-        ready.push(began.elapsed());
+        prepared.push(began.elapsed());
     }
     let outcomes = words(&step);
     let began = Instant::now();
@@ -112,7 +113,7 @@ fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]
 
 fn add(scheduler: &mut Scheduler, next: &mut u64, prompt: usize, max_tokens: u32) {
     *next += 1;
-    let tokens = (0..prompt as u32).map(|place| place ^ (*next as u32) << 12).collect();
+    let tokens = (0..prompt as u32).map(|index| index ^ (*next as u32) << 12).collect();
     let content = Some(Content { tokens, media: vec![], may_reuse: true });
     let launch = GraphLaunch { content, ..common::text(*next, prompt, max_tokens) };
     if let Err(refusal) = scheduler.add(launch) {

@@ -1,22 +1,24 @@
-//! What a request holds from admission to its end, as a vector: it is admitted when every component is there.
+//! The resources that a request holds from admission to its end, as a vector. A request is admitted when every
+//! component is available.
 //!
-//! Pages for the whole prefill are reserved at once in every mode, so that no pool fills up with half-prefilled requests
-//! of which none can go on. What activations and logits need is bounded by the step's budget and reserved at startup.
+//! Every admission policy reserves the pages of the whole prefill at once, so that a pool never fills up with
+//! half-prefilled requests that block each other. Scratch memory for activations and logits is bounded by the step
+//! budget and is reserved at startup.
 
 use crate::{config::Admission, launch::Refusal, pages::PagePool};
 
-/// One amount for each thing that can run out.
+/// An amount of each resource that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Places in the running set.
+    /// Slots of the running set.
     pub slots: usize,
     /// KV pages, shared ones included.
     pub pages: usize,
 }
 
 impl Needs {
-    /// Of a request that may come to hold `tokens` tokens, over its whole life; refused if the pool could not hold it
-    /// even alone.
+    /// Needs of a request that may come to hold `tokens` tokens, over its whole life. Refused if the empty pool could
+    /// not hold the request.
     pub fn of_whole_life(tokens: usize, pool: &PagePool) -> Result<Self, Refusal> {
         let (needed, total) = (pool.pages_for(tokens), pool.total());
         if needed > total {
@@ -25,11 +27,11 @@ impl Needs {
         Ok(Self { slots: 1, pages: needed })
     }
 
-    /// What of its life's needs a request with this prefill must hold before it runs.
+    /// The share of these whole-life needs that a request with this prefill must hold before it runs.
     pub fn to_run(self, admission: Admission, prefill_tokens: usize, pool: &PagePool) -> Self {
         match admission {
             Admission::WholeLife => self,
-            // The first token's page too, or the request could be admitted only to be preempted.
+            // The page of the first token is included. Without it a request could be admitted only to be preempted.
             Admission::Optimistic => {
                 Self { pages: pool.pages_for(prefill_tokens + 1).min(self.pages), ..self }
             }

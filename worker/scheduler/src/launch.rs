@@ -1,4 +1,4 @@
-//! What a request brings to the door, and why it may be turned away there.
+//! The launch of a worker graph, and the reasons for which it is refused.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -7,83 +7,88 @@ use tutti_proto::{GraphKey, declaration::WalkId};
 
 use crate::stopping::Stopping;
 
-/// A request's worker graph: prefill segments in order, then a decode loop. Lengths only; the tokens are the engine's.
+/// A request's worker graph: prefill segments in order, then a decode loop. It has lengths only; the engine has the
+/// tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphLaunch {
-    /// Its name, unique among all that the scheduler holds.
+    /// The graph's name, unique among all graphs that the scheduler holds.
     pub key: GraphKey,
-    /// Which part of the request runs here.
+    /// The phases of the request that run here.
     pub role: GraphRole,
-    /// The prefill, at least one segment. Output of earlier incarnations belongs to the last one. Of a request that is
-    /// only decoded here the tokens count, not the walks.
+    /// The prefill, at least one segment. Output of earlier incarnations belongs to the last segment. For
+    /// [`GraphRole::Decode`] only the lengths count, not the walks.
     pub prefill: Vec<Segment>,
-    /// The walk of the passes after the prefill; needed when more than one token may be sampled.
+    /// The walk of the passes after the prefill. Required when more than one token may be sampled.
     pub decode: Option<WalkId>,
-    /// How many of the prefill's last tokens are output of earlier incarnations.
+    /// Number of the prefill's last tokens that are output of earlier incarnations.
     pub generated: u32,
-    /// When the output ends.
+    /// Rules by which the output ends.
     pub stopping: Stopping,
-    /// What is computed; without it, no page is shared with other requests.
+    /// The prefill's content. Without it the request shares no page with others.
     pub content: Option<Content>,
-    /// Classes before (below 0) or behind (above 0) the ordinary one; see [`MAX_PRIORITY`].
+    /// Priority class: below 0 runs before the ordinary class 0, above 0 after it; see [`MAX_PRIORITY`].
     pub priority: i32,
-    /// It is not admitted before its media are [here](crate::Scheduler::media_here), and in nobody's way until then.
+    /// True if the request is not admitted before its media's embeddings [are here](crate::Scheduler::media_here).
+    /// Until then no other request waits for it.
     pub awaits_media: bool,
-    /// When the request ends unless it has by itself, by the clock of [`Scheduler::plan`](crate::Scheduler::plan).
+    /// Time at which the request is ended if it still runs, on the clock of
+    /// [`Scheduler::plan`](crate::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
 
-/// Which part of a request a worker runs.
+/// The phases of a request that one worker graph runs. The conductor's `GraphRole` is the same set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphRole {
-    /// All of it.
+    /// All phases.
     #[default]
     Whole,
-    /// Up to the first token. Unless that ends it, the request keeps its pages until its planes are with whoever goes on,
-    /// and is then [let go](crate::Scheduler::complete_export).
+    /// The prefill and the first token. Unless the first token ends the request, it keeps its pages until the decoding
+    /// worker has its planes and [the export is complete](crate::Scheduler::complete_export).
     Prefill,
-    /// What follows the first token. It holds its pages and takes part in no step until it is
-    /// [handed over](crate::Scheduler::complete_import); from then on it is like any other.
+    /// The tokens after the first. The request holds its pages but takes part in no step until
+    /// [the import is complete](crate::Scheduler::complete_import); from then on it runs like any other.
     Decode,
-    /// What turns media into embeddings: prefill segments of encoders' walks, which hold no pages. When they are done, it
-    /// stays until its embeddings are with whoever prefills, and is then [let go](crate::Scheduler::complete_export).
+    /// The encoding of media into embeddings: prefill segments of the encoders' walks, which hold no pages. After the
+    /// last segment the graph stays until the prefilling worker has the embeddings and [the export is
+    /// complete](crate::Scheduler::complete_export).
     Encode,
 }
 
-/// In steps, of each priority class before the next: a request is served as if it had come so much earlier than one of
-/// the next class, so the lowest waits longer, but never for ever.
+/// Head start of each priority class over the next one, in steps: a request is ordered as if it had arrived this many
+/// steps before a request of the next class. The lowest class waits longer, but never for ever.
 pub const HEAD_START: i64 = 256;
 
-/// The prefill's tokens. Pages are shared between requests whose content starts alike.
+/// The prefill's tokens. Requests whose content starts alike share pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// One for each position of the prefill.
+    /// One token for each position of the prefill.
     pub tokens: Vec<u32>,
-    /// What tokens do not tell, in the order of the prompt.
+    /// Media among the tokens, in the order of the prompt.
     pub media: Vec<MediaMark>,
-    /// Whether pages of others may stand for computing: not where something is wanted of every position.
+    /// True if pages of other requests may replace computation. False where every position must be computed, as for the
+    /// prompt's logprobs.
     pub may_reuse: bool,
 }
 
-/// Media among the tokens.
+/// A media item among the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaMark {
     /// The position of the item's first token.
     pub first: usize,
-    /// Tells the item from any other.
+    /// Digest that identifies the item's data.
     pub digest: [u8; 16],
 }
 
 impl Content {
-    /// What is whole of the first `tokens` tokens, block by block: what each of them depends on beside the blocks before it.
+    /// The whole blocks among the first `tokens` tokens, in order; see [`block`](Self::block).
     pub(crate) fn blocks(&self, tokens: usize, page_tokens: usize) -> impl Iterator<Item = Cow<'_, [u32]>> {
-        (0..tokens / page_tokens).map(move |place| self.block(place, page_tokens))
+        (0..tokens / page_tokens).map(move |index| self.block(index, page_tokens))
     }
 
-    /// The same of one block: its tokens, and behind them, for each item that begins in it, where it does and its digest.
-    /// Longer than a page if there are any, and so never the same as one without.
-    pub(crate) fn block(&self, place: usize, page_tokens: usize) -> Cow<'_, [u32]> {
-        let positions = place * page_tokens..(place + 1) * page_tokens;
+    /// The content of one block: its tokens, then the position and digest of each media item that begins in it. A block
+    /// with media is longer than a page, so it never equals a block without.
+    pub(crate) fn block(&self, index: usize, page_tokens: usize) -> Cow<'_, [u32]> {
+        let positions = index * page_tokens..(index + 1) * page_tokens;
         let tokens = &self.tokens[positions.clone()];
         let from = self.media.partition_point(|mark| mark.first < positions.start);
         let to = self.media.partition_point(|mark| mark.first < positions.end);
@@ -99,7 +104,7 @@ impl Content {
     }
 }
 
-/// Part of a prefill: `tokens` tokens under one walk, whose kind says whether they may be cut.
+/// A segment of a prefill: `tokens` tokens under one walk. The walk's kind says where the segment may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// A chunkable or an atomic walk.
@@ -109,29 +114,29 @@ pub struct Segment {
 }
 
 impl GraphLaunch {
-    /// Tokens to compute before the first one is sampled.
+    /// Tokens to compute before the first token is sampled.
     pub fn prefill_tokens(&self) -> usize {
         self.prefill.iter().map(|segment| segment.tokens).sum()
     }
 
-    /// The prompt alone, without output of earlier incarnations.
+    /// Tokens of the prompt, without output of earlier incarnations.
     pub fn prompt_tokens(&self) -> usize {
         self.prefill_tokens().saturating_sub(self.generated as usize)
     }
 
-    /// The most tokens the request may ever hold.
+    /// The most tokens that the request may ever hold.
     pub fn max_total_tokens(&self) -> usize {
         self.prompt_tokens() + (self.stopping.max_tokens().max(self.generated)) as usize
     }
 }
 
-/// Why a launch is refused at the door, with the numbers.
+/// The reason for which a launch is refused on arrival, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No prompt, or an empty segment of one.
+    /// No prompt, or an empty segment.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// The content does not describe the prefill.
+    /// The content's length is not the prefill's.
     #[error("the content has {tokens} tokens, but the prefill {prefill}")]
     WrongContent {
         /// Tokens of the content.
@@ -139,21 +144,21 @@ pub enum Refusal {
         /// Tokens of the prefill.
         prefill: usize,
     },
-    /// The key is held already.
+    /// The scheduler already holds a graph of this key.
     #[error("graph {0} is already here")]
     Duplicate(GraphKey),
-    /// The walk is not declared, or is of no kind that can stand there.
+    /// The walk is not declared, or its kind does not fit its use.
     #[error("walk {walk} cannot be run as {wanted}")]
     WrongWalk {
         /// The walk.
         walk: WalkId,
-        /// What it would have to be.
+        /// The kind that the walk would have to be.
         wanted: &'static str,
     },
     /// More than one token is asked for, without a walk to compute the later ones.
     #[error("max_tokens is {max_tokens}, but the graph has no decode walk")]
     NoDecodeWalk {
-        /// What was asked for.
+        /// Tokens asked for.
         max_tokens: u32,
     },
     /// Prompt and output together are longer than the model's context.
@@ -163,25 +168,25 @@ pub enum Refusal {
     ContextTooSmall {
         /// Tokens of the prompt.
         prompt_tokens: usize,
-        /// What was asked for.
+        /// Tokens of output asked for.
         max_tokens: u32,
-        /// What there is.
+        /// Tokens that the context holds.
         max_context: usize,
     },
-    /// The pool could not hold the request even if it were alone.
+    /// The empty pool could not hold the request.
     #[error("the request needs {needed} KV pages, but the pool has {total}")]
     PoolTooSmall {
-        /// For prompt and output together.
+        /// Pages for prompt and output together.
         needed: usize,
-        /// What there is.
+        /// Pages of the pool.
         total: usize,
     },
-    /// As many requests as may be held are held.
+    /// The scheduler holds as many requests as it may.
     #[error("{held} requests are held, the limit is {limit}")]
     QueueFull {
-        /// Running and waiting.
+        /// Requests running and waiting.
         held: usize,
-        /// The most that may be.
+        /// The most requests that may be held.
         limit: usize,
     },
 }

@@ -1,10 +1,11 @@
-//! The least time that a prefill takes: what shows that a deadline cannot be met before it has passed.
+//! The least time that a prefill takes: the proof, ahead of time, that a deadline cannot be met.
 //!
-//! Requests end by it, so it must never be too long, where an estimate may err either way. It counts on two things that
-//! hold of every device: a step with more to do takes no less time, and two steps take no less than one with the tokens of
-//! both. So prompts that a step computed from their start, with nothing decoding beside them and nothing wanted of any
-//! position but the last, bound every step of as many tokens of that walk or more. Only the fastest such step counts, a step
-//! that did more in less time lowers what is known of smaller ones, and the rest of what could be luck is left to [`HOPE`].
+//! Requests are ended by this bound, so it must never be too long; an estimate may err either way. It rests on two
+//! properties of every device: a step with more work takes no less time, and two steps take no less time than one step
+//! with the tokens of both. So a step that computed only prompts from their start, with no decodes and no logits but
+//! those of each last position, bounds every step of at least as many tokens of that walk. Only the fastest such step
+//! counts. A step that did more work in less time lowers the bound of smaller steps. [`MARGIN`] allows for a device
+//! that becomes faster.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,28 +16,28 @@ use crate::{
     walks::Walks,
 };
 
-/// By how much a device may turn out to be faster than it has ever been.
-const HOPE: u32 = 2;
+/// Factor by which a device may become faster than its fastest step so far.
+const MARGIN: u32 = 2;
 
-/// How many steps of a size must have been seen: the first ones may be slow for reasons of their own.
-const ENOUGH: u32 = 3;
+/// Steps of a size that must have run before they count. The first steps may be slow for reasons of their own.
+const MIN_STEPS: u32 = 3;
 
-/// What is known of steps, by walk and the binary logarithm of their tokens.
+/// The fastest steps so far, by walk and the binary logarithm of their tokens.
 #[derive(Debug, Default)]
-pub(crate) struct LeastTime(BTreeMap<(WalkId, u32), Seen>);
+pub(crate) struct LeastTime(BTreeMap<(WalkId, u32), Fastest>);
 
 #[derive(Debug)]
-struct Seen {
+struct Fastest {
     steps: u32,
-    /// Of the largest of them: what is known holds from there on.
+    /// Tokens of the largest of these steps. The bound holds from this size on.
     tokens: usize,
-    fastest: Duration,
+    took: Duration,
 }
 
 impl LeastTime {
-    /// A step took so long; `scored` tells the rows of which something is wanted of every position.
+    /// Records the duration of a step. `scored` is true for a row whose request wants logits of every position.
     pub fn observe(&mut self, step: &StepPlan, walks: &Walks, scored: impl Fn(&Row) -> bool, took: Duration) {
-        // Decodes come first, so that this looks at none of a step of decodes alone.
+        // Decodes come first, so a step of decodes alone costs nothing here.
         let prefills = step.rows.iter().rev().take_while(|row| !walks.is_decode(row.walk));
         let mut tokens = BTreeMap::<WalkId, usize>::new();
         let (mut rows, mut plain) = (0, true);
@@ -47,117 +48,45 @@ impl LeastTime {
         }
         let bare = plain && rows == step.rows.len() && tokens.len() == 1;
         for (walk, tokens) in tokens {
-            self.see(walk, tokens, bare, took);
+            self.record(walk, tokens, bare, took);
         }
     }
 
-    /// A step with so many tokens of a prefill walk took so long; `bare` if it had nothing else to do.
-    fn see(&mut self, walk: WalkId, tokens: usize, bare: bool, took: Duration) {
+    /// Records a step that computed `tokens` tokens of a prefill walk. `bare` is true if it did nothing else.
+    fn record(&mut self, walk: WalkId, tokens: usize, bare: bool, took: Duration) {
         let Some(size) = tokens.checked_ilog2() else { return };
         if bare {
-            let seen = self.0.entry((walk, size)).or_insert(Seen { steps: 0, tokens, fastest: took });
-            seen.steps = seen.steps.saturating_add(1);
-            seen.tokens = seen.tokens.max(tokens);
-            seen.fastest = seen.fastest.min(took);
+            let fastest = self.0.entry((walk, size)).or_insert(Fastest { steps: 0, tokens, took });
+            fastest.steps = fastest.steps.saturating_add(1);
+            fastest.tokens = fastest.tokens.max(tokens);
+            fastest.took = fastest.took.min(took);
         }
-        for (_, seen) in self.0.range_mut((walk, 0)..=(walk, size)).filter(|(_, seen)| seen.tokens <= tokens)
-        {
-            seen.fastest = seen.fastest.min(took);
+        let no_larger = self.0.range_mut((walk, 0)..=(walk, size)).filter(|(_, f)| f.tokens <= tokens);
+        for (_, fastest) in no_larger {
+            fastest.took = fastest.took.min(took);
         }
     }
 
-    /// Of so many tokens of one request, of which a step takes at most `most`; zero while nothing is known.
+    /// The least time of `tokens` tokens of one request, of which a step takes at most `most`. Zero while nothing is
+    /// known.
     pub fn of(&self, walk: WalkId, tokens: usize, most: usize) -> Duration {
         let of_step = |tokens| self.of_step(walk, tokens);
         let steps = u32::try_from(tokens / most).unwrap_or(u32::MAX);
         let in_steps = of_step(most).saturating_mul(steps).saturating_add(of_step(tokens % most));
-        of_step(tokens).max(in_steps) / HOPE
+        of_step(tokens).max(in_steps) / MARGIN
     }
 
-    /// The same of the walk that takes longest.
+    /// As [`of`](Self::of), for the walk that takes longest.
     pub fn of_any(&self, tokens: usize, most: usize) -> Duration {
         self.0.keys().map(|&(walk, _)| self.of(walk, tokens, most)).max().unwrap_or_default()
     }
 
     fn of_step(&self, walk: WalkId, tokens: usize) -> Duration {
-        let sizes = self.0.range((walk, 0)..=(walk, u32::MAX)).map(|(_, seen)| seen);
-        let known = sizes.filter(|seen| seen.steps >= ENOUGH && seen.tokens <= tokens);
-        known.map(|seen| seen.fastest).max().unwrap_or_default()
+        let sizes = self.0.range((walk, 0)..=(walk, u32::MAX)).map(|(_, fastest)| fastest);
+        let known = sizes.filter(|fastest| fastest.steps >= MIN_STEPS && fastest.tokens <= tokens);
+        known.map(|fastest| fastest.took).max().unwrap_or_default()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WALK: WalkId = WalkId(1);
-
-    const fn ms(ms: u64) -> Duration {
-        Duration::from_millis(ms)
-    }
-
-    /// So many tokens took so long, often enough to be believed.
-    fn after(seen: &[(usize, u64)]) -> LeastTime {
-        let mut least = LeastTime::default();
-        for &(tokens, took) in seen {
-            (0..ENOUGH).for_each(|_| least.see(WALK, tokens, true, ms(took)));
-        }
-        least
-    }
-
-    #[test]
-    fn nothing_is_known_until_a_few_steps_have_shown_it() {
-        let mut least = LeastTime::default();
-        for _ in 1..ENOUGH {
-            least.see(WALK, 100, true, ms(10));
-            assert_eq!(least.of(WALK, 1000, 100), Duration::ZERO);
-        }
-        least.see(WALK, 100, true, ms(10));
-        assert_eq!(least.of(WALK, 1000, 100), ms(100) / HOPE);
-    }
-
-    #[test]
-    fn a_prompt_takes_as_many_steps_as_the_budget_makes_of_it() {
-        let least = after(&[(64, 8), (16, 4)]);
-        assert_eq!(least.of(WALK, 200, 64), ms(3 * 8) / HOPE, "and nothing is known of 8 tokens");
-        assert_eq!(least.of(WALK, 216, 64), ms(3 * 8 + 4) / HOPE);
-        assert_eq!(
-            least.of(WALK, 200, usize::MAX),
-            ms(8) / HOPE,
-            "at once it may cost no more than 64 tokens"
-        );
-        assert_eq!((least.of(WALK, 0, 64), least.of(WALK, 15, 64)), (Duration::ZERO, Duration::ZERO));
-    }
-
-    #[test]
-    fn steps_with_other_work_show_that_it_goes_faster_but_not_that_it_does_not() {
-        let mut least = after(&[(64, 8)]);
-        least.see(WALK, 64, false, ms(80));
-        assert_eq!(least.of(WALK, 64, 64), ms(8) / HOPE);
-        least.see(WALK, 70, false, ms(6));
-        assert_eq!(least.of(WALK, 64, 64), ms(6) / HOPE);
-        least.see(WALK, 32, false, ms(1));
-        assert_eq!(least.of(WALK, 64, 64), ms(6) / HOPE, "fewer tokens may take less");
-    }
-
-    #[test]
-    fn one_that_was_slow_for_once_is_no_bound() {
-        let mut least = after(&[(64, 800)]);
-        least.see(WALK, 64, true, ms(8));
-        assert_eq!(least.of(WALK, 64, 64), ms(8) / HOPE);
-        // Slow whenever it was seen, but more tokens took less.
-        let mut least = after(&[(16, 800)]);
-        least.see(WALK, 64, true, ms(8));
-        assert_eq!(least.of(WALK, 16, 64), ms(8) / HOPE);
-    }
-
-    #[test]
-    fn walks_are_apart() {
-        let least = after(&[(64, 8)]);
-        assert_eq!(least.of(WalkId(0), 64, 64), Duration::ZERO);
-        assert_eq!(
-            (least.of_any(64, 64), LeastTime::default().of_any(64, 64)),
-            (ms(8) / HOPE, Duration::ZERO)
-        );
-    }
-}
+mod tests;

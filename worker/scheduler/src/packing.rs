@@ -1,10 +1,10 @@
-//! Which requests share the next step, and how many tokens each computes.
+//! The policy of a step: the requests that share it, and the number of tokens that each computes.
 //!
-//! Every decode gets its token first; prefills share what is left of the budget. A prefill that may be cut gets a chunk
-//! that ends with a page where it can, so that no crumbs of a budget become slivers of a prompt. One that must not be cut
-//! goes in when it fits. When it does not it is left out, but not for ever: once [`PATIENCE`] steps have run without
-//! it, it comes before all other prefills, the longest left out first, and if even then it does not fit beside the
-//! decodes, it gets the step alone, over budget if need be.
+//! Every decode gets its token first, and prefills share the rest of the budget. A prefill that may be cut gets a chunk
+//! that ends at a page boundary where possible, so that a small rest of a budget does not cut a prompt into slivers. A
+//! prefill that must not be cut is packed when it fits. When it does not fit it is passed over, but not for ever: once
+//! [`PATIENCE`] steps have run without it, it comes before all other prefills, the longest passed over first. If even
+//! then it does not fit beside the decodes, it gets a step alone, over budget if necessary.
 
 use std::cmp::Reverse;
 
@@ -18,39 +18,39 @@ use crate::{
     walks::Walks,
 };
 
-/// How many steps may leave a prefill out before it comes first; also how many steps the decodes have between two that
-/// somebody took alone.
+/// Number of steps that may pass a prefill over before it comes first. Also the number of steps that decodes have
+/// between two prefills that run alone.
 pub const PATIENCE: u32 = 4;
 
-/// What the next step is made of.
+/// The composition of the next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
-    /// The mixed walk that batches all of it.
+    /// The mixed walk that batches all rows.
     pub mixed: WalkId,
-    /// Decodes first. Within the budget, unless one prefill has it alone.
+    /// Decodes first. Within the budget, unless a prefill runs alone.
     pub shares: Vec<Share>,
-    /// Prefills that had to let somebody else go first, by their places.
+    /// Prefills that were passed over, as indices into the candidates.
     pub passed_over: Vec<usize>,
-    /// Decodes wait for a prefill that does not fit beside them.
+    /// True if a prefill runs alone and decodes wait for it.
     pub alone: bool,
 }
 
 /// One request's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// Among the candidates.
-    pub place: usize,
+    /// Index into the candidates.
+    pub candidate: usize,
     pub walk: WalkId,
     pub tokens: usize,
 }
 
-/// A request that can be part of the step.
+/// A request that can take part in the step.
 #[derive(Debug)]
 pub(crate) struct Candidate<'a> {
     pub ticket: Ticket,
     pub request: &'a mut Running,
     phase: Phase,
-    /// The mixed walk that batches it.
+    /// The mixed walk that batches the request's phase.
     mixed: WalkId,
 }
 
@@ -71,91 +71,92 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// What came before the step.
+/// The facts about past steps that the policy depends on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Before {
-    /// What the last step was batched by.
+pub(crate) struct PastSteps {
+    /// The mixed walk that batched the last step.
     pub mixed: Option<WalkId>,
-    /// Steps since one that a prefill had alone.
+    /// Steps since the last one in which a prefill ran alone.
     pub since_alone: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Prefill {
-    /// Among the candidates, which are in the order of their tickets.
-    place: usize,
+    /// Index into the candidates, which are in the order of their tickets.
+    candidate: usize,
     walk: WalkId,
     cut: Cut,
     /// The next position to compute.
     start: usize,
     /// Tokens left of the segment.
     left: usize,
+    /// Steps that have passed the prefill over.
     age: u32,
-    /// What it gets of this step.
+    /// Tokens that it gets in this step.
     tokens: usize,
 }
 
-/// Fills a step from the candidates, which are in order; none if there are none. The running set is no larger than the
-/// budget (`SchedulerConfig::slots`), so every decode fits.
+/// Packs a step from the candidates, which are in order. None if there are no candidates. The running set is no larger
+/// than the budget (`SchedulerConfig::slots`), so every decode fits.
 pub(crate) fn pack(
     candidates: &[Candidate<'_>],
     config: &SchedulerConfig,
     pace: &Pace,
-    before: Before,
+    past: PastSteps,
 ) -> Option<Packing> {
-    let mixed = next_in_turn(candidates.iter().map(|candidate| candidate.mixed), before.mixed)?;
+    let mixed = next_in_turn(candidates.iter().map(|candidate| candidate.mixed), past.mixed)?;
     let mut shares = Vec::with_capacity(candidates.len());
     let mut decodes = Work::default();
     let mut prefills = Vec::new();
-    for (place, candidate) in candidates.iter().enumerate().filter(|(_, other)| other.mixed == mixed) {
+    for (index, candidate) in candidates.iter().enumerate().filter(|(_, other)| other.mixed == mixed) {
         match candidate.phase {
             Phase::Decoding { walk } => {
                 decodes.add_decode(candidate.request.computed());
-                shares.push(Share { place, walk, tokens: 1 });
+                shares.push(Share { candidate: index, walk, tokens: 1 });
             }
             Phase::Prefilling { walk, cut, left } => {
                 let (start, age) = (candidate.request.computed(), candidate.request.passed_over);
-                prefills.push(Prefill { place, walk, cut, start, left, age, tokens: 0 });
+                prefills.push(Prefill { candidate: index, walk, cut, start, left, age, tokens: 0 });
             }
         }
     }
-    let alone = share_out(&mut prefills, &decodes, config, pace, before.since_alone);
+    let alone = share_out(&mut prefills, &decodes, config, pace, past.since_alone);
     if alone {
         shares.clear();
     }
     let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
-    shares.extend(served.map(|&Prefill { place, walk, tokens, .. }| Share { place, walk, tokens }));
+    shares.extend(served.map(|&Prefill { candidate, walk, tokens, .. }| Share { candidate, walk, tokens }));
     Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.prefill_sharing), alone })
 }
 
-/// Mixed walks that have something to run take turns.
+/// The mixed walk whose turn it is, of those that have a candidate.
 fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Option<WalkId> {
     ready.min_by_key(|&walk| (last.is_some_and(|last| walk <= last), walk))
 }
 
-/// Gives each prefill its tokens. True if the first of them has the step alone.
+/// Gives each prefill its tokens. True if the first prefill runs alone.
 fn share_out(
     prefills: &mut [Prefill],
-    beside: &Work,
+    decodes: &Work,
     config: &SchedulerConfig,
     pace: &Pace,
     since_alone: u32,
 ) -> bool {
-    let decodes = beside.decodes();
     let sharing = config.prefill_sharing;
     let by_age = |prefill: &Prefill| sharing == PrefillSharing::Fair || prefill.is_overdue();
     let order = |prefill: &Prefill| if by_age(prefill) { prefill.age } else { 0 };
-    prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.place));
-    let budget = config.max_step_tokens.saturating_sub(decodes);
-    let may_be_alone = |first: &Prefill| decodes == 0 || first.is_overdue() && since_alone >= PATIENCE;
+    prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.candidate));
+    let budget = config.max_step_tokens.saturating_sub(decodes.decodes());
+    let may_be_alone =
+        |first: &Prefill| decodes.decodes() == 0 || first.is_overdue() && since_alone >= PATIENCE;
     if let Some(first) = prefills.first_mut()
         && (first.is_whole() && first.left > budget && may_be_alone(first))
     {
         first.tokens = first.left;
         return true;
     }
-    let mut step = Room::new(config, budget, decodes + prefills.len());
-    step.paced = pace.beside(beside, step.grid);
+    let mut step = PrefillBudget::new(config, budget, decodes.decodes() + prefills.len());
+    step.paced = pace.allowance(decodes, step.grid);
     let overdue = prefills.iter().take_while(|prefill| prefill.is_overdue()).count();
     let (overdue, in_time) = prefills.split_at_mut(overdue);
     overdue.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
@@ -166,21 +167,21 @@ fn share_out(
             if let Some(first) = in_time.first_mut() {
                 step.serve(first, step.half_for(first));
             }
-            in_time.sort_by_key(|prefill| (prefill.left - prefill.tokens, prefill.place));
+            in_time.sort_by_key(|prefill| (prefill.left - prefill.tokens, prefill.candidate));
         }
     }
     in_time.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
     false
 }
 
-/// Those that get nothing and should have: whoever may never be cut, whoever has an equal right, and whoever came
-/// before somebody who is served.
+/// Prefills that get no tokens although they were entitled to some: those that may never be cut, all under fair
+/// sharing, and those that precede a served one.
 fn passed_over(prefills: &[Prefill], sharing: PrefillSharing) -> Vec<usize> {
-    let last_served = prefills.iter().filter(|prefill| prefill.tokens > 0).map(|prefill| prefill.place).max();
+    let last_served = prefills.iter().filter(|prefill| prefill.tokens > 0).map(|p| p.candidate).max();
     let left_out = prefills.iter().filter(|prefill| prefill.tokens == 0);
-    let passed =
-        |p: &&Prefill| p.is_whole() || sharing == PrefillSharing::Fair || Some(p.place) < last_served;
-    left_out.filter(passed).map(|prefill| prefill.place).collect()
+    let entitled =
+        |p: &&Prefill| p.is_whole() || sharing == PrefillSharing::Fair || Some(p.candidate) < last_served;
+    left_out.filter(entitled).map(|prefill| prefill.candidate).collect()
 }
 
 impl Prefill {
@@ -193,56 +194,57 @@ impl Prefill {
     }
 }
 
-/// What a step has left for prefills.
+/// The budget of a step that is left for prefills.
 #[derive(Debug)]
-struct Room {
-    /// Tokens of the budget.
-    budget: usize,
-    /// What the decodes' pace allows.
+struct PrefillBudget {
+    /// Tokens left of the step's budget.
+    tokens: usize,
+    /// The prefill that the step has time for.
     paced: Allowance,
-    /// The most for one prefill that may be cut.
+    /// The most tokens of one prefill that may be cut.
     cap: usize,
     /// Chunks end at multiples of this.
     grid: usize,
-    /// Whether somebody has been served.
+    /// True once a prefill has been served.
     begun: bool,
 }
 
-impl Room {
-    fn new(config: &SchedulerConfig, budget: usize, rows: usize) -> Self {
+impl PrefillBudget {
+    fn new(config: &SchedulerConfig, tokens: usize, rows: usize) -> Self {
         let threshold = config.long_prefill_tokens.filter(|_| rows > 1);
         let caps = [config.max_prefill_chunk, threshold, Some(config.max_step_tokens)];
-        let cap = caps.into_iter().flatten().min().unwrap_or(budget);
+        let cap = caps.into_iter().flatten().min().unwrap_or(tokens);
         let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
-        Self { budget, paced: Allowance::ALL, cap, grid, begun: false }
+        Self { tokens, paced: Allowance::ALL, cap, grid, begun: false }
     }
 
-    /// Whoever cannot be cut and is overdue has waited long enough for the decodes' pace not to matter.
-    fn room_for(&self, prefill: &Prefill) -> usize {
+    /// The most tokens that a prefill can get now. A prefill that must not be cut and is overdue has waited long enough
+    /// to ignore the decodes' pace.
+    fn left_for(&self, prefill: &Prefill) -> usize {
         let unpaced = prefill.is_whole() && prefill.is_overdue();
         let from = prefill.start + prefill.tokens;
-        if unpaced { self.budget } else { self.budget.min(self.paced.tokens(from)) }
+        if unpaced { self.tokens } else { self.tokens.min(self.paced.tokens(from)) }
     }
 
-    /// Gives a prefill as much as it can get, up to `share`, beyond what it has.
+    /// Gives a prefill as many more tokens as it can get, up to `share`.
     fn serve(&mut self, prefill: &mut Prefill, share: usize) {
-        let room = self.room_for(prefill).min(share);
+        let most = self.left_for(prefill).min(share);
         let left = prefill.left - prefill.tokens;
         let tokens = match prefill.is_whole() {
-            true if left <= room => left,
+            true if left <= most => left,
             true => 0,
-            false => self.chunk(prefill, left, room),
+            false => self.chunk(prefill, left, most),
         };
         self.paced.spend(prefill.start + prefill.tokens, tokens);
         prefill.tokens += tokens;
-        self.budget -= tokens;
+        self.tokens -= tokens;
         self.begun |= tokens > 0;
     }
 
-    /// A chunk ends with its segment or on the grid; only the step's first prefill may end elsewhere, so that it moves
-    /// on however little room there is.
-    fn chunk(&self, prefill: &Prefill, left: usize, room: usize) -> usize {
-        let most = left.min(self.cap.saturating_sub(prefill.tokens)).min(room);
+    /// The size of a chunk of at most `most` tokens. A chunk ends with its segment or on the grid. Only the step's
+    /// first prefill may end elsewhere, so that it advances however small the budget is.
+    fn chunk(&self, prefill: &Prefill, left: usize, most: usize) -> usize {
+        let most = left.min(self.cap.saturating_sub(prefill.tokens)).min(most);
         let from = prefill.start + prefill.tokens;
         let on_grid = ((from + most) / self.grid * self.grid).saturating_sub(from);
         match on_grid {
@@ -252,25 +254,27 @@ impl Room {
         }
     }
 
-    /// Half of what there is, or all of it where half is less than a chunk, or where the prefill cannot be cut.
+    /// Half of the budget, or all of it if half is less than a chunk or the prefill cannot be cut.
     fn half_for(&self, prefill: &Prefill) -> usize {
-        let half = self.room_for(prefill) / 2;
+        let half = self.left_for(prefill) / 2;
         if prefill.is_whole() || half < self.grid { usize::MAX } else { half }
     }
 
-    /// Max-min fair: equal shares, and what the smallest leave of theirs is shared by the others. Where there is less
-    /// than a chunk for each, the first ones get a chunk and the others come first in a later step.
+    /// Shares the budget max-min fairly: equal shares, and the rest of a share that a small prefill does not need goes
+    /// to the others. If there is less than a chunk for each, the first prefills get a chunk and the others come first
+    /// in a later step.
     fn share_equally(&mut self, prefills: &mut [Prefill]) {
-        // As if all were where the farthest is: what this leaves of the pace goes to whoever is first.
+        // The pace is counted as if all prefills were at the farthest position. The time that this leaves goes to the
+        // first.
         let farthest = prefills.iter().map(|prefill| prefill.start).max().unwrap_or(0);
-        let mut room = self.budget.min(self.paced.tokens(farthest));
-        let served = prefills.len().min((room / self.grid).max(1));
+        let mut left = self.tokens.min(self.paced.tokens(farthest));
+        let served = prefills.len().min((left / self.grid).max(1));
         let mut by_need: Vec<&mut Prefill> = prefills[..served].iter_mut().collect();
         by_need.sort_by_key(|prefill| prefill.left);
-        for (place, prefill) in by_need.into_iter().enumerate() {
-            let share = room / (served - place);
+        for (index, prefill) in by_need.into_iter().enumerate() {
+            let share = left / (served - index);
             self.serve(prefill, share);
-            room = self.budget.min(self.paced.tokens(farthest));
+            left = self.tokens.min(self.paced.tokens(farthest));
         }
     }
 }

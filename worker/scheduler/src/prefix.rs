@@ -1,7 +1,8 @@
-//! Pages found by their content, so that a prompt that starts like an earlier one is not computed again.
+//! Pages found by their content, so that the common start of two prompts is computed once.
 //!
-//! A full page is a block. Its name is its content (its tokens, and what media begin among them) and the block before it,
-//! back to position 0, so equal names mean equal keys and values. Hashes only find a block; its tokens and its predecessor are compared before it is used.
+//! A block is the content of a full page: its tokens, and the media that begin among them. A block is identified by its
+//! content and by the block before it, back to position 0, so that equal identities mean equal keys and values. Hashes
+//! only find candidates: a block is used after its tokens and its predecessor have been compared.
 
 use std::{
     collections::HashMap,
@@ -10,12 +11,12 @@ use std::{
 
 use crate::pages::PageId;
 
-/// All that stands before a block. Equal chains mean equal content from position 0 on.
+/// The blocks before a block. Equal chains mean equal content from position 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Chain {
-    /// Nothing.
+    /// No block.
     Start,
-    /// The block of this number; a block that is forgotten takes its number with it.
+    /// The chain that ends with the block of this number. Numbers are never reused.
     Block(u64),
 }
 
@@ -26,16 +27,16 @@ struct Block {
     tokens: Box<[u32]>,
 }
 
-/// Which pages hold which content. Whether anybody uses them is the pool's to know.
+/// An index of pages by content. The pool knows whether a page is held.
 #[derive(Debug, Default)]
 pub(crate) struct PrefixCache {
     pages: HashMap<u64, PageId>,
-    /// The content of each page in `pages`.
+    /// The block in each page of `pages`.
     blocks: HashMap<PageId, Block>,
     next_number: u64,
 }
 
-/// SipHash with fixed keys: what is planned stays a function of what the scheduler is told.
+/// SipHash with fixed keys, so that plans stay a function of the calls to the scheduler.
 fn hash(before: Chain, tokens: &[u32]) -> u64 {
     let mut hasher = DefaultHasher::new();
     (before, tokens).hash(&mut hasher);
@@ -43,15 +44,16 @@ fn hash(before: Chain, tokens: &[u32]) -> u64 {
 }
 
 impl PrefixCache {
-    /// The page that holds these tokens behind that chain, and the chain that it ends.
+    /// Finds the page that holds these tokens after the chain `before`, with the chain that the page ends.
     pub fn find(&self, before: Chain, tokens: &[u32]) -> Option<(PageId, Chain)> {
         let page = *self.pages.get(&hash(before, tokens))?;
         let block = self.blocks.get(&page)?;
         (block.before == before && *block.tokens == *tokens).then_some((page, Chain::Block(block.number)))
     }
 
-    /// Records what a page holds, unless another page is known to hold the same. Gives the chain that ends with it; none
-    /// if another content has its hash, and then nothing behind it can be found either.
+    /// Records a page's content, unless another page is recorded with the same content. Returns the chain that ends
+    /// with this content. None if other content has the same hash; later blocks of the chain can then not be recorded
+    /// either.
     pub fn record(&mut self, page: PageId, before: Chain, tokens: &[u32]) -> Option<Chain> {
         if let Some((_, chain)) = self.find(before, tokens) {
             return Some(chain);
@@ -67,12 +69,12 @@ impl PrefixCache {
         Some(Chain::Block(number))
     }
 
-    /// Whether the page's content is known.
+    /// True if the page's content is recorded.
     pub fn contains(&self, page: PageId) -> bool {
         self.blocks.contains_key(&page)
     }
 
-    /// The page is about to hold something else.
+    /// Removes the page's content, before the page is used for other content.
     pub fn forget(&mut self, page: PageId) {
         if let Some(block) = self.blocks.remove(&page) {
             self.pages.remove(&hash(block.before, &block.tokens));
@@ -81,46 +83,4 @@ impl PrefixCache {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const START: Chain = Chain::Start;
-
-    #[test]
-    fn a_block_is_found_behind_its_own_chain_only() {
-        let mut cache = PrefixCache::default();
-        let first = cache.record(PageId(1), START, &[1, 2]).unwrap();
-        let second = cache.record(PageId(2), first, &[3, 4]).unwrap();
-        assert_eq!(cache.find(START, &[1, 2]), Some((PageId(1), first)));
-        assert_eq!(cache.find(first, &[3, 4]), Some((PageId(2), second)));
-        assert_eq!(cache.find(START, &[3, 4]), None);
-    }
-
-    #[test]
-    fn the_second_page_of_the_same_content_is_not_recorded() {
-        let mut cache = PrefixCache::default();
-        let first = cache.record(PageId(1), START, &[1, 2]);
-        assert_eq!(cache.record(PageId(2), START, &[1, 2]), first);
-        assert!(!cache.contains(PageId(2)));
-    }
-
-    #[test]
-    fn what_stood_behind_a_forgotten_block_is_not_found_behind_its_successor() {
-        let mut cache = PrefixCache::default();
-        let first = cache.record(PageId(1), START, &[1, 2]).unwrap();
-        let _ = cache.record(PageId(2), first, &[3, 4]);
-        cache.forget(PageId(1));
-        assert_eq!(cache.find(START, &[1, 2]), None);
-        let again = cache.record(PageId(3), START, &[1, 2]).unwrap();
-        assert_eq!(cache.find(again, &[3, 4]), None);
-    }
-
-    #[test]
-    fn an_equal_hash_is_not_equal_content() {
-        let mut cache = PrefixCache::default();
-        let _ = cache.record(PageId(1), START, &[1, 2]);
-        cache.blocks.get_mut(&PageId(1)).unwrap().tokens = [9, 9].into();
-        assert_eq!(cache.find(START, &[1, 2]), None);
-        assert_eq!(cache.record(PageId(2), START, &[1, 2]), None);
-    }
-}
+mod tests;

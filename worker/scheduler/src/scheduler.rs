@@ -1,34 +1,36 @@
-//! The scheduler: what waits, what runs, and the passage from one step to the next.
+//! The scheduler: the queues of requests, and the transition from one step to the next.
 
 mod disaggregated;
+mod expiry;
+mod memory;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
-    ops::Bound,
     time::Duration,
 };
 
 use tutti_proto::{GraphKey, StepNumber, declaration::ModelDeclaration};
 
+use self::expiry::forget;
 use crate::{
-    ahead::Ahead,
     config::{Admission, ConfigError, SchedulerConfig},
-    launch::{GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, Refusal},
+    launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
     least_time::LeastTime,
     pace::Pace,
-    packing::{Before, Candidate, pack},
+    packing::{Candidate, PastSteps, pack},
     pages::PagePool,
+    prepared::PreparedDecodes,
     request::{Request, Running, Ticket},
-    step::{Ending, Outcome, Reserved, Row, RowCommit, RowOutcome, StepPlan, TransferError, Turn},
+    step::{Row, RowCommit, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
     validate::validate,
     walks::Walks,
 };
 
-/// Cancels that are remembered for launches still on their way; the oldest is forgotten first.
+/// Number of remembered cancels whose launches have not arrived. The oldest is forgotten first.
 const REMEMBERED_CANCELS: usize = 1024;
 
-/// See the crate's own page for what it promises.
+/// The micro-scheduler; its invariants are on the crate's page.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
@@ -36,59 +38,59 @@ pub struct Scheduler {
     pool: PagePool,
     pace: Pace,
     least_time: LeastTime,
-    /// Accepted, holding nothing, in order.
+    /// Accepted requests that hold nothing, in order.
     waiting: BTreeMap<Ticket, Request>,
-    /// The same, whose media are not here.
+    /// Accepted requests that hold nothing and wait for embeddings of their media.
     parked: BTreeMap<Ticket, Request>,
-    /// Holding pages, in order.
+    /// Requests that hold pages, in order.
     running: BTreeMap<Ticket, Running>,
-    /// Every request in `waiting`, `parked` or `running`.
+    /// The ticket of every request in `waiting`, `parked` or `running`.
     tickets: HashMap<GraphKey, Ticket>,
-    /// Held requests to end at the head of the next plan.
+    /// Held requests that the next plan ends as cancelled.
     cancelled: BTreeSet<GraphKey>,
-    /// The same, whose planes do not get across; why.
+    /// Held requests that the next plan ends because their planes were not transferred.
     failed_transfers: BTreeMap<GraphKey, TransferError>,
-    /// Keys that were cancelled before they came.
+    /// Requests that were cancelled before they arrived.
     cancelled_early: VecDeque<GraphKey>,
-    /// Of held requests, the earliest first.
+    /// Deadlines of held requests, the earliest first.
     deadlines: BTreeSet<(Duration, GraphKey)>,
     next_ticket: u64,
     next_step: StepNumber,
-    before: Before,
-    /// Made ready for the next plan.
-    ahead: Ahead,
+    past: PastSteps,
+    /// Rows prepared for the next plan.
+    prepared: PreparedDecodes,
     tally: Tally,
 }
 
-/// What has happened so far.
+/// Counters over the scheduler's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Times that a request had to give up its pages.
+    /// Times that a request gave up its pages.
     pub preemptions: u64,
-    /// Prefill tokens of requests that were admitted, each admission counted.
+    /// Prefill tokens of admitted requests. Each admission of a request counts.
     pub prefill_tokens: u64,
-    /// Those of them that were not computed, because their pages were known.
+    /// Prefill tokens of admitted requests that came from the prefix cache.
     pub cached_tokens: u64,
-    /// Rows that were [ready](Scheduler::plan_ahead) when their step was planned.
+    /// Rows that were [prepared](Scheduler::plan_ahead) when their step was planned.
     pub rows_ahead: u64,
 }
 
-/// What a worker holds and has done.
+/// A worker's load and counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Requests that hold pages.
     pub running: usize,
-    /// Requests that wait for them.
+    /// Requests that wait for pages or media.
     pub waiting: usize,
     /// Pages held by requests.
     pub pages_used: usize,
-    /// Pages that nobody holds, kept for prompts that start with what they hold.
+    /// Idle pages, kept for prompts that start with their content.
     pub pages_cached: usize,
-    /// Pages that can be held.
+    /// Pages that requests can hold.
     pub pages_total: usize,
     /// Steps planned so far.
     pub steps: u64,
-    /// What has happened so far.
+    /// Counters over the scheduler's life.
     pub tally: Tally,
 }
 
@@ -112,13 +114,13 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             next_ticket: 0,
             next_step: StepNumber(0),
-            before: Before { mixed: None, since_alone: u32::MAX },
-            ahead: Ahead::default(),
+            past: PastSteps { mixed: None, since_alone: u32::MAX },
+            prepared: PreparedDecodes::default(),
             tally: Tally::default(),
         })
     }
 
-    /// Takes a request, which from then on gets exactly one [`Ending`]; or refuses it, and it gets none.
+    /// Accepts a request, which from then on gets exactly one [`Ending`](crate::Ending). A refused request gets none.
     pub fn add(&mut self, launch: GraphLaunch) -> Result<(), Refusal> {
         if self.tickets.contains_key(&launch.key) {
             return Err(Refusal::Duplicate(launch.key));
@@ -133,8 +135,8 @@ impl Scheduler {
         let ticket = Ticket { came, number: self.next_ticket };
         self.next_ticket += 1;
         self.deadlines.extend(request.deadline.map(|deadline| (deadline, request.key)));
-        if let Some(place) = self.cancelled_early.iter().position(|early| *early == request.key) {
-            self.cancelled_early.remove(place);
+        if let Some(index) = self.cancelled_early.iter().position(|early| *early == request.key) {
+            self.cancelled_early.remove(index);
             self.cancelled.insert(request.key);
         }
         self.tickets.insert(request.key, ticket);
@@ -143,8 +145,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request at the head of the next plan, or as soon after as no step computes it; one that has not come yet,
-    /// when it comes. For one that has ended this does nothing.
+    /// Cancels a request. The next plan ends it, or, if a step computes it, the first plan after that step. A request
+    /// that has not arrived is ended after it arrives. For a request that has ended this does nothing.
     pub fn cancel(&mut self, key: GraphKey) {
         if self.tickets.contains_key(&key) {
             self.cancelled.insert(key);
@@ -156,10 +158,10 @@ impl Scheduler {
         }
     }
 
-    /// Ends what was cancelled, what is late and what is certain to be, admits what fits, and packs the next step. `now` is
-    /// any clock that does not go back; it is compared with deadlines and nothing else.
+    /// Ends requests that are cancelled, late or certain to be late, admits those that fit, and packs the next step.
+    /// `now` is a monotonic clock; it is only compared with deadlines.
     ///
-    /// Requests that another step still computes are left to it, so the next step may be planned while one runs.
+    /// Requests that an earlier step still computes are left to it, so a step may be planned while another runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
         let preempted = if self.config.admission == Admission::Optimistic { self.grow() } else { vec![] };
@@ -167,15 +169,15 @@ impl Scheduler {
         Turn { endings, preempted, reserved, step: self.pack() }
     }
 
-    /// Makes the decodes of the next plan ready while a step runs, supposing that each row of that step goes well and ends
-    /// nobody. Changes nothing but how long [`plan`](Self::plan) takes: what is planned is the same without it. May be
-    /// called at any time, and as often as one likes.
+    /// Prepares the decodes of the next plan while a step runs, on the assumption that each row of that step succeeds
+    /// and ends no request. This only makes [`plan`](Self::plan) faster; the plan is the same without it. May be called
+    /// at any time, any number of times.
     pub fn plan_ahead(&mut self) {
-        self.ahead = Ahead::new(&self.running, self.config.page_tokens);
+        self.prepared = PreparedDecodes::new(&self.running, self.config.page_tokens);
     }
 
-    /// Takes a step back that has run, with one outcome for each of its rows, in their order, and how long it took. Only
-    /// here does a request advance, and only by what its own row did.
+    /// Takes back a step that has run, with one outcome for each row, in order, and the step's duration. Requests
+    /// advance here and nowhere else, each by its own row.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
         if !step.rows.iter().any(|row| self.running.get(&row.ticket).is_some_and(Running::encodes)) {
@@ -200,7 +202,7 @@ impl Scheduler {
         commits
     }
 
-    /// Takes a step back that has not run: every row is where it was, and will be planned again.
+    /// Takes back a step that has not run. No request has advanced, and every row will be planned again.
     pub fn abort(&mut self, step: StepPlan) {
         for row in step.rows {
             if let Some(request) = self.running.get_mut(&row.ticket) {
@@ -209,7 +211,7 @@ impl Scheduler {
         }
     }
 
-    /// What is held now.
+    /// The current load.
     pub fn load(&self) -> Load {
         Load {
             running: self.running.len(),
@@ -222,153 +224,16 @@ impl Scheduler {
         }
     }
 
-    /// The first deadline of a held request. Where nothing runs, somebody has to plan then.
+    /// The earliest deadline of a held request. If nothing runs, the caller must plan at that time.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// Whether no request is held.
+    /// True if no request is held.
     pub fn is_empty(&self) -> bool {
         self.tickets.is_empty()
     }
 
-    /// Ends what was cancelled, is late or is certain to be, in every state but one: a request inside a step keeps its
-    /// pages until the step is back.
-    fn expire(&mut self, now: Duration) -> Vec<Ending> {
-        let mut endings = Vec::new();
-        for key in std::mem::take(&mut self.cancelled) {
-            if !self.end(key, Outcome::Cancelled, &mut endings) {
-                self.cancelled.insert(key);
-            }
-        }
-        for (key, why) in std::mem::take(&mut self.failed_transfers) {
-            if !self.end(key, Outcome::TransferFailed(why.clone()), &mut endings) {
-                self.failed_transfers.insert(key, why);
-            }
-        }
-        // Whoever has more time than the longest prefill needs at the least is in no danger.
-        let near = now + self.least_time.of_any(self.config.max_context, self.config.max_chunk());
-        let near: Vec<_> =
-            self.deadlines.iter().take_while(|(deadline, _)| *deadline <= near).copied().collect();
-        for (deadline, key) in near {
-            let left = deadline.saturating_sub(now);
-            let needed = self.needed_at_least(key, left);
-            if left.is_zero() {
-                self.end(key, Outcome::DeadlineExceeded, &mut endings);
-            } else if needed > left {
-                self.end(key, Outcome::DeadlineUnreachable { needed, left }, &mut endings);
-            }
-        }
-        endings
-    }
-
-    /// The least time that a request would be away from its next token if it were alone from here on; exact enough to be
-    /// compared with `left`.
-    fn needed_at_least(&mut self, key: GraphKey, left: Duration) -> Duration {
-        let Some(ticket) = self.tickets.get(&key) else { return Duration::ZERO };
-        let (known, chunk) = (&self.least_time, self.config.max_chunk());
-        if let Some(request) = self.running.get(ticket) {
-            return if request.awaits_planes() { Duration::ZERO } else { request.least_time(chunk, known) };
-        }
-        // What another worker needs is not known here.
-        let known_here = |request: &&mut Request| request.role != GraphRole::Decode;
-        let Some(request) = self.waiting.get_mut(ticket).filter(known_here) else { return Duration::ZERO };
-        let needed = request.least_time(request.known_tokens, chunk, known);
-        // What others have computed of it is looked up only where that decides, since it takes time to do.
-        if needed <= left || !request.look_up(&self.pool) {
-            return needed;
-        }
-        if self.running.values().any(Running::is_in_step) {
-            // Somebody may be computing it right now.
-            return Duration::ZERO;
-        }
-        request.least_time(request.known_tokens, chunk, known)
-    }
-
-    /// Ends a request unless it is inside a step. False if it is.
-    fn end(&mut self, key: GraphKey, outcome: Outcome, endings: &mut Vec<Ending>) -> bool {
-        let Some(&ticket) = self.tickets.get(&key) else { return true };
-        let waiting = self.waiting.remove(&ticket).or_else(|| self.parked.remove(&ticket));
-        let (deadline, ending) = if let Some(request) = waiting {
-            (request.deadline, request.end(outcome))
-        } else if let Entry::Occupied(request) = self.running.entry(ticket)
-            && !request.get().is_in_step()
-        {
-            let request = request.remove();
-            (request.deadline(), request.end(outcome, &mut self.pool))
-        } else {
-            return false;
-        };
-        forget(&mut self.tickets, &mut self.deadlines, key, deadline);
-        endings.push(ending);
-        true
-    }
-
-    /// Gives whoever needs a page its next one, in order, and takes it from the last in order where there is none. Whoever
-    /// is first never gives anything up, so that it ends, and then the next one is first.
-    fn grow(&mut self) -> Vec<GraphKey> {
-        let page_tokens = self.config.page_tokens;
-        let short = |(ticket, request): (&Ticket, &Running)| {
-            let settled = request.is_in_step() || request.is_disaggregated() || request.has_room(page_tokens);
-            (!settled).then_some(*ticket)
-        };
-        let short: Vec<Ticket> = self.running.iter().filter_map(short).collect();
-        let mut preempted = Vec::new();
-        for ticket in short {
-            while let Some(request) = self.running.get_mut(&ticket)
-                && !request.grow(&mut self.pool)
-            {
-                let Some(victim) = self.victim(ticket) else { break };
-                if let Some(request) = self.running.remove(&victim) {
-                    let request = request.preempt(&mut self.pool);
-                    preempted.push(request.key);
-                    self.waiting.insert(victim, request);
-                }
-            }
-        }
-        self.tally.preemptions += preempted.len() as u64;
-        preempted
-    }
-
-    /// Who gives up its pages for `ticket`: the last in order that no step computes and no other worker fills or reads. None
-    /// while all behind it are of those, since they end.
-    fn victim(&self, ticket: Ticket) -> Option<Ticket> {
-        let (&last, _) = self.running.last_key_value()?;
-        if last == ticket {
-            return Some(ticket);
-        }
-        let mut behind = self.running.range((Bound::Excluded(ticket), Bound::Unbounded));
-        let pinned = |request: &Running| request.is_in_step() || request.is_pinned();
-        behind.rfind(|(_, request)| !pinned(request)).map(|(&victim, _)| victim)
-    }
-
-    /// Waiting becomes running, strictly in order. Whoever is first can be held by the empty pool, so it is only ever
-    /// waiting for requests that end. Gives the room of those whose planes come from elsewhere.
-    fn admit(&mut self) -> Vec<Reserved> {
-        let slots = self.config.slots();
-        let mut reserved = Vec::new();
-        while let Some(first) = self.waiting.first_entry() {
-            let needs = first.get().needs(self.config.admission, &self.pool);
-            if needs.slots > slots - self.running.len() {
-                break;
-            }
-            let Some(pages) = first.get().take_pages(needs.pages, &mut self.pool) else { break };
-            let (ticket, request) = first.remove_entry();
-            let prefill_tokens = request.prefill_end() as u64;
-            let running = request.admit(pages, &self.pool);
-            match running.reserved(&self.pool) {
-                Some(room) => reserved.push(room),
-                None => {
-                    self.tally.prefill_tokens += prefill_tokens;
-                    self.tally.cached_tokens += running.computed() as u64;
-                }
-            }
-            self.running.insert(ticket, running);
-        }
-        reserved
-    }
-
-    /// What a step has to do.
     fn work(&self, step: &StepPlan) -> Work {
         let mut work = Work::default();
         for row in &step.rows {
@@ -381,41 +246,28 @@ impl Scheduler {
     }
 
     fn pack(&mut self) -> Option<StepPlan> {
-        let mut ahead = std::mem::take(&mut self.ahead);
+        let mut prepared = std::mem::take(&mut self.prepared);
         let Self { running, config, walks, .. } = self;
         let candidate = |(ticket, request): (&Ticket, _)| Candidate::new(*ticket, request, config, walks);
         let mut candidates: Vec<Candidate<'_>> = running.iter_mut().filter_map(candidate).collect();
-        let packing = pack(&candidates, config, &self.pace, self.before)?;
-        let since_alone = if packing.alone { 0 } else { self.before.since_alone.saturating_add(1) };
-        self.before = Before { mixed: Some(packing.mixed), since_alone };
-        for &place in &packing.passed_over {
-            let request = &mut candidates[place].request;
+        let packing = pack(&candidates, config, &self.pace, self.past)?;
+        let since_alone = if packing.alone { 0 } else { self.past.since_alone.saturating_add(1) };
+        self.past = PastSteps { mixed: Some(packing.mixed), since_alone };
+        for &index in &packing.passed_over {
+            let request = &mut candidates[index].request;
             request.passed_over = request.passed_over.saturating_add(1);
         }
         let number = self.next_step;
         self.next_step.0 += 1;
         let mut rows = Vec::with_capacity(packing.shares.len());
         for share in &packing.shares {
-            let Candidate { ticket, request, .. } = &mut candidates[share.place];
+            let Candidate { ticket, request, .. } = &mut candidates[share.candidate];
             request.passed_over = 0;
-            let prepared = ahead.settle(*ticket, |row| request.launch_prepared(number, row));
-            self.tally.rows_ahead += u64::from(prepared.is_some());
-            rows.push(prepared.unwrap_or_else(|| request.launch(*ticket, number, share.walk, share.tokens)));
+            let ready = prepared.take(*ticket, |row| request.launch_prepared(number, row));
+            self.tally.rows_ahead += u64::from(ready.is_some());
+            rows.push(ready.unwrap_or_else(|| request.launch(*ticket, number, share.walk, share.tokens)));
         }
         let own = packing.shares.iter().map(|share| share.walk);
         Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), rows })
-    }
-}
-
-/// A request that has ended is known no more.
-fn forget(
-    tickets: &mut HashMap<GraphKey, Ticket>,
-    deadlines: &mut BTreeSet<(Duration, GraphKey)>,
-    key: GraphKey,
-    deadline: Option<Duration>,
-) {
-    tickets.remove(&key);
-    if let Some(deadline) = deadline {
-        deadlines.remove(&(deadline, key));
     }
 }

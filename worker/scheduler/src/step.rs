@@ -6,47 +6,47 @@ use tutti_proto::{Epoch, GraphKey, StepNumber, declaration::WalkId};
 
 use crate::{pages::PageId, request::Ticket, stopping::Finish};
 
-/// What the scheduler decided: who is no longer there, and what to run.
+/// The scheduler's decisions of one turn.
 #[derive(Debug)]
 #[must_use]
 pub struct Turn {
     /// Requests that were cancelled or whose time is up. Their pages are free.
     pub endings: Vec<Ending>,
-    /// Requests that gave up their pages and wait for new ones, to compute everything again.
+    /// Requests that gave up their pages. They wait for new ones, and then compute everything again.
     pub preempted: Vec<GraphKey>,
-    /// Requests that now hold the pages that another worker is to fill.
+    /// Requests that now hold the pages for another worker to fill.
     pub reserved: Vec<Reserved>,
-    /// None when nothing can run now.
+    /// The next step. None if nothing can run now.
     pub step: Option<StepPlan>,
 }
 
 /// Room for planes that another worker computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// Whose.
+    /// The request that holds the room.
     pub key: GraphKey,
-    /// The pages of its prefill, in order. It holds them until it ends, or is handed over.
+    /// The pages of the prefill, in order. The request holds them until it ends.
     pub pages: Vec<PageId>,
-    /// How many of them, from the first on, hold what they should: others read them, and nobody writes to them. The rest
-    /// are its own, to be filled; at least one.
+    /// The first `known` pages already hold the prefill's planes and are read-only, since other requests share them.
+    /// The rest, at least one, are the request's own and are to be filled.
     pub known: usize,
-    /// Tokens that they are to hold.
+    /// Tokens of the prefill.
     pub tokens: usize,
 }
 
-/// One forward over one batch, complete: whoever runs it applies it and chooses nothing.
+/// One forward over one batch. The plan is complete: the engine applies it and makes no decision of its own.
 ///
-/// Goes back to the scheduler exactly once, by [`Scheduler::commit`](crate::Scheduler::commit) or
-/// [`Scheduler::abort`](crate::Scheduler::abort); until then its requests stay where they were.
+/// Each plan goes back to the scheduler exactly once, by [`Scheduler::commit`](crate::Scheduler::commit) or
+/// [`Scheduler::abort`](crate::Scheduler::abort). Until then its requests do not advance.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "its requests wait until the step is committed or aborted"]
 pub struct StepPlan {
-    /// Counted from 0 over the scheduler's life; an aborted step's number is not used again.
+    /// Counted from 0 over the scheduler's life. The number of an aborted step is not used again.
     pub number: StepNumber,
-    /// What the engine runs: the decode walk when every row decodes, the mixed walk otherwise. Completions are never
-    /// routed by it.
+    /// The walk that the engine runs: the decode walk if every row is a decode of it, else the mixed walk. Completions
+    /// are never routed by it.
     pub batch_walk: WalkId,
-    /// Decodes first, then prefill.
+    /// Decodes first, then prefills.
     pub rows: Vec<Row>,
 }
 
@@ -60,53 +60,54 @@ impl StepPlan {
 /// One request's share of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Whose share.
+    /// The request's worker graph.
     pub key: GraphKey,
-    /// The row's own walk, whatever the batch's.
+    /// The row's own walk, which may differ from the batch's.
     pub walk: WalkId,
-    /// Which pass of the worker graph this is.
+    /// The pass of the worker graph, counted from 0.
     pub epoch: Epoch,
-    /// The positions it computes: those before stand in the planes already.
+    /// The positions that the row computes. The planes of all positions before are already computed.
     pub positions: Range<usize>,
-    /// Whether its last position is sampled.
+    /// Terminality with its data; [`Row::is_terminal`] is the flag.
     pub terminality: Terminality,
-    /// The request's pages, covering `positions` and everything before.
+    /// The request's pages, which cover `positions` and all positions before.
     pub block_table: Arc<[PageId]>,
     pub(crate) ticket: Ticket,
 }
 
 impl Row {
-    /// True if a token is sampled from the row's last position: the row is a decode, or the last chunk of a prompt.
+    /// True if a token is sampled from the row's last position: the row is a decode, or the last chunk of a prefill
+    /// whose output is wanted. This is the only such flag: LM head, random numbers, emission and requeueing all follow
+    /// from it.
     pub fn is_terminal(&self) -> bool {
         matches!(self.terminality, Terminality::Terminal { .. })
     }
 }
 
-/// Whether a row's last token is to be sampled. The only such flag there is: LM head, random numbers, emission and
-/// the way back into the queue all follow it.
+/// The kind of a row, by whether a token is sampled from its last position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Terminality {
-    /// More prompt follows, or no output is wanted: no LM head, no sample.
+    /// More of the prefill follows, or no output is wanted: no LM head, no sample.
     NotTerminal,
-    /// A decode, or the last chunk of a prompt.
+    /// A decode, or the last chunk of a prefill.
     Terminal {
         /// Ids that must not be sampled now.
         forbidden: Arc<[u32]>,
     },
 }
 
-/// What became of one row when its step ran.
+/// The result of one row of a step that ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowOutcome {
-    /// Its positions stand in the planes; the only success of a row that is not terminal.
+    /// The planes of the row's positions are computed. The only success of a row that is not terminal.
     Computed,
-    /// And this token was sampled; the only success of a terminal row.
+    /// The positions are computed and this token was sampled. The only success of a terminal row.
     Sampled(u32),
-    /// The request cannot go on; why.
+    /// The request cannot continue, for this reason.
     Failed(String),
 }
 
-/// What a commit made of one row.
+/// The effect of a commit on one row's request.
 #[derive(Debug)]
 #[must_use]
 pub struct RowCommit {
@@ -114,75 +115,75 @@ pub struct RowCommit {
     pub row: Row,
     /// The token that the output has grown by.
     pub sampled: Option<OutputToken>,
-    /// Prompt tokens that were not computed, since another request had.
+    /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: u32,
-    /// Set when this was the request's last row.
+    /// Set if this was the request's last row.
     pub ending: Option<Ending>,
 }
 
-/// A token and its place in its request's output.
+/// A token of a request's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputToken {
     /// Vocabulary id.
     pub token: u32,
-    /// Counted from 0, over all incarnations.
+    /// Index in the output, counted from 0 over all incarnations.
     pub index: u32,
 }
 
-/// The end of a request. There is one for each that was accepted, because making one consumes the request.
+/// The end of a request. Each accepted request has exactly one, because making an ending consumes the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[must_use = "somebody waits for it"]
+#[must_use = "the conductor waits for every ending"]
 pub struct Ending {
-    /// Whose end.
+    /// The request's worker graph.
     pub key: GraphKey,
     /// Passes that were committed: the last row's epoch plus one.
     pub passes: Epoch,
-    /// Prompt tokens that were not computed, since another request had.
+    /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: u32,
-    /// How it ended.
+    /// The request's outcome.
     pub outcome: Outcome,
 }
 
-/// Why planes did not get across.
+/// The reason for which planes were not transferred.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
-    /// The other side is gone, or too slow: nothing is wrong with the request.
+    /// The other worker is gone or too slow. The request itself is sound.
     #[error("{0}")]
     Lost(String),
-    /// What was to be handed over is not what the other side waits for.
+    /// The receiver refuses the planes, because they are not those that it waits for.
     #[error("{0}")]
     Refused(String),
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should.
+    /// The output is complete.
     Finished {
-        /// Why its output ended.
+        /// The reason for which the output ended.
         reason: Finish,
         /// Tokens of output, over all incarnations.
         generated: u32,
     },
-    /// As it should, for its prefill: another worker has its planes, or soon will.
+    /// The prefill is complete and another worker continues with its planes.
     HandedOver {
         /// Tokens of output, over all incarnations.
         generated: u32,
     },
-    /// Its planes did not get across.
+    /// The planes were not transferred.
     TransferFailed(TransferError),
-    /// Somebody took it back.
+    /// The request was cancelled.
     Cancelled,
-    /// Its deadline came first.
+    /// The deadline passed.
     DeadlineExceeded,
-    /// Its deadline would have come before its first token, even if it had run alone from here on.
+    /// The deadline would pass before the first token even if the request ran alone from now on.
     DeadlineUnreachable {
-        /// The least time that the rest of its prefill takes.
+        /// The least time that the rest of the prefill takes.
         needed: Duration,
-        /// What was left, which is less.
+        /// The time left, which is less.
         left: Duration,
     },
-    /// The engine could not run it; why.
+    /// The engine could not run the request, for this reason.
     Failed(String),
 }

@@ -1,21 +1,21 @@
-//! How long a step takes, learnt from those that ran.
+//! An estimate of how long a step takes, learnt from past steps.
 //!
-//! A device's time for a step is close to a sum of five terms: one for being a step at all, one for each decode row, one
-//! for each token that those attend to, one for each prefill token, one for each token that those attend to. What each
-//! costs differs a thousandfold between devices and drifts with whatever else a machine does, so it is fitted to the last
-//! few steps, by Kaczmarz's method: each of them in turn moves the costs, by the shortest way, to where they explain it
-//! better. What these steps do not tell apart stays as earlier ones left it. No cost is negative: more work is not faster.
+//! A device's time for a step is close to a sum of five terms: a fixed cost, a cost per decode row, per token that
+//! decodes attend to, per prefill token, and per token that prefill tokens attend to. These costs differ a thousandfold
+//! between devices and drift with other load on the machine, so they are fitted to the last few steps by Kaczmarz's
+//! method: each step in turn moves the costs, along the shortest path, towards values that explain its duration. Costs
+//! that these steps do not distinguish keep their earlier ratio. No cost is negative: more work is not faster.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
-/// What a step has to do.
+/// The work of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
     decodes: usize,
     /// Tokens that the decodes attend to, themselves included.
     decode_attended: usize,
     prefill: usize,
-    /// The same, of each prefill token.
+    /// Tokens that the prefill tokens attend to, themselves included.
     prefill_attended: usize,
 }
 
@@ -48,35 +48,35 @@ impl Work {
 const TERMS: usize = 5;
 type Terms = [f64; TERMS];
 
-/// How many of each are about as much work as a step is by itself. They decide which term an error is put down to as long
-/// as no step tells the terms apart.
+/// The count of each term that costs about as much as the fixed cost. These weights decide which term an error is
+/// attributed to while no step distinguishes the terms.
 const UNITS: Terms = [1.0, 16.0, 16.0 * 8192.0, 64.0, 64.0 * 8192.0];
-/// Steps that are remembered.
+/// Number of steps that the fit uses.
 const WINDOW: usize = 16;
-/// How often each of them moves the costs after each step.
+/// Number of passes over these steps for each new one.
 const PASSES: usize = 4;
-/// How much of an error one move makes up for. Smaller is steadier, larger is quicker.
+/// Share of an error that one move corrects. A smaller gain is steadier, a larger one adapts faster.
 const GAIN: f64 = 0.3;
-/// By what factor a step may be off and still be believed, once others have run: one that stalled tells nothing.
-const BELIEVED: f64 = 2.0;
+/// Factor to which a step's duration is clamped around its estimate once the window is full: a stall says nothing.
+const MAX_DEVIATION: f64 = 2.0;
 
-/// What steps cost.
+/// The costs of a step's terms.
 #[derive(Debug, Default)]
 pub(crate) struct StepTime {
-    /// Seconds for a unit of each term.
+    /// Seconds per unit of each term.
     seconds: Terms,
-    /// The last steps, and what they took in seconds.
+    /// The last steps with their durations in seconds.
     recent: VecDeque<(Terms, f64)>,
 }
 
 impl StepTime {
-    /// A step took so long.
+    /// Records the duration of a step, and fits the costs.
     pub fn observe(&mut self, work: &Work, took: Duration) {
         let (expected, mut took) = (self.of(work), took.as_secs_f64());
         if self.recent.len() == WINDOW {
             self.recent.pop_front();
             if expected > 0.0 {
-                took = took.clamp(expected / BELIEVED, expected * BELIEVED);
+                took = took.clamp(expected / MAX_DEVIATION, expected * MAX_DEVIATION);
             }
         }
         self.recent.push_back((work.terms(), took));
@@ -89,12 +89,12 @@ impl StepTime {
         }
     }
 
-    /// Seconds that a step takes; 0 before anything is known.
+    /// Estimated duration of a step in seconds; 0 before the first observation.
     pub fn of(&self, work: &Work) -> f64 {
         dot(&self.seconds, &work.terms())
     }
 
-    /// Seconds of each prefill token, and of each token that one attends to.
+    /// Seconds per prefill token, and per token that a prefill token attends to.
     pub fn of_prefill_token(&self) -> (f64, f64) {
         (self.seconds[3] / UNITS[3], self.seconds[4] / UNITS[4])
     }

@@ -1,4 +1,4 @@
-//! The door: from a launch to a request that is certain to end, or a refusal.
+//! Validation on arrival: turns a launch into a request that is certain to end, or refuses it.
 
 use tutti_proto::{Epoch, declaration::WalkId};
 
@@ -11,7 +11,7 @@ use crate::{
     walks::Walks,
 };
 
-/// Refuses whatever could keep the request from ever ending, however empty the worker.
+/// Refuses a launch that could not end even on an empty worker.
 pub(crate) fn validate(
     launch: GraphLaunch,
     walks: &Walks,
@@ -27,7 +27,7 @@ pub(crate) fn validate(
     for segment in &launch.prefill {
         end += segment.tokens;
         let walk = match (launch.role, launch.decode) {
-            // It is computed here only if the request is preempted later.
+            // Another worker computes the prefill. It is computed here only after a preemption.
             (GraphRole::Decode, Some(decode)) => walks.recompute(decode),
             _ => segment.walk,
         };
@@ -53,7 +53,7 @@ pub(crate) fn validate(
         GraphRole::Encode => 0,
         GraphRole::Whole | GraphRole::Decode => tokens,
     };
-    let last = prefill.last().map_or(WalkId(0), |span| span.walk);
+    let last = prefill.last().map_or(WalkId(0), |segment| segment.walk);
     let recompute = walks.recompute(last);
     Ok(Request {
         key: launch.key,

@@ -8,6 +8,7 @@ use crate::{
     request::Cut,
 };
 
+/// The kind of each walk, with the chunking policy that applies to it.
 #[derive(Debug)]
 pub(crate) struct Walks {
     kinds: Vec<WalkKind>,
@@ -27,7 +28,7 @@ impl Walks {
         self.kinds.get(walk.0 as usize).copied()
     }
 
-    /// Where a prefill under this walk may be cut.
+    /// The positions at which a prefill under this walk may be cut.
     pub fn cut(&self, walk: WalkId) -> Result<Cut, Refusal> {
         match (self.kind(walk), self.chunking) {
             (Some(WalkKind::Chunkable { .. }), Chunking::Cut) => Ok(Cut::Anywhere),
@@ -41,27 +42,28 @@ impl Walks {
         matches!(self.kind(walk), Some(WalkKind::Decode { .. }))
     }
 
-    /// The walk that computes sampled tokens again, after a prefill that ended under `last`: that one if it is
-    /// chunkable, else one that is batched with it.
+    /// The walk that recomputes sampled tokens after a prefill that ended under `last`: `last` itself if it is
+    /// chunkable, else a chunkable walk of the same mixed walk.
     pub fn recompute(&self, last: WalkId) -> WalkId {
-        let of = |walk: WalkId| self.kind(walk).filter(|kind| matches!(kind, WalkKind::Chunkable { .. }));
-        if of(last).is_some() {
+        let chunkable =
+            |walk: WalkId| self.kind(walk).filter(|kind| matches!(kind, WalkKind::Chunkable { .. }));
+        if chunkable(last).is_some() {
             return last;
         }
         let mixed = self.batched_by(last);
         (0..self.kinds.len() as u32)
             .map(WalkId)
-            .find(|&walk| of(walk).is_some_and(|kind| kind.batched_by() == mixed))
+            .find(|&walk| chunkable(walk).is_some_and(|kind| kind.batched_by() == mixed))
             .unwrap_or(last)
     }
 
-    /// The mixed walk that batches this one: rows share a step only under the same one.
+    /// The mixed walk that batches this walk. Only rows with the same mixed walk share a step.
     pub fn batched_by(&self, walk: WalkId) -> Option<WalkId> {
         self.kind(walk).and_then(WalkKind::batched_by)
     }
 
-    /// What a step of rows of these walks is run as: a decode walk itself when every row is of it, so that captured
-    /// decode graphs are met; else the mixed walk that batches them.
+    /// The walk that a step of rows of these walks runs as: their decode walk if all rows are decodes of it, so that
+    /// captured decode graphs can be used; else the mixed walk that batches them.
     pub fn batch_walk(&self, mixed: WalkId, mut rows: impl Iterator<Item = WalkId>) -> WalkId {
         match rows.next() {
             Some(first) if self.is_decode(first) && rows.all(|walk| walk == first) => first,

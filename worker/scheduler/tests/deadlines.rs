@@ -1,4 +1,5 @@
-//! Deadlines that cannot be met are known before they pass, and none is ended that could have been met.
+//! A deadline that cannot be met ends its request before it passes, and no request is ended that could have met its
+//! deadline.
 
 mod common;
 
@@ -16,17 +17,17 @@ const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-/// What steps cost, in microseconds.
+/// The costs of a device's steps, in microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Device {
     fixed: u64,
     prefill: u64,
-    /// Of a token of what must not be cut.
+    /// Per token of a segment that must not be cut.
     audio: u64,
     decode: u64,
-    /// For each thousand tokens that a token attends to.
+    /// Per token and thousand tokens that it attends to.
     attended: u64,
-    /// How much longer a step may take, in percent: what `HOPE` allows for is up to 100.
+    /// The most by which a step is longer than its costs, in percent. `MARGIN` allows for up to 100.
     jitter: u64,
 }
 
@@ -49,7 +50,7 @@ impl Device {
         us(steady + steady * (luck % (self.jitter + 1)) / 100)
     }
 
-    /// The time that a prefill takes from position `from` on when it is alone and nothing goes wrong.
+    /// The time that a prefill takes from position `from` on if it runs alone and without jitter.
     fn alone(&self, prefill: &[(WalkId, usize)], from: usize, config: &SchedulerConfig) -> Duration {
         let chunk = config.max_prefill_chunk.unwrap_or(usize::MAX).min(config.max_step_tokens);
         let (mut time, mut at, mut end) = (0, from, 0);
@@ -81,7 +82,7 @@ impl Worker {
         Self { scheduler, device, now: Duration::ZERO, luck: 1, computed: BTreeMap::new() }
     }
 
-    /// One turn: who was ended before the step, and whether there was one.
+    /// Runs one turn. Returns the endings before the step, and true if there was a step.
     fn turn(&mut self) -> (Vec<Ending>, bool) {
         let planned = self.scheduler.plan(self.now);
         for key in planned.preempted {
@@ -104,7 +105,7 @@ impl Worker {
         }
     }
 
-    /// Until nothing is left; who was ended early, and how.
+    /// Runs turns until no request is left. Returns the endings that came early.
     fn drain(&mut self) -> Vec<Ending> {
         let mut endings = Vec::new();
         while !self.scheduler.is_empty() {
@@ -113,7 +114,7 @@ impl Worker {
         endings
     }
 
-    /// Runs prompts of this length alone, a few times, so that the least time of such is known.
+    /// Runs a few prompts of this length alone, so that their least time is known.
     fn learn(&mut self, prompt: usize) {
         for request in 900..903 {
             self.scheduler.add(text(request, prompt, 1)).expect("there is room for it");
@@ -151,7 +152,7 @@ fn a_prompt_that_is_too_long_for_its_time_ends_at_once_and_frees_what_it_holds()
 fn a_prefill_that_falls_behind_is_ended_before_its_time_is_up() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     worker.learn(64);
-    // Half of each step goes to the other: twice as long as alone, which is known halfway.
+    // Half of each step goes to the other request, so it takes twice as long as alone, which is known halfway.
     worker.scheduler.add(text(1, 1280, 1)).unwrap();
     let late = worker.due(text(2, 1280, 1), us(160_000));
     let deadline = late.deadline.unwrap();
@@ -165,7 +166,7 @@ fn a_prefill_that_falls_behind_is_ended_before_its_time_is_up() {
 }
 
 #[test]
-fn nothing_is_said_before_anything_is_known() {
+fn no_request_is_ended_before_any_step_has_run() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     let launch = worker.due(text(1, 1024, 1), us(1));
     worker.scheduler.add(launch).unwrap();
@@ -175,10 +176,10 @@ fn nothing_is_said_before_anything_is_known() {
 }
 
 #[test]
-fn prompts_that_are_scored_say_nothing_of_others() {
+fn scored_prompts_give_no_bound_for_others() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     for request in 1..6 {
-        // Each position's logits are computed, which takes much longer than the position alone.
+        // The logits of each position are computed, which takes much longer than the position alone.
         let content = Content { tokens: vec![7; 64], media: vec![], may_reuse: false };
         worker.scheduler.add(GraphLaunch { content: Some(content), ..text(request, 64, 1) }).unwrap();
         worker.drain();
@@ -189,7 +190,7 @@ fn prompts_that_are_scored_say_nothing_of_others() {
 }
 
 #[test]
-fn what_others_have_computed_of_a_prompt_takes_no_time() {
+fn a_cached_prefix_takes_no_time() {
     let prompt: Vec<u32> = (0..640).collect();
     let mut worker = Worker::new(roomy(), Device::STEADY);
     worker.learn(64);
@@ -209,14 +210,14 @@ struct Asked {
     after_turns: usize,
     prefill: Vec<(WalkId, usize)>,
     max_tokens: u32,
-    /// Of the time that it takes alone, in percent.
+    /// Time until the deadline, in percent of the time that the prefill takes alone.
     time: u64,
     priority: i32,
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
     let prefill = vec((prop_oneof![4 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..400), 1..3);
-    // Half of the requests are alone when they come: what is least is learnt from those.
+    // Half of the requests arrive on an idle worker: the least time is learnt from those.
     let after = prop_oneof![Just(1000), 0_usize..4];
     (after, prefill, 1_u32..20, 1_u64..400, -2..3_i32).prop_map(
         |(after_turns, prefill, max_tokens, time, priority)| Asked {
@@ -233,13 +234,13 @@ fn device() -> impl Strategy<Value = Device> {
     let costs = (0_u64..5000, 1_u64..200, 1_u64..400, 0_u64..200);
     (costs, 0_u64..2000, prop_oneof![Just(0_u64), 0_u64..=100]).prop_map(
         |((fixed, prefill, audio, decode), attended, jitter)| {
-            // Encoders make audio no cheaper than text.
+            // Audio has a cost of its own.
             Device { fixed, prefill, audio, decode, attended, jitter }
         },
     )
 }
 
-/// What an operator may choose of what bears on it.
+/// The settings that affect the least time.
 fn policies() -> impl Strategy<Value = SchedulerConfig> {
     let chunk = proptest::option::of(4_usize..100);
     let sharing = prop_oneof![
@@ -258,8 +259,8 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
-/// Plays the requests; gives how many were ended early, each of which could not have had its first token in time, not even
-/// alone from then on.
+/// Plays the requests. Returns the number that were ended early, and asserts that each of them could not have had its
+/// first token in time even if it had run alone from then on.
 fn play(device: Device, requests: &[Asked], config: &SchedulerConfig) -> usize {
     let mut worker = Worker::new(config.clone(), device);
     let mut early = 0;
@@ -290,7 +291,7 @@ fn play(device: Device, requests: &[Asked], config: &SchedulerConfig) -> usize {
 }
 
 #[test]
-fn no_request_is_ended_that_could_make_it() {
+fn no_request_is_ended_that_could_meet_its_deadline() {
     let early = std::cell::Cell::new(0);
     let config = ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);

@@ -1,4 +1,4 @@
-//! Graphs that encode media, and requests that wait for what they give.
+//! Graphs that encode media, and requests that wait for their embeddings.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// Who computes what in the next step, which is then committed.
+/// Runs the next step. Returns the positions that each request computed.
 fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
     let step = step(scheduler);
     let shares = step.rows.iter().map(|row| (row.key.request.0, row.positions.clone())).collect();
@@ -29,9 +29,9 @@ fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
 }
 
 #[test]
-fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_it_is_let_go() {
+fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_its_export_is_complete() {
     let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 16, pages: 2, ..config() });
-    // More tokens than the pool has, and an item over the budget.
+    // The items have more tokens than the pool holds, and one item is over the budget.
     scheduler.add(encode(1, &[6, 40, 3])).unwrap();
     let items = [(1, 0..6), (1, 6..46), (1, 46..49)];
     for item in items {
@@ -60,7 +60,7 @@ fn an_encoder_s_row_that_fails_ends_its_graph_alone() {
 }
 
 #[test]
-fn whoever_waits_for_media_is_in_nobody_s_way_and_then_comes_before_those_that_came_later() {
+fn a_request_that_waits_for_media_delays_no_other_and_then_keeps_its_place_in_the_order() {
     let mut scheduler = scheduler(SchedulerConfig { max_running_requests: 1, ..config() });
     let waits = |request| GraphLaunch { awaits_media: true, ..text(request, 8, 4) };
     for request in [1, 2] {
@@ -76,11 +76,11 @@ fn whoever_waits_for_media_is_in_nobody_s_way_and_then_comes_before_those_that_c
     let turn = scheduler.plan(Duration::ZERO);
     let ended: Vec<_> = turn.endings.iter().map(|ending| ending.key).collect();
     assert_eq!(ended, [key(1), key(3)]);
-    assert_eq!(turn.step.unwrap().rows[0].key, key(2), "it came before 4");
+    assert_eq!(turn.step.unwrap().rows[0].key, key(2), "it arrived before 4");
 }
 
 #[test]
-fn one_whose_media_do_not_come_in_time_is_late() {
+fn a_request_whose_media_do_not_arrive_in_time_is_late() {
     let mut scheduler = scheduler(config());
     let deadline = Some(Duration::from_millis(5));
     scheduler.add(GraphLaunch { awaits_media: true, deadline, ..text(1, 8, 4) }).unwrap();
@@ -103,13 +103,17 @@ fn a_decode_that_could_not_encode_its_prompt_again_is_never_preempted() {
     let turn = scheduler.plan(Duration::ZERO);
     assert_eq!(turn.reserved.len(), 1);
     scheduler.abort(turn.step.unwrap());
-    assert_eq!(scheduler.load().pages_used, 3 + 5, "of its whole life, though admission is optimistic");
+    assert_eq!(
+        scheduler.load().pages_used,
+        3 + 5,
+        "pages for its whole life, though admission is optimistic"
+    );
     scheduler.complete_import(key(2), OutputToken { token: common::WORD, index: 0 }, 8).unwrap();
     let mut ended = 0;
     while ended < 2 {
         let turn = scheduler.plan(Duration::ZERO);
         assert!(turn.preempted.is_empty(), "{:?}", turn.preempted);
-        let step = turn.step.expect("somebody goes on");
+        let step = turn.step.expect("a request goes on");
         ended += commit(&mut scheduler, step).iter().filter(|commit| commit.ending.is_some()).count();
     }
 }

@@ -1,4 +1,4 @@
-//! What the policies decide, worked out by hand.
+//! Decisions of the policies, with expected numbers worked out by hand.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// Who computes what in the next step, which is then committed.
+/// Runs the next step. Returns the positions that each request computed.
 fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
     let step = step(scheduler);
     let shares = step.rows.iter().map(|row| (row.key.request.0, row.positions.clone())).collect();
@@ -70,8 +70,8 @@ fn where_there_is_less_than_a_chunk_for_each_they_take_turns() {
     for request in 1..=4 {
         scheduler.add(text(request, 100, 1)).unwrap();
     }
-    let who = |shares: Vec<(u64, _)>| shares.into_iter().map(|(request, _)| request).collect::<Vec<_>>();
-    let turns: Vec<_> = (0..3).map(|_| who(shares(&mut scheduler))).collect();
+    let requests = |shares: Vec<(u64, _)>| shares.into_iter().map(|(request, _)| request).collect::<Vec<_>>();
+    let turns: Vec<_> = (0..3).map(|_| requests(shares(&mut scheduler))).collect();
     assert_eq!(turns, [[1, 2], [3, 4], [1, 2]]);
 }
 
@@ -92,7 +92,7 @@ fn prefill_beside_decodes_keeps_their_pace_and_alone_takes_all() {
     let run = |scheduler: &mut Scheduler| {
         let step = step(scheduler);
         let prefill = step.rows.iter().filter(|row| row.walk == TEXT).map(|row| row.positions.len()).sum();
-        // A fixed cost of 10 ms and 1 ms a prefill token.
+        // A fixed cost of 10 ms, and 1 ms per prefill token.
         let took = Duration::from_millis(10 + prefill as u64);
         let outcomes = common::words(&step);
         let _ = scheduler.commit(step, outcomes, took);
@@ -152,8 +152,8 @@ fn a_cached_prefix_never_ends_inside_what_must_not_be_cut() {
 }
 
 #[test]
-fn who_is_preempted_computes_all_of_it_again_before_it_samples() {
-    // Eight pages of four tokens: each request comes to hold six.
+fn a_preempted_request_computes_everything_again_before_it_samples() {
+    // Eight pages of four tokens, and each request grows to six pages.
     let admission = Admission::Optimistic;
     let mut scheduler = scheduler(SchedulerConfig { pages: 9, max_step_tokens: 8, admission, ..config() });
     scheduler.add(text(1, 8, 16)).unwrap();

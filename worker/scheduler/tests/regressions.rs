@@ -1,4 +1,4 @@
-//! What other schedulers got wrong, one case each; the numbers are worked out by hand.
+//! Regressions of other schedulers, one test each. The expected numbers are worked out by hand.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn run(scheduler: &mut Scheduler) -> Vec<Ending> {
     commit(scheduler, step).into_iter().filter_map(|commit| commit.ending).collect()
 }
 
-/// Tokens computed in each step until the only request ends.
+/// The number of tokens that each step computes until the only request ends.
 fn prefill_lengths(config: SchedulerConfig, prompt: usize) -> Vec<usize> {
     let mut scheduler = scheduler(config);
     assert_eq!(scheduler.add(text(1, prompt, 1)), Ok(()));
@@ -121,17 +121,17 @@ fn an_atomic_larger_than_the_budget_runs_alone_and_then_decodes_go_on() {
     let _ = run(&mut scheduler);
     scheduler.add(segments(1, &[(AUDIO, 30)], 1)).unwrap();
     scheduler.add(segments(2, &[(AUDIO, 30)], 1)).unwrap();
-    let mut who = Vec::new();
+    let mut served = Vec::new();
     for _ in 0..2 * PATIENCE + 2 {
         let step = step(&mut scheduler);
-        who.push(step.rows.iter().map(|row| row.key.request.0).collect::<Vec<_>>());
+        served.push(step.rows.iter().map(|row| row.key.request.0).collect::<Vec<_>>());
         let _ = commit(&mut scheduler, step);
     }
     let pause = vec![vec![0]; PATIENCE as usize];
-    assert_eq!(who, [pause.clone(), vec![vec![1]], pause, vec![vec![2]]].concat());
+    assert_eq!(served, [pause.clone(), vec![vec![1]], pause, vec![vec![2]]].concat());
 }
 
-/// Runs one step and tells whether the request was in it.
+/// Runs one step. True if the request was in it.
 fn step_has(scheduler: &mut Scheduler, request: u64) -> bool {
     let step = step(scheduler);
     let has = step.rows.iter().any(|row| row.key == key(request));
@@ -159,7 +159,7 @@ fn a_step_of_decodes_alone_takes_the_decode_walk() {
 #[test]
 fn replayed_output_is_prefill_and_only_its_end_is_terminal() {
     let mut scheduler = scheduler(SchedulerConfig { max_prefill_chunk: Some(6), ..config() });
-    // A prompt of 4 and 10 tokens of output: the first chunk ends beyond the prompt.
+    // A prompt of 4 tokens and 10 tokens of output: the first chunk ends beyond the prompt.
     let mut launch = text(1, 14, 11);
     launch.generated = 10;
     scheduler.add(launch).unwrap();
@@ -265,7 +265,7 @@ fn a_cancel_before_the_launch_sticks() {
     assert_eq!(turn.endings.len(), 1);
     assert!(turn.step.is_none() && scheduler.is_empty());
     scheduler.add(text(1, 3, 1)).unwrap();
-    assert_eq!(run(&mut scheduler).len(), 1, "it is used up by the launch that it met");
+    assert_eq!(run(&mut scheduler).len(), 1, "the cancel is used up by the first launch");
 }
 
 #[test]

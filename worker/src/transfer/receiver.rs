@@ -1,8 +1,7 @@
-//! The receiving side's door: takes pushes of whoever shows a reservation's secret, and hands them to the engine.
+//! The receiving side: accepts pushes that show a reservation's secret, and passes them to the engine.
 //!
-//! What a sender may be wrong about is checked before anything is used: a message is refused by its length before it is
-//! read, a run of pages by its place and length. What the engine has not taken stays in the stream, whose flow control
-//! holds the sender.
+//! A sender's input is checked before it is used: a message by its length before it is read, a run of pages by its
+//! range and length. Data that the engine has not taken stays in the stream, whose flow control holds the sender.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use tokio::{
     time::interval,
 };
 use tonic::{Request, Response, Status, Streaming};
-use tutti_engine::{Arrival, Bell, Cargo, HandOver, OutputToken, PageRun};
+use tutti_engine::{Arrival, Cargo, ImportRequest, OutputToken, PageRun, Waker};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_server::PlaneTransfer},
@@ -20,13 +19,13 @@ use tutti_runtime::ErrorKind;
 
 use super::{
     Unit,
-    reservations::{Found, NotFound, Reservations, Room},
+    reservations::{Found, NotFound, Reservations, ReservedSpace},
 };
 
 pub(super) struct Receiver {
     pub reservations: Arc<Reservations>,
     pub arrivals: mpsc::Sender<Arrival>,
-    pub bell: Bell,
+    pub waker: Waker,
 }
 
 #[tonic::async_trait]
@@ -37,33 +36,33 @@ impl PlaneTransfer for Receiver {
     ) -> Result<Response<pb::TransferReceipt>, Status> {
         let mut pieces = request.into_inner();
         let Some(Piece::Manifest(manifest)) = next(&mut pieces).await? else {
-            return Err(Status::invalid_argument("the first message is no manifest"));
+            return Err(Status::invalid_argument("the first message is not a manifest"));
         };
         let key = manifest.key.map(GraphKey::from);
         let key = key.ok_or_else(|| Status::invalid_argument("the manifest names no graph"))?;
-        let room = match self.find(key, &manifest.secret)? {
-            Found::Taken(taken) => return again(key, &taken, &mut pieces).await,
-            Found::Waiting(room) => room,
+        let space = match self.find(key, &manifest.secret)? {
+            Found::Imported(imported) => return acknowledge_again(key, &imported, &mut pieces).await,
+            Found::Waiting(space) => space,
         };
-        let (layout_id, name) = (room.unit.layout_id, room.unit.name());
+        let (layout_id, name) = (space.unit.layout_id, space.unit.name());
         if manifest.layout_hash != layout_id {
             let (theirs, ours) = (manifest.layout_hash, layout_id);
             let message = format!("the sender's {name} are of layout {theirs:x}, those here of {ours:x}");
             return Err(Status::failed_precondition(message));
         }
-        if manifest.counts != [room.count as u32] {
-            let (counts, reserved) = (&manifest.counts, room.count);
+        if manifest.counts != [space.count as u32] {
+            let (counts, reserved) = (&manifest.counts, space.count);
             let message = format!("{counts:?} {name} are announced, but {reserved} are reserved");
             return Err(Status::failed_precondition(message));
         }
         while let Some(piece) = next(&mut pieces).await? {
             if !self.reservations.renew(key) {
-                return Err(Status::aborted(format!("{key} waits for planes no more")));
+                return Err(Status::aborted(format!("{key} no longer waits for planes")));
             }
             match piece {
-                Piece::Data(data) => self.take(key, &room, data).await?,
+                Piece::Data(data) => self.take(key, &space, data).await?,
                 Piece::Renewal(_) => {}
-                Piece::HandOver(hand_over) => return self.hand_over(key, room.unit, hand_over).await,
+                Piece::HandOver(hand_over) => return self.import(key, space.unit, hand_over).await,
                 Piece::Manifest(_) => return Err(Status::invalid_argument("a second manifest")),
             }
         }
@@ -74,21 +73,21 @@ impl PlaneTransfer for Receiver {
 impl Receiver {
     fn find(&self, key: GraphKey, secret: &[u8]) -> Result<Found, Status> {
         self.reservations.find(key, secret).map_err(|error| match error {
-            NotFound::NoSuchGraph => Status::not_found(format!("{key} waits for no planes here")),
+            NotFound::NoSuchGraph => Status::not_found(format!("{key} does not wait for planes here")),
             NotFound::WrongSecret => Status::unauthenticated(format!("this is not the secret of {key}")),
         })
     }
 
     /// Takes a run of pages or rows, in pieces of bounded size.
-    async fn take(&self, key: GraphKey, room: &Room, data: pb::PlaneData) -> Result<(), Status> {
+    async fn take(&self, key: GraphKey, space: &ReservedSpace, data: pb::PlaneData) -> Result<(), Status> {
         let pb::PlaneData { plane, first, count, place } = data;
-        let (first, count, unit) = (first as usize, count as usize, room.unit);
-        if plane != 0 || count == 0 || first < room.known || first.saturating_add(count) > room.count {
+        let (first, count, unit) = (first as usize, count as usize, space.unit);
+        if plane != 0 || count == 0 || first < space.known || first.saturating_add(count) > space.count {
             let message = format!(
                 "{count} {} of plane {plane} from {first} on, but {} to {} of plane 0 are to be filled",
                 unit.name(),
-                room.known,
-                room.count
+                space.known,
+                space.count
             );
             return Err(Status::failed_precondition(message));
         }
@@ -99,12 +98,12 @@ impl Receiver {
         };
         match place {
             Some(Place::Inline(data)) if data.len() == wanted => {
-                self.give(PageRun { key, first, data }).await
+                self.deliver_run(PageRun { key, first, data }).await
             }
             Some(Place::Inline(data)) => Err(wrong_length(data.len() as u64)),
             Some(Place::Shared(range)) if range.length != wanted as u64 => Err(wrong_length(range.length)),
             Some(Place::Shared(pb::SharedRange { offset, length })) => {
-                let segment = room.segment.as_ref().filter(|segment| segment.holds(offset, length));
+                let segment = space.segment.as_ref().filter(|segment| segment.holds(offset, length));
                 let segment = segment.ok_or_else(|| {
                     Status::failed_precondition(format!("{length} bytes at {offset} are not in the segment"))
                 })?;
@@ -117,7 +116,7 @@ impl Receiver {
                     let data = read
                         .map_err(|_| Status::unavailable("the worker is ending"))?
                         .map_err(|e| Status::unavailable(format!("cannot read the segment: {e}")))?;
-                    self.give(PageRun { key, first: first + done, data }).await?;
+                    self.deliver_run(PageRun { key, first: first + done, data }).await?;
                 }
                 Ok(())
             }
@@ -125,34 +124,34 @@ impl Receiver {
         }
     }
 
-    async fn give(&self, run: PageRun) -> Result<(), Status> {
-        self.tell(Arrival::Pages(run)).await
+    async fn deliver_run(&self, run: PageRun) -> Result<(), Status> {
+        self.deliver(Arrival::Pages(run)).await
     }
 
-    /// Waits while the engine has enough to take.
-    async fn tell(&self, arrival: Arrival) -> Result<(), Status> {
+    /// Delivers an arrival to the engine, and waits while its inbox is full.
+    async fn deliver(&self, arrival: Arrival) -> Result<(), Status> {
         self.arrivals.send(arrival).await.map_err(|_| Status::unavailable("the worker is ending"))?;
-        self.bell.ring();
+        self.waker.wake();
         Ok(())
     }
 
-    async fn hand_over(
+    async fn import(
         &self,
         key: GraphKey,
         unit: Unit,
         hand_over: pb::HandOver,
     ) -> Result<Response<pb::TransferReceipt>, Status> {
         let &[pages] = &hand_over.counts[..] else {
-            return Err(Status::invalid_argument("a hand-over that is not of one plane"));
+            return Err(Status::invalid_argument("a hand-over must be of one plane"));
         };
         if hand_over.first.is_some() != (unit.cargo == Cargo::Pages) {
             return Err(Status::invalid_argument(
-                "a token is handed over behind pages, and behind nothing else",
+                "a hand-over has a first token if and only if it ends pages",
             ));
         }
         let (answer, mut answered) = oneshot::channel();
-        let (reservations, taken) = (Arc::clone(&self.reservations), hand_over.clone());
-        self.tell(Arrival::HandOver(HandOver {
+        let (reservations, imported) = (Arc::clone(&self.reservations), hand_over.clone());
+        self.deliver(Arrival::Import(ImportRequest {
             key,
             first: hand_over
                 .first
@@ -161,29 +160,29 @@ impl Receiver {
             computed: hand_over.computed_tokens as usize,
             pages: pages as usize,
             answer: Box::new(move |outcome| {
-                // Before the engine goes on, so that it is remembered however soon the request ends.
+                // Recorded before the engine continues, so that it is remembered even if the request ends soon.
                 if outcome.is_ok() {
-                    reservations.take(key, taken);
+                    reservations.accept(key, imported);
                 }
-                // A sender that has gone comes again.
+                // A sender that has disconnected comes again.
                 let _ = answer.send(outcome);
             }),
         }))
         .await?;
         let Some((_, lease)) = self.reservations.lease_until(key) else {
-            return self.answer(key, hand_over, answered.await.ok());
+            return self.acknowledge(key, hand_over, answered.await.ok());
         };
-        // What the engine takes for it is not the sender's silence.
+        // The engine's own delay must not count as silence of the sender.
         let mut pace = interval(lease / 3);
         loop {
             tokio::select! {
-                outcome = &mut answered => return self.answer(key, hand_over, outcome.ok()),
+                outcome = &mut answered => return self.acknowledge(key, hand_over, outcome.ok()),
                 _ = pace.tick() => self.reservations.renew(key),
             };
         }
     }
 
-    fn answer(
+    fn acknowledge(
         &self,
         key: GraphKey,
         hand_over: pb::HandOver,
@@ -200,17 +199,20 @@ impl Receiver {
     }
 }
 
-/// A sender comes again for a request that goes on here: nothing changes, and it is told so if it says the same.
-async fn again(
+/// Answers a sender that comes again for a request that already continues here. Nothing changes. The hand-over must
+/// equal the accepted one.
+async fn acknowledge_again(
     key: GraphKey,
-    taken: &pb::HandOver,
+    imported: &pb::HandOver,
     pieces: &mut Streaming<pb::PlanePiece>,
 ) -> Result<Response<pb::TransferReceipt>, Status> {
     while let Some(piece) = next(pieces).await? {
         match piece {
-            Piece::HandOver(hand_over) if hand_over == *taken => return Ok(receipt(key, taken)),
+            Piece::HandOver(hand_over) if hand_over == *imported => return Ok(receipt(key, imported)),
             Piece::HandOver(_) => {
-                return Err(Status::failed_precondition(format!("{key} goes on by another hand-over")));
+                return Err(Status::failed_precondition(format!(
+                    "{key} was accepted with another hand-over"
+                )));
             }
             Piece::Data(_) | Piece::Renewal(_) | Piece::Manifest(_) => {}
         }
@@ -228,6 +230,6 @@ async fn next(pieces: &mut Streaming<pb::PlanePiece>) -> Result<Option<Piece>, S
     match pieces.message().await? {
         None => Ok(None),
         Some(pb::PlanePiece { piece: Some(piece) }) => Ok(Some(piece)),
-        Some(_) => Err(Status::invalid_argument("a message of no kind known here")),
+        Some(_) => Err(Status::invalid_argument("a message of unknown kind")),
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that go on here with what is computed elsewhere: who may push, until when, and what has been taken over.
+//! Reservations of requests that continue here: who may push, until when, and which hand-overs were accepted.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,10 +11,10 @@ use tutti_proto::{GraphKey, cluster::v1 as pb};
 
 use super::{Unit, segment::Segment};
 
-/// Hand-overs that are remembered, for senders that did not hear the answer; the oldest is forgotten first.
-const REMEMBERED: usize = 1024;
+/// Number of accepted hand-overs that are remembered for senders that missed the answer. The oldest is forgotten first.
+const MAX_REMEMBERED: usize = 1024;
 
-/// All of a worker's.
+/// All reservations of a worker.
 #[derive(Default)]
 pub(super) struct Reservations {
     state: Mutex<State>,
@@ -23,51 +23,51 @@ pub(super) struct Reservations {
 #[derive(Default)]
 struct State {
     waiting: HashMap<GraphKey, Reservation>,
-    taken: HashMap<GraphKey, Taken>,
-    /// Keys of `taken`, oldest first.
+    imported: HashMap<GraphKey, Imported>,
+    /// Keys of `imported`, oldest first.
     order: VecDeque<GraphKey>,
 }
 
 struct Reservation {
     secret: Vec<u8>,
     lease: Duration,
-    /// Once the pages are held.
+    /// `None` until the request holds its pages.
     held: Option<Held>,
 }
 
 struct Held {
-    /// When the sender was last heard of.
+    /// Time at which the sender was last heard.
     heard: Instant,
-    room: Room,
+    space: ReservedSpace,
 }
 
-/// What a sender may fill.
+/// Space that a sender may fill.
 #[derive(Clone)]
-pub(super) struct Room {
-    /// What it is for.
+pub(super) struct ReservedSpace {
+    /// Unit of the space.
     pub unit: Unit,
-    /// Pages of the one plane, or rows.
+    /// Number of pages of the one plane, or of rows.
     pub count: usize,
-    /// The first of them are known here already, and are not to be filled.
+    /// Number of leading units that are already valid here. A sender must not fill them.
     pub known: usize,
-    /// None where it could not be made: then bytes come with the messages.
+    /// `None` if it could not be created. Bytes then come within the messages.
     pub segment: Option<Arc<Segment>>,
 }
 
-struct Taken {
+struct Imported {
     secret: Vec<u8>,
     hand_over: pb::HandOver,
 }
 
-/// What a sender finds under a key.
+/// State that a sender finds under a key.
 pub(super) enum Found {
-    /// Room to fill.
-    Waiting(Room),
-    /// The request goes on, by this hand-over.
-    Taken(pb::HandOver),
+    /// Space that waits to be filled.
+    Waiting(ReservedSpace),
+    /// The request already continues here, by this hand-over.
+    Imported(pb::HandOver),
 }
 
-/// Why a sender finds nothing.
+/// Reason why a sender finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotFound {
     NoSuchGraph,
@@ -79,70 +79,70 @@ impl Reservations {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A graph that receives is about to be launched. A second one of the same key changes nothing.
+    /// Registers a graph that is about to be launched and receives units. A second call with the same key has no
+    /// effect.
     pub fn expect(&self, key: GraphKey, reservation: &pb::PlaneReservation) {
         let lease = Duration::from_millis(reservation.lease_ms.into());
         let secret = reservation.secret.clone();
         self.lock().waiting.entry(key).or_insert(Reservation { secret, lease, held: None });
     }
 
-    /// Its room is held: from now on it can be pushed to, and its lease runs. Gives its secret; none if it has ended.
-    pub fn hold(&self, key: GraphKey, room: Room) -> Option<Vec<u8>> {
+    /// Opens a reservation to pushes and starts its lease. Returns its secret; `None` if the request has ended.
+    pub fn hold(&self, key: GraphKey, space: ReservedSpace) -> Option<Vec<u8>> {
         let mut state = self.lock();
         let reservation = state.waiting.get_mut(&key)?;
-        reservation.held = Some(Held { heard: Instant::now(), room });
+        reservation.held = Some(Held { heard: Instant::now(), space });
         Some(reservation.secret.clone())
     }
 
-    /// Its pages can be pushed to a segment too.
+    /// Adds a segment of shared memory that pushes may use.
     pub fn set_segment(&self, key: GraphKey, segment: Segment) {
         if let Some(held) = self.lock().waiting.get_mut(&key).and_then(|waiting| waiting.held.as_mut()) {
-            held.room.segment = Some(Arc::new(segment));
+            held.space.segment = Some(Arc::new(segment));
         }
     }
 
-    /// For a sender that shows this secret.
+    /// Looks up a graph for a sender that shows `secret`.
     pub fn find(&self, key: GraphKey, secret: &[u8]) -> Result<Found, NotFound> {
         let state = self.lock();
-        if let Some(taken) = state.taken.get(&key) {
-            let found = Found::Taken(taken.hand_over.clone());
-            return if taken.secret == secret { Ok(found) } else { Err(NotFound::WrongSecret) };
+        if let Some(imported) = state.imported.get(&key) {
+            let found = Found::Imported(imported.hand_over.clone());
+            return if imported.secret == secret { Ok(found) } else { Err(NotFound::WrongSecret) };
         }
         let reservation = state.waiting.get(&key).ok_or(NotFound::NoSuchGraph)?;
         if reservation.secret != secret {
             return Err(NotFound::WrongSecret);
         }
         let held = reservation.held.as_ref().ok_or(NotFound::NoSuchGraph)?;
-        Ok(Found::Waiting(held.room.clone()))
+        Ok(Found::Waiting(held.space.clone()))
     }
 
-    /// Its sender has been heard of. False if it does not wait any more.
+    /// Restarts a lease when its sender is heard. Returns false if the reservation has ended.
     pub fn renew(&self, key: GraphKey) -> bool {
         let mut state = self.lock();
         let held = state.waiting.get_mut(&key).and_then(|waiting| waiting.held.as_mut());
         held.map(|held| held.heard = Instant::now()).is_some()
     }
 
-    /// It goes on here: the same hand-over, coming again, will find it so.
-    pub fn take(&self, key: GraphKey, hand_over: pb::HandOver) {
+    /// Accepts a hand-over and remembers it, so that a repeated one finds it accepted.
+    pub fn accept(&self, key: GraphKey, hand_over: pb::HandOver) {
         let mut state = self.lock();
         let Some(Reservation { secret, .. }) = state.waiting.remove(&key) else { return };
-        if state.order.len() == REMEMBERED
+        if state.order.len() == MAX_REMEMBERED
             && let Some(oldest) = state.order.pop_front()
         {
-            state.taken.remove(&oldest);
+            state.imported.remove(&oldest);
         }
         state.order.push_back(key);
-        state.taken.insert(key, Taken { secret, hand_over });
+        state.imported.insert(key, Imported { secret, hand_over });
     }
 
-    /// It waits for nothing any more. One that was taken stays so.
+    /// Ends a waiting reservation. An accepted hand-over stays remembered.
     pub fn end(&self, key: GraphKey) {
         self.lock().waiting.remove(&key);
     }
 
-    /// When its lease is over if its sender is not heard of before, and how long that is; none if it does not wait any
-    /// more.
+    /// End of the lease if its sender stays silent, and the lease's length. `None` if the reservation has ended.
     pub fn lease_until(&self, key: GraphKey) -> Option<(Instant, Duration)> {
         let state = self.lock();
         let Reservation { lease, held, .. } = state.waiting.get(&key)?;
@@ -151,50 +151,4 @@ impl Reservations {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(request: u64) -> GraphKey {
-        pb::GraphKey { request, incarnation: 0, graph: 1 }.into()
-    }
-
-    fn expect(reservations: &Reservations, request: u64) {
-        let message = pb::PlaneReservation { secret: vec![request as u8; 16], lease_ms: 1000 };
-        reservations.expect(key(request), &message);
-    }
-
-    fn room(count: usize) -> Room {
-        Room { unit: Unit::row(8), count, known: 0, segment: None }
-    }
-
-    #[test]
-    fn a_sender_finds_what_its_secret_opens_once_pages_are_held() {
-        let reservations = Reservations::default();
-        expect(&reservations, 1);
-        let find = |secret: u8| reservations.find(key(1), &[secret; 16]).err();
-        assert_eq!(find(1), Some(NotFound::NoSuchGraph), "no pages are held");
-        assert!(!reservations.renew(key(1)));
-        assert_eq!(reservations.hold(key(1), room(3)), Some(vec![1; 16]));
-        assert_eq!((find(1), find(2)), (None, Some(NotFound::WrongSecret)));
-        assert!(reservations.renew(key(1)));
-        reservations.end(key(1));
-        assert_eq!(find(1), Some(NotFound::NoSuchGraph));
-        assert!(!reservations.renew(key(1)) && reservations.lease_until(key(1)).is_none());
-    }
-
-    #[test]
-    fn what_was_taken_is_remembered_but_not_for_ever() {
-        let reservations = Reservations::default();
-        for request in 0..REMEMBERED as u64 + 1 {
-            expect(&reservations, request);
-            reservations.hold(key(request), room(1));
-            let hand_over = pb::HandOver { computed_tokens: request as u32, ..Default::default() };
-            reservations.take(key(request), hand_over);
-            reservations.end(key(request));
-        }
-        assert_eq!(reservations.find(key(0), &[0; 16]).err(), Some(NotFound::NoSuchGraph));
-        let found = reservations.find(key(1), &[1; 16]).ok();
-        assert!(matches!(found, Some(Found::Taken(pb::HandOver { computed_tokens: 1, .. }))));
-        assert_eq!(reservations.find(key(1), &[9; 16]).err(), Some(NotFound::WrongSecret));
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
-//! Shared memory of one host, for the pages of one request.
+//! Shared memory of one host for the pages of one request.
 //!
-//! The receiver makes the segment, and the sender writes to it by the receiver's own path to it. It has no name in any
-//! file system: it is gone once both processes have let go of it, however they end. It cannot be made shorter or longer,
-//! and neither side maps it, so nothing that one side does can fault in the other.
+//! The receiver creates the segment. The sender opens it by the receiver's path and writes to it. It has no name in any
+//! file system and disappears when both processes have closed it, however they end. Its size is sealed and neither side
+//! maps it, so that neither side can cause a fault in the other.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,11 +13,11 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// What stands before the pages: the secret of the transfer, so that a path that means another file to the sender, in
-/// another container say, is not taken for the segment.
+/// Bytes before the pages. They hold the transfer's secret: the same path can mean another file to the sender, for
+/// example in another container.
 const HEADER_BYTES: u64 = 4096;
 
-/// Either side's end.
+/// Handle of either side.
 #[derive(Debug)]
 pub(super) struct Segment {
     file: File,
@@ -25,7 +25,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Room for so many bytes of pages.
+    /// Creates a segment for `bytes` bytes of pages.
     pub fn create(secret: &[u8], bytes: u64) -> io::Result<Self> {
         let file = File::from(memfd_create("tutti-planes", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(HEADER_BYTES + bytes)?;
@@ -34,12 +34,13 @@ impl Segment {
         Ok(Self { file, bytes })
     }
 
-    /// Where a process of this host finds it.
+    /// Path of the segment for other processes of this host.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// The segment at a receiver's path. An error where that is none of this host, or not this transfer's.
+    /// Opens the segment at a receiver's path. Fails if the path does not exist on this host or belongs to another
+    /// transfer.
     pub fn open(path: &str, secret: &[u8]) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(Path::new(path))?;
         let length = file.metadata()?.len();
@@ -51,7 +52,7 @@ impl Segment {
         Ok(Self { file, bytes: length - HEADER_BYTES })
     }
 
-    /// Whether pages have room here.
+    /// True if the range lies within the segment.
     pub fn holds(&self, offset: u64, length: u64) -> bool {
         offset.checked_add(length).is_some_and(|end| end <= self.bytes)
     }
@@ -68,31 +69,4 @@ impl Segment {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECRET: [u8; 16] = [7; 16];
-
-    #[test]
-    fn what_one_end_writes_the_other_reads() {
-        let here = Segment::create(&SECRET, 100).unwrap();
-        let there = Segment::open(&here.path(), &SECRET).unwrap();
-        there.write(60, &[1; 40]).unwrap();
-        assert_eq!(here.read(60, 40).unwrap(), [1; 40]);
-        assert!(there.holds(60, 40) && !there.holds(60, 41) && !there.holds(u64::MAX, 2));
-        assert!(there.write(61, &[1; 40]).is_err(), "it does not grow");
-        assert!(there.file.set_len(10).is_err(), "nor shrink");
-    }
-
-    #[test]
-    fn another_secret_is_another_segment() {
-        // Not the other tests': their segments may take the number of the file that is gone.
-        let secret = [9; 16];
-        let here = Segment::create(&secret, 100).unwrap();
-        assert!(Segment::open(&here.path(), &[8; 16]).is_err());
-        let path = here.path();
-        drop(here);
-        assert!(Segment::open(&path, &secret).is_err(), "it is gone with its holders");
-        assert!(Segment::open("/proc/self/fd/0/none", &secret).is_err());
-    }
-}
+mod tests;

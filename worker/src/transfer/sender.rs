@@ -1,4 +1,4 @@
-//! The sending side: one task for each request that is prefilled or encoded here for another worker, from its launch to the
+//! The sending side: one task per request that is prefilled or encoded here for another worker, from its launch to the
 //! receiver's answer.
 
 use std::{
@@ -17,7 +17,7 @@ use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
 };
-use tutti_engine::{HandedOver, OutputToken, PageRun, TransferError};
+use tutti_engine::{ExportSummary, OutputToken, PageRun, TransferError};
 use tutti_proto::cluster::v1::{
     self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
 };
@@ -29,14 +29,14 @@ use super::{
     tally::{Tally, Transport},
 };
 
-/// Messages between the task and the stream.
+/// Number of messages between the task and the stream.
 const IN_FLIGHT: usize = 2;
-/// How often a hand-over is told again whose answer was lost.
+/// Number of times that a hand-over is repeated if its answer is lost.
 const RETRIES: usize = 3;
-/// Receivers whose connections are kept.
-const KEPT: usize = 64;
+/// Number of receivers whose connections are kept.
+const MAX_CONNECTIONS: usize = 64;
 
-/// Connections to receivers, made when they are needed, and again when they broke.
+/// Connections to receivers, opened on first use and again after a failure.
 #[derive(Default)]
 pub(super) struct Connections {
     open: Mutex<HashMap<String, Connection>>,
@@ -44,8 +44,8 @@ pub(super) struct Connections {
 
 struct Connection {
     channel: Channel,
-    /// The transport that was told in the log last.
-    told: Option<Transport>,
+    /// Transport that was last logged.
+    logged: Option<Transport>,
 }
 
 impl Connections {
@@ -55,70 +55,71 @@ impl Connections {
             return Ok(connection.channel.clone());
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|e| TransferError::Refused(format!("{address:?} is no address: {e}")))?
+            .map_err(|e| TransferError::Refused(format!("{address:?} is not an address: {e}")))?
             .initial_stream_window_size(WINDOW_BYTES)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
             .tcp_nodelay(true);
         let channel = endpoint.connect_lazy();
-        if open.len() == KEPT {
+        if open.len() == MAX_CONNECTIONS {
             open.clear();
         }
-        open.insert(address.to_owned(), Connection { channel: channel.clone(), told: None });
+        open.insert(address.to_owned(), Connection { channel: channel.clone(), logged: None });
         Ok(channel)
     }
 
-    /// Tells in the log how pages travel to a receiver, whenever that changes.
-    fn tell(&self, address: &str, transport: Transport) {
+    /// Logs the transport to a receiver whenever it changes.
+    fn log_transport(&self, address: &str, transport: Transport) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(connection) = open.get_mut(address) else { return };
-        if connection.told.replace(transport) != Some(transport) {
-            tracing::info!(receiver = address, transport = transport.name(), "planes are handed over");
+        if connection.logged.replace(transport) != Some(transport) {
+            tracing::info!(receiver = address, transport = transport.name(), "sending planes");
         }
     }
 }
 
-/// What one task needs.
+/// A push of one request's units.
 pub(super) struct Push {
     pub destination: pb::PlaneDestination,
     pub unit: Unit,
-    /// Pages of the whole prefill, or rows of all embeddings.
+    /// Number of pages of the whole prefill, or of rows of all embeddings.
     pub count: usize,
     pub queue: Arc<Queue>,
     pub connections: Arc<Connections>,
     pub tally: Arc<Tally>,
 }
 
-/// How far it came.
+/// Progress of a push.
 #[derive(Default)]
 struct Progress {
-    /// When the first page was there to be sent.
+    /// Time at which the first page could be sent.
     began: Option<Instant>,
-    /// Once all pages are sent.
-    handed: Option<HandedOver>,
+    /// Set once all pages are sent.
+    summary: Option<ExportSummary>,
 }
 
 impl Push {
-    /// Runs until the receiver goes on, or cannot; none if the request has ended here before.
+    /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request has ended here
+    /// before.
     pub async fn run(self) -> Option<Result<(), TransferError>> {
         let mut progress = Progress::default();
         let mut outcome = self.attempt(&mut progress).await;
         for _ in 0..RETRIES {
-            let (Err(TransferError::Lost(why)), Some(handed)) = (&outcome, progress.handed) else { break };
-            tracing::debug!(why, "a hand-over is told again: its answer was lost");
-            outcome = self.tell_again(handed).await.map(Some);
+            let (Err(TransferError::Lost(why)), Some(summary)) = (&outcome, progress.summary) else { break };
+            tracing::debug!(why, "repeating a hand-over whose answer was lost");
+            outcome = self.resend_end(summary).await.map(Some);
         }
         match outcome {
             Ok(None) => return None,
             Ok(Some(())) => {
-                if let Some(handed) = progress.handed {
-                    let exposed = handed.since.elapsed();
-                    // Of a short prompt, all pages come once the prefill has ended.
+                if let Some(summary) = progress.summary {
+                    let exposed = summary.since.elapsed();
+                    // All pages of a short prompt come after the prefill has ended.
                     let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
-                    self.tally.handed_over(pushing, exposed);
+                    self.tally.record_handover(pushing, exposed);
                 }
             }
-            Err(_) => self.tally.failed(),
+            Err(_) => self.tally.record_failure(),
         }
         Some(outcome.map(|_| ()))
     }
@@ -132,63 +133,64 @@ impl Push {
         Ok(PlaneTransferClient::new(channel).max_encoding_message_size(super::message_bytes(self.unit.bytes)))
     }
 
-    /// None if the request has ended here.
+    /// Pushes all units once. Returns `None` if the request has ended here.
     async fn attempt(&self, progress: &mut Progress) -> Result<Option<()>, TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
         let mut call = pin!(client.push(ReceiverStream::new(outbound)));
         let sent = tokio::select! {
             answered = &mut call => {
-                return Err(answered.map_or_else(of_status, |_| {
+                return Err(answered.map_or_else(from_status, |_| {
                     TransferError::Refused("the receiver has answered before the hand-over".to_owned())
                 }));
             }
             sent = self.send_all(pieces, progress) => sent?,
         };
-        let Some(handed) = sent else { return Ok(None) };
-        self.answer(call, &handed).await.map(Some)
+        let Some(summary) = sent else { return Ok(None) };
+        self.await_receipt(call, &summary).await.map(Some)
     }
 
-    /// The hand-over alone, to a receiver that may have taken it already.
-    async fn tell_again(&self, handed: HandedOver) -> Result<(), TransferError> {
+    /// Repeats the hand-over alone, to a receiver that may have accepted it already.
+    async fn resend_end(&self, summary: ExportSummary) -> Result<(), TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
-        for piece in [self.manifest(), hand_over(&handed)] {
-            // There is room for two.
+        for piece in [self.manifest(), hand_over_piece(&summary)] {
+            // The channel has room for both.
             let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
         }
         drop(pieces);
-        let answer = self.answer(pin!(client.push(ReceiverStream::new(outbound))), &handed).await;
-        answer.map_err(|error| match error {
+        let outcome = self.await_receipt(pin!(client.push(ReceiverStream::new(outbound))), &summary).await;
+        outcome.map_err(|error| match error {
             TransferError::Refused(why) => TransferError::Lost(format!("pages were lost on the way: {why}")),
             lost => lost,
         })
     }
 
-    async fn answer(
+    async fn await_receipt(
         &self,
         call: impl Future<Output = Result<tonic::Response<pb::TransferReceipt>, Status>>,
-        handed: &HandedOver,
+        summary: &ExportSummary,
     ) -> Result<(), TransferError> {
         let late = || TransferError::Lost(format!("the receiver has not answered within {:?}", self.lease()));
-        let receipt = timeout(self.lease(), call).await.map_err(|_| late())?.map_err(of_status)?.into_inner();
-        let same = receipt.computed_tokens as usize == handed.computed
-            && receipt.counts == [handed.pages as u32]
+        let receipt =
+            timeout(self.lease(), call).await.map_err(|_| late())?.map_err(from_status)?.into_inner();
+        let same = receipt.computed_tokens as usize == summary.computed
+            && receipt.counts == [summary.pages as u32]
             && receipt.key == self.destination.key;
-        if same { Ok(()) } else { Err(TransferError::Refused(format!("another receipt: {receipt:?}"))) }
+        if same { Ok(()) } else { Err(TransferError::Refused(format!("unexpected receipt: {receipt:?}"))) }
     }
 
-    /// All pages as they come, then the hand-over. None if the request has ended here.
+    /// Sends all pages as they come, then the hand-over. Returns `None` if the request has ended here.
     async fn send_all(
         &self,
         pieces: mpsc::Sender<pb::PlanePiece>,
         progress: &mut Progress,
-    ) -> Result<Option<HandedOver>, TransferError> {
+    ) -> Result<Option<ExportSummary>, TransferError> {
         let outlet = Outlet { pieces, lease: self.lease() };
         outlet.send(self.manifest()).await?;
         let segment = self.open_segment().await;
         let transport = if segment.is_some() { Transport::SharedMemory } else { Transport::Tcp };
-        self.connections.tell(&self.destination.address, transport);
+        self.connections.log_transport(&self.destination.address, transport);
         loop {
             let parcel = match timeout(self.lease() / 3, self.queue.next()).await {
                 Err(_) => {
@@ -201,16 +203,16 @@ impl Push {
             match parcel {
                 Parcel::Pages(staged) => {
                     progress.began.get_or_insert_with(Instant::now);
-                    self.tally.sent(transport, staged.run.data.len());
+                    self.tally.record_sent(transport, staged.run.data.len());
                     match &segment {
                         Some(segment) => self.send_shared(&outlet, segment, staged).await?,
                         None => self.send_inline(&outlet, &staged.run).await?,
                     }
                 }
-                Parcel::HandOver(handed) => {
-                    outlet.send(hand_over(&handed)).await?;
-                    progress.handed = Some(handed);
-                    return Ok(Some(handed));
+                Parcel::End(summary) => {
+                    outlet.send(hand_over_piece(&summary)).await?;
+                    progress.summary = Some(summary);
+                    return Ok(Some(summary));
                 }
             }
         }
@@ -222,7 +224,7 @@ impl Push {
         Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts })
     }
 
-    /// The receiver's segment, if this is its host.
+    /// Opens the receiver's segment if the receiver is on this host.
     async fn open_segment(&self) -> Option<Arc<Segment>> {
         let pb::PlaneDestination { shared_memory, secret, .. } = self.destination.clone();
         if shared_memory.is_empty() {
@@ -233,7 +235,7 @@ impl Push {
         match opened {
             Ok(segment) => Some(Arc::new(segment)),
             Err(error) => {
-                tracing::debug!(%error, "the receiver's segment is not on this host: bytes are sent");
+                tracing::debug!(%error, "the receiver's segment is not on this host; sending bytes");
                 None
             }
         }
@@ -248,7 +250,8 @@ impl Push {
         let (first, length) = (staged.run.first, staged.run.data.len());
         let offset = (first * self.unit.bytes) as u64;
         if !segment.holds(offset, length as u64) {
-            // Pages of another size than the receiver's, who refuses them: the call's own end tells that better.
+            // The pages' size differs from the receiver's. The receiver refuses them, and the call's own error is
+            // clearer.
             tokio::time::sleep(self.lease()).await;
             return Err(TransferError::Lost("the receiver's segment has no room for these pages".to_owned()));
         }
@@ -265,8 +268,8 @@ impl Push {
     async fn send_inline(&self, outlet: &Outlet, run: &PageRun) -> Result<(), TransferError> {
         let Unit { bytes, .. } = self.unit;
         let at_once = self.unit.at_once();
-        for (place, data) in run.data.chunks(at_once * bytes).enumerate() {
-            let first = (run.first + place * at_once) as u32;
+        for (index, data) in run.data.chunks(at_once * bytes).enumerate() {
+            let first = (run.first + index * at_once) as u32;
             let count = (data.len() / bytes) as u32;
             let place = Some(Place::Inline(data.to_vec()));
             outlet.send(Piece::Data(pb::PlaneData { plane: 0, first, count, place })).await?;
@@ -275,7 +278,7 @@ impl Push {
     }
 }
 
-/// The stream, as long as the receiver takes what is sent.
+/// The stream to the receiver. Sending fails if the receiver takes nothing within `lease`.
 struct Outlet {
     pieces: mpsc::Sender<pb::PlanePiece>,
     lease: Duration,
@@ -285,7 +288,7 @@ impl Outlet {
     async fn send(&self, piece: Piece) -> Result<(), TransferError> {
         match timeout(self.lease, self.pieces.send(pb::PlanePiece { piece: Some(piece) })).await {
             Ok(Ok(())) => Ok(()),
-            // Why is told by the call's own end, which comes with this.
+            // The call's own error, which follows, says why.
             Ok(Err(_)) => std::future::pending().await,
             Err(_) => {
                 Err(TransferError::Lost(format!("the receiver has taken nothing for {:?}", self.lease)))
@@ -294,8 +297,8 @@ impl Outlet {
     }
 }
 
-fn hand_over(handed: &HandedOver) -> Piece {
-    let HandedOver { first, computed, pages, .. } = *handed;
+fn hand_over_piece(summary: &ExportSummary) -> Piece {
+    let ExportSummary { first, computed, pages, .. } = *summary;
     let sampled =
         |first: OutputToken| pb::SampledToken { token_id: first.token, index: first.index, logprob: None };
     Piece::HandOver(pb::HandOver {
@@ -305,8 +308,8 @@ fn hand_over(handed: &HandedOver) -> Piece {
     })
 }
 
-/// A receiver that says no, or one that is not there.
-fn of_status(status: Status) -> TransferError {
+/// Tells a receiver that refuses from one that cannot be reached.
+fn from_status(status: Status) -> TransferError {
     let message = format!("the receiver says: {}", status.message());
     match status.code() {
         Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => {

@@ -1,4 +1,4 @@
-//! Pages that wait to be sent: the bounded store between the engine's thread and the tasks that push.
+//! Bounded staging of pages between the engine's thread and the tasks that push them.
 
 use std::{
     collections::VecDeque,
@@ -9,43 +9,43 @@ use std::{
 };
 
 use tokio::sync::Notify;
-use tutti_engine::{Bell, HandedOver, PageRun};
+use tutti_engine::{ExportSummary, PageRun, Waker};
 
-/// Bytes that may be staged, of all requests together; and a page, however large.
+/// Bytes that all requests may stage in sum. A larger page may be staged alone.
 pub(super) const STAGED_BYTES: usize = 64 << 20;
-/// With less than this the engine may have found too little.
-const ENOUGH: usize = 16 << 20;
+/// Free bytes below which the engine may have to wait.
+const ENOUGH_BYTES: usize = 16 << 20;
 
-/// The room that all requests share.
-pub(super) struct Room {
+/// Staging bytes that all requests share.
+pub(super) struct StagingBudget {
     bytes: usize,
     used: AtomicUsize,
-    /// The engine has asked and may have found too little.
+    /// Set if the engine has asked and may have found too little.
     wanted: AtomicBool,
     freed: Notify,
 }
 
-impl Room {
+impl StagingBudget {
     pub fn new(page_bytes: usize) -> Self {
         let bytes = STAGED_BYTES.max(page_bytes);
         Self { bytes, used: AtomicUsize::new(0), wanted: AtomicBool::new(false), freed: Notify::new() }
     }
 
-    /// Rings whenever there is room for whoever found too little; runs for ever. A task of its own, since room is also given
-    /// back inside the engine's own calls.
-    pub async fn ring(self: Arc<Self>, bell: Bell) {
+    /// Wakes the engine whenever bytes become free after it found too little. Never returns. It is a task of its own
+    /// because bytes are also freed inside the engine's own calls, which must not wake the engine.
+    pub async fn wake_when_freed(self: Arc<Self>, waker: Waker) {
         loop {
             self.freed.notified().await;
-            bell.ring();
+            waker.wake();
         }
     }
 
-    /// Bytes that are left.
+    /// Number of free bytes.
     pub fn left(&self) -> usize {
-        // Before the answer, so that what is given back from here on rings.
+        // Set before reading, so that bytes freed from here on wake the engine.
         self.wanted.store(true, Ordering::SeqCst);
         let left = self.bytes.saturating_sub(self.used.load(Ordering::SeqCst));
-        if left >= ENOUGH {
+        if left >= ENOUGH_BYTES {
             self.wanted.store(false, Ordering::SeqCst);
         }
         left
@@ -63,35 +63,35 @@ impl Room {
     }
 }
 
-/// What is to be pushed of one request, in order.
+/// Item of a request's queue.
 pub(super) enum Parcel {
     Pages(Staged),
-    HandOver(HandedOver),
+    End(ExportSummary),
 }
 
-/// Pages that take room until they are dropped.
+/// Pages that use the budget until they are dropped.
 pub(super) struct Staged {
     pub run: PageRun,
-    room: Arc<Room>,
+    budget: Arc<StagingBudget>,
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.room.give_back(self.run.data.len());
+        self.budget.give_back(self.run.data.len());
     }
 }
 
-/// One request's share.
+/// Staged items of one request, in order.
 pub(super) struct Queue {
-    room: Arc<Room>,
-    /// None once the request has ended here.
+    budget: Arc<StagingBudget>,
+    /// `None` once the request has ended here.
     parcels: Mutex<Option<VecDeque<Parcel>>>,
     changed: Notify,
 }
 
 impl Queue {
-    pub fn new(room: Arc<Room>) -> Self {
-        Self { room, parcels: Mutex::new(Some(VecDeque::new())), changed: Notify::new() }
+    pub fn new(budget: Arc<StagingBudget>) -> Self {
+        Self { budget, parcels: Mutex::new(Some(VecDeque::new())), changed: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<VecDeque<Parcel>>> {
@@ -99,18 +99,18 @@ impl Queue {
     }
 
     pub fn put_pages(&self, run: PageRun) {
-        self.room.take(run.data.len());
-        self.put(Parcel::Pages(Staged { run, room: Arc::clone(&self.room) }));
+        self.budget.take(run.data.len());
+        self.put(Parcel::Pages(Staged { run, budget: Arc::clone(&self.budget) }));
     }
 
-    /// Nothing may follow.
-    pub fn put_hand_over(&self, handed: HandedOver) {
-        self.put(Parcel::HandOver(handed));
+    /// Queues the end of the request's pages. Nothing may follow.
+    pub fn put_end(&self, summary: ExportSummary) {
+        self.put(Parcel::End(summary));
     }
 
     fn put(&self, parcel: Parcel) {
         let mut parcels = self.lock();
-        // What comes after the end takes no room: it is dropped here, outside of the lock.
+        // A parcel after the end is dropped here, outside of the lock, and frees its bytes.
         let late = match &mut *parcels {
             Some(parcels) => {
                 parcels.push_back(parcel);
@@ -123,14 +123,14 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// The request has ended here: what is left is dropped.
+    /// Ends the queue and drops its parcels.
     pub fn close(&self) {
         let left = self.lock().take();
         drop(left);
         self.changed.notify_one();
     }
 
-    /// The next one, once it is there; none once the request has ended here. For one task alone.
+    /// Waits for the next parcel. Returns `None` once the request has ended here. Only one task may call it.
     pub async fn next(&self) -> Option<Parcel> {
         loop {
             match self.lock().as_mut() {
@@ -147,29 +147,4 @@ impl Queue {
 }
 
 #[cfg(test)]
-mod tests {
-    use tutti_proto::cluster::v1 as pb;
-
-    use super::*;
-
-    fn run(bytes: usize) -> PageRun {
-        PageRun { key: pb::GraphKey::default().into(), first: 0, data: vec![0; bytes] }
-    }
-
-    #[tokio::test]
-    async fn room_is_taken_until_pages_have_been_sent_or_dropped() {
-        let room = Arc::new(Room::new(16));
-        let queue = Queue::new(Arc::clone(&room));
-        queue.put_pages(run(1000));
-        queue.put_pages(run(24));
-        assert_eq!(room.left(), STAGED_BYTES - 1024);
-        let parcel = queue.next().await;
-        assert_eq!(room.left(), STAGED_BYTES - 1024, "it is on its way");
-        drop(parcel);
-        assert_eq!(room.left(), STAGED_BYTES - 24);
-        queue.close();
-        queue.put_pages(run(8));
-        assert_eq!(room.left(), STAGED_BYTES);
-        assert!(queue.next().await.is_none());
-    }
-}
+mod tests;

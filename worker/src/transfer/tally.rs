@@ -1,4 +1,4 @@
-//! What has been transferred since the process began.
+//! Counts of transfers since the process began.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,12 +7,12 @@ use std::{
 
 use tutti_proto::cluster::v1 as pb;
 
-/// How planes travel.
+/// Transport of planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
-    /// The receiver's segment on this host.
+    /// Through the receiver's segment on this host.
     SharedMemory,
-    /// Bytes in the stream.
+    /// As bytes in the stream.
     Tcp,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub fn sent(&self, transport: Transport, bytes: usize) {
+    pub fn record_sent(&self, transport: Transport, bytes: usize) {
         let count = match transport {
             Transport::SharedMemory => &self.shared_memory_bytes,
             Transport::Tcp => &self.tcp_bytes,
@@ -45,14 +45,15 @@ impl Tally {
         count.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A request was handed over: `pushing` after its first page could be sent, `exposed` after its prefill's end.
-    pub fn handed_over(&self, pushing: Duration, exposed: Duration) {
+    /// Counts a completed hand-over. `pushing` is the time since its first page could be sent, `exposed` the time since
+    /// its prefill ended.
+    pub fn record_handover(&self, pushing: Duration, exposed: Duration) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
         self.pushing_us.fetch_add(pushing.as_micros() as u64, Ordering::Relaxed);
         self.exposed_us.fetch_add(exposed.as_micros() as u64, Ordering::Relaxed);
     }
 
-    pub fn failed(&self) {
+    pub fn record_failure(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -139,7 +139,7 @@ impl Drop for Fake {
 
 fn serve(address: SocketAddr, behaviour: Arc<Behaviour>) -> (Runtime, SocketAddr) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let (address_sender, address_receiver) = std::sync::mpsc::sync_channel(1);
     runtime.spawn(async move {
         // The sockets of an earlier life may take a moment to close.
         let listener = loop {
@@ -148,11 +148,11 @@ fn serve(address: SocketAddr, behaviour: Arc<Behaviour>) -> (Runtime, SocketAddr
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         };
-        tell.send(listener.local_addr().unwrap()).unwrap();
+        address_sender.send(listener.local_addr().unwrap()).unwrap();
         let service = ConductorServer::new(Service(behaviour));
         Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)).await
     });
-    let address = told.recv().unwrap();
+    let address = address_receiver.recv().unwrap();
     (runtime, address)
 }
 

@@ -1,4 +1,4 @@
-//! What the machine can do at most: multiply-adds and reads from memory, with so many threads.
+//! Limits of the machine: multiply-adds and reads from memory per second, for a number of threads.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use tutti_measure::limits::{Effort, Probe as Machine};
 /// Limits of all threads together, per second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// Floating-point operations of attention, a fused multiply-add being two: of pairs of bfloat16 where the path has them,
-    /// of f32 elsewhere.
+    /// Floating-point operations of attention per second; a fused multiply-add counts as two. The operands are pairs of
+    /// bfloat16 if the path has such instructions, else f32.
     pub flops: f64,
-    /// Operations of products: of pairs of bfloat16 where the path has them, of integers elsewhere; of bytes where weights
-    /// are quantised to them.
+    /// Operations of products per second. The operands are bytes if weights are quantised, else pairs of bfloat16 if the
+    /// path has such instructions, else 16-bit integers.
     pub products: f64,
-    /// Bytes read from memory.
+    /// Bytes read from memory per second.
     pub bytes: f64,
 }
 
 impl Limits {
-    /// The larger of each: other work on the machine only ever makes a limit look lower than it is.
+    /// Returns the larger of each limit, since other work on the machine can only lower a measured limit.
     pub fn best(self, other: Self) -> Self {
         Self {
             flops: self.flops.max(other.flops),
@@ -30,17 +30,17 @@ impl Limits {
     }
 }
 
-/// What time is taken by.
+/// A clock to measure by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// Time that passes.
+    /// Wall-clock time.
     Wall,
-    /// Time that the calling thread had a core.
+    /// CPU time of the calling thread.
     Own,
 }
 
 impl Clock {
-    /// Since some moment.
+    /// Returns the time since some fixed moment.
     pub fn now(self) -> Duration {
         let id = match self {
             Self::Wall => ClockId::Monotonic,
@@ -51,7 +51,7 @@ impl Clock {
     }
 }
 
-/// Measures the limits that hold for a path and its weights.
+/// A measurement of the limits of an instruction path and a type of weights.
 pub struct Probe {
     machine: Machine,
     isa: Isa,
@@ -63,7 +63,7 @@ impl Probe {
         Self { machine: Machine::new(threads), isa, int8 }
     }
 
-    /// The best of a few tries.
+    /// Measures each limit a few times and returns the best.
     pub fn measure(&self) -> Limits {
         let best = |rounds: Vec<f64>| 1e9 * rounds.into_iter().fold(0.0, f64::max);
         let rate = |(path, instructions)| {
@@ -77,7 +77,7 @@ impl Probe {
     }
 }
 
-/// The instructions of attention over pages of bfloat16.
+/// Returns the path and the instruction of attention over pages of bfloat16.
 fn attention(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 => ("avx512-bf16", "vdpbf16ps"),
@@ -87,7 +87,7 @@ fn attention(isa: Isa) -> (&'static str, &'static str) {
     }
 }
 
-/// The instructions of products with weights of bfloat16.
+/// Returns the path and the instruction of products with weights of bfloat16.
 fn pairs(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 => ("avx512-bf16", "vdpbf16ps"),
@@ -98,11 +98,11 @@ fn pairs(isa: Isa) -> (&'static str, &'static str) {
     }
 }
 
-/// The instructions of products with weights of eight bits.
+/// Returns the path and the instruction of products with int8 weights.
 fn bytes(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 | Isa::Avx512Vnni => ("avx512-vnni", "vpdpbusd"),
-        // Bytes are widened to sixteen bits.
+        // Other paths widen bytes to sixteen bits.
         _ => pairs(isa),
     }
 }

@@ -1,9 +1,9 @@
-//! Steps of the Qwen3-0.6B shape on the CPU, operation by operation, beside what the machine could do.
+//! Bench of steps of the Qwen3-0.6B shape on the CPU: the time of each operation, compared with the machine's limits.
 //!
-//! `cargo bench -p tutti-models --bench forward`: dummy weights of bfloat16, in this process: no cluster, no clients.
-//! Each round measures the machine's limits and then a few steps of every kind, so that whatever else the machine does
-//! meets all of them. The table is of the round with the median time: what each operation took, the least that it
-//! could have taken by the best limits of all rounds, and the second over the first. With `--int8` the weights are quantised.
+//! `cargo bench -p tutti-models --bench forward` runs dummy bfloat16 weights in this process, without a cluster and
+//! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every kind,
+//! so that other work on the machine affects all kinds alike. The table is of the round with the median time. For each
+//! operation it shows the time, and the share of it that the operation needs at the best limits of all rounds.
 #![allow(clippy::print_stdout)] // The table is the output.
 
 mod limits;
@@ -25,35 +25,37 @@ use self::{
 
 type Failure = Box<dyn std::error::Error>;
 
+/// Tokens per step of a prefill, and tokens before a decode.
 const CONTEXT: usize = 512;
+/// Tokens per KV page.
 const PAGE: usize = 16;
-/// Requests of the largest batch.
+/// Number of requests of the largest batch.
 const BATCH: usize = 16;
-/// Pages of one request: those of the longest prompt, though only one is that long.
+/// Tokens of the longest prompt, which only the first request has room for.
 const LONG: usize = 4096;
 
 #[derive(Parser)]
 struct Args {
-    /// Threads that compute; all cores where this is not given.
+    /// Threads that compute [default: all cores].
     #[arg(long)]
     threads: Option<usize>,
-    /// The instruction path; the best where this is not given.
+    /// Instruction path [default: the best that the CPU has].
     #[arg(long)]
     isa: Option<String>,
-    /// Take the time that the computing thread had a core, of which there must be one: other work on the machine then
-    /// counts less.
+    /// Measure CPU time of the one computing thread instead of wall-clock time, to lessen the effect of other work on the
+    /// machine. Needs --threads 1.
     #[arg(long)]
     own_time: bool,
-    /// Quantise the weights to eight bits.
+    /// Quantise the weights to int8.
     #[arg(long)]
     int8: bool,
-    /// How often everything is measured.
+    /// Number of rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// The kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16; all where this is not given.
+    /// Kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16 [default: all].
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// What `cargo bench` adds.
+    /// The argument that `cargo bench` adds.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -62,13 +64,15 @@ struct Args {
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
-    /// Requests, tokens of each, and the position of the first.
+    /// Number of requests.
     batch: usize,
+    /// Tokens per request and step.
     tokens: usize,
+    /// Position of the first token.
     start: usize,
-    /// Steps one after the other, each where the last one ended; only the last samples.
+    /// Number of consecutive steps over one prompt. Only the last step samples.
     chunks: usize,
-    /// How often in a round.
+    /// Number of repetitions per round.
     times: usize,
 }
 
@@ -80,9 +84,9 @@ const KINDS: [Kind; 5] = [
     Kind { name: "prefill-4096", batch: 1, tokens: CONTEXT, start: 0, chunks: 8, times: 1 },
 ];
 
-/// What one round found of one kind.
+/// The result of one kind of step in one round.
 struct Round {
-    /// Of one step (of all chunks, where there are several).
+    /// Seconds per step, or per prompt if it has several chunks.
     time: f64,
     limits: Limits,
     operations: BTreeMap<String, Work>,
@@ -103,7 +107,7 @@ fn main() -> Result<(), Failure> {
     kinds.retain(|kind| args.only.is_empty() || args.only.iter().any(|name| name == kind.name));
 
     if args.own_time && threads != 1 {
-        return Err("--own-time is of one thread: it needs --threads 1".into());
+        return Err("--own-time measures one thread and needs --threads 1".into());
     }
     let clock = if args.own_time { Clock::Own } else { Clock::Wall };
     let device = Timed::new(CpuDevice::new(threads, isa)?, clock);
@@ -140,13 +144,13 @@ fn main() -> Result<(), Failure> {
 struct Bench {
     model: Box<dyn Model>,
     clock: Clock,
-    /// Of each request.
+    /// The block table of each request.
     block_tables: Vec<Vec<PageId>>,
     params: SamplingParams,
 }
 
 impl Bench {
-    /// Allocates pages and fills those of the context of every request, with what a prefill of the first one wrote.
+    /// Allocates pages, prefills the context of the first request, and copies its pages to all other requests.
     fn new(mut model: Box<dyn Model>, clock: Clock) -> Result<Self, Failure> {
         let mut next = 1;
         let mut pages = |tokens: usize| -> Vec<PageId> {
@@ -207,7 +211,7 @@ impl Bench {
         Ok(self.model.read_logits(&LogitRequests { sample: &wanted, score: &[] }, &mut out)?)
     }
 
-    /// Times a kind's steps, each of them; its table is the sum over them, divided by their number.
+    /// Runs a kind's steps, and returns the time and the operations of the fastest repetition.
     fn round(&mut self, kind: Kind, limits: Limits, table: &Table) -> Result<Round, Failure> {
         let Kind { batch, tokens, start, chunks, times, .. } = kind;
         let clear = || std::mem::take(&mut *table.lock().unwrap_or_else(PoisonError::into_inner));

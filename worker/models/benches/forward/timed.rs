@@ -1,4 +1,4 @@
-//! A device that notes how long each operation takes, and how much there was to do.
+//! A device that records the time and the amount of work of each operation.
 
 use std::{
     collections::BTreeMap,
@@ -16,28 +16,28 @@ use tutti_kernels::{
 
 use super::limits::{Clock, Limits};
 
-/// What operations of one name have taken since the table was last emptied.
+/// Sums over the operations of one name since the table was last emptied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     pub calls: usize,
     pub time: Duration,
-    /// Floating-point operations, a multiply-add being two, but for those of products with weights.
+    /// Floating-point operations without products with weights. A multiply-add counts as two.
     pub flops: f64,
-    /// Those, of whatever kind they are.
+    /// Operations of products with weights, of any type.
     pub products: f64,
-    /// Bytes of weights, keys and values: what must come from memory.
+    /// Bytes of weights, keys and values, which come from memory.
     pub bytes: f64,
 }
 
 impl Work {
-    /// The least time that the machine would take.
+    /// Returns the least time in seconds that the machine's limits allow.
     pub fn least(&self, limits: &Limits) -> f64 {
         let computing = self.flops / limits.flops + self.products / limits.products;
         computing.max(self.bytes / limits.bytes)
     }
 }
 
-/// What one operation costs, as in [`Work`].
+/// The cost of one operation, in the units of [`Work`].
 #[derive(Clone, Copy, Default)]
 struct Cost {
     flops: f64,
@@ -48,7 +48,7 @@ struct Cost {
 /// Operations by name.
 pub type Table = Arc<Mutex<BTreeMap<String, Work>>>;
 
-/// A weight matrix that knows what it costs.
+/// A weight matrix with its shape and size.
 pub struct Matrix {
     inner: cpu::Weights,
     outputs: usize,
@@ -61,7 +61,7 @@ pub struct Timed {
     inner: CpuDevice,
     pub table: Table,
     clock: Clock,
-    /// The last step's rows: tokens, and the position of the first.
+    /// The number of tokens and the position of the first token of each row of the last step.
     rows: Vec<(usize, usize)>,
 }
 
@@ -93,10 +93,10 @@ impl Timed {
         result
     }
 
-    fn sized(&self, inner: cpu::Weights, parts: &[HostMatrix<'_>]) -> Matrix {
+    fn sized(&self, inner: cpu::Weights, fused: &[HostMatrix<'_>]) -> Matrix {
         let bytes = self.inner.matrix_bytes(&inner) as usize;
-        let outputs = parts.iter().map(|part| part.rows).sum();
-        Matrix { inner, outputs, inputs: parts[0].columns, bytes }
+        let outputs = fused.iter().map(|matrix| matrix.rows).sum();
+        Matrix { inner, outputs, inputs: fused[0].columns, bytes }
     }
 
     fn product<T>(
@@ -289,7 +289,7 @@ impl Device for Timed {
             keys += start + tokens;
         }
         let flops = 4.0 * (seen * shape.heads * shape.head_dim) as f64;
-        // Keys and values in bfloat16, as the shape that is measured has them.
+        // Keys and values are bfloat16 in the measured shape.
         let bytes = (4 * keys * shape.kv_heads * shape.head_dim) as f64;
         self.timed("attention", Cost { flops, products: 0.0, bytes }, |device| {
             device.attention(qkv, shape, kv, layer, out)

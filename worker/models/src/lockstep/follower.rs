@@ -1,4 +1,4 @@
-//! A rank that applies.
+//! A follower: a rank that runs the leader's plans.
 
 use prost::Message;
 use tutti_kernels::{
@@ -10,10 +10,10 @@ use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 use super::plan::Forward;
 use crate::Model;
 
-/// Runs the leader's plans on this rank's part of the model until the leader leaves. `ran` is told how many forwards
-/// there have been.
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves. After each forward, `ran` gets the
+/// number of forwards so far.
 ///
-/// An error means that this rank is no longer where the others are; it must end.
+/// An error means that this rank is out of step with the others. Its process must end.
 pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
@@ -26,9 +26,9 @@ pub fn follow(
             heard => heard?,
         }
         let plan = pb::GroupPlan::decode(&message[..])
-            .map_err(|e| DeviceError::Lost(format!("the leader's plan {number} cannot be read: {e}")))?;
+            .map_err(|e| DeviceError::Lost(format!("cannot decode the leader's plan {number}: {e}")))?;
         if plan.number != number {
-            let message = format!("the leader's plan {} came where plan {number} was due", plan.number);
+            let message = format!("the leader sent plan {}, expected plan {number}", plan.number);
             return Err(DeviceError::Lost(message));
         }
         let outcome = match plan.action {
@@ -51,7 +51,7 @@ pub fn follow(
             Some(Action::ReadPages(pb::ReadPages { pages })) => {
                 let mut own = Vec::new();
                 let read = model.read_pages(&page_ids(&pages), &mut own);
-                // Where this rank refuses, so has the leader, and it waits for nothing.
+                // The leader has refused the same plan and waits for no bytes.
                 match read {
                     Ok(()) => Ok(plans.all_gather(&own, &mut Vec::new())?),
                     Err(error) => Err(error),
@@ -60,10 +60,10 @@ pub fn follow(
             Some(Action::WritePages(pb::WritePages { pages, data })) => {
                 model.write_pages(&page_ids(&pages), &data)
             }
-            None => Err(DeviceError::Lost(format!("the leader's plan {number} is of no kind known here"))),
+            None => Err(DeviceError::Lost(format!("the leader's plan {number} has no known action"))),
         };
         match outcome {
-            // The leader has refused the same, and at the same place.
+            // The leader has refused the same plan.
             Err(DeviceError::Misuse(why)) => tracing::debug!(number, why, "plan refused"),
             outcome => outcome?,
         }

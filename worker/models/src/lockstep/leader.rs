@@ -1,4 +1,4 @@
-//! The rank that decides.
+//! The leader: rank 0, which decides what the group runs.
 
 use prost::Message;
 use tutti_kernels::{
@@ -13,9 +13,9 @@ use tutti_proto::{
 use super::plan;
 use crate::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout};
 
-/// A TP group as one model: the leader's own part, and the other ranks at its word.
+/// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
 ///
-/// Dropped, it lets the others go.
+/// Dropping it ends the other ranks.
 pub struct Leader {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
@@ -24,18 +24,18 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// `model` is the leader's part; `plans` reaches the other ranks, each of which [follows](super::follow).
+    /// Combines the leader's shard with `plans`, the group on which all other ranks [follow](super::follow).
     pub fn new(model: Box<dyn Model>, plans: Box<dyn Collective>) -> Self {
         Self { model, plans, next: 0, message: Vec::new() }
     }
 
-    /// Hands a plan to the other ranks, without waiting for them to run it.
+    /// Sends a plan to the other ranks without waiting for them to run it.
     fn send(&mut self, action: Action) -> Result<(), DeviceError> {
         let plan = pb::GroupPlan { number: self.next, action: Some(action) };
         self.next += 1;
         self.message.clear();
         plan.encode(&mut self.message)
-            .map_err(|e| DeviceError::Misuse(format!("a plan that cannot be written: {e}")))?;
+            .map_err(|e| DeviceError::Misuse(format!("cannot encode a plan: {e}")))?;
         Ok(self.plans.broadcast(&mut self.message, Patience::Deadline)?)
     }
 }
@@ -57,7 +57,7 @@ impl Model for Leader {
         self.model.weight_bytes()
     }
 
-    /// In this rank: the other ones tell their own.
+    /// Bytes on this rank only: the other ranks report their own.
     fn step_bytes(&self) -> u64 {
         self.model.step_bytes()
     }

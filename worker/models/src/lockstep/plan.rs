@@ -1,11 +1,11 @@
-//! Plans as messages.
+//! Conversion between forwards and plan messages.
 
 use tutti_kernels::{PageId, RowInputs, StepInputs};
 use tutti_proto::cluster::v1 as pb;
 
 use crate::EmbeddedRows;
 
-/// A forward as a message.
+/// Encodes a forward as a message.
 pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> pb::ForwardPlan {
     let embedded = |rows: &EmbeddedRows<'_>| pb::EmbeddedRows {
         first_token: rows.first_token as u32,
@@ -26,7 +26,7 @@ pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) 
     }
 }
 
-/// A forward taken from a message, in the shape in which a model takes it.
+/// A forward decoded from a message, in the form that a model takes.
 pub(super) struct Forward {
     plan: pb::ForwardPlan,
     /// The rows' block tables, end to end.
@@ -70,24 +70,4 @@ impl Forward {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_forward_survives_the_journey() {
-        let (one, two) = ([PageId(7)], [PageId(3), PageId(9)]);
-        let inputs = StepInputs {
-            token_ids: &[5, 6, 7],
-            positions: &[0.0, 16.0, 17.0],
-            rows: &[
-                RowInputs { first_token: 0, tokens: 1, start: 0, block_table: &one },
-                RowInputs { first_token: 1, tokens: 2, start: 16, block_table: &two },
-            ],
-            logit_rows: &[0, 2],
-        };
-        let embeddings = [EmbeddedRows { first_token: 1, values: &[0.5, -2.0] }];
-        Forward::new(forward(&inputs, &embeddings)).run(|arrived, embedded| {
-            assert_eq!((arrived, embedded), (&inputs, &embeddings[..]));
-        });
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! The encoder: samples in, embeddings out.
+//! The encoder, from samples to embeddings.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::{
     weights::{Dummy, Loader, Role, SafetensorsDir, Source, TensorSpec},
 };
 
-/// Frames that run at once; each is computed by itself.
+/// Number of frames that run at once. Frames are independent of each other.
 const TILE: usize = 64;
 
-/// Weights and buffers on a device.
+/// The encoder's weights and buffers on a device.
 pub(super) struct Encoder<D: Device> {
     audio: Audio,
     eps: f32,
@@ -40,7 +40,7 @@ impl<D: Device> Encoder<D> {
         device: &mut D,
     ) -> Result<Self, LoadError> {
         let (samples, width) = (audio.bytes_per_token / 2, audio.width);
-        let name = |part: &str| format!("audio_encoder.{part}");
+        let name = |tensor: &str| format!("audio_encoder.{tensor}");
         let linear = TensorSpec::matrix(name("frames_in.weight"), Role::Projection, width, samples);
         let bias = TensorSpec::vector(name("frames_in.bias"), Role::Bias, width);
         let norm = TensorSpec::vector(name("norm.weight"), Role::Norm, width);
@@ -48,10 +48,10 @@ impl<D: Device> Encoder<D> {
             LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
             LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: thinker.dtype }),
         };
-        // Too little to be told of beside the thinker's.
+        // The encoder is too small beside the thinker to report its progress.
         let mut progress = |_| ();
         let specs = [&linear, &bias, &norm].into_iter();
-        // Encoders stay as they are stored, whatever becomes of the thinker.
+        // Encoders keep their stored type, even if the thinker is quantised.
         let mut loader = Loader::new(source, Quantize::None, specs, device, &mut progress)?;
         let (frames_in, bias, norm) =
             (loader.matrix(&[&linear])?, loader.vector(&[&bias])?, loader.vector(&[&norm])?);
@@ -73,7 +73,7 @@ impl<D: Device> Encoder<D> {
         self.weight_bytes
     }
 
-    /// Appends an embedding for each frame of the item. The last frame is filled up with silence.
+    /// Appends one embedding per frame of the item. Zeros fill up the last frame.
     pub fn run(&mut self, device: &mut D, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         if data.is_empty() {
             return Err(DeviceError::Misuse("audio without a sample".into()));

@@ -13,7 +13,7 @@ use crate::{
     weights::share,
 };
 
-/// The keys as published; any may be null, and those with a default may be missing.
+/// The keys as published. Any may be null. Those with a default may be missing.
 #[derive(Deserialize)]
 struct Keys {
     vocab_size: Option<usize>,
@@ -29,7 +29,7 @@ struct Keys {
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     use_sliding_window: Option<bool>,
-    // Missing means 4096, null means none.
+    // A missing key means 4096, null means no window.
     #[serde(default = "default_window")]
     sliding_window: Option<usize>,
     max_window_layers: Option<usize>,
@@ -45,7 +45,7 @@ fn default_window() -> Option<usize> {
     Some(4096)
 }
 
-/// A Qwen3 model's shape, in which every number is known to make sense.
+/// The checked shape of a Qwen3 model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
     pub vocab_size: usize,
@@ -57,15 +57,15 @@ pub(crate) struct Config {
     pub head_dim: usize,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f32,
-    /// The LM head is the embedding.
+    /// True if the LM head is the embedding.
     pub tied: bool,
-    /// q, k, v and o have biases.
+    /// True if q, k, v and o have biases.
     pub attention_bias: bool,
-    /// Of each layer, how many keys a query sees, itself included; `None` sees all.
+    /// Number of keys that a query of each layer sees, itself included. `None` means all.
     pub windows: Vec<Option<usize>>,
     pub rope: Rope,
     pub eos_token_id: Option<TokenIds>,
-    /// The type the weights were saved in; only dummy weights follow it.
+    /// Type in which the weights were saved. It decides the type of dummy weights only.
     pub dtype: WeightType,
 }
 
@@ -122,8 +122,8 @@ impl Config {
         Ok(())
     }
 
-    /// What one rank computes of the model: its heads, its share of the intermediate width and of the vocabulary.
-    /// Refuses a number of ranks that leaves remainders.
+    /// Returns one rank's shape: its heads, its share of the intermediate width and of the vocabulary. Refuses a number
+    /// of ranks that does not divide them.
     pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         let Self { heads, kv_heads, intermediate_size, vocab_size, .. } = *self;
         for (key, number) in [
@@ -154,7 +154,7 @@ impl Config {
         })
     }
 
-    /// The bounds of a model of this config in `dir`, whose steps have so many tokens at most.
+    /// Returns the limits of this model, whose checkpoint is in `dir`.
     pub fn limits(&self, dir: &Path, max_step_tokens: usize) -> Result<Limits, LoadError> {
         Ok(Limits {
             vocab_size: self.vocab_size,
@@ -164,13 +164,13 @@ impl Config {
         })
     }
 
-    /// The longest request that positions reach. YaRN stretches a short original context; where the config was not
-    /// lengthened to match, the stretched one counts.
+    /// Number of positions that a request can have. YaRN extends a short original context; the extended one counts if
+    /// `max_position_embeddings` was not raised to match.
     pub fn max_context(&self) -> usize {
-        self.max_position_embeddings.max(self.rope.stretched_context().unwrap_or(0))
+        self.max_position_embeddings.max(self.rope.extended_context().unwrap_or(0))
     }
 
-    /// The heads of a layer with this window.
+    /// The attention of a layer with this window.
     pub fn attention(&self, window: Option<usize>) -> AttentionShape {
         AttentionShape {
             heads: self.heads,
@@ -183,7 +183,7 @@ impl Config {
 }
 
 impl Keys {
-    /// Each layer's window, by `layer_types` where given, else by `max_window_layers`.
+    /// The window of each layer, by `layer_types` if given, else by `max_window_layers`.
     fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, String> {
         let window = self.sliding_window.filter(|_| self.use_sliding_window == Some(true));
         if window == Some(0) {
@@ -210,7 +210,7 @@ impl Keys {
         types.iter().map(of_type).collect()
     }
 
-    /// The type named by `dtype` or `torch_dtype`; f32 where neither is given, as in torch.
+    /// The type that `dtype` or `torch_dtype` names. The default is f32, as in torch.
     fn weight_type(&self) -> Result<WeightType, String> {
         let Some(name) = self.dtype.as_deref().or(self.torch_dtype.as_deref()) else {
             return Ok(WeightType::F32);
@@ -221,97 +221,4 @@ impl Keys {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    /// A config of three layers with these keys changed; null stays null, it does not remove.
-    fn parse(changes: &Value) -> Result<Config, LoadError> {
-        let mut value = json!({
-            "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-            "max_position_embeddings": 4096, "rope_theta": 1e6, "torch_dtype": "bfloat16",
-        });
-        for (key, change) in changes.as_object().unwrap() {
-            value[key] = change.clone();
-        }
-        let path = "config.json".into();
-        Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value })
-    }
-
-    #[test]
-    fn both_spellings_and_null_keys_mean_the_same() {
-        let published = parse(&json!({
-            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-            "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1,
-        }));
-        let saved = parse(&json!({
-            "rope_theta": null,
-            "rope_scaling": null,
-            "rope_parameters": {"rope_type": "yarn", "type": "yarn", "rope_theta": 1e6, "factor": 4.0,
-                                "original_max_position_embeddings": 64},
-            "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-            "torch_dtype": null, "dtype": "bfloat16",
-        }));
-        let published = published.unwrap();
-        assert_eq!(published, saved.unwrap());
-        assert_eq!(published.windows, [None, Some(16), Some(16)]);
-        assert_eq!(published.max_context(), 4096);
-        assert_eq!(published.dtype, WeightType::Bf16);
-    }
-
-    #[test]
-    fn a_value_of_the_wrong_type_is_told_by_its_key() {
-        for value in [json!("many"), json!(-1), json!(1.5)] {
-            let error = parse(&json!({"num_hidden_layers": value})).unwrap_err().to_string();
-            assert!(error.contains("num_hidden_layers"), "{error}");
-        }
-    }
-
-    #[test]
-    fn windows_need_to_be_switched_on() {
-        let windows = |changes: Value| parse(&changes).unwrap().windows;
-        assert_eq!(windows(json!({"sliding_window": 16, "max_window_layers": 0})), [None; 3]);
-        assert_eq!(
-            windows(json!({"use_sliding_window": true, "max_window_layers": 2})),
-            [None, None, Some(4096)]
-        );
-        let null = json!({"use_sliding_window": true, "max_window_layers": 0, "sliding_window": null});
-        assert_eq!(windows(null), [None; 3]);
-    }
-
-    #[test]
-    fn yarn_lengthens_the_context_that_the_config_forgot_to() {
-        let scaling = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
-        let config = parse(&json!({"max_position_embeddings": 40960, "rope_scaling": scaling})).unwrap();
-        assert_eq!(config.max_context(), 131_072);
-    }
-
-    #[test]
-    fn a_value_that_cannot_be_honoured_names_its_key() {
-        for (changes, key, value) in [
-            (json!({"vocab_size": null}), "vocab_size", "missing"),
-            (json!({"num_hidden_layers": 0}), "num_hidden_layers", "not 0"),
-            (json!({"num_key_value_heads": 3}), "num_attention_heads", "not a multiple"),
-            (json!({"head_dim": 31}), "head_dim", "31"),
-            (json!({"hidden_act": "gelu"}), "hidden_act", "gelu"),
-            (json!({"rms_norm_eps": -1e-6}), "rms_norm_eps", "-"),
-            (json!({"hidden_size": -64}), "hidden_size", "-64"),
-            (json!({"torch_dtype": "float8_e4m3fn"}), "dtype", "float8_e4m3fn"),
-            (json!({"layer_types": ["full_attention"]}), "layer_types", "1 layers"),
-            (json!({"layer_types": ["full_attention", "x", "y"]}), "layer_types", "\"x\""),
-            (json!({"layer_types": vec!["sliding_attention"; 3]}), "layer_types", "use_sliding_window"),
-            (json!({"rope_scaling": {"rope_type": "longrope"}}), "rope_type", "longrope"),
-            (json!({"rope_scaling": {"rope_type": "yarn", "factor": 0}}), "factor", "not 0"),
-            (json!({"rope_theta": 0}), "rope_theta", "not 0"),
-            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
-        ] {
-            let error = parse(&changes).unwrap_err().to_string();
-            for part in ["config.json", key, value] {
-                assert!(error.contains(part), "{part:?} is not in {error:?}");
-            }
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! A step of Qwen3: all layers over the step's tokens, then logits a tile at a time.
+//! One step of Qwen3: all layers over the step's tokens, then logits one tile at a time.
 
 use std::ops::Range;
 
@@ -167,7 +167,7 @@ impl<D: Device> Model for Qwen3<D> {
             }
             self.compute_logits(tile)?;
             match self.answer(&now, &then, out) {
-                // The other ranks come to the tiles that are left, and so does this one.
+                // The other ranks go on to compute the remaining tiles, and collectives need this rank, too.
                 Err(error @ DeviceError::Misuse(_)) if !self.group_rank.is_alone() => {
                     refused.get_or_insert(error);
                 }
@@ -187,7 +187,7 @@ impl<D: Device> Model for Qwen3<D> {
     }
 }
 
-/// The pages of a model that is a whole group, between two layers.
+/// The KV pages of a model that is its whole group, between two layers.
 struct Paused<'a, D: Device> {
     device: &'a mut D,
     kv: &'a mut D::KvPool,
@@ -203,7 +203,7 @@ impl<D: Device> PausedPages for Paused<'_, D> {
     }
 }
 
-/// What a sublayer adds to the residual stream: `x · Wᵀ (+ bias)`, of whose inputs a rank holds a share.
+/// A sublayer's addition to the residual stream: `x · Wᵀ (+ bias)`. Each rank holds a share of the inputs.
 struct Output<'a, D: Device> {
     x: &'a D::Tensor,
     weight: &'a D::Matrix,
@@ -211,7 +211,7 @@ struct Output<'a, D: Device> {
 }
 
 impl<D: Device> Output<'_, D> {
-    /// Adds it to `hidden`, summed over ranks, where there are others by way of `partial`.
+    /// Adds the product to `hidden`. A group of several ranks sums it over them in `partial` first.
     fn add(
         self,
         device: &mut D,
@@ -227,8 +227,8 @@ impl<D: Device> Output<'_, D> {
 }
 
 impl<D: Device> Qwen3<D> {
-    /// Final norm and LM head over some of the step's logit rows. Norm comes after the gather: rows that nobody samples
-    /// from are not worth it.
+    /// Computes the final norm and the LM head of a tile of the step's logit rows. The norm comes after the gather, so
+    /// that rows without logits are not normed.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
         let Self { device, group_rank, weights, activations: a, config, .. } = self;
         device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
@@ -237,7 +237,7 @@ impl<D: Device> Qwen3<D> {
         if group_rank.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
-    /// The same with the likeliest token of each row as all that comes of it.
+    /// Appends the likeliest token of each row of a tile, without storing the tile's logits.
     fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
         let Self { device, weights, activations: a, config, .. } = self;
         device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
@@ -245,7 +245,7 @@ impl<D: Device> Qwen3<D> {
         device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut out.sampled)
     }
 
-    /// Answers what is wanted of a tile, by its rows.
+    /// Samples and scores rows of a tile, which are counted from its first.
     fn answer(
         &mut self,
         sample: &[(usize, SampleRow<'_>)],
@@ -271,7 +271,7 @@ fn first_index<T>(rows: &[(usize, T)]) -> Option<usize> {
     rows.first().map(|(row, _)| *row)
 }
 
-/// The tile that starts at the lowest row still wanted; `None` when none is.
+/// Returns the tile that starts at the lowest row still wanted, or `None` if no row is left.
 fn next_tile(
     wanted: impl Iterator<Item = usize>,
     logit_rows: usize,
@@ -283,12 +283,12 @@ fn next_tile(
     }
 }
 
-/// Whether of each of a tile's rows, in their order, the likeliest token is wanted and nothing else.
+/// True if every row of a tile is sampled once, in order, and its likeliest token is all that is asked for.
 fn all_take_the_likeliest(sample: &[(usize, SampleRow<'_>)], rows: usize) -> bool {
     sample.iter().map(|(row, _)| *row).eq(0..rows) && sample.iter().all(|(_, row)| row.takes_the_likeliest())
 }
 
-/// The same requests, their rows counted from the tile's first.
+/// Returns the requests with their rows counted from the tile's first.
 fn rebase<T: Copy>(rows: &[(usize, T)], start: usize) -> Vec<(usize, T)> {
     rows.iter().map(|&(row, request)| (row - start, request)).collect()
 }

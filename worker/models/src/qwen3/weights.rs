@@ -1,8 +1,8 @@
-//! The tensors of a Qwen3 checkpoint: what they are called, how ranks divide them, and how they are fused on a device.
+//! The tensors of a Qwen3 checkpoint: their names, their division among ranks, and their fusion on a device.
 //!
-//! The division is Megatron's (arXiv:1909.08053): vocabularies and the maps into heads and into the intermediate width
-//! by outputs, the maps back by inputs, so that two sums over ranks a layer put a hidden state together. Norms are
-//! everywhere.
+//! The division is Megatron's (arXiv:1909.08053). Vocabularies and the projections into heads and into the intermediate
+//! width are cut by outputs, the projections back by inputs. Each layer thus needs two sums over ranks. Norms are
+//! replicated.
 
 use tutti_kernels::{Device, HeadNorms};
 
@@ -12,12 +12,12 @@ use crate::{
     weights::{Cut, Loader, Role, TensorSpec},
 };
 
-/// Every tensor a checkpoint of this config must hold.
+/// Every tensor that a checkpoint of one config must hold.
 pub(super) struct Specs {
     pub embedding: TensorSpec,
     layers: Vec<LayerSpecs>,
     final_norm: TensorSpec,
-    /// Absent where the embedding serves as LM head.
+    /// `None` if the embedding serves as LM head.
     lm_head: Option<TensorSpec>,
 }
 
@@ -48,7 +48,7 @@ impl Specs {
         }
     }
 
-    /// All of them, in the order in which they are loaded: the largest first, while nothing else takes memory.
+    /// All tensors in the order of loading: the largest come first, while little memory is taken.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
         let ends = [Some(&self.embedding), self.lm_head.as_ref(), Some(&self.final_norm)];
         ends.into_iter().flatten().chain(self.layers.iter().flat_map(LayerSpecs::all))
@@ -60,13 +60,14 @@ impl LayerSpecs {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let (heads, kv_heads) = (Cut::Rows(config.heads), Cut::Rows(config.kv_heads));
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let linear = |part: &str, outputs, inputs, cut| {
-            TensorSpec::matrix(name(&format!("{part}.weight")), Role::Projection, outputs, inputs).cut(cut)
+        let name = |tensor: &str| format!("model.layers.{layer}.{tensor}");
+        let linear = |module: &str, outputs, inputs, cut| {
+            TensorSpec::matrix(name(&format!("{module}.weight")), Role::Projection, outputs, inputs).cut(cut)
         };
-        let norm = |part: &str, width| TensorSpec::vector(name(&format!("{part}.weight")), Role::Norm, width);
-        let bias = |part: &str, width, cut| {
-            TensorSpec::vector(name(&format!("{part}.bias")), Role::Bias, width).cut(cut)
+        let norm =
+            |module: &str, width| TensorSpec::vector(name(&format!("{module}.weight")), Role::Norm, width);
+        let bias = |module: &str, width, cut| {
+            TensorSpec::vector(name(&format!("{module}.bias")), Role::Bias, width).cut(cut)
         };
         Self {
             input_norm: norm("input_layernorm", hidden),
@@ -102,7 +103,7 @@ impl LayerSpecs {
     }
 }
 
-/// The weights on a device; shapes are those of a rank that is alone.
+/// The weights on a device. Shapes in comments are those of a group of one rank.
 pub(super) struct Weights<D: Device> {
     /// `[vocab, hidden]`.
     pub embedding: D::Matrix,
@@ -121,10 +122,10 @@ pub(super) struct Layer<D: Device> {
     k_norm: D::Vector,
     /// `[hidden, heads * head_dim]`.
     pub o: D::Matrix,
-    /// At rank 0 alone.
+    /// Held by rank 0 only, so that a sum over ranks adds it once.
     pub o_bias: Option<D::Vector>,
     pub post_norm: D::Vector,
-    /// gate and up as a pair: `[2 * intermediate, hidden]`.
+    /// gate and up fused: `[2 * intermediate, hidden]`.
     pub gate_up: D::Matrix,
     /// `[hidden, intermediate]`.
     pub down: D::Matrix,
@@ -140,7 +141,7 @@ impl<D: Device> Weights<D> {
         })
     }
 
-    /// `[vocab, hidden]`; the embedding itself where they are tied.
+    /// The LM head, `[vocab, hidden]`: the embedding if they are tied.
     pub fn lm_head(&self) -> &D::Matrix {
         self.lm_head.as_ref().unwrap_or(&self.embedding)
     }
@@ -167,7 +168,7 @@ impl<D: Device> Layer<D> {
         })
     }
 
-    /// The norms on each head of q and k.
+    /// The norms of each head of q and k.
     pub fn head_norms(&self, eps: f32) -> HeadNorms<'_, D::Vector> {
         HeadNorms { q: &self.q_norm, k: &self.k_norm, eps }
     }

@@ -5,8 +5,8 @@ use tutti_kernels::WeightType;
 
 use super::{Role, ShardRange, TensorSpec};
 
-/// Draws weights from nothing but a seed. Element `i` of a tensor is a function of (seed, name, `i`), so that any
-/// part of it comes out the same wherever and in whatever order it is drawn.
+/// A source of seeded random weights. Element `i` of a tensor is a function of (seed, name, `i`), so a shard does not
+/// depend on the rank that draws it, nor on the order of drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dummy {
     /// The seed.
@@ -26,7 +26,7 @@ impl Dummy {
             Role::Projection => (spec.rows_columns().1.max(1) as f32).sqrt().recip(),
         };
         let stream = spec.name.bytes().fold(self.seed, |state, byte| mix(state ^ u64::from(byte)));
-        // Sixteen random bits an element, uniform in -√3σ..√3σ: variance σ².
+        // Sixteen random bits per element, uniform in -√3σ..√3σ: variance σ².
         let step = 3f32.sqrt() * deviation / 32_768.0;
         let mut bytes = vec![0; range.elements() * self.dtype.bytes()];
         let mut rest = &mut bytes[..];
@@ -40,7 +40,7 @@ impl Dummy {
                 WeightType::F16 => {
                     fill(now, stream, first, |r| f16::from_f32(f32::from(r) * step).to_le_bytes());
                 }
-                // Cut, not rounded: as random, and far quicker.
+                // Truncated, not rounded: as random, and far faster.
                 WeightType::Bf16 => fill(now, stream, first, |r| {
                     (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes()
                 }),
@@ -58,7 +58,7 @@ impl Dummy {
     }
 }
 
-/// Fills `bytes` with the elements from `first` on, of `N` bytes each, four from each random word.
+/// Fills `bytes` with the elements from `first` on, of `N` bytes each. Each random word gives four elements.
 fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: impl Fn(i16) -> [u8; N]) {
     let draw = |block: usize, lane: usize, elements: &mut [u8]| {
         let word = mix(stream.wrapping_add(block as u64));
@@ -66,7 +66,7 @@ fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: im
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
     };
-    // The rest of a word that the elements before `first` have begun.
+    // The remaining elements of the word that `first` is in, if it is not at the start of one.
     let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
     let (head, whole) = bytes.split_at_mut(begun * N);
     draw(first / 4, first % 4, head);
@@ -84,56 +84,4 @@ fn mix(state: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use tutti_kernels::{HostMatrix, collective::GroupRank};
-
-    use super::{super::Cut, *};
-
-    fn whole(dummy: Dummy, spec: &TensorSpec) -> Vec<u8> {
-        dummy.bytes(spec, &spec.shard_range(GroupRank::ALONE))
-    }
-
-    fn floats(bytes: &[u8]) -> Vec<f32> {
-        bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
-    }
-
-    #[test]
-    fn weights_have_zero_mean_and_the_variance_of_their_role() {
-        let dummy = Dummy { seed: 3, dtype: WeightType::Bf16 };
-        for (role, variance) in [(Role::Projection, 1f32 / 64.0), (Role::Embedding, 1.0)] {
-            let values = floats(&whole(dummy, &TensorSpec::matrix("w", role, 256, 64)));
-            let mean = values.iter().sum::<f32>() / values.len() as f32;
-            let found = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;
-            assert!(mean.abs() < 0.02 * variance.sqrt(), "mean {mean}");
-            assert!((found / variance - 1.0).abs() < 0.05, "variance {found}, {variance} wanted");
-        }
-        let norm = TensorSpec::vector("n", Role::Norm, 5);
-        assert!(floats(&whole(dummy, &norm)).iter().all(|v| *v == 1.0));
-    }
-
-    #[test]
-    fn name_and_seed_decide() {
-        let draw = |seed, name| {
-            let spec = TensorSpec::matrix(name, Role::Projection, 3, 5);
-            whole(Dummy { seed, dtype: WeightType::F32 }, &spec)
-        };
-        assert_eq!(draw(1, "a"), draw(1, "a"));
-        assert_ne!(draw(1, "a"), draw(1, "b"));
-        assert_ne!(draw(1, "a"), draw(2, "a"));
-    }
-
-    #[test]
-    fn a_shard_is_what_the_whole_has_there() {
-        // Rows of nine elements: shards begin inside a random word.
-        let dummy = Dummy { seed: 5, dtype: WeightType::F32 };
-        for cut in [Cut::Rows(6), Cut::Columns(9), Cut::Rows(3), Cut::Replicated] {
-            let spec = TensorSpec::matrix("w", Role::Projection, 6, 9).cut(cut);
-            let bytes = whole(dummy, &spec);
-            let view = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 6, columns: 9 };
-            for rank in 0..3 {
-                let range = spec.shard_range(GroupRank { rank, world_size: 3 });
-                assert_eq!(dummy.bytes(&spec, &range), *range.slice(view), "{cut:?} at rank {rank}");
-            }
-        }
-    }
-}
+mod tests;

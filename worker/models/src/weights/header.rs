@@ -12,19 +12,19 @@ use serde::{
 };
 use serde_json::Value;
 
-/// The key that holds free text instead of a tensor.
+/// The key of free text, which is no tensor.
 const METADATA: &str = "__metadata__";
 
-/// What a file's header says. Every tensor's bytes are known to lie in the file.
+/// A parsed header, in which every tensor's extent lies in the file.
 #[derive(Debug)]
 pub(super) struct Header {
-    /// Offset in the file at which the data starts.
+    /// Offset of the data in the file, in bytes.
     pub data_start: usize,
     /// The tensors by name.
     pub tensors: HashMap<String, TensorInfo>,
 }
 
-/// What is wrong with a header, and with which tensor if it is one's fault.
+/// A fault of a header, and the tensor it is about, if any.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HeaderError {
     pub tensor: Option<String>,
@@ -60,7 +60,7 @@ impl Header {
         let data_bytes = rest.len() - json.len();
         let mut tensors = HashMap::with_capacity(entries.len());
         let mut end_of_data = 0;
-        // In order of the header, which is mostly that of the data: a truncated file is told by its first lost tensor.
+        // The header mostly follows the order of the data, so a truncated file is reported by its first lost tensor.
         for (name, entry) in entries {
             if name == METADATA {
                 continue;
@@ -103,7 +103,7 @@ fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A JSON object's entries in order. A name that occurs twice is an error, where a map would keep the last silently.
+/// The entries of a JSON object in order. A name that occurs twice is an error; a map would silently keep the last.
 struct Entries(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -133,65 +133,4 @@ impl<'de> Deserialize<'de> for Entries {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A file of this header with so many bytes of data.
-    fn file(header: &str, data: usize) -> Vec<u8> {
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header.as_bytes());
-        bytes.resize(bytes.len() + data, 0);
-        bytes
-    }
-
-    const TWO: &str = r#"{"__metadata__":{"format":"pt"},
-        "a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},
-        "b":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]}}"#;
-
-    #[test]
-    fn a_sound_file_is_read() {
-        let header = Header::parse(&file(TWO, 22)).unwrap();
-        assert_eq!(header.tensors.len(), 2);
-        assert_eq!(header.tensors["b"].data_offsets, (16, 22));
-    }
-
-    #[test]
-    fn a_truncated_file_names_the_tensor_that_is_cut() {
-        let error = Header::parse(&file(TWO, 20)).unwrap_err();
-        assert_eq!(error.tensor.as_deref(), Some("b"));
-        assert!(error.problem.contains("truncated") && error.problem.contains("20 bytes"), "{error:?}");
-    }
-
-    #[test]
-    fn a_file_cut_within_its_header_is_told_apart() {
-        let whole = file(TWO, 22);
-        for cut in [0, 7, 8, 40] {
-            let error = Header::parse(&whole[..cut]).unwrap_err();
-            assert_eq!(error.tensor, None, "{error:?}");
-        }
-    }
-
-    #[test]
-    fn a_shape_that_does_not_fit_its_bytes_names_both() {
-        let error = Header::parse(&file(&TWO.replace("[2,2]", "[2,3]"), 22)).unwrap_err();
-        assert_eq!(error.tensor.as_deref(), Some("a"));
-        assert!(error.problem.contains("24 bytes") && error.problem.contains("0..16"), "{error:?}");
-    }
-
-    #[test]
-    fn a_name_that_occurs_twice_is_refused() {
-        let error = Header::parse(&file(&TWO.replace("\"b\"", "\"a\""), 22)).unwrap_err();
-        assert!(error.problem.contains("\"a\" occurs twice"), "{error:?}");
-    }
-
-    #[test]
-    fn bytes_beyond_the_last_tensor_are_refused() {
-        assert!(Header::parse(&file(TWO, 30)).unwrap_err().problem.contains("8 bytes follow"));
-    }
-
-    #[test]
-    fn a_shape_whose_size_overflows_is_refused() {
-        let error = Header::parse(&file(&TWO.replace("[2,2]", "[4294967296,4294967296]"), 22)).unwrap_err();
-        assert!(error.problem.contains("too large"), "{error:?}");
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Hands tensors over to a device one after the other, and says how far it is.
+//! Loads tensors onto a device one by one, and reports progress.
 
 use half::{bf16, f16};
 use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
@@ -6,23 +6,23 @@ use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, colle
 use super::{Dummy, SafetensorsDir, TensorSpec};
 use crate::LoadError;
 
-/// How much of the weights a device has taken over.
+/// Progress of loading weights onto a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Bytes taken over.
+    /// Bytes loaded so far.
     pub done: u64,
-    /// Bytes in all.
+    /// Bytes to load in total.
     pub total: u64,
 }
 
-/// Who is told about progress.
+/// A callback for progress.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress);
 
-/// Where tensors come from.
+/// The source of tensors.
 pub(crate) enum Source {
     /// A checkpoint's files.
     Files(SafetensorsDir),
-    /// Nothing but a seed.
+    /// Random numbers from a seed.
     Dummy(Dummy),
 }
 
@@ -35,19 +35,19 @@ impl Source {
     }
 }
 
-/// Hands a family's tensors from a source to a device: of each, what this rank holds of it.
+/// Loads this rank's shard of a family's tensors from a source onto a device.
 pub(crate) struct Loader<'a, D: Device> {
     source: Source,
     quantize: Quantize,
     device: &'a mut D,
     progress: Progress<'a>,
     state: LoadProgress,
-    /// Bytes that the device holds of what it has taken over.
+    /// Bytes that the device holds of the tensors loaded so far.
     held: u64,
 }
 
 impl<'a, D: Device> Loader<'a, D> {
-    /// Checks that every tensor of `specs` is there and as expected, before any is read: a bad checkpoint fails at once.
+    /// Checks the presence, shape and type of every tensor of `specs` before any is read, so a bad checkpoint fails at once.
     pub fn new<'s>(
         source: Source,
         quantize: Quantize,
@@ -64,22 +64,22 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(Self { source, quantize, device, progress, state, held: 0 })
     }
 
-    /// The rank that loads.
+    /// The rank that loads, and its group's size.
     pub fn group_rank(&self) -> GroupRank {
         self.device.group_rank()
     }
 
-    /// The type in which a tensor is stored.
+    /// The stored type of a tensor.
     pub fn dtype(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         self.source.check(spec)
     }
 
-    /// Loads matrices as one, whose rows are theirs in order.
+    /// Loads several matrices as one, with their rows end to end.
     pub fn matrix(&mut self, specs: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
         self.load_matrix(specs, |device, fused, quantize| device.matrix(fused, quantize))
     }
 
-    /// Loads gate and up as a pair.
+    /// Loads gate and up as one matrix.
     pub fn gate_up(&mut self, specs: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
         self.load_matrix(&specs, |device, fused, quantize| match *fused {
             [gate, up] => device.gate_up_matrix([gate, up], quantize),
@@ -116,14 +116,14 @@ impl<'a, D: Device> Loader<'a, D> {
         }
         let stored = self.advance(specs)?;
         self.held += match self.quantize {
-            // Not what the device's layout adds at its ends.
+            // Without the padding of the device's layout.
             Quantize::None => stored,
             Quantize::Int8 => self.device.matrix_bytes(&matrix),
         };
         Ok(matrix)
     }
 
-    /// Hands over vectors as one, end to end, widened to f32.
+    /// Loads several vectors as one, end to end, widened to f32.
     pub fn vector(&mut self, specs: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
         let mut values = Vec::new();
         for spec in specs {
@@ -146,7 +146,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(vector)
     }
 
-    /// Logs what the checkpoint holds beyond what was asked for; gives back the bytes that the device holds.
+    /// Logs the tensors that the model does not use, and returns the number of bytes that the device holds.
     pub fn finish(self) -> u64 {
         if let Source::Files(files) = &self.source {
             for tensor in files.unused() {
@@ -156,7 +156,7 @@ impl<'a, D: Device> Loader<'a, D> {
         self.held
     }
 
-    /// Tells of progress; gives back the bytes that these tensors are stored in.
+    /// Reports progress, and returns the number of bytes of this rank's shard of these tensors in their stored type.
     fn advance(&mut self, specs: &[&TensorSpec]) -> Result<u64, LoadError> {
         let mut stored = 0;
         for spec in specs {

@@ -1,4 +1,4 @@
-//! What tests/goldens has recorded of Hugging Face transformers.
+//! Reader of the results of Hugging Face transformers that tests/goldens recorded.
 
 use safetensors::SafeTensors;
 
@@ -22,7 +22,7 @@ impl Case {
         Self { prompt: ids("input_ids"), greedy: ids("greedy"), logits }
     }
 
-    /// The reference's logprob of prompt token `i`, i ≥ 1.
+    /// Returns the reference's logprob of prompt token `i`, i ≥ 1.
     pub fn logprob(&self, i: usize) -> f64 {
         let vocab = self.logits.len() / self.prompt.len();
         let row: Vec<f64> = self.logits[(i - 1) * vocab..i * vocab].iter().map(|x| f64::from(*x)).collect();

@@ -1,4 +1,4 @@
-//! Ranks of a TP group as threads of the test, in shared memory as between processes.
+//! A TP group whose ranks are threads of the test. They meet in shared memory, as processes do.
 
 use std::{path::Path, thread, time::Duration};
 
@@ -10,10 +10,10 @@ use tutti_models::{
 
 use super::{PAGES, device, try_load_as};
 
-/// Nothing that works takes this long.
+/// Deadline of a collective, far above what a working group takes.
 const WAIT: Duration = Duration::from_secs(120);
 
-/// Gives `act` the model in `dir` as a group of so many ranks runs it.
+/// Loads the model in `dir` on a group of `size` ranks and calls `act` with the leader.
 pub fn of_ranks<T>(
     size: usize,
     dir: &Path,
@@ -23,7 +23,7 @@ pub fn of_ranks<T>(
     of_ranks_as(size, dir, load_format, Quantize::None, act)
 }
 
-/// The same, quantised.
+/// Runs [`of_ranks`] with quantised weights.
 pub fn of_ranks_as<T>(
     size: usize,
     dir: &Path,
@@ -51,7 +51,7 @@ pub fn of_ranks_as<T>(
     })
 }
 
-/// A rank of a group whose others are not there: it can load, which takes nobody else, and nothing more.
+/// A rank of a group without the other ranks. It can load, which needs no collective; every collective fails.
 pub struct Lone(pub GroupRank);
 
 impl Collective for Lone {
@@ -82,6 +82,6 @@ impl Collective for Lone {
 
 impl Lone {
     fn alone(&self) -> CollectiveError {
-        CollectiveError::Transport("nobody else is here".to_owned())
+        CollectiveError::Transport("a group without its other ranks".to_owned())
     }
 }

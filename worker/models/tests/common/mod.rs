@@ -1,6 +1,6 @@
-//! Runs requests through a model as the engine does: pages, chunks, batches, logits.
+//! Fixtures: small checkpoints, and a driver that runs requests through a model in pages, chunks and batches.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, reason = "no test file uses all of it")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 pub mod goldens;
@@ -69,18 +69,18 @@ pub fn loaded_as(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> Box
     model
 }
 
-/// A request on its way: its tokens so far and its pages.
+/// A running request.
 #[derive(Clone)]
 pub struct Request {
     pub tokens: Vec<u32>,
-    /// How many of them stand in the pages.
+    /// Number of tokens whose keys and values are in the pages.
     pub computed: usize,
     pub pages: Vec<PageId>,
-    /// What the model thinks of each prompt token but the first, all of the vocabulary.
+    /// Scores of each prompt token but the first, with the whole vocabulary as `top`.
     pub scores: Vec<TokenScore>,
 }
 
-/// Requests with pages of their own, dealt out back to front so that no table is in order.
+/// Returns requests with pages of their own. Page ids descend, so no block table is in order.
 pub fn requests(prompts: &[&[u32]]) -> Vec<Request> {
     let mut free: Vec<PageId> = (1..PAGES as u32).map(PageId).collect();
     let request = |prompt: &&[u32]| Request {
@@ -106,8 +106,8 @@ fn greedy() -> SamplingParams {
     }
 }
 
-/// One step over all requests that are not fully computed, at most `chunk` tokens each: scores every prompt token and
-/// appends a greedy token to a request whose last token was computed.
+/// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token, and appends a greedy
+/// token to a request whose last token it computed.
 pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
     let vocab = model.limits().vocab_size as u32;
     let (mut ids, mut positions, mut rows, mut logit_rows) = (vec![], vec![], vec![], vec![]);
@@ -160,8 +160,8 @@ pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
     assert!(sampled.next().is_none() && scores.next().is_none(), "as many answers as questions");
 }
 
-/// Runs each prompt until it has `output` more tokens, all prompts in the same steps; gives back each one's output and
-/// its prompt's scores.
+/// Runs all prompts in the same steps until each has `output` more tokens. Returns the output and the prompt's scores of
+/// each.
 pub fn generate(
     model: &mut dyn Model,
     prompts: &[&[u32]],
@@ -170,12 +170,12 @@ pub fn generate(
 ) -> Vec<(Vec<u32>, Vec<TokenScore>)> {
     let mut active = requests(prompts);
     let mut finished: Vec<Option<Request>> = vec![None; prompts.len()];
-    let mut places: Vec<usize> = (0..prompts.len()).collect();
+    let mut prompt_of: Vec<usize> = (0..prompts.len()).collect();
     while !active.is_empty() {
         step(model, &mut active, chunk);
         for i in (0..active.len()).rev() {
-            if active[i].tokens.len() == prompts[places[i]].len() + output {
-                finished[places.remove(i)] = Some(active.remove(i));
+            if active[i].tokens.len() == prompts[prompt_of[i]].len() + output {
+                finished[prompt_of.remove(i)] = Some(active.remove(i));
             }
         }
     }
@@ -187,7 +187,7 @@ pub fn generate(
     finished.into_iter().zip(prompts).map(split).collect()
 }
 
-/// A small Qwen3 config; `changes` are merged into it.
+/// Returns a small Qwen3 config with `changes` merged into it.
 pub fn config(changes: &serde_json::Value) -> serde_json::Value {
     let mut config = serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 97, "hidden_size": 48,
@@ -201,10 +201,10 @@ pub fn config(changes: &serde_json::Value) -> serde_json::Value {
     config
 }
 
-/// A tensor to be written: type, shape, bytes.
+/// A tensor of a checkpoint: type, shape, bytes.
 pub type Tensor = (Dtype, Vec<usize>, Vec<u8>);
 
-/// The f32 tensors that [`config`] asks for, with values that follow from their place.
+/// Returns the f32 tensors that [`config`] asks for. Values are a function of name and index.
 pub fn tensors() -> BTreeMap<String, Tensor> {
     let mut tensors = BTreeMap::new();
     let mut add = |name: String, shape: &[usize]| {
@@ -217,19 +217,19 @@ pub fn tensors() -> BTreeMap<String, Tensor> {
     add("lm_head.weight".into(), &[97, 48]);
     add("model.norm.weight".into(), &[48]);
     for layer in 0..2 {
-        let mut part =
+        let mut add_weight =
             |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}.weight"), shape);
-        part("input_layernorm", &[48]);
-        part("post_attention_layernorm", &[48]);
-        part("self_attn.q_proj", &[64, 48]);
-        part("self_attn.k_proj", &[32, 48]);
-        part("self_attn.v_proj", &[32, 48]);
-        part("self_attn.o_proj", &[48, 64]);
-        part("self_attn.q_norm", &[16]);
-        part("self_attn.k_norm", &[16]);
-        part("mlp.gate_proj", &[80, 48]);
-        part("mlp.up_proj", &[80, 48]);
-        part("mlp.down_proj", &[48, 80]);
+        add_weight("input_layernorm", &[48]);
+        add_weight("post_attention_layernorm", &[48]);
+        add_weight("self_attn.q_proj", &[64, 48]);
+        add_weight("self_attn.k_proj", &[32, 48]);
+        add_weight("self_attn.v_proj", &[32, 48]);
+        add_weight("self_attn.o_proj", &[48, 64]);
+        add_weight("self_attn.q_norm", &[16]);
+        add_weight("self_attn.k_norm", &[16]);
+        add_weight("mlp.gate_proj", &[80, 48]);
+        add_weight("mlp.up_proj", &[80, 48]);
+        add_weight("mlp.down_proj", &[48, 80]);
     }
     tensors
 }
@@ -245,15 +245,15 @@ pub fn write_tensors<'a>(file: &Path, tensors: impl IntoIterator<Item = (&'a Str
     fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// A prompt below a vocabulary of 97.
+/// Returns a prompt of ids below 97.
 pub fn prompt(tokens: usize) -> Vec<u32> {
     (0..tokens as u32).map(|i| (i * i * 31 + i * 7 + 3) % 97).collect()
 }
 
-/// A run's output, and for each prompt token the whole distribution as (token, logprob's bits).
+/// The output of a prompt, and the whole distribution at each prompt token as (token, bits of the logprob).
 pub type Bits = (Vec<u32>, Vec<Vec<(u32, u32)>>);
 
-/// Bits, since `==` on floats takes 0 for -0.
+/// Converts logprobs to bits, since `==` on floats takes 0 for -0.
 pub fn bits(runs: &[(Vec<u32>, Vec<TokenScore>)]) -> Vec<Bits> {
     let row = |score: &TokenScore| score.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
     runs.iter().map(|(tokens, scores)| (tokens.clone(), scores.iter().map(row).collect())).collect()

@@ -1,4 +1,4 @@
-//! `--quantize int8` through a whole model: how far it strays, what it takes, and that promise 8 holds for it too.
+//! `--quantize int8` on a whole model: deviation of logprobs, memory, and promise 8 of DESIGN.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -24,10 +24,10 @@ use tutti_models::{
     Model, Quantize,
 };
 
-/// How far logprobs are apart.
+/// Deviation between two sets of logprobs.
 struct Deviation {
     mean: f32,
-    /// What 99 in 100 stay below.
+    /// The 99th percentile.
     p99: f32,
     greatest: f32,
 }
@@ -42,7 +42,7 @@ impl Deviation {
     }
 }
 
-/// The logprob of every token of these prompts but their first.
+/// Returns the logprob of every token of these prompts but the first of each.
 fn logprobs(model: &mut dyn Model, prompts: &[Vec<u32>]) -> Vec<f32> {
     let score = |prompt: &Vec<u32>| generate(model, &[prompt], usize::MAX, 1).remove(0).1;
     prompts.iter().flat_map(score).map(|score: TokenScore| score.logprob).collect()
@@ -55,7 +55,7 @@ fn report(what: &str, against: &str, count: usize, deviation: &Deviation) {
     );
 }
 
-/// The shipped model, on conversations that it knows by heart. A trained model, unlike those of the goldens.
+/// Runs the shipped model on conversations that it knows by heart. It is trained, unlike the golden models.
 #[test]
 fn the_shipped_model_strays_little() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/tutti-tiny/checkpoint");
@@ -64,12 +64,12 @@ fn the_shipped_model_strays_little() {
     let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
     let deviation = Deviation::between(&int8, &stored);
     report("tutti-tiny", "its bf16", int8.len(), &deviation);
-    // Measured: 0.0155 and 0.119, and a quarter more for what rounds otherwise.
+    // The bounds are the measured values and a quarter more, for paths that round differently.
     assert!(deviation.mean < 0.02 && deviation.p99 < 0.15, "strays too far");
     assert!(deviation.greatest > 0.0, "nothing was quantised");
 }
 
-/// Random weights of the golden gate, against the same weights and against Hugging Face's own numbers.
+/// Compares a golden model in int8 with its stored weights, and with the reference of Hugging Face.
 fn golden(set: &str, model: &str) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
@@ -87,8 +87,8 @@ fn golden(set: &str, model: &str) {
     for (against, other) in [("the stored weights", stored), ("the f32 reference", reference)] {
         let deviation = Deviation::between(&int8, &other);
         report(&format!("{set}/{model}"), against, int8.len(), &deviation);
-        // Measured: up to 0.066 and 0.231, and a quarter more. Random weights answer to noise: transformers in bf16 strays
-        // by 0.01 to 0.025.
+        // The bounds are the greatest measured values and a quarter more. Random weights amplify noise: transformers in
+        // bf16 deviates by 0.01 to 0.025.
         assert!(deviation.mean < 0.083 && deviation.p99 < 0.29, "strays too far from {against}");
     }
 }
@@ -108,7 +108,7 @@ fn dummy(changes: &Value) -> tempfile::TempDir {
     dir
 }
 
-/// Promise 8.
+/// Tests promise 8 of DESIGN for int8.
 #[test]
 fn neither_chunks_nor_mates_change_a_bit() {
     const OUTPUT: usize = 8;
@@ -126,19 +126,20 @@ fn neither_chunks_nor_mates_change_a_bit() {
         }
         let alone = bits(&alone);
         for chunk in [1, 7, 64, usize::MAX] {
-            let together = bits(&generate(&mut *model, &prompts, chunk, OUTPUT));
-            assert!(alone == together, "chunks of {chunk} differ");
+            let batched = bits(&generate(&mut *model, &prompts, chunk, OUTPUT));
+            assert!(alone == batched, "chunks of {chunk} differ");
         }
     }
 }
 
-/// Where heads and intermediate width are whole groups for each rank, it holds the very numbers that one rank would, and
-/// only sums over ranks round differently. Elsewhere groups of other inputs have other scales.
+/// Compares groups of ranks with one rank. If each rank's heads and intermediate width are whole quantisation groups, it
+/// holds the same int8 numbers as one rank, and only sums over ranks round differently. Otherwise groups hold other inputs
+/// and have other scales.
 ///
-/// A sum that differs in its last bit moves a number over a rounding border now and then: of an int8 step or, in attention
-/// and in the pages, of bfloat16. One such step moves a token's logprob by about 0.01 here, and later tokens read what it
-/// left in the pages. So most prompts do not stray at all, some do by several of those, and which ones is chance that
-/// every other order of sums throws anew: the bound holds for the median prompt.
+/// A sum that differs in its last bit now and then rounds an activation to another step: of int8 or, in attention and in
+/// the pages, of bfloat16. One such step moves a token's logprob by about 0.01, and later tokens read it from the pages.
+/// Most prompts thus do not deviate at all, and some deviate by several steps. Which ones do depends on the order of sums,
+/// so the bound holds for the median prompt.
 #[test]
 fn ranks_agree() {
     const PROMPTS: u32 = 9;
@@ -168,7 +169,7 @@ fn ranks_agree() {
     }
 }
 
-/// What admission, metrics and the default KV pool see.
+/// `weight_bytes`, which admission, metrics and the default size of the KV pool use, is near one byte per weight.
 #[test]
 fn weights_take_little_more_than_a_byte_each() {
     let dir = dummy(&json!({

@@ -1,15 +1,15 @@
-//! In virtual time: a device of known costs runs what the pace allows.
+//! The pace on a simulated device of known costs, in virtual time.
 
 use super::*;
 
-/// The least that a step prefills.
+/// The least tokens that a step prefills.
 const LEAST: usize = 16;
-/// The most, which is as much as a step's budget leaves.
+/// The most tokens that a step prefills: the rest of the step's budget.
 const BUDGET: usize = 2048;
-/// Steps that it may take to learn.
+/// Number of steps that the pace may take to learn.
 const FEW: usize = 8;
 
-/// Nanoseconds.
+/// The costs of a device, in nanoseconds.
 #[derive(Clone, Copy)]
 struct Device {
     fixed: f64,
@@ -17,37 +17,37 @@ struct Device {
     row_attended: f64,
     token: f64,
     token_attended: f64,
-    /// How much longer a step may take, evenly distributed.
+    /// The most by which a step is longer than its costs, as a share; uniformly distributed.
     jitter: f64,
 }
 
-/// As `--device sim` has it.
+/// The costs of the `--device sim` profile.
 const H200: Device =
     Device { fixed: 4.3e6, row: 5e3, row_attended: 38.0, token: 27.6e3, token_attended: 1.0, jitter: 0.0 };
-/// About what two cores do for 0.6 billion parameters.
+/// The approximate costs of two CPU cores with 0.6 billion parameters.
 const CPU: Device =
     Device { fixed: 40e6, row: 4e6, row_attended: 2.5e3, token: 7e6, token_attended: 2.3e3, jitter: 0.0 };
 
-/// Requests that decode, beside one prompt after another.
+/// Requests that decode while one prompt after another is prefilled.
 struct Run {
     pace: Pace,
     device: Device,
     target: Duration,
     decodes: usize,
-    /// Where all of them are.
+    /// The position of all decodes.
     context: usize,
-    /// Where the prompt is.
+    /// The position of the prompt.
     position: usize,
     prompt: usize,
     random: u64,
 }
 
-/// A step, in seconds.
+/// A step, with times in seconds.
 struct Step {
     took: f64,
-    /// What it would have taken without its prefill.
+    /// Time of the step without its prefill.
     decodes: f64,
-    /// Whether there was time for more, but not more prompt.
+    /// True if the step ended the prompt, so that it may have had time for more.
     is_last: bool,
 }
 
@@ -94,17 +94,17 @@ impl Run {
     }
 
     fn allowed(&self) -> usize {
-        self.pace.beside(&self.decoding(), LEAST).tokens(self.position)
+        self.pace.allowance(&self.decoding(), LEAST).tokens(self.position)
     }
 
-    /// Steps with as much prefill as there is time for.
+    /// Runs steps with as much prefill as the pace allows.
     fn mixed(&mut self, steps: usize) -> Vec<Step> {
         let one = |_| self.step(self.allowed().min(self.prompt - self.position).min(BUDGET));
         (0..steps).map(one).collect()
     }
 
-    /// Whether 99 of 100 steps keep the target, and most of the time is used.
-    fn judge(&self, what: &str, steps: &[Step]) {
+    /// Asserts that 99 of 100 steps keep the target and that most of the time is used.
+    fn assert_pace(&self, what: &str, steps: &[Step]) {
         let target = self.target.as_secs_f64();
         let mut took: Vec<f64> = steps.iter().map(|step| step.took / target).collect();
         took.sort_by(f64::total_cmp);
@@ -125,14 +125,15 @@ const fn ms(ms: u64) -> Duration {
 fn the_target_is_kept_and_its_time_used() {
     for (device, target) in [(H200, ms(12)), (H200, ms(20)), (CPU, ms(1000))] {
         for jitter in [0.0, 0.05, 0.1] {
-            // What a token costs grows with what it attends to: by half over 16k on the one, fourfold over 8k on the other.
+            // A token costs more at later positions: half as much again over 16k on the one device, fourfold over 8k on
+            // the other.
             for prompt in [1024, 8192, 16_384] {
                 for decoded_before in [0, 50] {
                     let mut run = Run { prompt, ..Run::new(Device { jitter, ..device }, target) };
                     run.decode(decoded_before);
                     let steps = run.mixed(300);
                     let what = format!("{target:?}, jitter {jitter}, {prompt} after {decoded_before}");
-                    run.judge(&what, &steps[FEW..]);
+                    run.assert_pace(&what, &steps[FEW..]);
                 }
             }
         }
@@ -154,11 +155,11 @@ fn nothing_known_is_no_reason_to_begin_with_much() {
 fn other_decodes_change_only_a_few_steps() {
     let mut run = Run::new(Device { jitter: 0.05, ..H200 }, ms(16));
     run.mixed(50);
-    // 64 requests with 2,000 tokens behind them take 5 ms more, then they are gone.
+    // 64 decodes with a context of 2,000 tokens take 5 ms more, and then they end.
     for (decodes, context) in [(64, 2000), (4, 300), (64, 2000), (1, 8000)] {
         (run.decodes, run.context) = (decodes, context);
         let steps = run.mixed(200);
-        run.judge(&format!("{decodes} decodes"), &steps[FEW..]);
+        run.assert_pace(&format!("{decodes} decodes"), &steps[FEW..]);
     }
 }
 
@@ -169,7 +170,7 @@ fn a_device_that_slows_down_or_recovers_is_followed() {
     for factor in [1.5, 1.0] {
         run.device = Device { fixed: factor * H200.fixed, token: factor * H200.token, jitter: 0.05, ..H200 };
         let steps = run.mixed(200);
-        run.judge(&format!("{factor} times the time"), &steps[2 * FEW..]);
+        run.assert_pace(&format!("{factor} times the time"), &steps[2 * FEW..]);
     }
 }
 
@@ -180,7 +181,7 @@ fn a_stall_is_soon_forgotten() {
     let before = run.allowed();
     run.observe(before, 1.0);
     let steps = run.mixed(300);
-    run.judge("after a stall", &steps[4 * FEW..]);
+    run.assert_pace("after a stall", &steps[4 * FEW..]);
 }
 
 #[test]
@@ -196,16 +197,16 @@ fn decodes_that_are_too_slow_alone_do_not_stop_prefill() {
 fn nothing_bounds_prefill_without_a_target_or_without_decodes() {
     let mut run = Run::new(H200, ms(12));
     run.mixed(20);
-    assert_eq!(run.pace.beside(&Work::default(), LEAST).tokens(0), usize::MAX);
+    assert_eq!(run.pace.allowance(&Work::default(), LEAST).tokens(0), usize::MAX);
     run.pace.target = None;
     assert_eq!(run.allowed(), usize::MAX);
 }
 
 #[test]
-fn what_is_given_is_not_given_twice() {
+fn an_allowance_is_not_spent_twice() {
     let mut run = Run::new(H200, ms(12));
     run.mixed(50);
-    let mut allowance = run.pace.beside(&run.decoding(), LEAST);
+    let mut allowance = run.pace.allowance(&run.decoding(), LEAST);
     let all = allowance.tokens(1000);
     allowance.spend(1000, all / 2);
     let rest = allowance.tokens(1000 + all / 2);

@@ -1,6 +1,6 @@
-//! Requests that run here in role: prefilled for another worker, or decoded after another worker's prefill.
+//! Requests that share their phases with another worker: prefilled for it, or decoded after its prefill.
 //!
-//! The scheduler moves no planes. It is told when they have come or gone, or never will.
+//! The scheduler moves no planes. The engine reports when a transfer is complete or has failed.
 
 use std::collections::btree_map::Entry;
 
@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Scheduler {
-    /// All planes of a request that was [reserved](crate::Reserved) stand in its pages: it goes on behind them, with the
-    /// token that was sampled after `computed` others. An error says why it cannot; then nothing has changed.
+    /// Continues a request whose [reserved](crate::Reserved) pages are filled, after a prefill of `computed` tokens and
+    /// its first sampled token. On an error, which says why it cannot continue, nothing has changed.
     pub fn complete_import(
         &mut self,
         key: GraphKey,
@@ -25,11 +25,11 @@ impl Scheduler {
         let Some(request) = ticket.and_then(|ticket| self.running.get_mut(&ticket)) else {
             return Err("it holds no pages here".to_owned());
         };
-        request.import(first, computed, &mut self.pool)
+        request.complete_import(first, computed, &mut self.pool)
     }
 
-    /// The embeddings of a request's media are here: from now on it waits like any other, in the place that it came to.
-    /// False if it waits for none.
+    /// Queues a request once the embeddings of its media are here. It keeps its position in the order. False if it
+    /// waits for no embeddings.
     pub fn media_here(&mut self, key: GraphKey) -> bool {
         let Some(&ticket) = self.tickets.get(&key) else { return false };
         let Some(mut request) = self.parked.remove(&ticket) else { return false };
@@ -38,8 +38,8 @@ impl Scheduler {
         true
     }
 
-    /// The planes of a request that was prefilled for another worker are copied, and its pages are free. None if it has
-    /// ended before, or its prefill is not done.
+    /// Ends a request that was prefilled for another worker, once its planes are copied, and frees its pages. None if
+    /// it has ended before or its prefill is not done.
     pub fn complete_export(&mut self, key: GraphKey) -> Option<Ending> {
         let Entry::Occupied(request) = self.running.entry(*self.tickets.get(&key)?) else { return None };
         let outcome = request.get().export_outcome()?;
@@ -48,15 +48,16 @@ impl Scheduler {
         Some(request.end(outcome, &mut self.pool))
     }
 
-    /// Whether a request is left out of steps, because its planes leave more slowly than it computes them.
+    /// Leaves a request out of steps while `held_back` is true, because its planes leave more slowly than it computes
+    /// them.
     pub fn hold_back(&mut self, key: GraphKey, held_back: bool) {
         if let Some(request) = self.running_mut(key) {
             request.held_back = held_back;
         }
     }
 
-    /// The planes of a request will never come, or never leave: it ends at the head of the next plan, or as soon after as
-    /// no step computes it. Does nothing for one that is not here.
+    /// Ends a request whose planes will never arrive or never leave. The next plan ends it, or, if a step computes it,
+    /// the first plan after that step. Does nothing for a request that is not held.
     pub fn fail_transfer(&mut self, key: GraphKey, why: TransferError) {
         if self.tickets.contains_key(&key) {
             self.failed_transfers.insert(key, why);

@@ -1,5 +1,5 @@
-//! A model's walks, and launches under them.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+//! Fixtures: a model's walks, and launches under them.
+#![allow(dead_code, reason = "each test binary uses some of these")]
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ pub const TEXT: WalkId = WalkId(0);
 pub const AUDIO: WalkId = WalkId(1);
 pub const DECODE: WalkId = WalkId(2);
 pub const MIXED: WalkId = WalkId(3);
-/// A second partition: its rows share no step with those of the first.
+/// The walks of a second partition, whose rows share no step with those of the first.
 pub const SPEECH: WalkId = WalkId(4);
 pub const SPEECH_DECODE: WalkId = WalkId(5);
 pub const SPEECH_MIXED: WalkId = WalkId(6);
 
 pub const EOS: u32 = 1;
 pub const STOP: u32 = 2;
-/// A token that ends nothing.
+/// A token that ends no output.
 pub const WORD: u32 = 3;
 
 pub fn model() -> ModelDeclaration {
@@ -66,7 +66,7 @@ pub fn key(request: u64) -> GraphKey {
     GraphKey { request: RequestId(request), incarnation: Incarnation(0), graph: GraphId(0) }
 }
 
-/// A text prompt that ignores ends of sequence.
+/// A launch of a text prompt that ignores end-of-sequence ids.
 pub fn text(request: u64, prompt: usize, max_tokens: u32) -> GraphLaunch {
     segments(request, &[(TEXT, prompt)], max_tokens)
 }
@@ -86,19 +86,19 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
     }
 }
 
-/// The same, with its tokens: pages of one are found for another.
+/// A launch of a text prompt with content, so that its pages can be shared.
 pub fn tokens(request: u64, prompt: &[u32], max_tokens: u32) -> GraphLaunch {
     let content = Content { tokens: prompt.to_vec(), media: vec![], may_reuse: true };
     GraphLaunch { content: Some(content), ..text(request, prompt.len(), max_tokens) }
 }
 
-/// At a time at which nothing is late.
+/// Commits a step in which every sampled token is a word.
 pub fn commit(scheduler: &mut Scheduler, step: StepPlan) -> Vec<RowCommit> {
     let outcomes = words(&step);
     scheduler.commit(step, outcomes, Duration::ZERO)
 }
 
-/// What a sound engine answers, every sampled token being a word.
+/// The outcomes of a successful step in which every sampled token is a word.
 pub fn words(step: &StepPlan) -> Vec<RowOutcome> {
     step.rows.iter().map(word).collect()
 }

@@ -1,4 +1,4 @@
-//! What other workers do with requests that run here in role: bring planes, take them, or fail to.
+//! The other workers of disaggregated requests: they bring planes, take them, or fail to.
 
 use std::collections::BTreeMap;
 
@@ -11,28 +11,28 @@ use crate::{
     memory::{History, remember},
 };
 
-/// The most turns for which a request is held back.
+/// The most turns that a request is held back.
 pub const LONGEST_HOLD: usize = 6;
 
-/// Where a request is that no step may compute.
+/// The reason for which no step may compute a request.
 #[derive(Debug, PartialEq)]
 pub enum Away {
     No,
-    /// Its media come from an encoder at that turn. It holds nothing.
+    /// An encoder computes its media until that turn. The request holds nothing.
     Parked {
         until: usize,
     },
-    /// Another worker fills these pages until that turn, all but the first ones, which are known.
+    /// Another worker fills these pages until that turn, all but the first `known`.
     Filled {
         room: Vec<PageId>,
         known: usize,
         until: usize,
     },
-    /// Its planes leave too slowly, until that turn.
+    /// Its planes leave too slowly until that turn.
     HeldBack {
         until: usize,
     },
-    /// Its prefill is done, and these pages are being copied until that turn.
+    /// Its prefill is done, and another worker copies these pages until that turn.
     Copied {
         room: Vec<PageId>,
         until: usize,
@@ -44,7 +44,7 @@ impl Live<'_> {
         self.away != Away::No
     }
 
-    /// Whether another worker fills or reads its pages, or will.
+    /// True if another worker fills or reads the request's pages, now or later.
     pub fn gives_up_no_page(&self) -> bool {
         self.is_away() && !self.is_parked() || self.arrival.role == GraphRole::Prefill
     }
@@ -73,23 +73,23 @@ impl Simulation<'_> {
         self.log.push(format!("{reserved:?}"));
         let Reserved { key, pages: room, known, tokens } = reserved;
         let page_tokens = self.script.config.page_tokens;
-        let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not there"));
+        let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not held"));
         assert_eq!((live.arrival.role, tokens, &live.away), (GraphRole::Decode, live.target, &Away::No));
         assert_eq!(room.len(), tokens.div_ceil(page_tokens));
-        assert!(!live.preempted, "it has been handed over");
+        assert!(!live.preempted, "it has been imported");
         assert!(
             known < room.len() && (known == 0 || (live.arrival.shares && self.script.config.prefix_cache))
         );
         let planes = &live.history[..known * page_tokens];
-        assert!(self.memory.holds(&room, planes), "{key}: {known} pages are not what they are said to be");
+        assert!(self.memory.holds(&room, planes), "{key}: {known} known pages hold other content");
         live.away = Away::Filled { room, known, until: self.turn + live.arrival.away };
         live.cached = Some(0);
     }
 
-    /// A row of it was committed, and it goes on.
+    /// Follows the commit of a row after which its request continues.
     pub fn computed_for_others(&mut self, row: &Row, sampled: bool) {
         let (turn, held_back) = (self.turn, self.roll() < 20);
-        let live = self.live.get_mut(&row.key).expect("it goes on");
+        let live = self.live.get_mut(&row.key).expect("it continues");
         if live.arrival.role != GraphRole::Prefill {
             return;
         }
@@ -103,9 +103,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Whatever is due from other workers.
-    pub fn happen_elsewhere(&mut self) {
-        self.mistake();
+    /// Plays the events of other workers that are due in this turn.
+    pub fn play_other_workers(&mut self) {
+        self.make_a_mistake();
         self.fail_inside_a_step();
         let turn = self.turn;
         let due = self.live.iter().filter(|(_, live)| live.is_back(turn) && !live.failing);
@@ -125,13 +125,13 @@ impl Simulation<'_> {
                     assert!(self.scheduler.media_here(key));
                     assert!(!self.scheduler.media_here(key), "twice");
                 }
-                Away::Filled { room, known, until } => self.brought(key, room, known, until),
-                Away::Copied { room, .. } => self.copied(key, &room),
+                Away::Filled { room, known, until } => self.complete_import(key, room, known, until),
+                Away::Copied { room, .. } => self.complete_export(key, &room),
             }
         }
     }
 
-    /// A push can break at any time.
+    /// Breaks a push at a random time.
     fn fail_inside_a_step(&mut self) {
         let roll = self.roll();
         let breaks =
@@ -142,7 +142,7 @@ impl Simulation<'_> {
         self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
     }
 
-    fn brought(&mut self, key: GraphKey, room: Vec<PageId>, known: usize, until: usize) {
+    fn complete_import(&mut self, key: GraphKey, room: Vec<PageId>, known: usize, until: usize) {
         let live = self.live.get_mut(&key).expect("it was there");
         let (first, computed) = (OutputToken { token: WORD, index: live.generated }, live.target);
         self.memory.fill(&room, known, &live.history);
@@ -151,7 +151,7 @@ impl Simulation<'_> {
         assert!(self.scheduler.complete_import(key, wrong, computed).is_err());
         assert!(self.scheduler.complete_import(key, first, computed - 1).is_err());
         let outcome = self.scheduler.complete_import(key, first, computed);
-        // A token that would be the last one is not handed over.
+        // A first token that ends the output is refused.
         assert_eq!(outcome.is_ok(), first.index + 1 < live.arrival.max_tokens, "{outcome:?}");
         if let Err(why) = outcome {
             (live.away, live.failing) = (Away::Filled { room, known, until }, true);
@@ -164,7 +164,7 @@ impl Simulation<'_> {
         remember(&mut live.history, WORD);
     }
 
-    fn copied(&mut self, key: GraphKey, room: &[PageId]) {
+    fn complete_export(&mut self, key: GraphKey, room: &[PageId]) {
         let live = &self.live[&key];
         let planes: &History = &live.history;
         assert!(
@@ -178,8 +178,8 @@ impl Simulation<'_> {
         assert!(self.scheduler.complete_export(key).is_none(), "twice");
     }
 
-    /// Calls about requests that do not wait for them change nothing.
-    fn mistake(&mut self) {
+    /// Makes calls for requests that do not wait for them. They change nothing.
+    fn make_a_mistake(&mut self) {
         let roll = self.roll() as usize;
         if roll >= 40 || self.live.is_empty() {
             return;
@@ -197,7 +197,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Nobody else has pages that other workers fill or read.
+    /// Asserts that no other request has a page that another worker fills or reads.
     pub fn check_rooms(&self, owner: &BTreeMap<PageId, (GraphKey, bool)>) {
         for (key, live) in &self.live {
             let (room, known) = match &live.away {
@@ -205,9 +205,9 @@ impl Simulation<'_> {
                 Away::Copied { room, .. } => (room, room.len()),
                 Away::No | Away::Parked { .. } | Away::HeldBack { .. } => continue,
             };
-            let owned = room.iter().enumerate().filter_map(|(place, page)| Some((place, owner.get(page)?)));
-            for (place, (other, writes)) in owned {
-                let fills = place >= known;
+            let owned = room.iter().enumerate().filter_map(|(index, page)| Some((index, owner.get(page)?)));
+            for (index, (other, writes)) in owned {
+                let fills = index >= known;
                 assert!(other == key || !(fills || *writes), "{other} has a page that {key} waits for");
             }
         }

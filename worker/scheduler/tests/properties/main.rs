@@ -1,6 +1,6 @@
-//! Random traffic, cancels, deadlines and engine failures against an oracle that counts for itself.
+//! Random traffic, cancels, deadlines and engine failures, checked by an oracle with counts of its own.
 //!
-//! `PROPTEST_CASES` says how many scripts are played; `tests/long-properties` plays enough for two million steps.
+//! `PROPTEST_CASES` is the number of scripts; `tests/long-properties` plays enough for two million steps.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -25,27 +25,27 @@ use tutti_scheduler::{
     Scheduler, StepPlan, Terminality,
 };
 
-/// What the oracle knows of a request that was accepted and has not ended.
+/// The oracle's knowledge of a request that was accepted and has not ended.
 struct Live<'a> {
     arrival: &'a Arrival,
     history: History,
     computed: usize,
-    /// What must be computed before it samples: the prefill, and after a preemption all that it had.
+    /// Tokens to compute before it samples: the prefill, and after a preemption also its output.
     target: usize,
-    /// No step since it was admitted: it may start behind a cached prefix.
+    /// True if no step has computed it since its admission, so that it may start behind a cached prefix.
     fresh: bool,
-    /// What its first step began behind.
+    /// Cached tokens before its first step.
     cached: Option<usize>,
     preempted: bool,
     generated: u32,
     passes: u32,
     in_step: bool,
     cancelled: bool,
-    /// What happens to it at another worker.
+    /// The event at another worker that it waits for.
     away: Away,
-    /// Its planes were said not to get across.
+    /// True once its transfer has been reported as failed.
     failing: bool,
-    /// Steps planned without it since its last one; counted once it has pages.
+    /// Steps planned without it since its last one. Counted once it has pages.
     passed_over: usize,
 }
 
@@ -58,7 +58,7 @@ impl Live<'_> {
         });
         let last = self.arrival.prefill.last().map_or(AUDIO, |segment| segment.0);
         match found {
-            // A preemption lengthens the last segment, or adds one of text behind what must not be cut.
+            // A preemption lengthens the last segment, or adds a text segment behind one that must not be cut.
             Some((walk, end)) if end == self.arrival.prefill_tokens() && last != AUDIO => {
                 Some((walk, self.target))
             }
@@ -77,11 +77,11 @@ impl Live<'_> {
     }
 }
 
-/// How often plans are made ready while steps run.
+/// The frequency of calls to `plan_ahead` while steps run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ahead {
     Never,
-    /// In some turns, at some of the places where that can be done.
+    /// In some turns, at some of the points where it can be called.
     Sometimes,
 }
 
@@ -95,9 +95,9 @@ struct Simulation<'a> {
     memory: Memory,
     turn: usize,
     fate: u64,
-    /// Like `fate`, which must not depend on what is made ready.
+    /// A generator of its own, so that `fate` does not depend on the calls to `plan_ahead`.
     ahead_fate: u64,
-    /// Every plan and ending as text: what must be the same in a second run.
+    /// Every plan and ending as text, for comparison with a second run.
     log: Vec<String>,
     steps: usize,
 }
@@ -125,19 +125,19 @@ impl<'a> Simulation<'a> {
         xorshift(&mut self.fate)
     }
 
-    /// A step runs, or may: what comes next can be made ready.
+    /// Calls `plan_ahead` at a point where a step may be running.
     fn maybe_plan_ahead(&mut self) {
         if self.ahead == Ahead::Sometimes && xorshift(&mut self.ahead_fate) < 60 {
             self.scheduler.plan_ahead();
         }
     }
 
-    /// What happened, in how many steps, of how many rows that had been made ready.
+    /// Runs the script. Returns the log, the number of steps, and the number of rows that had been prepared.
     fn run(mut self) -> (Vec<String>, usize, u64) {
         let script = self.script;
         let last = script.requests.iter().map(|r| r.turn.max(r.cancel.unwrap_or(0))).max().unwrap_or(0);
-        // Each turn that is not aborted moves somebody by a position or more; whoever is preempted moves them again, once
-        // for each request before it.
+        // Each turn that is not aborted advances a request by at least one position. A preempted request computes its
+        // positions again, once for each request before it.
         let work: usize = script.requests.iter().map(Arrival::max_total).sum();
         let again = if script.config.admission == Admission::Optimistic { script.requests.len() } else { 1 };
         let away: usize =
@@ -156,7 +156,7 @@ impl<'a> Simulation<'a> {
                     self.live.entry(key(request as u64)).and_modify(|live| live.cancelled = true);
                 }
             }
-            self.happen_elsewhere();
+            self.play_other_workers();
             self.take_turn();
             self.turn += 1;
         }
@@ -269,7 +269,8 @@ impl<'a> Simulation<'a> {
         let partition = self.live.values().filter(|live| live.arrival.decode() == decode_walk);
         let could_decode =
             partition.filter(|live| live.decodes() && !live.in_step && !live.is_away()).count();
-        // Whoever waits for a page of somebody inside a step, or of a request that other workers have to do with, sits out.
+        // A decode is left out while it waits for a page of a request that is inside a step or that another worker
+        // uses.
         let optimistic = config.admission == Admission::Optimistic;
         let pinned = optimistic && self.live.values().any(Live::gives_up_no_page);
         let waits = optimistic && !self.flying.is_empty() || pinned;
@@ -279,25 +280,25 @@ impl<'a> Simulation<'a> {
         for row in &step.rows {
             self.check_row(row);
         }
-        let here: Vec<GraphKey> = step.rows.iter().map(|row| row.key).collect();
-        // Its own patience, and a step alone for each of the others, with as many steps between them.
-        // Each of the two partitions has every other step.
+        let in_step: Vec<GraphKey> = step.rows.iter().map(|row| row.key).collect();
+        // The bound: its own patience, and for each other request a step alone with as many steps in between. The
+        // factor is 2 because each of the two partitions has every other step.
         let most = 2 * (PATIENCE as usize + 1) * config.max_running_requests;
         for (key, live) in self.live.iter_mut().filter(|(_, live)| !live.in_step) {
             let admitted = live.computed > 0 && !live.is_away() && !pinned;
-            live.passed_over += usize::from(admitted && !here.contains(key));
+            live.passed_over += usize::from(admitted && !in_step.contains(key));
             let atomic = live.segment().is_some_and(|(walk, _)| walk == AUDIO || whole);
             let bounded = atomic || live.decodes() || config.prefill_sharing == PrefillSharing::Fair;
             assert!(!bounded || live.passed_over <= most, "{key} was passed over {} times", live.passed_over);
         }
-        for key in here {
+        for key in in_step {
             if let Some(live) = self.live.get_mut(&key) {
                 (live.in_step, live.fresh, live.passed_over) = (true, false, 0);
             }
         }
     }
 
-    /// Runs or aborts a step, and follows what the scheduler makes of it.
+    /// Runs or aborts a step, and checks the scheduler's commits.
     fn finish(&mut self, step: StepPlan) {
         for row in &step.rows {
             if let Some(live) = self.live.get_mut(&row.key) {
@@ -358,7 +359,8 @@ impl<'a> Simulation<'a> {
 
     fn end(&mut self, ending: Ending) {
         self.log.push(format!("{ending:?}"));
-        let live = self.live.remove(&ending.key).expect("only what was accepted and has not ended ends");
+        let live =
+            self.live.remove(&ending.key).expect("only a request that was accepted and has not ended ends");
         assert_eq!(ending.passes.0, live.passes);
         if let Some(cached) = live.cached {
             assert_eq!(ending.cached_tokens as usize, cached);
@@ -369,13 +371,13 @@ impl<'a> Simulation<'a> {
         assert!(self.ended.insert(ending.key, ending.outcome).is_none(), "{} ended twice", ending.key);
     }
 
-    /// No page is written by one and held by another, and none is held that nobody answers for.
+    /// Asserts that no page is written by one request and held by another, and that no page is held without an owner.
     fn check_pages(&self) {
         let page_tokens = self.script.config.page_tokens;
         let mut owner = BTreeMap::<PageId, (GraphKey, bool)>::new();
         for row in self.flying.iter().flat_map(|step| &step.rows) {
-            for (place, page) in row.block_table.iter().enumerate() {
-                let writes = row.positions.start < (place + 1) * page_tokens;
+            for (index, page) in row.block_table.iter().enumerate() {
+                let writes = row.positions.start < (index + 1) * page_tokens;
                 let (other, written) = *owner.entry(*page).or_insert((row.key, writes));
                 assert!(other == row.key || !(writes || written), "page {page:?} has two owners");
             }
@@ -422,23 +424,27 @@ fn ending_of(live: &Live<'_>, outcome: &RowOutcome) -> Option<Outcome> {
 #[test]
 fn every_script_plays_out() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(3000);
-    let (steps, ready) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    let (steps, prepared) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let result = runner.run(&script(), |script| {
-        let (log, taken, none_ready) = Simulation::new(&script, Ahead::Never).run();
-        let (again, _, rows_ready) = Simulation::new(&script, Ahead::Sometimes).run();
+        let (log, taken, none_prepared) = Simulation::new(&script, Ahead::Never).run();
+        let (again, _, rows_prepared) = Simulation::new(&script, Ahead::Sometimes).run();
         steps.set(steps.get() + taken);
-        ready.set(ready.get() + rows_ready);
-        prop_assert_eq!(none_ready, 0);
-        prop_assert_eq!(log, again, "a plan is a function of what the scheduler was told, made ready or not");
+        prepared.set(prepared.get() + rows_prepared);
+        prop_assert_eq!(none_prepared, 0);
+        prop_assert_eq!(
+            log,
+            again,
+            "a plan is a function of the calls to the scheduler, with or without prepared rows"
+        );
         Ok(())
     });
     if let Err(error) = result {
         panic!("{error}");
     }
-    let (steps, ready) = (steps.get(), ready.get());
-    eprintln!("{steps} steps in {cases} scripts, played twice; {ready} rows made ready");
-    let enough = steps > 100_000 && ready > 30_000;
-    assert!(cases < 3000 || enough, "{steps} steps, {ready} rows: the scripts test too little");
+    let (steps, prepared) = (steps.get(), prepared.get());
+    eprintln!("{steps} steps in {cases} scripts, played twice; {prepared} rows prepared");
+    let enough = steps > 100_000 && prepared > 30_000;
+    assert!(cases < 3000 || enough, "{steps} steps, {prepared} rows: the scripts test too little");
 }

@@ -1,11 +1,11 @@
-//! What the pages of a device hold, so that a page that is shared, moved or freed wrongly shows where it is read.
+//! A model of a device's pages. A page that is shared, moved or freed wrongly is detected when it is read.
 
 use tutti_scheduler::{PageId, Row};
 
-/// Stands for keys and values: of each position, a hash of all tokens up to it.
+/// A stand-in for keys and values: for each position, a hash of all tokens up to it.
 pub type History = Vec<u64>;
 
-/// The history of a longer sequence.
+/// Appends a token to a history.
 pub fn remember(history: &mut History, token: u32) {
     let before = history.last().copied().unwrap_or(7);
     let mixed = (before ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -26,7 +26,7 @@ impl Memory {
         table[position / self.page_tokens].0 as usize * self.page_tokens + position % self.page_tokens
     }
 
-    /// All that the row attends to stands where its block table says.
+    /// Asserts that the row's block table leads to the values of all positions before the row.
     pub fn check(&self, row: &Row, history: &History) {
         for (position, expected) in history[..row.positions.start].iter().enumerate() {
             let found = self.slots[self.slot(&row.block_table, position)];
@@ -34,7 +34,7 @@ impl Memory {
         }
     }
 
-    /// Another worker has filled these pages, all but the first `known`, with planes of these tokens.
+    /// Fills these pages, all but the first `known`, as another worker does.
     pub fn fill(&mut self, table: &[PageId], known: usize, history: &History) {
         for (position, value) in history.iter().enumerate().skip(known * self.page_tokens) {
             let slot = self.slot(table, position);
@@ -42,12 +42,12 @@ impl Memory {
         }
     }
 
-    /// Whether the pages still hold this.
+    /// True if the pages hold this history.
     pub fn holds(&self, table: &[PageId], history: &[u64]) -> bool {
         history.iter().enumerate().all(|(position, value)| self.slots[self.slot(table, position)] == *value)
     }
 
-    /// The row has run; `sound` or not.
+    /// Writes the row's positions: their values if the row was `sound`, else garbage.
     pub fn write(&mut self, row: &Row, history: &History, sound: bool) {
         for position in row.positions.clone() {
             let slot = self.slot(&row.block_table, position);

@@ -1,4 +1,4 @@
-//! What a row of a plan must be, given what the oracle knows of its request.
+//! Checks of a plan's rows against the oracle's knowledge of their requests.
 
 use tutti_scheduler::{Chunking, PageId, Row, Terminality};
 
@@ -10,7 +10,7 @@ use crate::{
 impl Simulation<'_> {
     pub fn check_row(&self, row: &Row) {
         let config = &self.script.config;
-        let live = self.live.get(&row.key).unwrap_or_else(|| panic!("{} is not there", row.key));
+        let live = self.live.get(&row.key).unwrap_or_else(|| panic!("{} is not held", row.key));
         let arrival = live.arrival;
         assert!(!live.in_step, "{} is in two steps", row.key);
         assert!(!live.is_away(), "{} runs while {:?}", row.key, live.away);
@@ -19,7 +19,7 @@ impl Simulation<'_> {
         match live.segment() {
             None => assert_eq!((row.walk, row.positions.len()), (arrival.decode(), 1)),
             Some((walk, end)) if walk == AUDIO || config.chunking == Chunking::Whole => {
-                assert_eq!((row.walk, row.positions.end), (walk, end), "atomic was cut");
+                assert_eq!((row.walk, row.positions.end), (walk, end), "an atomic segment was cut");
             }
             Some((walk, end)) => {
                 assert_eq!(row.walk, walk);
@@ -37,7 +37,7 @@ impl Simulation<'_> {
         assert!(!row.block_table.contains(&PageId::NULL));
     }
 
-    /// The first row of an admission may begin behind whole blocks that somebody else has computed.
+    /// Checks the first row after an admission, which may begin behind whole cached blocks.
     pub fn check_start(&mut self, row: &Row) {
         let config = &self.script.config;
         let live = self.live.get_mut(&row.key).unwrap_or_else(|| panic!("{} is not there", row.key));
@@ -54,7 +54,10 @@ impl Simulation<'_> {
                         *at
                     }))
                 });
-                assert!(length.into_iter().any(|span| span == (start, end)), "it begins inside an atomic");
+                assert!(
+                    length.into_iter().any(|segment| segment == (start, end)),
+                    "it begins inside an atomic segment"
+                );
             }
         }
         if live.fresh && !live.preempted {
@@ -62,10 +65,10 @@ impl Simulation<'_> {
         }
     }
 
-    /// Of the prefills that are cut, only the first may end off the grid.
+    /// Checks that only the first prefill that is cut ends off the grid.
     pub fn check_grid(&self, prefills: &[Row], rows: usize) {
         let config = &self.script.config;
-        for (place, row) in prefills.iter().enumerate() {
+        for (index, row) in prefills.iter().enumerate() {
             let Some((walk, end)) = self.live[&row.key].segment() else { continue };
             if walk == AUDIO || config.chunking == Chunking::Whole {
                 continue;
@@ -75,7 +78,7 @@ impl Simulation<'_> {
             let cap = config.max_prefill_chunk.unwrap_or(usize::MAX).min(threshold);
             let on_grid = row.positions.end.is_multiple_of(config.page_tokens) || row.positions.end == end;
             let small = cap.min(config.max_step_tokens) < config.page_tokens;
-            assert!(on_grid || place == 0 || small, "a sliver: {row:?}");
+            assert!(on_grid || index == 0 || small, "a sliver: {row:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What happens in one simulation, chosen before anything does.
+//! The script of one simulation, chosen before it runs.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use tutti_scheduler::{
 
 use crate::common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key};
 
-/// A number of the script's own generator decides each fate.
+/// The events of one simulation. `fate_seed` seeds the generator that decides each random event.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub config: SchedulerConfig,
-    /// Steps planned ahead of the oldest one still running.
+    /// Number of steps planned ahead of the oldest running one.
     pub depth: usize,
     pub requests: Vec<Arrival>,
     pub fate_seed: u64,
-    /// Of 100 steps, how many the engine aborts.
+    /// Percentage of steps that the engine aborts.
     pub aborts: u64,
-    /// Of 100 rows, how many the engine fails.
+    /// Percentage of rows that the engine fails.
     pub failures: u64,
 }
 
 #[derive(Clone, Debug)]
 pub struct Arrival {
     pub turn: usize,
-    /// May lie before the arrival.
+    /// The turn of the cancel, which may precede the arrival.
     pub cancel: Option<usize>,
     pub deadline: Option<usize>,
     pub priority: i32,
@@ -36,17 +36,17 @@ pub struct Arrival {
     pub max_tokens: u32,
     pub min_tokens: u32,
     pub stops: bool,
-    /// Prompts of one family start alike, each for `alike` tokens.
+    /// Prompts of one family start with the same tokens, each with its first `alike` ones.
     pub family: u32,
     pub alike: usize,
     pub shares: bool,
     pub may_reuse: bool,
     pub role: GraphRole,
-    /// Turns until its planes come from another worker, or are with it.
+    /// Turns that the transfer of the planes from or to another worker takes.
     pub away: usize,
-    /// Whether they never are.
+    /// True if the transfer fails.
     pub fails: bool,
-    /// Turns until its media are here, where it has any.
+    /// Turns until the media are here. None without media.
     pub media: Option<usize>,
 }
 
@@ -69,14 +69,14 @@ impl Arrival {
     }
 
     pub fn tokens(&self, request: u64) -> Vec<u32> {
-        let own = |place| 1_000_000 + request as u32 * 100_000 + place;
-        let token = |place: usize| {
-            if place < self.alike { self.family * 100_000 + place as u32 } else { own(place as u32) }
+        let own = |index| 1_000_000 + request as u32 * 100_000 + index;
+        let token = |index: usize| {
+            if index < self.alike { self.family * 100_000 + index as u32 } else { own(index as u32) }
         };
         (0..self.prefill_tokens()).map(token).collect()
     }
 
-    /// Its decode walk: that of the partition of its prefill.
+    /// The decode walk of the prefill's partition.
     pub fn decode(&self) -> WalkId {
         if self.prefill[0].0 == SPEECH { SPEECH_DECODE } else { DECODE }
     }
@@ -89,7 +89,7 @@ impl Arrival {
         self.prefill_tokens() - self.generated as usize
     }
 
-    /// The most tokens that it has pages for.
+    /// The most tokens that the request holds pages for.
     pub fn max_held(&self) -> usize {
         if self.role == GraphRole::Prefill { self.prefill_tokens() } else { self.max_total() }
     }
@@ -117,7 +117,7 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
             let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
             if role == GraphRole::Decode {
-                // Only ever computed here after a preemption, and then as one.
+                // The prefill is computed here only after a preemption, and then as one segment.
                 let walk = if prefill[0].0 == SPEECH { SPEECH } else { TEXT };
                 prefill = vec![(walk, prefill.iter().map(|segment| segment.1).sum())];
             }
@@ -172,9 +172,9 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
-/// Short prompts in tight pools: most of what can go wrong does so there.
+/// Short prompts in small pools, where most faults show.
 fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
-    // Budgets below the running set's size are as likely as comfortable ones.
+    // Budgets below the size of the running set are as likely as larger ones.
     let budget = prop_oneof![1_usize..8, 1_usize..48];
     let bounds =
         (budget, 1_usize..10, 0_usize..24, 1_usize..9, prop_oneof![2_usize..40, 2_usize..120], 8_usize..300);
@@ -192,7 +192,7 @@ fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
     })
 }
 
-/// Prompts of up to 32k tokens, as they are in life.
+/// Prompts of realistic lengths, up to 32k tokens.
 fn roomy() -> impl Strategy<Value = (SchedulerConfig, usize)> {
     (policies(), 512_usize..8192, 1000_usize..6000).prop_map(|(policies, max_step_tokens, pages)| {
         let caps = [policies.max_prefill_chunk, policies.long_prefill_tokens];

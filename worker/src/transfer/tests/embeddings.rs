@@ -1,10 +1,10 @@
-//! Embeddings on their way from the worker that encodes to the one that prefills.
+//! Embeddings on their way from the encoding worker to the prefilling one.
 
 use super::*;
 
 const CONFIG: &str = r#"{"vocab_size": 1000, "max_position_embeddings": 512, "audio_token_id": 999,
     "audio_bytes_per_token": 8}"#;
-/// Of an item, and the bytes that it has.
+/// Tokens and bytes of an item.
 const TOKENS: u32 = 20;
 const BYTES: usize = 8 * 20 - 5;
 const ROW_BYTES: usize = 4 * 4;
@@ -16,15 +16,15 @@ fn worker(node: Option<&str>) -> Worker {
     Worker::of(dir.path(), 16, nodes.as_deref())
 }
 
-/// Two items of audio in a prompt, the second of them right behind the first.
+/// A request with two items of audio in its prompt, one right after the other.
 fn with_media(request: u64) -> pb::LaunchGraph {
-    let item = |place: u8, first| pb::MediaItem {
+    let item = |index: u8, first| pb::MediaItem {
         kind: pb::MediaKind::Audio.into(),
         format: "wav".into(),
-        data: (0..BYTES).map(|byte| byte as u8 ^ place ^ request as u8).collect(),
+        data: (0..BYTES).map(|byte| byte as u8 ^ index ^ request as u8).collect(),
         first,
         tokens: TOKENS,
-        digest: vec![place; 16],
+        digest: vec![index; 16],
     };
     let mut graph = whole(request);
     let spec = graph.spec.as_mut().unwrap();
@@ -51,7 +51,7 @@ impl Worker {
     }
 }
 
-/// The tokens of a request whose worker encodes for itself.
+/// Tokens of a request whose worker encodes for itself.
 async fn by_itself(request: u64) -> Vec<u32> {
     let mut worker = worker(None);
     let reserved = worker.reserve_embeddings(request, 60_000).await;
@@ -71,12 +71,12 @@ async fn by_itself(request: u64) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn an_answer_is_the_same_whoever_encodes_and_whichever_way_it_travels() {
+async fn tokens_are_the_same_for_any_encoding_worker_and_transport() {
     let (mut from, mut to) = (worker(Some("audio_encoder")), worker(Some("thinker")));
     for (request, shared) in [(1, true), (2, false), (3, true)] {
         let mut reserved = to.reserve_embeddings(request, 60_000).await;
         if !shared {
-            // As of another host.
+            // Looks like a path of another host.
             reserved.shared_memory = "/proc/1/fd/none".into();
         }
         from.launch(encode(request, &reserved)).await;
@@ -93,13 +93,13 @@ async fn an_answer_is_the_same_whoever_encodes_and_whichever_way_it_travels() {
 }
 
 #[tokio::test]
-async fn room_whose_encoder_is_not_heard_of_is_given_back() {
+async fn space_is_freed_when_its_encoder_is_silent() {
     let mut to = worker(Some("thinker"));
     to.reserve_embeddings(1, 50).await;
     let (_, outcome) = to.ends().await;
     assert!(matches!(outcome, Outcome::HandoverFailed(_)), "{outcome:?}");
     to.load(|load| load.running + load.waiting == 0).await;
-    // Nothing of it is in the way of the next one.
+    // The ended request does not block the next one.
     let reserved = to.reserve_embeddings(2, 60_000).await;
     let mut from = worker(Some("audio_encoder"));
     from.launch(encode(2, &reserved)).await;
@@ -108,7 +108,7 @@ async fn room_whose_encoder_is_not_heard_of_is_given_back() {
 }
 
 #[tokio::test]
-async fn either_side_that_is_cancelled_is_an_end_for_both() {
+async fn cancelling_either_side_ends_both() {
     let (mut from, mut to) = (worker(Some("audio_encoder")), worker(Some("thinker")));
     let reserved = to.reserve_embeddings(1, 60_000).await;
     to.commands.send(Command::Cancel(key(1, 0))).await.unwrap();
@@ -127,7 +127,7 @@ async fn either_side_that_is_cancelled_is_an_end_for_both() {
 }
 
 #[tokio::test]
-async fn what_is_not_as_the_receiver_waits_for_it_is_an_error() {
+async fn embeddings_that_the_receiver_does_not_expect_are_an_error() {
     let (mut from, mut to) = (worker(Some("audio_encoder")), worker(Some("thinker")));
     let reserved = to.reserve_embeddings(1, 60_000).await;
     let mut graph = encode(1, &reserved);

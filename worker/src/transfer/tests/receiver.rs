@@ -1,4 +1,4 @@
-//! The receiving side against senders that are wrong, broken, late or there twice.
+//! The receiving side against senders that are wrong, broken, late or duplicated.
 
 use tokio_stream::iter;
 use tonic::{Code, Status, transport::Channel};
@@ -10,7 +10,7 @@ use super::*;
 
 const PAGE_BYTES: usize = 16 * 8;
 
-/// A sender that says what the test wants.
+/// A sender that sends what the test wants.
 struct Sender {
     client: PlaneTransferClient<Channel>,
     manifest: pb::TransferManifest,
@@ -41,11 +41,11 @@ impl Sender {
         timeout(WAIT, call).await.expect("no answer").map(tonic::Response::into_inner)
     }
 
-    /// What it is answered to a manifest that was changed.
+    /// Error code after a push with a changed manifest.
     async fn announce(&mut self, change: impl FnOnce(&mut pb::TransferManifest)) -> Code {
         let right = self.manifest.clone();
         change(&mut self.manifest);
-        let answer = self.push([vec![pages(0, PAGES)], vec![hand_over()]].concat()).await;
+        let answer = self.push([vec![pages(0, PAGES)], vec![hand_over_piece()]].concat()).await;
         self.manifest = right;
         answer.unwrap_err().code()
     }
@@ -59,7 +59,7 @@ fn run(first: usize, count: usize, place: Place) -> Piece {
     Piece::Data(pb::PlaneData { plane: 0, first: first as u32, count: count as u32, place: Some(place) })
 }
 
-fn handed(first: u32) -> pb::HandOver {
+fn hand_over_message(first: u32) -> pb::HandOver {
     pb::HandOver {
         first: Some(pb::SampledToken { token_id: first, index: 0, logprob: None }),
         computed_tokens: PROMPT as u32,
@@ -67,8 +67,8 @@ fn handed(first: u32) -> pb::HandOver {
     }
 }
 
-fn hand_over() -> Piece {
-    Piece::HandOver(handed(5))
+fn hand_over_piece() -> Piece {
+    Piece::HandOver(hand_over_message(5))
 }
 
 fn code(answer: Result<pb::TransferReceipt, Status>) -> Code {
@@ -76,7 +76,7 @@ fn code(answer: Result<pb::TransferReceipt, Status>) -> Code {
 }
 
 #[tokio::test]
-async fn nobody_else_and_nothing_else_is_let_in() {
+async fn only_the_reserved_push_is_accepted() {
     let mut to = Worker::start();
     let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
     assert_eq!(sender.announce(|manifest| manifest.secret[3] ^= 1).await, Code::Unauthenticated);
@@ -87,14 +87,14 @@ async fn nobody_else_and_nothing_else_is_let_in() {
     let other = pb::GraphKey { request: 1, incarnation: 1, graph: 1 };
     assert_eq!(sender.announce(|manifest| manifest.key = Some(other)).await, Code::NotFound);
     assert_eq!(sender.announce(|manifest| manifest.key = None).await, Code::InvalidArgument);
-    assert_eq!(code(sender.send(vec![pages(0, PAGES), hand_over()]).await), Code::InvalidArgument);
-    // It still waits, for whoever is right.
-    sender.push(vec![pages(0, PAGES), hand_over()]).await.unwrap();
+    assert_eq!(code(sender.send(vec![pages(0, PAGES), hand_over_piece()]).await), Code::InvalidArgument);
+    // The reservation still waits for a correct sender.
+    sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap();
     assert_eq!(to.ends().await.0.len(), 11);
 }
 
 #[tokio::test]
-async fn pages_that_are_missing_misplaced_or_of_another_length_are_an_error() {
+async fn missing_misplaced_or_wrongly_sized_pages_are_an_error() {
     let mut to = Worker::start();
     let reserved = to.reserve(1, 60_000).await;
     let mut sender = Sender::of(&reserved).await;
@@ -109,11 +109,11 @@ async fn pages_that_are_missing_misplaced_or_of_another_length_are_an_error() {
         run(0, 1, shared(u64::MAX, PAGE_BYTES as u64)),
         run(0, 1, shared(0, 7)),
         Piece::Data(pb::PlaneData { plane: 1, first: 0, count: 1, place: None }),
-        Piece::HandOver(pb::HandOver { computed_tokens: 69, ..handed(5) }),
-        Piece::HandOver(pb::HandOver { counts: vec![4], ..handed(5) }),
-        hand_over(),
+        Piece::HandOver(pb::HandOver { computed_tokens: 69, ..hand_over_message(5) }),
+        Piece::HandOver(pb::HandOver { counts: vec![4], ..hand_over_message(5) }),
+        hand_over_piece(),
     ] {
-        // Of which page 3 is missing.
+        // Page 3 is missing.
         let pieces = vec![pages(0, 3), pages(4, 1), wrong.clone()];
         assert_eq!(code(sender.push(pieces).await), Code::FailedPrecondition, "{wrong:?}");
     }
@@ -121,15 +121,15 @@ async fn pages_that_are_missing_misplaced_or_of_another_length_are_an_error() {
     assert_eq!(code(sender.push(vec![too_long]).await), Code::OutOfRange);
     let broken = vec![Piece::Data(pb::PlaneData { count: 1, ..Default::default() })];
     assert_eq!(code(sender.push(broken).await), Code::InvalidArgument);
-    let empty = vec![Piece::HandOver(pb::HandOver { first: None, ..handed(5) })];
+    let empty = vec![Piece::HandOver(pb::HandOver { first: None, ..hand_over_message(5) })];
     assert_eq!(code(sender.push(empty).await), Code::InvalidArgument);
-    // What was right of all that is still there.
-    sender.push(vec![pages(3, 1), hand_over()]).await.unwrap();
+    // The correct pages among all of those were kept.
+    sender.push(vec![pages(3, 1), hand_over_piece()]).await.unwrap();
     assert_eq!(to.ends().await.0.len(), 11);
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_gone_on_with_by_another_one() {
+async fn a_broken_stream_is_continued_by_another() {
     let mut to = Worker::start();
     let reserved = to.reserve(1, 60_000).await;
     let mut sender = Sender::of(&reserved).await;
@@ -142,44 +142,44 @@ async fn a_stream_that_breaks_is_gone_on_with_by_another_one() {
     }
     let stream = tokio_stream::wrappers::ReceiverStream::new(outbound);
     let call = tokio::spawn(async move { other.client.push(stream).await });
-    // Taken from the stream, or about to be; then its socket is closed.
+    // The page has been taken from the stream, or is about to be. Then the socket is closed.
     let _ = timeout(WAIT, pieces.reserve_many(4)).await.unwrap();
     call.abort();
-    sender.push(vec![pages(2, 3), Piece::Renewal(pb::LeaseRenewal {}), hand_over()]).await.unwrap();
+    sender.push(vec![pages(2, 3), Piece::Renewal(pb::LeaseRenewal {}), hand_over_piece()]).await.unwrap();
     assert_eq!(to.ends().await.0.len(), 11);
 }
 
 #[tokio::test]
-async fn the_same_hand_over_is_acknowledged_again_and_another_one_is_not() {
+async fn only_the_accepted_hand_over_is_acknowledged_again() {
     let mut to = Worker::start();
     let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
-    let receipt = sender.push(vec![pages(0, PAGES), hand_over()]).await.unwrap();
+    let receipt = sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap();
     assert_eq!((receipt.computed_tokens, receipt.counts.clone()), (PROMPT as u32, vec![PAGES as u32]));
-    let other = || Piece::HandOver(handed(6));
-    assert_eq!(sender.push(vec![hand_over()]).await.unwrap(), receipt);
+    let other = || Piece::HandOver(hand_over_message(6));
+    assert_eq!(sender.push(vec![hand_over_piece()]).await.unwrap(), receipt);
     assert_eq!(code(sender.push(vec![other()]).await), Code::FailedPrecondition);
     assert_eq!(to.ends().await.0.len(), 11);
-    // And after its end, with pages that nobody takes any more.
-    assert_eq!(sender.push(vec![pages(0, PAGES), hand_over()]).await.unwrap(), receipt);
+    // A repeated hand-over after the request has ended, with pages that are no longer needed.
+    assert_eq!(sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap(), receipt);
     assert_eq!(code(sender.push(vec![other()]).await), Code::FailedPrecondition);
     assert_eq!(sender.announce(|manifest| manifest.secret[0] ^= 1).await, Code::Unauthenticated);
     to.load(|load| load.kv_pages_used == 0).await;
 }
 
 #[tokio::test]
-async fn room_whose_sender_is_silent_is_given_back() {
+async fn space_is_freed_when_its_sender_is_silent() {
     let mut to = Worker::start();
     let reserved = to.reserve(1, 100).await;
     let mut sender = Sender::of(&reserved).await;
     let (tokens, outcome) = to.ends().await;
     assert!(tokens.is_empty() && matches!(outcome, Outcome::HandoverFailed(_)), "{outcome:?}");
     to.load(|load| load.kv_pages_used == 0).await;
-    assert_eq!(code(sender.push(vec![pages(0, PAGES), hand_over()]).await), Code::NotFound);
+    assert_eq!(code(sender.push(vec![pages(0, PAGES), hand_over_piece()]).await), Code::NotFound);
     assert!(Segment::open(&reserved.shared_memory, &SECRET).is_err(), "its shared memory is gone");
 }
 
 #[tokio::test]
-async fn requests_that_wait_for_pages_wait_for_their_offer() {
+async fn a_request_without_pages_offers_none_until_some_are_free() {
     let mut to = Worker::start();
     for request in 0..4 {
         to.reserve(request, 60_000).await;

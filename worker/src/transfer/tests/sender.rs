@@ -1,4 +1,4 @@
-//! The sending side against receivers that are slow, gone, or say no.
+//! The sending side against receivers that are slow, gone, or refuse.
 
 use std::sync::Mutex;
 
@@ -14,18 +14,18 @@ use super::*;
 
 const PAGE_BYTES: usize = 1 << 20;
 
-/// What a receiver does with its calls, in turn; the last one again and again.
+/// Behaviour of a receiver on one call. The last one in a list repeats.
 #[derive(Clone, Copy)]
 enum Act {
-    /// Takes nothing.
+    /// Reads nothing.
     Sleeps,
-    /// Takes all and says this.
+    /// Reads everything and answers with this error.
     Says(tonic::Code),
-    /// Takes all and acknowledges, so many tokens.
+    /// Reads everything and acknowledges this number of tokens.
     Acknowledges(u32),
 }
 
-/// What it was sent, call by call.
+/// Pieces that the receiver got, by call.
 type Heard = Arc<Mutex<Vec<Vec<Piece>>>>;
 
 struct Fake {
@@ -57,7 +57,7 @@ impl PlaneTransfer for Fake {
                 let key = Some(key(1, 1).into());
                 Ok(Response::new(pb::TransferReceipt { key, computed_tokens, counts: vec![PAGES as u32] }))
             }
-            Act::Says(code) => Err(Status::new(code, "as it was told")),
+            Act::Says(code) => Err(Status::new(code, "as the test wants")),
             Act::Sleeps => unreachable!("it sleeps for ever"),
         }
     }
@@ -70,7 +70,7 @@ struct Bench {
     push: Push,
 }
 
-/// A push to a receiver that acts so; to a port that nobody listens at, where it does not act at all.
+/// A push to a receiver with this behaviour. With no behaviour given, nothing listens on the port.
 async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -81,7 +81,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
         let server = Server::builder().add_service(service);
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     }
-    let queue = Arc::new(Queue::new(Arc::new(Room::new(PAGE_BYTES))));
+    let queue = Arc::new(Queue::new(Arc::new(StagingBudget::new(PAGE_BYTES))));
     let tally = Arc::<Tally>::default();
     let push = Push {
         destination: pb::PlaneDestination {
@@ -110,8 +110,8 @@ impl Bench {
         }
     }
 
-    fn hand_over(&self) {
-        self.queue.put_hand_over(HandedOver {
+    fn queue_end(&self) {
+        self.queue.put_end(ExportSummary {
             first: Some(OutputToken { token: 9, index: 0 }),
             computed: PROMPT,
             pages: PAGES,
@@ -135,7 +135,7 @@ fn is_lost(outcome: Option<Result<(), TransferError>>, why: &str) {
 async fn all_pages_come_in_order_between_manifest_and_hand_over() {
     let bench = bench(&[Act::Acknowledges(PROMPT as u32)], 60_000).await;
     bench.stage();
-    bench.hand_over();
+    bench.queue_end();
     let (heard, tally) = (Arc::clone(&bench.heard), Arc::clone(&bench.tally));
     assert_eq!(bench.run().await, Some(Ok(())));
     let heard = heard.lock().unwrap();
@@ -156,7 +156,7 @@ async fn all_pages_come_in_order_between_manifest_and_hand_over() {
 #[tokio::test]
 async fn a_receiver_that_takes_nothing_is_given_up() {
     let bench = bench(&[Act::Sleeps], 200).await;
-    // More than the stream's window.
+    // More bytes than the stream's window.
     (0..8).for_each(|_| bench.stage());
     let (tally, queue) = (Arc::clone(&bench.tally), Arc::clone(&bench.queue));
     is_lost(bench.run().await, "has taken nothing for 200ms");
@@ -167,55 +167,55 @@ async fn a_receiver_that_takes_nothing_is_given_up() {
 #[tokio::test]
 async fn a_receiver_that_does_not_answer_is_given_up() {
     let bench = bench(&[Act::Sleeps], 100).await;
-    bench.hand_over();
+    bench.queue_end();
     is_lost(bench.run().await, "has not answered within 100ms");
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_gone_is_lost() {
+async fn an_unreachable_receiver_is_a_lost_transfer() {
     let bench = bench(&[], 60_000).await;
     bench.stage();
-    bench.hand_over();
+    bench.queue_end();
     is_lost(bench.run().await, "");
 }
 
 #[tokio::test]
-async fn a_receiver_that_says_no_is_believed() {
+async fn a_refusal_by_the_receiver_is_final() {
     let bench = bench(&[Act::Says(tonic::Code::FailedPrecondition)], 60_000).await;
-    bench.hand_over();
+    bench.queue_end();
     let heard = Arc::clone(&bench.heard);
     let outcome = bench.run().await;
-    assert!(matches!(&outcome, Some(Err(TransferError::Refused(why))) if why.contains("as it was told")));
+    assert!(matches!(&outcome, Some(Err(TransferError::Refused(why))) if why.contains("as the test wants")));
     assert_eq!(heard.lock().unwrap().len(), 1, "and not asked again");
 }
 
 #[tokio::test]
-async fn an_answer_that_is_lost_is_asked_for_again() {
+async fn a_hand_over_whose_answer_is_lost_is_repeated() {
     let bench = bench(&[Act::Says(tonic::Code::Unavailable), Act::Acknowledges(PROMPT as u32)], 60_000).await;
     bench.stage();
-    bench.hand_over();
+    bench.queue_end();
     let heard = Arc::clone(&bench.heard);
     assert_eq!(bench.run().await, Some(Ok(())));
     assert!(matches!(&heard.lock().unwrap()[1][..], [Piece::Manifest(_), Piece::HandOver(_)]));
 }
 
 #[tokio::test]
-async fn pages_that_were_lost_with_the_answer_are_no_fault_of_the_request() {
+async fn pages_lost_with_the_answer_are_not_the_requests_fault() {
     let acts = [Act::Says(tonic::Code::Unavailable), Act::Says(tonic::Code::FailedPrecondition)];
     let bench = bench(&acts, 60_000).await;
-    bench.hand_over();
+    bench.queue_end();
     is_lost(bench.run().await, "pages were lost on the way");
 }
 
 #[tokio::test]
-async fn a_receipt_for_something_else_is_refused() {
+async fn a_wrong_receipt_is_refused() {
     let bench = bench(&[Act::Acknowledges(3)], 60_000).await;
-    bench.hand_over();
+    bench.queue_end();
     assert!(matches!(bench.run().await, Some(Err(TransferError::Refused(_)))));
 }
 
 #[tokio::test]
-async fn a_request_that_has_ended_here_is_pushed_no_further() {
+async fn a_push_stops_when_its_request_has_ended() {
     let bench = bench(&[Act::Acknowledges(3)], 60_000).await;
     bench.stage();
     bench.queue.close();
@@ -225,7 +225,7 @@ async fn a_request_that_has_ended_here_is_pushed_no_further() {
 }
 
 #[tokio::test]
-async fn a_sender_that_has_nothing_to_send_is_heard_of() {
+async fn a_sender_with_nothing_to_send_renews_its_lease() {
     let bench = bench(&[Act::Acknowledges(PROMPT as u32)], 300).await;
     let (heard, queue) = (Arc::clone(&bench.heard), Arc::clone(&bench.queue));
     let run = tokio::spawn(bench.run());

@@ -1,0 +1,33 @@
+//! The gRPC surface: `tutti.v1.Inference`, reflection, and `grpc.health.v1`.
+
+mod generate;
+mod request;
+mod service;
+
+use std::sync::Arc;
+
+use tonic::service::Routes;
+use tutti_proto::v1::{FILE_DESCRIPTOR_SET, inference_server::InferenceServer};
+use tutti_runtime::{Error, grpc_health, health::Health};
+
+use self::service::InferenceService;
+use crate::generation::Generator;
+
+/// The gRPC services. The health service reports the process's readiness. A message over `max_request_bytes` is refused
+/// before it is read.
+pub fn routes(generator: Arc<Generator>, max_request_bytes: usize, health: &Health) -> Result<Routes, Error> {
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let broken = |e| Error::internal(format!("invalid protobuf descriptors: {e}"));
+    let inference =
+        InferenceServer::new(InferenceService::new(generator)).max_decoding_message_size(max_request_bytes);
+    let health = grpc_health::service::<InferenceServer<InferenceService>>(health.clone());
+    Ok(Routes::new(inference)
+        .add_service(reflection().build_v1().map_err(broken)?)
+        // The version that grpcio's reflection client and older tools use.
+        .add_service(reflection().build_v1alpha().map_err(broken)?)
+        .add_service(health))
+}

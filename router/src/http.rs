@@ -1,0 +1,103 @@
+//! The OpenAI API over HTTP: the routes and their shared state.
+
+mod body;
+mod chat;
+mod choices;
+mod completions;
+mod error;
+mod fields;
+mod logprobs;
+mod messages;
+mod models;
+mod parameters;
+mod sse;
+mod tokenize;
+mod usage;
+
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Router,
+    extract::{MatchedPath, Request, State},
+    http::{Method, StatusCode, Uri},
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+use tutti_runtime::{Error, ErrorKind};
+
+use self::body::BodyReader;
+use crate::generation::Generator;
+
+/// Size of a body in bytes above which parsing runs in the text pool, to keep the async threads free.
+const PARSED_IN_PLACE_BYTES: usize = 64 << 10;
+
+/// State shared by all routes.
+#[derive(Clone)]
+struct Api {
+    generator: Arc<Generator>,
+    bodies: BodyReader,
+    /// Unix time at which the process began to serve, for `/v1/models`.
+    since: u64,
+}
+
+impl Api {
+    /// Reads a request's body and parses it with `parse`.
+    async fn parse<T, F>(&self, request: Request, parse: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&[u8]) -> Result<T, Error> + Send + 'static,
+    {
+        let body = self.bodies.read(request).await?;
+        if body.bytes.len() <= PARSED_IN_PLACE_BYTES {
+            return parse(&body.bytes);
+        }
+        self.generator.on_text(move || parse(&body.bytes)).await?
+    }
+}
+
+/// The routes of a front door.
+pub fn routes(generator: Arc<Generator>, max_body_bytes: usize) -> Router {
+    let api = Api { generator, bodies: BodyReader::new(max_body_bytes), since: unix_seconds() };
+    Router::new()
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::get))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .method_not_allowed_fallback(wrong_method)
+        .route_layer(middleware::from_fn_with_state(api.clone(), count))
+        .fallback(no_route)
+        .with_state(api)
+}
+
+/// Counts the answers of known routes.
+async fn count(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    api.generator.metrics().answered(path.as_str(), response.status().as_str());
+    response
+}
+
+async fn no_route(method: Method, uri: Uri) -> Response {
+    let message = format!("there is no route {method} {}", uri.path());
+    error::respond(StatusCode::NOT_FOUND, &Error::new(ErrorKind::NotFound, message))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let message = format!("{} does not take {method}", uri.path());
+    error::respond(StatusCode::METHOD_NOT_ALLOWED, &Error::new(ErrorKind::InvalidArgument, message))
+}
+
+/// Seconds since the Unix epoch, the unit of OpenAI's `created`.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A response id: a prefix and 128 random bits.
+fn response_id(prefix: &str) -> String {
+    format!("{prefix}-{:032x}", fastrand::u128(..))
+}

@@ -1,0 +1,61 @@
+use super::*;
+
+fn conversation(body: &str) -> Result<Conversation, Error> {
+    let mut fields = Fields::of_body(body.as_bytes())?;
+    let conversation = take(&mut fields)?;
+    fields.finish()?;
+    Ok(conversation)
+}
+
+fn refused(body: &str) -> String {
+    conversation(body).err().unwrap().field().unwrap().to_owned()
+}
+
+#[test]
+fn text_parts_become_lines() {
+    let body = r#"{"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}"#;
+    let conversation = conversation(body).unwrap();
+    assert_eq!(conversation.messages[0].content, "a\nb");
+    assert!(conversation.options.add_generation_prompt);
+}
+
+#[test]
+fn audio_keeps_its_position_between_text_parts() {
+    let body = r#"{"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "é"}, {"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}},
+        {"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}"#;
+    let conversation = conversation(body).unwrap();
+    assert_eq!(conversation.messages[0].content, "éb\nc");
+    assert_eq!(conversation.messages[0].media_at, [(MediaKind::Audio, 2)]);
+    let path = "messages[0].content[1].input_audio".to_owned();
+    let expected = Media { path, kind: MediaKind::Audio, format: "wav".into(), data: vec![1, 2] };
+    assert_eq!(conversation.media, [expected]);
+}
+
+#[test]
+fn an_assistant_message_from_the_openai_client_is_accepted() {
+    let body = r#"{"messages": [{"role": "assistant", "content": "hi", "refusal": null, "annotations": null,
+        "audio": null, "function_call": null, "tool_calls": null}]}"#;
+    assert_eq!(conversation(body).unwrap().messages[0].content, "hi");
+}
+
+#[test]
+fn errors_name_the_full_path_of_the_member() {
+    assert_eq!(refused(r#"{"messages": []}"#), "messages");
+    assert_eq!(refused(r#"{"messages": [{"content": "x"}]}"#), "messages[0].role");
+    assert_eq!(refused(r#"{"messages": [{"role": "user"}]}"#), "messages[0].content");
+    assert_eq!(refused(r#"{"messages": [{"role": "user", "content": 7}]}"#), "messages[0].content");
+    let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#;
+    assert_eq!(refused(image), "messages[0].content[0].type");
+    let audio = |audio: &str| {
+        let part = format!(r#"{{"type": "input_audio", "input_audio": {audio}}}"#);
+        refused(&format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#))
+    };
+    let path = "messages[0].content[0].input_audio";
+    assert_eq!(audio(r#"{"data": "A", "format": "wav"}"#), format!("{path}.data"));
+    assert_eq!(audio(r#"{"data": "AQI="}"#), format!("{path}.format"));
+    assert_eq!(audio(r#"{"data": "AQI=", "format": "wav", "id": 1}"#), format!("{path}.id"));
+    let tools = r#"{"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}"#;
+    assert_eq!(refused(tools), "messages[0].tool_calls");
+}

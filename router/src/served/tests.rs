@@ -1,0 +1,41 @@
+use super::*;
+use crate::test_support;
+
+fn files(tokenizer: Option<Vec<u8>>, generation_config: &[u8]) -> TextFiles {
+    TextFiles { tokenizer, generation_config: Some(generation_config.to_vec()), ..TextFiles::default() }
+}
+
+fn refused(files: &TextFiles, skip_tokenizer_init: bool) -> String {
+    let error = ServedText::read(files, skip_tokenizer_init).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    error.field().unwrap().to_owned()
+}
+
+#[test]
+fn a_missing_tokenizer_is_an_error_unless_text_is_off() {
+    let bare = files(None, b"{}");
+    assert_eq!(refused(&bare, false), "tokenizer");
+    assert!(ServedText::read(&bare, true).is_ok());
+}
+
+#[test]
+fn broken_files_are_named() {
+    let good = test_support::tokenizer_json();
+    assert_eq!(refused(&files(Some(b"{}".to_vec()), b"{}"), false), "tokenizer");
+    assert_eq!(refused(&files(Some(good.clone()), b"["), false), "generation_config");
+    assert_eq!(refused(&files(Some(good.clone()), br#"{"top_p": 7}"#), false), "generation_config");
+    let broken = |config: Option<&[u8]>, template: Option<&[u8]>| TextFiles {
+        tokenizer_config: config.map(<[u8]>::to_vec),
+        chat_template: template.map(<[u8]>::to_vec),
+        ..files(Some(good.clone()), b"{}")
+    };
+    assert_eq!(refused(&broken(Some(b"{"), None), false), "tokenizer_config");
+    assert_eq!(refused(&broken(None, Some(b"{% if %}")), false), "chat_template");
+}
+
+#[test]
+fn sampling_defaults_are_read_and_other_fields_ignored() {
+    let json = br#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}"#;
+    let text = ServedText::read(&files(None, json), true).unwrap();
+    assert_eq!((text.defaults.temperature, text.defaults.top_k), (Some(0.6), Some(20)));
+}

@@ -1,0 +1,174 @@
+//! Goals of the comparison with other servers, and the ratios reached.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{peers::KV_POOL_BYTES, scenario::Found};
+
+/// Bytes of all weights in bf16. Decoding one token reads all of them.
+const WEIGHT_BYTES: f64 = 1_192_099_840.0;
+/// Seconds from start to first token that are good enough even if a peer is faster.
+const START_S: f64 = 1.2;
+
+/// One goal. Fields are `None` if a figure was not measured.
+#[derive(Debug, Serialize)]
+pub struct Goal {
+    what: String,
+    ours: Option<f64>,
+    /// Figure that ours is compared with: that of the best peer, or a limit.
+    against: Option<Against>,
+    /// Ratio by which ours is better.
+    ratio: Option<f64>,
+    at_least: f64,
+    met: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Against {
+    name: String,
+    value: f64,
+}
+
+/// Direction in which a figure is better.
+#[derive(Clone, Copy, PartialEq)]
+enum Better {
+    Lower,
+    Higher,
+}
+
+/// Groups by name.
+type Groups = BTreeMap<&'static str, Found>;
+
+/// Ratios to reach over the best peer. They depend on the CPU, because peers are not equally good on all CPUs.
+struct OverPeers {
+    prefill_512: f64,
+    prefill_4096: f64,
+    prefill_int8: f64,
+    /// Ratios with 1, 4 and 16 streams.
+    decode: [f64; 3],
+}
+
+impl OverPeers {
+    const AVX2: Self =
+        Self { prefill_512: 1.1, prefill_4096: 1.2, prefill_int8: 1.2, decode: [1.2, 1.4, 2.0] };
+    const VNNI: Self =
+        Self { prefill_512: 1.6, prefill_4096: 1.4, prefill_int8: 1.5, decode: [1.2, 1.4, 1.6] };
+    const BF16: Self =
+        Self { prefill_512: 1.1, prefill_4096: 1.1, prefill_int8: 1.3, decode: [1.2, 1.4, 1.6] };
+
+    /// Ratios for the CPU of this machine.
+    fn here() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512bf16") {
+                return Self::BF16;
+            }
+            if is_x86_feature_detected!("avx512vnni") {
+                return Self::VNNI;
+            }
+        }
+        Self::AVX2
+    }
+}
+
+pub fn compared(groups: &Groups) -> Vec<Goal> {
+    let OverPeers { prefill_512, prefill_4096, prefill_int8, decode } = OverPeers::here();
+    let over_peers = |group, figure, better, at_least| {
+        let against = best_peer(groups, group, figure, better);
+        let what = format!("{figure}, {group}, over the best peer");
+        Goal::new(what, ours(groups, group, figure), against, better, at_least)
+    };
+    let higher = |group, figure, at_least| over_peers(group, figure, Better::Higher, at_least);
+    vec![
+        higher("prefill_bf16", "prefill_512", prefill_512),
+        higher("prefill_bf16", "prefill_4096", prefill_4096),
+        higher("prefill_int8", "prefill_512", prefill_int8),
+        higher("decode_bf16", "decode_1", decode[0]),
+        of_the_memory(groups),
+        higher("decode_bf16", "decode_4", decode[1]),
+        higher("decode_bf16", "decode_16", decode[2]),
+        over_peers("mixed_bf16", "ttft_ms", Better::Lower, 1.0),
+        longest_gap(groups),
+        start(groups),
+        memory(groups),
+        int8(groups),
+    ]
+}
+
+impl Goal {
+    fn new(what: String, ours: Option<f64>, against: Option<Against>, better: Better, at_least: f64) -> Self {
+        let ratio = ours.zip(against.as_ref()).map(|(ours, against)| match better {
+            Better::Higher => ours / against.value,
+            Better::Lower => against.value / ours,
+        });
+        Self { what, ours, against, ratio, at_least, met: ratio.map(|ratio| ratio >= at_least) }
+    }
+}
+
+fn ours(groups: &Groups, group: &str, figure: &str) -> Option<f64> {
+    of(groups, group, "tutti", figure)
+}
+
+fn of(groups: &Groups, group: &str, contender: &str, figure: &str) -> Option<f64> {
+    groups.get(group)?.contenders.get(contender)?.medians.get(figure).copied()
+}
+
+fn best_peer(groups: &Groups, group: &str, figure: &str, better: Better) -> Option<Against> {
+    let peers = groups.get(group)?.contenders.iter().filter(|(name, _)| !name.starts_with("tutti"));
+    let values = peers.filter_map(|(name, gave)| Some((name, *gave.medians.get(figure)?)));
+    let best = values.max_by(|a, b| match better {
+        Better::Higher => a.1.total_cmp(&b.1),
+        Better::Lower => b.1.total_cmp(&a.1),
+    });
+    best.map(|(name, value)| Against { name: name.clone(), value })
+}
+
+/// Rate at which one stream reads weights, relative to the memory bandwidth measured in the run.
+fn of_the_memory(groups: &Groups) -> Goal {
+    let rate = ours(groups, "decode_bf16", "decode_1").map(|tokens| tokens * WEIGHT_BYTES / 1e9);
+    let limits = groups.get("decode_bf16").filter(|found| !found.limits.is_empty());
+    let limit = limits.map(|found| {
+        let rounds = found.limits.iter().map(|limits| limits.memory_read_gb_per_s);
+        // The best round counts: other work on the machine can only lower a measured limit.
+        rounds.fold(0.0, f64::max)
+    });
+    let limit = limit.map(|value| Against { name: "memory read".into(), value });
+    Goal::new("GB/s of weights at decode_1, of what can be read".into(), rate, limit, Better::Higher, 0.85)
+}
+
+/// Longest gap of the decoding streams, compared with the peer that has the best TTFT of the long prompt.
+fn longest_gap(groups: &Groups) -> Goal {
+    let (group, figure) = ("mixed_bf16", "itl_ms_during_p99");
+    let first = best_peer(groups, group, "ttft_ms", Better::Lower);
+    let against = first.and_then(|first| {
+        let value = of(groups, group, &first.name, figure)?;
+        Some(Against { name: first.name, value })
+    });
+    let what = "itl_ms_during_p99, mixed_bf16, over the peer with the best TTFT".into();
+    Goal::new(what, ours(groups, group, figure), against, Better::Lower, 4.0)
+}
+
+fn start(groups: &Groups) -> Goal {
+    let (group, figure) = ("start_bf16", "start_to_first_token_s");
+    let best = best_peer(groups, group, figure, Better::Lower).filter(|best| best.value > START_S);
+    let against = best.unwrap_or(Against { name: "enough".into(), value: START_S });
+    let what = format!("{figure}, the best peer's or {START_S}");
+    Goal::new(what, ours(groups, group, figure), Some(against), Better::Lower, 1.0)
+}
+
+/// Peak memory of all processes after 16 streams.
+fn memory(groups: &Groups) -> Goal {
+    let held = WEIGHT_BYTES + KV_POOL_BYTES as f64;
+    let against = Against { name: "weights and KV pool".into(), value: held };
+    let peak = ours(groups, "decode_bf16", "peak_memory_bytes");
+    Goal::new("peak_memory_bytes".into(), peak, Some(against), Better::Lower, 1.0 / 1.15)
+}
+
+fn int8(groups: &Groups) -> Goal {
+    let (group, figure) = ("decode_int8", "decode_1");
+    let value = of(groups, group, "tutti-bf16", figure);
+    let against = value.map(|value| Against { name: "tutti-bf16".into(), value });
+    let what = "decode_1 of int8 over our bf16".into();
+    Goal::new(what, ours(groups, group, figure), against, Better::Higher, 1.6)
+}

@@ -1,0 +1,283 @@
+//! The servers that are compared on a CPU: Tutti, and the peers that `tests/bench/peers/setup` installs. Each is a process
+//! that reads the same checkpoint and answers on loopback.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use clap::ValueEnum;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use tutti_load::client::Target;
+
+use super::cluster::{children, free_port, peak_memory};
+
+/// Limit of a start. The slowest one takes a minute.
+const START_LIMIT: Duration = Duration::from_secs(300);
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of a request, sufficient for a long prompt on a slow machine.
+const TIMEOUT: Duration = Duration::from_secs(900);
+/// Prefill budget of the peers, in tokens per step.
+const BUDGET: &str = "512";
+/// Versions that `setup` installs, one per line.
+const VERSIONS: &str = include_str!("../peers/versions");
+/// KV pool for 16 requests of 512 tokens and their output.
+pub const KV_POOL_BYTES: u64 = 1 << 30;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Peer {
+    Tutti,
+    /// OpenVINO GenAI.
+    Openvino,
+    /// vLLM's wheel for CPUs.
+    Vllm,
+    /// llama.cpp's own server.
+    LlamaCpp,
+}
+
+/// Storage of weights. A peer without a fast path for bf16 on this machine runs its fastest type of 16 bits, or f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    Bf16,
+    Int8,
+}
+
+/// Settings of a server that depend on the measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Purpose {
+    pub weights: Weights,
+    pub threads: usize,
+    /// Largest number of concurrent requests.
+    pub requests: usize,
+    /// Largest number of tokens of a request.
+    pub context: usize,
+    /// ITL target of Tutti. The peers have no such setting.
+    pub target_itl_ms: Option<u32>,
+    /// True if Tutti runs with `--packed-weights`.
+    pub packed_weights: bool,
+}
+
+/// A running server.
+pub struct Running {
+    process: Child,
+    spawned: Instant,
+    pub target: Target,
+}
+
+impl Peer {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tutti => "tutti",
+            Self::Openvino => "openvino",
+            Self::Vllm => "vllm",
+            Self::LlamaCpp => "llama-cpp",
+        }
+    }
+
+    /// Path that answers once the server takes requests.
+    fn ready(self) -> &'static str {
+        if self == Self::Tutti { "/ready" } else { "/health" }
+    }
+
+    /// Program and arguments. Fails if a path is missing.
+    fn command(self, purpose: &Purpose, port: u16) -> Result<Vec<OsString>, String> {
+        let Purpose { weights, threads, .. } = *purpose;
+        let installed = installed()?;
+        let here = |name: &str| existing(installed.join(name));
+        let script =
+            |name: &str| existing(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/peers").join(name));
+        let bf16 = weights == Weights::Bf16;
+        let (python, server, model, kind) = match self {
+            Self::Tutti => return conductor(purpose, port, here("checkpoint")?),
+            Self::LlamaCpp => {
+                let file = if bf16 { llama_cpp_model() } else { "model-q8_0.gguf" };
+                eprintln!("{}: model {file}", self.name());
+                let model = here(file)?;
+                return Ok(llama_server(purpose, port, here("llama-build/bin/llama-server")?, model));
+            }
+            Self::Openvino if bf16 => {
+                ("openvino-venv", "openvino_server.py", "openvino-fp16", openvino_types())
+            }
+            Self::Openvino => ("openvino-venv", "openvino_server.py", "openvino-int8", "default"),
+            Self::Vllm if bf16 => ("vllm-venv", "vllm_server.py", "checkpoint", vllm_dtype()),
+            Self::Vllm => ("vllm-venv", "vllm_server.py", "w8a8", vllm_dtype()),
+        };
+        let python = here(python)?.join("bin/python");
+        eprintln!("{}: model {model}, data type {kind}", self.name());
+        Ok(vec![
+            python.into(),
+            script(server)?.into(),
+            port.to_string().into(),
+            here(model)?.into(),
+            kind.into(),
+            threads.to_string().into(),
+            BUDGET.into(),
+        ])
+    }
+
+    /// Starts the server and waits until it takes requests.
+    pub async fn start(self, purpose: &Purpose) -> Result<Running, String> {
+        let port = free_port()?;
+        let command = self.command(purpose, port)?;
+        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{port}.log", self.name()));
+        let opened = || File::options().create(true).append(true).open(&log);
+        let failed = |e: std::io::Error| format!("{}: {e}", log.display());
+        let spawned = Instant::now();
+        let process = Command::new(&command[0])
+            .args(&command[1..])
+            .stdin(Stdio::null())
+            .stdout(opened().map_err(failed)?)
+            .stderr(opened().map_err(failed)?)
+            .spawn()
+            .map_err(|e| format!("{}: {e}", command[0].display()))?;
+        // Dropping `running` ends the process, from here on.
+        let target = Target::named(&format!("http://127.0.0.1:{port}"), "checkpoint", TIMEOUT)?.greedy();
+        let mut running = Running { process, spawned, target };
+        while !running.target.answers(self.ready()).await {
+            if let Ok(Some(status)) = running.process.try_wait() {
+                return Err(format!("ended with {status} at its start: see {}", log.display()));
+            }
+            if spawned.elapsed() > START_LIMIT {
+                return Err(format!("is not ready after {START_LIMIT:?}: see {}", log.display()));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(running)
+    }
+}
+
+/// Version of each package.
+pub fn versions() -> BTreeMap<&'static str, &'static str> {
+    VERSIONS.lines().filter_map(|line| line.split_once('=')).collect()
+}
+
+/// Directory of the installed peers.
+fn installed() -> Result<PathBuf, String> {
+    existing(Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("peers"))
+}
+
+fn existing(path: PathBuf) -> Result<PathBuf, String> {
+    let missing = || format!("{} is not there: run tests/bench/peers/setup", path.display());
+    if path.exists() { Ok(path.clone()) } else { Err(missing()) }
+}
+
+/// Command of Tutti, with router and tokenizer.
+fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<OsString>, String> {
+    let grpc = free_port()?;
+    let mut command: Vec<OsString> =
+        [env!("CARGO_BIN_EXE_conductor"), "--workers=1", "--device=cpu"].map(Into::into).into();
+    command.extend(["--model".into(), checkpoint.into()]);
+    command.extend([
+        format!("--threads={}", purpose.threads).into(),
+        format!("--kv-cache-memory={KV_POOL_BYTES}").into(),
+        format!("--http=127.0.0.1:{port}").into(),
+        format!("--grpc=127.0.0.1:{grpc}").into(),
+    ]);
+    if purpose.weights == Weights::Int8 {
+        command.push("--quantize=int8".into());
+    }
+    if purpose.packed_weights {
+        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed-weights");
+        std::fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
+        command.extend(["--packed-weights".into(), kept.into()]);
+    }
+    if let Some(target) = purpose.target_itl_ms {
+        command.push(format!("--target-itl-ms={target}").into());
+    }
+    Ok(command)
+}
+
+/// Command of llama.cpp. Each request has its own KV cache, which is faster than a shared one. Earlier prompts are not
+/// kept, since no prompt repeats.
+fn llama_server(purpose: &Purpose, port: u16, program: PathBuf, model: PathBuf) -> Vec<OsString> {
+    let Purpose { threads, requests, context, .. } = *purpose;
+    let model = ["-m".into(), model.into()];
+    let numbers = [
+        format!("--port={port}"),
+        format!("-t={threads}"),
+        format!("-tb={threads}"),
+        format!("-np={requests}"),
+        format!("-c={}", requests * context),
+        format!("-b={BUDGET}"),
+        format!("-ub={BUDGET}"),
+    ];
+    let flags = numbers.iter().flat_map(|flag| flag.split('='));
+    let fixed =
+        ["--host", "127.0.0.1", "--no-kv-unified", "--no-cache-prompt", "--cache-ram", "0", "--no-ui"];
+    [program.into()].into_iter().chain(model).chain(flags.chain(fixed).map(Into::into)).collect()
+}
+
+/// Model file of llama.cpp. It multiplies bf16 fast only with bf16 instructions, and f16 on every machine.
+fn llama_cpp_model() -> &'static str {
+    if multiplies_bf16() { "model-bf16.gguf" } else { "model-f16.gguf" }
+}
+
+/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. With AVX-512 but no bf16 instructions, its bf16 does not
+/// start with an f16 KV cache, and f32 is its fastest compute type.
+fn openvino_types() -> &'static str {
+    if has_avx512() && !multiplies_bf16() { "f32:f16" } else { "bf16:f16" }
+}
+
+/// Data type of vLLM. Without bf16 instructions, its bf16 is several times slower than f32.
+fn vllm_dtype() -> &'static str {
+    if multiplies_bf16() { "bfloat16" } else { "float32" }
+}
+
+fn has_avx512() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+fn multiplies_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    true
+}
+
+impl Running {
+    /// Seconds from the start of the process to the first token of a short prompt. Call it as soon as the server is ready.
+    pub async fn first_token(&self) -> Result<f64, String> {
+        let record = self.target.generate(&[1; 16], 1, 0).await;
+        match record.failure {
+            Some(why) => Err(why),
+            None => Ok(self.spawned.elapsed().as_secs_f64()),
+        }
+    }
+
+    /// Sum of the peak resident memory of all processes of the server, in bytes.
+    pub fn peak_memory(&self) -> Result<u64, String> {
+        let own = self.process.id();
+        [own].into_iter().chain(children(own)?).map(peak_memory).sum()
+    }
+
+    /// Sends SIGTERM and waits until the process has ended and its memory is free.
+    pub async fn stop(mut self) -> Result<(), String> {
+        let pid = Pid::from_raw(self.process.id() as i32).ok_or("no process id")?;
+        kill_process(pid, Signal::TERM).map_err(|e| format!("cannot be ended: {e}"))?;
+        let since = Instant::now();
+        while since.elapsed() < STOP_LIMIT {
+            if self.process.try_wait().map_err(|e| format!("cannot be waited for: {e}"))?.is_some() {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // `drop` kills the process.
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

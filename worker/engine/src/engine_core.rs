@@ -1,0 +1,342 @@
+//! Accepts launches and decides steps: all of an engine but the device.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant, SystemTime},
+};
+
+use tutti_models::PageLayout;
+use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
+use tutti_runtime::{Error, ErrorKind};
+use tutti_scheduler::{
+    Ending, GraphLaunch, GraphRole, Load, Refusal, RowCommit, RowOutcome, Scheduler, StepPlan, Turn,
+};
+
+use crate::{
+    StepTimes,
+    arrivals::Arrivals,
+    batch::RowResult,
+    observe::Stopwatch,
+    report,
+    runner::RowResults,
+    sequence::Sequence,
+    transfer::{Courier, Exchange, PageCopies, TransferEvents},
+};
+
+pub(crate) struct EngineCore {
+    rank: Rank,
+    scheduler: Scheduler,
+    /// Time zero of the scheduler's clock; deadlines count from it.
+    began: Instant,
+    /// Tokens of every request that the scheduler holds; `None` while a step computes the request.
+    sequences: HashMap<GraphKey, Option<Sequence>>,
+    /// Completions that no plan has returned yet.
+    pending_completions: Vec<pb::Completion>,
+    arrivals: Arrivals,
+    /// `None` where requests are not divided between workers.
+    exchange: Option<Exchange>,
+    /// Time spent preparing the next plan while a step ran.
+    ahead: Duration,
+}
+
+/// A planned step, with all that its inputs are made from.
+pub(crate) struct Job {
+    pub step: StepPlan,
+    /// One sequence per row.
+    pub sequences: Vec<Sequence>,
+    started: SystemTime,
+    times: StepTimes,
+}
+
+/// Outcome of one planning turn.
+pub(crate) struct Planned {
+    pub completions: Vec<pb::Completion>,
+    /// Copies to run before the step. Run later, they could read or write pages that have changed owners.
+    pub copies: PageCopies,
+    pub job: Option<Job>,
+}
+
+/// Unreported results of one turn, for [`EngineHandle::report`](crate::EngineHandle::report).
+pub struct StepOutput {
+    /// `None` if no step ran.
+    pub(crate) step: Option<CommittedStep>,
+    /// Completions of graphs that ended outside of the step.
+    pub(crate) completions: Vec<pb::Completion>,
+    /// Number of the step; if none ran, of the next one.
+    pub(crate) number: StepNumber,
+    pub(crate) load: Load,
+    pub(crate) oldest_waiting: Duration,
+}
+
+/// A step whose results are committed, with its rows.
+pub(crate) struct CommittedStep {
+    pub batch_walk: WalkId,
+    pub rows: Vec<(RowCommit, RowResult)>,
+    pub started: SystemTime,
+    pub times: StepTimes,
+}
+
+impl EngineCore {
+    /// Creates a core whose deadlines count from `began`.
+    pub fn new(rank: Rank, scheduler: Scheduler, began: Instant) -> Self {
+        Self {
+            rank,
+            scheduler,
+            began,
+            sequences: HashMap::new(),
+            pending_completions: Vec::new(),
+            arrivals: Arrivals::default(),
+            exchange: None,
+            ahead: Duration::ZERO,
+        }
+    }
+
+    /// Accepts or refuses a launch that [`spec::parse`](crate::spec::parse) has read.
+    pub fn launch(&mut self, key: GraphKey, parsed: Result<(GraphLaunch, Sequence), Error>) {
+        if self.sequences.contains_key(&key) {
+            // A refusal would end the graph that runs under this key.
+            tracing::error!(%key, "dropped a second launch of a running graph");
+            return;
+        }
+        let accepted = parsed.and_then(|(launch, sequence)| {
+            let (role, awaits_media) = (launch.role, launch.awaits_media);
+            let tokens = launch.prefill_tokens();
+            if (role != GraphRole::Whole || awaits_media) && self.exchange.is_none() {
+                let message = "this engine exchanges no planes with others";
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
+            self.scheduler.add(launch).map_err(refusal)?;
+            if let Some(exchange) = &mut self.exchange {
+                match role {
+                    GraphRole::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
+                    GraphRole::Encode => {
+                        exchange
+                            .will_encode(key, sequence.encodings.iter().map(|item| item.rows.len()).sum());
+                    }
+                    GraphRole::Whole | GraphRole::Decode => {}
+                }
+                if awaits_media {
+                    exchange.awaits_media(key, sequence.media.tokens());
+                }
+            }
+            self.sequences.insert(key, Some(sequence));
+            self.arrivals.add(key);
+            Ok(())
+        });
+        if let Err(error) = accepted {
+            tracing::debug!(%key, %error, "launch refused");
+            if let Some(exchange) = &mut self.exchange {
+                exchange.ended(key);
+            }
+            self.pending_completions.push(pb::Completion {
+                key: Some(key.into()),
+                epoch: 0,
+                rank: self.rank.0,
+                outcome: Some(pb::completion::Outcome::Refused(error.into())),
+            });
+        }
+    }
+
+    pub fn cancel(&mut self, key: GraphKey) {
+        match self.exchange.as_mut().and_then(|exchange| exchange.cancel(key, self.rank)) {
+            Some(completion) => self.pending_completions.push(completion),
+            None => self.scheduler.cancel(key),
+        }
+    }
+
+    /// Allows requests to be divided between this engine and others.
+    pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout, width: usize) {
+        self.exchange = Some(Exchange::new(courier, layout, width));
+    }
+
+    /// Prepares the next plan as far as possible while a step runs.
+    pub fn plan_ahead(&mut self) {
+        let mut watch = Stopwatch::start();
+        self.scheduler.plan_ahead();
+        self.ahead += watch.lap();
+    }
+
+    /// Decides the next step. Returns the completions of graphs that have ended since the last plan, the page copies to
+    /// run first, and the step.
+    pub fn plan(&mut self) -> Result<Planned, Error> {
+        let started = SystemTime::now();
+        let watch = Stopwatch::start();
+        if let Some(exchange) = &mut self.exchange {
+            let mut events = TransferEvents::default();
+            exchange.receive(&mut self.scheduler, self.rank, &mut events);
+            self.apply(events);
+        }
+        let Turn { endings, preempted, reserved, step } = self.scheduler.plan(self.began.elapsed());
+        for key in preempted {
+            tracing::debug!(%key, "preempted; starts over when pages are free");
+        }
+        let mut completions = std::mem::take(&mut self.pending_completions);
+        for ending in endings {
+            self.forget(&ending);
+            completions.push(report::completion(ending, self.rank));
+        }
+        let mut copies = PageCopies::default();
+        if let Some(exchange) = &mut self.exchange {
+            for room in reserved {
+                self.arrivals.remove(room.key);
+                exchange.reserved(room);
+            }
+            let mut events = TransferEvents::default();
+            copies = exchange.start_copies(&mut self.scheduler, &mut events);
+            self.apply(events);
+        }
+        let job = step.map(|step| self.job(step, started, watch)).transpose()?;
+        Ok(Planned { completions, copies, job })
+    }
+
+    fn job(&mut self, step: StepPlan, started: SystemTime, mut watch: Stopwatch) -> Result<Job, Error> {
+        let mut sequences = Vec::with_capacity(step.rows.len());
+        for row in &step.rows {
+            if row.epoch.0 == 0 {
+                self.arrivals.remove(row.key);
+            }
+            let Some(sequence) = self.sequences.get_mut(&row.key).and_then(Option::take) else {
+                return Err(Error::internal(format!(
+                    "step {} has a row of {}, whose sequence is missing",
+                    step.number, row.key
+                )));
+            };
+            sequences.push(sequence);
+        }
+        let times = StepTimes {
+            plan_ahead: std::mem::take(&mut self.ahead),
+            plan: watch.lap(),
+            ..StepTimes::default()
+        };
+        Ok(Job { step, sequences, started, times })
+    }
+
+    /// True if pages may have to be copied while the next step runs.
+    pub fn exchanges(&self) -> bool {
+        self.exchange.as_ref().is_some_and(Exchange::is_active)
+    }
+
+    /// Page copies that may run now, while a step is paused. They touch no page that the step uses.
+    pub fn start_copies(&mut self) -> PageCopies {
+        let Some(exchange) = &mut self.exchange else { return PageCopies::default() };
+        let mut events = TransferEvents::default();
+        exchange.receive(&mut self.scheduler, self.rank, &mut events);
+        let copies = exchange.start_copies(&mut self.scheduler, &mut events);
+        self.apply(events);
+        copies
+    }
+
+    /// Records that the copies have run.
+    pub fn finish_copies(&mut self, copies: PageCopies) {
+        let Some(exchange) = &mut self.exchange else { return };
+        let mut events = TransferEvents::default();
+        exchange.finish_copies(copies, &mut self.scheduler, &mut events);
+        self.apply(events);
+    }
+
+    fn apply(&mut self, events: TransferEvents) {
+        let TransferEvents { completions, imported, embedded, exported } = events;
+        self.pending_completions.extend(completions);
+        for (key, embeddings) in embedded {
+            if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
+                sequence.media.embeddings = embeddings;
+            }
+        }
+        for (key, token) in imported {
+            if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
+                sequence.output.push(token);
+            }
+        }
+        for key in exported {
+            self.sequences.remove(&key);
+        }
+    }
+
+    /// Commits a step that ran for `took`, and appends sampled tokens to their sequences.
+    pub fn commit(&mut self, job: Job, results: RowResults, took: Duration) -> (StepNumber, CommittedStep) {
+        let mut watch = Stopwatch::start();
+        let Job { step, sequences, started, mut times } = job;
+        let (number, batch_walk) = (step.number, step.batch_walk);
+        let outcome = |result: &Result<RowResult, _>| match result {
+            Ok(RowResult { sampled: Some(sampled), .. }) => RowOutcome::Sampled(sampled.token),
+            Ok(_) => RowOutcome::Computed,
+            Err(error) => RowOutcome::Failed(tutti_kernels::DeviceError::to_string(error)),
+        };
+        let outcomes = results.iter().map(outcome).collect();
+        let commits = self.scheduler.commit(step, outcomes, took);
+        if let Some(exchange) = &mut self.exchange {
+            exchange.committed(&commits, results.iter().map(|result| result.as_ref().ok()));
+        }
+        for (commit, mut sequence) in commits.iter().zip(sequences) {
+            if let Some(ending) = &commit.ending {
+                self.forget(ending);
+            } else if let Some(slot) = self.sequences.get_mut(&commit.row.key) {
+                sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
+                sequence.scores_reported = sequence.scores_reported.max(commit.row.positions.end);
+                *slot = Some(sequence);
+            }
+        }
+        let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
+        (times.run, times.commit) = (took, watch.lap());
+        (number, CommittedStep { batch_walk, rows, started, times })
+    }
+
+    fn forget(&mut self, ending: &Ending) {
+        self.sequences.remove(&ending.key);
+        self.arrivals.remove(ending.key);
+        if let Some(exchange) = &mut self.exchange {
+            exchange.ended(ending.key);
+        }
+    }
+
+    /// Time until the next deadline of any request; `None` if no request has one.
+    pub fn until_next_deadline(&self) -> Option<Duration> {
+        Some(self.scheduler.next_deadline()?.saturating_sub(self.began.elapsed()))
+    }
+
+    /// Combines a step and completions with the current load; `None` if there are neither.
+    pub fn output(
+        &mut self,
+        step: Option<(StepNumber, CommittedStep)>,
+        completions: Vec<pb::Completion>,
+    ) -> Option<StepOutput> {
+        if step.is_none() && completions.is_empty() {
+            return None;
+        }
+        let (load, oldest_waiting) = self.load();
+        let (number, step) = step.unzip();
+        let number = number.unwrap_or(StepNumber(load.steps));
+        Some(StepOutput { step, completions, number, load, oldest_waiting })
+    }
+
+    /// Current load, and the time that the oldest request has waited for its first row.
+    pub fn load(&mut self) -> (Load, Duration) {
+        (self.scheduler.load(), self.arrivals.oldest())
+    }
+
+    /// True if no request is held and no completion is unreported.
+    pub fn is_idle(&self) -> bool {
+        let exchanged = self.exchange.as_ref().is_none_or(Exchange::is_idle);
+        self.scheduler.is_empty() && self.pending_completions.is_empty() && exchanged
+    }
+}
+
+/// Converts a refusal into the error that the client sees. The field is the one that the client could change.
+fn refusal(refusal: Refusal) -> Error {
+    let message = refusal.to_string();
+    match refusal {
+        Refusal::EmptyPrompt => Error::invalid("prompt", message),
+        Refusal::ContextTooSmall { prompt_tokens, max_context, .. } if prompt_tokens >= max_context => {
+            Error::invalid("prompt", message)
+        }
+        Refusal::ContextTooSmall { .. } | Refusal::PoolTooSmall { .. } => {
+            Error::invalid("max_tokens", message)
+        }
+        Refusal::QueueFull { .. } => Error::overloaded(message, Duration::from_secs(1)),
+        // The conductor caused these, not the client.
+        Refusal::Duplicate(_)
+        | Refusal::WrongWalk { .. }
+        | Refusal::WrongContent { .. }
+        | Refusal::NoDecodeWalk { .. } => Error::internal(message),
+    }
+}

@@ -1,0 +1,366 @@
+//! Transfer of pages between this engine and others: decides which pages are copied, and which requests leave or
+//! arrive.
+//!
+//! The core decides under its lock, between steps or in a step's [pauses](super::copy_hook). The device's thread runs
+//! the copies ([`PageCopies`]) right after. Only plans free pages, and the same thread makes them, so no page changes
+//! owners between decision and copy. A pause copies no page that the step's rows use: only pages that were complete
+//! before the step, and pages that a request waits for. Each batch of copies is bounded, so that a decode waits for one
+//! batch at most.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Instant,
+};
+
+use tutti_models::PageLayout;
+use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
+use tutti_runtime::{Error, ErrorKind};
+use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
+
+use super::{
+    courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
+    embeddings::EmbeddingTransfers,
+    page_copies::{PageCopies, Pages, on_device},
+};
+use crate::{batch::RowResult, report};
+
+/// Bytes per direction that one batch copies.
+const BATCH_BYTES: usize = 8 << 20;
+
+pub(crate) struct Exchange {
+    courier: Box<dyn Courier>,
+    page_tokens: usize,
+    page_bytes: usize,
+    /// Requests that are prefilled here and decoded elsewhere.
+    outgoing: BTreeMap<GraphKey, Outgoing>,
+    /// Requests that are prefilled elsewhere and decoded here.
+    incoming: BTreeMap<GraphKey, Incoming>,
+    /// Runs of pages to write, in order of arrival.
+    to_write: VecDeque<PageRun>,
+    /// Bytes in `to_write`.
+    unwritten: usize,
+    /// Import requests whose pages are not all written yet.
+    pending_imports: VecDeque<ImportRequest>,
+    /// Endings of exported requests that the other worker has not accepted yet.
+    unacknowledged: BTreeMap<GraphKey, Ending>,
+    embeddings: EmbeddingTransfers,
+}
+
+#[derive(Default)]
+struct Outgoing {
+    table: Arc<[scheduler::PageId]>,
+    /// Number of tokens whose planes are in the pages.
+    computed: usize,
+    /// Number of pages that the courier has, or that the other worker had before.
+    sent: usize,
+    /// First sampled token and its time; `None` until the prefill is done.
+    first: Option<(OutputToken, Instant)>,
+    /// True while the scheduler holds the request back.
+    held_back: bool,
+}
+
+struct Incoming {
+    pages: Arc<[scheduler::PageId]>,
+    /// Index of the first page that is the request's own. Pages before it are shared and valid, and are never written.
+    first_own: usize,
+    /// True for each page whose content is valid.
+    written: Vec<bool>,
+}
+
+impl Outgoing {
+    /// Number of pages whose content is final.
+    fn whole_pages(&self, page_tokens: usize) -> usize {
+        match self.first {
+            Some(_) => self.computed.div_ceil(page_tokens),
+            None => self.computed / page_tokens,
+        }
+    }
+}
+
+impl Exchange {
+    /// Creates an exchange. `width` is the number of elements per embedding.
+    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout, width: usize) -> Self {
+        Self {
+            courier,
+            page_tokens: layout.page_tokens,
+            // A model without pages never sends any; 1 avoids a division by zero.
+            page_bytes: layout.page_bytes().max(1),
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            to_write: VecDeque::new(),
+            unwritten: 0,
+            pending_imports: VecDeque::new(),
+            unacknowledged: BTreeMap::new(),
+            embeddings: EmbeddingTransfers::new(width),
+        }
+    }
+
+    /// True if every exported request has been accepted or has failed.
+    pub fn is_idle(&self) -> bool {
+        self.unacknowledged.is_empty()
+    }
+
+    /// True if a request is on its way to or from another worker, so that pages may have to be copied.
+    pub fn is_active(&self) -> bool {
+        !self.outgoing.is_empty() || !self.incoming.is_empty()
+    }
+
+    /// Registers a request of `tokens` tokens that is prefilled for another worker. That worker has its first
+    /// `known_elsewhere` pages.
+    pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
+        // The last page is always sent.
+        let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
+        self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
+    }
+
+    /// Registers a request whose media, `tokens` tokens of them, are encoded here.
+    pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
+        self.embeddings.will_send(key, tokens);
+    }
+
+    /// Registers a request that waits for the embeddings of `tokens` tokens.
+    pub fn awaits_media(&mut self, key: GraphKey, tokens: usize) {
+        self.embeddings.will_receive(key, tokens, &mut *self.courier);
+    }
+
+    /// Registers a request that holds the pages another worker fills.
+    pub fn reserved(&mut self, reserved: Reserved) {
+        let Reserved { key, pages, known, .. } = reserved;
+        self.courier.reserved(key, Cargo::Pages, pages.len(), known);
+        let written = (0..pages.len()).map(|index| index < known).collect();
+        self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
+    }
+
+    /// Forgets a request that has ended here.
+    pub fn ended(&mut self, key: GraphKey) {
+        self.outgoing.remove(&key);
+        self.incoming.remove(&key);
+        self.embeddings.ended(key, &mut *self.courier);
+        self.courier.ended(key);
+    }
+
+    /// Cancels an exported request that is not accepted yet, and returns its completion.
+    pub fn cancel(&mut self, key: GraphKey, rank: Rank) -> Option<pb::Completion> {
+        let mut ending = self.unacknowledged.remove(&key)?;
+        self.courier.ended(key);
+        ending.outcome = Outcome::Cancelled;
+        Some(report::completion(ending, rank))
+    }
+
+    /// Records a committed step and its results.
+    pub fn committed<'a>(
+        &mut self,
+        commits: &[RowCommit],
+        results: impl Iterator<Item = Option<&'a RowResult>>,
+    ) {
+        for (commit, result) in commits.iter().zip(results) {
+            if let Some(result) = result.filter(|result| !result.encoded.is_empty()) {
+                self.embeddings.encoded(commit.row.key, commit.row.positions.start, &result.encoded);
+            }
+        }
+        if self.outgoing.is_empty() {
+            return;
+        }
+        for commit in commits.iter().filter(|commit| commit.ending.is_none()) {
+            if let Some(outgoing) = self.outgoing.get_mut(&commit.row.key) {
+                outgoing.computed = commit.row.positions.end;
+                outgoing.table = Arc::clone(&commit.row.block_table);
+                outgoing.first = commit.sampled.map(|first| (first, Instant::now()));
+            }
+        }
+    }
+
+    /// Takes the arrivals from other workers. `events` receives the completions that follow, and the requests that
+    /// continue here.
+    pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
+        while self.unwritten < BATCH_BYTES
+            && let Some(arrival) = self.courier.take()
+        {
+            match arrival {
+                Arrival::Pages(run) => {
+                    // Nothing waits for a run that is dropped here.
+                    if let Some(run) = self.embeddings.fill(run).filter(|run| self.may_write(run)) {
+                        self.unwritten += run.data.len();
+                        self.to_write.push_back(run);
+                    }
+                }
+                Arrival::Import(request) => self.pending_imports.push_back(request),
+                Arrival::Accepted(key) => {
+                    let ending = self.unacknowledged.remove(&key);
+                    events.completions.extend(ending.map(|ending| report::completion(ending, rank)));
+                }
+                Arrival::Failed(key, why) => match self.unacknowledged.remove(&key) {
+                    Some(mut ending) => {
+                        ending.outcome = Outcome::TransferFailed(why);
+                        events.completions.push(report::completion(ending, rank));
+                    }
+                    None => scheduler.fail_transfer(key, why),
+                },
+            }
+        }
+        self.finish_imports(scheduler, events);
+    }
+
+    /// True if the run's pages belong to a waiting request and none of them is shared.
+    fn may_write(&self, run: &PageRun) -> bool {
+        let end = run.first + run.data.len() / self.page_bytes;
+        self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
+    }
+
+    /// Answers the import requests whose pages are all written, and continues their requests.
+    fn finish_imports(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) {
+        for request in std::mem::take(&mut self.pending_imports) {
+            let key = request.key;
+            if self.to_write.iter().any(|run| run.key == key) {
+                self.pending_imports.push_back(request);
+                continue;
+            }
+            let outcome = if self.embeddings.has(key) {
+                self.import_embeddings(scheduler, &request, events)
+            } else {
+                self.import(scheduler, &request, events)
+            };
+            (request.answer)(outcome);
+        }
+    }
+
+    fn import_embeddings(
+        &mut self,
+        scheduler: &mut Scheduler,
+        request: &ImportRequest,
+        events: &mut TransferEvents,
+    ) -> Result<(), Error> {
+        let (key, embeddings) = (request.key, self.embeddings.take(request)?);
+        if !scheduler.media_here(key) {
+            return Err(Error::unavailable(format!("{key} does not wait for embeddings here")));
+        }
+        events.embedded.push((key, embeddings));
+        Ok(())
+    }
+
+    fn import(
+        &mut self,
+        scheduler: &mut Scheduler,
+        request: &ImportRequest,
+        events: &mut TransferEvents,
+    ) -> Result<(), Error> {
+        let ImportRequest { key, first, computed, pages, .. } = *request;
+        let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
+        let Some(incoming) = self.incoming.get(&key) else {
+            return Err(Error::unavailable(format!("{key} does not wait for planes here")));
+        };
+        let wanted = incoming.pages.len();
+        if pages != wanted {
+            return Err(refused(format!("{pages} pages are handed over, but {wanted} are reserved")));
+        }
+        if let Some(missing) = incoming.written.iter().position(|written| !written) {
+            return Err(refused(format!("page {missing} of {wanted} is missing")));
+        }
+        let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
+        scheduler.complete_import(key, first, computed).map_err(refused)?;
+        self.incoming.remove(&key);
+        events.imported.push((key, first.token));
+        Ok(())
+    }
+
+    /// Decides the page copies to run now. Holds back requests that compute faster than their pages leave. Embeddings
+    /// need no copy and are sent at once.
+    pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
+        let mut copies = PageCopies::default();
+        let encoded =
+            self.embeddings.send(&mut *self.courier, |key, held_back| scheduler.hold_back(key, held_back));
+        for (key, summary) in encoded {
+            self.export(key, summary, scheduler, events);
+        }
+        let mut room = self.courier.room().min(BATCH_BYTES.max(self.page_bytes)) / self.page_bytes;
+        for (&key, outgoing) in &mut self.outgoing {
+            let whole = outgoing.whole_pages(self.page_tokens);
+            let count = whole.saturating_sub(outgoing.sent).min(room);
+            if count > 0 {
+                let first = outgoing.sent;
+                let pages = on_device(&outgoing.table[first..first + count]);
+                copies.reads.push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
+                outgoing.sent += count;
+                room -= count;
+            }
+            let held_back = outgoing.sent < whole;
+            if held_back != outgoing.held_back {
+                outgoing.held_back = held_back;
+                scheduler.hold_back(key, held_back);
+            }
+        }
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES
+            && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
+        {
+            self.unwritten -= data.len();
+            // The request may have ended; its pages are then no longer its own.
+            let Some(incoming) = self.incoming.get(&key) else { continue };
+            let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
+                continue;
+            };
+            bytes += data.len();
+            copies.writes.push((Pages { key, first, pages: on_device(pages) }, data));
+        }
+        copies
+    }
+
+    /// Records that the copies have run.
+    pub fn finish_copies(
+        &mut self,
+        copies: PageCopies,
+        scheduler: &mut Scheduler,
+        events: &mut TransferEvents,
+    ) {
+        for (Pages { key, first, .. }, data) in copies.reads {
+            self.courier.send(PageRun { key, first, data });
+        }
+        for (Pages { key, first, pages }, _) in copies.writes {
+            if let Some(incoming) = self.incoming.get_mut(&key) {
+                incoming.written[first..first + pages.len()].fill(true);
+            }
+        }
+        let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
+            let (first, since) = outgoing.first?;
+            let pages = outgoing.whole_pages(self.page_tokens);
+            let summary = ExportSummary { first: Some(first), computed: outgoing.computed, pages, since };
+            (outgoing.sent == pages).then_some((*key, summary))
+        };
+        let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
+        for (key, summary) in done {
+            self.outgoing.remove(&key);
+            self.export(key, summary, scheduler, events);
+        }
+        self.finish_imports(scheduler, events);
+    }
+
+    /// Exports a request whose pages the courier has. Its ending is reported once the other worker accepts it.
+    fn export(
+        &mut self,
+        key: GraphKey,
+        summary: ExportSummary,
+        scheduler: &mut Scheduler,
+        events: &mut TransferEvents,
+    ) {
+        // `None` if it was cancelled meanwhile; its ending is then reported elsewhere.
+        if let Some(ending) = scheduler.complete_export(key) {
+            self.courier.export(key, summary);
+            self.unacknowledged.insert(key, ending);
+            self.embeddings.ended(key, &mut *self.courier);
+            events.exported.push(key);
+        }
+    }
+}
+
+/// Changes to the engine's requests that a transfer caused.
+#[derive(Default)]
+pub(crate) struct TransferEvents {
+    pub completions: Vec<pb::Completion>,
+    /// Requests that continue here, with their first tokens.
+    pub imported: Vec<(GraphKey, u32)>,
+    /// Requests whose media have arrived, with their embeddings.
+    pub embedded: Vec<(GraphKey, Vec<f32>)>,
+    /// Requests that have left this engine; their completions follow.
+    pub exported: Vec<GraphKey>,
+}

@@ -1,0 +1,416 @@
+//! A request that one engine prefills and another decodes gives the same tokens as on one engine.
+
+mod known_pages;
+mod pauses;
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use tutti_engine::{
+    Admission, Arrival, Cargo, Courier, DeviceLoop, EngineHandle, EngineSettings, ExportSummary,
+    ImportRequest, OutputToken, PageRun, TransferError,
+};
+use tutti_proto::{GraphKey, cluster::v1 as pb};
+use tutti_runtime::{Error, ErrorKind};
+
+use crate::common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
+
+const PAGE_BYTES: usize = PAGE_TOKENS * 4;
+
+/// Traffic between an engine and its courier.
+#[derive(Default)]
+struct Traffic {
+    room: usize,
+    sent: VecDeque<PageRun>,
+    exported: VecDeque<(GraphKey, ExportSummary)>,
+    reserved: Vec<(GraphKey, usize, usize)>,
+    ended: Vec<GraphKey>,
+    arrivals: VecDeque<Arrival>,
+}
+
+#[derive(Clone, Default)]
+struct TestCourier(Arc<Mutex<Traffic>>);
+
+impl TestCourier {
+    fn lock(&self) -> MutexGuard<'_, Traffic> {
+        self.0.lock().expect("no thread panicked")
+    }
+}
+
+impl Courier for TestCourier {
+    fn room(&self) -> usize {
+        self.lock().room
+    }
+    fn send(&mut self, run: PageRun) {
+        self.lock().sent.push_back(run);
+    }
+    fn export(&mut self, key: GraphKey, summary: ExportSummary) {
+        self.lock().exported.push_back((key, summary));
+    }
+    fn reserved(&mut self, key: GraphKey, _: Cargo, pages: usize, known: usize) {
+        self.lock().reserved.push((key, pages, known));
+    }
+    fn ended(&mut self, key: GraphKey) {
+        self.lock().ended.push(key);
+    }
+    fn take(&mut self) -> Option<Arrival> {
+        self.lock().arrivals.pop_front()
+    }
+}
+
+/// An engine on the test's thread, with its reported results.
+struct Side {
+    probe: Arc<Mutex<Probe>>,
+    device: DeviceLoop,
+    engine: EngineHandle,
+    courier: TestCourier,
+    tokens: BTreeMap<u64, Vec<pb::SampledToken>>,
+    outcomes: BTreeMap<u64, pb::completion::Outcome>,
+    load: pb::WorkerLoad,
+}
+
+impl Side {
+    fn new(settings: &EngineSettings) -> Self {
+        let (engine, probe) = engine(settings);
+        let (device, mut engine) = engine.split();
+        let courier = TestCourier::default();
+        courier.lock().room = usize::MAX;
+        engine.connect(Box::new(courier.clone()));
+        let (tokens, outcomes, load) = Default::default();
+        Self { probe, device, engine, courier, tokens, outcomes, load }
+    }
+
+    /// Runs one turn. Returns false if there was nothing to do.
+    fn step(&mut self) -> bool {
+        let output = self.device.turn().expect("the device is there");
+        let reported = output.is_some();
+        if let Some(report) = output.map(|output| self.engine.report(output)) {
+            self.load = report.load.unwrap();
+            for row in report.rows {
+                self.tokens.entry(row.key.unwrap().request).or_default().extend(row.tokens);
+            }
+            for completion in report.completions {
+                let ended =
+                    self.outcomes.insert(completion.key.unwrap().request, completion.outcome.unwrap());
+                assert!(ended.is_none(), "two endings");
+            }
+        }
+        self.device.run().expect("the device is there") || reported
+    }
+
+    fn idle(&mut self) {
+        while self.step() {}
+    }
+
+    fn give(&self, arrival: Arrival) {
+        self.courier.lock().arrivals.push_back(arrival);
+    }
+
+    fn ids(&self, request: u64) -> Vec<u32> {
+        self.tokens.get(&request).into_iter().flatten().map(|token| token.token_id).collect()
+    }
+}
+
+fn key(request: u64, graph: u32) -> GraphKey {
+    pb::GraphKey { request, incarnation: 0, graph }.into()
+}
+
+fn prefill(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
+    prefill_behind(whole, 0)
+}
+
+/// Prefill graph of a request whose first `known` pages the other side has.
+fn prefill_behind(whole: &pb::LaunchGraph, known: usize) -> pb::LaunchGraph {
+    let send_to =
+        pb::PlaneDestination { secret: vec![0; 16], known_pages: known as u32, ..Default::default() };
+    pb::LaunchGraph { walks: vec![PREFILL], send_to: Some(send_to), ..whole.clone() }
+}
+
+fn decode(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
+    let receive = pb::PlaneReservation { secret: vec![0; 16], lease_ms: 1000 };
+    let key = whole.key.map(|key| pb::GraphKey { graph: 1, ..key });
+    pb::LaunchGraph { key, walks: vec![DECODE], receive: Some(receive), ..whole.clone() }
+}
+
+/// Outcomes of imports, in the order in which they were answered.
+type Answers = Arc<Mutex<Vec<Result<(), Error>>>>;
+
+fn import(request: u64, exported: ExportSummary, answers: &Answers) -> Arrival {
+    let answers = Arc::clone(answers);
+    Arrival::Import(ImportRequest {
+        key: key(request, 1),
+        first: exported.first,
+        computed: exported.computed,
+        pages: exported.pages,
+        answer: Box::new(move |outcome| answers.lock().expect("no thread panicked").push(outcome)),
+    })
+}
+
+/// Carries all queued pages and ends from the prefilling side. Returns the exported requests.
+fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
+    let mut courier = from.courier.lock();
+    for run in courier.sent.drain(..) {
+        to.give(Arrival::Pages(PageRun { key: key(run.key.request.0, 1), ..run }));
+    }
+    let exported: Vec<_> = courier.exported.drain(..).collect();
+    drop(courier);
+    for (key, exported) in &exported {
+        to.give(import(key.request.0, *exported, answers));
+    }
+    exported.iter().map(|(key, _)| key.request.0).collect()
+}
+
+/// Prefills a request and returns its pages and the end of its export.
+fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, ExportSummary) {
+    side.engine.launch(prefill(whole));
+    side.idle();
+    let mut courier = side.courier.lock();
+    let (_, exported) = courier.exported.pop_front().expect("the prefill is done");
+    (courier.sent.drain(..).map(|run| PageRun { key: key(run.key.request.0, 1), ..run }).collect(), exported)
+}
+
+#[test]
+fn divided_requests_give_the_tokens_of_a_request_alone() {
+    for admission in [Admission::WholeLife, Admission::Optimistic] {
+        let settings = EngineSettings { admission, ..settings() };
+        let decoding = EngineSettings { kv_cache_memory: Some(41 * 64), ..settings.clone() };
+        let (mut from, mut to, answers) = (Side::new(&settings), Side::new(&decoding), Answers::default());
+        // Lengths around multiples of page and chunk. Some prompts share a prefix, so that some pages are cached and
+        // some are sent.
+        let launches: Vec<_> = (0..40)
+            .map(|request| {
+                let mut launch = launch(request, 1 + request as usize % 37, 2 + request as u32 % 20);
+                if request % 3 == 0 {
+                    launch.spec.as_mut().unwrap().prompt.splice(0..0, (0..9).map(|token| token * 3));
+                }
+                launch
+            })
+            .collect();
+        launches.iter().for_each(|launch| to.engine.launch(decode(launch)));
+        let mut spared = 0;
+        for turn in 0.. {
+            assert!(turn < 10_000, "{} of {} ended", to.outcomes.len(), launches.len());
+            for (key, pages, known) in to.courier.lock().reserved.drain(..) {
+                spared += known;
+                let launch = &launches[key.request.0 as usize];
+                let tokens = launch.spec.as_ref().unwrap().prompt.len();
+                assert_eq!(pages, tokens.div_ceil(PAGE_TOKENS));
+                from.engine.launch(prefill_behind(launch, known));
+            }
+            let (a, b) = (from.step(), to.step());
+            for request in carry(&from, &to, &answers) {
+                // Accepted later, so that completions come in any order.
+                from.give(Arrival::Accepted(key(request, 0)));
+            }
+            if !a && !b && to.outcomes.len() == launches.len() {
+                break;
+            }
+        }
+        for launch in &launches {
+            let request = launch.key.unwrap().request;
+            let whole = [from.ids(request), to.ids(request)].concat();
+            assert_eq!(whole, expected(launch).output, "request {request}");
+            assert_eq!(from.ids(request).len(), 1);
+            assert_eq!(to.tokens[&request][0].index, 1);
+            let exported = pb::completion::Outcome::HandedOver(pb::HandedOver { generated: 1 });
+            assert_eq!(from.outcomes[&request], exported);
+            assert!(matches!(to.outcomes[&request], pb::completion::Outcome::Finished(_)));
+        }
+        assert!(answers.lock().unwrap().iter().all(Result::is_ok));
+        assert_eq!((from.load.kv_pages_used, to.load.kv_pages_used), (0, 0));
+        assert!(from.load.cached_tokens > 0, "some pages were found, not computed");
+        assert!(spared > 0, "some pages were known, not sent");
+        assert!(from.engine.is_idle() && to.engine.is_idle());
+    }
+}
+
+#[test]
+fn a_first_token_that_ends_the_request_ends_it_at_the_prefill() {
+    let mut side = Side::new(&settings());
+    let mut whole = launch(1, 10, 5);
+    whole.spec.as_mut().unwrap().stopping.as_mut().unwrap().stop_token_ids = vec![expected(&whole).output[0]];
+    side.engine.launch(prefill(&whole));
+    side.idle();
+    assert!(matches!(side.outcomes[&1], pb::completion::Outcome::Finished(_)));
+    let courier = side.courier.lock();
+    assert!(courier.exported.is_empty() && courier.ended == [key(1, 0)]);
+}
+
+#[test]
+fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
+    let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
+    let whole = launch(1, 18, 9);
+    to.engine.launch(decode(&whole));
+    to.idle();
+    let (runs, exported) = prefilled(&mut from, &whole);
+    let pages: Vec<PageRun> = runs
+        .iter()
+        .flat_map(|run| {
+            let page = |(index, data): (usize, &[u8])| PageRun {
+                key: run.key,
+                first: run.first + index,
+                data: data.to_vec(),
+            };
+            run.data.chunks(PAGE_BYTES).enumerate().map(page).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(pages.len(), 5);
+    // All pages but one, one page twice, a page beyond the request's end, and a page of an unknown request.
+    for page in pages.iter().filter(|page| page.first != 2).chain([&pages[0]]) {
+        to.give(Arrival::Pages(page.clone()));
+    }
+    to.give(Arrival::Pages(PageRun { first: 5, ..pages[0].clone() }));
+    to.give(Arrival::Pages(PageRun { key: key(7, 1), ..pages[0].clone() }));
+    let refused = |to: &mut Side, change: &dyn Fn(&mut ExportSummary), why: &str| {
+        let mut other = exported;
+        change(&mut other);
+        to.give(import(1, other, &answers));
+        to.idle();
+        let error = answers.lock().unwrap().pop().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains(why), "{error}");
+    };
+    refused(&mut to, &|_| {}, "page 2 of 5 is missing");
+    to.give(Arrival::Pages(pages[2].clone()));
+    refused(&mut to, &|summary| summary.pages = 4, "4 pages are handed over, but 5 are reserved");
+    refused(&mut to, &|summary| summary.computed = 17, "17 tokens are handed over, but its prefill has 18");
+    let other = exported.first.map(|first| OutputToken { index: 1, ..first });
+    refused(&mut to, &|summary| summary.first = other, "token 1 of its output is handed over, but 0 is due");
+    assert_eq!((to.ids(1), to.load.running), (vec![], 0), "no step has had a row of it");
+
+    to.give(import(1, exported, &answers));
+    to.step();
+    to.step();
+    // A repeated import and late pages change nothing.
+    to.give(import(1, exported, &answers));
+    to.give(Arrival::Pages(PageRun { data: vec![9; PAGE_BYTES], ..pages[0].clone() }));
+    to.idle();
+    assert_eq!(to.ids(1), expected(&whole).output[1..]);
+    let mut answers = answers.lock().unwrap().drain(..).collect::<Vec<_>>().into_iter();
+    assert_eq!(answers.next(), Some(Ok(())));
+    assert_eq!(answers.next().unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(to.load.kv_pages_used, 0);
+}
+
+#[test]
+fn a_request_whose_pages_cannot_leave_waits_alone() {
+    let mut side = Side::new(&settings());
+    side.courier.lock().room = 0;
+    let (long, short) = (launch(1, 200, 5), launch(2, 20, 5));
+    side.engine.launch(prefill(&long));
+    for _ in 0..20 {
+        side.step();
+    }
+    let computed = side.load.steps;
+    assert!(computed <= 3, "it went on for {computed} steps");
+    side.engine.launch(short.clone());
+    side.idle();
+    assert_eq!(side.ids(2), expected(&short).output);
+    // One page at a time.
+    while !side.outcomes.contains_key(&1) {
+        side.courier.lock().room = PAGE_BYTES;
+        side.step();
+        if let Some((key, _)) = { side.courier.lock().exported.pop_front() } {
+            side.give(Arrival::Accepted(key));
+        }
+    }
+    let pages: Vec<usize> = side.courier.lock().sent.iter().map(|run| run.first).collect();
+    assert_eq!(pages, (0..50).collect::<Vec<_>>());
+    assert_eq!(side.ids(1), expected(&long).output[..1]);
+}
+
+#[test]
+fn every_ending_frees_all_pages_once() {
+    let outcomes = RefCell::new(vec![]);
+    let check = |side: &mut Side, request| {
+        side.idle();
+        let outcome = side.outcomes[&request].clone();
+        outcomes.borrow_mut().push(outcome);
+        assert_eq!(side.load.kv_pages_used, 0);
+        assert!(side.courier.lock().ended.contains(&key(request, u32::from(request > 10))));
+        assert!(side.engine.is_idle());
+    };
+    // On the decoding side, while it waits for planes: cancelled, and failed by the sender.
+    let mut to = Side::new(&settings());
+    for request in [11, 12] {
+        to.engine.launch(decode(&launch(request, 30, 5)));
+        to.idle();
+    }
+    assert_eq!(to.courier.lock().reserved.len(), 2);
+    to.engine.cancel(key(11, 1));
+    to.give(Arrival::Failed(key(12, 1), TransferError::Lost("gone".into())));
+    to.idle();
+    check(&mut to, 11);
+    check(&mut to, 12);
+    // On the prefilling side: before the prefill is done, and after it, when its pages are already free.
+    let mut from = Side::new(&settings());
+    from.courier.lock().room = 0;
+    from.engine.launch(prefill(&launch(1, 30, 5)));
+    from.idle();
+    from.give(Arrival::Failed(key(1, 0), TransferError::Refused("no".into())));
+    check(&mut from, 1);
+    from.courier.lock().room = usize::MAX;
+    for request in [2, 3, 4] {
+        from.engine.launch(prefill(&launch(request, 30, 5)));
+        from.idle();
+        assert!(!from.engine.is_idle() && !from.outcomes.contains_key(&request));
+    }
+    from.engine.cancel(key(2, 0));
+    from.give(Arrival::Failed(key(3, 0), TransferError::Lost("gone".into())));
+    from.give(Arrival::Accepted(key(4, 0)));
+    from.idle();
+    for request in [2, 3, 4] {
+        let outcome = from.outcomes[&request].clone();
+        outcomes.borrow_mut().push(outcome);
+    }
+    assert!(from.engine.is_idle());
+    use pb::completion::Outcome::{Cancelled, Failed, HandedOver, HandoverFailed};
+    let outcomes = outcomes.into_inner();
+    assert!(
+        matches!(
+            &outcomes[..],
+            [Cancelled(_), HandoverFailed(_), Failed(_), Cancelled(_), HandoverFailed(_), HandedOver(_)]
+        ),
+        "{outcomes:?}"
+    );
+}
+
+#[test]
+fn a_deadline_ends_a_request_that_waits_for_planes_while_no_step_runs() {
+    let mut to = Side::new(&settings());
+    to.engine.launch(pb::LaunchGraph { timeout_ms: Some(20), ..decode(&launch(11, 30, 5)) });
+    while to.outcomes.is_empty() {
+        if !to.step() {
+            assert!(to.device.wait());
+        }
+    }
+    assert_eq!(to.load.kv_pages_used, 0);
+    assert!(matches!(&to.outcomes[&11], pb::completion::Outcome::Failed(fault)
+        if ErrorKind::DeadlineExceeded == Error::from(fault.clone()).kind()));
+}
+
+#[test]
+fn requests_that_cannot_be_divided_are_refused() {
+    let mut side = Side::new(&settings());
+    let whole = launch(1, 10, 5);
+    let both = pb::LaunchGraph { receive: decode(&whole).receive, ..prefill(&whole) };
+    let wrong_walks = pb::LaunchGraph { walks: vec![PREFILL, DECODE], ..decode(&launch(12, 10, 5)) };
+    let mut no_secret = prefill(&launch(3, 10, 5));
+    no_secret.send_to.as_mut().unwrap().secret = vec![1; 15];
+    let too_long = decode(&launch(14, CONTEXT, 5));
+    for launch in [both, wrong_walks, no_secret, too_long] {
+        side.engine.launch(launch);
+    }
+    side.idle();
+    let refused = |outcome: &pb::completion::Outcome| matches!(outcome, pb::completion::Outcome::Refused(_));
+    assert!(side.outcomes.len() == 4 && side.outcomes.values().all(refused), "{:?}", side.outcomes);
+    assert_eq!(side.courier.lock().ended.len(), 4, "the courier learns of every refusal");
+    // Without a courier, every divided request is refused.
+    let (mut device, mut engine) = engine(&settings()).0.split();
+    engine.launch(prefill(&whole));
+    let report = engine.report(device.turn().unwrap().unwrap());
+    assert!(refused(report.completions[0].outcome.as_ref().unwrap()));
+}

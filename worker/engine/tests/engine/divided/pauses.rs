@@ -1,0 +1,64 @@
+//! Copies and answers inside a step.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use tutti_engine::Arrival;
+
+use super::{Answers, PAGE_BYTES, Side, decode, import, prefill, prefilled};
+use crate::common::{expected, launch, settings};
+
+#[test]
+fn arrivals_during_a_step_are_taken_before_it_ends() {
+    let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
+    let (other, whole) = (launch(1, 10, 60), launch(2, 18, 9));
+    to.engine.launch(other.clone());
+    to.engine.launch(decode(&whole));
+    to.step();
+    let (runs, exported) = prefilled(&mut from, &whole);
+    let (courier, waker, answered) = (to.courier.clone(), to.engine.waker(), Arc::clone(&answers));
+    let mut arrivals: VecDeque<Arrival> = runs.into_iter().map(Arrival::Pages).collect();
+    arrivals.push_back(import(2, exported, &answers));
+    to.probe.lock().unwrap().during = Some(Box::new(move || {
+        // One arrival per step: the arrival of the step before has been taken by now, and the last one has been
+        // answered.
+        assert!(courier.lock().arrivals.is_empty());
+        courier.lock().arrivals.extend(arrivals.pop_front());
+        waker.wake();
+    }));
+    let mut steps = 0;
+    while answered.lock().unwrap().is_empty() {
+        assert!(to.step() && steps < 20, "not answered after {steps} steps");
+        steps += 1;
+        // The request is imported inside the step, and no step has had a row of it yet.
+        assert!(to.ids(2).is_empty());
+    }
+    assert_eq!(*answers.lock().unwrap(), [Ok(())]);
+    to.probe.lock().unwrap().during = None;
+    to.idle();
+    assert_eq!(to.ids(1), expected(&other).output);
+    assert_eq!(to.ids(2), expected(&whole).output[1..]);
+}
+
+#[test]
+fn pages_that_could_not_leave_between_steps_leave_inside_the_next() {
+    let mut side = Side::new(&settings());
+    let (other, whole) = (launch(1, 10, 40), launch(2, 60, 5));
+    side.engine.launch(other.clone());
+    side.step();
+    side.engine.launch(prefill(&whole));
+    side.courier.lock().room = 0;
+    // A chunk whose pages cannot leave: the request is held back while the other one decodes.
+    side.step();
+    side.step();
+    assert_eq!(side.courier.lock().sent.len(), 0);
+    let courier = side.courier.clone();
+    side.probe.lock().unwrap().during = Some(Box::new(move || courier.lock().room = usize::MAX));
+    side.step();
+    let left =
+        |side: &Side| side.courier.lock().sent.iter().map(|run| run.data.len() / PAGE_BYTES).sum::<usize>();
+    assert!(left(&side) >= 3, "{} pages", left(&side));
+    side.probe.lock().unwrap().during = None;
+    side.idle();
+    assert_eq!((left(&side), side.courier.lock().exported.len()), (15, 1));
+    assert_eq!(side.ids(1), expected(&other).output);
+}

@@ -1,0 +1,110 @@
+//! Promise 8 through engine, scheduler and a real model: a request's results are bit-identical for any step budget, any
+//! chunks, any batch-mates, and any earlier use of its pages.
+
+use std::collections::BTreeMap;
+
+use tutti_engine::{Engine, EngineSettings};
+use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
+use tutti_proto::{Rank, cluster::v1 as pb};
+
+use crate::common::{self, launch};
+
+/// Shape of a small Qwen3 with random weights.
+const CONFIG: &str = r#"{
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "float32",
+    "vocab_size": 500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "hidden_act": "silu",
+    "attention_bias": false, "eos_token_id": 0
+}"#;
+
+const MAX_STEP_TOKENS: usize = 64;
+
+fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("config.json"), CONFIG).expect("it is writable");
+    let options = LoadOptions {
+        dir: dir.path().into(),
+        load_format: LoadFormat::Dummy,
+        quantize: Quantize::None,
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens: 16,
+        nodes: None,
+        seed: 5,
+    };
+    let device = CpuDevice::new(1, Isa::detect()).expect("there is a CPU");
+    let model = load(&options, device, &mut |_| {}).expect("the config is sound");
+    let page_bytes = model.page_bytes() as u64;
+    let settings = EngineSettings {
+        max_step_tokens,
+        max_prefill_chunk,
+        max_running_requests: 4,
+        // Fewer pages than the requests need in sum, so that several requests use each page.
+        kv_cache_memory: Some(24 * page_bytes),
+        ..common::settings()
+    };
+    let mut engine = Engine::new(model, Rank(0), &settings).expect("sound settings");
+    engine.warm_up().expect("the device is there");
+    engine
+}
+
+/// All results of a request. Logprobs are compared as bits because `==` on floats takes 0 for -0.
+type RequestResults = Vec<(u32, Vec<(u32, u32)>)>;
+
+fn run_to_end(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> BTreeMap<u64, RequestResults> {
+    let bits = |score: &pb::TokenLogprob| {
+        let top = score.top.iter().map(|top| (top.token_id, top.logprob.to_bits()));
+        std::iter::once((score.rank, score.logprob.to_bits())).chain(top).collect::<Vec<_>>()
+    };
+    let mut results = BTreeMap::<u64, RequestResults>::new();
+    for launch in launches {
+        engine.launch(launch.clone());
+    }
+    while let Some(report) = engine.step().expect("the device is there") {
+        for row in report.rows {
+            let result = results.entry(row.key.map_or(0, |key| key.request)).or_default();
+            let run = row.prompt_logprobs.iter().flat_map(|run| (run.first..).zip(&run.tokens));
+            result.extend(run.map(|(index, score)| (index, bits(score))));
+            result.extend(
+                row.tokens.iter().map(|t| (t.token_id, t.logprob.as_ref().map(bits).unwrap_or_default())),
+            );
+        }
+        for completion in report.completions {
+            assert!(
+                matches!(completion.outcome, Some(pb::completion::Outcome::Finished(_))),
+                "{completion:?}"
+            );
+        }
+    }
+    assert_eq!(engine.load().kv_pages_used, 0);
+    results
+}
+
+#[test]
+fn results_are_bit_identical_for_any_batching() {
+    let launches: Vec<_> = [1, 2, 15, 16, 17, 33, 64, 65, 90]
+        .iter()
+        .zip(1..)
+        .map(|(&prompt, request)| {
+            let mut launch = launch(request, prompt, 12);
+            let spec = launch.spec.as_mut().expect("the launch has a spec");
+            (spec.logprobs, spec.prompt_logprobs) = (Some(4), (request % 2 == 1).then_some(4));
+            launch
+        })
+        .collect();
+    let mut alone = engine(MAX_STEP_TOKENS, None);
+    let mut expected = BTreeMap::new();
+    for launch in &launches {
+        expected.extend(run_to_end(&mut alone, std::slice::from_ref(launch)));
+    }
+    assert_eq!(expected.len(), launches.len());
+    assert_eq!(expected[&9].len(), 89 + 12);
+    for (max_step_tokens, max_prefill_chunk) in
+        [(64, None), (64, Some(7)), (8, None), (8, Some(3)), (1, None)]
+    {
+        let mut engine = engine(max_step_tokens, max_prefill_chunk);
+        let results = run_to_end(&mut engine, &launches);
+        assert!(results == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk:?}");
+    }
+}

@@ -1,0 +1,81 @@
+//! A test model: a Qwen3 with a small, untrained audio encoder. It tests encoder nodes (declaration, placement, running,
+//! transfer) until a real family has one. Its weights are random (`--load-format dummy`) or made by a test. The cargo
+//! feature `media-test-model` adds it to a build.
+//!
+//! The thinker is [`qwen3`](crate::qwen3), unchanged. The encoder takes 16-bit samples in frames of
+//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest one of the item, so that an
+//! item cannot be encoded in chunks, and maps each frame to an embedding by a linear map and a norm.
+//!
+//! `config.json` is that of a Qwen3 with two more keys: `audio_token_id` and `audio_bytes_per_token`.
+
+mod encoder;
+mod encoder_only;
+mod with_thinker;
+
+use std::path::Path;
+
+use serde::Deserialize;
+use tutti_kernels::Device;
+use tutti_proto::declaration::ModelDeclaration;
+
+use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinker};
+use crate::{
+    LoadError, LoadOptions, Model,
+    config::ConfigFile,
+    qwen3::{Qwen3, Shape},
+    thinker::{self, Audio, Held},
+    weights::Progress,
+};
+
+/// The name of this family in a config's `architectures`.
+pub(crate) const ARCHITECTURE: &str = "TuttiMediaTestForCausalLM";
+/// The name of this family in `model_type`, which decides where `architectures` is missing.
+pub(crate) const MODEL_TYPE: &str = "tutti_media_test";
+
+/// The keys that a Qwen3 does not have.
+#[derive(Deserialize)]
+struct Keys {
+    audio_token_id: u32,
+    audio_bytes_per_token: usize,
+}
+
+/// Loads the nodes of the family that `options.nodes` names.
+pub(crate) fn load<D: Device>(
+    file: &ConfigFile,
+    dir: &Path,
+    options: &LoadOptions,
+    mut device: D,
+    progress: Progress<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let shape = Shape::parse(file)?;
+    let keys: Keys = file.parse()?;
+    if keys.audio_bytes_per_token == 0 || !keys.audio_bytes_per_token.is_multiple_of(2) {
+        let bytes = keys.audio_bytes_per_token;
+        return Err(file.invalid(format!("audio_bytes_per_token: {bytes} bytes are not one or more samples")));
+    }
+    if keys.audio_token_id as usize >= shape.vocab_size {
+        let (id, vocab) = (keys.audio_token_id, shape.vocab_size);
+        return Err(file.invalid(format!("audio_token_id: {id} is not below vocab_size, {vocab}")));
+    }
+    let audio = Audio {
+        placeholder: keys.audio_token_id,
+        bytes_per_token: keys.audio_bytes_per_token,
+        width: shape.hidden_size,
+    };
+    let declare = |text: &ModelDeclaration| thinker::with_audio(text, audio);
+    let held = Held::of(options.nodes.as_deref());
+    let encoder =
+        held.encoder.then(|| Encoder::load(audio, &shape, dir, options, &mut device)).transpose()?;
+    match encoder {
+        Some(encoder) if !held.thinker => {
+            let declaration = declare(&thinker::declaration(options.page_tokens, 0)?)?;
+            let limits = shape.limits(dir, options.max_step_tokens)?;
+            Ok(Box::new(EncoderOnly { device, encoder, declaration, limits }))
+        }
+        encoder => {
+            let thinker = Qwen3::load(file, dir, options, device, progress)?;
+            let declaration = declare(thinker.declaration())?;
+            Ok(Box::new(WithThinker { thinker, encoder, declaration }))
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The encoder on a worker that holds no other node.
+
+use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
+use tutti_proto::declaration::{ModelDeclaration, WalkId};
+
+use super::encoder::Encoder;
+use crate::{
+    PageLayout,
+    model::{Limits, LogitRequests, LogitResults, Model},
+};
+
+pub(super) struct EncoderOnly<D: Device> {
+    pub device: D,
+    pub encoder: Encoder<D>,
+    pub declaration: ModelDeclaration,
+    pub limits: Limits,
+}
+
+fn no_thinker() -> DeviceError {
+    DeviceError::Misuse("no thinker is held here".into())
+}
+
+impl<D: Device> Model for EncoderOnly<D> {
+    fn declaration(&self) -> &ModelDeclaration {
+        &self.declaration
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn describe(&self) -> String {
+        format!("audio encoder alone (for tests), on {}", self.device.describe())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.encoder.weight_bytes()
+    }
+
+    fn step_bytes(&self) -> u64 {
+        self.device.step_bytes()
+    }
+
+    fn page_bytes(&self) -> usize {
+        0
+    }
+
+    fn allocate_pages(&mut self, _: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        PageLayout { sections: 0, units: 0, unit_bytes: 0, page_tokens: 0, format: "none".into() }
+    }
+
+    fn read_pages(&mut self, _: &[PageId], _: &mut Vec<u8>) -> Result<(), DeviceError> {
+        Err(no_thinker())
+    }
+
+    fn write_pages(&mut self, _: &[PageId], _: &[u8]) -> Result<(), DeviceError> {
+        Err(no_thinker())
+    }
+
+    fn forward(&mut self, _: &StepInputs<'_>) -> Result<(), DeviceError> {
+        Err(no_thinker())
+    }
+
+    fn thinks(&self) -> bool {
+        false
+    }
+
+    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        if !self.declaration.encodes(walk) {
+            return Err(no_thinker());
+        }
+        self.encoder.run(&mut self.device, data, out)
+    }
+
+    fn read_logits(&mut self, _: &LogitRequests<'_>, _: &mut LogitResults) -> Result<(), DeviceError> {
+        Err(no_thinker())
+    }
+}

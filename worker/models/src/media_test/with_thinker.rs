@@ -1,0 +1,91 @@
+//! The thinker, with the encoder on the same device if the worker holds both.
+
+use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
+use tutti_proto::declaration::{ModelDeclaration, WalkId};
+
+use super::encoder::Encoder;
+use crate::{
+    PageLayout, StepHook,
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
+    qwen3::Qwen3,
+};
+
+pub(super) struct WithThinker<D: Device> {
+    pub thinker: Qwen3<D>,
+    pub encoder: Option<Encoder<D>>,
+    pub declaration: ModelDeclaration,
+}
+
+impl<D: Device> Model for WithThinker<D> {
+    fn declaration(&self) -> &ModelDeclaration {
+        &self.declaration
+    }
+
+    fn limits(&self) -> &Limits {
+        self.thinker.limits()
+    }
+
+    fn describe(&self) -> String {
+        let encoder = if self.encoder.is_some() { ", with" } else { ", without" };
+        format!("{}{encoder} an audio encoder (for tests)", self.thinker.describe())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.thinker.weight_bytes() + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
+    }
+
+    fn step_bytes(&self) -> u64 {
+        self.thinker.step_bytes()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.thinker.page_bytes()
+    }
+
+    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+        self.thinker.allocate_pages(pages)
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        self.thinker.page_layout()
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.thinker.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.thinker.write_pages(pages, data)
+    }
+
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.thinker.set_step_hook(hook);
+    }
+
+    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        self.thinker.forward(inputs)
+    }
+
+    fn forward_with(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
+        self.thinker.forward_with(inputs, embeddings)
+    }
+
+    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        match &mut self.encoder {
+            Some(encoder) if self.declaration.encodes(walk) => encoder.run(self.thinker.device(), data, out),
+            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder that is held here"))),
+        }
+    }
+
+    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+        self.thinker.read_logits(wanted, out)
+    }
+
+    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
+        self.thinker.follow_logits(wanted)
+    }
+}

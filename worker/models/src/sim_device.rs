@@ -1,0 +1,334 @@
+//! The simulated device (`--device sim`): a model without weights whose steps only take time. It serves tests of
+//! scheduling, of faults and of the control plane. [`SimSettings`], which the conductor shares, sets its costs and faults.
+//!
+//! The KV pool holds 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at the
+//! position before. A sampled token is a function of the digest of its row's last position. The token is thus right only
+//! if every position of the request was computed, in order, in pages that no other request wrote to. A request has the
+//! same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a test in another
+//! language can compute the expected tokens.
+
+mod audio;
+mod clock;
+mod digest;
+
+use std::{path::Path, time::Duration};
+
+use serde::Deserialize;
+use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
+use tutti_proto::declaration::{ModelDeclaration, WalkId};
+use tutti_runtime::sim::SimSettings;
+
+use self::clock::SimClock;
+use crate::{
+    LoadError, Model, PageLayout, PausedPages, StepHook,
+    config::{ConfigFile, TokenIds, eos_token_ids},
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
+    thinker::{self, Audio, Held},
+};
+
+/// Interval between the pauses of a step while its hook may have work.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Bytes per token: one digest.
+const BYTES_PER_TOKEN: usize = size_of::<u64>();
+
+/// The keys that the simulated model reads of any family's `config.json`.
+#[derive(Deserialize)]
+struct Keys {
+    vocab_size: Option<usize>,
+    max_position_embeddings: Option<usize>,
+    eos_token_id: Option<TokenIds>,
+}
+
+/// A simulated thinker, and an encoder where the checkpoint's config has one.
+struct Sim {
+    declaration: ModelDeclaration,
+    held: Held,
+    /// `None` if the model takes only text.
+    audio: Option<Audio>,
+    limits: Limits,
+    settings: SimSettings,
+    clock: SimClock,
+    page_tokens: usize,
+    /// One digest per token of the pool, page by page.
+    pool: Vec<u64>,
+    step_hook: Option<Box<dyn StepHook>>,
+    /// Digests of the last step's logit rows.
+    hidden: Vec<u64>,
+    /// Number of steps so far. The warm-up is step 0.
+    steps: u64,
+}
+
+/// Loads a simulated model with the vocabulary, context, ends of sequence and audio of the checkpoint in `dir`, of any
+/// family. It holds `nodes`, or all nodes if `None`. `rank` makes the jitter of workers differ.
+pub fn load(
+    dir: &Path,
+    max_step_tokens: usize,
+    page_tokens: usize,
+    rank: u32,
+    settings: &SimSettings,
+    nodes: Option<&[String]>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let file = ConfigFile::read(dir)?;
+    let keys: Keys = file.parse()?;
+    let needed = |name: &str, value: Option<usize>| match value {
+        Some(value) if value > 0 => Ok(value),
+        _ => Err(file.invalid(format!("{name}: must be at least 1"))),
+    };
+    let (text, audio) = (thinker::declaration(page_tokens, BYTES_PER_TOKEN)?, audio::of(&file)?);
+    let held = audio.map_or(Held { thinker: true, encoder: false }, |_| Held::of(nodes));
+    Ok(Box::new(Sim {
+        declaration: audio.map_or(Ok(text.clone()), |audio| thinker::with_audio(&text, audio))?,
+        held,
+        audio,
+        limits: Limits {
+            vocab_size: needed("vocab_size", keys.vocab_size)?,
+            max_context_tokens: needed("max_position_embeddings", keys.max_position_embeddings)?,
+            eos_token_ids: eos_token_ids(dir, keys.eos_token_id)?,
+            max_step_tokens,
+        },
+        clock: SimClock::new(settings, rank),
+        settings: settings.clone(),
+        page_tokens,
+        pool: Vec::new(),
+        step_hook: None,
+        hidden: Vec::new(),
+        steps: 0,
+    }))
+}
+
+impl Model for Sim {
+    fn declaration(&self) -> &ModelDeclaration {
+        &self.declaration
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn describe(&self) -> String {
+        let alone = if self.thinks() { "" } else { " encoder alone" };
+        format!("simulated{alone}, {:?}", self.settings.costs())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+
+    fn step_bytes(&self) -> u64 {
+        (self.limits.max_step_tokens * BYTES_PER_TOKEN) as u64
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.page_tokens * BYTES_PER_TOKEN
+    }
+
+    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+        self.pool = vec![0; pages * self.page_tokens];
+        Ok(())
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        PageLayout {
+            sections: 1,
+            units: 1,
+            unit_bytes: self.page_bytes(),
+            page_tokens: self.page_tokens,
+            format: "simulated: digests".into(),
+        }
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.write_pages(pages, data)
+    }
+
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook);
+    }
+
+    fn thinks(&self) -> bool {
+        self.held.thinker
+    }
+
+    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        match self.audio {
+            Some(audio) if self.held.encoder && self.declaration.encodes(walk) => {
+                let tokens = data.len().div_ceil(audio.bytes_per_token);
+                self.begin(&[RowInputs { first_token: 0, tokens, start: 0, block_table: &[] }], &[])?;
+                audio::encode(data, audio, out);
+                Ok(())
+            }
+            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder that is held here"))),
+        }
+    }
+
+    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        self.forward_with(inputs, &[])
+    }
+
+    fn forward_with(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
+        let (tokens, most) = (inputs.token_ids.len(), self.limits.max_step_tokens);
+        if tokens > most {
+            return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the most is {most}")));
+        }
+        self.begin(inputs.rows, inputs.token_ids)?;
+        self.hidden.clear();
+        let width = self.audio.map_or(1, |audio| audio.width);
+        let mut meanings = embeddings
+            .iter()
+            .flat_map(|rows| (rows.first_token..).zip(rows.values.chunks(width).map(audio::meaning)))
+            .peekable();
+        let mut wanted = inputs.logit_rows.iter().copied().peekable();
+        for row in inputs.rows {
+            let mut digest = match row.start.checked_sub(1) {
+                Some(before) => self.pool[self.pool_index(row, before)?],
+                None => digest::EMPTY,
+            };
+            for index in 0..row.tokens {
+                let token = row.first_token + index;
+                digest = match meanings.next_if(|(index, _)| *index == token) {
+                    Some((_, meaning)) => digest::mix(digest ^ meaning),
+                    None => digest::extend(digest, inputs.token_ids[token]),
+                };
+                let pool_index = self.pool_index(row, row.start + index)?;
+                self.pool[pool_index] = digest;
+                while wanted.next_if_eq(&token).is_some() {
+                    self.hidden.push(digest);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+        for (index, row) in wanted.sample {
+            let hidden = *self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
+            out.sampled.push(self.sample(hidden, row));
+        }
+        for (index, row) in wanted.score {
+            self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
+            out.scores.push(self.score(row.top));
+        }
+        Ok(())
+    }
+}
+
+/// The pages, which can be read and written at any time.
+struct Pool<'a> {
+    digests: &'a mut [u64],
+    page_tokens: usize,
+}
+
+impl PausedPages for Pool<'_> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        for page in pages {
+            let digests = self.digests.chunks_exact(self.page_tokens).nth(page.0 as usize);
+            out.extend(digests.ok_or_else(|| no_page(*page))?.iter().flat_map(|digest| digest.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let wanted = pages.len() * self.page_tokens * BYTES_PER_TOKEN;
+        if data.len() != wanted {
+            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
+        }
+        let page_bytes = self.page_tokens * BYTES_PER_TOKEN;
+        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
+            let digests = self.digests.chunks_exact_mut(self.page_tokens).nth(page.0 as usize);
+            for (digest, bytes) in digests.ok_or_else(|| no_page(*page))?.iter_mut().zip(data.as_chunks().0) {
+                *digest = u64::from_le_bytes(*bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sim {
+    /// Waits for the time of a step with these rows, and fails it if the settings say so.
+    fn begin(&mut self, rows: &[RowInputs<'_>], token_ids: &[u32]) -> Result<(), DeviceError> {
+        let Self { clock, pool, page_tokens, step_hook, .. } = self;
+        let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());
+        clock.pass(rows, if may_have_work { PAUSE } else { Duration::MAX }, || match step_hook {
+            Some(hook) => hook.run(&mut Pool { digests: pool, page_tokens: *page_tokens }),
+            None => Ok(()),
+        })?;
+        let step = self.steps;
+        self.steps += 1;
+        self.fail(step, token_ids)
+    }
+
+    /// Applies the settings' faults to this step.
+    fn fail(&self, step: u64, token_ids: &[u32]) -> Result<(), DeviceError> {
+        let SimSettings { fail_every, fail_on_token, lose_after, hang_after, .. } = &self.settings;
+        if hang_after.is_some_and(|after| step > after) {
+            clock::hang();
+        }
+        if lose_after.is_some_and(|after| step > after) {
+            return Err(DeviceError::Lost(format!("simulated, in step {step}")));
+        }
+        if fail_every.is_some_and(|every| step > 0 && step.is_multiple_of(every)) {
+            return Err(DeviceError::Misuse(format!("simulated, in step {step}")));
+        }
+        match fail_on_token {
+            Some(id) if step > 0 && token_ids.contains(id) => {
+                Err(DeviceError::Misuse(format!("simulated, by token {id}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the index in the pool of a position of the row's request.
+    fn pool_index(&self, row: &RowInputs<'_>, position: usize) -> Result<usize, DeviceError> {
+        let (page, offset) = (position / self.page_tokens, position % self.page_tokens);
+        let index = row.block_table.get(page).map(|page| page.0 as usize * self.page_tokens + offset);
+        index.filter(|index| *index < self.pool.len()).ok_or_else(|| {
+            DeviceError::Misuse(format!(
+                "position {position} has no page in a table of {}",
+                row.block_table.len()
+            ))
+        })
+    }
+
+    /// Samples from a uniform distribution over the tokens that are not forbidden. Temperature 0 ignores the seed, and all
+    /// other sampling parameters have no effect.
+    fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Sampled {
+        let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
+        let vocab_size = self.limits.vocab_size as u32;
+        let mut token = digest::token(hidden, seed, vocab_size);
+        // The engine refuses requests that forbid the whole vocabulary, so this finds a token.
+        for _ in 0..vocab_size {
+            if !row.forbidden.contains(&token) {
+                break;
+            }
+            token = (token + 1) % vocab_size;
+        }
+        Sampled { token, score: row.logprobs.map(|top| self.score(top)) }
+    }
+
+    /// Returns the score of any token in a uniform distribution, whose top tokens are ordered by id.
+    fn score(&self, top: u32) -> TokenScore {
+        let logprob = -(self.limits.vocab_size as f32).ln();
+        let top = (0..top.min(self.limits.vocab_size as u32)).map(|id| (id, logprob)).collect();
+        TokenScore { logprob, rank: 1, top }
+    }
+}
+
+fn no_page(page: PageId) -> DeviceError {
+    DeviceError::Misuse(format!("page {} is not one of the pool's", page.0))
+}
+
+fn no_row(index: usize) -> DeviceError {
+    DeviceError::Misuse(format!("logit row {index} is not one of the step's"))
+}
+
+#[cfg(test)]
+mod tests;

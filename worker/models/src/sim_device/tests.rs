@@ -1,0 +1,178 @@
+//! Tests that wrong bookkeeping shows in the simulated tokens, and that steps take the time of the settings.
+
+use std::time::Duration;
+
+use tutti_kernels::{PageId, SamplingParams};
+use tutti_runtime::sim::SimProfile;
+
+use super::*;
+
+const PAGE_TOKENS: usize = 4;
+const PAGES: [PageId; 3] = [PageId(2), PageId(5), PageId(1)];
+
+fn settings() -> SimSettings {
+    SimSettings { profile: SimProfile::Instant, ..SimSettings::default() }
+}
+
+fn sim(settings: &SimSettings) -> Box<dyn Model> {
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "eos_token_id": 3}"#;
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let mut model = load(dir.path(), 64, PAGE_TOKENS, 0, settings, None).unwrap();
+    model.allocate_pages(8).unwrap();
+    model
+}
+
+fn params(temperature: f32, seed: u64) -> SamplingParams {
+    SamplingParams {
+        temperature,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: vec![],
+        seed,
+    }
+}
+
+fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), DeviceError> {
+    let row = RowInputs { first_token: 0, tokens: tokens.len(), start, block_table: &PAGES };
+    let positions = vec![0.0; tokens.len()];
+    let logit_rows = &[tokens.len() - 1];
+    model.forward(&StepInputs { token_ids: tokens, positions: &positions, rows: &[row], logit_rows })
+}
+
+fn sample(model: &mut dyn Model, params: &SamplingParams, forbidden: &[u32]) -> u32 {
+    let row = SampleRow { params, prompt: &[], output: &[], forbidden, position: 0, logprobs: Some(2) };
+    let mut out = LogitResults::default();
+    model.read_logits(&LogitRequests { sample: &[(0, row)], score: &[] }, &mut out).unwrap();
+    out.sampled[0].token
+}
+
+#[test]
+fn chunks_give_the_token_of_the_whole() {
+    let tokens: Vec<u32> = (10..21).collect();
+    let greedy = params(0.0, 9);
+    let mut model = sim(&settings());
+    forward(&mut *model, &tokens, 0).unwrap();
+    let whole = sample(&mut *model, &greedy, &[]);
+    for cut in 1..tokens.len() {
+        let mut model = sim(&settings());
+        forward(&mut *model, &tokens[..cut], 0).unwrap();
+        forward(&mut *model, &tokens[cut..], cut).unwrap();
+        assert_eq!(sample(&mut *model, &greedy, &[]), whole, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_position_that_was_not_computed_shows() {
+    let tokens: Vec<u32> = (10..21).collect();
+    let greedy = params(0.0, 9);
+    let mut model = sim(&settings());
+    forward(&mut *model, &tokens, 0).unwrap();
+    let whole = sample(&mut *model, &greedy, &[]);
+    let mut model = sim(&settings());
+    forward(&mut *model, &tokens[..5], 0).unwrap();
+    forward(&mut *model, &tokens[6..], 6).unwrap();
+    assert_ne!(sample(&mut *model, &greedy, &[]), whole);
+}
+
+#[test]
+fn the_seed_counts_unless_greedy_and_forbidden_tokens_do_not_come() {
+    let mut model = sim(&settings());
+    forward(&mut *model, &[7, 8, 9], 0).unwrap();
+    let greedy = sample(&mut *model, &params(0.0, 1), &[]);
+    assert_eq!(sample(&mut *model, &params(0.0, 2), &[]), greedy);
+    let seeded: Vec<u32> = (0..8).map(|seed| sample(&mut *model, &params(1.0, seed), &[])).collect();
+    assert!(seeded.iter().any(|token| *token != seeded[0]), "{seeded:?}");
+    assert_eq!(sample(&mut *model, &params(0.0, 1), &[greedy]), (greedy + 1) % 50);
+}
+
+#[test]
+fn tokens_are_those_of_the_published_rule() {
+    // From tests/cluster/simulated.py: next_token([7, 8, 9], 0, 50) and next_token([7, 8, 9], 5, 50).
+    let mut model = sim(&settings());
+    forward(&mut *model, &[7, 8, 9], 0).unwrap();
+    assert_eq!(sample(&mut *model, &params(0.0, 5), &[]), 42);
+    assert_eq!(sample(&mut *model, &params(1.0, 5), &[]), 2);
+}
+
+#[test]
+fn steps_take_the_time_that_the_settings_say() {
+    let settings = SimSettings {
+        profile: SimProfile::Instant,
+        fixed_us: Some(100),
+        prefill_ns_per_token: Some(1000),
+        prefill_ns_per_attended_token: Some(10),
+        decode_ns_per_row: Some(500),
+        decode_ns_per_attended_token: Some(3),
+        ..SimSettings::default()
+    };
+    let row = |tokens, start| RowInputs { first_token: 0, tokens, start, block_table: &PAGES };
+    // A decode attends to itself, too. Three tokens after two attend to 3, 4 and 5 tokens.
+    let exact = 100_000 + (500 + 7 * 3) + (3 * 1000 + 12 * 10);
+    let rows = [row(1, 6), row(3, 2)];
+    assert_eq!(SimClock::new(&settings, 0).step_time(&rows), Duration::from_nanos(exact));
+    let mut jittery = SimClock::new(&SimSettings { jitter_percent: 50, ..settings.clone() }, 0);
+    let times: Vec<u64> = (0..100).map(|_| jittery.step_time(&rows).as_nanos() as u64).collect();
+    assert!(times.iter().all(|time| (exact..=exact + exact / 2).contains(time)), "{times:?}");
+    assert!(times.iter().max().unwrap() - times.iter().min().unwrap() > exact / 4, "{times:?}");
+}
+
+#[test]
+fn faults_come_where_they_are_asked_for() {
+    let outcomes = |settings: &SimSettings| -> Vec<Option<DeviceError>> {
+        let mut model = sim(settings);
+        (0..5).map(|_| forward(&mut *model, &[7, 8], 0).err()).collect()
+    };
+    let failed = |settings: &SimSettings| -> Vec<usize> {
+        let outcomes = outcomes(settings);
+        (0..5).filter(|&step| outcomes[step].is_some()).collect()
+    };
+    assert_eq!(failed(&SimSettings { fail_every: Some(2), ..settings() }), [2, 4]);
+    assert_eq!(failed(&SimSettings { fail_on_token: Some(8), ..settings() }), [1, 2, 3, 4]);
+    assert_eq!(failed(&SimSettings { fail_on_token: Some(9), ..settings() }), [0usize; 0]);
+    let lost = outcomes(&SimSettings { lose_after: Some(3), ..settings() });
+    assert!(matches!(lost[..], [None, None, None, None, Some(DeviceError::Lost(_))]), "{lost:?}");
+}
+
+#[test]
+fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "audio_token_id": 7, "audio_bytes_per_token": 2}"#;
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let load = |nodes: Option<&[String]>| load(dir.path(), 64, PAGE_TOKENS, 0, &settings(), nodes).unwrap();
+    let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
+    model.allocate_pages(8).unwrap();
+    let walk = model.declaration().media()[0].walk;
+    assert!(!encoder.thinks() && model.encode(walk, &[1], &mut vec![]).is_err());
+    let mut token_after = |data: &[u8], cuts: &[usize]| {
+        let mut rows = Vec::new();
+        encoder.encode(walk, data, &mut rows).unwrap();
+        assert_eq!(rows.len(), 3 * 4);
+        let tokens = [1, 7, 7, 7, 2];
+        let mut start = 0;
+        for &end in cuts {
+            let row = RowInputs { first_token: 0, tokens: end - start, start, block_table: &PAGES };
+            let positions = vec![0.0; end - start];
+            let inputs = StepInputs {
+                token_ids: &tokens[start..end],
+                positions: &positions,
+                rows: &[row],
+                logit_rows: &[end - start - 1],
+            };
+            let of_media = start.max(1)..end.min(4);
+            let values = rows.get((of_media.start - 1) * 4..(of_media.end - 1) * 4).unwrap_or_default();
+            let embedded = EmbeddedRows { first_token: of_media.start - start, values };
+            let embedded = if of_media.is_empty() { vec![] } else { vec![embedded] };
+            model.forward_with(&inputs, &embedded).unwrap();
+            start = end;
+        }
+        sample(&mut *model, &params(0.0, 0), &[])
+    };
+    let whole = token_after(&[1, 2, 3, 4, 5], &[5]);
+    assert_eq!(token_after(&[1, 2, 3, 4, 5], &[1, 2, 4, 5]), whole);
+    assert_ne!(token_after(&[1, 2, 3, 4, 6], &[5]), whole);
+}

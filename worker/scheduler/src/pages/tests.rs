@@ -1,0 +1,61 @@
+use super::*;
+
+const START: Chain = Chain::Start;
+
+/// A table of one page that holds `tokens`.
+fn page_of(pool: &mut PagePool, tokens: &[u32]) -> BlockTable {
+    let table = pool.allocate(1).unwrap();
+    pool.record(&table, 0, START, tokens).unwrap();
+    table
+}
+
+#[test]
+fn the_null_page_is_never_handed_out() {
+    let mut pool = PagePool::new(4, 16);
+    let table = pool.allocate(3).unwrap();
+    assert_eq!(*table.pages(), [PageId(1), PageId(2), PageId(3)]);
+    assert!(pool.allocate(1).is_none());
+    pool.release(table);
+    assert_eq!((pool.used(), pool.available()), (0, 3));
+}
+
+#[test]
+fn too_few_pages_give_none_and_take_none() {
+    let mut pool = PagePool::new(4, 2);
+    let table = page_of(&mut pool, &[1, 2]);
+    pool.release(table);
+    assert!(pool.allocate(4).is_none());
+    let known = pool.find([[1, 2]]);
+    assert!(pool.allocate_behind(&known, 4).is_none());
+    assert_eq!((pool.available(), pool.idle()), (3, 1));
+}
+
+#[test]
+fn a_shared_page_is_idle_once_its_last_holder_releases_it() {
+    let mut pool = PagePool::new(4, 2);
+    let first = page_of(&mut pool, &[1, 2]);
+    let known = pool.find([[1, 2]]);
+    let second = pool.allocate_behind(&known, 2).unwrap();
+    assert_eq!((second.pages()[0], pool.used()), (first.pages()[0], 2));
+    pool.release(first);
+    assert_eq!((pool.used(), pool.idle()), (2, 0), "the second table still reads it");
+    pool.release(second);
+    assert_eq!((pool.used(), pool.idle()), (0, 1));
+}
+
+#[test]
+fn the_page_longest_idle_is_handed_out_first_and_then_not_found() {
+    let mut pool = PagePool::new(4, 2);
+    let tables = [[1, 1], [2, 2], [3, 3]].map(|tokens| page_of(&mut pool, &tokens));
+    for table in tables {
+        pool.release(table);
+    }
+    let known = pool.find([[1, 1]]);
+    let again = pool.allocate_behind(&known, 1).unwrap();
+    pool.release(again); // now idle for the shortest time
+    let fresh = pool.allocate(1).unwrap();
+    assert_eq!(*fresh.pages(), [PageId(2)]);
+    assert_eq!(pool.find([[2, 2]]), []);
+    assert_eq!(pool.find([[1, 1]]).len(), 1);
+    pool.release(fresh);
+}

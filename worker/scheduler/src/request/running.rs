@@ -1,0 +1,281 @@
+//! A request that holds what it needs.
+//!
+//! `computed` alone says how far the request is. The current segment, whether it prefills or decodes, and whether a row
+//! is terminal all follow from it.
+
+mod disaggregated;
+
+use std::time::Duration;
+
+use tutti_proto::{Epoch, StepNumber, declaration::WalkId};
+
+use super::{AdmittedPages, Cut, PrefillSegment, Request, Ticket};
+use crate::{
+    launch::GraphRole,
+    least_time::LeastTime,
+    pages::{BlockTable, PagePool},
+    prefix::Chain,
+    step::{Ending, Outcome, OutputToken, Row, RowOutcome, Terminality},
+    stopping::Finish,
+};
+
+/// A request in the running set.
+#[derive(Debug)]
+pub(crate) struct Running {
+    request: Request,
+    block_table: BlockTable,
+    /// Number of positions whose planes are computed. Grows at commit and nowhere else.
+    computed: usize,
+    /// The step that computes the request now. Until it returns, it owns the request's pages and progress.
+    in_step: Option<InStep>,
+    /// Steps that have passed the request over since its last one.
+    pub passed_over: u32,
+    /// True while the request is left out of steps because its planes leave more slowly than it computes them.
+    pub held_back: bool,
+    /// The chain of the blocks that are recorded in the pool. None once no more can be recorded.
+    chain: Option<Chain>,
+    /// Number of recorded blocks.
+    recorded: usize,
+}
+
+/// The row of a request in the step that runs.
+#[derive(Clone, Copy, Debug)]
+struct InStep {
+    number: StepNumber,
+    /// The position after the row's last.
+    end: usize,
+    samples: bool,
+}
+
+/// The progress of a request.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    computed: usize,
+    generated: u32,
+    epoch: Epoch,
+}
+
+/// The work that a running request needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Prefilling { walk: WalkId, cut: Cut, left: usize },
+    Decoding { walk: WalkId },
+}
+
+impl Phase {
+    pub fn walk(self) -> WalkId {
+        match self {
+            Self::Prefilling { walk, .. } | Self::Decoding { walk } => walk,
+        }
+    }
+}
+
+impl Request {
+    /// Moves the request from waiting to running.
+    pub fn admit(mut self, pages: AdmittedPages, pool: &PagePool) -> Running {
+        let AdmittedPages { table: block_table, shared, chain } = pages;
+        // For a decode here, another worker computes the whole prefill and reports its own cached tokens.
+        let computed = if self.role == GraphRole::Decode { 0 } else { shared * pool.page_tokens() };
+        self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
+        Running {
+            request: self,
+            block_table,
+            computed,
+            in_step: None,
+            passed_over: 0,
+            held_back: false,
+            chain,
+            recorded: shared,
+        }
+    }
+}
+
+impl Running {
+    pub fn is_in_step(&self) -> bool {
+        self.in_step.is_some()
+    }
+
+    /// True if the request keeps its pages until it ends.
+    pub fn is_pinned(&self) -> bool {
+        self.request.is_pinned || self.is_disaggregated()
+    }
+
+    pub fn phase(&self) -> Option<Phase> {
+        match self.request.prefill.iter().find(|segment| segment.end > self.computed) {
+            Some(segment) => {
+                let left = segment.end - self.computed;
+                Some(Phase::Prefilling { walk: segment.walk, cut: segment.cut, left })
+            }
+            None => self.request.decode.map(|walk| Phase::Decoding { walk }),
+        }
+    }
+
+    pub fn deadline(&self) -> Option<Duration> {
+        self.request.deadline
+    }
+
+    /// Prompt tokens found in the prefix cache when the request first ran.
+    pub fn cached_tokens(&self) -> u32 {
+        self.request.cached_tokens()
+    }
+
+    pub fn is_scored(&self) -> bool {
+        self.request.is_scored
+    }
+
+    /// As [`Request::least_time`], from the first position that is not computed.
+    pub fn least_time(&self, chunk: usize, known: &LeastTime) -> Duration {
+        self.request.least_time(self.computed, chunk, known)
+    }
+
+    /// Number of positions whose planes are computed.
+    pub fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// True if the request holds the page of its next position, or needs none.
+    pub fn has_room(&self, page_tokens: usize) -> bool {
+        self.request.role == GraphRole::Encode || self.computed < self.block_table.len() * page_tokens
+    }
+
+    /// True if the request can be part of the next step.
+    pub fn is_ready(&self, page_tokens: usize) -> bool {
+        !self.is_in_step() && self.has_room(page_tokens) && !self.held_back && !self.awaits_planes()
+    }
+
+    /// Adds a page for the next positions. False if none is available.
+    pub fn grow(&mut self, pool: &mut PagePool) -> bool {
+        let page = pool.allocate(1);
+        page.map(|page| self.block_table.extend(page)).is_some()
+    }
+
+    /// Gives up the request's pages. Its sampled tokens become prefill, which is computed again before it samples.
+    pub fn preempt(self, pool: &mut PagePool) -> Request {
+        let mut request = self.request;
+        pool.release(self.block_table);
+        let end = request.prompt_tokens + request.generated as usize;
+        let (walk, cut) = request.recompute;
+        match request.prefill.last_mut() {
+            Some(last) if last.end >= end => {}
+            Some(last) if last.walk == walk => last.end = end,
+            _ => request.prefill.push(PrefillSegment { walk, cut, end }),
+        }
+        request
+    }
+
+    /// Gives the next `tokens` positions to a step. Nothing else changes until the step returns.
+    pub fn launch(&mut self, ticket: Ticket, step: StepNumber, walk: WalkId, tokens: usize) -> Row {
+        let row = self.row(ticket, self.progress(), walk, tokens);
+        self.enter_step(step, &row);
+        row
+    }
+
+    /// Gives a row of [`next_decode`](Self::next_decode) to a step, if the row's assumption held. False if it did not.
+    pub fn launch_prepared(&mut self, step: StepNumber, row: &Row) -> bool {
+        let Progress { computed, epoch, .. } = self.progress();
+        let same_pages = self.block_table.is(&row.block_table);
+        // While the request holds the same pages, position and epoch identify its progress.
+        let holds = row.positions.start == computed && row.epoch == epoch && same_pages;
+        if holds {
+            self.enter_step(step, row);
+        }
+        holds
+    }
+
+    /// The decode that comes next, on the assumption that the step that now computes the request, if any, succeeds and
+    /// does not end it. None if the request does not decode next or has no page for it.
+    pub fn next_decode(&self, ticket: Ticket, page_tokens: usize) -> Option<Row> {
+        let mut progress = self.progress();
+        if let Some(InStep { end, samples, .. }) = self.in_step {
+            progress.computed = end;
+            progress.generated += u32::from(samples);
+            progress.epoch = progress.epoch.next();
+        }
+        let prefilled = progress.computed >= self.request.prefill_end();
+        let has_room = progress.computed < self.block_table.len() * page_tokens;
+        let walk = self.request.decode.filter(|_| prefilled && has_room)?;
+        self.request.wants_output(progress.generated).then(|| self.row(ticket, progress, walk, 1))
+    }
+
+    fn progress(&self) -> Progress {
+        Progress { computed: self.computed, generated: self.request.generated, epoch: self.request.epoch }
+    }
+
+    fn row(&self, ticket: Ticket, from: Progress, walk: WalkId, tokens: usize) -> Row {
+        let Progress { computed, generated, epoch } = from;
+        let positions = computed..computed + tokens;
+        let request = &self.request;
+        // Compared with the end of the prefill, not of the prompt: replayed output is prefill too.
+        let terminality = if positions.end >= request.prefill_end() && request.wants_output(generated) {
+            Terminality::Terminal { forbidden: request.stopping.forbidden(generated) }
+        } else {
+            Terminality::NotTerminal
+        };
+        let block_table = self.block_table.pages();
+        Row { key: request.key, walk, epoch, positions, terminality, block_table, ticket }
+    }
+
+    fn enter_step(&mut self, number: StepNumber, row: &Row) {
+        let samples = row.is_terminal();
+        self.in_step = Some(InStep { number, end: row.positions.end, samples });
+    }
+
+    /// Takes the request out of its step. By itself this undoes the step: nothing else changes.
+    pub fn leave_step(&mut self, step: StepNumber) {
+        let left = self.in_step.take().map(|in_step| in_step.number);
+        assert_eq!(left, Some(step), "{} was not in step {step}", self.request.key);
+    }
+
+    /// Advances the request by its row of a step that has run; a request advances nowhere else. Returns the token that
+    /// the output has grown by and, if the request has ended, the outcome to [`end`](Self::end) it with.
+    pub fn commit(
+        &mut self,
+        step: StepNumber,
+        row: &Row,
+        outcome: RowOutcome,
+        pool: &mut PagePool,
+    ) -> (Option<OutputToken>, Option<Outcome>) {
+        self.leave_step(step);
+        let token = match (&row.terminality, outcome) {
+            (Terminality::Terminal { .. }, RowOutcome::Sampled(token)) => Some(token),
+            (Terminality::NotTerminal, RowOutcome::Computed) => None,
+            (_, RowOutcome::Failed(why)) => return (None, Some(Outcome::Failed(why))),
+            (terminality, outcome) => unreachable!("{outcome:?} for a row that is {terminality:?}"),
+        };
+        self.computed = row.positions.end;
+        self.record(pool);
+        let prefilled = self.computed >= self.request.prefill_end();
+        let request = &mut self.request;
+        request.epoch = request.epoch.next();
+        let Some(token) = token else {
+            // Nothing is sampled inside a prompt. At the prompt's end, a request that wants no output has ended.
+            let done =
+                prefilled && !request.wants_output(request.generated) && request.role != GraphRole::Encode;
+            return (None, done.then(|| request.finished(Finish::Length)));
+        };
+        let index = request.generated;
+        request.generated += 1;
+        request.content.iter_mut().for_each(|content| content.tokens.push(token));
+        let finish = request.stopping.finish(token, index);
+        (Some(OutputToken { token, index }), finish.map(|reason| request.finished(reason)))
+    }
+
+    /// Records the blocks that are now full, so that other requests can find them.
+    fn record(&mut self, pool: &mut PagePool) {
+        let page_tokens = pool.page_tokens();
+        let Some(content) = &self.request.content else { return };
+        while let Some(chain) = self.chain
+            && (self.recorded + 1) * page_tokens <= self.computed
+        {
+            let block = content.block(self.recorded, page_tokens);
+            self.chain = pool.record(&self.block_table, self.recorded, chain, &block);
+            self.recorded += 1;
+        }
+    }
+
+    /// Ends the request and frees everything that it holds.
+    pub fn end(self, outcome: Outcome, pool: &mut PagePool) -> Ending {
+        pool.release(self.block_table);
+        self.request.end(outcome)
+    }
+}

@@ -1,0 +1,355 @@
+//! Transfer of divided requests between workers: planes from the worker that prefills to the one that decodes, and
+//! embeddings from the worker that encodes to the one that prefills.
+//!
+//! ```text
+//! prefilling worker                                              decoding worker
+//! engine ─▶ staging ─▶ sender (task per request) ══ Push ══▶ receiver (gRPC) ─▶ engine
+//!                         └──────────▶ segment of shared memory ─────┘
+//! ```
+//!
+//! - Pages of a plane and rows of embeddings are both units of one size, counted from 0. Nothing else tells them apart
+//!   here ([`Unit`]).
+//! - Engines copy pages between steps and between layers ([`tutti_engine::Courier`]). Everything here runs beside them.
+//! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream
+//!   carries the pages. The sender chooses: it uses the receiver's segment if it can open it.
+//! - Both sides have a lease. A receiver frees its pages if its sender is silent ([`reservations`]). A sender gives up
+//!   if its receiver takes nothing.
+//! - Staged bytes are bounded ([`staging`]). A request that computes faster than its pages leave waits; other requests
+//!   do not.
+
+mod receiver;
+mod reservations;
+mod segment;
+mod sender;
+mod staging;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    net::Ipv4Addr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    runtime::Handle,
+    sync::{OnceCell, mpsc},
+    time::{Instant, sleep_until},
+};
+use tonic::transport::{Server, server::TcpIncoming};
+use tutti_engine::{Arrival, Cargo, Courier, EngineHandle, ExportSummary, PageRun, TransferError, Waker};
+use tutti_proto::{
+    GraphKey,
+    cluster::v1::{
+        self as pb, plane_transfer_server::PlaneTransferServer, worker_message::Message as ToConductor,
+    },
+};
+
+use self::{
+    receiver::Receiver,
+    reservations::Reservations,
+    segment::Segment,
+    sender::{Connections, Push},
+    staging::{Queue, StagingBudget},
+    tally::Tally,
+};
+
+/// Bytes of pages per message, unless one page is larger.
+const FRAME_BYTES: usize = 1 << 20;
+/// Number of runs of pages that wait for the engine; more wait in their streams.
+const QUEUED_ARRIVALS: usize = 16;
+/// Flow control window of one stream in bytes: a few messages.
+const WINDOW_BYTES: u32 = 4 << 20;
+/// Number of concurrent pushes of one sender; more wait on its side.
+const MAX_STREAMS: u32 = 1024;
+/// Interval of pings, and time limit for an answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Bytes of a message beyond its pages.
+const ENVELOPE_BYTES: usize = 4096;
+
+/// Largest message of a stream, in bytes.
+fn message_bytes(unit_bytes: usize) -> usize {
+    FRAME_BYTES.max(unit_bytes) + ENVELOPE_BYTES
+}
+
+/// Unit of transfer: a page or a row of embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unit {
+    cargo: Cargo,
+    /// Hash of the layout. Two workers compare it before either uses a byte of the other.
+    layout_id: u64,
+    /// Bytes per page or row.
+    bytes: usize,
+}
+
+impl Unit {
+    /// Number of units per message.
+    fn at_once(self) -> usize {
+        (FRAME_BYTES / self.bytes.max(1)).max(1)
+    }
+
+    /// Plural name for messages.
+    fn name(self) -> &'static str {
+        match self.cargo {
+            Cargo::Pages => "pages",
+            Cargo::Embeddings => "embeddings",
+        }
+    }
+
+    fn page(engine: &EngineHandle) -> Self {
+        let layout = engine.page_layout();
+        Self { cargo: Cargo::Pages, layout_id: layout.id(), bytes: layout.page_bytes() }
+    }
+
+    /// A row of embeddings with `width` elements in f32.
+    fn row(width: usize) -> Self {
+        let mut hasher = DefaultHasher::new();
+        ("rows of embeddings, little-endian f32", width).hash(&mut hasher);
+        Self { cargo: Cargo::Embeddings, layout_id: hasher.finish(), bytes: width * size_of::<f32>() }
+    }
+}
+
+/// A worker's side of all transfers.
+#[derive(Clone)]
+pub struct Transfer {
+    hub: Arc<Hub>,
+}
+
+struct Hub {
+    runtime: Handle,
+    waker: Waker,
+    page: Unit,
+    row: Unit,
+    arrivals: mpsc::Sender<Arrival>,
+    /// Weak, since the conductor takes the end of the last strong one for the end of the worker.
+    outbox: mpsc::WeakSender<pb::WorkerMessage>,
+    staging: Arc<StagingBudget>,
+    sending: Mutex<HashMap<GraphKey, Arc<Queue>>>,
+    reservations: Arc<Reservations>,
+    connections: Arc<Connections>,
+    tally: Arc<Tally>,
+    /// Port of the receiver, which starts on first use.
+    port: OnceCell<u16>,
+}
+
+impl Transfer {
+    /// Allows a worker's requests to be divided between it and others. Must be called inside a Tokio runtime.
+    pub fn connect(engine: &mut EngineHandle, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
+        let (page, row) = (Unit::page(engine), Unit::row(engine.embedding_width()));
+        let (arrivals, inbox) = mpsc::channel(QUEUED_ARRIVALS);
+        let hub = Arc::new(Hub {
+            runtime: Handle::current(),
+            waker: engine.waker(),
+            page,
+            row,
+            arrivals,
+            outbox: outbox.downgrade(),
+            staging: Arc::new(StagingBudget::new(page.bytes.max(row.bytes))),
+            sending: Mutex::default(),
+            reservations: Arc::default(),
+            connections: Arc::default(),
+            tally: Arc::default(),
+            port: OnceCell::new(),
+        });
+        engine.connect(Box::new(TransferCourier { hub: Arc::clone(&hub), inbox }));
+        hub.runtime.spawn(Arc::clone(&hub.staging).wake_when_freed(hub.waker.clone()));
+        Self { hub }
+    }
+
+    /// Registers a graph that is about to be launched.
+    pub fn launched(&self, graph: &pb::LaunchGraph, engine: &EngineHandle) {
+        let Some(key) = graph.key.map(GraphKey::from) else { return };
+        // A graph that waits for planes never waits for embeddings: its prefill needs those.
+        if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
+            self.hub.reservations.expect(key, reservation);
+        }
+        if let Some(destination) = &graph.send_to {
+            let (cargo, count) = engine.units_to_send(graph);
+            self.hub.push(key, destination.clone(), self.hub.unit(cargo), count);
+        }
+    }
+
+    /// Counts of all transfers so far; `None` if there were none.
+    pub fn tally(&self) -> Option<pb::TransferTally> {
+        let tally = self.hub.tally.message();
+        (tally != pb::TransferTally::default()).then_some(tally)
+    }
+}
+
+impl Hub {
+    fn sending(&self) -> MutexGuard<'_, HashMap<GraphKey, Arc<Queue>>> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unit(&self, cargo: Cargo) -> Unit {
+        match cargo {
+            Cargo::Pages => self.page,
+            Cargo::Embeddings => self.row,
+        }
+    }
+
+    /// Starts the task that pushes `count` units of a request.
+    fn push(self: &Arc<Self>, key: GraphKey, destination: pb::PlaneDestination, unit: Unit, count: usize) {
+        let queue = Arc::new(Queue::new(Arc::clone(&self.staging)));
+        let mut sending = self.sending();
+        if sending.contains_key(&key) {
+            return;
+        }
+        sending.insert(key, Arc::clone(&queue));
+        drop(sending);
+        let push = Push {
+            destination,
+            unit,
+            count,
+            queue,
+            connections: Arc::clone(&self.connections),
+            tally: Arc::clone(&self.tally),
+        };
+        let hub = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let Some(outcome) = push.run().await else { return };
+            // Units that are still staged have no destination.
+            let queue = hub.sending().remove(&key);
+            queue.iter().for_each(|queue| queue.close());
+            hub.deliver(match outcome {
+                Ok(()) => Arrival::Accepted(key),
+                Err(error) => {
+                    tracing::info!(%key, %error, "planes did not get across");
+                    Arrival::Failed(key, error)
+                }
+            })
+            .await;
+        });
+    }
+
+    async fn deliver(&self, arrival: Arrival) {
+        // An error means that the engine has ended.
+        if self.arrivals.send(arrival).await.is_ok() {
+            self.waker.wake();
+        }
+    }
+
+    /// Offers reserved space to the conductor, and watches its lease.
+    async fn offer(self: Arc<Self>, key: GraphKey, space: reservations::ReservedSpace, secret: Vec<u8>) {
+        let reservations::ReservedSpace { unit, count, known, .. } = space;
+        let port = match self.port.get_or_try_init(|| self.serve()).await {
+            Ok(port) => *port,
+            Err(error) => {
+                let why = format!("cannot listen for planes: {error}");
+                return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
+            }
+        };
+        let shared_memory = match Segment::create(&secret, (count * unit.bytes) as u64) {
+            Ok(segment) => {
+                let path = segment.path();
+                self.reservations.set_segment(key, segment);
+                path
+            }
+            Err(error) => {
+                tracing::warn!(%key, %error, "no shared memory; planes come as bytes");
+                String::new()
+            }
+        };
+        let reserved = pb::Reserved {
+            key: Some(key.into()),
+            port: port.into(),
+            layout_hash: unit.layout_id,
+            shared_memory,
+            known_pages: known as u32,
+        };
+        let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
+        let Some(outbox) = self.outbox.upgrade() else { return };
+        if outbox.send(message).await.is_err() {
+            return;
+        }
+        drop(outbox);
+        while let Some((until, lease)) = self.reservations.lease_until(key) {
+            if Instant::now() < until {
+                sleep_until(until).await;
+                continue;
+            }
+            self.reservations.end(key);
+            let why = format!("its sender was silent for {lease:?}");
+            tracing::warn!(%key, why, "a reservation for planes has expired");
+            return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
+        }
+    }
+
+    /// Listens for senders as long as the process lives. Returns the port.
+    async fn serve(&self) -> io::Result<u16> {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
+        let port = listener.local_addr()?.port();
+        let receiver = Receiver {
+            reservations: Arc::clone(&self.reservations),
+            arrivals: self.arrivals.clone(),
+            waker: self.waker.clone(),
+        };
+        let longest = message_bytes(self.page.bytes.max(self.row.bytes));
+        let service = PlaneTransferServer::new(receiver).max_decoding_message_size(longest);
+        let server = Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .http2_keepalive_interval(Some(KEEP_ALIVE))
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(4 * WINDOW_BYTES)
+            .add_service(service);
+        // Without nodelay, an answer of two segments waits for the sender's delayed acknowledgement (about 40 ms). The
+        // server's own setting applies only to listeners that it opens itself.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        self.runtime.spawn(async move {
+            if let Err(error) = server.serve_with_incoming(incoming).await {
+                tracing::error!(%error, "no longer listens for planes");
+            }
+        });
+        tracing::info!(port, "listens for planes");
+        Ok(port)
+    }
+}
+
+/// The engine's side of transfers.
+struct TransferCourier {
+    hub: Arc<Hub>,
+    inbox: mpsc::Receiver<Arrival>,
+}
+
+impl Courier for TransferCourier {
+    fn room(&self) -> usize {
+        self.hub.staging.left()
+    }
+
+    fn send(&mut self, run: PageRun) {
+        let queue = self.hub.sending().get(&run.key).cloned();
+        // Without a queue the push has failed, and the engine is told so.
+        if let Some(queue) = queue {
+            queue.put_pages(run);
+        }
+    }
+
+    fn export(&mut self, key: GraphKey, summary: ExportSummary) {
+        let queue = self.hub.sending().get(&key).cloned();
+        if let Some(queue) = queue {
+            queue.put_end(summary);
+        }
+    }
+
+    fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize) {
+        let space = reservations::ReservedSpace { unit: self.hub.unit(cargo), count, known, segment: None };
+        if let Some(secret) = self.hub.reservations.hold(key, space.clone()) {
+            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, space, secret));
+        }
+    }
+
+    fn ended(&mut self, key: GraphKey) {
+        let queue = self.hub.sending().remove(&key);
+        queue.iter().for_each(|queue| queue.close());
+        self.hub.reservations.end(key);
+    }
+
+    fn take(&mut self) -> Option<Arrival> {
+        self.inbox.try_recv().ok()
+    }
+}

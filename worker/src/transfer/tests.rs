@@ -1,0 +1,198 @@
+//! Tests of transfers between workers with simulated devices and real streams.
+
+mod embeddings;
+mod receiver;
+mod sender;
+
+use std::{path::Path, sync::Arc};
+
+use tokio::{
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+    time::timeout,
+};
+use tutti_engine::{Engine, EngineSettings};
+use tutti_models::load_sim;
+use tutti_proto::{
+    GraphKey, Rank,
+    cluster::v1::{self as pb, completion::Outcome, worker_message::Message as ToConductor},
+};
+use tutti_runtime::sim::{SimProfile, SimSettings};
+
+use super::*;
+use crate::engine_thread::{self, Command, EngineChannels};
+
+/// Time limit that no correct operation reaches.
+const WAIT: Duration = Duration::from_secs(120);
+const SECRET: [u8; 16] = *b"opens the pages!";
+/// Five pages of sixteen tokens.
+const PROMPT: usize = 70;
+const PAGES: usize = 5;
+
+/// A worker whose conductor is the test.
+struct Worker {
+    commands: mpsc::Sender<Command>,
+    reports: mpsc::Receiver<pb::WorkerMessage>,
+    load: watch::Receiver<pb::WorkerLoad>,
+}
+
+impl Worker {
+    fn start() -> Self {
+        Self::with_pages_of(16)
+    }
+
+    fn with_pages_of(tokens: usize) -> Self {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
+        Self::of(&shipped, tokens, None)
+    }
+
+    /// Starts a worker with `nodes` of a checkpoint's model.
+    fn of(checkpoint: &Path, page_tokens: usize, nodes: Option<&[String]>) -> Self {
+        let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
+        let model = load_sim(checkpoint, 64, page_tokens, 0, &sim, nodes).unwrap();
+        let settings = EngineSettings { max_prefill_chunk: Some(24), ..EngineSettings::bounded(64, 4, 4) };
+        let (device_loop, handle) = Engine::new(model, Rank(0), &settings).unwrap().split();
+        let (commands, inbox) = mpsc::channel(16);
+        let (outbox, reports) = mpsc::channel(16);
+        let (load, seen) = watch::channel(pb::WorkerLoad::default());
+        let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default() };
+        let runtime = Handle::current();
+        // The engine ends when its commands close.
+        drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));
+        Self { commands, reports, load: seen }
+    }
+
+    async fn launch(&self, graph: pb::LaunchGraph) {
+        self.commands.send(Command::Launch(Box::new(graph))).await.unwrap();
+    }
+
+    async fn message(&mut self) -> ToConductor {
+        let message = timeout(WAIT, self.reports.recv()).await.expect("no message comes");
+        message.unwrap().message.unwrap()
+    }
+
+    /// Launches a decode, and returns its offer once it holds its pages.
+    async fn reserve(&mut self, request: u64, lease_ms: u32) -> pb::Reserved {
+        let receive = pb::PlaneReservation { secret: SECRET.into(), lease_ms };
+        let key = Some(key(request, 1).into());
+        self.launch(pb::LaunchGraph { key, walks: vec![1], receive: Some(receive), ..whole(request) }).await;
+        loop {
+            if let ToConductor::Reserved(reserved) = self.message().await {
+                assert_eq!(reserved.key, key);
+                return reserved;
+            }
+        }
+    }
+
+    /// Tokens and outcome of the only request on this worker.
+    async fn ends(&mut self) -> (Vec<u32>, Outcome) {
+        let mut tokens = Vec::new();
+        loop {
+            let ToConductor::StepReport(report) = self.message().await else { panic!("not a report") };
+            for token in report.rows.into_iter().flat_map(|row| row.tokens) {
+                tokens.push(token.token_id);
+            }
+            if let Some(completion) = report.completions.into_iter().next() {
+                return (tokens, completion.outcome.unwrap());
+            }
+        }
+    }
+
+    /// Waits until the reported load satisfies `is`.
+    async fn load(&mut self, is: impl FnMut(&pb::WorkerLoad) -> bool) -> pb::WorkerLoad {
+        *timeout(WAIT, self.load.wait_for(is)).await.expect("the load is other").unwrap()
+    }
+}
+
+fn key(request: u64, graph: u32) -> GraphKey {
+    pb::GraphKey { request, incarnation: 0, graph }.into()
+}
+
+fn whole(request: u64) -> pb::LaunchGraph {
+    let spec = pb::RequestSpec {
+        prompt: (0..PROMPT as u64).map(|index| ((request * 31 + index * 7) % 1000) as u32).collect(),
+        sampling: Some(pb::Sampling {
+            temperature: 1.0,
+            top_p: 1.0,
+            repetition_penalty: 1.0,
+            seed: request,
+            ..Default::default()
+        }),
+        stopping: Some(pb::Stopping { max_tokens: 12, ignore_eos: true, ..Default::default() }),
+        ..Default::default()
+    };
+    pb::LaunchGraph {
+        key: Some(key(request, 0).into()),
+        walks: vec![0, 1],
+        spec: Some(spec),
+        ..Default::default()
+    }
+}
+
+fn prefill(request: u64, reserved: &pb::Reserved) -> pb::LaunchGraph {
+    let send_to = pb::PlaneDestination {
+        key: reserved.key,
+        address: format!("127.0.0.1:{}", reserved.port),
+        secret: SECRET.into(),
+        lease_ms: 60_000,
+        layout_hash: reserved.layout_hash,
+        shared_memory: reserved.shared_memory.clone(),
+        known_pages: reserved.known_pages,
+    };
+    pb::LaunchGraph { walks: vec![0], send_to: Some(send_to), ..whole(request) }
+}
+
+async fn alone(request: u64) -> Vec<u32> {
+    let mut worker = Worker::start();
+    worker.launch(whole(request)).await;
+    worker.ends().await.0
+}
+
+#[tokio::test]
+async fn a_divided_request_gives_the_same_tokens_over_either_transport() {
+    let (mut from, mut to) = (Worker::start(), Worker::start());
+    for (request, shared) in [(1, true), (2, false), (3, true)] {
+        let mut reserved = to.reserve(request, 60_000).await;
+        assert!(!reserved.shared_memory.is_empty());
+        if !shared {
+            // Looks like a path of another host.
+            reserved.shared_memory = "/proc/1/fd/none".into();
+        }
+        from.launch(prefill(request, &reserved)).await;
+        let (first, outcome) = from.ends().await;
+        assert_eq!(outcome, Outcome::HandedOver(pb::HandedOver { generated: 1 }));
+        let (rest, outcome) = to.ends().await;
+        assert!(matches!(outcome, Outcome::Finished(pb::Finished { generated: 12, .. })), "{outcome:?}");
+        assert_eq!([first, rest].concat(), alone(request).await, "request {request}");
+    }
+    let tally = from.load(|load| load.kv_pages_used == 0).await.transfers.unwrap();
+    let page_bytes = 16 * 8;
+    assert_eq!(tally.shared_memory_bytes, 2 * (PAGES * page_bytes) as u64);
+    assert_eq!((tally.tcp_bytes, tally.handed_over, tally.failed), ((PAGES * page_bytes) as u64, 3, 0));
+    assert!(0 < tally.exposed_us && tally.exposed_us <= tally.pushing_us);
+    assert_eq!(to.load(|load| load.kv_pages_used == 0).await.transfers, None);
+}
+
+#[tokio::test]
+async fn a_cancelled_decode_ends_both_graphs() {
+    let (mut from, mut to) = (Worker::start(), Worker::start());
+    let reserved = to.reserve(1, 60_000).await;
+    to.commands.send(Command::Cancel(key(1, 1))).await.unwrap();
+    assert!(matches!(to.ends().await.1, Outcome::Cancelled(_)));
+    from.launch(prefill(1, &reserved)).await;
+    assert!(matches!(from.ends().await.1, Outcome::HandoverFailed(_)));
+    for worker in [&mut from, &mut to] {
+        worker.load(|load| load.kv_pages_used == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn workers_with_different_page_layouts_exchange_no_pages() {
+    let (mut from, mut to) = (Worker::with_pages_of(32), Worker::start());
+    let reserved = to.reserve(1, 60_000).await;
+    from.launch(prefill(1, &reserved)).await;
+    let (_, outcome) = from.ends().await;
+    let Outcome::Failed(fault) = outcome else { panic!("{outcome:?}") };
+    assert!(fault.message.contains("are of layout"), "{fault:?}");
+    assert_eq!(from.load(|load| load.kv_pages_used == 0).await.transfers.unwrap().failed, 1);
+}
