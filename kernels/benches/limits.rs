@@ -1,6 +1,5 @@
-//! `cargo bench -p tutti-kernels --bench limits`: what the machine can do at most, as JSON: bytes per second out of memory,
-//! operations per second of each instruction path, and whether a neighbour has a part of the cores. What the kernels reach
-//! is compared with it.
+//! `cargo bench -p tutti-kernels --bench limits`: the machine's limits as JSON, to compare the kernels with: bytes per second from
+//! memory, operations per second of each instruction path, and the share of the cores that other work takes.
 
 use std::process::ExitCode;
 
@@ -13,7 +12,7 @@ use tutti_measure::{
 
 #[derive(Parser)]
 struct Args {
-    /// Threads that read and compute at the same time [default: one for each core]
+    /// Number of threads that read and compute at the same time [default: one per core]
     #[arg(long)]
     threads: Option<usize>,
     #[command(flatten)]

@@ -59,7 +59,7 @@ fn decodes_take_heads_together_as_far_as_threads_stay_busy() {
 }
 
 #[test]
-fn every_token_and_key_is_somebodys_and_results_do_not_overlap() {
+fn every_token_and_key_has_one_piece_and_results_do_not_overlap() {
     let rows = [(0, 1), (0, 100), (5000, 3), (700, 60), (100_000, 1), (511, 2)];
     for (kv_heads, window, threads) in [(1, None, 1), (1, None, 16), (8, None, 3), (2, Some(600), 64)] {
         let shape = shape(kv_heads, window);
