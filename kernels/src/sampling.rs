@@ -53,7 +53,7 @@ impl SampleRow<'_> {
 
     /// True if the row needs only the likeliest token, and not the logits.
     pub fn takes_the_likeliest(&self) -> bool {
-        // The same condition as in sampling, so that both agree on a NaN.
+        // `sample` uses this comparison too, so that both agree on a NaN.
         let draws = self.params.temperature > 0.0;
         !draws && self.logprobs.is_none() && !self.adjusts()
     }

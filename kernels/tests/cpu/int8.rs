@@ -10,8 +10,8 @@ const GROUP: usize = 128;
 
 fn int8(device: &mut CpuDevice, dtype: WeightType, outputs: usize, values: &[f32]) -> Weights {
     let bytes = bytes(dtype, values);
-    let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: values.len() / outputs };
-    device.matrix(&[part], Quantize::Int8).unwrap()
+    let source = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: values.len() / outputs };
+    device.matrix(&[source], Quantize::Int8).unwrap()
 }
 
 /// The quantised numbers of a group, and its scale.

@@ -237,12 +237,12 @@ fn a_fused_norm_changes_no_bits() {
         let mut random = Random::new(8);
         for (inputs, outputs) in [(5, 20), (130, 40), (1100, 33)] {
             let weights = bytes(WeightType::Bf16, &random.normals(outputs * inputs, 0.5));
-            let part =
+            let source =
                 HostMatrix { bytes: &weights, dtype: WeightType::Bf16, rows: outputs, columns: inputs };
             let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
             let norm = || Norm { weight: &norm, eps: 1e-6 };
             for quantize in [Quantize::None, Quantize::Int8] {
-                let weight = device.matrix(&[part], quantize).unwrap();
+                let weight = device.matrix(&[source], quantize).unwrap();
                 for rows in [1, 2, 7, 40] {
                     let x = random.normals(rows * inputs, 3.0);
                     let x = tensor(&mut device, inputs, &x);

@@ -84,8 +84,8 @@ pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
 /// A device matrix of `rows` outputs.
 pub fn matrix(device: &mut CpuDevice, dtype: WeightType, rows: usize, values: &[f32]) -> Weights {
     let bytes = bytes(dtype, values);
-    let part = HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows };
-    device.matrix(&[part], Quantize::None).unwrap()
+    let source = HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows };
+    device.matrix(&[source], Quantize::None).unwrap()
 }
 
 /// A tensor that holds `values`, in rows of `width`.

@@ -57,11 +57,11 @@ pub(super) struct Block<T> {
 /// The memory to prefetch while a step of a panel's scores is computed.
 #[derive(Clone, Copy)]
 pub(super) enum Ask {
-    /// The same step of the next panel of keys.
+    /// One step of the next panel of keys.
     Keys,
     /// Two steps of the next panel of keys and the panel of values, which are consecutive in memory.
     Both,
-    /// The same step of the next panel of keys and of the panel of values, which begins this many elements after it.
+    /// One step of the next panel of keys and of the panel of values, which begins this many elements after it.
     Separate(usize),
 }
 

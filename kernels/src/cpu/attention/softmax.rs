@@ -34,7 +34,7 @@ impl<K: Kernel> Op for Softmax<'_, K> {
         }
         let before = s.load_some(self.largest, 0.0);
         let after = s.max(s.load_some(&lanes, 0.0), before);
-        // At a query's first key, `decay` is 2^-infinity = 0. A query that has seen no key takes the other branch, so that
+        // At a query's first key, `decay` is 2^-infinity = 0. For a query that has seen no key it is 1, so that
         // -infinity is not subtracted from itself.
         let decay = s.less(before, after, exp2(s, s.sub(before, after)), s.splat(1.0));
         s.store_some(self.largest, after);

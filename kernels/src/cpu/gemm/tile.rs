@@ -17,8 +17,8 @@ pub(in crate::cpu) struct Rows {
 /// Possible numbers of rows per tile. The list is short because each is compiled for every format and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
-/// A division of rows into tiles. All tiles but the last few have the largest size, and the last few are balanced so that
-/// none is a single row where that is avoidable.
+/// A division of rows into tiles. All tiles have the largest size except for the last one or two, whose sizes are balanced: a
+/// tile of a single row is avoided.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Tiling {
     rows: usize,
@@ -58,7 +58,7 @@ impl Tiling {
         if tiles < self.tiles { self.tile(tiles).0 } else { self.rows }
     }
 
-    /// Number of rows of the next tile when `left` rows remain. They fill fewer than two of the largest tiles.
+    /// Number of rows of the next tile when `left` rows remain, which is fewer than two of the largest tiles have.
     fn end_tile(self, left: usize) -> usize {
         if left <= self.largest && HEIGHTS.contains(&left) {
             return left;

@@ -46,7 +46,7 @@ macro_rules! fold {
 /// the odd halves of pairs together and keeps both, for which a tile of six rows has no registers left.
 #[allow(clippy::pointers_in_nomem_asm_block)] // The assembly reads no memory.
 #[inline(always)]
-fn apart(mut from: *const u16) -> *const u16 {
+fn distinct_address(mut from: *const u16) -> *const u16 {
     // SAFETY: the assembly is empty.
     unsafe { asm!("/* {0} */", inout(reg) from, options(pure, nomem, nostack, preserves_flags)) };
     from
@@ -158,7 +158,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16_odd(self, from: *const u16) -> F {
-        let from = apart(from);
+        let from = distinct_address(from);
         avx2! {
             let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
             [

@@ -85,7 +85,7 @@ impl Simd for Portable {
     }
 
     type I = [i32; LANES];
-    /// The same as with the dot-product instructions, so that tests on any machine cover their layout.
+    /// Equal to that of the dot-product instructions, so that tests on any machine cover their layout.
     const DOT_INPUTS: usize = 4;
 
     #[inline(always)]

@@ -112,7 +112,7 @@ impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
     }
 }
 
-/// The same panels one step later.
+/// Advances the addresses of panels by one step.
 #[inline(always)]
 fn later<T, const N: usize>(mut panels: [*const T; N]) -> [*const T; N] {
     for panel in &mut panels {

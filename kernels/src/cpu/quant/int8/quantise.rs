@@ -34,7 +34,7 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
 
 /// A quantised group of activations.
 pub(super) struct Quantised<S: Simd> {
-    /// The same scale as [`quantise`] returns.
+    /// Scale, as [`quantise`] returns it.
     pub(super) scale: f32,
     /// Sum of the quantised numbers.
     pub(super) sum: i32,
