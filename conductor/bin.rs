@@ -28,6 +28,7 @@ use tutti_conductor::{
 use tutti_router::{CheckedText, FrontDoor, RouterConfig};
 use tutti_runtime::{
     Error,
+    announce::{Announcement, Prompt},
     checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
     config::print,
     exit, grpc_health,
@@ -113,12 +114,15 @@ async fn run(config: Config) -> Result<(), Error> {
             return Err(error);
         }
     };
+    let model = config.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone());
     let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
     let front = match text {
         None => Front::bare(conductor, cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &config.router, &metrics)?,
     };
-    tracing::info!(http = %config.http, grpc = %config.grpc, workers = layout.topology.spawned_workers(), "listening");
+    let workers = layout.topology.spawned_workers();
+    tracing::info!(http = %config.http, grpc = %config.grpc, model, workers, "listening; the workers load the model");
+    tokio::spawn(announcement(&config, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &closing);
 
@@ -141,6 +145,16 @@ async fn run(config: Config) -> Result<(), Error> {
     let (_, ()) = tokio::join!(timeout(CLOSING, closed), backend.stop());
     tracing::info!("drained");
     Ok(())
+}
+
+/// The addresses and the example that are announced once the cluster is ready.
+fn announcement(config: &Config, http: &TcpListener, grpc: &TcpListener) -> Announcement {
+    let prompt = if config.router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text };
+    Announcement {
+        http: http.local_addr().unwrap_or(config.http),
+        grpc: grpc.local_addr().unwrap_or(config.grpc),
+        prompt: (!config.no_router).then_some(prompt),
+    }
 }
 
 /// Ends a cluster that has not served anything yet.

@@ -1,4 +1,4 @@
-//! A running cluster behind its services: the worker_service, the workers, and how they end.
+//! A running cluster with its worker service, watchdog and supervisor, from start to drain.
 
 use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
@@ -13,40 +13,40 @@ use crate::{
     worker_service::{Admission, WorkerService},
 };
 
-/// What a backend is made of. The worker's own contracts stay opaque to this crate: they are text here.
+/// The inputs of [`Backend::start`]. Workers' settings are opaque text to this crate.
 pub struct BackendOptions {
-    /// The bounds to work under.
+    /// The cluster's bounds.
     pub limits: Limits,
-    /// What is known of the model before a worker has loaded it.
+    /// The model's name and tokenizer, known before a worker has loaded it.
     pub served: Served,
-    /// Where workers dial in.
+    /// The listener that workers dial.
     pub listener: WorkerListener,
     /// The executable that acts as a worker when its name is `worker`.
     pub worker_program: PathBuf,
-    /// Given to the workers of each group of the topology in their Welcome.
+    /// Settings for the workers of each group of the topology, sent in their Welcome.
     pub worker_settings: Vec<String>,
-    /// What spawned workers show at the worker_service; see [`random_token`].
+    /// The token that spawned workers show when they join; see [`random_token`].
     pub spawn_token: String,
-    /// The first line of each spawned worker's stdin; the token is in it.
+    /// The first line of each spawned worker's stdin, which contains the token.
     pub lifeline_line: String,
     /// The secret of workers that join by hand.
     pub join_token: Option<String>,
-    /// Where loading shows.
+    /// Shows the progress of loading.
     pub display: LoadDisplay,
 }
 
-/// A cluster whose workers run, or are being started.
+/// A cluster whose workers run or are being started.
 pub struct Backend {
     cluster: Arc<Cluster>,
     supervisor: Supervisor,
     worker_service: JoinHandle<Result<(), Error>>,
-    /// Goes away with the backend.
-    _meeting_places: Option<PrivateDirectory>,
+    /// Removed when the backend is dropped.
+    _meeting_directory: Option<PrivateDirectory>,
     watchdog: JoinHandle<()>,
 }
 
 impl Backend {
-    /// Opens the worker_service and spawns the workers. Must be called inside a Tokio runtime.
+    /// Serves workers and spawns them. Must be called inside a Tokio runtime.
     pub fn start(options: BackendOptions, metrics: &Metrics, health: Health) -> Result<Self, Error> {
         let spawned_workers = options.limits.topology.spawned_workers();
         let command = WorkerCommand {
@@ -54,13 +54,13 @@ impl Backend {
             conductor_url: options.listener.local_url()?,
             lifeline_line: options.lifeline_line,
         };
-        // A private socket is token enough.
+        // Only this user reaches a private socket, so no token is needed.
         let open = options.listener.is_private().then(String::new);
         let join_token = options.join_token.or(open);
         let admission = Admission { spawned_workers, spawn_token: options.spawn_token, join_token };
-        let meeting_places = options.limits.topology.has_tp().then(shared_memory_directory).transpose()?;
+        let meeting_directory = options.limits.topology.has_tp().then(shared_memory_directory).transpose()?;
         let cluster = Cluster::new(options.limits, options.served, metrics, health);
-        let cluster = Arc::new(match &meeting_places {
+        let cluster = Arc::new(match &meeting_directory {
             Some(directory) => cluster.meeting_in(directory.path().to_owned()),
             None => cluster,
         });
@@ -70,28 +70,28 @@ impl Backend {
         let watched = cluster.clone();
         let watchdog = tokio::spawn(async move { watched.watch().await });
         let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers)?;
-        Ok(Self { cluster, supervisor, worker_service, watchdog, _meeting_places: meeting_places })
+        Ok(Self { cluster, supervisor, worker_service, watchdog, _meeting_directory: meeting_directory })
     }
 
-    /// The heart.
+    /// The cluster.
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
     }
 
-    /// Completes only when the cluster cannot go on, with the reason.
+    /// Completes only when the cluster cannot continue, with the reason.
     pub async fn failed(&mut self) -> Error {
         tokio::select! {
             error = self.cluster.fatal() => error,
             ended = &mut self.worker_service => match ended {
                 Ok(Err(error)) => error,
-                _ => Error::internal("the workers' worker_service has closed"),
+                _ => Error::internal("the service that workers dial has ended"),
             },
             _ = &mut self.watchdog => Error::internal("the watchdog over workers has ended"),
             () = self.supervisor.ended() => Error::internal("the supervisor of workers has ended"),
         }
     }
 
-    /// Takes no more requests and lets those that run finish, for as long as `patience` lasts; then fails the rest.
+    /// Takes no more requests, lets running ones finish within `patience`, and then fails the rest.
     pub async fn drain(&self, patience: Duration) {
         self.cluster.begin_drain();
         if timeout(patience, self.cluster.idle()).await.is_err() {
@@ -101,7 +101,7 @@ impl Backend {
         self.cluster.dismiss();
     }
 
-    /// Completes once all workers are gone. To be called after [`Backend::drain`].
+    /// Completes once all workers have left. Call [`Backend::drain`] first.
     pub async fn stop(self) {
         self.supervisor.stop().await;
         self.watchdog.abort();
@@ -109,8 +109,8 @@ impl Backend {
     }
 }
 
-/// Where the ranks of TP groups meet: in memory where the system has such a directory, so that nothing is ever written to
-/// a disk.
+/// A directory where the ranks of TP groups meet: in memory if the system has such a directory, so that nothing is
+/// written to a disk.
 fn shared_memory_directory() -> Result<PrivateDirectory, Error> {
     const MEMORY: &str = "/dev/shm";
     let memory = PathBuf::from(MEMORY);
@@ -119,12 +119,12 @@ fn shared_memory_directory() -> Result<PrivateDirectory, Error> {
         .map_err(|e| Error::internal(format!("cannot make a directory in {}: {e}", parent.display())))
 }
 
-/// A secret that nobody can guess: 128 random bits.
+/// A secret of 128 random bits, in hexadecimal.
 pub fn random_token() -> Result<String, Error> {
     Ok(random_bytes()?.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The same as bytes.
+/// A secret of 128 random bits.
 pub(crate) fn random_bytes() -> Result<[u8; 16], Error> {
     let mut bytes = [0u8; 16];
     File::open("/dev/urandom")

@@ -1,8 +1,8 @@
-//! Routes requests to workers; owns their life, and every request's state.
+//! Routes requests to workers, supervises the workers, and owns every request's state.
 //!
-//! [`cluster`] is the heart: requests and workers behind one lock, moved by events. [`request`] holds the pure parts:
-//! the door, the worker graphs, the state machine. [`gate`] is where workers join, [`service`] where routers submit,
-//! [`supervise`] spawns worker processes and starts them again. The executable composes them with a router.
+//! [`cluster`] has all requests and workers behind one lock, moved by events. [`request`] has the pure parts: validation,
+//! worker graphs, the state machine. Workers join at [`worker_service`], routers submit at [`service`], and
+//! [`supervise`] spawns worker processes and restarts them. The executable composes these with a router.
 
 mod backend;
 pub mod cluster;

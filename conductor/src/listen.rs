@@ -1,8 +1,7 @@
-//! Where workers dial in: bound before anything is spawned, so that a spawned worker finds it.
+//! The listener that workers dial. It is bound before any worker is spawned.
 
 use std::{
     io,
-    net::SocketAddr,
     os::unix::net::UnixStream as StdUnixStream,
     path::{Path, PathBuf},
 };
@@ -13,27 +12,27 @@ use tutti_runtime::{Error, listen};
 use crate::{config::WorkerAddress, private_directory::PrivateDirectory};
 
 const FIELD: &str = "worker_listen";
-/// In a private directory.
+/// File name of the socket in a private directory.
 const SOCKET: &str = "workers.sock";
 
-/// A bound gate.
+/// A bound listener for workers.
 #[derive(Debug)]
 pub enum WorkerListener {
-    /// On this machine only.
+    /// A Unix socket, for workers of this machine.
     Unix {
-        /// Bound.
+        /// The bound socket.
         listener: UnixListener,
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// The private directory that goes away with the listener, where no path was given.
+        /// The socket's private directory if no path was given, removed with the listener.
         directory: Option<PrivateDirectory>,
     },
-    /// For workers of other machines too.
+    /// A TCP socket, for workers of any machine.
     Tcp(TcpListener),
 }
 
 impl WorkerListener {
-    /// Binds `address`, or a socket in a directory that only this user can enter.
+    /// Binds `address`, or by default a socket in a directory that only this user can enter.
     pub async fn bind(address: Option<&WorkerAddress>) -> Result<Self, Error> {
         match address {
             Some(WorkerAddress::Tcp(address)) => Ok(Self::Tcp(listen::tcp(FIELD, *address).await?)),
@@ -42,7 +41,7 @@ impl WorkerListener {
                 Ok(Self::Unix { listener: bind_unix(path)?, path: path.clone(), directory: None })
             }
             None => {
-                // Whoever reaches the socket can join as a worker, so only this user can.
+                // A process that reaches the socket can join as a worker, so only this user may reach it.
                 let directory = PrivateDirectory::new_in(&std::env::temp_dir()).map_err(|e| {
                     Error::internal(format!("cannot make a directory for the workers' socket: {e}"))
                 })?;
@@ -52,7 +51,7 @@ impl WorkerListener {
         }
     }
 
-    /// What a worker on this machine gives as `--conductor`.
+    /// The URL for `--conductor` of a worker on this machine.
     pub fn local_url(&self) -> Result<String, Error> {
         match self {
             Self::Unix { path, .. } => Ok(format!("unix:{}", path.display())),
@@ -60,26 +59,15 @@ impl WorkerListener {
                 let address = listener
                     .local_addr()
                     .map_err(|e| Error::internal(format!("the workers' listener has no address: {e}")))?;
-                Ok(format!("http://{}", reachable(address)))
+                Ok(format!("http://{}", listen::reachable(address)))
             }
         }
     }
 
-    /// Whether strangers cannot reach it.
+    /// True if only permitted users of this machine can reach it.
     pub fn is_private(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }
-}
-
-/// An unspecified address listens everywhere; this machine finds it at its loopback.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address {
-            SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
 }
 
 fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
@@ -87,7 +75,7 @@ fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
         .map_err(|e| Error::invalid(FIELD, format!("cannot listen on unix:{}: {e}", path.display())))
 }
 
-/// Removes the socket that a conductor which was killed has left; a live one's is kept, and binding then fails.
+/// Removes the socket of a killed conductor. A live conductor's socket is kept, and binding then fails.
 fn clear_stale(path: &Path) -> Result<(), Error> {
     match StdUnixStream::connect(path) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
@@ -97,34 +85,4 @@ fn clear_stale(path: &Path) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_dead_conductors_socket_is_replaced_and_a_live_ones_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let address = WorkerAddress::Unix(directory.path().join("socket"));
-        let first = WorkerListener::bind(Some(&address)).await.unwrap();
-        let error = WorkerListener::bind(Some(&address)).await.unwrap_err();
-        assert_eq!(error.field(), Some("worker_listen"));
-        drop(first);
-        assert!(WorkerListener::bind(Some(&address)).await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn the_default_socket_goes_away() {
-        let listener = WorkerListener::bind(None).await.unwrap();
-        let WorkerListener::Unix { path, .. } = &listener else { panic!("not a Unix socket") };
-        let path = path.clone();
-        assert!(path.exists());
-        drop(listener);
-        assert!(!path.exists());
-    }
-
-    #[tokio::test]
-    async fn a_tcp_gate_is_dialled_at_loopback() {
-        let any = WorkerAddress::Tcp(SocketAddr::from(([0, 0, 0, 0], 0)));
-        let listener = WorkerListener::bind(Some(&any)).await.unwrap();
-        assert!(listener.local_url().unwrap().starts_with("http://127.0.0.1:"));
-    }
-}
+mod tests;

@@ -1,11 +1,11 @@
-//! A request's way out: one mailbox, filled by worker reports, emptied by the client's stream.
+//! A request's output: one mailbox, filled by worker reports and emptied by the client's stream.
 //!
-//! What arrives while nobody reads is kept together and handed out as one event, so a slow reader gets fewer and
-//! larger events and never holds up a worker. It is bounded by the request itself: at most `max_tokens` tokens and one
-//! logprob for each prompt token ever go in.
+//! Tokens that arrive between two reads become one event, so a slow reader gets fewer and larger events and never
+//! delays a worker. The request itself bounds a mailbox: it takes at most `max_tokens` tokens and one logprob per
+//! prompt token.
 //!
-//! [`Sender::end`] consumes the sender: a request has exactly one ending. A sender dropped without one ends its request
-//! as an internal failure, so that no client waits for ever.
+//! [`Sender::end`] consumes the sender, so a request has exactly one ending. A sender that is dropped without an ending
+//! ends its request as an internal failure, so that no client waits for ever.
 
 use std::{
     mem,
@@ -19,23 +19,23 @@ use tokio_stream::Stream;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::{Error, ErrorKind};
 
-/// The most prompt logprobs in one event: with 20 alternatives each it stays well under the largest gRPC message.
+/// The most prompt logprobs per event. With 20 alternatives each, an event stays well under the largest gRPC message.
 const MAX_PROMPT_LOGPROBS_PER_EVENT: usize = 16_384;
 
-/// How a request ended.
+/// The ending of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ending {
-    /// It ran to its end.
+    /// Ran to its end.
     Finished(pb::Finished),
-    /// The client took it back.
+    /// Cancelled by its client.
     Cancelled,
-    /// It could not be finished, and why.
+    /// Failed with this error.
     Failed(Error),
-    /// It was not begun, and why.
+    /// Refused with this error before it began.
     Refused(Error),
 }
 
-/// A new mailbox's two ends.
+/// The two ends of a new mailbox.
 pub fn channel() -> (Sender, Receiver) {
     let shared = Arc::new(Mutex::new(Contents::default()));
     (Sender { shared: shared.clone() }, Receiver { shared, finished: false })
@@ -56,7 +56,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Adds what one row of a step brought.
+    /// Adds the output of one row.
     pub fn push(&self, tokens: Vec<pb::SampledToken>, prompt_logprobs: Option<pb::PromptLogprobs>) {
         self.fill(|contents| {
             if contents.tokens.is_empty() {
@@ -79,7 +79,7 @@ impl Sender {
             change(&mut contents);
             contents.reader.take()
         };
-        // Woken outside the lock, so that the reader does not run into it at once.
+        // Woken outside the lock, so that the reader does not wait for it.
         if let Some(reader) = reader {
             reader.wake();
         }
@@ -104,7 +104,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Whether the ending has been read.
+    /// True once the ending has been read.
     pub fn is_finished(&self) -> bool {
         self.finished
     }
@@ -121,7 +121,7 @@ impl Stream for Receiver {
         let event = contents.take_event();
         let rest = !contents.prompt_logprobs.is_empty();
         let something = !event.tokens.is_empty() || !event.prompt_logprobs.is_empty();
-        // The ending travels with the last tokens, unless it is a failure: that one comes after them.
+        // `Finished` is part of the last tokens' event. A failure is an item of its own after them.
         let item = match contents.ending.take() {
             ending if rest => {
                 contents.ending = ending;
@@ -150,7 +150,7 @@ impl Contents {
         let mut taken = 0;
         let mut pieces = 0;
         for piece in &self.prompt_logprobs {
-            // At least one piece an event: a piece is at most one step's share of a prompt.
+            // At least one piece per event: a piece is at most one step's share of a prompt.
             if pieces > 0 && taken + piece.tokens.len() > MAX_PROMPT_LOGPROBS_PER_EVENT {
                 break;
             }
@@ -159,78 +159,11 @@ impl Contents {
         }
         let rest = self.prompt_logprobs.split_off(pieces);
         let prompt_logprobs = mem::replace(&mut self.prompt_logprobs, rest);
-        // Prompt first: a reader sees the whole prompt before the first token of the output.
+        // All prompt logprobs come before the first output token.
         let tokens = if self.prompt_logprobs.is_empty() { mem::take(&mut self.tokens) } else { Vec::new() };
         pb::RequestEvent { tokens, prompt_logprobs, finished: None }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio_stream::StreamExt;
-
-    use super::*;
-
-    fn token(index: u32) -> pb::SampledToken {
-        pb::SampledToken { token_id: 100 + index, index, logprob: None }
-    }
-
-    fn finished(generated: u32) -> pb::Finished {
-        pb::Finished { generated, ..Default::default() }
-    }
-
-    #[tokio::test]
-    async fn what_waited_comes_as_one_event_with_the_ending() {
-        let (sender, mut receiver) = channel();
-        sender.push(vec![token(0)], None);
-        sender.push(vec![token(1), token(2)], None);
-        sender.end(Ending::Finished(finished(3)));
-        let event = receiver.next().await.unwrap().unwrap();
-        assert_eq!(event.tokens.iter().map(|t| t.index).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(event.finished, Some(finished(3)));
-        assert!(receiver.is_finished());
-        assert!(receiver.next().await.is_none());
-    }
-
-    #[tokio::test]
-    async fn a_failure_comes_after_the_tokens() {
-        let (sender, mut receiver) = channel();
-        sender.push(vec![token(0)], None);
-        sender.end(Ending::Failed(Error::unavailable("worker 0 died")));
-        assert_eq!(receiver.next().await.unwrap().unwrap().tokens.len(), 1);
-        assert!(!receiver.is_finished());
-        assert_eq!(receiver.next().await.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
-        assert!(receiver.is_finished());
-    }
-
-    #[tokio::test]
-    async fn a_waiting_reader_is_woken() {
-        let (sender, mut receiver) = channel();
-        let reader = tokio::spawn(async move { receiver.next().await });
-        tokio::task::yield_now().await;
-        sender.push(vec![token(0)], None);
-        assert_eq!(reader.await.unwrap().unwrap().unwrap().tokens, [token(0)]);
-        drop(sender);
-    }
-
-    #[tokio::test]
-    async fn a_dropped_sender_is_an_internal_failure() {
-        let (sender, mut receiver) = channel();
-        drop(sender);
-        assert_eq!(receiver.next().await.unwrap().unwrap_err().kind(), ErrorKind::Internal);
-    }
-
-    #[tokio::test]
-    async fn a_long_prompts_logprobs_come_in_several_events_before_the_first_token() {
-        let (sender, mut receiver) = channel();
-        let piece = |first| pb::PromptLogprobs { first, tokens: vec![pb::TokenLogprob::default(); 10_000] };
-        sender.push(vec![], Some(piece(1)));
-        sender.push(vec![token(0)], Some(piece(10_001)));
-        sender.end(Ending::Finished(finished(1)));
-        let first = receiver.next().await.unwrap().unwrap();
-        assert_eq!((first.prompt_logprobs.len(), first.tokens.len(), first.finished), (1, 0, None));
-        let second = receiver.next().await.unwrap().unwrap();
-        assert_eq!((second.prompt_logprobs.len(), second.tokens.len()), (1, 1));
-        assert_eq!(second.finished, Some(finished(1)));
-    }
-}
+mod tests;

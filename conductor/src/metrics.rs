@@ -1,4 +1,4 @@
-//! What the conductor counts. Names get the prefix `tutti_`; a worker's label is its rank, which outlives its process.
+//! The conductor's metrics. Names get the prefix `tutti_`. A worker's label is its rank, which outlives its process.
 
 mod prefixes;
 mod transfers;
@@ -21,7 +21,10 @@ use tutti_runtime::{
 };
 
 use self::{prefixes::PrefixMetrics, transfers::TransferMetrics};
-use crate::request::{Dropped, EndingKind};
+use crate::{
+    cluster::IndexSize,
+    request::{Dropped, EndingKind},
+};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WorkerLabel {
@@ -63,7 +66,7 @@ struct MemoryLabel {
 
 type PerWorker = Family<WorkerLabel, Gauge>;
 
-/// Histograms of the same buckets.
+/// Buckets of a family of histograms.
 #[derive(Clone, Copy, Debug)]
 struct Buckets(&'static [f64]);
 
@@ -73,13 +76,13 @@ impl MetricConstructor<Histogram> for Buckets {
     }
 }
 
-/// Seconds: from a step of a small model to a long prefill on a CPU.
+/// Seconds per step: from a step of a small model to a long prefill on a CPU.
 const STEP_SECONDS: Buckets =
     Buckets(&[1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
-/// Shares of the budget. Only a lone atomic prefill is over 1.
+/// Shares of the step's token budget. Only a lone atomic prefill exceeds 1.
 const BUDGET_FILL: Buckets = Buckets(&[0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]);
 
-/// The conductor's metrics; all are made at once and shared by reference.
+/// The conductor's metrics, registered all at once and shared by reference.
 #[derive(Debug)]
 pub struct ConductorMetrics {
     requests: Family<OutcomeLabel, Counter>,
@@ -115,7 +118,7 @@ pub struct ConductorMetrics {
 }
 
 impl ConductorMetrics {
-    /// Makes the metrics and adds them to the process's.
+    /// Creates the metrics and registers them with the process's.
     pub fn new(metrics: &Metrics) -> Self {
         let new = Self {
             requests: Default::default(),
@@ -153,17 +156,17 @@ impl ConductorMetrics {
         new.transfers.register(metrics);
         metrics.register(|r| {
             r.register("requests", "Requests that have ended, by outcome", new.requests.clone());
-            let help = "Requests accepted and not yet let go of by every worker";
+            let help = "Requests accepted and not yet completed by every worker";
             r.register("requests_in_flight", help, new.requests_in_flight.clone());
             r.register("prompt_tokens", "Prompt tokens of accepted requests", new.prompt_tokens.clone());
             r.register("generated_tokens", "Tokens generated for requests", new.generated_tokens.clone());
-            let help = "Completions that matched nothing pending, by reason";
+            let help = "Completions that matched no pending worker graph, by reason";
             r.register("completions_dropped", help, new.completions_dropped.clone());
-            let help = "Tokens of earlier tries, seen before, or late after an ending";
+            let help = "Tokens dropped because they were of an earlier try, received before, or late after an ending";
             r.register("tokens_dropped", help, new.tokens_dropped.clone());
-            let help = "Tries of requests that were lost with their worker and made again";
+            let help = "Tries of requests that were lost with their worker and repeated";
             r.register("request_replays", help, new.replays.clone());
-            let help = "Requests whose prefill was handed over to the worker that decodes it";
+            let help = "Requests whose prefill was handed over to another worker for the decode";
             r.register("request_handovers", help, new.handovers.clone());
             r.register("kv_pages_used", "KV pages that requests hold", new.kv_pages_used.clone());
             r.register("kv_pages_total", "KV pages of the pool", new.kv_pages_total.clone());
@@ -171,33 +174,33 @@ impl ConductorMetrics {
             r.register("requests_waiting", "Requests in a worker's queue", new.requests_waiting.clone());
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
-            let help = "Groups that take requests, by what they run of one: whole, prefill, decode, encode";
+            let help = "Groups that take requests, by role: whole, prefill, decode, encode";
             r.register("groups_ready", help, new.groups_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
-            let help = "Workers taken for dead while they held their streams, by what they did";
+            let help = "Workers taken for dead while their streams were open, by reason: stopped, hangs";
             r.register("workers_fenced", help, new.fenced.clone());
-            let help = "Requests refused at the conductor's or a worker's door, by reason";
+            let help = "Requests refused by the conductor's validation or a worker's admission, by reason";
             r.register("requests_refused", help, new.refusals.clone());
-            let help = "Age of the oldest request that no step has had a row of yet";
+            let help = "Age in seconds of the oldest request that has not been part of a step";
             r.register("queue_age_seconds", help, new.oldest_waiting.clone());
-            let help = "Steps missing in the step trace of a worker's current process";
+            let help = "Steps missing from the step trace of a worker's current process";
             r.register("trace_steps_lost", help, new.trace_steps_lost.clone());
-            let help = "KV pages that no request holds, kept for prompts that start with what they hold";
+            let help = "KV pages that no request holds, kept for prompts with the same prefix";
             r.register("kv_pages_cached", help, new.kv_pages_cached.clone());
-            let help = "Times that a request gave up its pages, since the worker's process began";
+            let help = "Preemptions since the worker's process began";
             r.register("worker_preemptions", help, new.preemptions.clone());
             let help = "Prompt tokens of admitted requests, since the worker's process began";
             r.register("worker_prefill_tokens", help, new.prefill_tokens.clone());
-            let help = "Those of them that the prefix cache had, since the worker's process began";
+            let help = "Prompt tokens found in the prefix cache, since the worker's process began";
             r.register("worker_cached_tokens", help, new.cached_tokens.clone());
-            let help = "Time of a step, planning and committing included, by what the engine ran";
+            let help = "Seconds per step, planning and committing included, by the walk that the engine ran";
             r.register("step_seconds", help, new.step_seconds.clone());
-            let help = "Share of the step's token budget that its rows took";
+            let help = "Share of the step's token budget that its rows used";
             r.register("step_budget_fill", help, new.budget_fill.clone());
             let help =
                 "Rows of steps: decode, prefill (more of the prompt follows), last_prefill (samples a token)";
             r.register("step_rows", help, new.rows.clone());
-            let help = "Bytes that a worker takes at most, as known at its start: weights, kv, step (the largest step)";
+            let help = "Most bytes that a worker uses, estimated at its start, by kind: weights, kv, step (the largest step)";
             r.register("worker_memory_bytes", help, new.memory.clone());
         });
         new
@@ -225,9 +228,8 @@ impl ConductorMetrics {
         self.handovers.inc();
     }
 
-    /// A prompt of so many blocks that an index can know, some of them known there, was sent somewhere; the index is so
-    /// large now.
-    pub(crate) fn placed(&self, blocks: usize, hits: u64, size: (usize, usize)) {
+    /// Counts a placement: `blocks` of the prompt that can be indexed, and `hits` of them that the worker had.
+    pub(crate) fn placed(&self, blocks: usize, hits: u64, size: IndexSize) {
         self.prefixes.placed(blocks, hits, size);
     }
 
@@ -248,7 +250,7 @@ impl ConductorMetrics {
         self.refusals.get_or_create(&ReasonLabel { reason: why.label() }).inc();
     }
 
-    /// One step of a worker; `walk` is the name of what it ran.
+    /// Counts one step of a worker. `walk` is the name of the walk that it ran.
     pub(crate) fn step(&self, worker: Rank, walk: &str, work: &pb::StepWork) {
         let worker = worker.0;
         let us = u64::from(work.plan_us) + u64::from(work.run_us) + u64::from(work.commit_us);
@@ -296,7 +298,7 @@ impl ConductorMetrics {
         self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);
     }
 
-    /// What a worker says at its start that it will take.
+    /// Sets a worker's estimate of its memory in bytes, by kind.
     pub(crate) fn memory(&self, worker: Rank, kinds: [(&'static str, u64); 3]) {
         for (kind, bytes) in kinds {
             self.memory.get_or_create(&MemoryLabel { worker: worker.0, kind }).set(bytes as i64);
@@ -330,7 +332,7 @@ impl ConductorMetrics {
         self.workers_ready.set(workers as i64);
     }
 
-    /// So many replicas for one role.
+    /// Sets the number of ready replicas of a role.
     pub(crate) fn groups_ready(&self, role: &'static str, groups: usize) {
         self.groups_ready.get_or_create(&RoleLabel { role }).set(groups as i64);
     }

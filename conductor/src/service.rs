@@ -1,4 +1,4 @@
-//! `tutti.cluster.v1.Conductor`: what routers call.
+//! The gRPC service `tutti.cluster.v1.Conductor`, which routers call.
 
 use std::{
     pin::Pin,
@@ -21,10 +21,10 @@ pub use tutti_proto::cluster::v1::conductor_server::ConductorServer;
 
 use crate::{cluster::Cluster, submission::Submission};
 
-/// The largest piece of a checkpoint's file in one message.
+/// The most bytes of a checkpoint's file in one message.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Serves routers, embedded or not.
+/// The service for routers, embedded or not.
 #[derive(Clone)]
 pub struct ConductorService {
     cluster: Arc<Cluster>,
@@ -32,12 +32,12 @@ pub struct ConductorService {
 }
 
 impl ConductorService {
-    /// Serves this cluster and this checkpoint's text files.
+    /// A service of this cluster and of this checkpoint's text files.
     pub fn new(cluster: Arc<Cluster>, checkpoint: Arc<Checkpoint>) -> Self {
         Self { cluster, checkpoint }
     }
 
-    /// As a gRPC service that takes and gives messages of the size that this cluster uses.
+    /// The gRPC server, with the cluster's limit on message sizes.
     pub fn into_server(self) -> ConductorServer<Self> {
         ConductorServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

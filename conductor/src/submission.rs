@@ -1,4 +1,4 @@
-//! A request as its client holds it: a stream of events whose end, or whose drop, is the end of the request.
+//! The client's handle of a request: a stream of events. Dropping it cancels the request.
 
 use std::{
     pin::Pin,
@@ -13,18 +13,18 @@ use tutti_runtime::Error;
 
 use crate::{cluster::Cluster, mailbox::Receiver, request::Deadline};
 
-/// Dropped before its last item, it cancels the request; once, since there is one of it.
+/// A request in flight. Dropped before its last item, it cancels the request.
 #[derive(Debug)]
 pub struct Submission {
     cluster: Arc<Cluster>,
     id: RequestId,
     output: Receiver,
-    /// Fails the request when its time is over, whatever its worker does and whether or not anybody reads.
+    /// Fails the request at its deadline, whatever its worker does and whether or not the stream is read.
     timer: Option<AbortHandle>,
 }
 
 impl Submission {
-    /// Must be called inside a Tokio runtime.
+    /// Starts the deadline's timer. Must be called inside a Tokio runtime.
     pub(crate) fn new(
         cluster: Arc<Cluster>,
         id: RequestId,

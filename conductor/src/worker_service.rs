@@ -1,4 +1,4 @@
-//! Where workers join: one stream for a worker's whole life, its end the end of the worker.
+//! The gRPC service that workers dial: one stream per worker, from its Hello to its end.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -32,21 +32,22 @@ use crate::{
     listen::WorkerListener,
 };
 
-/// Flow control on a worker's connection: a launch with a long prompt, or a report with many logprobs, in one go.
+/// Flow-control window of a worker's connection: enough for a launch with a long prompt, or a report with many
+/// logprobs, in one go.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// A worker that answers no ping for this long, and as long again, is gone: its machine is off, or it is stopped.
+/// Interval and timeout of keep-alive pings. A worker that answers none is stopped, or its machine is off.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// How long a new connection may take to say Hello.
+/// Time for a new connection to send its Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Who may join.
+/// The rules by which workers are admitted.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// Workers of ranks below this are spawned, and show the token that their conductor gave them.
+    /// Workers of ranks below this are spawned by the conductor, and show its spawn token.
     pub spawned_workers: u32,
-    /// The token of spawned workers, new for each conductor.
+    /// The token of spawned workers, random per conductor.
     pub spawn_token: String,
-    /// The token of workers that join by hand. Empty where the listener itself keeps strangers out.
+    /// The token of workers that join by hand. Empty if the listener itself keeps strangers out.
     pub join_token: Option<String>,
 }
 
@@ -77,7 +78,7 @@ impl Admission {
     }
 }
 
-/// Compares secrets in a time that does not tell where they differ.
+/// Compares secrets in constant time, so that timing does not reveal where they differ.
 fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
 }
@@ -86,13 +87,13 @@ fn same(a: &str, b: &str) -> bool {
 pub struct WorkerService {
     cluster: Arc<Cluster>,
     admission: Admission,
-    /// Given to the workers of each group; their schema is the worker's own.
+    /// Settings of each group's workers. The worker defines their schema.
     settings_json: Vec<String>,
     loading: LoadDisplay,
 }
 
 impl WorkerService {
-    /// A gate that gives each worker its group's `settings_json`, of which there is one for each group of the topology.
+    /// A service that gives each worker its group's settings: one text per group of the topology, in order.
     pub fn new(
         cluster: Arc<Cluster>,
         admission: Admission,
@@ -102,7 +103,7 @@ impl WorkerService {
         Self { cluster, admission, settings_json, loading }
     }
 
-    /// Serves workers at `listener`, for as long as it is polled.
+    /// Serves workers at `listener` for as long as it is polled.
     pub async fn serve(self, listener: WorkerListener) -> Result<(), Error> {
         let service = WorkerGateServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -121,7 +122,7 @@ impl WorkerService {
                 server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))).await
             }
         };
-        served.map_err(|e| Error::internal(format!("the workers' gate broke: {e}")))
+        served.map_err(|e| Error::internal(format!("the service that workers dial has failed: {e}")))
     }
 
     async fn hello(&self, inbound: &mut Streaming<pb::WorkerMessage>) -> Result<pb::Hello, Error> {
@@ -144,16 +145,17 @@ impl WorkerGate for WorkerService {
         &self,
         request: Request<Streaming<pb::WorkerMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
-        // None over a Unix socket: then it is on this machine.
+        // `None` over a Unix socket: the worker is on this machine.
         let host = request.remote_addr().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
         let mut inbound = request.into_inner();
         let hello = self.hello(&mut inbound).await?;
         self.admission.check(&hello)?;
-        let (link, outbound) = cluster::link(self.cluster.link_capacity());
+        let (link, outbound) = cluster::link(self.cluster.limits().link_capacity());
         let rank = Rank(hello.rank);
         let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
         // Every rank that may join has a group, and every group its settings.
-        let settings = self.cluster.group_of(rank).and_then(|group| self.settings_json.get(group));
+        let settings =
+            self.cluster.limits().topology.group_of(rank).and_then(|group| self.settings_json.get(group));
         let settings_json = settings.cloned().unwrap_or_default();
         let welcome = pb::Welcome { worker: worker.0, settings_json };
         let welcome = pb::ConductorMessage { message: Some(ToWorker::Welcome(welcome)) };
@@ -178,7 +180,7 @@ impl Reader {
             match inbound.message().await {
                 Ok(Some(pb::WorkerMessage { message: Some(message) })) => self.on_message(message),
                 Ok(Some(pb::WorkerMessage { message: None })) => {
-                    tracing::warn!(worker = %self.rank, "sent a message of an unknown kind");
+                    tracing::warn!(worker = %self.rank, "the worker sent a message of an unknown kind");
                 }
                 Ok(None) => break "it left".to_owned(),
                 Err(status) => break format!("its connection broke: {}", status.message()),
@@ -188,7 +190,7 @@ impl Reader {
         self.cluster.on_lost(self.worker, &why);
     }
 
-    /// As a display of loads shows it.
+    /// The worker's name in the display of loads.
     fn name(&self) -> String {
         format!("worker {}", self.rank)
     }
@@ -214,7 +216,7 @@ impl Reader {
             }
             FromWorker::Reserved(reserved) => self.cluster.on_reserved(self.worker, reserved),
             FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
-            FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "said Hello twice"),
+            FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "the worker said Hello twice"),
         }
     }
 }

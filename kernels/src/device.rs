@@ -141,7 +141,7 @@ pub enum DeviceError {
 /// Operations of one device, enqueued in order.
 ///
 /// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`. An operation works on its first rows, as many as the step
-/// has tokens (or, after [`Device::gather_logit_rows`], as many as the tile has rows). No memory is allocated inside a step.
+/// has tokens (or, after [`Device::keep_logit_rows`], as many as it has logit rows). No memory is allocated inside a step.
 ///
 /// Results do not depend on a row's batch-mates: the order of every reduction depends only on shapes and absolute positions.
 pub trait Device: Send + Sized + 'static {
@@ -301,12 +301,14 @@ pub trait Device: Send + Sized + 'static {
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
 
-    /// Computes `out[i] = x[logit_rows[tile.start + i]]`. Later operations on `out`, and on tensors computed from it, cover
-    /// `tile.len()` rows.
-    fn gather_logit_rows(
+    /// Computes `x[i] = x[logit_rows[i]]`, which drops the rows that no logit is computed from. Later operations on `x`, and on
+    /// tensors computed from it, cover `logit_rows.len()` rows. The step's `logit_rows` ascend.
+    fn keep_logit_rows(&mut self, x: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// Computes `out[i] = x[rows.start + i]`. Later operations on `out`, and on tensors computed from it, cover `rows.len()` rows.
+    fn copy_rows(
         &mut self,
         x: &Self::Tensor,
-        tile: std::ops::Range<usize>,
+        rows: std::ops::Range<usize>,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
     /// Appends the likeliest token of each row of `norm(x) · Wᵀ`. The result is that of [`sample`](Self::sample) for rows that

@@ -6,7 +6,9 @@ use clap::Parser;
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::time::timeout;
 use tutti_runtime::{
-    Error, config, exit,
+    Error,
+    announce::{Announcement, Prompt},
+    config, exit,
     health::{Health, State},
     listen,
     metrics::Metrics,
@@ -179,6 +181,11 @@ async fn run_until_shutdown(settings: Settings) -> Result<(), Error> {
     let http = listen::tcp("http", settings.http).await?;
     let grpc = listen::tcp("grpc", settings.grpc).await?;
     tracing::info!(http = %settings.http, grpc = %settings.grpc, "listening");
+    let announcement = Announcement {
+        http: http.local_addr().unwrap_or(settings.http),
+        grpc: grpc.local_addr().unwrap_or(settings.grpc),
+        prompt: Some(if settings.router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text }),
+    };
 
     let (health, metrics) = (Health::default(), Metrics::default());
     let conductors = Conductors::new(&settings.conductor, settings.discover.as_deref(), &settings.fleet)?;
@@ -186,6 +193,7 @@ async fn run_until_shutdown(settings: Settings) -> Result<(), Error> {
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;
     let following = tokio::spawn(front_door.clone().follow(health.clone()));
+    tokio::spawn(announcement.when_ready(health.clone()));
 
     let serving = async {
         tokio::try_join!(

@@ -1,81 +1,94 @@
-//! TP groups: how the ranks of one come together, and why they end together.
+//! Formation of TP groups, whose ranks start together and end together.
 //!
-//! A group is formed once all its ranks have joined. Ranks that this conductor has spawned are on one machine and meet in
-//! its memory; of those that have joined by hand the leader listens, says on which port, and the others dial it. Each
-//! group has a meeting place, or a secret, of its own. Ranks count on each other in every step, so that the end of one is
-//! the end of all: what is left of the group is turned away at once, and where its processes are this conductor's they
-//! are started again. Late messages of theirs find nobody.
+//! A group is formed once all its ranks have joined. Ranks that this conductor has spawned are on one machine and meet
+//! in shared memory. Of ranks that have joined by hand, the leader listens and reports its port, and the others dial
+//! it. Each group has its own meeting path or secret. Every step needs every rank, so the end of one rank ends the
+//! group: the remaining ranks are turned away at once, and spawned ones are started again. Late messages of a group
+//! that has ended are dropped.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 use tutti_proto::{
     Rank, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker, form_group::Meeting},
 };
 
-use super::{Cluster, State};
+use super::membership::Membership;
 
-impl Cluster {
-    /// Has the ranks of a group meet, if the last one of them has just joined. `secret` is for this group alone.
-    pub(super) fn form_group(&self, state: &mut State, last: Rank, secret: [u8; 16]) {
-        let tp = self.tp(last);
-        let members = state.workers.group_of(last);
+/// Meeting paths and secrets of groups.
+#[derive(Debug)]
+pub struct GroupFormation {
+    /// Directory of the meeting paths.
+    directory: PathBuf,
+    /// Groups formed so far. Each has a path of its own.
+    formed: u64,
+    /// Secrets of groups whose leaders have not yet reported their ports.
+    secrets: BTreeMap<WorkerId, [u8; 16]>,
+}
+
+impl Default for GroupFormation {
+    fn default() -> Self {
+        Self { directory: std::env::temp_dir(), formed: 0, secrets: BTreeMap::new() }
+    }
+}
+
+impl GroupFormation {
+    pub fn meet_in(&mut self, directory: PathBuf) {
+        self.directory = directory;
+    }
+
+    /// Forgets the secret of a leader that is gone.
+    pub fn forget(&mut self, leader: WorkerId) {
+        self.secrets.remove(&leader);
+    }
+}
+
+impl Membership {
+    /// Forms the group of the rank that has just joined, if the group is complete. `secret` is for this group only.
+    pub(super) fn form_group(&mut self, last: Rank, secret: [u8; 16]) {
+        let tp = self.limits.topology.tp_of(last);
+        let members = self.workers.group_of(last);
         if tp <= 1 || members.len() < tp as usize {
             return;
         }
         if last.0 < self.spawned_workers() {
-            state.groups_formed += 1;
-            let place = self.meeting_places.join(format!("group-{}", state.groups_formed));
-            let place = place.to_string_lossy().into_owned();
-            tracing::debug!(?members, place, "group meets");
+            self.groups.formed += 1;
+            let path = self.groups.directory.join(format!("group-{}", self.groups.formed));
+            let path = path.to_string_lossy().into_owned();
+            tracing::debug!(?members, path, "group meets");
             for (rank, (_, id)) in (0..).zip(members) {
-                self.send_meeting(state, id, rank, Meeting::SharedMemory(place.clone()));
+                self.send_meeting(id, rank, Meeting::SharedMemory(path.clone()));
             }
         } else if let Some((_, leader)) = members.first() {
-            state.forming.insert(*leader, secret);
+            self.groups.secrets.insert(*leader, secret);
             let listen = pb::ListenForGroup { secret: secret.to_vec() };
-            self.send_meeting(state, *leader, 0, Meeting::Listen(listen));
+            self.send_meeting(*leader, 0, Meeting::Listen(listen));
         }
     }
 
-    /// The leader of a group whose ranks are apart waits for the others.
-    pub fn on_group_listening(&self, leader: WorkerId, port: u32) {
-        let mut state = self.state.lock();
-        let Some(secret) = state.forming.remove(&leader) else { return };
-        let Some((rank, host)) = state.workers.get_mut(leader).map(|worker| (worker.rank, worker.host))
-        else {
+    /// Tells the other ranks of a group to dial their leader, which listens on this port.
+    pub(super) fn dial_leader(&mut self, leader: WorkerId, port: u32) {
+        let Some(secret) = self.groups.secrets.remove(&leader) else { return };
+        let Some((rank, host)) = self.workers.get_mut(leader).map(|worker| (worker.rank, worker.host)) else {
             return;
         };
         let Ok(port) = u16::try_from(port) else {
-            tracing::error!(worker = %rank, port, "listens at what is no port");
+            tracing::error!(worker = %rank, port, "the leader of a group reports an invalid port");
             return;
         };
         let address = SocketAddr::new(host, port).to_string();
-        let members = state.workers.group_of(rank);
+        let members = self.workers.group_of(rank);
         tracing::debug!(?members, address, "group meets");
         for (rank, (_, id)) in (0..).zip(members).skip(1) {
             let dial = pb::DialLeader { address: address.clone(), secret: secret.to_vec() };
-            self.send_meeting(&mut state, id, rank, Meeting::Dial(dial));
+            self.send_meeting(id, rank, Meeting::Dial(dial));
         }
     }
 
-    fn send_meeting(&self, state: &mut State, to: WorkerId, rank: u32, meeting: Meeting) {
-        let Some(size) = state.workers.get_mut(to).map(|worker| self.tp(worker.rank)) else { return };
+    fn send_meeting(&mut self, to: WorkerId, rank: u32, meeting: Meeting) {
+        let Some(member) = self.workers.get_mut(to).map(|worker| worker.rank) else { return };
+        let size = self.limits.topology.tp_of(member);
         let form = pb::FormGroup { rank, size, meeting: Some(meeting) };
-        state.workers.send(to, ToWorker::FormGroup(form));
-    }
-
-    /// Ranks of this rank's group.
-    pub(super) fn tp(&self, rank: Rank) -> u32 {
-        self.limits.topology.replica_of(rank).map_or(1, |replica| replica.tp)
-    }
-
-    /// Ends what is left of the group of a rank that is gone. Where that rank did not go of its own will, the others may be
-    /// waiting for it and hear nothing: they are fenced.
-    pub(super) fn disband(&self, state: &mut State, gone: Rank, fenced: bool) {
-        let left: Vec<WorkerId> = state.workers.group_of(gone).into_iter().map(|(_, id)| id).collect();
-        for id in left {
-            self.lose(state, id, &format!("worker {gone} of its group is gone"), fenced);
-        }
+        self.workers.send(to, ToWorker::FormGroup(form));
     }
 }

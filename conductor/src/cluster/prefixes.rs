@@ -1,7 +1,7 @@
-//! Which prompts went to which workers, and so what their prefix caches are likely to have.
+//! An index of prompts by the workers that received them, which estimates the contents of their prefix caches.
 //!
-//! It is what was sent and not what is cached: a worker that has had to make room has less. Being wrong costs a better
-//! place, nothing else. A worker that comes back has another id, and nothing of what it had before.
+//! The index holds what was sent, not what is cached: a worker that had to make room has less. A wrong estimate costs a
+//! better placement, nothing else. A worker that comes back has a new id and nothing of its old cache.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use tutti_runtime::prefix_index::{Holder, PrefixIndex, PromptPieces, block_token
 
 use crate::request::Request;
 
-/// What the index may take at the most: room for 5 million tokens of short prompts, 15 million of long ones.
+/// The most bytes of the index: room for 5 million tokens of short prompts, or 15 million of long ones.
 const MAX_BYTES: usize = 64 << 20;
-/// A prefix that was not sent for so long is forgotten.
+/// Time after which a prefix that was not sent again is forgotten.
 const MAX_AGE: Duration = Duration::from_secs(900);
 
-/// See the module. Without an index where workers have no prefix cache.
+/// The index of prompts by worker. Absent if workers have no prefix cache.
 #[derive(Debug, Default)]
 pub struct Prefixes(Option<PrefixIndex>);
 
-/// Blocks of one prompt, by the worker that has them.
+/// Leading blocks of one prompt that each worker has.
 #[derive(Debug, Default)]
 pub struct Cached(Vec<(Holder, usize)>);
 
@@ -29,11 +29,18 @@ impl Cached {
         Self(held.iter().map(|(worker, blocks)| (holder_of(*worker), *blocks)).collect())
     }
 
-    /// How many this worker has.
+    /// Number of blocks that this worker has.
     pub fn at(&self, worker: WorkerId) -> u64 {
         let held = self.0.iter().find(|(holder, _)| *holder == holder_of(worker));
         held.map_or(0, |(_, blocks)| *blocks as u64)
     }
+}
+
+/// Size of the index.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IndexSize {
+    pub entries: usize,
+    pub bytes: usize,
 }
 
 fn holder_of(worker: WorkerId) -> Holder {
@@ -41,11 +48,12 @@ fn holder_of(worker: WorkerId) -> Holder {
 }
 
 impl Prefixes {
-    pub fn new(prefix_cache: bool) -> Self {
-        Self(prefix_cache.then(|| PrefixIndex::new(MAX_BYTES, MAX_AGE)))
+    /// An empty index.
+    pub fn indexed() -> Self {
+        Self(Some(PrefixIndex::new(MAX_BYTES, MAX_AGE)))
     }
 
-    /// Workers have so many pages now. No more than these hold is worth to be remembered.
+    /// Bounds the index by the number of KV pages of all workers: more prefixes than these hold are useless.
     pub fn bound(&mut self, pages: u64, model: &pb::ModelDescription) {
         if let Some(index) = &mut self.0 {
             let bytes = (pages as usize).saturating_mul(bytes_of_block(block_tokens(model)));
@@ -53,32 +61,33 @@ impl Prefixes {
         }
     }
 
-    /// Who has the beginning of this request's prompt.
+    /// The workers that have a prefix of this request's prompt.
     pub fn cached(&self, request: &Request, now: Instant) -> Cached {
         let prompt = &request.spec().prompt;
         Cached(self.0.as_ref().map_or_else(Vec::new, |index| index.held(request.pieces(), prompt, now)))
     }
 
-    /// The request's prompt is being sent there.
-    pub fn sent(&mut self, request: &Request, worker: WorkerId, now: Instant) {
+    /// Records that a request's prompt is sent to a worker.
+    pub fn insert(&mut self, request: &Request, worker: WorkerId, now: Instant) {
         if let Some(index) = &mut self.0 {
             index.insert(request.pieces(), &request.spec().prompt, holder_of(worker), now);
         }
     }
 
-    /// Pieces that it knows, and the bytes that these take.
-    pub fn size(&self) -> (usize, usize) {
-        self.0.as_ref().map_or((0, 0), |index| (index.entries(), index.bytes()))
+    pub fn size(&self) -> IndexSize {
+        self.0.as_ref().map_or_else(IndexSize::default, |index| IndexSize {
+            entries: index.entries(),
+            bytes: index.bytes(),
+        })
     }
 }
 
-/// Cuts a prompt, which takes a while where it is long: not to be done under a lock. Where there is nothing to choose, it
-/// is of no use.
-pub fn cut(prompt: &[u32], model: &pb::ModelDescription, useful: bool) -> PromptPieces {
-    let block_tokens = block_tokens(model);
-    if useful {
-        PromptPieces::new(prompt, block_tokens)
-    } else {
-        PromptPieces::uncut(prompt.len(), block_tokens)
-    }
+/// Cuts a prompt for the index. This takes long for a long prompt, so it is not done under a lock.
+pub fn cut(prompt: &[u32], model: &pb::ModelDescription) -> PromptPieces {
+    PromptPieces::new(prompt, block_tokens(model))
+}
+
+/// A prompt that is not indexed, since no placement can depend on it.
+pub fn uncut(prompt: &[u32], model: &pb::ModelDescription) -> PromptPieces {
+    PromptPieces::uncut(prompt.len(), block_tokens(model))
 }

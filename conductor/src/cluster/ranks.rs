@@ -1,18 +1,18 @@
-//! What the cluster remembers of a rank beside the worker that has it now: what went wrong, and how often.
+//! History of each rank across its workers: faults, early exits, drains.
 
 use std::{collections::BTreeMap, fmt};
 
 use tutti_proto::Rank;
 
-/// So many short lives in a row are a crash loop.
+/// Number of early exits in a row that make a crash loop.
 const CRASH_LOOP: u32 = 3;
 
-/// What is wrong with a worker.
+/// A worker's latest fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Trouble {
-    /// In its own words, or in those that it was turned away with.
+    /// Reported by the worker, or given to it when it was turned away.
     Told(String),
-    /// As seen from outside: the latest sign of it says most.
+    /// Observed by the conductor. A later observation replaces an earlier one.
     Seen(String),
 }
 
@@ -23,37 +23,45 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// How the last process of a rank went.
+/// The end of a rank's last worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
     pub pid: u32,
-    /// It was taken for dead while it held its stream: it may still be there.
-    pub fenced: bool,
+    pub manner: Manner,
 }
 
-/// One rank.
+/// The manner in which a worker left the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Its stream ended.
+    Left,
+    /// It was taken for dead while it held its stream: the process may still run.
+    Fenced,
+}
+
+/// History of one rank.
 #[derive(Debug, Default)]
 pub struct RankRecord {
     trouble: Option<Trouble>,
-    /// Until it is back.
+    /// Cleared when the next worker joins.
     pub departure: Option<Departure>,
     /// Processes in a row that ended early.
     early_exits: u32,
     /// Processes in a row that ended before they were ready.
     unready_exits: u32,
-    /// An operator has sent it away for good.
+    /// True if an operator has drained the rank for good.
     pub drained: bool,
 }
 
 impl RankRecord {
-    /// A sign that the worker is gone. What it said itself says more.
+    /// Records an observed fault, unless the worker has reported one itself, which says more.
     pub fn see_trouble(&mut self, why: String) {
         if !matches!(self.trouble, Some(Trouble::Told(_))) {
             self.trouble = Some(Trouble::Seen(why));
         }
     }
 
-    /// In its own words.
+    /// Records a fault that the worker reported.
     pub fn tell_trouble(&mut self, why: String) {
         self.trouble = Some(Trouble::Told(why));
     }
@@ -62,7 +70,7 @@ impl RankRecord {
         self.trouble.is_some()
     }
 
-    /// A worker has come. What it came from is still told while it may go the same way.
+    /// Records that a worker has joined. A crash loop's last fault is kept, since it may recur.
     pub fn joined(&mut self) {
         self.departure = None;
         if !self.is_crash_looping() {
@@ -70,34 +78,34 @@ impl RankRecord {
         }
     }
 
-    /// It takes requests.
+    /// Records that the worker takes requests.
     pub fn ready(&mut self) {
         self.unready_exits = 0;
     }
 
-    /// It has lived long enough.
+    /// Records that the process has run long enough to end a crash loop.
     pub fn well(&mut self) {
         (self.early_exits, self.unready_exits) = (0, 0);
         self.trouble = None;
     }
 
-    /// Its process has ended, so many times early in a row.
+    /// Records the end of a process, and the number of early exits in a row.
     pub fn ended(&mut self, early_exits: u32) {
         self.early_exits = early_exits;
         self.unready_exits += 1;
     }
 
-    /// Whether what it serves is not to be counted on.
+    /// True if the rank's processes end early again and again.
     pub fn is_crash_looping(&self) -> bool {
         self.early_exits >= CRASH_LOOP
     }
 
-    /// Whether nothing is to be expected of it.
+    /// True if no ready worker is expected of this rank.
     pub fn is_hopeless(&self) -> bool {
         self.drained || self.unready_exits >= CRASH_LOOP
     }
 
-    /// For operators, where there is something to say.
+    /// Description for operators, if there is a fault or a drain.
     pub fn detail(&self) -> Option<String> {
         if self.drained {
             return Some("drained".into());
@@ -111,7 +119,7 @@ impl RankRecord {
     }
 }
 
-/// All ranks of which there is something to remember.
+/// Histories by rank.
 #[derive(Debug, Default)]
 pub struct Ranks(BTreeMap<Rank, RankRecord>);
 
@@ -120,16 +128,16 @@ impl Ranks {
         self.0.get(&rank)
     }
 
-    pub fn of(&mut self, rank: Rank) -> &mut RankRecord {
+    pub fn entry(&mut self, rank: Rank) -> &mut RankRecord {
         self.0.entry(rank).or_default()
     }
 
-    /// In words, empty where there is nothing to say.
+    /// Description for operators; empty if there is none.
     pub fn detail(&self, rank: Rank) -> String {
         self.get(rank).and_then(RankRecord::detail).unwrap_or_default()
     }
 
-    /// What there is to say, by rank.
+    /// All descriptions, in order of rank.
     pub fn details(&self) -> Vec<String> {
         let say = |(rank, record): (&Rank, &RankRecord)| {
             record.detail().map(|detail| format!("worker {rank}: {detail}"))
@@ -139,30 +147,4 @@ impl Ranks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_crash_loop_is_told_with_its_last_sign_until_a_process_lives() {
-        let mut record = RankRecord::default();
-        for lives in 1..=3 {
-            assert!(!record.is_crash_looping());
-            record.see_trouble("signal 9".into());
-            record.ended(lives);
-        }
-        record.joined();
-        record.ready();
-        let detail = record.detail().unwrap();
-        assert!(detail.contains("crash loop, 3 processes") && detail.contains("signal 9"), "{detail}");
-        assert!(!record.is_hopeless(), "it was ready in between");
-        record.well();
-        assert_eq!(record.detail(), None);
-    }
-
-    #[test]
-    fn one_that_never_gets_ready_is_hopeless() {
-        let mut record = RankRecord::default();
-        (1..=3).for_each(|lives| record.ended(lives));
-        assert!(record.is_hopeless());
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! What each group of a topology is for, found by what the model declares: which walks of a request it runs.
+//! Roles of a topology's groups, derived from the walks that the model declares and each group runs.
 
 use std::collections::BTreeSet;
 
@@ -9,30 +9,30 @@ use tutti_proto::{
 use tutti_runtime::Error;
 
 use super::topology::{GroupSpec, Topology};
-use crate::request::TextWalks;
+use crate::request::{GraphRole, TextWalks};
 
-/// Which part of a request a group of workers runs.
+/// The part of a request that a group of workers runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupRole {
-    /// All of it.
+    /// The whole request.
     Whole,
-    /// The prefill, which it hands over.
+    /// The prefill alone, which the group hands over.
     Prefill,
-    /// The decode of what it is handed.
+    /// The decode alone, of prefills that other groups hand over.
     Decode,
-    /// The encoding of its media, which it hands over. A group may do this beside one of the others.
+    /// The encoding of media. A group may have this role beside one of the others.
     Encode,
 }
 
 impl GroupRole {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Prefill, Self::Decode, Self::Encode];
 
-    /// Before its label.
+    /// The article of the label.
     pub fn article(self) -> &'static str {
         if self == Self::Encode { "an" } else { "a" }
     }
 
-    /// In metrics and messages.
+    /// Label in metrics and messages.
     pub fn label(self) -> &'static str {
         match self {
             Self::Whole => "whole",
@@ -43,7 +43,7 @@ impl GroupRole {
     }
 }
 
-/// All that a group is for: a part of the thinker's work, encoding, or both.
+/// All roles of a group: a part of the thinker's work, encoding, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Duties {
     /// Never `Encode`.
@@ -56,7 +56,7 @@ impl Duties {
         if role == GroupRole::Encode { self.encodes } else { self.thinks == Some(role) }
     }
 
-    /// The one to be known by.
+    /// The role that status reports.
     pub fn main(self) -> Option<GroupRole> {
         self.thinks.or(self.encodes.then_some(GroupRole::Encode))
     }
@@ -65,6 +65,17 @@ impl Duties {
 impl From<GroupRole> for Duties {
     fn from(role: GroupRole) -> Self {
         Self { thinks: (role != GroupRole::Encode).then_some(role), encodes: role == GroupRole::Encode }
+    }
+}
+
+impl From<GraphRole> for GroupRole {
+    fn from(role: GraphRole) -> Self {
+        match role {
+            GraphRole::Whole => Self::Whole,
+            GraphRole::Prefill => Self::Prefill,
+            GraphRole::Decode => Self::Decode,
+            GraphRole::Encode => Self::Encode,
+        }
     }
 }
 
@@ -79,8 +90,8 @@ impl From<GroupRole> for pb::WorkerRole {
     }
 }
 
-/// What each group is for, in order. Refuses a topology that the model cannot be served with, with the group and the key
-/// at fault.
+/// The roles of each group, in order. Refuses a topology that cannot serve the model, with the group and the key at
+/// fault.
 pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> Result<Vec<Duties>, Error> {
     let duties = topology.groups().iter().map(|group| {
         let walks = served(group, model).map_err(|why| refused(group, &why))?;
@@ -134,14 +145,18 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
     Ok(duties)
 }
 
-/// Whether a group of these walks encodes media: all of them, or a request with several kinds would find no group.
+/// True if a group of these walks encodes media. A group encodes all kinds or none, since a request with several kinds
+/// has one encoder.
 fn encodes(group: &GroupSpec, walks: &BTreeSet<WalkId>, model: &ModelDeclaration) -> Result<bool, String> {
     let (some, missing): (Vec<_>, Vec<_>) =
         model.media().iter().partition(|input| walks.contains(&input.walk));
     match missing.first().and_then(|input| model.walk(input.walk)) {
         Some(missing) if !some.is_empty() => {
             let key = if group.nodes.is_some() { "nodes" } else { "walks" };
-            Err(format!("{key}: it runs some encoders and not {}: encoders stay together", missing.name))
+            Err(format!(
+                "{key}: it runs some encoders and not {}: a group runs all encoders or none",
+                missing.name
+            ))
         }
         _ => Ok(!some.is_empty()),
     }
@@ -151,7 +166,7 @@ fn refused(group: &GroupSpec, why: &str) -> Error {
     Error::invalid("topology", format!("group {:?}: {why}", group.name))
 }
 
-/// The walks that a group runs.
+/// The walks that a group runs, or why its specification is refused.
 fn served(group: &GroupSpec, model: &ModelDeclaration) -> Result<BTreeSet<WalkId>, String> {
     let nodes: BTreeSet<NodeId> = match &group.nodes {
         None => (0..model.nodes().len() as u32).map(NodeId).collect(),
@@ -189,99 +204,4 @@ fn node(name: &str, model: &ModelDeclaration) -> Result<NodeId, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use tutti_proto::declaration::{MediaInput, Walk};
-
-    use super::*;
-
-    const TEXT: TextWalks = TextWalks { prefill: WalkId(1), decode: WalkId(2) };
-
-    fn model() -> ModelDeclaration {
-        let batched_by = WalkId(3);
-        let walk = |name: &str, nodes: &[u32], kind| Walk {
-            name: name.into(),
-            nodes: nodes.iter().copied().map(NodeId).collect(),
-            kind,
-        };
-        let walks = vec![
-            walk("prefill_audio", &[0], WalkKind::Atomic { batched_by }),
-            walk("prefill_text", &[1], WalkKind::Chunkable { batched_by }),
-            walk("thinker_decode", &[1], WalkKind::Decode { batched_by }),
-            walk("thinker_step", &[1], WalkKind::Mixed),
-        ];
-        let audio = MediaInput {
-            kind: pb::MediaKind::Audio,
-            walk: WalkId(0),
-            placeholder: 7,
-            bytes_per_token: 4,
-            width: 8,
-            formats: vec![],
-        };
-        let nodes = vec!["audio_encoder".into(), "thinker".into()];
-        ModelDeclaration::new(nodes, walks, vec![]).unwrap().with_media(vec![audio]).unwrap()
-    }
-
-    fn group(nodes: Option<&[&str]>, walks: Option<&[&str]>) -> GroupSpec {
-        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        let (nodes, walks) = (nodes.map(owned), walks.map(owned));
-        GroupSpec { name: "g".into(), nodes, walks, tp: 1, replicas: 1, spawned: true }
-    }
-
-    fn found(groups: &[GroupSpec]) -> Result<Vec<Duties>, String> {
-        roles(&Topology::new(groups.to_vec()), &model(), TEXT).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn roles_follow_from_the_walks() {
-        let (all, prefill) = (group(None, None), group(None, Some(&["prefill_text"])));
-        let decode = group(Some(&["thinker"]), Some(&["thinker_decode"]));
-        let thinker = group(Some(&["thinker"]), None);
-        let everything = Duties { encodes: true, ..GroupRole::Whole.into() };
-        let expected = [everything, GroupRole::Whole.into()];
-        assert_eq!(found(&[all.clone(), thinker.clone()]), Ok(expected.to_vec()));
-        let expected = [GroupRole::Prefill.into(), GroupRole::Decode.into(), everything];
-        assert_eq!(found(&[prefill.clone(), decode.clone(), all]), Ok(expected.to_vec()));
-        let encoder = group(Some(&["audio_encoder"]), None);
-        assert_eq!(
-            found(&[encoder.clone(), thinker]),
-            Ok(vec![GroupRole::Encode.into(), GroupRole::Whole.into()])
-        );
-        let by_walk = group(None, Some(&["prefill_audio"]));
-        let expected: Vec<Duties> =
-            [GroupRole::Encode, GroupRole::Prefill, GroupRole::Decode].map(Duties::from).into();
-        assert_eq!(found(&[by_walk, prefill, decode.clone()]), Ok(expected));
-        let prefill = group(None, Some(&["prefill_text", "prefill_audio"]));
-        let expected = [Duties { encodes: true, ..GroupRole::Prefill.into() }, GroupRole::Decode.into()];
-        assert_eq!(found(&[prefill, decode]), Ok(expected.to_vec()));
-    }
-
-    #[test]
-    fn what_the_model_does_not_have_is_refused_with_what_it_has() {
-        for (groups, told) in [
-            (
-                vec![group(None, Some(&["prefill_txt"]))],
-                "no walk \"prefill_txt\"; it has prefill_audio, prefill_text",
-            ),
-            (vec![group(Some(&["talker"]), None)], "no node \"talker\"; it has audio_encoder, thinker"),
-            (vec![group(Some(&["thinker"]), Some(&["prefill_audio"]))], "passes node \"audio_encoder\""),
-            (vec![group(None, Some(&["thinker_step"]))], "only batches others"),
-            (vec![group(Some(&["audio_encoder"]), None)], "no group runs the rest"),
-            (vec![group(Some(&["thinker"]), None)], "runs prefill_audio, which the model's media pass"),
-            (
-                vec![
-                    GroupSpec { tp: 2, ..group(Some(&["audio_encoder"]), None) },
-                    group(Some(&["thinker"]), None),
-                ],
-                "tp: is 2, but encoders",
-            ),
-            (
-                vec![group(None, None), group(None, Some(&["prefill_text"]))],
-                "no other group runs only thinker_decode",
-            ),
-            (vec![group(None, Some(&["thinker_decode"]))], "no other group runs only prefill_text"),
-        ] {
-            let error = found(&groups).unwrap_err();
-            assert!(error.contains(told) && error.contains("topology: group \"g\""), "{error}");
-        }
-    }
-}
+mod tests;

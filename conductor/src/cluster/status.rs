@@ -1,116 +1,130 @@
-//! What the cluster says of itself: what it serves, whether it is ready, who its workers are.
+//! The cluster's report of itself: the served model, readiness, and the workers.
 
 use std::sync::Arc;
 
-use tutti_proto::{Rank, cluster::v1 as pb, declaration::ModelDeclaration};
+use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, health::State as HealthState};
 
-use super::{Cluster, State, ranks::RankRecord, roles::GroupRole};
+use super::{Cluster, State, membership::Membership, ranks::RankRecord, roles::GroupRole};
 
 impl Cluster {
-    /// What is served, once a worker has said so, and whether a request sent now would run.
+    /// The served model, and whether a request sent now would run. An error before the first worker has loaded it.
     pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
-        let model = Some(self.model()?.as_ref().clone());
+        let model = self.state.lock().membership.model_view()?.description;
+        let model = Some(model.as_ref().clone());
         Ok(match self.health.ready() {
             HealthState::Ok => pb::DescribeResponse { model, ready: true, reason: String::new() },
             HealthState::Not(reason) => pb::DescribeResponse { model, ready: false, reason },
         })
     }
 
-    fn model(&self) -> Result<Arc<pb::ModelDescription>, Error> {
-        Ok(self.model_and_choice()?.0)
-    }
-
-    /// What is served, its declaration, and whether it matters to which group a request goes.
-    pub(super) fn model_and_choice(
-        &self,
-    ) -> Result<(Arc<pb::ModelDescription>, Arc<ModelDeclaration>, bool), Error> {
-        let state = self.state.lock();
-        let model = state.model.as_ref().ok_or_else(|| Error::unavailable(self.why_not_ready(&state)))?;
-        Ok((model.description.clone(), model.declaration.clone(), state.workers.have_choice()))
-    }
-
-    /// The cluster as it is now.
+    /// The workers and the number of requests in flight.
     pub fn status(&self) -> pb::GetClusterResponse {
         let state = self.state.lock();
-        let role = |rank| {
-            state.workers.duties(rank).main().map_or(pb::WorkerRole::Unspecified, pb::WorkerRole::from).into()
+        let requests_in_flight = state.requests.len() as u32;
+        pb::GetClusterResponse { workers: state.membership.statuses(), requests_in_flight }
+    }
+
+    /// Updates readiness and its metrics. Called whenever a worker has joined, left or changed its phase.
+    pub(super) fn refresh_health(&self, state: &mut State) {
+        let membership = &mut state.membership;
+        membership.lower_request_limit();
+        if let Some(model) = &membership.model {
+            state.prefixes.bound(membership.kv_pages(), &model.description);
+        }
+        for role in GroupRole::ALL {
+            self.metrics.groups_ready(role.label(), membership.workers.ready_for(role).count());
+        }
+        self.metrics.ready(membership.workers.loaded().count());
+        membership.note_start();
+        let ready = if membership.is_serving() {
+            HealthState::Ok
+        } else {
+            HealthState::Not(membership.why_not_ready())
         };
-        let mut workers: Vec<pb::WorkerStatus> = state
-            .workers
-            .iter()
-            .map(|(_, worker)| pb::WorkerStatus {
-                worker: worker.rank.0,
-                phase: worker.phase.into(),
-                load: Some(worker.load),
-                pid: worker.pid,
-                detail: state.ranks.detail(worker.rank),
-                group: self.group_name(worker.rank).to_owned(),
-                role: role(worker.rank),
-            })
-            .collect();
-        let missing = (0..self.spawned_workers()).map(Rank).filter(|r| state.workers.by_rank(*r).is_none());
-        workers.extend(missing.map(|rank| {
-            let detail = state.ranks.detail(rank);
-            let drained = state.ranks.get(rank).is_some_and(|record| record.drained);
-            let phase = match detail.as_str() {
-                _ if drained => pb::WorkerPhase::Drained,
+        self.health.set_ready(ready);
+    }
+}
+
+impl Membership {
+    /// All workers that are present, and the spawned ones that are not, by rank.
+    fn statuses(&self) -> Vec<pb::WorkerStatus> {
+        let present = self.workers.iter().map(|(_, worker)| pb::WorkerStatus {
+            phase: worker.phase.into(),
+            load: Some(worker.load),
+            pid: worker.pid,
+            ..self.status_of(worker.rank)
+        });
+        let missing = (0..self.spawned_workers()).map(Rank).filter(|r| self.workers.by_rank(*r).is_none());
+        let missing = missing.map(|rank| {
+            let status = self.status_of(rank);
+            let phase = match status.detail.as_str() {
+                _ if self.is_drained(rank) => pb::WorkerPhase::Drained,
                 "" => pb::WorkerPhase::Starting,
                 _ => pb::WorkerPhase::Gone,
             };
-            let (group, role) = (self.group_name(rank).to_owned(), role(rank));
-            pb::WorkerStatus {
-                worker: rank.0,
-                phase: phase.into(),
-                detail,
-                group,
-                role,
-                ..Default::default()
-            }
-        }));
+            pb::WorkerStatus { phase: phase.into(), ..status }
+        });
+        let mut workers: Vec<_> = present.chain(missing).collect();
         workers.sort_by_key(|worker| worker.worker);
-        pb::GetClusterResponse { workers, requests_in_flight: state.requests.len() as u32 }
+        workers
     }
 
-    /// To be called whenever a worker has come or gone.
-    pub(super) fn refresh_health(&self, state: &mut State) {
-        let pools = state.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
-        if let (Some(smallest), Some(model)) = (pools.min(), &mut state.model)
+    /// The part of a worker's status that depends on its rank alone.
+    fn status_of(&self, rank: Rank) -> pb::WorkerStatus {
+        let role = self.workers.duties(rank).main();
+        pb::WorkerStatus {
+            worker: rank.0,
+            detail: self.ranks.detail(rank),
+            group: self.limits.topology.group_name_of(rank).to_owned(),
+            role: role.map_or(pb::WorkerRole::Unspecified, pb::WorkerRole::from).into(),
+            ..Default::default()
+        }
+    }
+
+    /// Sets the request limit of the served model to the smallest of the ready workers'.
+    fn lower_request_limit(&mut self) {
+        let pools = self.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
+        if let (Some(smallest), Some(model)) = (pools.min(), &mut self.model)
             && model.description.max_request_tokens != smallest
         {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
         }
-        if let Some(model) = &state.model {
-            let pages = state.workers.ready().map(|(_, worker)| u64::from(worker.load.kv_pages_total)).sum();
-            state.prefixes.bound(pages, &model.description);
-        }
-        // One that may be gone any moment is no reason to send requests.
-        let reliable = |rank| !state.ranks.get(rank).is_some_and(RankRecord::is_crash_looping);
-        let counts = GroupRole::ALL.map(|role| {
-            let ready = || state.workers.ready_for(role);
-            self.metrics.groups_ready(role.label(), ready().count());
-            (role, ready().any(|(_, worker)| reliable(worker.rank)))
-        });
-        let reliable = |role| counts.contains(&(role, true));
-        let reliable =
-            reliable(GroupRole::Whole) || (reliable(GroupRole::Prefill) && reliable(GroupRole::Decode));
-        let spawned = state.workers.loaded().filter(|(_, w)| w.rank.0 < self.spawned_workers()).count();
-        state.started |= spawned >= self.spawned_workers() as usize;
-        self.metrics.ready(state.workers.loaded().count());
-        let serving = state.started && reliable && !state.draining;
-        let ready = if serving { HealthState::Ok } else { HealthState::Not(self.why_not_ready(state)) };
-        self.health.set_ready(ready);
     }
 
-    pub(super) fn why_not_ready(&self, state: &State) -> String {
-        if state.draining {
+    /// KV pages of all ready workers.
+    fn kv_pages(&self) -> u64 {
+        self.workers.ready().map(|(_, worker)| u64::from(worker.load.kv_pages_total)).sum()
+    }
+
+    /// Notes the end of the start once all spawned workers are loaded at the same time.
+    fn note_start(&mut self) {
+        let spawned = self.spawned_workers();
+        let loaded = self.workers.loaded().filter(|(_, worker)| worker.rank.0 < spawned).count();
+        self.started |= loaded >= spawned as usize;
+    }
+
+    /// True if the cluster is ready for requests.
+    fn is_serving(&self) -> bool {
+        // A crash-looping worker may be gone at any moment, so it does not count.
+        let reliable = |role| {
+            let mut ready = self.workers.ready_for(role);
+            ready.any(|(_, worker)| !self.ranks.get(worker.rank).is_some_and(RankRecord::is_crash_looping))
+        };
+        let disaggregated = || reliable(GroupRole::Prefill) && reliable(GroupRole::Decode);
+        self.started && !self.draining && (reliable(GroupRole::Whole) || disaggregated())
+    }
+
+    /// The reason why the cluster is not ready, for operators.
+    pub fn why_not_ready(&self) -> String {
+        if self.draining {
             return "draining".into();
         }
-        let troubles = state.ranks.details();
-        let loaded = state.workers.loaded().count();
-        let mut summary = format!("{loaded} of {} workers are loaded", self.spawned_workers());
+        let troubles = self.ranks.details();
+        let loaded = self.workers.loaded().count();
+        let mut summary = format!("{loaded} of {} workers have loaded the model", self.spawned_workers());
         for role in [GroupRole::Prefill, GroupRole::Decode, GroupRole::Encode] {
-            if state.workers.has_role(role) && state.workers.ready_for(role).next().is_none() {
+            if self.workers.has_role(role) && self.workers.ready_for(role).next().is_none() {
                 summary.push_str(&format!(", none of them {} {} group", role.article(), role.label()));
             }
         }

@@ -1,29 +1,29 @@
-//! Which groups of workers there are, and which ranks are whose.
+//! The groups of workers and their ranks.
 //!
-//! A group is of one or more *replicas*, each of which holds its part of the model once, divided among `tp` ranks: the
-//! lowest of them leads. Ranks are counted through all replicas of all groups in order.
+//! A group has one or more *replicas*. Each replica holds the group's part of the model once, divided among `tp` ranks,
+//! of which the lowest is the leader. Ranks are numbered through all replicas of all groups in order.
 
 use tutti_proto::Rank;
 
-/// Workers that are alike.
+/// Workers that run the same walks with the same settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupSpec {
-    /// For logs, metrics and messages.
+    /// Name in logs, metrics and messages.
     pub name: String,
-    /// Nodes of the model that it holds; all of them without.
+    /// Nodes of the model that the group holds; `None` for all.
     pub nodes: Option<Vec<String>>,
-    /// Walks that it runs; all over its nodes without.
+    /// Walks that the group runs; `None` for all over its nodes.
     pub walks: Option<Vec<String>>,
-    /// Ranks of each replica, at least 1.
+    /// Ranks per replica, at least 1.
     pub tp: u32,
-    /// At least 1.
+    /// Number of replicas, at least 1.
     pub replicas: u32,
-    /// Whether the conductor starts its workers; they join by hand otherwise.
+    /// True if the conductor spawns the workers; otherwise they join by hand.
     pub spawned: bool,
 }
 
 impl GroupSpec {
-    /// Ranks of all its replicas.
+    /// Number of ranks of all replicas.
     pub fn ranks(&self) -> u32 {
         self.tp * self.replicas
     }
@@ -32,16 +32,16 @@ impl GroupSpec {
 /// One replica of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Replica {
-    /// Placement of its group in the topology.
+    /// Index of its group in the topology.
     pub group: usize,
-    /// Its lowest rank, which leads.
+    /// Its lowest rank.
     pub leader: Rank,
-    /// How many ranks it has.
+    /// Number of its ranks.
     pub tp: u32,
 }
 
 impl Replica {
-    /// All of them, whether they are here or not.
+    /// All its ranks, joined or not.
     pub fn ranks(self) -> impl Iterator<Item = Rank> {
         (self.leader.0..self.leader.0 + self.tp).map(Rank)
     }
@@ -51,7 +51,7 @@ impl Replica {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     groups: Vec<GroupSpec>,
-    /// Whether ranks beyond those of the groups are more replicas of the last one.
+    /// True if ranks beyond those of the groups are more replicas of the last group.
     open: bool,
 }
 
@@ -62,12 +62,12 @@ impl Default for Topology {
 }
 
 impl Topology {
-    /// These groups and no others; at least one. Those that the conductor spawns come first, so that their ranks do.
+    /// A topology of these groups, at least one, and no others. Spawned groups come first, so that their ranks do.
     pub fn new(groups: Vec<GroupSpec>) -> Self {
         Self { groups, open: false }
     }
 
-    /// Workers that run whole requests, `tp` of them a replica; others like them may join by hand.
+    /// One group of workers that run whole requests, `tp` ranks per replica. More replicas may join by hand.
     pub fn all_in_one(workers: u32, tp: u32) -> Self {
         let tp = tp.max(1);
         let name = "all".to_owned();
@@ -75,37 +75,48 @@ impl Topology {
         Self { groups: vec![group], open: true }
     }
 
-    /// In order of rank.
+    /// The groups in order of rank.
     pub fn groups(&self) -> &[GroupSpec] {
         &self.groups
     }
 
-    /// The name of the group in this place.
-    pub fn group_name(&self, group: usize) -> &str {
-        self.groups.get(group).map_or("", |group| &group.name)
+    /// The index of a rank's group.
+    pub fn group_of(&self, rank: Rank) -> Option<usize> {
+        self.replica_of(rank).map(|replica| replica.group)
     }
 
-    /// Ranks below this are of workers that the conductor spawns.
+    /// The name of a rank's group; empty for a rank of no group.
+    pub fn group_name_of(&self, rank: Rank) -> &str {
+        let group = self.group_of(rank).and_then(|group| self.groups.get(group));
+        group.map_or("", |group| &group.name)
+    }
+
+    /// Number of ranks of a rank's replica.
+    pub fn tp_of(&self, rank: Rank) -> u32 {
+        self.replica_of(rank).map_or(1, |replica| replica.tp)
+    }
+
+    /// Number of workers that the conductor spawns. Their ranks are below this.
     pub fn spawned_workers(&self) -> u32 {
         self.groups.iter().filter(|group| group.spawned).map(GroupSpec::ranks).sum()
     }
 
-    /// All ranks that belong somewhere; without an end where the topology is open.
+    /// Number of ranks that belong to a group; `u32::MAX` if more may join.
     pub fn ranks(&self) -> u32 {
         if self.open { u32::MAX } else { self.groups.iter().map(GroupSpec::ranks).sum() }
     }
 
-    /// Whether groups differ in what they run of a request, as far as a topology can tell without its model.
+    /// True if groups may run different parts of a request, as far as this shows without the model.
     pub fn is_disaggregated(&self) -> bool {
         self.groups.iter().any(|group| group.walks.is_some() || group.nodes.is_some())
     }
 
-    /// Whether any worker has others to keep in step with.
+    /// True if any group has more than one rank per replica.
     pub fn has_tp(&self) -> bool {
         self.groups.iter().any(|group| group.tp > 1)
     }
 
-    /// The replica that a rank belongs to, if it belongs to any.
+    /// The replica of a rank; `None` for a rank of no group.
     pub fn replica_of(&self, rank: Rank) -> Option<Replica> {
         let mut first = 0;
         for (index, group) in self.groups.iter().enumerate() {
@@ -121,30 +132,4 @@ impl Topology {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn group(name: &str, tp: u32, replicas: u32) -> GroupSpec {
-        GroupSpec { name: name.into(), nodes: None, walks: None, tp, replicas, spawned: true }
-    }
-
-    #[test]
-    fn ranks_are_counted_through_replicas_and_groups() {
-        let by_hand = GroupSpec { spawned: false, ..group("c", 1, 1) };
-        let topology = Topology::new(vec![group("a", 2, 2), group("b", 1, 2), by_hand]);
-        assert_eq!((topology.spawned_workers(), topology.ranks()), (6, 7));
-        let of = |rank| topology.replica_of(Rank(rank)).map(|r| (r.group, r.leader.0, r.tp));
-        let expected = [(0, 0, 2), (0, 0, 2), (0, 2, 2), (0, 2, 2), (1, 4, 1), (1, 5, 1), (2, 6, 1)];
-        assert_eq!((0..7).map(|rank| of(rank).unwrap()).collect::<Vec<_>>(), expected);
-        assert_eq!(of(7), None);
-        assert_eq!(topology.replica_of(Rank(3)).unwrap().ranks().collect::<Vec<_>>(), [Rank(2), Rank(3)]);
-    }
-
-    #[test]
-    fn without_a_file_more_of_the_same_may_join() {
-        let topology = Topology::all_in_one(2, 2);
-        assert_eq!(topology.spawned_workers(), 2);
-        let beyond = topology.replica_of(Rank(5)).unwrap();
-        assert_eq!((beyond.group, beyond.leader, beyond.tp), (0, Rank(4), 2));
-    }
-}
+mod tests;

@@ -1,25 +1,26 @@
-//! Who is taken for dead though its stream is open.
+//! Detects dead workers whose stream is still open.
 //!
-//! Two silences are told apart. A process that is *stopped* (or its machine, or the way to it) says nothing at all:
-//! heartbeats come from a thread that does nothing else, so a few of them missing are enough. A process whose step
-//! *hangs* goes on with its heartbeats, and the counters in them stand still while it has work: an honest step may take
-//! long, so that bound is much longer. Counters move with each forward, of which a long prefill has many.
+//! There are two cases. A *stopped* process (or machine, or network path) sends nothing: heartbeats come from a thread
+//! that does nothing else, so a few missing ones are enough. A process whose step *hangs* still sends heartbeats, but
+//! the counters in them stand still while it has work. An honest step may take long, so that bound is much longer. The
+//! counters move with each forward, and a long prefill has many.
 //!
-//! Time is counted in ticks of the watchdog's own, so that a conductor that was stopped itself, or starved, does not take
-//! its own silence for that of its workers.
+//! Time is counted in the watchdog's own ticks, so that a conductor that was itself stopped or starved does not blame
+//! its workers.
 
 use std::time::Duration;
 
 use tokio::time::{MissedTickBehavior, interval};
-use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
+use tutti_proto::WorkerId;
+use tutti_runtime::Error;
 
-use super::{Cluster, State, roles::GroupRole, workers::Worker};
+use super::{Cluster, Limits, ranks::Manner, roles::GroupRole, workers::Worker};
 
-/// Between two looks.
+/// Time between two checks.
 const TICK: Duration = Duration::from_millis(250);
 
 impl Cluster {
-    /// Looks after the workers for as long as it is polled.
+    /// Checks the workers for as long as it is polled.
     pub async fn watch(&self) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -29,52 +30,32 @@ impl Cluster {
         }
     }
 
-    /// So much time has passed since the last look.
+    /// Checks the workers, `time` after the last check. Fails waiting requests for which no worker is expected.
     pub fn tick(&self, time: Duration) {
         let mut state = self.state.lock();
         let dead: Vec<(WorkerId, Silence)> = state
+            .membership
             .workers
             .iter_mut()
-            .filter_map(|(id, worker)| Some((id, self.silence(worker, time)?)))
+            .filter_map(|(id, worker)| Some((id, Silence::of(worker, time, &self.limits)?)))
             .collect();
         for (id, silence) in dead {
             self.metrics.fenced(silence.label());
-            self.lose(&mut state, id, &silence.describe(self), true);
+            self.lose(&mut state, id, &silence.describe(&self.limits), Manner::Fenced);
         }
-        let hopeless = self.is_hopeless(&state);
-        if !state.waiting.is_empty() && (hopeless || self.is_hopeless_for(&state, GroupRole::Encode)) {
-            let why = self.why_not_ready(&state);
-            self.fail_waiting(&mut state, &why, |request| hopeless || request.has_media());
+        let membership = &state.membership;
+        let hopeless = membership.is_hopeless();
+        if state.requests.any_waiting() && (hopeless || membership.is_hopeless_for(GroupRole::Encode)) {
+            let ids = state.requests.waiting_where(|request| hopeless || request.has_media());
+            let why = membership.why_not_ready();
+            let error =
+                Error::unavailable(format!("the request lost its worker, and there is no other: {why}"));
+            self.fail(&mut state, ids, &error);
         }
-    }
-
-    fn silence(&self, worker: &mut Worker, time: Duration) -> Option<Silence> {
-        worker.silent += time;
-        worker.stuck = if worker.has_work() { worker.stuck + time } else { Duration::ZERO };
-        if worker.silent > self.limits.heartbeat_timeout {
-            return Some(Silence::Stopped);
-        }
-        (worker.stuck > self.limits.hang_timeout).then_some(Silence::Hangs)
-    }
-
-    /// Whether no request can run, now or later: nobody is here or to be expected for some part of it.
-    fn is_hopeless(&self, state: &State) -> bool {
-        let hopeless = |role| self.is_hopeless_for(state, role);
-        hopeless(GroupRole::Whole) && (hopeless(GroupRole::Prefill) || hopeless(GroupRole::Decode))
-    }
-
-    /// Whether no worker of this role is here that could take a request, now or later, and none is to be expected.
-    fn is_hopeless_for(&self, state: &State, role: GroupRole) -> bool {
-        let is_for = |rank| state.workers.duties(rank).include(role);
-        let here = state.workers.iter().any(|(_, worker)| {
-            is_for(worker.rank) && worker.link.is_some() && worker.phase != pb::WorkerPhase::Draining
-        });
-        let mut spawned = (0..self.spawned_workers()).map(Rank).filter(|rank| is_for(*rank));
-        !here && spawned.all(|rank| state.ranks.get(rank).is_some_and(|record| record.is_hopeless()))
     }
 }
 
-/// Of which kind.
+/// The kind of a dead worker's silence.
 #[derive(Clone, Copy, Debug)]
 enum Silence {
     Stopped,
@@ -82,6 +63,16 @@ enum Silence {
 }
 
 impl Silence {
+    /// Adds `time` to a worker's silence, and classifies it if it exceeds a limit.
+    fn of(worker: &mut Worker, time: Duration, limits: &Limits) -> Option<Self> {
+        worker.silent += time;
+        worker.stuck = if worker.has_work() { worker.stuck + time } else { Duration::ZERO };
+        if worker.silent > limits.heartbeat_timeout {
+            return Some(Self::Stopped);
+        }
+        (worker.stuck > limits.hang_timeout).then_some(Self::Hangs)
+    }
+
     fn label(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -89,12 +80,10 @@ impl Silence {
         }
     }
 
-    fn describe(self, cluster: &Cluster) -> String {
+    fn describe(self, limits: &Limits) -> String {
         match self {
-            Self::Stopped => format!("it has said nothing for {:?}", cluster.limits.heartbeat_timeout),
-            Self::Hangs => {
-                format!("it has work, and has made no step for {:?}", cluster.limits.hang_timeout)
-            }
+            Self::Stopped => format!("it has sent nothing for {:?}", limits.heartbeat_timeout),
+            Self::Hangs => format!("it has work, and has made no step for {:?}", limits.hang_timeout),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The workers as the conductor sees them: who is joined, who is ready, who has the least to do.
+//! The joined workers: their phases, their roles, and the load that is booked on each.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
@@ -8,191 +8,57 @@ use std::{
 
 use tokio::sync::mpsc;
 use tonic::Status;
-use tutti_proto::{GraphKey, Rank, RequestId, WorkerId, cluster::v1 as pb};
+use tutti_proto::{
+    GraphKey, Rank, RequestId, WorkerId,
+    cluster::v1::{self as pb, conductor_message::Message as ToWorker},
+};
 use tutti_runtime::Error;
 
 use super::{
+    membership::Joining,
     placement::Placement,
     roles::{Duties, GroupRole},
     topology::{Replica, Topology},
 };
-use crate::request::{GraphRole, Request};
+use crate::request::{GraphRole, Members, Request};
 
-/// The way to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a request in
-/// flight is launched and cancelled at most once on a worker.
+/// The channel to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a
+/// request in flight is launched and cancelled at most once on a worker.
 pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 
-/// One life of a worker, from its Hello to the end of its stream.
+/// A worker from its Hello to the end of its stream.
 #[derive(Debug)]
 pub struct Worker {
     pub rank: Rank,
     pub pid: u32,
-    /// Where it dials from.
+    /// The address that it dials from.
     pub host: IpAddr,
     pub phase: pb::WorkerPhase,
     pub load: pb::WorkerLoad,
-    /// Since Ready.
+    /// Set by its `Ready`.
     pub model: Option<pb::ModelDescription>,
     /// `None` once the worker is turned away: its stream ends, and with it the worker.
     pub link: Option<Link>,
-    /// As of its last heartbeat.
+    /// Forwards as of its last heartbeat.
     forwards: u64,
-    /// How long nothing has come from it.
+    /// Time since its last message.
     pub silent: Duration,
-    /// How long it has had work and nothing has come of it.
+    /// Time for which it has had work without progress.
     pub stuck: Duration,
-    /// What is there, by graph.
+    /// Graphs that the worker holds.
     graphs: HashMap<GraphKey, Held>,
-    /// Those of them that wait for another worker.
+    /// Number of these graphs that are resting.
     resting: usize,
-    /// Their sum.
+    /// Sum of these graphs' bookings.
     pub booked: Booking,
-    /// Graphs sent there so far.
+    /// Number of graphs launched on it so far.
     pub launched: u64,
 }
 
 impl Worker {
-    /// The requests that it has something of.
-    pub fn requests(&self) -> BTreeSet<RequestId> {
-        self.graphs.keys().map(|key| key.request).collect()
-    }
-
-    /// Whether something was sent there that is not over.
-    #[cfg(test)]
-    pub fn holds_any(&self) -> bool {
-        !self.graphs.is_empty()
-    }
-
-    /// Whether steps are to be expected of it.
-    pub fn has_work(&self) -> bool {
-        self.graphs.len() > self.resting
-    }
-
-    fn wake(&mut self, key: GraphKey) {
-        if !self.has_work() {
-            self.stuck = Duration::ZERO;
-        }
-        if let Some(held) = self.graphs.get_mut(&key).filter(|held| held.resting) {
-            held.resting = false;
-            self.resting -= 1;
-        }
-    }
-
-    /// Its own count, in which progress shows.
-    pub fn take_heartbeat(&mut self, beat: &pb::Heartbeat) {
-        let load = beat.load.unwrap_or_default();
-        if (load.steps, beat.forwards) != (self.load.steps, self.forwards) {
-            self.stuck = Duration::ZERO;
-        }
-        (self.load, self.forwards) = (load, beat.forwards);
-    }
-
-    /// Ends its stream and says why. What it says from here on counts for nothing that it is not told of.
-    pub fn turn_away(&mut self, why: Error) {
-        if let Some(link) = self.link.take() {
-            // A link without room is one that nobody reads.
-            let _ = link.try_send(Err(why.into()));
-        }
-    }
-
-    /// What the worker's model calls this walk.
-    pub fn walk_name(&self, walk: u32) -> &str {
-        let declaration = self.model.as_ref().and_then(|model| model.declaration.as_ref());
-        let walk = declaration.and_then(|declaration| declaration.walks.get(walk as usize));
-        walk.map_or("undeclared", |walk| &walk.name)
-    }
-}
-
-/// What a worker graph takes of a worker while it is there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Booking {
-    pub requests: u64,
-    /// Prompt blocks yet to be computed.
-    pub queued_blocks: u64,
-    /// Blocks of what decodes, or waits for it with all of its prompt computed.
-    pub active_blocks: u64,
-    /// Requests that may be what brings their workers down.
-    pub suspects: u64,
-}
-
-impl Booking {
-    /// This part of this request, where it goes.
-    pub fn of(request: &Request, placement: &Placement) -> Self {
-        let blocks = request.blocks();
-        let (queued_blocks, active_blocks) = match placement.role {
-            GraphRole::Whole | GraphRole::Prefill => (blocks.saturating_sub(placement.cached), 0),
-            GraphRole::Decode => (0, blocks),
-            GraphRole::Encode => (request.media_blocks(), 0),
-        };
-        Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
-    }
-
-    /// What a request that comes now has to wait for, or to share each step with.
-    pub fn blocks(&self) -> u64 {
-        self.queued_blocks + self.active_blocks
-    }
-
-    fn add(&mut self, other: Self) {
-        self.requests += other.requests;
-        self.queued_blocks += other.queued_blocks;
-        self.active_blocks += other.active_blocks;
-        self.suspects += other.suspects;
-    }
-
-    /// Only what was added is ever taken away.
-    fn take(&mut self, other: Self) {
-        self.requests -= other.requests;
-        self.queued_blocks -= other.queued_blocks;
-        self.active_blocks -= other.active_blocks;
-        self.suspects -= other.suspects;
-    }
-}
-
-/// A graph where it is.
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    booking: Booking,
-    /// It waits for what another worker computes, and brings no steps until then.
-    resting: bool,
-}
-
-/// All joined workers.
-#[derive(Debug, Default)]
-pub struct Workers {
-    by_id: BTreeMap<WorkerId, Worker>,
-    next: u32,
-    topology: Topology,
-    /// Of each group; empty until a model is known.
-    duties: Vec<Duties>,
-}
-
-impl Workers {
-    /// None yet.
-    pub fn of(topology: Topology) -> Self {
-        Self { topology, ..Self::default() }
-    }
-
-    /// What each group is for.
-    pub fn take_roles(&mut self, duties: Vec<impl Into<Duties>>) {
-        self.duties = duties.into_iter().map(Into::into).collect();
-    }
-
-    /// What this rank's group is for, once that is known.
-    pub fn duties(&self, rank: Rank) -> Duties {
-        let group = self.topology.replica_of(rank).and_then(|replica| self.duties.get(replica.group));
-        group.copied().unwrap_or_default()
-    }
-
-    /// Whether some group is for this.
-    pub fn has_role(&self, role: GroupRole) -> bool {
-        self.duties.iter().any(|duties| duties.include(role))
-    }
-
-    /// Takes in a worker that said Hello and gives it a name that no earlier one had.
-    pub fn join(&mut self, rank: Rank, pid: u32, host: IpAddr, link: Link) -> WorkerId {
-        let id = WorkerId(self.next);
-        self.next += 1;
-        let worker = Worker {
+    fn new(joining: Joining, link: Link) -> Self {
+        let Joining { rank, pid, host } = joining;
+        Self {
             rank,
             pid,
             host,
@@ -207,8 +73,158 @@ impl Workers {
             resting: 0,
             booked: Booking::default(),
             launched: 0,
+        }
+    }
+
+    /// The requests of the graphs that it holds.
+    pub fn requests(&self) -> BTreeSet<RequestId> {
+        self.graphs.keys().map(|key| key.request).collect()
+    }
+
+    /// True if it holds any graph.
+    #[cfg(test)]
+    pub fn holds_any(&self) -> bool {
+        !self.graphs.is_empty()
+    }
+
+    /// True if it holds an active graph, so that steps are expected of it.
+    pub fn has_work(&self) -> bool {
+        self.graphs.len() > self.resting
+    }
+
+    fn activate(&mut self, key: GraphKey) {
+        if !self.has_work() {
+            self.stuck = Duration::ZERO;
+        }
+        if let Some(held) = self.graphs.get_mut(&key).filter(|held| held.activity == Activity::Resting) {
+            held.activity = Activity::Active;
+            self.resting -= 1;
+        }
+    }
+
+    /// Takes the counters of a heartbeat. A change in them is progress.
+    pub fn take_heartbeat(&mut self, beat: &pb::Heartbeat) {
+        let load = beat.load.unwrap_or_default();
+        if (load.steps, beat.forwards) != (self.load.steps, self.forwards) {
+            self.stuck = Duration::ZERO;
+        }
+        (self.load, self.forwards) = (load, beat.forwards);
+    }
+
+    /// Ends its stream with an error. The worker gets no further messages, and is lost when its stream ends.
+    pub fn turn_away(&mut self, why: Error) {
+        if let Some(link) = self.link.take() {
+            // A full link is one that the worker does not read.
+            let _ = link.try_send(Err(why.into()));
+        }
+    }
+
+    /// The name of a walk in the worker's model.
+    pub fn walk_name(&self, walk: u32) -> &str {
+        let declaration = self.model.as_ref().and_then(|model| model.declaration.as_ref());
+        let walk = declaration.and_then(|declaration| declaration.walks.get(walk as usize));
+        walk.map_or("undeclared", |walk| &walk.name)
+    }
+}
+
+/// The load that a worker graph puts on its worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Booking {
+    pub requests: u64,
+    /// Prompt blocks that are not computed yet.
+    pub queued_blocks: u64,
+    /// Blocks of graphs that decode, or that wait to decode with a computed prompt.
+    pub active_blocks: u64,
+    /// Requests that may crash their workers.
+    pub suspects: u64,
+}
+
+impl Booking {
+    /// The load of a request's graph at its placement.
+    pub fn new(request: &Request, placement: &Placement) -> Self {
+        let blocks = request.blocks();
+        let (queued_blocks, active_blocks) = match placement.role {
+            GraphRole::Whole | GraphRole::Prefill => (blocks.saturating_sub(placement.cached), 0),
+            GraphRole::Decode => (0, blocks),
+            GraphRole::Encode => (request.media_blocks(), 0),
         };
-        self.by_id.insert(id, worker);
+        Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
+    }
+
+    /// Blocks that a new request waits for or shares its steps with.
+    pub fn blocks(&self) -> u64 {
+        self.queued_blocks + self.active_blocks
+    }
+
+    fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.queued_blocks += other.queued_blocks;
+        self.active_blocks += other.active_blocks;
+        self.suspects += other.suspects;
+    }
+
+    /// Subtracts a booking that was added before, so no field underflows.
+    fn subtract(&mut self, other: Self) {
+        self.requests -= other.requests;
+        self.queued_blocks -= other.queued_blocks;
+        self.active_blocks -= other.active_blocks;
+        self.suspects -= other.suspects;
+    }
+}
+
+/// Participation of a graph in its worker's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// It takes part in steps.
+    Active,
+    /// It waits for another worker's planes or embeddings, and no steps are expected of it until then.
+    Resting,
+}
+
+/// A graph that a worker holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    booking: Booking,
+    activity: Activity,
+}
+
+/// All joined workers.
+#[derive(Debug, Default)]
+pub struct Workers {
+    by_id: BTreeMap<WorkerId, Worker>,
+    next: u32,
+    topology: Topology,
+    /// Roles of each group; empty until a model is known.
+    duties: Vec<Duties>,
+}
+
+impl Workers {
+    /// No workers, in the groups of this topology.
+    pub fn new(topology: Topology) -> Self {
+        Self { topology, ..Self::default() }
+    }
+
+    /// Sets the roles of each group.
+    pub fn set_roles(&mut self, duties: Vec<impl Into<Duties>>) {
+        self.duties = duties.into_iter().map(Into::into).collect();
+    }
+
+    /// Roles of this rank's group; none until a model is known.
+    pub fn duties(&self, rank: Rank) -> Duties {
+        let group = self.topology.group_of(rank).and_then(|group| self.duties.get(group));
+        group.copied().unwrap_or_default()
+    }
+
+    /// True if some group has this role.
+    pub fn has_role(&self, role: GroupRole) -> bool {
+        self.duties.iter().any(|duties| duties.include(role))
+    }
+
+    /// Adds a worker under an id that no earlier worker had.
+    pub fn join(&mut self, joining: Joining, link: Link) -> WorkerId {
+        let id = WorkerId(self.next);
+        self.next += 1;
+        self.by_id.insert(id, Worker::new(joining, link));
         id
     }
 
@@ -220,7 +236,7 @@ impl Workers {
         self.by_id.get_mut(&id)
     }
 
-    /// The one that has just said something.
+    /// The sender of a message that has just arrived. Ends its silence.
     pub fn hear(&mut self, id: WorkerId) -> Option<&mut Worker> {
         let worker = self.by_id.get_mut(&id)?;
         worker.silent = Duration::ZERO;
@@ -239,33 +255,33 @@ impl Workers {
         self.iter().find(|(_, worker)| worker.rank == rank)
     }
 
-    /// Those of this rank's replica that are here, in order of rank.
+    /// The joined workers of this rank's replica, in order of rank.
     pub fn group_of(&self, rank: Rank) -> Vec<(Rank, WorkerId)> {
         let replica = self.topology.replica_of(rank);
-        let mates = self.iter().filter(|(_, worker)| self.topology.replica_of(worker.rank) == replica);
-        let mut mates: Vec<_> = mates.map(|(id, worker)| (worker.rank, id)).collect();
-        mates.sort_unstable();
-        mates
+        let members = self.iter().filter(|(_, worker)| self.topology.replica_of(worker.rank) == replica);
+        let mut members: Vec<_> = members.map(|(id, worker)| (worker.rank, id)).collect();
+        members.sort_unstable();
+        members
     }
 
-    fn leads(&self, rank: Rank) -> bool {
+    fn is_leader(&self, rank: Rank) -> bool {
         self.topology.replica_of(rank).is_some_and(|replica| replica.leader == rank)
     }
 
-    /// Whether a worker need not be told to go, since it ends when the leader of its group has gone.
+    /// True if a worker needs no `Drain` message, since it ends when the leader of its group has gone.
     pub fn leaves_with_its_leader(&self, id: WorkerId) -> bool {
-        let Some(worker) = self.by_id.get(&id).filter(|worker| !self.leads(worker.rank)) else {
+        let Some(worker) = self.by_id.get(&id).filter(|worker| !self.is_leader(worker.rank)) else {
             return false;
         };
-        self.group_of(worker.rank).first().is_some_and(|(first, _)| self.leads(*first))
+        self.group_of(worker.rank).first().is_some_and(|(first, _)| self.is_leader(*first))
     }
 
-    /// Those that have loaded.
+    /// Workers that have loaded the model.
     pub fn loaded(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
         self.iter().filter(|(_, w)| w.phase == pb::WorkerPhase::Ready && w.link.is_some())
     }
 
-    /// Those that take requests: the leaders of replicas that have loaded as a whole.
+    /// Workers that take requests: the leaders of replicas of which all ranks have loaded the model.
     pub fn ready(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
         let mut loaded: BTreeMap<Replica, u32> = BTreeMap::new();
         for (_, worker) in self.loaded() {
@@ -281,68 +297,102 @@ impl Workers {
         })
     }
 
-    /// Those of them whose group is for this.
+    /// Workers that take requests and whose group has this role.
     pub fn ready_for(&self, role: GroupRole) -> impl Iterator<Item = (WorkerId, &Worker)> {
         self.ready().filter(move |(_, worker)| self.duties(worker.rank).include(role))
     }
 
-    /// Whether any part of a request that prompts matter to could go to more than one of those that are here, ready or not.
+    /// True if prefix locality can affect placement: some role has at least two replicas, ready or not.
     pub fn have_choice(&self) -> bool {
         let mut seen = BTreeSet::new();
-        let leaders = self.iter().filter(|(_, worker)| self.leads(worker.rank));
+        let leaders = self.iter().filter(|(_, worker)| self.is_leader(worker.rank));
         let thinkers = leaders.filter_map(|(_, worker)| self.duties(worker.rank).thinks);
         let mut decodes = thinkers.map(|role| role == GroupRole::Decode);
         decodes.any(|decodes| !seen.insert(decodes))
     }
 
-    /// Counts a graph that was sent there. One that is `resting` waits for another worker.
-    pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking, resting: bool) {
+    /// Sends a launch to all members of a graph, and books its load on each.
+    pub fn launch(
+        &mut self,
+        members: Members,
+        booking: Booking,
+        activity: Activity,
+        launch: pb::LaunchGraph,
+    ) {
+        let key = GraphKey::from(launch.key.unwrap_or_default());
+        let mut workers: Vec<WorkerId> = members.into_values().collect();
+        // The last one takes the message itself: most graphs have one worker, and prompts may be long.
+        let last = workers.pop();
+        for worker in workers {
+            self.book(worker, key, booking, activity);
+            self.send(worker, ToWorker::Launch(launch.clone()));
+        }
+        if let Some(worker) = last {
+            self.book(worker, key, booking, activity);
+            self.send(worker, ToWorker::Launch(launch));
+        }
+    }
+
+    /// Adds a graph to its worker's load.
+    pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking, activity: Activity) {
         if let Some(worker) = self.by_id.get_mut(&id)
             && let Entry::Vacant(vacant) = worker.graphs.entry(key)
         {
-            vacant.insert(Held { booking, resting: true });
+            vacant.insert(Held { booking, activity: Activity::Resting });
             worker.resting += 1;
             worker.booked.add(booking);
             worker.launched += 1;
-            if !resting {
-                worker.wake(key);
+            if activity == Activity::Active {
+                worker.activate(key);
             }
         }
     }
 
-    /// From here on, steps are to be expected of this graph.
-    pub fn wake(&mut self, id: WorkerId, key: GraphKey) {
+    /// Makes a resting graph active.
+    pub fn activate(&mut self, id: WorkerId, key: GraphKey) {
         if let Some(worker) = self.by_id.get_mut(&id) {
-            worker.wake(key);
+            worker.activate(key);
         }
     }
 
-    /// Tokens have come of this graph: its prompt is computed, and with its output it has so many blocks.
-    pub fn decodes(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
+    /// Books a graph as decoding: its prompt is computed, and prompt and output take this many blocks.
+    pub fn set_decoding(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(held) = worker.graphs.get_mut(&key) else { return };
         let booking = Booking { queued_blocks: 0, active_blocks: blocks, ..held.booking };
-        worker.booked.take(std::mem::replace(&mut held.booking, booking));
+        worker.booked.subtract(std::mem::replace(&mut held.booking, booking));
         worker.booked.add(booking);
     }
 
-    /// Counts a graph that is over there. Whether that makes room: a worker that is gone has none.
+    /// Removes a completed graph from its worker's load. Returns true if this makes room: a lost worker has none.
     pub fn release(&mut self, id: WorkerId, key: GraphKey) -> bool {
         let Some(worker) = self.by_id.get_mut(&id) else { return false };
         let Some(held) = worker.graphs.remove(&key) else { return false };
-        worker.resting -= usize::from(held.resting);
-        worker.booked.take(held.booking);
+        worker.resting -= usize::from(held.activity == Activity::Resting);
+        worker.booked.subtract(held.booking);
         true
     }
 
-    /// Sends, without waiting. A worker that cannot be told something is turned away: nothing it says later counts on
-    /// what it was not told.
-    pub fn send(&mut self, id: WorkerId, message: pb::conductor_message::Message) {
+    /// Tells every worker to leave. A follower leaves with its leader.
+    pub fn dismiss(&mut self) {
+        let ids: Vec<WorkerId> = self.by_id.keys().copied().collect();
+        for id in ids {
+            if !self.leaves_with_its_leader(id) {
+                self.send(id, ToWorker::Drain(pb::Drain {}));
+            }
+            if let Some(worker) = self.by_id.get_mut(&id) {
+                worker.phase = pb::WorkerPhase::Draining;
+            }
+        }
+    }
+
+    /// Sends without waiting. A worker whose link is full is turned away, since it must not miss a message.
+    pub fn send(&mut self, id: WorkerId, message: ToWorker) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(link) = &worker.link else { return };
         if let Err(error) = link.try_send(Ok(pb::ConductorMessage { message: Some(message) })) {
             if matches!(error, mpsc::error::TrySendError::Full(_)) {
-                tracing::error!(worker = %worker.rank, "takes no messages; turning it away");
+                tracing::error!(worker = %worker.rank, "the worker takes no messages; turning it away");
             }
             worker.link = None;
         }

@@ -1,4 +1,4 @@
-//! What workers count of requests that they prefill for others.
+//! Metrics of transfers from a prefill or an encoder to another worker.
 
 use std::sync::atomic::AtomicU64;
 
@@ -27,7 +27,7 @@ struct TimeLabel {
     time: &'static str,
 }
 
-/// All since the worker's process began.
+/// Totals since each worker's process began.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TransferMetrics {
     bytes: Family<TransportLabel, Gauge>,
@@ -38,12 +38,12 @@ pub(super) struct TransferMetrics {
 impl TransferMetrics {
     pub fn register(&self, metrics: &Metrics) {
         metrics.register(|r| {
-            let help = "Bytes of planes handed to other workers since the worker's process began, by how they went";
+            let help = "Bytes of planes and embeddings sent to other workers since the worker's process began, by transport";
             r.register("worker_transfer_bytes", help, self.bytes.clone());
-            let help = "Requests handed to other workers, or that did not get there, since the worker's process began";
+            let help = "Requests handed over to other workers or failed to be, since the worker's process began, by outcome";
             r.register("worker_transfers", help, self.requests.clone());
-            let help = "Time of the handed over: pushing (from the first page that was there to the answer), and of that \
-                        exposed (after the prefill's end)";
+            let help = "Seconds of transfers: pushing (from the first page to the receipt), and exposed (the part of it \
+                        after the prefill's end)";
             r.register("worker_transfer_seconds", help, self.seconds.clone());
         });
     }

@@ -1,4 +1,4 @@
-//! What an event leads to, for whoever moves the state machine.
+//! The consequences of an event, which the cluster carries out.
 
 use tutti_proto::{GraphKey, WorkerId};
 use tutti_runtime::ErrorKind;
@@ -6,55 +6,55 @@ use tutti_runtime::ErrorKind;
 /// Why a message was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dropped {
-    /// Of an earlier try, graph or pass.
+    /// About an earlier try, graph or epoch.
     Stale,
-    /// Said before.
+    /// Received before.
     Duplicate,
-    /// Of nothing that this worker was ever given.
+    /// About a graph that this worker was never given.
     Unknown,
 }
 
-/// What became of a row.
+/// The outcome of a row.
 #[derive(Debug, Default, PartialEq)]
 pub struct RowOutcome {
-    /// Tokens that were new.
+    /// Tokens that were new and are delivered.
     pub taken: usize,
-    /// Tokens that were not, and are gone.
+    /// Tokens that were dropped.
     pub dropped: usize,
-    /// What the row led to where it broke the request.
+    /// Effects of a row that broke the request.
     pub effects: Effects,
 }
 
-/// An ending without its contents, for counting.
+/// An ending without its contents, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndingKind {
     /// Ran to its end.
     Finished,
-    /// Taken back by its client.
+    /// Cancelled by its client.
     Cancelled,
-    /// Failed, and how.
+    /// Failed with this kind of error.
     Failed(ErrorKind),
-    /// Turned away at a worker's door, and why.
+    /// Refused by a worker's admission with this kind of error.
     Refused(ErrorKind),
 }
 
-/// What the caller has to do after an event.
+/// The caller's tasks after an event.
 #[derive(Debug, Default, PartialEq)]
 pub struct Effects {
-    /// Tell these workers to let go of these graphs.
+    /// Graphs to cancel, each at its worker.
     pub cancel: Vec<(WorkerId, GraphKey)>,
-    /// These workers hold nothing of these graphs any more.
+    /// Graphs that their workers no longer hold.
     pub released: Vec<(WorkerId, GraphKey)>,
-    /// The prefill was handed over.
+    /// True if a prefill was handed over.
     pub handed_over: bool,
-    /// These workers were waiting to be handed these graphs, and go on with them from here.
+    /// Graphs that have received what they waited for and now take part in steps.
     pub begun: Vec<(WorkerId, GraphKey)>,
-    /// Find a place for the request.
+    /// True if the request needs a placement.
     pub needs_placement: bool,
-    /// The request starts over, at the next place that it is given.
+    /// True if the request starts over at its next placement.
     pub replayed: bool,
-    /// The client has been told this ending.
+    /// The ending that the client has received.
     pub ended: Option<EndingKind>,
-    /// The message was dropped.
+    /// Why the message was dropped.
     pub dropped: Option<Dropped>,
 }

@@ -1,44 +1,20 @@
 //! The state machine of one request.
 //!
-//! A request runs as one worker graph at one worker (or TP group), or as two: the *prefill* at one, and the *decode* at
-//! another, which is launched first so that it holds room for what will be pushed to it. One with media has one graph more,
-//! which encodes them for whichever prefills; see `encoding`, whose table goes beside this one.
+//! A request runs as one worker graph at one worker (or TP group), or as two: the *prefill* at one and the *decode* at
+//! another. The decode is launched first, so that it holds room for the planes that the prefill will push to it. A
+//! request with media has one more graph, which encodes them for the graph that prefills; see `encoding`.
 //!
-//! | stage      | event                                                  | next stage | what follows                           |
-//! |------------|--------------------------------------------------------|------------|----------------------------------------|
-//! | Waiting    | a place for all of it, or for a prefill without decode | Running    | `LaunchGraph` to every rank            |
-//! | Waiting    | a place for its decode                                 | Reserving  | `LaunchGraph` with `receive`           |
-//! | Waiting    | cancel, deadline, nowhere to run                       | Ended      | the ending                             |
-//! | Reserving  | `Reserved` by its leader, and a place for the prefill  | Prefilling | `LaunchGraph` with `send_to`           |
-//! | Reserving  | `Reserved`, and no place for the prefill               | Waiting    | the next incarnation, which is no replay; `CancelGraph` |
-//! | Prefilling | a row of the prefill                                   | Prefilling | the tokens go to the mailbox           |
-//! | Prefilling | a row of the decode that is ahead of the prefill's     | Prefilling | kept until what is before it has come  |
-//! | Prefilling | the decode finished                                    | Prefilling | kept; its ranks let go                 |
-//! | Prefilling | handed over by the prefill's last rank                 | Running    | what was kept counts now               |
-//! | Prefilling | handed over, but tokens are missing                    | Ended      | failed: internal; `CancelGraph`        |
-//! | Prefilling | the prefill finished: the first token was the last     | Ended      | finished; `CancelGraph` to the decode  |
-//! | Running    | a row whose next token is the expected one             | Running    | the tokens go to the mailbox           |
-//! | Running    | a row that leaves a gap                                | Ended      | failed: internal; `CancelGraph`        |
-//! | Running    | finished by a rank, others pending                     | Running    | the rank lets go                       |
-//! | Running    | finished by the last rank                              | Ended      | finished                               |
-//! | Running    | finished, but ranks or token counts disagree           | Ended      | failed: internal; `CancelGraph`        |
-//! | R, P, R    | failed or refused by a rank                            | Ended      | failed; `CancelGraph` to the others    |
-//! | R, P, R    | a worker is lost or a hand-over fails, tries are left  | Waiting    | replay: the next incarnation; `CancelGraph` to the others |
-//! | R, P, R    | a worker is lost or a hand-over fails, none is left    | Ended      | failed: unavailable; `CancelGraph` to the others |
-//! | P, R       | a worker is lost, a rank finished, all tokens are here | Ended      | finished; `CancelGraph` to the others  |
-//! | R, P, R    | cancel, deadline                                       | Ended      | the ending; `CancelGraph`              |
-//! | any        | a row of another try, graph or worker, or seen before  | same       | dropped, counted                       |
-//! | any        | any outcome of a run that is over for the client, or its worker's loss | same | the rank lets go             |
-//! | any        | a stale, duplicate or unknown completion or `Reserved` | same       | dropped, counted                       |
+//! The table of stages, events and consequences is in docs/. `tests/states.rs` produces it by driving this machine, and
+//! fails if the page differs.
 //!
-//! A run that is over for the client may still hold a worker's memory. It is kept among the *leaving* until every rank
-//! has let go, and the request counts as in flight for as long. The mailbox's sender lives until the ending consumes it,
-//! so there can be only one.
+//! A run that has ended for the client may still hold a worker's memory. The request keeps it among the *leaving* runs
+//! until every rank has reported its completion, and counts as in flight until then. The mailbox's sender lives until
+//! the ending consumes it, so a request has exactly one ending.
 //!
-//! A replay starts from the prompt and all tokens that have come so far. They are not sent again: the new incarnation's
-//! first token is the one after them, and random numbers, penalties and counts go by positions and by the whole output,
-//! so the client's stream goes on as if nothing had happened. Lost workers and failed hand-overs are counted apart: of a
-//! worker's death the hand-over to it often tells first, and the next try may still be sent there.
+//! A replay starts from the prompt and all tokens that have arrived so far. Those tokens are not sent again: the new
+//! incarnation's first token is the next one. Random numbers, penalties and counts depend on positions and on the whole
+//! output, so the client's stream continues unchanged. Lost workers and failed hand-overs are counted separately: a
+//! worker's death often shows first as a failed hand-over to it, and the next try may still be sent there.
 
 mod blocks;
 mod completions;
@@ -64,32 +40,57 @@ pub struct Request {
     spec: Arc<pb::RequestSpec>,
     deadline: Option<Deadline>,
     walks: TextWalks,
-    /// Walks that encode its media; none of a request for text.
+    /// Walks that encode its media; empty for a request of text.
     encoders: Vec<WalkId>,
-    /// What its planes and embeddings travel under, where they do.
+    /// Secret and lease of transferred planes and embeddings.
     reservation: pb::PlaneReservation,
-    /// Where its prompt is cut, to be found where it has been before.
+    /// Prefixes of the prompt, by which earlier requests with the same prefix are found.
     pieces: PromptPieces,
-    /// Which try this is. Replay makes a new one.
+    /// Number of the current try. Each replay increments it.
     incarnation: Incarnation,
     max_replays: u32,
     /// Tries that were lost with a worker.
     lost: u32,
-    /// Tries whose planes did not get across.
+    /// Tries whose planes or embeddings were not transferred.
     failed_handovers: u32,
-    /// The last try was lost before it brought a token, as one is that brings its worker down.
+    /// True if the last try was lost before it produced a token: this request may crash its workers.
     in_vain: bool,
-    /// Output so far: a replay starts from prompt and this.
+    /// Output so far. A replay starts from the prompt and these tokens.
     generated: Vec<u32>,
     /// The prompt token whose logprob comes next. Token 0 has none.
     next_scored: u32,
-    /// Prompt tokens that the try which computed the whole prompt first did not have to compute.
+    /// Prompt tokens that the first complete prefill found in the prefix cache.
     cached_tokens: Option<u32>,
     phase: Phase,
-    /// Runs that are over for the client.
+    /// Runs that have ended for the client and that some worker still holds.
     leaving: Vec<Run>,
-    /// From acceptance until no worker holds anything of it.
+    /// Tracing span from acceptance until no worker holds anything of the request.
     span: Span,
+}
+
+/// The inputs of [`Request::accept`].
+#[derive(Debug)]
+pub struct NewRequest {
+    /// Minted by this conductor.
+    pub id: RequestId,
+    /// Validated by [`super::validate`] and [`super::media`].
+    pub spec: pb::RequestSpec,
+    /// `None` for a request without a deadline.
+    pub deadline: Option<Deadline>,
+    /// The walks of the served model that prefill and decode text.
+    pub walks: TextWalks,
+    /// Walks that encode the request's media; empty for text.
+    pub encoders: Vec<WalkId>,
+    /// Secret and lease of transferred planes. Every try has its own graph key under the same secret.
+    pub reservation: pb::PlaneReservation,
+    /// Prefixes of the prompt, for placement.
+    pub pieces: PromptPieces,
+    /// Output of an earlier conductor, after which this request continues; empty for a new one.
+    pub generated: Vec<u32>,
+    /// Number of times that a request is tried again after its worker died, and likewise after a failed hand-over.
+    pub max_replays: u32,
+    /// Receives the request's tokens and its ending.
+    pub output: mailbox::Sender,
 }
 
 #[derive(Debug)]
@@ -99,7 +100,7 @@ enum Phase {
     Ended,
 }
 
-/// What runs where.
+/// The graphs of the current try that run.
 #[derive(Debug)]
 enum Stage {
     Waiting,
@@ -109,8 +110,8 @@ enum Stage {
     Prefilling {
         prefill: Run,
         decode: Run,
-        /// Rows of the decode ahead of what has come of the prefill: two workers' messages overtake each other. As many
-        /// as the decode can run ahead, which ends at the request's last token.
+        /// Rows of the decode that arrived before the prefill's last row: messages of two workers overtake each other.
+        /// Bounded by the request's `max_tokens`.
         early: Vec<pb::RowReport>,
     },
     Running {
@@ -118,8 +119,20 @@ enum Stage {
     },
 }
 
+/// The runs of a stage. Match ergonomics make the items `Run`, `&Run` or `&mut Run`, as the stage is.
+macro_rules! runs_of {
+    ($stage:expr) => {{
+        let (first, second) = match $stage {
+            Stage::Waiting => (None, None),
+            Stage::Reserving { decode: run } | Stage::Running { run } => (Some(run), None),
+            Stage::Prefilling { prefill, decode, .. } => (Some(prefill), Some(decode)),
+        };
+        first.into_iter().chain(second)
+    }};
+}
+
 impl Stage {
-    /// What prefills now, or has: where embeddings of the request's media go.
+    /// The run that prefills or has prefilled: the receiver of the media's embeddings.
     fn prefilling(&self) -> Option<&Run> {
         match self {
             Self::Prefilling { prefill: run, .. } | Self::Running { run } => Some(run),
@@ -128,126 +141,92 @@ impl Stage {
     }
 
     fn runs(&self) -> impl Iterator<Item = &Run> {
-        let (first, second) = match self {
-            Self::Waiting => (None, None),
-            Self::Reserving { decode: run } | Self::Running { run } => (Some(run), None),
-            Self::Prefilling { prefill, decode, .. } => (Some(prefill), Some(decode)),
-        };
-        first.into_iter().chain(second)
+        runs_of!(self)
     }
 
     fn runs_mut(&mut self) -> impl Iterator<Item = &mut Run> {
-        let (first, second) = match self {
-            Self::Waiting => (None, None),
-            Self::Reserving { decode: run } | Self::Running { run } => (Some(run), None),
-            Self::Prefilling { prefill, decode, .. } => (Some(prefill), Some(decode)),
-        };
-        first.into_iter().chain(second)
+        runs_of!(self)
     }
 
     fn into_runs(self) -> impl Iterator<Item = Run> {
-        let (first, second) = match self {
-            Self::Waiting => (None, None),
-            Self::Reserving { decode: run } | Self::Running { run } => (Some(run), None),
-            Self::Prefilling { prefill, decode, .. } => (Some(prefill), Some(decode)),
-        };
-        first.into_iter().chain(second)
+        runs_of!(self)
     }
 }
 
 impl Request {
-    /// A request that has passed the door. When its workers die, it is tried again up to `max_replays` times; where its
-    /// planes travel, they do under this reservation, of which each try has its own key.
-    pub fn accept(
-        id: RequestId,
-        spec: pb::RequestSpec,
-        deadline: Option<Deadline>,
-        walks: TextWalks,
-        reservation: pb::PlaneReservation,
-        max_replays: u32,
-        output: mailbox::Sender,
-    ) -> Self {
+    /// A validated request that waits for its first placement.
+    pub fn accept(new: NewRequest) -> Self {
+        let NewRequest { id, spec, deadline, walks, encoders, reservation, pieces, generated, .. } = new;
         let span =
             tracing::info_span!("request", %id, prompt_tokens = spec.prompt.len(), ending = field::Empty);
         Self {
             id,
             span,
-            pieces: PromptPieces::uncut(spec.prompt.len(), 1),
+            pieces,
             spec: Arc::new(spec),
             deadline,
             walks,
-            encoders: Vec::new(),
+            encoders,
             reservation,
             incarnation: Incarnation(0),
-            max_replays,
+            max_replays: new.max_replays,
             lost: 0,
             failed_handovers: 0,
             in_vain: false,
-            generated: Vec::new(),
+            generated,
             next_scored: 1,
             cached_tokens: None,
-            phase: Phase::Live { output, stage: Stage::Waiting, encoding: Encoding::Over },
+            phase: Phase::Live { output: new.output, stage: Stage::Waiting, encoding: Encoding::Over },
             leaving: Vec::new(),
         }
     }
 
-    /// The same request, behind output that it has had elsewhere.
-    #[must_use]
-    pub fn behind(self, generated: Vec<u32>) -> Self {
-        Self { generated, ..self }
-    }
-
-    /// The same request, whose media these walks encode.
-    #[must_use]
-    pub fn encoded_by(self, encoders: Vec<WalkId>) -> Self {
-        Self { encoders, ..self }
-    }
-
-    /// What was asked for.
+    /// The client's specification.
     pub fn spec(&self) -> &pb::RequestSpec {
         &self.spec
     }
 
-    /// The name of a part of the current try.
+    /// The key of the current try's graph of this role.
     pub fn key(&self, role: GraphRole) -> GraphKey {
         GraphKey { request: self.id, incarnation: self.incarnation, graph: role.id() }
     }
 
-    /// Whether nothing is left of it anywhere.
+    /// True once the request has ended and no worker holds anything of it.
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Ended) && self.leaving.is_empty()
     }
 
-    /// Whether its client still waits for an ending.
+    /// True until the client has received an ending.
     pub fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Ended)
     }
 
-    /// Whether it waits for a place.
+    /// True while the request waits for a placement.
     pub fn is_waiting(&self) -> bool {
         matches!(self.phase, Phase::Live { stage: Stage::Waiting, .. })
     }
 
-    /// Whether there may be anything left to decode after the token that a prefill samples.
+    /// True if a token may follow the one that a prefill samples.
     pub fn may_decode(&self) -> bool {
         let most = self.spec.stopping.as_ref().map_or(0, |stopping| stopping.max_tokens as usize);
         most > self.generated.len() + 1
     }
 
-    /// Whether it may be what brings its workers down: its last try came to nothing, and it has one left. Two of this
-    /// kind on one worker could cost each other that one.
+    /// True if the request may crash its workers: its last try produced nothing, and it has one try left. Two suspects
+    /// on one worker could cost each other that last try.
     pub fn is_suspect(&self) -> bool {
         self.in_vain && self.lost == self.max_replays
     }
 
-    /// Starts this part there, with the time that is left of its deadline: all of it, a prefill that nothing follows, or
-    /// a decode, which asks for room first. `None`, and no change, unless the request waits for a place.
-    pub fn launch(&mut self, role: GraphRole, at: Members, now: Instant) -> Option<pb::LaunchGraph> {
+    /// Launches a graph of this role on `members`, with the time that is left of the deadline: the whole request, a
+    /// prefill without a decode, or a decode, which reserves room first. Returns `None` and changes nothing unless the
+    /// request waits for a placement.
+    pub fn launch(&mut self, role: GraphRole, members: Members, now: Instant) -> Option<pb::LaunchGraph> {
         if !self.is_waiting() {
             return None;
         }
         let mut message = self.message(role, now);
-        let run = self.begin(role, at);
+        let run = self.begin(role, members);
         let stage = match role {
             GraphRole::Whole | GraphRole::Prefill => {
                 self.await_embeddings(&mut message);
@@ -257,35 +236,41 @@ impl Request {
                 message.receive = Some(self.reservation.clone());
                 Stage::Reserving { decode: run }
             }
-            // What it would hand over has nowhere to go yet.
+            // An encoder has no receiver before a graph that prefills is launched.
             GraphRole::Encode => return None,
         };
         self.enter(stage);
         Some(message)
     }
 
-    /// What this worker's word that it holds room is to be followed by; why it is dropped, where nobody waits for it.
+    /// The purpose of the room that a worker's `Reserved` message announces, or why the message is dropped.
     pub fn check_reserved(&self, from: WorkerId, key: GraphKey) -> Result<RoomFor, Dropped> {
         let Phase::Live { stage, encoding, .. } = &self.phase else { return Err(self.why_unmatched(key)) };
-        let (run, wanted) = match stage {
+        let (run, purpose) = match stage {
             Stage::Reserving { decode } => (Some(decode), RoomFor::Planes),
             _ => (stage.prefilling().filter(|_| encoding.is_due()), RoomFor::Embeddings),
         };
         match run {
-            Some(run) if run.key == key && run.leader() == Some(from) => Ok(wanted),
+            Some(run) if run.key == key && run.leader() == Some(from) => Ok(purpose),
             Some(run) if run.key == key => Err(Dropped::Unknown),
             _ if stage.runs().any(|run| run.key == key) => Err(Dropped::Duplicate),
             _ => Err(self.why_unmatched(key)),
         }
     }
 
-    /// Starts the prefill there, which goes to where room is held. `None`, and no change, unless room was asked for.
-    pub fn launch_prefill(&mut self, at: Members, room: Room, now: Instant) -> Option<pb::LaunchGraph> {
+    /// Launches the prefill on `members`. It pushes its planes to `room`, which the decode's worker has reserved.
+    /// Returns `None` and changes nothing unless the request is `Reserving`.
+    pub fn launch_prefill(
+        &mut self,
+        members: Members,
+        room: ReservedRoom,
+        now: Instant,
+    ) -> Option<pb::LaunchGraph> {
         let Phase::Live { stage: Stage::Reserving { decode }, .. } = &self.phase else { return None };
         let send_to = self.destination(decode.key, room);
         let mut message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(GraphRole::Prefill, now) };
         self.await_embeddings(&mut message);
-        let prefill = self.begin(GraphRole::Prefill, at);
+        let prefill = self.begin(GraphRole::Prefill, members);
         if let Phase::Live { stage, .. } = &mut self.phase {
             *stage = match std::mem::replace(stage, Stage::Waiting) {
                 Stage::Reserving { decode } => Stage::Prefilling { prefill, decode, early: Vec::new() },
@@ -295,7 +280,7 @@ impl Request {
         Some(message)
     }
 
-    fn destination(&self, to: GraphKey, room: Room) -> pb::PlaneDestination {
+    fn destination(&self, to: GraphKey, room: ReservedRoom) -> pb::PlaneDestination {
         let pb::PlaneReservation { secret, lease_ms } = self.reservation.clone();
         pb::PlaneDestination {
             key: Some(to.into()),
@@ -319,10 +304,10 @@ impl Request {
         }
     }
 
-    fn begin(&self, role: GraphRole, at: Members) -> Run {
+    fn begin(&self, role: GraphRole, members: Members) -> Run {
         let key = self.key(role);
-        self.span.in_scope(|| tracing::debug!(%key, ?role, ranks = ?at.keys(), "launched"));
-        Run::new(key, at, self.generated.len())
+        self.span.in_scope(|| tracing::debug!(%key, ?role, ranks = ?members.keys(), "launched"));
+        Run::new(key, members, self.generated.len())
     }
 
     fn enter(&mut self, next: Stage) {
@@ -340,7 +325,7 @@ impl Request {
         }
     }
 
-    /// Of a graph that does not run: over, or never launched.
+    /// Classifies a message about a graph that does not run: the graph is over, or was never launched.
     fn why_unmatched(&self, key: GraphKey) -> Dropped {
         if self.leaving.iter().any(|run| run.key == key) || key.incarnation < self.incarnation {
             return Dropped::Stale;
@@ -361,7 +346,7 @@ impl Request {
         }
     }
 
-    /// Ends the request for its client now; workers that run it are told to let go. No-op once it has ended.
+    /// Ends the request for its client now and cancels its graphs. Does nothing once the request has ended.
     pub fn end_early(&mut self, ending: Ending) -> Effects {
         let Phase::Live { output, stage, encoding } = std::mem::replace(&mut self.phase, Phase::Ended) else {
             return Effects::default();
@@ -372,7 +357,7 @@ impl Request {
         Effects { ended, cancel: self.leave(stage, encoding), ..Effects::default() }
     }
 
-    /// What runs is over for the client. Gives those that are to be told so.
+    /// Moves all current runs to the leaving ones. Returns the workers that have to be told, each with its graph.
     fn leave(&mut self, stage: Stage, encoding: Encoding) -> Vec<(WorkerId, GraphKey)> {
         let mut holders = Vec::new();
         for run in stage.into_runs().chain(encoding.into_run()).filter(|run| !run.is_over()) {
@@ -387,16 +372,16 @@ impl Request {
     }
 }
 
-/// Where room is for planes or embeddings: what its worker said, with the address as others reach it.
+/// Room for planes or embeddings at a worker, as its `Reserved` message describes it.
 #[derive(Clone, Debug)]
-pub struct Room {
-    /// As ip:port.
+pub struct ReservedRoom {
+    /// `ip:port`, as other workers reach it.
     pub address: String,
-    /// Of what it is for.
+    /// Layout of the planes or embeddings. Sender and receiver must agree on it.
     pub layout_hash: u64,
-    /// For senders on the same machine; empty for none.
+    /// Path of the shared memory for senders on the same machine; empty if there is none.
     pub shared_memory: String,
-    /// Pages that need not be sent.
+    /// Leading pages that the receiver already has and that are not sent.
     pub known_pages: u32,
 }
 

@@ -1,4 +1,4 @@
-//! One worker graph at its workers, from its launch until all of them have let go of it.
+//! One worker graph at its workers, from its launch until every rank has completed it.
 
 use std::collections::BTreeMap;
 
@@ -6,49 +6,49 @@ use tutti_proto::{Epoch, GraphKey, Rank, WorkerId, cluster::v1 as pb};
 
 use super::Dropped;
 
-/// The ranks that run a worker graph, each on its worker. The lowest rank leads: its rows carry the tokens.
+/// The ranks that run a worker graph, each on its worker. The lowest rank is the leader: its rows carry the tokens.
 pub type Members = BTreeMap<Rank, WorkerId>;
 
-/// Who runs a graph, and who still does.
+/// A worker graph's ranks, and those that have not completed it.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Names the try, so that a run that is over for its client is still told from the next.
+    /// Includes the incarnation, so that a leaving run differs from the next try's.
     pub key: GraphKey,
     members: Members,
     pending: Members,
-    /// The pass after the last one that a row was seen of.
+    /// The epoch after the last one that a row has arrived of.
     next_epoch: Epoch,
-    /// What the first rank to finish said; the others must say the same.
+    /// The first rank's `Finished`. All other ranks must report the same.
     pub finished: Option<pb::Finished>,
-    /// Tokens that were there when it began.
-    pub had: usize,
+    /// Output tokens of the request when this run began.
+    pub tokens_before: usize,
 }
 
 impl Run {
-    pub fn new(key: GraphKey, members: Members, had: usize) -> Self {
-        Self { key, pending: members.clone(), members, next_epoch: Epoch(0), finished: None, had }
+    pub fn new(key: GraphKey, members: Members, tokens_before: usize) -> Self {
+        Self { key, pending: members.clone(), members, next_epoch: Epoch(0), finished: None, tokens_before }
     }
 
     pub fn leader(&self) -> Option<WorkerId> {
         self.members.values().next().copied()
     }
 
-    /// A row of this pass has come.
+    /// Records that a row of this epoch has arrived.
     pub fn see_epoch(&mut self, epoch: u32) {
         self.next_epoch = self.next_epoch.max(Epoch(epoch).next());
     }
 
-    /// Whether every rank has let go.
+    /// True once every rank has completed the graph.
     pub fn is_over(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// The workers that have not let go, each with the graph's name.
+    /// The workers that have not completed the graph, each with the graph's key.
     pub fn holders(&self) -> Vec<(WorkerId, GraphKey)> {
         self.pending.values().map(|worker| (*worker, self.key)).collect()
     }
 
-    /// Takes a rank's word that it has let go; why not, where it has not been waited for.
+    /// Removes a rank from the pending ones, or says why its completion is dropped.
     pub fn accept_completion(&mut self, from: WorkerId, completion: &pb::Completion) -> Result<(), Dropped> {
         let rank = Rank(completion.rank);
         if self.members.get(&rank) != Some(&from) {
@@ -65,7 +65,7 @@ impl Run {
         Ok(())
     }
 
-    /// A worker is gone; whether it held anything of this.
+    /// Removes a lost worker. Returns true if it was pending.
     pub fn lose(&mut self, worker: WorkerId) -> bool {
         let before = self.pending.len();
         self.pending.retain(|_, holder| *holder != worker);

@@ -14,18 +14,18 @@ use tutti_proto::Rank;
 
 use super::WorkerCommand;
 
-/// A worker's process; dropped, it is killed.
+/// A worker's process, which is killed when this is dropped.
 #[derive(Debug)]
 pub struct Child {
     process: tokio::process::Child,
     pid: u32,
-    /// Held open: its end tells the child to go.
+    /// Held open: the child exits when it is closed.
     _lifeline: Option<ChildStdin>,
 }
 
 impl Child {
     /// Starts a worker in a process group of its own, so that a terminal's Ctrl-C does not reach it. Must be called on
-    /// the supervisor's thread, whose life the child's is tied to.
+    /// the supervisor's thread, since the child gets the parent-death signal when that thread ends.
     pub async fn spawn(command: &WorkerCommand, rank: Rank) -> io::Result<Self> {
         let mut process = Command::new(&command.program)
             .arg0("worker")
@@ -37,30 +37,30 @@ impl Child {
         let pid = process.id().unwrap_or_default();
         let mut lifeline = process.stdin.take();
         if let Some(lifeline) = &mut lifeline {
-            // A child that is gone already shows when it is waited for.
+            // An error means that the child has ended, which `wait` reports.
             let _ = lifeline.write_all(format!("{}\n", command.lifeline_line).as_bytes()).await;
         }
-        tracing::debug!(worker = %rank, pid, "spawned");
+        tracing::debug!(worker = %rank, pid, "spawned a worker");
         Ok(Self { process, pid, _lifeline: lifeline })
     }
 
-    /// The process, or where it was.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
     /// Completes when the process has ended. May be dropped and called again.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
-        // Not `Child::wait` of an owned stdin: that one would close the lifeline first.
+        // Tokio's `wait` closes a stdin that it still owns, so the lifeline was taken out before.
         self.process.wait().await
     }
 
-    /// Ends it and all it has started.
+    /// Kills the process and all that it has started.
     pub fn kill(&mut self) {
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let killed = group.map(|group| kill_process_group(group, Signal::KILL));
         if !matches!(killed, Some(Ok(()))) {
-            tracing::debug!(pid = self.pid, "no such process group to kill");
+            tracing::debug!(pid = self.pid, "the worker's process group is already gone");
         }
     }
 }

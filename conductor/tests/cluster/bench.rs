@@ -1,4 +1,4 @@
-//! A cluster with a real gate on a Unix socket, and workers that say what a test tells them to.
+//! A cluster with a real worker service on a Unix socket, and fake workers that send what a test tells them to.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use tutti_runtime::{
 pub const SPAWN_TOKEN: &str = "spawned";
 pub const SETTINGS: &str = r#"{"threads":1}"#;
 
-/// Whatever is awaited comes at once, or a test fails by name.
+/// Awaits a future that should complete at once. The test fails with `what` if it does not.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(20), future).await.unwrap_or_else(|_| panic!("{what} does not happen"))
 }
@@ -78,11 +78,11 @@ impl Bench {
         self.try_join(hello(rank)).await.unwrap()
     }
 
-    /// Joins, loads, and is ready.
+    /// Joins as a spawned worker of this rank, and waits until the cluster has it as ready.
     pub async fn ready(&self, rank: u32) -> FakeWorker {
         let worker = self.join(rank).await;
         worker.say(ToConductor::Ready(ready())).await;
-        // Readiness is told by metrics first, since health also waits for the other workers.
+        // The status is checked, since health also waits for the other workers.
         soon("a worker is ready", async {
             while !self
                 .cluster
@@ -124,7 +124,7 @@ impl Bench {
         soon("readiness", ready.wait_for(|state| wanted(state))).await.unwrap();
     }
 
-    /// The value of a metric with these labels, 0 where there is none.
+    /// The value of a metric with its labels; 0 if there is none.
     pub fn metric(&self, name: &str) -> u64 {
         let text = self.metrics.encode();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -132,7 +132,7 @@ impl Bench {
     }
 }
 
-/// Until a metric has this value.
+/// Waits until a metric has this value.
 pub async fn metric(bench: &Bench, name: &str, value: u64) {
     soon(name, async {
         while bench.metric(name) != value {
@@ -199,7 +199,7 @@ impl FakeWorker {
         message.unwrap().and_then(|message| message.message)
     }
 
-    /// Why the conductor ends the stream.
+    /// The error with which the conductor ends the stream.
     pub async fn turned_away(&mut self) -> Error {
         soon("the end of the stream", self.from.message()).await.unwrap_err().into()
     }
@@ -218,7 +218,7 @@ impl FakeWorker {
         }
     }
 
-    /// One step: a token for each of these indices, and perhaps the end.
+    /// Reports one step: a token per index, and the graph's outcome if it ends.
     pub async fn step(
         &self,
         key: Option<pb::GraphKey>,
@@ -251,7 +251,7 @@ impl FakeWorker {
         self.say(ToConductor::StepReport(report)).await;
     }
 
-    /// Ends a request after this many tokens.
+    /// Reports these tokens and the end of the request.
     pub async fn finish(&self, key: Option<pb::GraphKey>, tokens: &[u32]) {
         let generated = tokens.last().map_or(0, |last| last + 1);
         let reason = pb::FinishReason::Length.into();
@@ -259,13 +259,13 @@ impl FakeWorker {
         self.step(key, tokens, Some(pb::completion::Outcome::Finished(finished))).await;
     }
 
-    /// Lets go of a cancelled request.
+    /// Reports that a cancelled graph has ended.
     pub async fn confirm_cancel(&self, key: Option<pb::GraphKey>) {
         self.step(key, &[], Some(pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}))).await;
     }
 }
 
-/// All that a client is sent: the tokens' indices, and the ending.
+/// Reads a request to its end: the tokens' indices, and the ending.
 pub async fn read(
     submission: &mut (impl tokio_stream::Stream<Item = Result<pb::RequestEvent, Error>> + Unpin),
 ) -> (Vec<u32>, Result<pb::Finished, Error>) {

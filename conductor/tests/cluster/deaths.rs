@@ -1,4 +1,4 @@
-//! Workers that die, stop, hang, or are sent away, with requests on them.
+//! Workers with requests that die, stop, hang, or are drained.
 
 use std::time::Duration;
 
@@ -36,14 +36,18 @@ async fn a_lost_workers_requests_go_on_at_another() {
 }
 
 #[tokio::test]
-async fn without_another_they_wait_for_it_to_be_back() {
+async fn without_another_worker_requests_wait_for_its_return() {
     let bench = Bench::new(limits(1)).await;
     let mut first = bench.ready(0).await;
     let mut submission = bench.submit(1).unwrap();
     first.launched().await;
     drop(first);
     metric(&bench, "tutti_workers_ready", 0).await;
-    assert_eq!(bench.submit(1).unwrap_err().kind(), ErrorKind::Unavailable, "the door is shut meanwhile");
+    assert_eq!(
+        bench.submit(1).unwrap_err().kind(),
+        ErrorKind::Unavailable,
+        "new requests are refused meanwhile"
+    );
     let mut back = bench.ready(0).await;
     let key = back.launched().await.key;
     back.finish(key, &[0]).await;
@@ -52,7 +56,7 @@ async fn without_another_they_wait_for_it_to_be_back() {
 }
 
 #[tokio::test]
-async fn one_that_waits_may_be_cancelled() {
+async fn a_waiting_request_may_be_cancelled() {
     let bench = Bench::new(limits(1)).await;
     let mut first = bench.ready(0).await;
     let submission = bench.submit(1).unwrap();
@@ -66,11 +70,11 @@ async fn one_that_waits_may_be_cancelled() {
 }
 
 #[tokio::test]
-async fn what_brings_every_worker_down_fails_and_takes_no_other_with_it() {
+async fn a_request_that_crashes_its_workers_fails_alone() {
     let bench = Bench::new(limits(1)).await;
     let mut worker = bench.ready(0).await;
     let mut submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
-    // Both are there when it goes down, twice; which of them it is, nobody can know.
+    // Both are on the worker at each of its two deaths, so either may have caused them.
     for _ in 0..2 {
         worker.launched().await;
         worker.launched().await;
@@ -78,7 +82,7 @@ async fn what_brings_every_worker_down_fails_and_takes_no_other_with_it() {
         metric(&bench, "tutti_workers_ready", 0).await;
         worker = bench.ready(0).await;
     }
-    // So from then on each has a worker without the other.
+    // From then on the two never share a worker.
     assert_eq!(worker.launched().await.key.unwrap().request, 1);
     drop(worker);
     let error = read(&mut submissions[0]).await.1.unwrap_err();
@@ -92,11 +96,11 @@ async fn what_brings_every_worker_down_fails_and_takes_no_other_with_it() {
     bench.idle().await;
 }
 
-/// Heartbeats with this count, until it has been taken.
+/// Sends a heartbeat with this count, and waits until it has arrived.
 async fn beat(bench: &Bench, worker: &FakeWorker, rank: u32, forwards: u64) {
     let load = pb::WorkerLoad { steps: 1, trace_steps_lost: forwards, ..Default::default() };
     worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards })).await;
-    // Any gauge of the load will do to see that it has come.
+    // Any gauge of the load shows that the heartbeat has arrived.
     metric(bench, &format!(r#"tutti_trace_steps_lost{{worker="{rank}"}}"#), forwards).await;
 }
 
@@ -121,7 +125,7 @@ async fn a_worker_that_says_nothing_is_fenced_and_what_it_says_later_is_dropped(
     assert_eq!(first.hear().await, None, "its stream ends");
     second.finish(again.key, &[1]).await;
     assert_eq!(read(&mut submission).await.0, [0, 1]);
-    // Its place is free.
+    // Its rank is free.
     bench.ready(0).await;
 }
 
@@ -134,7 +138,7 @@ async fn a_worker_whose_step_hangs_is_fenced_and_one_with_a_long_step_or_no_work
     second.launched().await;
     for tick in 1..=11 {
         assert_eq!(bench.metric("tutti_workers_ready"), 3, "{tick} s are not enough");
-        // The gauge by which the beat is seen is not what counts as progress.
+        // A change of this gauge is not progress.
         let load = pb::WorkerLoad { steps: 1, trace_steps_lost: tick, ..Default::default() };
         for (worker, rank) in [(&first, 0), (&idle, 2)] {
             worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 1 })).await;
@@ -166,7 +170,7 @@ async fn a_crash_loop_ends_readiness_until_a_process_lives() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_worker_that_never_comes_back_fails() {
+async fn a_request_fails_if_its_worker_never_comes_back() {
     let bench = Bench::new(limits(1)).await;
     let mut worker = bench.ready(0).await;
     let mut submission = bench.submit(1).unwrap();

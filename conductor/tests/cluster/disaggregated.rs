@@ -1,4 +1,4 @@
-//! Prefill and decode at workers of their own: who is told what and when, and what becomes of requests between them.
+//! Disaggregated prefill and decode: launches, reserved rooms, hand-overs, losses and cancels.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn the_prefill_waits_for_room_at_the_decode_and_is_told_where_it_is() {
     let reservation = launch.receive.unwrap();
     assert_eq!((reservation.secret.len(), reservation.lease_ms), (16, 30_000));
     reserved(&decode, launch.key).await;
-    // Said twice, it launches nothing twice.
+    // A repeated `Reserved` launches nothing.
     reserved(&decode, launch.key).await;
     let first = prefill.launched().await;
     let to = first.send_to.unwrap();
@@ -66,7 +66,7 @@ async fn the_prefill_waits_for_room_at_the_decode_and_is_told_where_it_is() {
 }
 
 #[tokio::test]
-async fn what_has_one_token_at_most_needs_no_decode() {
+async fn a_request_of_one_token_needs_no_decode() {
     let (bench, mut prefill, _decode) = both().await;
     let mut submission = bench.submit(1).unwrap();
     let launch = prefill.launched().await;
@@ -100,7 +100,7 @@ async fn a_rank_that_the_topology_does_not_have_is_turned_away() {
 }
 
 #[tokio::test]
-async fn without_a_prefill_the_room_is_given_back_until_there_is_one() {
+async fn room_is_given_back_until_a_prefill_is_ready() {
     let (bench, prefill, mut decode) = both().await;
     let mut submission = bench.submit(2).unwrap();
     let first = decode.launched().await.key;
@@ -115,7 +115,7 @@ async fn without_a_prefill_the_room_is_given_back_until_there_is_one() {
     let mut prefill = bench.ready(0).await;
     let again = decode.launched().await.key;
     assert_eq!(again.unwrap().incarnation, 1);
-    // Of the try that is over.
+    // A `Reserved` of the earlier try is dropped.
     reserved(&decode, first).await;
     reserved(&decode, again).await;
     let launch = prefill.launched().await;
@@ -151,7 +151,7 @@ async fn a_lost_decode_takes_its_prefill_along_and_both_start_over() {
 }
 
 #[tokio::test]
-async fn a_decode_that_waits_for_its_prefill_does_not_hang_and_one_that_has_it_may() {
+async fn a_decode_hangs_only_once_it_has_its_prefill() {
     let (bench, mut prefill, mut decode) = both().await;
     let _submission = bench.submit(3).unwrap();
     let key = decode.launched().await.key;
@@ -216,7 +216,7 @@ async fn each_group_has_its_own_size() {
     let key = decode.launched().await.key;
     reserved(&decode, key).await;
     assert!(leader.launched().await.send_to.is_some());
-    // One rank's end is its group's, and no other's.
+    // The end of one rank ends its group, and no other group.
     drop(follower);
     assert_eq!(leader.hear().await, None);
     assert_eq!(decode.cancelled().await, key);

@@ -1,4 +1,4 @@
-//! TP groups at the gate: how ranks come together, who is given requests, and how all end with one.
+//! TP groups: formation, placement at the leader, and the end of a group with one rank.
 
 use tutti_conductor::cluster::{Limits, Topology};
 use tutti_proto::cluster::v1::{
@@ -34,7 +34,7 @@ async fn meeting_path(worker: &mut FakeWorker) -> (u32, String) {
 async fn a_group_meets_once_all_have_joined_and_serves_at_its_leader_once_all_have_loaded() {
     let bench = Bench::new(in_pairs(4)).await;
     let mut second = bench.join(1).await;
-    // Of another group: it does not complete the first one.
+    // A rank of another group does not complete the first one.
     let mut other = bench.join(2).await;
     let mut leader = bench.join(0).await;
     let meeting = meeting_path(&mut leader).await;
@@ -47,7 +47,7 @@ async fn a_group_meets_once_all_have_joined_and_serves_at_its_leader_once_all_ha
     for loaded in [&leader, &other, &last] {
         loaded.say(ToConductor::Ready(ready())).await;
     }
-    bench.wait_ready(|state| *state == State::Not("3 of 4 workers are loaded".into())).await;
+    bench.wait_ready(|state| *state == State::Not("3 of 4 workers have loaded the model".into())).await;
     second.say(ToConductor::Ready(ready())).await;
     bench.wait_ready(|state| *state == State::Ok).await;
     let mut submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
@@ -56,7 +56,7 @@ async fn a_group_meets_once_all_have_joined_and_serves_at_its_leader_once_all_ha
         worker.finish(launch.key, &[0]).await;
     }
     for submission in &mut submissions {
-        // The leader's word is the group's.
+        // The leader's completion is the group's.
         assert_eq!(read(submission).await.1.unwrap().generated, 1);
     }
     bench.idle().await;
@@ -79,7 +79,7 @@ async fn the_end_of_one_rank_is_the_end_of_its_group_which_forms_anew_elsewhere(
         let mut left = left;
         assert_eq!(left.hear().await, None, "the other is turned away");
         assert_eq!(bench.submit(1).unwrap_err().kind(), ErrorKind::Unavailable);
-        // Its rank is free at once, though its process may still be there.
+        // The rank is free at once, though its process may still run.
         let mut again = (bench.join(1).await, bench.join(0).await);
         assert_ne!(meeting_path(&mut again.1).await.1, first_path);
         drop(again);
@@ -101,7 +101,7 @@ async fn ranks_that_join_by_hand_dial_their_leader_where_it_listens() {
     let (0, Meeting::Listen(listen)) = formed(&mut leader).await else {
         panic!("the leader does not listen")
     };
-    // From a rank that was not asked, it means nothing.
+    // A port from a rank that was not asked is ignored.
     second.say(ToConductor::GroupListening(pb::GroupListening { port: 1 })).await;
     leader.say(ToConductor::GroupListening(pb::GroupListening { port: 4321 })).await;
     let (1, Meeting::Dial(dial)) = formed(&mut second).await else { panic!("the other does not dial") };
@@ -115,7 +115,7 @@ async fn a_dismissed_group_leaves_with_its_leader() {
     let (mut leader, mut second) = (bench.join(0).await, bench.join(1).await);
     meeting_path(&mut leader).await;
     meeting_path(&mut second).await;
-    // Its leader has not joined: nobody else could end it.
+    // Its leader has not joined, so the rank is told to leave itself.
     let mut alone = bench.join(3).await;
     bench.cluster.dismiss();
     assert!(matches!(leader.hear().await, Some(FromConductor::Drain(_))));
@@ -124,6 +124,6 @@ async fn a_dismissed_group_leaves_with_its_leader() {
     assert_eq!(
         second.hear().await,
         None,
-        "it is not told to drain: it is let go of when the leader has gone"
+        "it is not told to drain, since it is turned away once its leader has gone"
     );
 }

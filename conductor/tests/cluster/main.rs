@@ -1,4 +1,4 @@
-//! The conductor with workers that a test plays: a real gate, real streams, no engine.
+//! The conductor with fake workers: a real worker service, real streams, no engine.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
 mod bench;

@@ -32,7 +32,7 @@ async fn a_request_runs_to_its_end_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_request_goes_on_behind_output_that_it_had_elsewhere() {
+async fn a_request_continues_after_output_of_another_conductor() {
     let (bench, mut worker) = one().await;
     let mut submission = bench.cluster.resume(spec(3), None, vec![10]).unwrap();
     let launch = worker.launched().await;
@@ -55,7 +55,7 @@ async fn a_dropped_stream_cancels_once() {
     assert_eq!(worker.cancelled().await, key);
     worker.confirm_cancel(key).await;
     bench.idle().await;
-    // The next thing the worker hears is the next request.
+    // The worker's next message is the next launch.
     let _next = bench.submit(3).unwrap();
     worker.launched().await;
 }
@@ -73,11 +73,11 @@ async fn a_stream_that_was_read_to_its_end_cancels_nothing() {
 }
 
 #[tokio::test]
-async fn a_deadline_passes_whether_or_not_anybody_reads() {
+async fn a_deadline_passes_even_if_the_stream_is_not_read() {
     let (bench, mut worker) = one().await;
     let mut submission = bench.cluster.submit(spec(3), Some(1)).unwrap();
     let launch = worker.launched().await;
-    assert_eq!(launch.timeout_ms, Some(1), "the worker is told too, but this one never looks");
+    assert_eq!(launch.timeout_ms, Some(1), "the worker is told the deadline, but ignores it");
     let key = launch.key;
     assert_eq!(worker.cancelled().await, key);
     let error = read(&mut submission).await.1.unwrap_err();
@@ -88,12 +88,12 @@ async fn a_deadline_passes_whether_or_not_anybody_reads() {
 }
 
 #[tokio::test]
-async fn a_request_without_time_is_refused_at_the_door() {
+async fn a_request_without_time_is_refused_on_arrival() {
     let (bench, mut worker) = one().await;
     let error = bench.cluster.submit(spec(3), Some(0)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert_eq!(bench.metric(r#"tutti_requests_refused_total{reason="deadline"}"#), 1);
-    // The worker never hears of it: what it hears next is the next request, with all that was asked for.
+    // The worker's next message is the next request, with all its fields.
     let wanted = pb::RequestSpec { priority: -8, ..spec(3) };
     let _next = bench.cluster.submit(wanted.clone(), None).unwrap();
     let launch = worker.launched().await;
@@ -108,7 +108,7 @@ async fn beyond_the_bound_a_request_is_told_to_come_back() {
     let error = bench.submit(1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Overloaded);
     assert!(error.retry_after().is_some() && error.message().contains('2'), "{error}");
-    // A cancelled request counts until its worker has let go.
+    // A cancelled request counts until its worker has confirmed.
     let key = worker.launched().await.key;
     drop(running);
     assert!(bench.submit(1).is_err());
@@ -198,7 +198,7 @@ async fn a_drain_lets_requests_finish_and_then_sends_the_workers_away() {
 }
 
 #[tokio::test]
-async fn what_outlasts_the_drain_fails() {
+async fn requests_that_outlast_the_drain_fail() {
     let (bench, mut worker) = one().await;
     let mut submission = bench.submit(1).unwrap();
     let key = worker.launched().await.key;
@@ -208,7 +208,7 @@ async fn what_outlasts_the_drain_fails() {
     assert_eq!(worker.cancelled().await, key);
 }
 
-/// The same, as a router in this process sees it.
+/// A router's client of the cluster, and the checkpoint's directory.
 async fn client(bench: &Bench) -> (ConductorClient<ConductorServer<ConductorService>>, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.json"), "{}").unwrap();

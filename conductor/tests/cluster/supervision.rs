@@ -1,4 +1,4 @@
-//! Spawned processes: what they are given, that they come back, and that none stays. A script plays the worker.
+//! Spawned processes: their arguments and secret, restarts, and their end with the supervisor. A script is the worker.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process};
 
@@ -16,7 +16,7 @@ fn supervise(bench: &Bench, directory: &Path, script: &str) -> Supervisor {
     Supervisor::start(bench.cluster.clone(), command, 1).unwrap()
 }
 
-/// What the script has written, once it is a whole line.
+/// The script's output, once it is a whole line.
 async fn line(path: &Path) -> String {
     soon("the script writes", async {
         loop {
@@ -30,7 +30,7 @@ async fn line(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_worker_gets_its_place_its_secret_and_a_group_of_its_own_and_does_not_outlive_the_supervisor() {
+async fn a_worker_gets_its_rank_its_secret_and_a_process_group_and_does_not_outlive_the_supervisor() {
     let (bench, directory) = (Bench::new(limits(1)).await, tempfile::tempdir().unwrap());
     let out = directory.path().join("out");
     let script = format!(

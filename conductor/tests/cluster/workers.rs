@@ -1,4 +1,4 @@
-//! Workers at the gate: who may join, what they are told, and what their end does.
+//! Workers that join: admission, the model, readiness, and the effects of their end.
 
 use futures_util::FutureExt;
 use tutti_proto::cluster::v1::{self as pb, worker_message::Message as ToConductor};
@@ -11,13 +11,13 @@ async fn it_is_ready_only_when_all_spawned_workers_are() {
     let bench = Bench::new(limits(2)).await;
     assert_eq!(bench.cluster.describe().unwrap_err().kind(), ErrorKind::Unavailable);
     let _first = bench.ready(0).await;
-    assert_eq!(bench.health.ready(), State::Not("1 of 2 workers are loaded".into()));
+    assert_eq!(bench.health.ready(), State::Not("1 of 2 workers have loaded the model".into()));
     let second = bench.ready(1).await;
     bench.wait_ready(|state| *state == State::Ok).await;
     let described = bench.cluster.describe().unwrap();
     let model = described.model.unwrap();
     assert_eq!((described.ready, model.served_name.as_str(), model.has_tokenizer), (true, "tiny", true));
-    // Once started, one worker is enough.
+    // After the start, one worker is enough for readiness.
     drop(second);
     soon("the second is gone", async {
         while bench.metric("tutti_workers_ready") != 1 {

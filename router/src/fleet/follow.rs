@@ -45,6 +45,7 @@ impl Fleet {
         }
         let mut watched: Vec<Arc<Member>> = Vec::new();
         let mut changes = self.changes();
+        let (mut polled, mut was_ready) = (false, false);
         loop {
             changes.mark_unchanged();
             watched.retain(|member| !member.is_removed());
@@ -58,10 +59,17 @@ impl Fleet {
             let (state, remarks) = self.readiness();
             if health.ready() != state {
                 match &state {
-                    State::Ok => tracing::info!("the front door is ready"),
-                    State::Not(reason) => tracing::info!(%reason, "the front door is not ready"),
+                    State::Ok if was_ready => tracing::info!("ready for requests again"),
+                    // The process announces its first readiness, with its addresses.
+                    State::Ok => {}
+                    State::Not(reason) if was_ready => tracing::info!(%reason, "not ready for requests"),
+                    State::Not(reason) if polled => tracing::info!(%reason, "not ready for requests yet"),
+                    // No conductor can have answered yet.
+                    State::Not(_) => {}
                 }
             }
+            polled = true;
+            was_ready |= state == State::Ok;
             health.set_remarks(remarks);
             health.set_ready(state);
             // Tasks end when their member is removed.

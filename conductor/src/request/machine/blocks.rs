@@ -1,22 +1,16 @@
-//! What a request takes in blocks, by which it is placed.
+//! The size of a request in blocks, by which it is placed.
 
 use tutti_runtime::prefix_index::PromptPieces;
 
 use super::Request;
 
 impl Request {
-    /// The same request, with its prompt cut.
-    #[must_use]
-    pub fn cut_into(self, pieces: PromptPieces) -> Self {
-        Self { pieces, ..self }
-    }
-
-    /// Where its prompt is cut.
+    /// Prefixes of the prompt, for the prefix index.
     pub fn pieces(&self) -> &PromptPieces {
         &self.pieces
     }
 
-    /// Blocks that its prompt and its output so far take.
+    /// Blocks of the prompt and of the output so far.
     pub fn blocks(&self) -> u64 {
         (self.spec.prompt.len() + self.generated.len()).div_ceil(self.pieces.block_tokens()) as u64
     }

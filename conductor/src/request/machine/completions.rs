@@ -1,4 +1,4 @@
-//! Completions: how a worker's part ends, and what that means for the request.
+//! Completions: the end of a graph at a rank, and its consequences for the request.
 
 use tutti_proto::{GraphKey, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
@@ -7,7 +7,7 @@ use super::{Dropped, Effects, Phase, Request, Stage};
 use crate::mailbox::Ending;
 
 impl Request {
-    /// Takes one rank's word that its part of a graph is over.
+    /// Handles one rank's completion of a graph.
     pub fn on_completion(&mut self, from: WorkerId, completion: pb::Completion) -> Effects {
         let drop = |why| Effects { dropped: Some(why), ..Effects::default() };
         let Some(key) = completion.key.map(GraphKey::from) else { return drop(Dropped::Unknown) };
@@ -61,7 +61,7 @@ impl Request {
             Phase::Live { stage: Stage::Reserving { .. }, .. } => {
                 self.break_off("its decode ended before anything was handed over")
             }
-            // The prefill's word that it has handed over is on its way.
+            // The prefill's `HandedOver` is still on its way.
             Phase::Live { stage: Stage::Prefilling { decode, .. }, .. } if decode.key == key => {
                 Effects::default()
             }
@@ -69,7 +69,7 @@ impl Request {
         }
     }
 
-    /// All ranks of what ends the request say so.
+    /// Handles the last rank's `Finished` of the graph that ends the request.
     fn on_finished(&mut self, finished: pb::Finished) -> Effects {
         if finished.generated as usize != self.generated.len() {
             return self.break_off(&format!(
@@ -88,7 +88,7 @@ impl Request {
         pb::Finished { cached_tokens: self.cached_tokens.unwrap_or(finished.cached_tokens), ..finished }
     }
 
-    /// The prefill is over, and the decode goes on, or has ended already.
+    /// Handles a prefill's `HandedOver`: the decode continues, or has ended already.
     fn on_handed_over(&mut self, key: GraphKey, handed_over: pb::HandedOver) -> Effects {
         let Phase::Live { stage, .. } = &mut self.phase else { return Effects::default() };
         let (prefill, early) = match stage {
@@ -98,7 +98,8 @@ impl Request {
         if !prefill.is_over() {
             return Effects::default();
         }
-        let (counted, due, here) = (handed_over.generated as usize, prefill.had + 1, self.generated.len());
+        let (counted, due, here) =
+            (handed_over.generated as usize, prefill.tokens_before + 1, self.generated.len());
         if counted != due || here < due || !early.is_empty() {
             return self.break_off(&format!(
                 "it was handed over after {counted} tokens where {due} were due and {here} arrived"

@@ -1,38 +1,29 @@
-//! Encoding: the way of a request's media into its prefill, beside the stages of the request itself.
+//! Encoding of a request's media for its prefill. Its states go beside the stages of the request.
 //!
-//! | encoding | event                                                      | next     | what follows                                  |
-//! |----------|------------------------------------------------------------|----------|-----------------------------------------------|
-//! | Over     | the part that prefills is launched, and there are media    | Due      | its `LaunchGraph` has `receive_media`         |
-//! | Due      | `Reserved` by that part's leader, and a place to encode    | Running  | `LaunchGraph` with `send_to`                  |
-//! | Due      | `Reserved`, and no place                                   | Over     | Waiting; the next incarnation, which is no replay |
-//! | Running  | handed over                                                | Over     | the prefill has what it needs                 |
-//! | Running  | finished without handing over                              | Over     | failed: internal                              |
-//! | any      | the request ends or starts over, for whatever reason       | Over     | `CancelGraph` where it runs                   |
-//!
-//! The encoder's graph fails, is refused, is lost with its worker, or cannot hand over as any other graph of the request
-//! does, with the same consequences.
+//! The table of its states is in docs/, beside that of the request's stages. An encoder's graph that fails, is refused, is
+//! lost with its worker or cannot hand over has the same consequences as any other graph of the request.
 
 use std::time::Instant;
 
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
-use super::{Effects, GraphRole, Members, Phase, Request, Room, Run, Stage};
+use super::{Effects, GraphRole, Members, Phase, Request, ReservedRoom, Run, Stage};
 
-/// What room is held for.
+/// The purpose of a worker's reserved room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoomFor {
-    /// Of a prefill, at the decode.
+    /// A prefill's planes, at the worker of the decode.
     Planes,
-    /// Of media, at the prefill.
+    /// Embeddings of media, at the worker of the prefill.
     Embeddings,
 }
 
-/// See the module.
+/// State of a request's encoding.
 #[derive(Debug)]
 pub(super) enum Encoding {
-    /// Nothing is to be encoded, or not any more.
+    /// Nothing is left to encode.
     Over,
-    /// Whoever prefills has not said yet that it holds room.
+    /// The graph that prefills has not yet reserved room for the embeddings.
     Due,
     Running(Run),
 }
@@ -64,7 +55,7 @@ impl Encoding {
     }
 }
 
-/// What each part needs to know: only what encodes media has their data, and it has nothing else.
+/// The specification that a graph receives. Only the encoder gets the media's bytes, and it gets nothing else.
 pub(super) fn spec_for(role: GraphRole, spec: &pb::RequestSpec) -> pb::RequestSpec {
     if role == GraphRole::Encode {
         return pb::RequestSpec { media: spec.media.clone(), priority: spec.priority, ..Default::default() };
@@ -87,18 +78,18 @@ pub(super) fn spec_for(role: GraphRole, spec: &pb::RequestSpec) -> pb::RequestSp
 }
 
 impl Request {
-    /// Whether anything has to be encoded for it.
+    /// True if the request has media.
     pub fn has_media(&self) -> bool {
         !self.encoders.is_empty()
     }
 
-    /// Blocks that the tokens would take which stand for media.
+    /// Blocks of the placeholder tokens of media.
     pub fn media_blocks(&self) -> u64 {
         let tokens: u64 = self.spec.media.iter().map(|item| u64::from(item.tokens)).sum();
         tokens.div_ceil(self.pieces.block_tokens() as u64)
     }
 
-    /// A part that prefills is about to be launched.
+    /// Asks the graph that prefills to reserve room for embeddings, if there are media.
     pub(super) fn await_embeddings(&mut self, message: &mut pb::LaunchGraph) {
         if !self.has_media() {
             return;
@@ -109,24 +100,30 @@ impl Request {
         }
     }
 
-    /// Starts to encode there, for whoever prefills, where room is held. `None`, and no change, unless that was asked for.
-    pub fn launch_encode(&mut self, at: Members, room: Room, now: Instant) -> Option<pb::LaunchGraph> {
+    /// Launches the encoder on `members`. It sends the embeddings to `room`, which the prefill's worker has reserved.
+    /// Returns `None` and changes nothing unless the encoding is `Due`.
+    pub fn launch_encode(
+        &mut self,
+        members: Members,
+        room: ReservedRoom,
+        now: Instant,
+    ) -> Option<pb::LaunchGraph> {
         let Phase::Live { stage, encoding: Encoding::Due, .. } = &self.phase else { return None };
         let send_to = self.destination(stage.prefilling()?.key, room);
         let message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(GraphRole::Encode, now) };
-        let run = self.begin(GraphRole::Encode, at);
+        let run = self.begin(GraphRole::Encode, members);
         if let Phase::Live { encoding, .. } = &mut self.phase {
             *encoding = Encoding::Running(run);
         }
         Some(message)
     }
 
-    /// Whether this is the graph that encodes.
+    /// True if `key` names the encoder's graph.
     pub(super) fn encodes(&self, key: GraphKey) -> bool {
         matches!(&self.phase, Phase::Live { encoding, .. } if encoding.run().is_some_and(|run| run.key == key))
     }
 
-    /// Its media are with whoever prefills, which goes on from here.
+    /// Handles the transfer of all embeddings: the graph that prefills begins.
     pub(super) fn on_encoded(&mut self) -> Effects {
         let Phase::Live { stage, encoding, .. } = &mut self.phase else { return Effects::default() };
         if encoding.run().is_some_and(|run| !run.is_over()) {
@@ -137,8 +134,7 @@ impl Request {
         Effects { begun, ..Effects::default() }
     }
 
-    /// The room that is held for the request is of no use now: nothing is there that could fill it. No try is lost by
-    /// this, since nothing was tried.
+    /// Gives up the reserved room, since no worker is ready that could fill it. This counts as no lost try.
     pub fn give_room_back(&mut self) -> Effects {
         match &self.phase {
             Phase::Live { stage: Stage::Reserving { .. }, .. }

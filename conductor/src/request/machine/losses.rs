@@ -1,4 +1,4 @@
-//! Losses: what ends a try, and the next one.
+//! Losses: the end of a try, and the start of the next one.
 
 use tutti_proto::{WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
@@ -7,7 +7,7 @@ use super::{Effects, Encoding, Phase, Request, Stage};
 use crate::mailbox::Ending;
 
 impl Request {
-    /// A worker is gone with all it held. What ran there is tried again, or fails with `why` where that was the last try.
+    /// Handles the loss of a worker. A request that ran there is tried again, or fails with `why` after its last try.
     pub fn on_worker_lost(&mut self, worker: WorkerId, why: &str) -> Effects {
         let mut released = Vec::new();
         for run in &mut self.leaving {
@@ -29,15 +29,15 @@ impl Request {
         Effects { released, ..effects }
     }
 
-    /// The try cannot go on without what was lost.
+    /// Starts the next try after a loss, or ends the request.
     fn on_try_lost(&mut self, why: &str) -> Effects {
         let Phase::Live { stage, .. } = &self.phase else { return Effects::default() };
         let all_here = |finished: &pb::Finished| finished.generated as usize == self.generated.len();
         let ended = |finished: &pb::Finished| finished.reason() != pb::FinishReason::Unspecified;
         let finished = stage.runs().filter_map(|run| run.finished).find(|f| all_here(f) && ended(f));
-        let in_vain = stage.runs().all(|run| run.had == self.generated.len());
+        let in_vain = stage.runs().all(|run| run.tokens_before == self.generated.len());
         if let Some(finished) = finished {
-            // Another try would go on behind the end.
+            // All tokens have arrived: another try would have nothing to generate.
             return self.end_early(Ending::Finished(self.as_first_computed(finished)));
         }
         self.lost += 1;
@@ -50,7 +50,7 @@ impl Request {
         self.replay(why)
     }
 
-    /// The planes of this try did not get from one worker to the other.
+    /// Handles a failed transfer of planes or embeddings.
     pub(super) fn on_handover_failed(&mut self, why: &Error) -> Effects {
         self.failed_handovers += 1;
         if self.failed_handovers > self.max_replays {

@@ -1,11 +1,11 @@
-//! Rows: tokens and prompt logprobs, each once and in order.
+//! Rows: tokens and prompt logprobs, delivered once and in order.
 
 use tutti_proto::{GraphKey, WorkerId, cluster::v1 as pb};
 
 use super::{Effects, Phase, Request, RowOutcome, Stage};
 
 impl Request {
-    /// Takes a row's tokens, in order and each once.
+    /// Handles a row: delivers its new tokens in order, each once.
     pub fn on_row(&mut self, from: WorkerId, row: pb::RowReport) -> RowOutcome {
         let lost = RowOutcome { dropped: row.tokens.len(), ..RowOutcome::default() };
         let next = self.generated.len() as u32;
@@ -29,7 +29,7 @@ impl Request {
         }
     }
 
-    /// Takes those rows of the decode that what has come of the prefill makes room for.
+    /// Delivers early rows of the decode whose preceding tokens have arrived.
     fn take_early(&mut self, outcome: &mut RowOutcome) {
         loop {
             let next = self.generated.len() as u32;
@@ -43,7 +43,7 @@ impl Request {
             let more = self.take(key, row);
             outcome.taken += more.taken;
             outcome.dropped += more.dropped;
-            // Only the end of the request has effects, and after that nothing is taken.
+            // Only the end of the request has effects, and no row is taken after it.
             outcome.effects = more.effects;
         }
     }
@@ -70,7 +70,7 @@ impl Request {
         if let Some(run) = self.run_mut(key) {
             run.see_epoch(row.epoch);
         }
-        // The client's prompt was computed once as far as the client can tell, and it is that time which counts.
+        // A replay computes the prompt again, but usage reports the cache hits of the first time.
         if next == 0 && !fresh.is_empty() {
             self.cached_tokens = row.cached_tokens;
         }
@@ -93,7 +93,7 @@ fn is_ahead(row: &pb::RowReport, next: u32) -> bool {
     row.tokens.first().is_some_and(|token| token.index > next)
 }
 
-/// What of a piece is behind those that have been sent; a try that starts over computes all of them again.
+/// The logprobs of a piece that have not been sent yet. A replay computes all of them again.
 fn unscored(piece: Option<pb::PromptLogprobs>, next: u32) -> Result<Option<pb::PromptLogprobs>, String> {
     let Some(mut piece) = piece else { return Ok(None) };
     let Some(seen) = next.checked_sub(piece.first) else {

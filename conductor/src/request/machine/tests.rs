@@ -1,4 +1,4 @@
-//! What the state machine must get right: order, identity, agreement, and one ending, whatever arrives.
+//! The state machine of a colocated request: order, identity, agreement of ranks, and one ending, whatever arrives.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ mod death_properties;
 mod disaggregated;
 mod disaggregated_properties;
 mod replay;
+mod states;
 
 use super::*;
 
@@ -22,7 +23,7 @@ fn spec() -> pb::RequestSpec {
     pb::RequestSpec { prompt: vec![1, 2, 3], ..Default::default() }
 }
 
-/// A request that is not yet placed, and its client's end.
+/// A request that waits for its placement, and its client's end.
 fn accepted() -> (Request, mailbox::Receiver) {
     due(None)
 }
@@ -30,8 +31,19 @@ fn accepted() -> (Request, mailbox::Receiver) {
 fn due(deadline: Option<Deadline>) -> (Request, mailbox::Receiver) {
     let (sender, receiver) = mailbox::channel();
     let walks = TextWalks { prefill: WalkId(4), decode: WalkId(5) };
-    let reservation = pb::PlaneReservation::default();
-    (Request::accept(RequestId(7), spec(), deadline, walks, reservation, 0, sender), receiver)
+    let new = NewRequest {
+        id: RequestId(7),
+        spec: spec(),
+        deadline,
+        walks,
+        encoders: vec![],
+        reservation: pb::PlaneReservation::default(),
+        pieces: PromptPieces::uncut(3, 1),
+        generated: vec![],
+        max_replays: 0,
+        output: sender,
+    };
+    (Request::accept(new), receiver)
 }
 
 fn now() -> Instant {
@@ -56,12 +68,12 @@ fn key(graph: u32, incarnation: u32) -> Option<pb::GraphKey> {
     Some(pb::GraphKey { request: 7, incarnation, graph })
 }
 
-/// A worker and the first try's first graph, as effects name them.
+/// A worker with the first try's first graph, as effects name them.
 fn at(worker: WorkerId) -> (WorkerId, GraphKey) {
     (worker, GraphKey::from(key(0, 0).unwrap()))
 }
 
-/// The row of pass `epoch`, which brings these tokens.
+/// A row of this epoch with these tokens.
 fn row(epoch: u32, indices: &[u32]) -> pb::RowReport {
     let tokens =
         indices.iter().map(|index| pb::SampledToken { token_id: 100 + index, index: *index, logprob: None });
@@ -76,7 +88,7 @@ fn completion(rank: u32, epoch: u32, outcome: pb::completion::Outcome) -> pb::Co
     pb::Completion { key: key(0, 0), epoch, rank, outcome: Some(outcome) }
 }
 
-/// All that the client has been sent, and how it ended, if it did.
+/// The tokens that the client has received, and the ending, if any.
 fn read(receiver: &mut mailbox::Receiver) -> (Vec<u32>, Option<Result<pb::Finished, ErrorKind>>) {
     let mut indices = Vec::new();
     loop {
@@ -215,18 +227,18 @@ fn disagreement_between_ranks_is_a_failure() {
 }
 
 #[test]
-fn one_ranks_failure_ends_it_and_the_others_let_go() {
+fn one_ranks_failure_ends_it_and_the_others_are_cancelled() {
     let (mut request, mut receiver) = running(pair());
     let fault = pb::completion::Outcome::Failed(Error::invalid("prompt", "is too long").into());
     let effects = request.on_completion(FOLLOWER, completion(1, 0, fault));
     assert_eq!((effects.cancel, effects.released), (vec![at(LEADER)], vec![at(FOLLOWER)]));
     assert_eq!(read(&mut receiver).1, Some(Err(ErrorKind::InvalidArgument)));
     request.on_completion(LEADER, completion(0, 0, finished(pb::FinishReason::Length, 0)));
-    assert!(request.is_over(), "a finish that crossed the cancel also lets go");
+    assert!(request.is_over(), "a finish that crossed the cancel completes the graph, too");
 }
 
 #[test]
-fn a_workers_refusal_is_told_apart_from_a_failure() {
+fn a_workers_refusal_is_distinguished_from_a_failure() {
     let (mut request, mut receiver) = running(alone());
     let fault = Error::new(ErrorKind::Overloaded, "72 requests are held, the limit is 72");
     let refused = pb::completion::Outcome::Refused(fault.into());
@@ -278,7 +290,7 @@ fn nowhere_to_run_ends_a_waiting_request() {
     assert_eq!(read(&mut receiver).1, Some(Err(ErrorKind::Unavailable)));
 }
 
-/// What may be done to a request's honest messages on their way.
+/// Disturbances of a request's messages.
 #[derive(Clone, Debug)]
 enum Mischief {
     Deliver,
@@ -297,8 +309,8 @@ fn mischief() -> impl Strategy<Value = Mischief> {
 }
 
 proptest! {
-    /// Duplicates, replays of old messages, strays of other tries, and the follower's word at any time: the client
-    /// sees each token once, in order, and the one right ending.
+    /// Duplicates, old messages, messages of other tries, and the follower's completion at any time: the client sees
+    /// each token once, in order, and the right ending.
     #[test]
     fn mischief_changes_nothing(
         tokens in 1u32..12,
@@ -345,7 +357,7 @@ proptest! {
         prop_assert_eq!(ending.unwrap().unwrap().generated, tokens);
     }
 
-    /// Any events at all, honest or not: at most one ending, no panic, and once all workers are gone it is over.
+    /// Arbitrary events: one ending, no panic, and the request is over once all workers are gone.
     #[test]
     fn there_is_one_ending_whatever_happens(events in proptest::collection::vec((0u8..6, 0u32..4, 0u32..2), 0..40)) {
         let (mut request, mut receiver) = running(pair());

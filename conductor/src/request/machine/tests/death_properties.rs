@@ -1,5 +1,5 @@
-//! A request under random deaths: the client sees each token once and in order, and nothing stays booked, whichever worker
-//! dies whenever and whatever it still says afterwards.
+//! A request under random deaths: the client sees each token once and in order, and no worker stays booked, whichever
+//! worker dies at any time and whatever it still sends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,13 @@ use super::{
     replay::{PROMPT, accepted, finish, read, row, scores},
 };
 
-/// One rank's life with one try of the request: it says honestly what a worker says.
+/// One try of the request at one rank, which sends what a correct worker sends.
 #[derive(Clone, Debug)]
 struct FakeGraph {
     worker: WorkerId,
     rank: u32,
     key: Option<pb::GraphKey>,
-    /// Prompt tokens a pass: the same for all ranks of a group.
+    /// Prompt tokens per step, the same for all ranks of a group.
     chunk: u32,
     epoch: u32,
     scored: u32,
@@ -34,7 +34,7 @@ enum Said {
     Completion(WorkerId, pb::Completion),
 }
 
-/// A group of ranks, its dead predecessors (some of which still talk), and all that was ever said.
+/// A group of ranks, its dead predecessors (some still send), and all messages so far.
 struct World {
     request: Request,
     total: u32,
@@ -71,7 +71,7 @@ impl World {
             assert!(self.booked.remove(booking), "{booking:?} released twice");
         }
         for (worker, key) in effects.cancel {
-            // A worker that is told to let go does so at once here; a property of its own is that it may take its time.
+            // Workers confirm a cancel at once here. `disaggregated_properties` delays their messages.
             let graphs = self.alive.iter_mut().filter(|graph| graph.worker == worker && !graph.over);
             let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
             let told: Vec<_> = graphs
@@ -101,7 +101,7 @@ impl World {
         self.apply(effects);
     }
 
-    /// Where every rank of the group is new, as after its restart.
+    /// Launches the request on a group of new workers, as after a restart.
     fn launch(&mut self, chunk: u32) {
         if !self.request.is_waiting() {
             return;
@@ -115,7 +115,7 @@ impl World {
         assert!(launch.generated.iter().zip(100..).all(|(token, expected)| *token == expected));
         for (rank, worker) in ranks {
             self.booked.insert((worker, launch.key.unwrap().into()));
-            // A try that has output has no prompt to score.
+            // A try with output has no prompt to score.
             let scored = if next > 0 { PROMPT } else { 1 };
             self.alive.push(FakeGraph {
                 worker,
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// What this life says next, if there is anything left to say.
+    /// The next messages of this graph, if any.
     fn says(&self, graph: &mut FakeGraph) -> Vec<Said> {
         if graph.over {
             return vec![];
@@ -167,7 +167,7 @@ impl World {
         said.into_iter().for_each(|said| self.hear(said));
     }
 
-    /// A worker that was taken for dead, and is not.
+    /// Steps a worker that was taken for dead but still runs.
     fn step_dead(&mut self, pick: usize) {
         let Some(index) = pick.checked_rem(self.dead.len()) else { return };
         let mut graph = self.dead[index].clone();
@@ -180,7 +180,7 @@ impl World {
         let Some(index) = pick.checked_rem(self.alive.len()) else { return };
         let graph = self.alive.remove(index);
         let effects = self.request.on_worker_lost(graph.worker, "killed");
-        // As the cluster does: with a worker, all its bookings are gone.
+        // As in the cluster, a lost worker's bookings are gone.
         self.dead.push(graph.clone());
         self.apply(effects);
         assert!(self.booked.iter().all(|(worker, _)| *worker != graph.worker), "a booking at a dead worker");
@@ -190,7 +190,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Deaths at any point, the dead that go on talking, and anything said before said again at any time.
+    /// Deaths at any point, messages of dead workers, and repeated messages at any time.
     #[test]
     fn deaths_and_echoes_change_nothing(
         total in 1u32..8,
@@ -213,7 +213,7 @@ proptest! {
             prop_assert!(world.endings <= 1);
             prop_assert_eq!(world.endings == 1, !world.request.is_live());
         }
-        // From here on all goes well.
+        // From here on no event disturbs the request.
         for _ in 0..200 {
             world.launch(2);
             for pick in 0..world.alive.len() {

@@ -1,4 +1,4 @@
-//! Prefill and decode at two workers, case by case.
+//! A disaggregated request, with prefill and decode at two workers, case by case.
 
 use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
@@ -11,8 +11,8 @@ use super::{
 const PREFILL: WorkerId = WorkerId(1);
 const DECODE: WorkerId = WorkerId(2);
 
-fn room() -> Room {
-    Room {
+pub(super) fn room() -> ReservedRoom {
+    ReservedRoom {
         address: "127.0.0.1:9".into(),
         layout_hash: 77,
         shared_memory: "/dev/shm/room".into(),
@@ -20,7 +20,7 @@ fn room() -> Room {
     }
 }
 
-/// Both parts of a first try, launched, with their names.
+/// A first try with both graphs launched, and the graphs' keys.
 struct Disaggregated {
     request: Request,
     receiver: mailbox::Receiver,
@@ -36,15 +36,15 @@ fn disaggregated(max_replays: u32) -> Disaggregated {
     Disaggregated { request, receiver, prefill, decode }
 }
 
-fn said(key: Option<pb::GraphKey>, outcome: pb::completion::Outcome) -> pb::Completion {
+pub(super) fn said(key: Option<pb::GraphKey>, outcome: pb::completion::Outcome) -> pb::Completion {
     pb::Completion { key, epoch: 9, rank: 0, outcome: Some(outcome) }
 }
 
-fn handed_over(key: Option<pb::GraphKey>, generated: u32) -> pb::Completion {
+pub(super) fn handed_over(key: Option<pb::GraphKey>, generated: u32) -> pb::Completion {
     said(key, pb::completion::Outcome::HandedOver(pb::HandedOver { generated }))
 }
 
-fn handover_failed(key: Option<pb::GraphKey>) -> pb::Completion {
+pub(super) fn handover_failed(key: Option<pb::GraphKey>) -> pb::Completion {
     let fault = Error::unavailable("the other side is gone");
     said(key, pb::completion::Outcome::HandoverFailed(fault.into()))
 }
@@ -85,7 +85,7 @@ fn tokens_come_from_one_worker_and_then_from_the_other() {
     assert_eq!((effects.handed_over, effects.begun), (true, vec![named(DECODE, decode)]));
     assert_eq!((effects.released, effects.ended), (vec![named(PREFILL, prefill)], None));
     request.on_row(DECODE, row(decode, 0, 1));
-    assert_eq!(request.on_worker_lost(PREFILL, "killed"), Effects::default(), "it is done with it");
+    assert_eq!(request.on_worker_lost(PREFILL, "killed"), Effects::default(), "it has completed its graph");
     let effects = request.on_completion(DECODE, finish(decode, 1, 0, 2));
     assert_eq!((effects.ended, effects.released), (Some(EndingKind::Finished), vec![named(DECODE, decode)]));
     let seen = read(&mut receiver);
@@ -95,7 +95,7 @@ fn tokens_come_from_one_worker_and_then_from_the_other() {
 }
 
 #[test]
-fn what_the_decode_says_before_the_prefill_is_heard_is_kept() {
+fn rows_of_the_decode_that_overtake_the_prefill_are_kept() {
     let Disaggregated { mut request, mut receiver, prefill, decode } = disaggregated(0);
     for index in [1, 2] {
         assert_eq!(request.on_row(DECODE, row(decode, index - 1, index)), RowOutcome::default());
@@ -122,7 +122,7 @@ fn a_first_token_that_is_the_last_cancels_the_decode() {
 }
 
 #[test]
-fn only_the_room_that_is_waited_for_counts() {
+fn only_the_expected_room_counts() {
     let (mut request, _receiver) = accepted(1);
     let key = |graph, incarnation| pb::GraphKey { request: 7, incarnation, graph }.into();
     assert_eq!(request.check_reserved(DECODE, key(1, 0)), Err(Dropped::Unknown), "not launched yet");
@@ -165,19 +165,22 @@ fn the_loss_of_either_side_starts_both_again() {
         let again = request.launch_prefill(at(WorkerId(6)), room(), Instant::now()).unwrap();
         assert_eq!(again.generated, [100]);
         request.on_row(WorkerId(6), row(again.key, 0, 1));
-        assert_eq!(request.on_row(DECODE, row(decode, 0, 1)).dropped, 1, "of the try that is over");
+        assert_eq!(request.on_row(DECODE, row(decode, 0, 1)).dropped, 1, "a row of the earlier try");
         assert!(request.on_completion(WorkerId(6), handed_over(again.key, 2)).handed_over);
         assert_eq!(read(&mut receiver).tokens, [0, 1]);
     }
 }
 
 #[test]
-fn failed_handovers_are_counted_apart_from_lost_workers() {
+fn failed_handovers_and_lost_workers_are_counted_separately() {
     let Disaggregated { mut request, mut receiver, prefill, decode } = disaggregated(1);
     let effects = request.on_completion(PREFILL, handover_failed(prefill));
     assert!(effects.replayed && !request.is_suspect());
     assert_eq!(effects.cancel, [named(DECODE, decode)]);
-    assert!(!request.on_completion(DECODE, handover_failed(decode)).replayed, "it lets go of the same try");
+    assert!(
+        !request.on_completion(DECODE, handover_failed(decode)).replayed,
+        "both sides report the same try"
+    );
     request.launch(GraphRole::Decode, at(DECODE), Instant::now()).unwrap();
     assert!(request.on_worker_lost(DECODE, "killed").replayed);
     let decode = request.launch(GraphRole::Decode, at(WorkerId(5)), Instant::now()).unwrap().key;
@@ -228,7 +231,7 @@ fn a_decode_that_fails_while_the_prefill_runs_ends_both() {
 }
 
 #[test]
-fn a_prefill_that_nothing_follows_needs_no_room() {
+fn a_prefill_without_a_decode_needs_no_room() {
     let (mut request, mut receiver) = accepted(0);
     let launch = request.launch(GraphRole::Prefill, at(PREFILL), Instant::now()).unwrap();
     assert_eq!((launch.walks, launch.send_to, launch.receive), (vec![0], None, None));
@@ -248,7 +251,7 @@ fn a_decode_on_several_ranks_is_led_by_its_lowest() {
 
 const ENCODER: WorkerId = WorkerId(3);
 
-/// One with media that are to be encoded for its prefill, whose name is given.
+/// A request with media whose prefill has been launched, and the prefill's key.
 fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver, GraphKey) {
     let (mut request, receiver) = accepted(max_replays);
     let item = |first| pb::MediaItem {
@@ -259,7 +262,7 @@ fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver,
         ..Default::default()
     };
     Arc::get_mut(&mut request.spec).unwrap().media = vec![item(0), item(2)];
-    let mut request = request.encoded_by(vec![WalkId(7)]);
+    let mut request = Request { encoders: vec![WalkId(7)], ..request };
     let launch = request.launch(role, at(PREFILL), Instant::now()).unwrap();
     assert_eq!(launch.receive_media, Some(pb::PlaneReservation { secret: vec![9; 16], lease_ms: 500 }));
     let media = launch.spec.unwrap().media;
@@ -268,9 +271,13 @@ fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver,
 }
 
 #[test]
-fn media_are_encoded_for_whoever_prefills_once_it_has_room() {
+fn media_are_encoded_for_the_prefill_once_it_has_room() {
     let (mut request, _receiver, prefill) = with_media(0, GraphRole::Whole);
-    assert_eq!(request.launch_prefill(at(PREFILL), room(), Instant::now()), None, "no planes are waited for");
+    assert_eq!(
+        request.launch_prefill(at(PREFILL), room(), Instant::now()),
+        None,
+        "the request waits for no planes"
+    );
     assert_eq!(request.check_reserved(ENCODER, prefill), Err(Dropped::Unknown));
     assert_eq!(request.check_reserved(PREFILL, prefill), Ok(RoomFor::Embeddings));
     let launch = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap();
@@ -285,11 +292,11 @@ fn media_are_encoded_for_whoever_prefills_once_it_has_room() {
     assert_eq!(effects.released, [named(ENCODER, launch.key)]);
     let again = request.on_completion(ENCODER, handed_over(launch.key, 0));
     assert_eq!(again.dropped, Some(Dropped::Stale));
-    assert_eq!(request.on_worker_lost(ENCODER, "killed"), Effects::default(), "it is done with it");
+    assert_eq!(request.on_worker_lost(ENCODER, "killed"), Effects::default(), "it has completed its graph");
 }
 
 #[test]
-fn an_encoder_that_dies_is_replayed_and_one_that_is_not_there_is_waited_for() {
+fn a_dead_encoder_is_replayed_and_a_missing_one_is_awaited() {
     let (mut request, _receiver, prefill) = with_media(1, GraphRole::Prefill);
     let effects = request.give_room_back();
     assert_eq!(

@@ -1,5 +1,6 @@
-//! A request whose encoding, prefill and decode run apart, under deaths, failed hand-overs, echoes, and messages of workers in
-//! any order: the client sees each token once and in order, and nothing stays booked.
+//! A request whose encoding, prefill and decode are disaggregated, under deaths, failed hand-overs, repeated messages,
+//! and messages of different workers in any order: the client sees each token once and in order, and no worker stays
+//! booked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,18 +14,18 @@ use super::{
     replay::{PROMPT, accepted_for, at, finish, read, row, scores},
 };
 
-/// One worker's life with one graph: it says honestly what a worker says.
+/// One graph at one worker, which sends what a correct worker sends.
 #[derive(Clone, Debug)]
 struct FakeGraph {
     worker: WorkerId,
     role: GraphRole,
     key: pb::GraphKey,
-    /// Prompt tokens a pass.
+    /// Prompt tokens per step.
     chunk: u32,
     epoch: u32,
     scored: u32,
     next: u32,
-    /// It has what it needs to go on: a prefill at once, or when its media have been handed over, as a decode its planes.
+    /// True once the graph has its inputs: planes for a decode, embeddings for a prefill with media.
     begun: bool,
     over: bool,
 }
@@ -32,7 +33,7 @@ struct FakeGraph {
 #[derive(Clone, Debug)]
 enum Said {
     Reserved(pb::GraphKey),
-    /// One report: what ends with a row is said with it.
+    /// One report: a row, and the completion if the graph ends with it.
     Row(pb::RowReport, Option<pb::Completion>),
     Completion(pb::Completion),
 }
@@ -41,11 +42,11 @@ struct World {
     request: Request,
     total: u32,
     chunk: u32,
-    /// Whether there is a worker that prefills, and one that encodes.
+    /// True while a worker is ready that prefills, and one that encodes.
     prefills: bool,
     encodes: bool,
     alive: Vec<FakeGraph>,
-    /// What has been said and not been heard: in order of each worker, in any order of two.
+    /// Messages that have not arrived yet. Those of one worker arrive in order.
     outboxes: BTreeMap<WorkerId, VecDeque<Said>>,
     heard: Vec<(WorkerId, Said)>,
     booked: BTreeSet<(WorkerId, GraphKey)>,
@@ -57,7 +58,8 @@ struct World {
 impl World {
     fn new(max_replays: u32, total: u32, has_media: bool) -> (Self, mailbox::Receiver) {
         let (request, receiver) = accepted_for(max_replays, total);
-        let request = request.encoded_by(if has_media { vec![WalkId(7)] } else { vec![] });
+        let encoders = if has_media { vec![WalkId(7)] } else { vec![] };
+        let request = Request { encoders, ..request };
         let world = Self {
             request,
             total,
@@ -80,7 +82,7 @@ impl World {
         assert!(self.booked.insert((worker, key.into())));
         assert!(launch.generated.iter().zip(100..).all(|(token, expected)| *token == expected));
         let generated = launch.generated.len() as u32;
-        // A try that has output has no prompt to score, and a decode goes on behind the prefill's token.
+        // A try with output has no prompt to score, and a decode continues after the prefill's token.
         let scored = if generated > 0 || role == GraphRole::Decode { PROMPT } else { 1 };
         let next = generated + u32::from(role == GraphRole::Decode);
         let (for_decode, for_media) = (launch.receive.is_some(), launch.receive_media.is_some());
@@ -103,8 +105,8 @@ impl World {
     }
 
     fn launch(&mut self, whole: bool) {
-        let nobody_encodes = self.request.has_media() && !self.encodes;
-        if !self.request.is_waiting() || (!self.prefills && !whole) || nobody_encodes {
+        let no_encoder = self.request.has_media() && !self.encodes;
+        if !self.request.is_waiting() || (!self.prefills && !whole) || no_encoder {
             return;
         }
         let role = match (whole, self.request.may_decode()) {
@@ -149,7 +151,7 @@ impl World {
             Said::Completion(completion) => self.request.on_completion(from, completion),
             Said::Reserved(key) => {
                 let Ok(wanted) = self.request.check_reserved(from, key.into()) else { return };
-                let room = Room {
+                let room = ReservedRoom {
                     address: String::new(),
                     layout_hash: 0,
                     shared_memory: String::new(),
@@ -225,7 +227,7 @@ impl World {
         self.alive[index] = graph;
     }
 
-    /// The receiver acknowledges while it is there, and goes on.
+    /// Transfers a graph. The receiver acknowledges if it is present, and continues.
     fn export(&mut self, graph: &FakeGraph) {
         let of_media = graph.role == GraphRole::Encode;
         let goes_on = |role| match role {
@@ -246,7 +248,7 @@ impl World {
         self.complete(graph, outcome);
     }
 
-    /// A lease that is over, or a push that breaks.
+    /// Fails a transfer, as an expired lease or a broken connection does.
     fn fail_handover(&mut self, pick: usize) {
         let Some(index) = pick.checked_rem(self.alive.len()) else { return };
         let graph = &mut self.alive[index];
@@ -258,7 +260,7 @@ impl World {
         self.complete(&graph, pb::completion::Outcome::HandoverFailed(pb::Fault::default()));
     }
 
-    /// What it has said may still be heard.
+    /// Kills a worker. Its messages on the way still arrive.
     fn lose(&mut self, pick: usize) {
         let Some(index) = pick.checked_rem(self.alive.len()) else { return };
         let graph = self.alive.remove(index);
@@ -297,7 +299,7 @@ proptest! {
             prop_assert!(world.endings <= 1);
             prop_assert_eq!(world.endings == 1, !world.request.is_live());
         }
-        // From here on all goes well.
+        // From here on no event disturbs the request.
         (world.prefills, world.encodes) = (true, true);
         for _ in 0..300 {
             world.launch(false);

@@ -1,4 +1,4 @@
-//! What a replay must get right, case by case.
+//! Replays of a request, case by case.
 
 use futures_util::FutureExt;
 use tokio_stream::StreamExt;
@@ -21,8 +21,19 @@ pub(super) fn accepted_for(max_replays: u32, max_tokens: u32) -> (Request, mailb
     let spec =
         pb::RequestSpec { prompt: vec![0; PROMPT as usize], stopping: Some(stopping), ..Default::default() };
     let walks = TextWalks { prefill: WalkId(0), decode: WalkId(1) };
-    let reservation = pb::PlaneReservation { secret: vec![9; 16], lease_ms: 500 };
-    (Request::accept(RequestId(7), spec, None, walks, reservation, max_replays, sender), receiver)
+    let new = NewRequest {
+        id: RequestId(7),
+        spec,
+        deadline: None,
+        walks,
+        encoders: vec![],
+        reservation: pb::PlaneReservation { secret: vec![9; 16], lease_ms: 500 },
+        pieces: PromptPieces::uncut(PROMPT as usize, 1),
+        generated: vec![],
+        max_replays,
+        output: sender,
+    };
+    (Request::accept(new), receiver)
 }
 
 pub(super) fn at(worker: WorkerId) -> Members {
@@ -47,7 +58,7 @@ pub(super) fn finish(key: Option<pb::GraphKey>, epoch: u32, rank: u32, generated
     pb::Completion { key, epoch, rank, outcome: Some(pb::completion::Outcome::Finished(finished)) }
 }
 
-/// What the client has had: tokens' indices, prompt tokens whose logprobs came, and the ending.
+/// The client's view: indices of tokens, prompt tokens with logprobs, and the ending.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub tokens: Vec<u32>,
@@ -83,7 +94,7 @@ fn a_lost_worker_is_a_pause() {
     assert_eq!(effects.released, [(FIRST, key.unwrap().into())]);
     let again = request.launch(GraphRole::Whole, at(SECOND), Instant::now()).unwrap();
     assert_eq!((again.key.unwrap().incarnation, &again.generated), (1, &vec![100]));
-    assert_eq!(request.on_row(FIRST, row(key, 1, 1)).dropped, 1, "what the dead still say");
+    assert_eq!(request.on_row(FIRST, row(key, 1, 1)).dropped, 1, "a dead worker's late row");
     request.on_row(SECOND, row(again.key, 0, 1));
     assert_eq!(request.on_completion(FIRST, finish(key, 2, 0, 2)).dropped, Some(Dropped::Stale));
     request.on_completion(SECOND, finish(again.key, 1, 0, 2));
@@ -92,7 +103,7 @@ fn a_lost_worker_is_a_pause() {
 }
 
 #[test]
-fn what_the_first_try_found_cached_is_what_counts() {
+fn cached_tokens_are_those_of_the_first_try() {
     let (mut request, mut receiver) = accepted(2);
     let key = request.launch(GraphRole::Whole, at(FIRST), Instant::now()).unwrap().key;
     request.on_row(FIRST, pb::RowReport { cached_tokens: Some(3), ..row(key, 0, 0) });
@@ -110,7 +121,7 @@ fn prompt_logprobs_come_once_though_the_prompt_is_computed_again() {
     request.on_row(FIRST, scores(key, 0, 1, 3));
     request.on_worker_lost(FIRST, "killed");
     let key = request.launch(GraphRole::Whole, at(SECOND), Instant::now()).unwrap().key;
-    // Other chunks than before.
+    // The chunks differ from the first try's.
     request.on_row(SECOND, scores(key, 0, 1, 2));
     request.on_row(SECOND, scores(key, 1, 3, 3));
     assert_eq!(read(&mut receiver).scored, [1, 2, 3, 4, 5]);
@@ -166,14 +177,14 @@ fn an_end_that_one_rank_told_needs_no_other_try_once_all_tokens_are_here() {
 }
 
 #[test]
-fn the_other_ranks_of_a_lost_group_let_go_of_the_try_that_is_over() {
+fn the_other_ranks_of_a_lost_group_complete_the_try_that_is_over() {
     let both = Members::from([(Rank(0), FIRST), (Rank(1), SECOND)]);
     let (mut request, _receiver) = accepted(2);
     let key = request.launch(GraphRole::Whole, both.clone(), Instant::now()).unwrap().key;
     let effects = request.on_worker_lost(SECOND, "killed");
     let first_try = (FIRST, GraphKey::from(key.unwrap()));
     assert_eq!(effects.cancel, [first_try]);
-    // Again on the same one, before it has let go of the first try.
+    // The next try is on the same worker, before that has completed the first one.
     let again = request.launch(GraphRole::Whole, at(FIRST), Instant::now()).unwrap().key;
     let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
     let released = pb::Completion { key, epoch: 0, rank: 0, outcome: Some(cancelled) };

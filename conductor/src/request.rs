@@ -1,4 +1,4 @@
-//! What the conductor knows of a request: the checks at the door, its worker graphs, and its state machine.
+//! The conductor's view of one request: validation, its worker graphs, and its state machine.
 //! Pure: no I/O, no clock, no device.
 
 mod deadline;
@@ -11,6 +11,6 @@ pub mod validate;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
-pub use machine::{Request, Room, RoomFor};
+pub use machine::{NewRequest, Request, ReservedRoom, RoomFor};
 pub use plan::{GraphRole, TextWalks};
 pub use run::Members;

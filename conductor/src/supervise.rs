@@ -1,14 +1,14 @@
-//! Life and death of the worker processes that this conductor spawns.
+//! Supervision of the worker processes that this conductor spawns.
 //!
-//! A child must not outlive its conductor, however that one ends. Three ties see to it: the *lifeline* (a pipe to the
-//! child's stdin, whose end is the child's end), the parent-death signal (which reaches a stopped child too), and the
-//! end of its stream. Linux sends the parent-death signal when the *thread* that spawned the child ends, so children are
-//! spawned and waited for on one thread that lives as long as the process.
+//! A child must not outlive its conductor, however the conductor ends. Three things ensure this: the *lifeline* (a pipe
+//! to the child's stdin, at whose end the child exits), the parent-death signal (which also reaches a stopped child),
+//! and the end of the child's stream. Linux sends the parent-death signal when the *thread* that spawned the child
+//! ends, so children are spawned and awaited on one thread that lives as long as the process.
 
 mod backoff;
 mod child;
 
-use std::{path::PathBuf, process::ExitStatus, sync::Arc, thread, time::Duration};
+use std::{io, path::PathBuf, process::ExitStatus, sync::Arc, thread, time::Duration};
 
 use tokio::{
     sync::{oneshot, watch},
@@ -24,25 +24,25 @@ use self::{
 };
 use crate::cluster::{Cluster, Exit, Presence};
 
-/// How long a worker may take to leave once it was told to, or once its stream has ended.
+/// Time for a worker to leave after it was told to, or after its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long a child may take to join, which it does before it loads anything.
+/// Time for a child to join. It joins before it loads anything.
 const JOINING: Duration = Duration::from_secs(60);
-/// How often a living child is held against what the cluster knows of it.
+/// Time between two checks of a child's presence in the cluster.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
-/// How to start a worker.
+/// The command that starts a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerCommand {
     /// The executable, which acts as a worker when its name is `worker`.
     pub program: PathBuf,
-    /// What the worker dials.
+    /// The URL that the worker dials.
     pub conductor_url: String,
-    /// Written to the child's stdin first, as one line: what others must not see in its command line.
+    /// First line of the child's stdin, for secrets that must not show in its command line.
     pub lifeline_line: String,
 }
 
-/// Keeps `ranks` worker processes alive until it is stopped.
+/// Keeps worker processes running until it is stopped.
 #[derive(Debug)]
 pub struct Supervisor {
     stop: watch::Sender<bool>,
@@ -63,7 +63,7 @@ impl Supervisor {
                 ranks.spawn(supervisor.run(stopping.clone()));
             }
             ranks.join_all().await;
-            // Nobody waits any more where the process is ending at once.
+            // The receiver is gone if the process ends without waiting.
             let _ = done.send(());
         };
         thread::Builder::new()
@@ -73,24 +73,42 @@ impl Supervisor {
         Ok(Self { stop, stopped })
     }
 
-    /// Completes only when the supervisor's thread is gone, which it should not be before it is stopped.
+    /// Completes when the supervisor's thread has ended, which is a fault before the supervisor is stopped.
     pub async fn ended(&mut self) {
         let _ = (&mut self.stopped).await;
     }
 
-    /// Starts no worker again, and completes once all have left; what is still there after a while is killed.
+    /// Stops restarts, and completes once all workers have left. Workers that do not leave in time are killed.
     pub async fn stop(self) {
         self.stop.send_replace(true);
-        // An error means that the supervisor's thread is gone, and then its children are.
+        // An error means that the supervisor's thread has ended, and its children with it.
         let _ = self.stopped.await;
     }
 }
 
-/// Keeps one rank's process alive.
+/// Keeps the worker process of one rank running.
 struct RankSupervisor {
     rank: Rank,
     cluster: Arc<Cluster>,
     command: WorkerCommand,
+}
+
+/// The end of a child.
+enum ChildExit {
+    /// The child found its settings unusable.
+    Usage(String),
+    /// Any other end, or a child that could not be started or awaited.
+    Other(String),
+}
+
+impl From<io::Result<ExitStatus>> for ChildExit {
+    fn from(status: io::Result<ExitStatus>) -> Self {
+        match status {
+            Ok(status) if status.code() == Some(exit::USAGE.into()) => Self::Usage(status.to_string()),
+            Ok(status) => Self::Other(status.to_string()),
+            Err(error) => Self::Other(format!("it cannot be waited for: {error}")),
+        }
+    }
 }
 
 impl RankSupervisor {
@@ -101,17 +119,20 @@ impl RankSupervisor {
                 return stopped(&mut stopping).await;
             }
             let born = Instant::now();
-            let (status, usage) = match Child::spawn(&self.command, self.rank).await {
-                Ok(child) => self.watch_over(child, born, &mut stopping).await,
-                Err(error) => (format!("it cannot be started: {error}"), false),
+            let ended = match Child::spawn(&self.command, self.rank).await {
+                Ok(child) => self.supervise(child, born, &mut stopping).await.into(),
+                Err(error) => ChildExit::Other(format!("it cannot be started: {error}")),
             };
             if *stopping.borrow() {
                 return;
             }
             let pause = backoff.after(born.elapsed());
             if !self.cluster.is_drained(self.rank) {
+                let usage = matches!(ended, ChildExit::Usage(_));
+                let (ChildExit::Usage(status) | ChildExit::Other(status)) = ended;
                 tracing::warn!(worker = %self.rank, status, restart_in = ?pause, "worker process ended");
-                self.cluster.on_exit(self.rank, &Exit { status, usage, early_exits: backoff.early_exits() });
+                let early_exits = backoff.early_exits();
+                self.cluster.on_exit(self.rank, &Exit { status, usage, early_exits });
                 tokio::select! {
                     () = sleep(pause) => {}
                     () = stopped(&mut stopping) => return,
@@ -121,35 +142,35 @@ impl RankSupervisor {
         }
     }
 
-    /// Waits for the child's end: its status, and whether the child found its settings unusable.
-    async fn watch_over(
+    /// Waits for the child's end, and kills it if it does not join, does not leave, or is fenced.
+    async fn supervise(
         &self,
         mut child: Child,
         born: Instant,
         stopping: &mut watch::Receiver<bool>,
-    ) -> (String, bool) {
+    ) -> io::Result<ExitStatus> {
         let mut well = false;
-        let status = loop {
+        loop {
             tokio::select! {
-                status = child.wait() => break status,
+                status = child.wait() => return status,
                 () = stopped(stopping) => {
                     if self.cluster.presence(self.rank, child.pid()) == Presence::Awaited {
-                        // It could not be told to leave, and holds nothing that could be lost.
+                        // It has no stream over which to tell it to leave, and holds no requests.
                         child.kill();
                     }
-                    break self.see_off(&mut child, "the cluster ends").await;
+                    return self.see_off(&mut child, "the cluster ends").await;
                 }
                 () = sleep(CHECK_EVERY) => match self.cluster.presence(self.rank, child.pid()) {
-                    // A stopped process would not hear anything else.
+                    // A stopped process reacts to nothing else.
                     Presence::Fenced => {
                         child.kill();
-                        break child.wait().await;
+                        return child.wait().await;
                     }
-                    Presence::Left => break self.see_off(&mut child, "its stream has ended").await,
+                    Presence::Left => return self.see_off(&mut child, "its stream has ended").await,
                     Presence::Awaited if born.elapsed() >= JOINING => {
                         tracing::warn!(worker = %self.rank, pid = child.pid(), "killing a worker that does not join");
                         child.kill();
-                        break child.wait().await;
+                        return child.wait().await;
                     }
                     Presence::Here if !well && born.elapsed() >= WELL => {
                         well = true;
@@ -158,15 +179,11 @@ impl RankSupervisor {
                     Presence::Here | Presence::Awaited => {}
                 }
             }
-        };
-        match status {
-            Ok(status) => (status.to_string(), status.code() == Some(exit::USAGE.into())),
-            Err(error) => (format!("it cannot be waited for: {error}"), false),
         }
     }
 
-    /// Gives a child that should leave its time, and then ends it.
-    async fn see_off(&self, child: &mut Child, why: &str) -> std::io::Result<ExitStatus> {
+    /// Waits for a child that should leave, and kills it after the grace period.
+    async fn see_off(&self, child: &mut Child, why: &str) -> io::Result<ExitStatus> {
         if let Ok(status) = timeout(GRACE, child.wait()).await {
             return status;
         }
@@ -176,7 +193,7 @@ impl RankSupervisor {
     }
 }
 
-/// Completes once the supervisor is to stop.
+/// Completes once the supervisor is stopped.
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
     // An error means that the supervisor was dropped: the process is ending.
     let _ = stopping.wait_for(|stop| *stop).await;

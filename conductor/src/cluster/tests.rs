@@ -1,5 +1,5 @@
-//! The whole cluster under random deaths, with all in one and with prefill apart from decode: every request ends once with
-//! all of its tokens in order, and nothing of any of them stays booked or waiting.
+//! The whole cluster under random deaths, colocated and disaggregated: every request ends once, with all of its tokens
+//! in order, and no request stays booked or waiting.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
@@ -21,21 +21,26 @@ use crate::submission::Submission;
 const RANKS: u32 = 3;
 const MAX_REPLAYS: u32 = 2;
 
-fn topology(disaggregated: bool) -> Topology {
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    Colocated,
+    Disaggregated,
+}
+
+fn topology(shape: Shape) -> Topology {
     let group = |walk: &str, replicas| {
         let walks = Some(vec![walk.to_owned()]);
         GroupSpec { name: walk.into(), nodes: None, walks, tp: 1, replicas, spawned: true }
     };
-    if disaggregated {
-        Topology::new(vec![group("prefill", 1), group("decode", RANKS - 1)])
-    } else {
-        Topology::all_in_one(RANKS, 1)
+    match shape {
+        Shape::Colocated => Topology::all_in_one(RANKS, 1),
+        Shape::Disaggregated => Topology::new(vec![group("prefill", 1), group("decode", RANKS - 1)]),
     }
 }
 
-fn cluster(disaggregated: bool) -> Arc<Cluster> {
+fn cluster(shape: Shape) -> Arc<Cluster> {
     let limits = Limits {
-        topology: topology(disaggregated),
+        topology: topology(shape),
         max_running_requests: 4,
         max_queued_requests: 4,
         max_model_len: None,
@@ -76,19 +81,19 @@ fn spec(max_tokens: u32) -> pb::RequestSpec {
     }
 }
 
-/// A graph where it runs.
+/// A graph that runs on a worker.
 #[derive(Clone, Copy)]
 struct Running {
     epoch: u32,
     next: u32,
     total: u32,
-    /// It goes on there after its first token.
+    /// The graph that continues after this one's first token.
     send_to: Option<GraphKey>,
-    /// It waits for its first token.
+    /// True until the first token has been transferred.
     receives: bool,
 }
 
-/// A worker as it should be: one token for each of its graphs with each step.
+/// A fake worker that generates one token per graph per step.
 struct Worker {
     id: WorkerId,
     rank: u32,
@@ -96,12 +101,12 @@ struct Worker {
     running: BTreeMap<GraphKey, Running>,
 }
 
-/// What a worker says with one step.
+/// Messages of one step of a worker.
 #[derive(Clone, Default)]
 struct Says {
     reserved: Vec<pb::Reserved>,
     report: pb::StepReport,
-    /// Graphs elsewhere, each with those here that go on as it.
+    /// Transfers: the receiving graph, and this worker's graph.
     exports: Vec<(GraphKey, GraphKey)>,
 }
 
@@ -171,7 +176,7 @@ impl Worker {
     }
 }
 
-/// A client, and what it has had.
+/// A client and its output so far.
 struct Client {
     submission: Submission,
     total: u32,
@@ -197,7 +202,7 @@ impl Client {
 #[derive(Default)]
 struct World {
     alive: BTreeMap<u32, Worker>,
-    /// Taken out of the cluster, and not aware of it.
+    /// Removed from the cluster, but still sending.
     dead: Vec<Worker>,
     said: Vec<(WorkerId, Says)>,
     clients: Vec<Client>,
@@ -206,7 +211,7 @@ struct World {
 
 impl World {
     fn join(&mut self, cluster: &Cluster, rank: u32) {
-        let (link, inbox) = link(cluster.link_capacity());
+        let (link, inbox) = link(cluster.limits().link_capacity());
         if let Ok(id) =
             cluster.join(Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into() }, link)
         {
@@ -225,7 +230,7 @@ impl World {
         }
     }
 
-    /// Whoever holds the room goes on with the second token, if it is still there.
+    /// Transfers graphs: the receiver continues with the second token, if it is still there.
     fn export(&mut self, from: &Worker, says: &mut Says) {
         for (to, key) in says.exports.drain(..) {
             let receiver = self.alive.values_mut().find_map(|worker| worker.running.get_mut(&to));
@@ -259,10 +264,10 @@ proptest! {
 
     #[test]
     fn deaths_lose_nothing_and_leave_nothing(
-        disaggregated in any::<bool>(),
+        shape in prop_oneof![Just(Shape::Colocated), Just(Shape::Disaggregated)],
         events in proptest::collection::vec((0u8..20, 0u32..RANKS, any::<prop::sample::Index>()), 0..150),
     ) {
-        let (cluster, mut world) = (cluster(disaggregated), World::default());
+        let (cluster, mut world) = (cluster(shape), World::default());
         (0..RANKS).for_each(|rank| world.join(&cluster, rank));
         for (event, rank, index) in events {
             match event {
@@ -283,7 +288,7 @@ proptest! {
                     hear(&cluster, index.get(&world.said));
                 }
                 18 if !world.clients.is_empty() => {
-                    // Goes away, whether or not it has had all.
+                    // The client leaves, whether or not its request has ended.
                     world.clients.swap_remove(index.index(world.clients.len()));
                 }
                 _ => world.clients.iter_mut().for_each(Client::read),
@@ -296,8 +301,8 @@ proptest! {
             }
         }
         let state = cluster.state.lock();
-        prop_assert!(state.requests.is_empty() && state.waiting.is_empty(), "{:?}", *state);
-        prop_assert!(state.workers.iter().all(|(_, worker)| !worker.holds_any()), "{:?}", state.workers);
+        prop_assert!(state.requests.len() == 0 && !state.requests.any_waiting(), "{:?}", *state);
+        prop_assert!(state.membership.workers.iter().all(|(_, worker)| !worker.holds_any()), "{:?}", state.membership.workers);
         drop(state);
         for client in &mut world.clients {
             client.read();

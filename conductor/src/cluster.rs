@@ -1,0 +1,197 @@
+//! All requests and all workers of a conductor, behind one short lock.
+//!
+//! Every event (a submit, a report, a worker's death) takes the lock once, moves state machines, and puts messages into
+//! bounded queues without waiting. Nothing here awaits or does I/O under the lock. One step report of a worker is one
+//! event, however many rows it carries.
+//!
+//! `State` has three parts, whose methods decide: `Membership` (workers, ranks, groups, the model), `Requests`
+//! and `Prefixes`. [`Cluster`] has the lock, and connects decisions with metrics, health and one another.
+
+mod groups;
+mod launches;
+mod membership;
+mod model;
+mod placement;
+mod prefixes;
+mod ranks;
+mod request_events;
+mod requests;
+mod roles;
+mod status;
+mod topology;
+mod watchdog;
+mod worker_events;
+mod workers;
+
+#[cfg(test)]
+mod tests;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::{Error, health::Health, metrics::Metrics};
+
+pub(crate) use self::prefixes::IndexSize;
+use self::{membership::Membership, prefixes::Prefixes, requests::Requests};
+pub use self::{
+    membership::{Exit, Joining, Presence},
+    topology::{GroupSpec, Topology},
+    workers::Link,
+};
+use crate::{metrics::ConductorMetrics, request::media::Digest};
+
+/// The most workers of a cluster. Ranks are below this.
+pub const MAX_WORKERS: u32 = 1024;
+
+/// Time after which a client that was refused for load may try again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The bounds a cluster works under.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Groups of workers. `/ready` waits until all workers that the conductor spawns have been ready once.
+    pub topology: Topology,
+    /// The most requests that one worker runs at a time.
+    pub max_running_requests: u32,
+    /// The most requests beyond those that may wait at the workers.
+    pub max_queued_requests: u32,
+    /// The most tokens of a request, prompt and output together, if lower than the model's own limit.
+    pub max_model_len: Option<u32>,
+    /// True if workers have a prefix cache, so that placement considers which worker has had which prompt.
+    pub prefix_cache: bool,
+    /// Number of times that a request is tried again after its worker died, and likewise after a failed hand-over.
+    pub max_replays: u32,
+    /// Time after which one side of a hand-over gives up on the other.
+    pub transfer_timeout: Duration,
+    /// A worker that sends nothing for longer is taken for dead.
+    pub heartbeat_timeout: Duration,
+    /// A worker that has work and makes no step for longer is taken for dead.
+    pub hang_timeout: Duration,
+}
+
+impl Limits {
+    /// Number of messages that a worker's link must hold so that it cannot be full: a launch and a cancel per try, per
+    /// graph, per request in flight, and a few that are sent once. Tries are lost with workers or in hand-overs, and
+    /// as often again room is reserved for a prefill that no worker can run. Room in a link costs nothing until used.
+    pub fn link_capacity(&self) -> usize {
+        let Self { max_running_requests, max_queued_requests, max_replays, .. } = *self;
+        2 * (1 + 3 * max_replays as usize)
+            * (max_running_requests as usize * MAX_WORKERS as usize + max_queued_requests as usize)
+            + 16
+    }
+
+    /// Refuses a rank that belongs to no group.
+    fn check_rank(&self, rank: Rank) -> Result<(), Error> {
+        let ranks = self.topology.ranks().min(MAX_WORKERS);
+        if rank.0 >= ranks {
+            return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", ranks - 1)));
+        }
+        Ok(())
+    }
+}
+
+/// The conductor's own knowledge of the model, before any worker has loaded it.
+#[derive(Clone, Debug, Default)]
+pub struct Served {
+    /// The name clients use.
+    pub name: String,
+    /// True if the checkpoint has a tokenizer.
+    pub has_tokenizer: bool,
+}
+
+/// All requests and all workers of one conductor.
+#[derive(Debug)]
+pub struct Cluster {
+    state: Mutex<State>,
+    limits: Arc<Limits>,
+    metrics: ConductorMetrics,
+    health: Health,
+    /// Number of requests of which some worker may still hold something.
+    in_flight: watch::Sender<usize>,
+    /// Identifies equal media of different requests.
+    digest: Digest,
+    /// The error that ends the cluster. Set once, when a restart without changes would fail again.
+    fatal: watch::Sender<Option<Error>>,
+}
+
+#[derive(Debug)]
+struct State {
+    membership: Membership,
+    requests: Requests,
+    prefixes: Prefixes,
+}
+
+impl Cluster {
+    /// A cluster without workers.
+    pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
+        let limits = Arc::new(limits);
+        let prefixes = if limits.prefix_cache { Prefixes::indexed() } else { Prefixes::default() };
+        let membership = Membership::new(limits.clone(), served);
+        let cluster = Self {
+            state: Mutex::new(State { membership, prefixes, requests: Requests::default() }),
+            metrics: ConductorMetrics::new(metrics),
+            limits,
+            health,
+            in_flight: watch::Sender::new(0),
+            digest: Digest::default(),
+            fatal: watch::Sender::new(None),
+        };
+        cluster.refresh_health(&mut cluster.state.lock());
+        cluster
+    }
+
+    /// The same cluster, whose TP groups meet in this directory.
+    #[must_use]
+    pub fn meeting_in(mut self, directory: PathBuf) -> Self {
+        self.state.get_mut().membership.groups.meet_in(directory);
+        self
+    }
+
+    /// The bounds that the cluster works under.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Stops taking requests. Those in flight continue.
+    pub fn begin_drain(&self) {
+        let mut state = self.state.lock();
+        state.membership.draining = true;
+        self.refresh_health(&mut state);
+    }
+
+    /// Completes once no request is in flight.
+    pub async fn idle(&self) {
+        // The sender lives in self, so this cannot fail while self is borrowed.
+        let _ = self.in_flight.subscribe().wait_for(|requests| *requests == 0).await;
+    }
+
+    /// Tells all workers to leave, and fails the requests that still run.
+    pub fn dismiss(&self) {
+        let mut state = self.state.lock();
+        state.membership.dismissed = true;
+        let ids = state.requests.ids();
+        self.fail(&mut state, ids, &Error::unavailable("the cluster is shutting down"));
+        state.membership.workers.dismiss();
+    }
+
+    /// Completes with the error that ends the cluster, if there ever is one.
+    pub async fn fatal(&self) -> Error {
+        let mut fatal = self.fatal.subscribe();
+        loop {
+            if let Some(error) = fatal.borrow_and_update().clone() {
+                return error;
+            }
+            if fatal.changed().await.is_err() {
+                // Cannot happen while self, which holds the sender, is borrowed.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// The two ends of a new link to a worker.
+pub fn link(capacity: usize) -> (Link, mpsc::Receiver<Result<pb::ConductorMessage, tonic::Status>>) {
+    mpsc::channel(capacity)
+}

@@ -1,0 +1,217 @@
+//! Events of requests: submission, cancellation, expiry, reports, endings.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tutti_proto::{
+    RequestId, WorkerId,
+    cluster::v1::{self as pb, conductor_message::Message as ToWorker},
+};
+use tutti_runtime::Error;
+
+use super::{Cluster, State, prefixes};
+use crate::{
+    mailbox::{self, Ending},
+    request::{Deadline, Dropped, Effects, NewRequest, Request, media, validate},
+    submission::Submission,
+};
+
+impl Cluster {
+    /// Accepts and launches a request with a timeout in milliseconds, or returns why it is refused. Dropping the
+    /// submission cancels the request. Must run inside a Tokio runtime.
+    pub fn submit(
+        self: &Arc<Self>,
+        spec: pb::RequestSpec,
+        timeout_ms: Option<u32>,
+    ) -> Result<Submission, Error> {
+        self.resume(spec, timeout_ms, Vec::new())
+    }
+
+    /// Accepts a request that already has this output from another conductor, and continues after it. Otherwise like
+    /// [`Cluster::submit`].
+    pub fn resume(
+        self: &Arc<Self>,
+        spec: pb::RequestSpec,
+        timeout_ms: Option<u32>,
+        generated: Vec<u32>,
+    ) -> Result<Submission, Error> {
+        let came = Instant::now();
+        let accept = || {
+            let deadline = timeout_ms.map(|timeout_ms| Deadline::new(came, timeout_ms)).transpose()?;
+            let (id, output) = self.accept(spec, deadline, generated)?;
+            Ok(Submission::new(self.clone(), id, output, deadline))
+        };
+        accept().inspect_err(|error: &Error| self.metrics.refused(error.kind()))
+    }
+
+    fn accept(
+        &self,
+        mut spec: pb::RequestSpec,
+        deadline: Option<Deadline>,
+        generated: Vec<u32>,
+    ) -> Result<(RequestId, mailbox::Receiver), Error> {
+        // Outside the lock: a prompt may be long, and a secret is read from a file.
+        let model = self.state.lock().membership.model_view()?;
+        validate::check_spec(&spec, &model.description)?;
+        validate::check_generated(&generated, &spec, &model.description)?;
+        let encoders = media::check(&spec, &model.declaration)?;
+        let has_media = !encoders.is_empty();
+        self.digest.of(&mut spec.media);
+        // Placeholders are equal whatever media they stand for, so prompts with media are not comparable.
+        let comparable = model.has_choice && self.limits.prefix_cache && !has_media;
+        let pieces = if comparable {
+            prefixes::cut(&spec.prompt, &model.description)
+        } else {
+            prefixes::uncut(&spec.prompt, &model.description)
+        };
+        let reservation = self.new_reservation(has_media)?;
+        let prompt_tokens = spec.prompt.len();
+        let (output, receiver) = mailbox::channel();
+        let mut state = self.state.lock();
+        state.membership.check_admission(has_media, state.requests.len())?;
+        let id = state.requests.mint_id();
+        let request = Request::accept(NewRequest {
+            id,
+            spec,
+            deadline,
+            walks: model.walks,
+            encoders,
+            reservation,
+            pieces,
+            generated,
+            max_replays: self.limits.max_replays,
+            output,
+        });
+        state.requests.insert(id, request);
+        self.metrics.accepted(prompt_tokens, state.requests.len());
+        self.in_flight.send_replace(state.requests.len());
+        self.launch(&mut state, id);
+        Ok((id, receiver))
+    }
+
+    /// Cancels a request whose client has gone. Does nothing once the request has ended.
+    pub fn cancel(&self, id: RequestId) {
+        self.end_early(id, Ending::Cancelled);
+    }
+
+    /// Fails a request whose deadline has passed.
+    pub(crate) fn expire(&self, id: RequestId, deadline: Deadline) {
+        self.end_early(id, Ending::Failed(deadline.error()));
+    }
+
+    fn end_early(&self, id: RequestId, ending: Ending) {
+        let mut state = self.state.lock();
+        let Some(request) = state.requests.get_mut(id) else { return };
+        let effects = request.end_early(ending);
+        self.apply(&mut state, id, effects);
+    }
+
+    /// Handles the report of one step of a worker.
+    pub fn on_report(&self, from: WorkerId, report: pb::StepReport) {
+        let mut state = self.state.lock();
+        let Some(worker) = state.membership.workers.hear(from) else { return self.drop_late(report) };
+        worker.stuck = Duration::ZERO;
+        if let Some(load) = report.load {
+            worker.load = load;
+            self.metrics.load(worker.rank, &load);
+            if let Some(work) = &report.work {
+                self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);
+            }
+        }
+        // Rows before completions: a completion counts the tokens of its own step.
+        for row in report.rows {
+            self.on_row(&mut state, from, row);
+        }
+        for completion in report.completions {
+            self.on_completion(&mut state, from, completion);
+        }
+    }
+
+    /// Counts the report of a fenced worker. Its requests have already moved elsewhere.
+    fn drop_late(&self, report: pb::StepReport) {
+        self.metrics.tokens(0, report.rows.iter().map(|row| row.tokens.len()).sum());
+        report.completions.iter().for_each(|_| self.metrics.dropped(Dropped::Stale));
+    }
+
+    fn on_row(&self, state: &mut State, from: WorkerId, row: pb::RowReport) {
+        let id = RequestId(row.key.map_or(0, |key| key.request));
+        let Some(request) = state.requests.get_mut(id) else {
+            self.metrics.tokens(0, row.tokens.len());
+            return;
+        };
+        let key = row.key;
+        let outcome = request.on_row(from, row);
+        self.metrics.tokens(outcome.taken, outcome.dropped);
+        if let Some(key) = key.filter(|_| outcome.taken > 0) {
+            state.membership.workers.set_decoding(from, key.into(), request.blocks());
+        }
+        self.apply(state, id, outcome.effects);
+    }
+
+    fn on_completion(&self, state: &mut State, from: WorkerId, completion: pb::Completion) {
+        let id = RequestId(completion.key.map_or(0, |key| key.request));
+        match state.requests.get_mut(id) {
+            Some(request) => {
+                let effects = request.on_completion(from, completion);
+                self.apply(state, id, effects);
+            }
+            None => self.metrics.dropped(state.requests.why_unknown(id)),
+        }
+    }
+
+    pub(super) fn fail(&self, state: &mut State, ids: Vec<RequestId>, error: &Error) {
+        for id in ids {
+            if let Some(request) = state.requests.get_mut(id) {
+                let effects = request.end_early(Ending::Failed(error.clone()));
+                self.apply(state, id, effects);
+            }
+        }
+    }
+
+    /// Places waiting requests, the oldest first. Called whenever a worker may have gained room.
+    pub(super) fn place_waiting(&self, state: &mut State) {
+        for id in state.requests.take_waiting() {
+            self.launch(state, id);
+        }
+    }
+
+    /// Carries out the effects of an event on a request.
+    pub(super) fn apply(&self, state: &mut State, id: RequestId, effects: Effects) {
+        let workers = &mut state.membership.workers;
+        for (worker, key) in effects.cancel {
+            workers.send(worker, ToWorker::Cancel(pb::CancelGraph { key: Some(key.into()) }));
+        }
+        let mut room = false;
+        for (worker, key) in effects.released {
+            room |= workers.release(worker, key);
+        }
+        for (worker, key) in effects.begun {
+            workers.activate(worker, key);
+        }
+        if effects.handed_over {
+            self.metrics.handed_over();
+        }
+        if let Some(why) = effects.dropped {
+            self.metrics.dropped(why);
+        }
+        if effects.replayed {
+            self.metrics.replayed();
+        }
+        if let Some(kind) = effects.ended {
+            self.metrics.ended(kind);
+            state.requests.stop_waiting(id);
+        }
+        if state.requests.remove_if_over(id) {
+            self.metrics.in_flight(state.requests.len());
+            self.in_flight.send_replace(state.requests.len());
+        }
+        if effects.needs_placement {
+            self.launch(state, id);
+        }
+        if room && state.requests.any_waiting() {
+            self.place_waiting(state);
+        }
+    }
+}

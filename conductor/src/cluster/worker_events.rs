@@ -1,0 +1,175 @@
+//! Events of workers' lives, and what they mean for requests and metrics.
+
+use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
+use tutti_runtime::{Error, ErrorKind};
+
+use super::{Cluster, Exit, Joining, Link, Presence, State, membership::Removed, ranks::Manner};
+use crate::backend::random_bytes;
+
+impl Cluster {
+    /// Adds a worker. Its `link` must hold [`super::Limits::link_capacity`] messages.
+    pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
+        self.limits.check_rank(joining.rank)?;
+        // Before the lock, since the secret is read from a file.
+        let tp = self.limits.topology.tp_of(joining.rank);
+        let secret = if tp > 1 { random_bytes()? } else { [0; 16] };
+        self.state.lock().membership.admit(joining, link, secret)
+    }
+
+    /// Records that a worker loads the model.
+    pub fn on_loading(&self, id: WorkerId) {
+        if let Some(worker) = self.state.lock().membership.workers.hear(id)
+            && worker.phase == pb::WorkerPhase::Starting
+        {
+            worker.phase = pb::WorkerPhase::Loading;
+        }
+    }
+
+    /// Lets a loaded worker take requests, unless it serves another model than the rest.
+    pub fn on_ready(&self, id: WorkerId, ready: pb::Ready) {
+        let state = &mut *self.state.lock();
+        let Some(rank) = state.membership.workers.hear(id).map(|worker| worker.rank) else { return };
+        let outcome = state.membership.accept_model(rank, &ready);
+        let Some(worker) = state.membership.workers.get_mut(id) else { return };
+        match outcome {
+            Ok(_) if worker.phase == pb::WorkerPhase::Draining => {}
+            Ok(model) => {
+                worker.phase = pb::WorkerPhase::Ready;
+                worker.model = Some(model);
+                worker.load.kv_pages_total = ready.kv_pages_total;
+                self.metrics.load(rank, &worker.load);
+                let pb::Ready { weight_bytes, kv_bytes, step_bytes, .. } = ready;
+                let said = [("weights", weight_bytes), ("kv", kv_bytes), ("step", step_bytes)];
+                self.metrics.memory(rank, said);
+                let group = self.limits.topology.group_name_of(rank);
+                tracing::info!(worker = %rank, group, weight_bytes, kv_bytes, step_bytes, "worker is ready");
+                state.membership.ranks.entry(rank).ready();
+                self.place_waiting(state);
+            }
+            Err(error) => {
+                worker.turn_away(error.clone());
+                state.membership.ranks.entry(rank).tell_trouble(error.to_string());
+                if !self.ends_start(state, rank, &error) {
+                    tracing::error!(worker = %rank, %error, "worker turned away");
+                }
+            }
+        }
+        self.refresh_health(state);
+    }
+
+    /// Handles a worker that cannot load the model. At the cluster's start, a fault that a restart cannot mend ends it.
+    pub fn on_load_failed(&self, id: WorkerId, fault: pb::Fault) {
+        let error = Error::from(fault);
+        let mut state = self.state.lock();
+        let Some(rank) = state.membership.workers.hear(id).map(|worker| worker.rank) else { return };
+        state.membership.ranks.entry(rank).tell_trouble(error.to_string());
+        if !self.ends_start(&state, rank, &error) {
+            tracing::error!(worker = %rank, %error, "worker could not load the model");
+        }
+        self.refresh_health(&mut state);
+    }
+
+    /// Handles a worker that wants to leave: it gets no new requests, and leaves once it has finished those it has.
+    pub fn on_leaving(&self, id: WorkerId) {
+        let mut state = self.state.lock();
+        if let Some(worker) = state.membership.workers.hear(id) {
+            tracing::info!(worker = %worker.rank, "worker wants to leave");
+            state.membership.drain_group_of(id);
+            self.refresh_health(&mut state);
+        }
+    }
+
+    /// Sends the worker of this rank away once it has finished its requests. Its process is not started again.
+    pub fn drain_worker(&self, rank: Rank) -> Result<pb::WorkerPhase, Error> {
+        let mut state = self.state.lock();
+        let phase = state.membership.drain_rank(rank)?;
+        self.refresh_health(&mut state);
+        Ok(phase)
+    }
+
+    /// True if an operator has sent the rank's worker away for good.
+    pub fn is_drained(&self, rank: Rank) -> bool {
+        self.state.lock().membership.is_drained(rank)
+    }
+
+    /// Handles the end of a spawned worker's process.
+    pub fn on_exit(&self, rank: Rank, exit: &Exit) {
+        let mut state = self.state.lock();
+        if state.membership.dismissed {
+            return;
+        }
+        let record = state.membership.ranks.entry(rank);
+        record.see_trouble(format!("its process ended: {}", exit.status));
+        record.ended(exit.early_exits);
+        if exit.usage {
+            let message = format!("worker {rank} refused its settings ({})", exit.status);
+            self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));
+        }
+        self.refresh_health(&mut state);
+    }
+
+    /// Handles a spawned worker's process that has run for a while without ending.
+    pub fn on_well(&self, rank: Rank) {
+        let mut state = self.state.lock();
+        state.membership.ranks.entry(rank).well();
+        self.refresh_health(&mut state);
+    }
+
+    /// Ends the cluster where a spawned worker's error ends its start, and returns true. The first such error is kept,
+    /// since the others are most likely the same.
+    fn ends_start(&self, state: &State, rank: Rank, error: &Error) -> bool {
+        let ends = state.membership.ends_start(rank, error);
+        if ends {
+            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error.clone()).is_none());
+        }
+        ends
+    }
+
+    /// Handles the end of a worker's stream: its requests start over elsewhere.
+    pub fn on_lost(&self, id: WorkerId, why: &str) {
+        self.lose(&mut self.state.lock(), id, why, Manner::Left);
+    }
+
+    /// Removes a worker from the cluster, and with it the rest of its group.
+    pub(super) fn lose(&self, state: &mut State, id: WorkerId, why: &str, manner: Manner) {
+        let Some(Removed { worker, expected }) = state.membership.remove(id, why, manner) else { return };
+        let rank = worker.rank;
+        self.metrics.gone(rank);
+        let why = format!("worker {rank}: {why}");
+        for request in worker.requests() {
+            if let Some(held) = state.requests.get_mut(request) {
+                let effects = held.on_worker_lost(id, &why);
+                self.apply(state, request, effects);
+            }
+        }
+        // The others of the group may wait for a rank that did not leave by itself, and hear nothing: they are fenced.
+        let manner = if expected { Manner::Left } else { Manner::Fenced };
+        for (_, id) in state.membership.workers.group_of(rank) {
+            self.lose(state, id, &format!("worker {rank} of its group is gone"), manner);
+        }
+        self.refresh_health(state);
+    }
+
+    /// Handles a worker's heartbeat.
+    pub fn on_heartbeat(&self, id: WorkerId, beat: &pb::Heartbeat) {
+        if let Some(worker) = self.state.lock().membership.workers.hear(id) {
+            worker.take_heartbeat(beat);
+            self.metrics.load(worker.rank, &worker.load);
+        }
+    }
+
+    /// Handles the leader of a group over TCP that waits for the other ranks.
+    pub fn on_group_listening(&self, leader: WorkerId, port: u32) {
+        self.state.lock().membership.dial_leader(leader, port);
+    }
+
+    /// State of the process that was spawned for this rank.
+    pub fn presence(&self, rank: Rank, pid: u32) -> Presence {
+        self.state.lock().membership.presence(rank, pid)
+    }
+
+    /// Counts the restart of a worker's process.
+    pub fn on_restart(&self, rank: Rank) {
+        self.metrics.restarted(rank);
+    }
+}

@@ -1,0 +1,73 @@
+use tutti_proto::declaration::{MediaInput, NodeId, Walk, WalkKind};
+
+use super::*;
+
+const HERE: u32 = 9;
+
+fn model() -> ModelDeclaration {
+    let walk = |kind| Walk { name: "w".into(), nodes: vec![NodeId(0)], kind };
+    let walks = vec![walk(WalkKind::Atomic { batched_by: WalkId(1) }), walk(WalkKind::Mixed)];
+    let input = MediaInput {
+        kind: pb::MediaKind::Audio,
+        walk: WalkId(0),
+        placeholder: HERE,
+        bytes_per_token: 4,
+        width: 2,
+        formats: vec!["wav".into()],
+    };
+    ModelDeclaration::new(vec!["audio_encoder".into()], walks, vec![])
+        .unwrap()
+        .with_media(vec![input])
+        .unwrap()
+}
+
+fn item(first: u32, bytes: usize) -> pb::MediaItem {
+    let (kind, format, data) = (pb::MediaKind::Audio.into(), "wav".into(), vec![7; bytes]);
+    pb::MediaItem { kind, format, data, first, tokens: bytes.div_ceil(4) as u32, digest: vec![] }
+}
+
+fn good() -> pb::RequestSpec {
+    let prompt = vec![1, HERE, HERE, 2, HERE];
+    pb::RequestSpec { prompt, media: vec![item(1, 5), item(4, 1)], ..Default::default() }
+}
+
+#[track_caller]
+fn refused(change: impl FnOnce(&mut pb::RequestSpec), field: &str, words: &str) {
+    let mut spec = good();
+    change(&mut spec);
+    let error = check(&spec, &model()).unwrap_err();
+    assert!(error.field() == Some(field) && error.message().contains(words), "{error:?}");
+}
+
+#[test]
+fn what_stands_where_it_says_passes() {
+    assert_eq!(check(&good(), &model()), Ok(vec![WalkId(0)]));
+    let text = pb::RequestSpec { prompt: vec![1, 2], ..Default::default() };
+    assert_eq!(check(&text, &model()), Ok(vec![]));
+}
+
+#[test]
+fn what_does_not_is_refused_with_its_index() {
+    refused(|spec| spec.media[1].kind = 0, "media[1]", "does not take");
+    refused(|spec| spec.media[0].format = "mp3".into(), "media[0]", "\"mp3\"");
+    refused(|spec| spec.media[0].data.clear(), "media[0]", "empty");
+    refused(|spec| spec.media[0].tokens = 3, "media[0]", "5 bytes are 2 tokens");
+    refused(|spec| spec.media[1].first = 3, "media[1]", "first: is 3");
+    refused(|spec| spec.media[1].first = u32::MAX, "media[1]", "first");
+    refused(|spec| spec.media[1].first = 2, "media[1]", "of its own");
+    refused(|spec| spec.prompt.push(HERE), "prompt", "4 placeholder tokens");
+    refused(|spec| drop(spec.media.pop()), "prompt", "take 2");
+    let text_only = ModelDeclaration::new(vec![], vec![], vec![]).unwrap();
+    assert!(check(&good(), &text_only).unwrap_err().message().contains("does not take"));
+}
+
+#[test]
+fn equal_data_has_equal_digests_and_other_data_others() {
+    let digests = Digest::default();
+    let mut media = [item(0, 5), item(3, 5), item(0, 6), item(0, 5)];
+    media[3].data[0] = 8;
+    digests.of(&mut media);
+    assert_eq!((media[0].digest.len(), &media[0].digest), (16, &media[1].digest));
+    assert_ne!(media[0].digest, media[2].digest);
+    assert_ne!(media[0].digest, media[3].digest);
+}

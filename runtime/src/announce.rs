@@ -1,0 +1,62 @@
+//! The log line of a process that has become ready, with its addresses, and on a terminal a command to try.
+
+use std::{
+    io::{IsTerminal, Write, stderr},
+    net::SocketAddr,
+};
+
+use crate::{
+    health::{Health, State},
+    listen::reachable,
+};
+
+/// The prompt of the command to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// The process takes text.
+    Text,
+    /// The process takes token ids only.
+    TokenIds,
+}
+
+/// Addresses of a process that serves clients.
+#[derive(Clone, Copy, Debug)]
+pub struct Announcement {
+    /// Bound address of HTTP.
+    pub http: SocketAddr,
+    /// Bound address of gRPC.
+    pub grpc: SocketAddr,
+    /// `None` for a process without completions over HTTP.
+    pub prompt: Option<Prompt>,
+}
+
+impl Announcement {
+    /// Waits until the process is ready for the first time, and announces it.
+    pub async fn when_ready(self, health: Health) {
+        let mut ready = health.watch_ready();
+        // An error means that the process is ending.
+        if ready.wait_for(|state| *state == State::Ok).await.is_err() {
+            return;
+        }
+        let (http, grpc) = (reachable(self.http), reachable(self.grpc));
+        tracing::info!(http = %format!("http://{http}"), grpc = %grpc, "ready for requests");
+        if let Some(command) = self.command().filter(|_| stderr().is_terminal()) {
+            // The command is a courtesy, so a closed terminal is no fault.
+            let _ = writeln!(stderr(), "Try it:\n  {command}");
+        }
+    }
+
+    /// A command that sends a completion.
+    fn command(&self) -> Option<String> {
+        let prompt = match self.prompt? {
+            Prompt::Text => r#""The capital of France is""#,
+            Prompt::TokenIds => "[1, 2, 3]",
+        };
+        let body = format!(r#"{{"prompt": {prompt}, "max_tokens": 16}}"#);
+        let http = reachable(self.http);
+        Some(format!("curl http://{http}/v1/completions -H 'Content-Type: application/json' -d '{body}'"))
+    }
+}
+
+#[cfg(test)]
+mod tests;
