@@ -1,6 +1,5 @@
-//! Compares the all-reduce of two ranks in shared memory with its limits: a copy of as many bytes, and the round trip of a flag
-//! between two threads. `cargo bench -p tutti-kernels --bench all_reduce` prints the
-//! times and the machine as JSON.
+//! All-reduce of two ranks in shared memory, and its bounds: a copy of as many bytes, and the round trip of a flag
+//! between two threads. `cargo bench -p tutti-kernels --bench all_reduce` prints the times and the machine as JSON.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -24,10 +23,10 @@ struct Args {
 }
 
 const WAIT: Duration = Duration::from_secs(60);
-/// Number of samples. They are many and short, so that some are undisturbed on a machine with other work.
+/// Samples per figure. They are many and short, so that some are undisturbed on a busy machine.
 const SAMPLES: usize = 300;
 
-/// Median and minimum of the samples.
+/// Median and minimum of samples.
 struct Times {
     median_us: f64,
     least_us: f64,
@@ -39,7 +38,7 @@ impl Times {
         Self { median_us: samples[samples.len() / 2], least_us: samples[0] }
     }
 
-    /// Bytes per call, for a figure that is a bandwidth.
+    /// Bytes that one call moves, if the figure is a rate.
     fn json(&self, bytes: Option<usize>) -> Value {
         let Self { median_us, least_us } = self;
         let rate = |us: f64| bytes.map(|bytes| bytes as f64 / us / 1e3);
@@ -47,7 +46,7 @@ impl Times {
     }
 }
 
-/// Returns microseconds per call of `act`. A sample has enough calls to be long relative to the clock's resolution.
+/// Returns samples in microseconds per call. Each sample calls `act` often enough to be long relative to the clock.
 fn sampled(calls: usize, mut act: impl FnMut()) -> Vec<f64> {
     let mut sample = || {
         let began = Instant::now();
@@ -74,13 +73,13 @@ fn all_reduce(bytes: usize, calls: usize) -> Vec<f64> {
     })
 }
 
-/// Measures copies by one thread.
+/// A copy by one thread.
 fn copy(bytes: usize, calls: usize) -> Vec<f64> {
     let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
     sampled(calls, || black_box(&mut to[..]).copy_from_slice(black_box(&from)))
 }
 
-/// Measures round trips of a flag between two threads.
+/// The round trip of a flag.
 fn round_trip(calls: usize) -> Vec<f64> {
     #[repr(align(128))]
     struct Flag(AtomicU32);

@@ -1,8 +1,8 @@
-//! Compares products in int8 with products in bfloat16, at the shapes of Qwen3-0.6B.
+//! Products in int8 and in bfloat16, at the shapes of Qwen3-0.6B.
 //!
-//! `cargo bench -p tutti-kernels --bench int8 -- [--threads N] [--isa NAME] [--rounds N]`. The two alternate, so that
-//! other work on the machine affects both. Figures are medians, and ratios are of adjacent rounds. Weights are a ring of copies
-//! that is larger than the caches, so that products of one row read from memory as in a model.
+//! `cargo bench -p tutti-kernels --bench int8 -- [--threads N] [--isa NAME] [--rounds N]`. The two types take turns, so
+//! that other work on the machine affects both. Figures are medians; a ratio is the median of the ratios of adjacent
+//! turns. Weights are a ring of copies larger than the caches, so that they are read from memory as between layers.
 #![allow(clippy::print_stdout)] // The figures are the output.
 
 use std::time::{Duration, Instant};
@@ -14,26 +14,26 @@ use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType};
 const HIDDEN: usize = 1024;
 const INTERMEDIATE: usize = 3072;
 const VOCABULARY: usize = 151_936;
-/// Minimum size in bytes of all copies of a matrix.
+/// Least size of all copies of a matrix, in bytes.
 const BEYOND_CACHES: usize = 160 << 20;
-/// Approximate duration of one round of one kind.
+/// Approximate duration of a round of one type.
 const ROUND: Duration = Duration::from_millis(25);
 
 #[derive(Parser)]
 struct Arguments {
-    /// Number of compute threads [default: all cores]
+    /// Compute threads [default: all cores].
     #[arg(long)]
     threads: Option<usize>,
-    /// Instruction path [default: the best]
+    /// Instruction path [default: the best of the machine].
     #[arg(long)]
     isa: Option<String>,
-    /// Number of rounds per kind.
+    /// Turns of each type.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// Measure only products of this many rows.
+    /// Number of rows to measure [default: all].
     #[arg(long)]
     rows: Option<usize>,
-    /// Passed by cargo.
+    /// Added by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -108,7 +108,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Small pseudo-random numbers.
+/// Small numbers without an obvious pattern.
 fn pattern(index: usize) -> f32 {
     (index.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65_536.0 - 0.5
 }

@@ -1,5 +1,6 @@
-//! `cargo bench -p tutti-kernels --bench limits`: the machine's limits as JSON, to compare the kernels with: bytes per second from
-//! memory, operations per second of each instruction path, and the share of the cores that other work takes.
+//! `cargo bench -p tutti-kernels --bench limits`: limits of the machine as JSON, for comparison with the kernels:
+//! memory bandwidth, operations per second of each instruction path, and `nop` per second, which shows neighbours on
+//! the cores.
 
 use std::process::ExitCode;
 
@@ -12,7 +13,7 @@ use tutti_measure::{
 
 #[derive(Parser)]
 struct Args {
-    /// Number of threads that read and compute at the same time [default: one per core]
+    /// Threads that read and compute at the same time [default: one per core].
     #[arg(long)]
     threads: Option<usize>,
     #[command(flatten)]

@@ -1,9 +1,8 @@
 //! Speed of the CPU device's operations, at the shapes of Qwen3-0.6B.
 //!
-//! `cargo bench -p tutti-kernels -- [--threads N] [--isa NAME] [--only TEXT] [--json]`. The weights of a product
-//! are a ring of copies that is larger than the caches, so that products of one row read from memory as in a model. So are the
-//! pages. Each figure is the median of several rounds, with the best round after it. `--only` measures the operations whose names
-//! contain TEXT.
+//! `cargo bench -p tutti-kernels --bench ops -- [--threads N] [--isa NAME] [--only TEXT] [--json]`. Weights and pages
+//! are rings of copies larger than the caches, so that they are read from memory as between layers. A figure is the
+//! median of several rounds, with the best round beside it. `--only` selects figures with TEXT in their name.
 #![allow(clippy::print_stdout)] // The figures are the output.
 
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ const INTERMEDIATE: usize = 3072;
 const VOCABULARY: usize = 151_936;
 const SHAPE: AttentionShape =
     AttentionShape { heads: 16, kv_heads: 8, head_dim: 128, scale: 0.088_388_35, window: None };
-/// Minimum size in bytes of all copies of a matrix.
+/// Least size of all copies of a matrix, in bytes.
 const BEYOND_CACHES: usize = 160 << 20;
 
 /// One line of the table.
@@ -93,7 +92,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Measures a call in rounds that together take about a third of a second.
+/// Durations of a call, over rounds that take about a third of a second in total.
 fn times(mut call: impl FnMut() -> Result<(), DeviceError>) -> Result<Times, DeviceError> {
     call()?;
     let mut times = Vec::new();
@@ -135,8 +134,9 @@ impl Bench {
             };
             let source = HostMatrix { bytes: &weights, dtype, rows: outputs, columns: inputs };
             let copies = BEYOND_CACHES.div_ceil(bytes);
-            let matrices: Vec<Weights> =
-                (0..copies).map(|_| self.device.matrix(&[source], Quantize::None)).collect::<Result<_, _>>()?;
+            let matrices: Vec<Weights> = (0..copies)
+                .map(|_| self.device.matrix(&[source], Quantize::None))
+                .collect::<Result<_, _>>()?;
             drop(weights);
             for (rows, what) in [1, 4, 16, 512].into_iter().zip(names) {
                 if rows == 512 && outputs == VOCABULARY || !what.contains(&self.only) {
@@ -161,8 +161,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures rotation, storing and attention of a step's rows of (start, tokens). Layers alternate and together exceed the
-    /// caches, so that pages are read from memory as in a model.
+    /// Rotation, storing and attention of the rows of a step, each with its number of tokens and its context. The layers
+    /// take turns and exceed the caches, so that pages are read from memory.
     fn attention(
         &mut self,
         dtype: WeightType,
@@ -185,7 +185,7 @@ impl Bench {
             pages: pages + 1,
             dtype,
         })?;
-        // Rows take pages in turn, so that no row's pages are consecutive.
+        // Pages are assigned to rows in turn, so that no row has adjacent pages.
         let mut tables = vec![Vec::new(); rows.len()];
         let mut next = 1..;
         while tables.iter().map(Vec::len).sum::<usize>() < pages {
@@ -232,7 +232,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Begins a step with rows of (start, tokens, pages), and returns its fused rows and angles.
+    /// Begins a step of rows of (start, tokens, pages) and returns its fused rows and angles.
     fn begin(&mut self, rows: &[(usize, usize, &Vec<PageId>)]) -> Result<(Tensor, Tensor), DeviceError> {
         let mut inputs = Vec::new();
         let mut total = 0;
@@ -297,7 +297,7 @@ impl Bench {
     }
 }
 
-/// Small pseudo-random numbers.
+/// Small numbers without an obvious pattern.
 fn pattern(index: usize) -> f32 {
     (index.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65_536.0 - 0.5
 }

@@ -20,7 +20,7 @@ use crate::{
 impl Cluster {
     /// Secret and lease for the planes and embeddings of a new request. The secret is empty if nothing is transferred.
     pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
-        let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
+        let lease_ms = self.limits.faults.transfer_timeout().as_millis() as u32;
         let transfers = has_media || self.limits.topology.is_disaggregated();
         let secret = if transfers { random_bytes()?.to_vec() } else { Vec::new() };
         Ok(pb::PlaneReservation { secret, lease_ms })

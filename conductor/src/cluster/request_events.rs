@@ -60,7 +60,7 @@ impl Cluster {
         let has_media = !encoders.is_empty();
         self.digest.of(&mut spec.media);
         // Placeholders are equal whatever media they stand for, so prompts with media are not comparable.
-        let comparable = model.has_choice && self.limits.prefix_cache && !has_media;
+        let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && !has_media;
         let pieces = if comparable {
             prefixes::cut(&spec.prompt, &model.description)
         } else {
@@ -81,7 +81,7 @@ impl Cluster {
             reservation,
             pieces,
             generated,
-            max_replays: self.limits.max_replays,
+            max_replays: self.limits.faults.max_replays,
             output,
         });
         state.requests.insert(id, request);
