@@ -51,7 +51,7 @@ pub(super) struct Product<'a> {
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
     pub(super) epilogue: Epilogue<'a>,
-    /// `[rows, outputs]`, or `[rows, gates]`.
+    /// Results: `[rows, outputs]`, or `[rows, gates]` for a paired matrix.
     pub(super) out: &'a mut [f32],
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Product<'a> {
 pub(super) struct Scratch {
     /// Packed activations.
     activations: Buffer<f32>,
-    /// [`SUMS`] for each thread.
+    /// Sums: [`SUMS`] floats per thread.
     sums: Buffer<f32>,
 }
 
@@ -126,7 +126,7 @@ fn multiply<K: MicroKernel>(
 struct Work<'a> {
     tiling: Tiling,
     activations: &'a Shared<'a, f32>,
-    /// [`SUMS`] for each thread.
+    /// Sums: [`SUMS`] floats per thread.
     sums: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
     epilogue: Epilogue<'a>,
@@ -185,7 +185,7 @@ impl Work<'_> {
     #[inline(always)]
     unsafe fn inputs<K: MicroKernel, const R: usize>(&self, row: usize, step: usize) -> Inputs {
         let steps = self.matrix.shape.steps();
-        // SAFETY: within the packed activations, by the contract.
+        // SAFETY: the addresses are within the packed activations, by the contract.
         unsafe {
             let tile = self.activations.as_ptr().add(row * 2 * steps).cast_const();
             let powers = tile.add((steps + step / BFP_BLOCK_STEPS) * R);

@@ -228,7 +228,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         s.call(Softmax::<K> { scores, visible, any, largest, total, decay, kernel: PhantomData });
     }
 
-    /// The keys of the block at `start` that a query, counted from its kv head's first, sees.
+    /// The keys of the block at `start` that a query sees. `query` is counted from its kv head's first query.
     #[inline(always)]
     fn visible(&self, query: usize, start: usize) -> Visible {
         self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)
@@ -303,7 +303,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         for query in 0..self.queries() {
             let token = self.row.first_token + self.piece.tile.first + query % own / group;
             let head = (self.piece.kv_head + query / own) * group + query % group;
-            // SAFETY: each (token, head) belongs to one tile, and one task gives its results.
+            // SAFETY: each (token, head) belongs to one tile, and one task writes its results.
             let to = unsafe { self.out.slice_mut((token * self.shape.heads + head) * head_dim, head_dim) };
             let total = s.splat(self.state.whole.total[query]);
             let sums = &self.state.whole.sums[query * head_dim..(query + 1) * head_dim];

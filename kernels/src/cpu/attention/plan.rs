@@ -40,7 +40,7 @@ pub(super) struct Piece {
 /// One range of the keys of a split tile.
 #[derive(Clone, Copy)]
 pub(super) struct KvSplit {
-    /// The range's first key over [`RANGE`].
+    /// Index of the range: its first key divided by [`RANGE`].
     pub(super) range: usize,
     /// Index in [`Plan::split_tiles`].
     pub(super) tile: usize,

@@ -15,7 +15,7 @@ pub(in crate::cpu) const STEP: usize = 2 * LANES;
 
 /// A storage type of weights, keys and values.
 pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
-    /// One element in memory.
+    /// The type of one element in memory.
     type Raw: Element;
     const IS_BF16: bool;
     /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
@@ -43,7 +43,7 @@ pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     fn read(bytes: &[u8], index: usize) -> Self::Raw;
 }
 
-/// 32-bit floats.
+/// The format of 32-bit floats.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct F32;
 
@@ -80,7 +80,7 @@ impl Format for F32 {
     }
 }
 
-/// IEEE 16-bit floats.
+/// The format of IEEE 16-bit floats.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct F16;
 
@@ -116,7 +116,7 @@ impl Format for F16 {
     }
 }
 
-/// bfloat16.
+/// The format of bfloat16.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Bf16;
 

@@ -11,9 +11,9 @@ use crate::{DeviceError, Quantize, WeightType};
 
 /// A weight matrix, `y = x · Wᵀ`.
 pub enum Weights {
-    /// In the checkpoint's type, or in block floating point.
+    /// A matrix in the checkpoint's type or in block floating point.
     Stored(Matrix),
-    /// In eight bits.
+    /// A matrix in eight bits.
     Int8(Int8Matrix),
 }
 

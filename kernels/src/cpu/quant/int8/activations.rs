@@ -51,7 +51,7 @@ impl PackTile<'_> {
 fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [u32]) {
     let (scales, rest) = to.split_at_mut(R);
     let (begins, steps) = rest.split_at_mut(R);
-    // At most four of sixteen words.
+    // At most four blocks of sixteen words per row.
     let mut words = [[s.splat_i(0); R]; GROUP / (2 * LANES)];
     for (r, row) in rows.iter().enumerate() {
         let mut x = [s.splat(0.0); GROUP / LANES];
