@@ -17,8 +17,8 @@ pub(in crate::cpu) struct Rows {
 /// Possible numbers of rows per tile. The list is short because each is compiled for every format and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
-/// A division of rows into tiles. All tiles have the largest size except for the last one or two, whose sizes are balanced: a
-/// tile of a single row is avoided.
+/// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so that a tile
+/// of a single row is avoided.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Tiling {
     rows: usize,
