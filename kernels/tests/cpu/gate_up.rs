@@ -45,7 +45,7 @@ impl Pair {
         let x = tensor(device, self.columns, x);
         let x = normalised(device, &x, norm);
         let [gate, up] = self.parts().map(|part| {
-            let weight = device.matrix(&[source], quantize).unwrap();
+            let weight = device.matrix(&[part], quantize).unwrap();
             let mut out = device.tensor(x.live(), self.rows).unwrap();
             device.linear(&x, &weight, None, &mut out).unwrap();
             out.values().to_vec()
