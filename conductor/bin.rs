@@ -311,10 +311,10 @@ fn json(value: &impl serde::Serialize) -> Result<String, Error> {
 }
 
 /// Tells the router when the cluster becomes ready, or is no longer, so that it need not ask often.
-async fn hear(cluster: Health, door: FrontDoor) {
+async fn hear(cluster: Health, front_door: FrontDoor) {
     let mut changes = cluster.watch_ready();
     while changes.changed().await.is_ok() {
-        door.ask_again();
+        front_door.ask_again();
     }
 }
 
@@ -347,15 +347,15 @@ impl Front {
         config: &RouterConfig,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
-        let door = FrontDoor::new(conductor.clone(), Some(text), config, metrics)?;
+        let front_door = FrontDoor::new(conductor.clone(), Some(text), config, metrics)?;
         let health = Health::default();
-        let (follow, hear) = (door.clone().follow(health.clone()), hear(cluster, door.clone()));
+        let (follow, hear) = (front_door.clone().follow(health.clone()), hear(cluster, front_door.clone()));
         let follower = tokio::spawn(async { tokio::join!(follow, hear) });
         Ok(Self {
-            routes: operations::routes(health.clone(), metrics.clone()).merge(door.http_routes()),
-            services: door.grpc_routes(&health)?.add_service(conductor),
+            routes: operations::routes(health.clone(), metrics.clone()).merge(front_door.http_routes()),
+            services: front_door.grpc_routes(&health)?.add_service(conductor),
             health,
-            router: Some((door, follower.abort_handle())),
+            router: Some((front_door, follower.abort_handle())),
         })
     }
 
@@ -377,8 +377,8 @@ impl Front {
 
     /// Completes once no answer is under way to a client.
     async fn idle(&self) {
-        if let Some((door, _)) = &self.router {
-            door.idle().await;
+        if let Some((front_door, _)) = &self.router {
+            front_door.idle().await;
         }
     }
 }

@@ -115,7 +115,7 @@ def test_whatever_an_answer_depends_on_goes_along(start):
     disaggregated.wait_until_idle()
 
 
-def test_cached_prompts_are_told_as_together(start):
+def test_cached_prompts_are_reported_as_colocated(start):
     ask = dict(prompt=list(range(200)), max_tokens=4, temperature=0)
     usages = []
     for shape in (("--workers", 1), ("--topology", DISAGGREGATED)):

@@ -73,7 +73,7 @@ def test_two_ranks_are_bit_identical_to_two_ranks(start, model, tmp_path):
 
 
 @pytest.mark.parametrize("topology", (None, DISAGGREGATED), ids=("colocated", "disaggregated"))
-def test_the_prefix_cache_tells_media_apart(start, model, topology):
+def test_the_prefix_cache_distinguishes_media(start, model, topology):
     cluster = start(*(("--topology", topology) if topology else ("--workers", 1)), *model)
     # Two replicas think: each of them has to see the same.
     times = 2 if topology else 1
