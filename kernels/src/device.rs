@@ -142,7 +142,7 @@ pub enum DeviceError {
 /// Operations of one device, enqueued in order.
 ///
 /// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`; an operation works on the first rows of it,
-/// as many as the step has tokens (or, from [`Device::gather_logit_rows`] on, as many as the tile has rows). Nothing is
+/// as many as the step has tokens (or, from [`Device::keep_logit_rows`] on, as many as it has logit rows). Nothing is
 /// allocated inside a step.
 ///
 /// Results do not depend on a row's batch-mates: every reduction's order follows from shapes and absolute positions.
@@ -300,12 +300,14 @@ pub trait Device: Send + Sized + 'static {
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
 
-    /// `out[i] = x[logit_rows[tile.start + i]]`; later operations on `out`, and on tensors computed from it, cover
-    /// `tile.len()` rows.
-    fn gather_logit_rows(
+    /// `x[i] = x[logit_rows[i]]`: drops the rows that no logit is computed from. Later operations on `x`, and on tensors
+    /// computed from it, cover `logit_rows.len()` rows. The step's `logit_rows` ascend.
+    fn keep_logit_rows(&mut self, x: &mut Self::Tensor) -> Result<(), DeviceError>;
+    /// `out[i] = x[rows.start + i]`; later operations on `out`, and on tensors computed from it, cover `rows.len()` rows.
+    fn copy_rows(
         &mut self,
         x: &Self::Tensor,
-        tile: std::ops::Range<usize>,
+        rows: std::ops::Range<usize>,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
     /// Appends the likeliest token of each row of `norm(x) · Wᵀ`: what [`sample`](Self::sample) gives for rows that

@@ -1,4 +1,4 @@
-//! One error for everything that a client may be told, and the one place that maps it to gRPC and HTTP.
+//! The error type of everything that a client may see, with its mapping to gRPC and HTTP.
 
 use std::{fmt, time::Duration};
 
@@ -11,31 +11,31 @@ const KIND: &str = "tutti-error-kind";
 const FIELD: &str = "tutti-error-field";
 const RETRY_AFTER: &str = "retry-after";
 
-/// What went wrong, as far as the one who asked is concerned.
+/// The kind of an error, from the caller's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The request cannot be honoured as it stands; sending it again will not help.
+    /// The request is invalid. A retry fails too.
     InvalidArgument,
     /// No such model, route or file.
     NotFound,
-    /// The request's body is over the limit.
+    /// The request's body exceeds the limit.
     TooLarge,
-    /// A bound was reached; later may be better.
+    /// A limit is reached. A later retry may succeed.
     Overloaded,
-    /// Nobody can take the request now.
+    /// No process can accept the request now.
     Unavailable,
     /// The deadline passed or cannot be met.
     DeadlineExceeded,
-    /// The client went away or took it back.
+    /// The client disconnected or cancelled the request.
     Cancelled,
     /// Tutti has no such operation.
     Unsupported,
-    /// Our fault.
+    /// A fault of Tutti's own.
     Internal,
 }
 
 impl ErrorKind {
-    /// Every kind with the codes it maps to: gRPC, HTTP, and OpenAI's `type`.
+    /// Every kind with its codes: gRPC, HTTP, OpenAI's `type`, and the kind on the wire.
     const TABLE: [(Self, Code, StatusCode, &'static str, pb::ErrorKind); 9] = {
         use pb::ErrorKind as Wire;
         const GONE: StatusCode = match StatusCode::from_u16(499) {
@@ -98,7 +98,7 @@ impl ErrorKind {
     };
 
     fn row(self) -> &'static (Self, Code, StatusCode, &'static str, pb::ErrorKind) {
-        // The table has a row for every kind, in declaration order; the test below holds it to that.
+        // The table has a row for every kind, in the order of the enum; a test checks this.
         &Self::TABLE[self as usize]
     }
 
@@ -117,7 +117,7 @@ impl ErrorKind {
         self.row().3
     }
 
-    /// As a label of metrics.
+    /// The kind as a label value of metrics.
     pub fn label(self) -> &'static str {
         match self {
             Self::InvalidArgument => "invalid",
@@ -141,7 +141,7 @@ impl ErrorKind {
     }
 }
 
-/// An error a client may see: a kind, a message that names value and limit, and the request field at fault.
+/// An error that a client may see: a kind, a message that names value and limit, and the request field at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
@@ -151,60 +151,60 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of this kind. The message is lowercase and concrete.
+    /// An error of this kind. By convention the message is lowercase and names the values.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), field: None, retry_after: None }
     }
 
-    /// A request field that cannot be honoured; `field` is spelt as the client spells it.
+    /// An invalid request field. `field` is spelt as in the client's request.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { field: Some(field.into()), ..Self::new(ErrorKind::InvalidArgument, message) }
     }
 
-    /// Our fault. The message says what the operator should know; clients are told no more than that.
+    /// A fault of Tutti's own. The message is for the operator, and clients see it too.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// Nobody can take the request now.
+    /// No process can accept the request now. The client may retry after a second.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self { retry_after: Some(Duration::from_secs(1)), ..Self::new(ErrorKind::Unavailable, message) }
     }
 
-    /// A bound was reached; the client may come back after `retry_after`.
+    /// A limit is reached. The client may retry after `retry_after`.
     pub fn overloaded(message: impl Into<String>, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::Overloaded, message) }
     }
 
-    /// Names the field at fault.
+    /// Sets the field at fault.
     #[must_use]
     pub fn with_field(mut self, field: impl Into<String>) -> Self {
         self.field = Some(field.into());
         self
     }
 
-    /// Whether a process of Tutti made this status, out of an error of its own. Any other comes from the way to it: a
-    /// broken connection, a proxy, or the gRPC library.
-    pub fn is_told_by(status: &Status) -> bool {
+    /// True if a Tutti process made this status from an `Error`. Any other status comes from the transport: a broken
+    /// connection, a proxy, or the gRPC library.
+    pub fn is_carried_by(status: &Status) -> bool {
         status.metadata().contains_key(KIND)
     }
 
-    /// What kind it is.
+    /// The error's kind.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What happened.
+    /// The message, without the field.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The request field at fault, spelt as the client spells it.
+    /// The request field at fault, spelt as in the client's request.
     pub fn field(&self) -> Option<&str> {
         self.field.as_deref()
     }
 
-    /// When to come back.
+    /// Time after which the client may retry.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
@@ -271,36 +271,4 @@ impl From<pb::Fault> for Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kind_has_its_own_row() {
-        for (place, row) in ErrorKind::TABLE.iter().enumerate() {
-            assert_eq!(row.0 as usize, place);
-            assert_eq!(ErrorKind::from_wire(row.4), row.0);
-            assert_eq!(ErrorKind::from_grpc(row.1), row.0);
-        }
-    }
-
-    #[test]
-    fn an_error_survives_a_grpc_status() {
-        let sent = Error::overloaded("512 requests are in flight, the limit is 512", Duration::from_secs(3))
-            .with_field("n");
-        assert_eq!(Error::from(Status::from(sent.clone())), sent);
-    }
-
-    #[test]
-    fn a_foreign_status_is_told_by_its_code() {
-        let status = Status::unavailable("connection refused");
-        assert!(!Error::is_told_by(&status) && Error::is_told_by(&Error::unavailable("draining").into()));
-        let error = Error::from(status);
-        assert_eq!((error.kind(), error.field()), (ErrorKind::Unavailable, None));
-    }
-
-    #[test]
-    fn a_fault_keeps_kind_and_field() {
-        let sent = Error::invalid("prompt", "is empty");
-        assert_eq!(Error::from(pb::Fault::from(sent.clone())), sent);
-    }
-}
+mod tests;

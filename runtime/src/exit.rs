@@ -1,15 +1,15 @@
-//! Exit codes, as in sysexits.h: scripts rely on them.
+//! Exit codes, as in sysexits.h. Scripts rely on them.
 
 use std::{ffi::OsString, process::ExitCode};
 
 use crate::{Error, ErrorKind};
 
-/// Bad usage, config or checkpoint: starting again unchanged will fail again.
+/// Bad usage, config or checkpoint. An unchanged restart fails too.
 pub const USAGE: u8 = 64;
-/// A fault of ours.
+/// A fault of Tutti's own.
 pub const INTERNAL: u8 = 70;
 
-/// What a process that ends with this error exits with.
+/// The exit code of a process that ends with this error.
 pub fn code(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::InvalidArgument | ErrorKind::NotFound | ErrorKind::TooLarge | ErrorKind::Unsupported => {
@@ -19,7 +19,7 @@ pub fn code(error: &Error) -> u8 {
     }
 }
 
-/// Runs a process's `main`: an error goes to stderr as one line, and its kind becomes the exit code.
+/// Runs a process's `main`. An error is written to stderr as one line, and its kind becomes the exit code.
 pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     match main() {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,11 +30,11 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Parses a process's command line. Bad usage is told on stderr and ends the process with [`USAGE`]; asking for help or
-/// the version ends it with 0.
+/// Parses a process's command line. Bad usage is reported on stderr and ends the process with [`USAGE`]. `--help` and
+/// `--version` end it with 0.
 pub fn flags<P: clap::Parser>(arguments: impl IntoIterator<Item = OsString>) -> P {
     P::try_parse_from(arguments).unwrap_or_else(|error| {
-        // Nobody is left to tell where stderr is closed.
+        // A write error on stderr cannot be reported.
         let _ = error.print();
         std::process::exit(if error.use_stderr() { USAGE.into() } else { 0 })
     })

@@ -1,4 +1,4 @@
-//! `grpc.health.v1`, following a process's readiness.
+//! The `grpc.health.v1` service, which reports a process's readiness.
 
 use tonic::server::NamedService;
 use tonic_health::{
@@ -8,8 +8,8 @@ use tonic_health::{
 
 use crate::health::{Health, State};
 
-/// The service. It answers for the process as a whole (the empty name) and for `S`, as long as the runtime that this is
-/// called in lives.
+/// The health service, which answers for the whole process (the empty name) and for `S`. Must be called inside a Tokio
+/// runtime, whose task follows the readiness.
 pub fn service<S: NamedService>(health: Health) -> HealthServer<impl HealthService> {
     let (reporter, service) = tonic_health::server::health_reporter();
     tokio::spawn(async move {

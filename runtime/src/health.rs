@@ -1,22 +1,23 @@
-//! Life and readiness. Ready means: a request sent now would be served. Live means: restarting would not help.
+//! Liveness and readiness. A ready process serves a request that is sent now. A live process would not get better by a
+//! restart.
 
 use tokio::sync::watch;
 
-/// What `/ready` and `/health` answer; one writer for each, any number of readers.
+/// The answer of `/ready` or `/health`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As it should be.
+    /// Ready, or live.
     Ok,
-    /// Not so, and why.
+    /// Not ready, or not live, with the reason.
     Not(String),
 }
 
-/// Both states of a process; clones share them.
+/// Readiness and liveness of a process. Each has one writer. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Health {
     ready: watch::Sender<State>,
     live: watch::Sender<State>,
-    /// What an operator should know although the process is ready.
+    /// Remarks for the operator about a process that is ready.
     remarks: watch::Sender<Vec<String>>,
 }
 
@@ -31,7 +32,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Sets readiness; returns at once.
+    /// Sets readiness.
     pub fn set_ready(&self, state: State) {
         self.ready.send_if_modified(|old| {
             let changed = *old != state;
@@ -40,32 +41,32 @@ impl Health {
         });
     }
 
-    /// Sets what is not as it should be although the process is ready, a line for each thing; returns at once.
+    /// Sets the remarks about a process that is ready but has problems, one line per problem.
     pub fn set_remarks(&self, remarks: Vec<String>) {
         self.remarks.send_replace(remarks);
     }
 
-    /// What was set by [`Health::set_remarks`].
+    /// The remarks.
     pub fn remarks(&self) -> Vec<String> {
         self.remarks.borrow().clone()
     }
 
-    /// Sets liveness; returns at once.
+    /// Sets liveness.
     pub fn set_live(&self, state: State) {
         self.live.send_replace(state);
     }
 
-    /// Whether a request sent now would be served.
+    /// Readiness: whether a request sent now would be served.
     pub fn ready(&self) -> State {
         self.ready.borrow().clone()
     }
 
-    /// Whether the process is worth keeping.
+    /// Liveness: whether the process should keep running.
     pub fn live(&self) -> State {
         self.live.borrow().clone()
     }
 
-    /// To wait for readiness to change.
+    /// A receiver that waits for readiness to change.
     pub fn watch_ready(&self) -> watch::Receiver<State> {
         self.ready.subscribe()
     }

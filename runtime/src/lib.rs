@@ -1,5 +1,5 @@
-//! What every process of Tutti does alike: layered config, telemetry, metrics, health, shutdown, the error type. And what
-//! routers and conductors place requests by alike: who has which prompt prefixes.
+//! Shared by every process of Tutti: layered config, telemetry, metrics, health, shutdown, the error type, and the
+//! files of checkpoints. Also the prefix index, by which routers and conductors place requests.
 
 pub mod announce;
 pub mod checkpoint;
@@ -22,5 +22,5 @@ pub mod telemetry;
 pub use cpu_isa::CpuIsa;
 pub use error::{Error, ErrorKind};
 
-/// What a Tutti process says it is: the version every process of one cluster must share.
+/// The version of this build. All processes of one cluster must have the same version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

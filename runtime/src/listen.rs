@@ -1,4 +1,4 @@
-//! Binding addresses, with errors that say which setting is at fault.
+//! Binding of addresses, with errors that name the setting at fault.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 
 use crate::Error;
 
-/// Binds a TCP address; `field` is the setting that named it. A port in use is bad usage, not a fault of ours.
+/// Binds a TCP address. `field` is the setting that names it. A port in use is an error of usage, not an internal one.
 pub async fn tcp(field: &str, address: SocketAddr) -> Result<TcpListener, Error> {
     TcpListener::bind(address)
         .await

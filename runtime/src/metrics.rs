@@ -1,4 +1,4 @@
-//! The process's metrics, in the OpenMetrics text that Prometheus reads.
+//! The process's metrics, in the OpenMetrics text format of Prometheus.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ pub use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// What `/metrics` answers with.
+/// The content type of `/metrics`.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Metrics of one process; clones share them.
+/// The metrics of one process. Clones share them.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<RwLock<Registry>>,
@@ -25,7 +25,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Registers a part's metrics, once, at its start. Names get the prefix `tutti_`.
+    /// Registers a component's metrics, once, when it starts. Names get the prefix `tutti_`.
     pub fn register(&self, add: impl FnOnce(&mut Registry)) {
         add(&mut self.registry.write());
     }
@@ -33,7 +33,7 @@ impl Metrics {
     /// The text of all metrics.
     pub fn encode(&self) -> String {
         let mut text = String::new();
-        // Writing into a String cannot fail; a collector's own error leaves what was written before it.
+        // Writing to a String cannot fail. After a collector's own error the text ends before that collector.
         if prometheus_client::encoding::text::encode(&mut text, &self.registry.read()).is_err() {
             tracing::error!("a metrics collector failed; /metrics is incomplete");
         }

@@ -1,4 +1,4 @@
-//! The routes that operators and probes use: `/health`, `/ready`, `/metrics`.
+//! HTTP routes for operators and probes: `/health`, `/ready`, `/metrics`.
 
 use axum::{
     Json, Router,
@@ -14,7 +14,7 @@ use crate::{
     metrics::{self, Metrics},
 };
 
-/// The routes, to serve alone or merged with others.
+/// The routes, to be served alone or merged with others.
 pub fn routes(health: Health, metrics: Metrics) -> Router {
     Router::new()
         .route(

@@ -1,4 +1,4 @@
-//! Serving HTTP and gRPC on listeners that are bound already, until told to close.
+//! Serving of HTTP and gRPC on bound listeners, until shutdown.
 
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
@@ -9,13 +9,13 @@ use tonic::{
 
 use crate::{Error, shutdown::Shutdown};
 
-/// What a client may have under way towards us: a long prompt in one go.
+/// HTTP/2 flow-control windows in bytes, large enough for a client to send a long prompt without waiting.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// Serves HTTP. Once `closing` begins, takes no more connections and ends with the last response.
+/// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response.
 pub async fn http(listener: TcpListener, routes: axum::Router, closing: Shutdown) -> Result<(), Error> {
-    // Tokens are small and must not wait for more to fill a packet.
+    // Token messages are small and must not wait for a packet to fill up.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
             tracing::debug!(%error, "a connection keeps Nagle's algorithm");
@@ -27,7 +27,7 @@ pub async fn http(listener: TcpListener, routes: axum::Router, closing: Shutdown
         .map_err(|e| Error::internal(format!("the HTTP server broke: {e}")))
 }
 
-/// Serves gRPC in the same way.
+/// Serves gRPC. Once `closing` begins, accepts no more connections and returns after the last response.
 pub async fn grpc(listener: TcpListener, routes: Routes, closing: Shutdown) -> Result<(), Error> {
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()

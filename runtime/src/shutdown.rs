@@ -1,4 +1,4 @@
-//! Ending a process: the first SIGINT or SIGTERM drains, the second ends it at once.
+//! The end of a process: the first SIGINT or SIGTERM drains it, the second ends it at once.
 
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -7,10 +7,10 @@ use tokio::{
 
 use crate::Error;
 
-/// Exit status after a second signal, as shells count a death by SIGINT.
+/// Exit status after a second signal: the shells' status for a death by SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// Tells a process's parts to drain; clones share one state.
+/// The signal to a process's components to drain. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     draining: watch::Sender<bool>,
@@ -23,7 +23,7 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// Listens for signals from now on. Must run inside a Tokio runtime.
+    /// A shutdown that begins on a signal. Must be called inside a Tokio runtime.
     pub fn on_signals() -> Result<Self, Error> {
         let listen =
             |kind| signal(kind).map_err(|e| Error::internal(format!("cannot listen for signals: {e}")));
@@ -53,7 +53,7 @@ impl Shutdown {
         self.draining.send_replace(true);
     }
 
-    /// Whether the drain has begun.
+    /// True once the drain has begun.
     pub fn is_draining(&self) -> bool {
         *self.draining.borrow()
     }

@@ -1,4 +1,4 @@
-//! Logs to stderr, and spans to an OpenTelemetry collector where one is named.
+//! Logs to stderr, and traces to an OpenTelemetry collector if one is configured.
 
 use std::io::IsTerminal;
 
@@ -11,26 +11,26 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 
 use crate::Error;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// For human readers.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// What a process logs and where its spans go.
+/// The settings of a process's logs and traces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Telemetry {
-    /// How log lines look.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// Which log lines there are, in the syntax of tracing's `EnvFilter` (`info`, `tutti_worker=debug`).
+    /// Filter of log lines, in the syntax of tracing's `EnvFilter` (`info`, `tutti_worker=debug`).
     pub log: String,
-    /// OTLP/gRPC endpoint for spans (`http://host:4317`); none are made without it.
+    /// OTLP/gRPC endpoint for traces (`http://host:4317`). Without it there are none.
     pub otlp_endpoint: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl Default for Telemetry {
     }
 }
 
-/// Flushes what is still on its way when dropped at the process's end.
+/// A guard that sends the remaining traces when it is dropped at the end of the process.
 #[derive(Debug)]
 pub struct TelemetryGuard {
     tracer: Option<SdkTracerProvider>,
@@ -49,14 +49,14 @@ pub struct TelemetryGuard {
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
         if let Some(tracer) = self.tracer.take() {
-            // Nobody is left to tell about spans that could not be sent.
+            // An error here cannot be reported: the process ends.
             let _ = tracer.shutdown();
         }
     }
 }
 
 impl Telemetry {
-    /// Installs the subscriber for this process. With an endpoint, must run inside a Tokio runtime.
+    /// Installs the subscriber for this process. With an endpoint, it must be called inside a Tokio runtime.
     pub fn install(&self, process: &'static str) -> Result<TelemetryGuard, Error> {
         let filter = EnvFilter::try_new(&self.log)
             .map_err(|e| Error::invalid("log", format!("{:?}: {e}", self.log)))?;

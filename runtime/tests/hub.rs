@@ -1,4 +1,4 @@
-//! Checkpoints from a hub, against a loopback server that speaks the hub's routes.
+//! Checkpoints from a hub, tested against a loopback server with the hub's routes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test, in the loopback hub too")]
 
@@ -24,18 +24,18 @@ use tutti_runtime::{
 const ID: &str = "some-org/Some-Model";
 const TOKEN: &str = "hf_test";
 
-/// One model on a hub that only answers who sends [`TOKEN`].
+/// A hub with one model, which answers only requests with [`TOKEN`].
 struct Hub {
-    /// Name → contents, in the commit that main names now.
+    /// Contents by name, in the current commit of main.
     files: BTreeMap<String, Vec<u8>>,
     commit: &'static str,
-    /// Requests for the contents of files, by name.
+    /// Names of the files whose contents were requested.
     fetched: Vec<String>,
 }
 
 type Shared = Arc<Mutex<Hub>>;
 
-/// Starts the hub; gives back its address.
+/// Starts the hub. Returns its address and its state.
 async fn start(files: &[(&str, &[u8])]) -> (String, Shared) {
     let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
     let hub = Arc::new(Mutex::new(Hub { files, commit: "c0ffee1", fetched: Vec::new() }));
@@ -101,7 +101,7 @@ const INDEX: &[u8] =
 
 #[tokio::test]
 async fn a_sharded_model_is_downloaded_once_and_whole() {
-    // Larger than the parts in which files are asked for.
+    // Larger than the parts in which hf-hub requests a file.
     let large: Vec<u8> = (0..10_500_000u32).map(|i| (i % 251) as u8).collect();
     let (endpoint, hub) = start(&[
         ("README.md", b"read me"),
@@ -178,7 +178,7 @@ async fn what_is_cached_is_served_without_a_hub() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains("http://127.0.0.1:1") && error.message().contains(ID), "{error}");
 
-    // A snapshot without weights is no checkpoint, unless none are wanted.
+    // A snapshot without weights is complete only if no weights are wanted.
     let partial = get(&online, Wanted::NoWeights).await.unwrap();
     assert_eq!(get(&offline, Wanted::NoWeights).await.unwrap(), partial);
     get(&offline, Wanted::Everything).await.unwrap_err();

@@ -1,9 +1,8 @@
-"""Chaos: clusters of simulated devices, of workers that compute, of TP groups, and of workers for prefill and for decode,
-under mixed load and random faults.
+"""Chaos: clusters under mixed load and random faults.
 
-Each answer is checked against what it is without faults. All choices come from one seed. The log has a JSON line for
-each fault and each request that went wrong; --replay injects the faults of a log again, at the same times. A summary
-as JSON lies beside the log.
+The clusters have simulated devices, CPU workers, TP groups, and disaggregated prefill and decode. Each answer is compared
+with the answer without faults. All random choices come from one seed. The log has a JSON line for each fault and for each
+failed request; --replay injects the faults of a log again, at the same times. A JSON summary is written next to the log.
 """
 
 import argparse
@@ -22,17 +21,17 @@ from chaos_load import Client, bodies
 from chaos_log import Log
 from harness import GOLDENS, REPO, Server
 
-# Faults come faster here than a request may be expected to outlive by default.
+# Faults are more frequent here than the default number of replays allows for.
 ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)
 TOPOLOGIES = REPO / "deploy/topology"
-# Requests to a cluster that computes: each is run once undisturbed, to know its answer.
+# Number of different requests to clusters with a real model. Each is run once without faults, to know its answer.
 KNOWN = 24
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A cluster, and how many clients ask it at a time."""
+    """A kind of cluster, and its number of concurrent clients."""
 
     workers: int
     args: tuple
@@ -43,12 +42,12 @@ class Shape:
 SHAPES = {
     "sim": Shape(4, ("--workers", 4, "--device", "sim"), clients=12, computes=False),
     "cpu": Shape(2, ("--workers", 2, *QWEN3), clients=5),
-    # A rank that is stopped is missed by the others of its group before its heartbeats are.
+    # The ranks of a group notice a stopped rank before its heartbeats are missed.
     "tp": Shape(4, ("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3), clients=4),
-    # Prefill and decode at different workers.
+    # Prefill and decode on different workers.
     "sim-disaggregated": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
     "cpu-disaggregated": Shape(2, ("--topology", TOPOLOGIES / "disaggregated.toml", *QWEN3), clients=4),
-    # Not with other ranks on one side than on the other: who computes a token again at another one rounds otherwise.
+    # Both sides have the same number of ranks: with different numbers, a token computed again rounds differently.
     "tp-disaggregated": Shape(4, ("--topology", TOPOLOGIES / "tp2-disaggregated.toml", "--collective-timeout", 1, *QWEN3), clients=3),
 }
 
@@ -61,7 +60,7 @@ async def disturb(clusters, disks, log, options):
         if shape.computes:
             undisturbed = Client(name, cluster, log, rng, known)
             asked = list(bodies(rng, KNOWN))
-            # All at once: who runs beside them changes nothing of their answers.
+            # All at once: concurrent requests do not change each other's answers.
             known = list(zip(asked, await asyncio.gather(*(undisturbed.ask(body, "stream") for body in asked))))
         clients += [Client(name, cluster, log, random.Random(rng.random()), known) for _ in range(shape.clients)]
         faults[name] = Faults(name, cluster, shape.workers, disks[name], log, random.Random(rng.random()))
@@ -80,7 +79,7 @@ async def disturb(clusters, disks, log, options):
 
 
 def check_nothing_is_left(name, cluster, log):
-    """No page, no request and no process, neither while it serves nor when it has ended."""
+    """Checks that no page and no request remains, and no process after the cluster's end."""
     try:
         cluster.wait_until_idle()
         log.clusters[name].replays = int(cluster.metrics().get("tutti_request_replays_total", 0))
@@ -92,7 +91,7 @@ def check_nothing_is_left(name, cluster, log):
 
 
 def run(options, say=print):
-    """The summary; says what happened."""
+    """Runs chaos and returns the summary. `say` prints the progress."""
     directory = options.log.parent if options.log else pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))
     log = Log(options.log or directory / "log.jsonl", options.seed)
     say(f"seed {options.seed}; log: {log.file.name}")
@@ -123,7 +122,7 @@ def run(options, say=print):
 
 
 def unharmed(summary):
-    """Whether nothing was lost, wrong or left behind."""
+    """True if no request was lost or wrong, and nothing was left behind."""
     return not (summary["lost"] or summary["wrong"] or summary["leaked"])
 
 
@@ -138,6 +137,6 @@ def options(arguments=None):
 
 
 if __name__ == "__main__":
-    # However it is ended, its clusters and disks are too.
+    # Every end of the program ends its clusters and removes its disks.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(0 if unharmed(run(options())) else 1)

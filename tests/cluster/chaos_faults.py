@@ -10,15 +10,15 @@ import tempfile
 import time
 
 RECOVERY_S = 90
-# Each kind, and how many of a round are of it.
+# Each kind of fault, and its number per round.
 KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 2}
 DISK_BYTES = 1 << 20
 
 
 class Disk:
-    """Where a cluster's step trace goes: a file system of its own that can be filled, where one may be mounted.
+    """The disk of a cluster's step trace, which can be filled: a small file system of its own.
 
-    Where not, a full disk is one that refuses whoever opens a file on it from then on.
+    If mounting is not allowed, it is a directory, and filling it makes every newly opened trace file refuse writes.
     """
 
     def __init__(self, parent, name):
@@ -47,7 +47,7 @@ class Disk:
 
     def free(self):
         for path in self.directory.iterdir():
-            # Files that are being written stay, and are empty.
+            # Files that are open for writing stay, and are emptied.
             if path.is_symlink() or path.name == "filler":
                 path.unlink()
             else:
@@ -60,7 +60,7 @@ class Disk:
 
 
 class Faults:
-    """One fault after another on one cluster, each with the time until all is as before."""
+    """Injects one fault after another into one cluster, and measures the time to recover from each."""
 
     def __init__(self, name, cluster, workers, disk, log, rng):
         self.name, self.cluster, self.workers, self.disk, self.log, self.rng = name, cluster, workers, disk, log, rng
@@ -70,26 +70,26 @@ class Faults:
         while not ended.is_set():
             left = left or self.rng.sample(tuple(KINDS), sum(KINDS.values()), counts=KINDS.values())
             kind = left.pop()
-            place, seconds = self.rng.randrange(self.workers), self.rng.random()
-            await self.inject(kind, place, seconds)
+            index, seconds = self.rng.randrange(self.workers), self.rng.random()
+            await self.inject(kind, index, seconds)
             await asyncio.sleep(self.rng.expovariate(1))
 
-    async def inject(self, kind, place, seconds):
+    async def inject(self, kind, index, seconds):
         ranks = sorted(self.cluster.workers_by_rank().items())
         if not ranks:
             return
-        self.log.fault(self.name, kind, place=place, seconds=seconds)
+        self.log.fault(self.name, kind, place=index, seconds=seconds)
         began, restarts = time.monotonic(), await self.seen("tutti_worker_restarts_total")
-        rank, pid = ranks[place % len(ranks)]
+        rank, pid = ranks[index % len(ranks)]
         match kind:
             case "kill":
                 self.signal(pid, signal.SIGKILL)
             case "kill two":
-                # Of one TP group or of two.
-                for victim in {pid, ranks[(place + 1) % len(ranks)][1]}:
+                # The two may be ranks of one TP group, or of two groups.
+                for victim in {pid, ranks[(index + 1) % len(ranks)][1]}:
                     self.signal(victim, signal.SIGKILL)
             case "stop":
-                # For longer than it takes to be found; what goes on afterwards is nobody.
+                # Longer than the time to detect it. Its replacement runs by the time that it continues.
                 self.signal(pid, signal.SIGSTOP)
                 await asyncio.sleep(3 + seconds)
                 self.signal(pid, signal.SIGCONT)
@@ -102,7 +102,7 @@ class Faults:
                 await asyncio.sleep(2 + 2 * seconds)
                 self.signal(self.cluster.pid, signal.SIGCONT)
             case "full disk":
-                # Those that write find it full, and so does one that begins.
+                # Running workers find the disk full, and so does a worker that starts.
                 self.disk.fill(self.workers)
                 await asyncio.sleep(1 + seconds)
                 self.signal(pid, signal.SIGKILL)
@@ -114,7 +114,7 @@ class Faults:
             self.disk.free()
 
     def signal(self, pid, number):
-        """To a process of this cluster only, whoever has the number by now."""
+        """Sends a signal, but only to a process of this cluster, since the pid may have been reused."""
         if pid in self.cluster.processes():
             try:
                 os.kill(pid, number)
@@ -122,7 +122,7 @@ class Faults:
                 pass
 
     async def seen(self, metric):
-        # The loop goes on meanwhile: this conductor may be paused.
+        # On a thread, so that the event loop continues: this conductor may be paused.
         return (await asyncio.to_thread(self.cluster.metrics)).get(metric, 0)
 
     async def recovered(self, began, restarts):
@@ -136,7 +136,7 @@ class Faults:
 
 
 async def again(faults, lines):
-    """The faults of a log, at their times."""
+    """Injects the faults of a log at their times."""
     began, injected = time.monotonic(), []
     for line in lines:
         await asyncio.sleep(max(0, line["at"] - (time.monotonic() - began)))

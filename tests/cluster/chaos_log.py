@@ -1,4 +1,4 @@
-"""What a run of chaos keeps: a JSON line for each fault and each request that went wrong, and the counts of its end."""
+"""The log of a chaos run: a JSON line for each fault and for each failed request, and counts for the summary."""
 
 import collections
 import json
@@ -9,7 +9,7 @@ import time
 
 
 class Cluster:
-    """Counts of one cluster."""
+    """The counts of one cluster."""
 
     def __init__(self):
         self.faults, self.recovery, self.requests = collections.Counter(), [], collections.Counter()
@@ -29,7 +29,7 @@ class Cluster:
 
 
 class Log:
-    """Counts, and lines for what has to be seen again."""
+    """Counts per cluster, and log lines for faults and failures."""
 
     def __init__(self, path, seed):
         self.file, self.began, self.seed = path.open("w"), time.monotonic(), seed
@@ -56,7 +56,7 @@ class Log:
         self.write(cluster=name, bad="leaked", why=str(problem))
 
     def summary(self, minutes):
-        """All of it as one JSON object."""
+        """The summary of all clusters as one JSON object."""
         clusters = self.clusters.values()
         recovery = sorted(seconds for cluster in clusters for seconds in cluster.recovery) or [0]
         counts = {what: sum(cluster.requests[what] for cluster in clusters) for what in ("requests", "cancelled", "refused", "lost", "wrong")}

@@ -1,4 +1,4 @@
-"""Fixtures: clusters shared by a whole session, clusters of a test's own, and figures printed at the end."""
+"""Fixtures: clusters shared by a session, clusters for a single test, and figures printed at the end."""
 
 import sys
 
@@ -37,7 +37,7 @@ def _launcher(log_dir):
         problems = []
         for process in reversed(started):
             if process.child.returncode is not None:
-                process.destroy()  # the test ended it itself, and checked how
+                process.destroy()  # the test ended the process, and checked its end
                 continue
             try:
                 process.stop()

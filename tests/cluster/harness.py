@@ -1,4 +1,4 @@
-"""Real clusters for tests: start the built executables on free ports, talk to them, and see that nothing of them stays."""
+"""Real clusters for tests: starts the built executables on free ports, talks to them, and checks that nothing remains."""
 
 import itertools
 import json
@@ -18,14 +18,14 @@ BINARIES = pathlib.Path(os.environ.get("TUTTI_TEST_BINARIES", REPO / "target/deb
 GOLDENS = REPO / "target/goldens"
 MARK = "CLUSTER_TEST"  # an environment variable that every process of a cluster inherits
 
-# Deadlines are for machines under load: what is being waited for normally takes a tenth of them or less.
+# Deadlines in seconds, for machines under load. A wait normally takes a tenth of them or less.
 START_S = 90
 STOP_S = 30
 ANSWER_S = 120
 
 
 def wait_for(what, probe, seconds=STOP_S, every=0.02):
-    """Polls until `probe` returns something true, and returns that; fails by name when the deadline passes."""
+    """Polls until `probe` returns a true value, and returns it. Fails with the name `what` after the deadline."""
     deadline = time.monotonic() + seconds
     while True:
         found = probe()
@@ -44,7 +44,7 @@ def free_port():
 
 
 def processes_marked(mark):
-    """{pid: name} of the live processes that inherited this mark, whoever their parent is now."""
+    """{pid: name} of the live processes that inherited this mark, independent of their current parent."""
     wanted, found = f"{MARK}={mark}".encode(), {}
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -52,7 +52,7 @@ def processes_marked(mark):
         try:
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
-                # No command line: it has exited and waits to be reaped.
+                # Without a command line, the process has exited and waits to be reaped.
                 if argv[0]:
                     found[int(entry.name)] = os.path.basename(argv[0].decode())
         except OSError:
@@ -60,7 +60,7 @@ def processes_marked(mark):
     return found
 
 
-# What each instruction path of the CPU needs beyond the one before it, as /proc/cpuinfo spells it.
+# The CPU flags that each instruction path needs in addition to the path before it, as spelt in /proc/cpuinfo.
 CPU_PATHS = {
     "portable": set(),
     "avx2": {"avx2", "fma", "f16c"},
@@ -71,20 +71,20 @@ CPU_PATHS = {
 
 
 def cpu_paths():
-    """The instruction paths that this machine has, the plainest first."""
+    """The instruction paths that this machine supports, the simplest first."""
     flags = re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     flags = set(flags[1].split()) if flags else set()
     return list(itertools.takewhile(lambda path: CPU_PATHS[path] <= flags, CPU_PATHS))
 
 
 class Process:
-    """One of our executables, its log, and whatever it spawns."""
+    """One of our executables, its log, and the processes that it spawns."""
 
     def __init__(self, name, args, log_dir, env=None, under=()):
-        """`under` is a command that runs the executable in a place of its own."""
+        """`under` is a command that runs the executable, such as in a network namespace."""
         self.name, self.args, self.mark = name, [str(a) for a in args], uuid.uuid4().hex
         self.log_path = pathlib.Path(log_dir) / f"{name}-{self.mark[:8]}.log"
-        # No setting of the developer's own leaks in.
+        # The developer's own settings must not reach the process.
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TUTTI_", "HF_"))}
         self.log_file = self.log_path.open("wb")
         self.child = subprocess.Popen(
@@ -105,7 +105,7 @@ class Process:
         return f"{self.name} {' '.join(self.args)}: {problem}\n--- its log ends:\n{tail}"
 
     def processes(self):
-        """{pid: name} of this process and all it spawned."""
+        """{pid: name} of this process and of all processes that it spawned."""
         return processes_marked(self.mark)
 
     def workers(self):
@@ -127,7 +127,7 @@ class Process:
         self.child.send_signal(number)
 
     def wait(self, seconds=STOP_S):
-        """Its exit code; fails if it is still there after the deadline."""
+        """Waits for the exit code. Fails if the process still runs after the deadline."""
         try:
             return self.child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -140,7 +140,7 @@ class Process:
             raise AssertionError(self.explain(f"left behind: {self.processes()}")) from None
 
     def stop(self):
-        """Ctrl-C: it must exit with 0 and leave nothing. Whatever happens, nothing is left afterwards."""
+        """Sends Ctrl-C. The process must exit with 0 and leave no process. Any process left is killed in every case."""
         try:
             if self.child.poll() is None:
                 self.signal(signal.SIGINT)
@@ -151,7 +151,7 @@ class Process:
             self.destroy()
 
     def destroy(self):
-        """For teardown after a failure: kills all of it."""
+        """Kills all processes, for teardown after a failure."""
         for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -162,7 +162,7 @@ class Process:
 
 
 class Server(Process):
-    """A conductor or a router with an HTTP and a gRPC address of its own."""
+    """A conductor or a router with its own HTTP and gRPC address."""
 
     def __init__(self, name, args, log_dir, env=None):
         self.http_port = self.grpc_port = free_port()
@@ -196,21 +196,21 @@ class Server(Process):
 
     @property
     def model(self):
-        """The served model's name, as /v1/models gives it."""
+        """The served model's name, from /v1/models."""
         if self._model is None:
             self._model = self.client.get("/v1/models").json()["data"][0]["id"]
         return self._model
 
     def post(self, path, body):
-        """The response to a JSON body, whatever its status."""
+        """Posts a JSON body. Returns the response with any status."""
         return self.client.post(path, json={"model": self.model} | body)
 
     def complete(self, **body):
-        """The answer of /v1/completions; any other status than 200 is a failure."""
+        """The answer of /v1/completions. Fails on any status but 200."""
         return self._answer("/v1/completions", body)
 
     def chat(self, **body):
-        """The answer of /v1/chat/completions."""
+        """The answer of /v1/chat/completions. Fails on any status but 200."""
         return self._answer("/v1/chat/completions", body)
 
     def _answer(self, path, body):
@@ -219,7 +219,7 @@ class Server(Process):
         return response.json()
 
     def stream(self, path, **body):
-        """The JSON events of a streamed answer; the stream must end with [DONE]."""
+        """The JSON events of a streamed answer. The stream must end with [DONE]."""
         body = {"model": self.model, "stream": True} | body
         with self.client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
@@ -227,7 +227,7 @@ class Server(Process):
             yield from events(response.iter_lines())
 
     def metrics(self):
-        """{name: sum over all label sets} of what /metrics shows."""
+        """{name: sum over all label sets} of all metrics."""
         totals = {}
         for line in self.client.get("/metrics").text.splitlines():
             if match := re.fullmatch(r"(\w+)(?:\{.*\})? (\S+)(?: \S+)?", line):
@@ -235,7 +235,7 @@ class Server(Process):
         return totals
 
     def wait_until_idle(self):
-        """Until no KV page is in use and no request is known; fails with what is left."""
+        """Waits until no KV page is in use and no request is running. Fails with the metrics that are not 0."""
         left = {}
 
         def idle():
@@ -254,7 +254,7 @@ class Server(Process):
 
 
 def events(lines):
-    """Server-sent events as JSON, up to and without [DONE], which must come."""
+    """Server-sent events as JSON, up to [DONE], which is required and not returned."""
     for line in lines:
         if line.startswith("data: "):
             if line == "data: [DONE]":

@@ -1,4 +1,4 @@
-"""A checkpoint of the family that has an audio encoder: the shipped model's tokenizer, and random weights.
+"""A checkpoint with an audio encoder: the shipped model's tokenizer and chat template, and random weights.
 
 Binaries load it only if they are built with `--features media-test-model`, as tests/run does."""
 
@@ -15,7 +15,7 @@ BYTES_PER_TOKEN = 32
 
 
 def write(directory, **changes):
-    """The arguments that serve it."""
+    """Writes the checkpoint. Returns the arguments that serve it."""
     directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (directory / name).symlink_to(SHIPPED / name)
@@ -29,7 +29,7 @@ def write(directory, **changes):
 
 
 def sound(seed, tokens):
-    """Bytes of so many tokens, the last of them not whole."""
+    """Bytes that make this many tokens. The last token is incomplete."""
     return random.Random(seed).randbytes(tokens * BYTES_PER_TOKEN - 3)
 
 
@@ -42,5 +42,5 @@ def text(line):
 
 
 def ask(*parts, **more):
-    """The body of a chat of one turn."""
+    """The body of a chat with one message."""
     return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 24, "ignore_eos": True, "temperature": 0} | more

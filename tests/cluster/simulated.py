@@ -1,4 +1,4 @@
-"""What `--device sim` generates, written a second time (worker/models/src/sim/digest.rs is the first)."""
+"""The tokens of `--device sim`: a second implementation of worker/models/src/sim/digest.rs."""
 
 MASK = 2**64 - 1
 
@@ -14,7 +14,7 @@ def extend(digest, token):
 
 
 def generate(prompt, seed, vocab_size, count):
-    """The `count` tokens that follow the prompt where nothing ends the sequence. Greedy requests have seed 0."""
+    """The next `count` tokens after the prompt if nothing ends the sequence. Greedy requests have seed 0."""
     digest, tokens = 0, []
     for token in prompt:
         digest = extend(digest, token)

@@ -1,4 +1,4 @@
-"""Streams as their clients see them: read at once, and told apart from each other only by what they say."""
+"""Streams read concurrently, with their events merged so that answers can be compared."""
 
 import concurrent.futures
 
@@ -7,15 +7,15 @@ from harness import events, wait_for
 
 
 class Streams:
-    """Streams that are read at once, each on a thread of its own."""
+    """Streams that are read concurrently, each on its own thread."""
 
     def __init__(self, cluster, path, bodies):
         self.cluster, self.path = cluster, path
         self.seen = [0] * len(bodies)
         self.pool = concurrent.futures.ThreadPoolExecutor(len(bodies))
-        self.answers = [self.pool.submit(self._read, place, body) for place, body in enumerate(bodies)]
+        self.answers = [self.pool.submit(self._read, index, body) for index, body in enumerate(bodies)]
 
-    def _read(self, place, body):
+    def _read(self, index, body):
         answer = {}
         with httpx.Client(base_url=self.cluster.url, timeout=120) as client:
             body = {"model": self.cluster.model, "stream": True, "stream_options": {"include_usage": True}} | body
@@ -24,11 +24,11 @@ class Streams:
                 for event in events(response.iter_lines()):
                     assert "error" not in event, event
                     merge(answer, event)
-                    self.seen[place] = max((len(c["token_ids"]) for c in answer["choices"].values()), default=0)
+                    self.seen[index] = max((len(c["token_ids"]) for c in answer["choices"].values()), default=0)
         return answer
 
     def wait_for_tokens(self, count):
-        """Until each stream has brought so many, or has ended."""
+        """Waits until each stream has this many tokens or has ended."""
         wait_for(f"{count} tokens", lambda: all(s >= count or a.done() for s, a in zip(self.seen, self.answers)), every=0.002)
 
     def results(self):
@@ -36,7 +36,7 @@ class Streams:
 
 
 def merge(answer, event):
-    """Adds an event to all that a stream has said so far, in what does not depend on how it was cut into events."""
+    """Adds an event to a stream's merged answer, which does not depend on how the stream was cut into events."""
     choices = answer.setdefault("choices", {})
     if event.get("usage"):
         answer["usage"] = {k: v for k, v in event["usage"].items() if isinstance(v, int)}

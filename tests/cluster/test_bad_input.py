@@ -11,7 +11,7 @@ HUGE = 10**9
 
 
 def check(cluster, response, status, param, *words):
-    """An error in OpenAI's shape, and a cluster that goes on."""
+    """Checks an error in OpenAI's shape, and that the cluster still serves."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -27,7 +27,7 @@ def still_serves(cluster):
     assert cluster.complete(prompt=prompt, max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
-# (fields, the field at fault, words of the message). A good prompt is there unless the fields replace it.
+# (fields, the field at fault, words of the message). The request has a good prompt unless the fields replace it.
 EITHER = [
     # unknown, or of the wrong type
     ({"temprature": 1}, "temprature", ["not a parameter"]),
@@ -40,7 +40,7 @@ EITHER = [
     ({"stop": 5}, "stop", []),
     ({"logit_bias": {"one": 1}}, "logit_bias", ["one"]),
     ({"logit_bias": 3}, "logit_bias", []),
-    # negative, or beyond a limit, which the message names
+    # negative, or over a limit, which the message names
     ({"temperature": -0.1}, "temperature", ["-0.1"]),
     ({"temperature": 2.1}, "temperature", ["2.1"]),
     ({"top_p": 0}, "top_p", ["0"]),
@@ -126,7 +126,7 @@ class TestBodies:
         check(tiny, self.post(tiny, path, json.dumps(body)), 404, "model", "gpt-0")
 
     @pytest.mark.parametrize("number", ("NaN", "Infinity", "-Infinity", "1e999"))
-    def test_a_number_that_is_none(self, tiny, path, number):
+    def test_a_number_that_json_does_not_have(self, tiny, path, number):
         body = json.dumps(self.good(tiny, path) | {"temperature": "X"}).replace('"X"', number)
         check(tiny, self.post(tiny, path, body), 400, "temperature")
 
@@ -140,10 +140,10 @@ class TestBodies:
         still_serves(tiny)
 
     @pytest.mark.parametrize("body", ("", "{", "[]", "null", "{}x"))
-    def test_no_json_object(self, tiny, path, body):
+    def test_a_body_that_is_not_a_json_object(self, tiny, path, body):
         check(tiny, self.post(tiny, path, body), 400, None)
 
-    def test_json_nested_beyond_reason(self, tiny, path):
+    def test_deeply_nested_json(self, tiny, path):
         check(tiny, self.post(tiny, path, "[" * 100_000), 400, None)
 
     def test_a_field_twice(self, tiny, path):
@@ -155,7 +155,7 @@ class TestBodies:
         try:
             response = self.post(tiny, path, body)
         except httpx.TransportError:
-            response = None  # the connection may close before all of it was sent
+            response = None  # the connection may close before the whole body is sent
         if response is not None:
             check(tiny, response, 413, None, str(32 << 20))
         still_serves(tiny)

@@ -1,4 +1,4 @@
-"""What cannot be served is refused at start: exit code 64, and one line that names the thing at fault."""
+"""Invalid checkpoints and settings are refused at start with exit code 64 and one line that names the fault."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ SKIP = "--skip-tokenizer-init"
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A good checkpoint of the test's own, to spoil."""
+    """A good checkpoint that the test may damage."""
     directory = tmp_path / "checkpoint"
     directory.mkdir()
     for file in ("config.json", "model.safetensors"):
@@ -22,7 +22,7 @@ def checkpoint(tmp_path):
 
 
 def refused(tmp_path, *args, env=None, name="conductor"):
-    """The log of an executable that must exit with 64 and leave no process."""
+    """Runs an executable that must exit with 64 and leave no process. Returns its log."""
     given = [str(arg).split("=")[0] for arg in args]
     free = [f"{flag}=127.0.0.1:0" for flag in ("--http", "--grpc") if flag not in given]
     code, log = run_to_exit(name, [*args, *free], tmp_path, env)
@@ -109,7 +109,7 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("field", ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"))
     @pytest.mark.parametrize("value", (..., 0, -1, "many", 1e30), ids=("missing", "0", "-1", "text", "huge"))
-    def test_a_config_without_sense(self, tmp_path, checkpoint, field, value):
+    def test_a_config_with_an_invalid_value(self, tmp_path, checkpoint, field, value):
         config(checkpoint, **{field: value})
         self.refused(tmp_path, checkpoint, field)
 
@@ -181,7 +181,7 @@ class TestSettings:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            # A port in use goes unnoticed: the path is refused before any port is bound.
+            # The path is refused before any port is bound, so that a port in use is not noticed.
             http = f"--http=127.0.0.1:{taken.getsockname()[1]}"
             for path in lacking:
                 log = refused(tmp_path, "--cpu-isa", path, http)

@@ -1,5 +1,5 @@
-"""On every instruction path of the CPU, an answer's bits depend on nothing but the request: not on other requests, chunks,
-cached prefixes, preemptions or threads. Answers are compared as JSON spells their numbers, to the last digit."""
+"""On every instruction path of the CPU, an answer's bits depend on the request only: not on other requests, chunks, cached
+prefixes, preemptions or threads. The numbers in the JSON answers must be equal to the last digit."""
 
 import functools
 import json
@@ -10,7 +10,7 @@ import pytest
 from harness import CPU_PATHS, GOLDENS, Server, cpu_paths
 
 PAGE_TOKENS = 16
-# Prompts' tokens, about the limits of a page, of a tile and of the 512 keys that attention sums at a time.
+# Lengths of prompts, around the sizes of a page, of a tile and of the block of 512 keys in attention.
 LENGTHS = (1, 16, 37, 130, 515, 701)
 VOCABULARY = 320
 # All models have weights in bfloat16. `wide` has random ones in matrices of several superblocks of block floats, and a window
@@ -25,11 +25,11 @@ VARIANTS = ("batched", "two threads", "chunking off", "cut 1", "cut 2", "prefix 
 
 
 def each_path_and_model(paths):
-    """Tests of all models on each of these paths; paths that the machine lacks are skipped by name."""
+    """Parametrises a test over all models on these paths. Paths that the machine lacks are skipped by name."""
     have, cases = cpu_paths(), []
     for path in paths:
         marks = () if path in have else pytest.mark.skip(reason=f"this machine has no {path} instructions")
-        # The portable path takes longer for the wide model than all others together.
+        # The portable path takes longer for the wide model than for all other tests in sum.
         models = [model for model in MODELS if (path, model) != ("portable", "wide")]
         cases += [pytest.param(path, model, marks=marks) for model in models]
     return pytest.mark.parametrize("path, model", cases)
@@ -51,7 +51,7 @@ def tokens(length):
 
 
 PROMPTS = {length: tokens(length) for length in LENGTHS}
-# Shares its beginning with the longest one.
+# A prompt that shares a prefix with the longest prompt.
 RELATED = PROMPTS[701][:600] + tokens(55)
 
 
@@ -82,7 +82,7 @@ class Cluster:
         self.server.stop()
 
     def ask(self, request):
-        """(what must not depend on anything but the request, how many of its tokens were cached)"""
+        """(the part of the answer that depends on the request only, its number of cached tokens)"""
         answer = self.server.complete(**request, ignore_eos=True, return_token_ids=True)
         return answer["choices"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -91,13 +91,13 @@ class Cluster:
         return {name: self.ask(request)[0] for name, request in requests().items()}
 
     def at_once(self):
-        """{name: answer} of all requests, sent together"""
+        """{name: answer} of all requests, sent at once"""
         asked = requests()
         with ThreadPoolExecutor(len(asked)) as pool:
             return dict(zip(asked, pool.map(lambda request: self.ask(request)[0], asked.values())))
 
     def steps(self):
-        """The step trace, complete once the server has stopped."""
+        """The step trace. It is complete when the server has stopped."""
         return [json.loads(line) for line in self.trace.with_name("steps.rank0").read_text().splitlines()[1:]]
 
 
@@ -110,8 +110,8 @@ WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
 
 @pytest.fixture(scope="module")
 def references(models, tmp_path_factory):
-    """Gives for a path and a model, once: {name: answer} of requests alone, whole and on one thread, and the same sent
-    together."""
+    """A cached function of path and model: {name: answer} of requests one after another with whole prompts and one
+    thread, and {name: answer} of the same requests sent at once."""
 
     @functools.cache
     def reference(path, model):
@@ -120,7 +120,7 @@ def references(models, tmp_path_factory):
             assert f"on cpu, {path}, 1 threads" in cluster.server.log()
             alone, batched = cluster.alone(), cluster.at_once()
         steps = cluster.steps()
-        # The test is about what it says: prompts are whole, and share steps with other rows when sent together.
+        # Guards the test itself: prompts are whole, and share steps with other rows when sent at once.
         assert max(size for step in steps for size in prefills(step)) == 701
         assert any(prefills(step) and len(step["rows"]) > 1 for step in steps)
         return alone, batched
@@ -182,17 +182,17 @@ def check_prefixes(flags, alone, directory):
 def check_preempted(flags, page_bytes, alone, directory):
     pool = (SMALL_POOL + 1) * page_bytes
     with Cluster([*flags, "--admission", "optimistic", "--kv-cache-memory", pool, "--threads", 1], directory) as cluster:
-        # On a busy machine the choices may come so late that all fit after all.
+        # On a busy machine the choices may start so late that all of them fit.
         for _ in range(10):
             check(alone, cluster.at_once(), "preempted")
             if cluster.server.metrics()["tutti_worker_preemptions"] > 0:
                 break
         else:
-            pytest.fail("the choices never outgrew the pool together")
+            pytest.fail("the choices never outgrew the pool")
     assert all(step["kv_pages"][1] == SMALL_POOL for step in cluster.steps())
 
 
 @each_path_and_model(("avx512", "avx512-vnni"))
 def test_paths_that_multiply_in_integers_give_the_bits_of_avx2(references, path, model):
-    """Without dot products of bfloat16, its weights are block floats, whose products are exact."""
+    """On a CPU without dot products of bfloat16, bfloat16 weights are stored in block floating point, with exact products."""
     check(references("avx2", model)[0], references(path, model)[0], path)

@@ -1,4 +1,4 @@
-"""Half a minute of tests/chaos on several clusters at a time, always with the same choices."""
+"""Half a minute of tests/chaos on several clusters at a time, with a fixed seed."""
 
 import chaos
 import pytest
@@ -13,7 +13,7 @@ def test_half_a_minute_of_chaos_loses_nothing(figure, tmp_path, shapes):
     for line in said:
         figure(f"chaos, {' and '.join(shapes)}: {line}")
     assert chaos.unharmed(summary), (said, [line for line in options.log.read_text().splitlines() if '"bad"' in line][:3])
-    # Each cluster was harmed, and all came back.
+    # Every cluster had faults and recovered.
     assert all(cluster["recoveries"] for cluster in summary["clusters"].values()), summary
     assert sum(cluster["faults"].get("full disk", 0) for cluster in summary["clusters"].values()), summary
     assert sum(cluster["trace_steps_lost"] for cluster in summary["clusters"].values()), "no disk was full in a way that is felt"

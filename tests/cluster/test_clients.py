@@ -1,4 +1,4 @@
-"""Clients a user would bring: openai and grpcio from PyPI, against the shipped model."""
+"""Real clients, openai and grpcio from PyPI, against the shipped model."""
 
 import asyncio
 import itertools
@@ -37,11 +37,11 @@ def rpc(channel):
 
 
 class TestOpenAi:
-    def test_models_lists_what_is_served(self, client, tiny):
+    def test_models_lists_the_served_model(self, client, tiny):
         assert [model.id for model in client.models.list()] == [tiny.model]
         assert client.models.retrieve(tiny.model).id == tiny.model
 
-    def test_a_streamed_completion_is_the_plain_one(self, client, tiny):
+    def test_a_streamed_completion_equals_the_whole_one(self, client, tiny):
         ask = dict(model=tiny.model, prompt="Tutti is", max_tokens=24, temperature=0.8, seed=5)
         plain = client.completions.create(**ask)
         assert plain.object == "text_completion" and plain.id.startswith("cmpl-")
@@ -53,7 +53,7 @@ class TestOpenAi:
         assert reasons[:-1] == [None] * (len(reasons) - 1) and reasons[-1] == plain.choices[0].finish_reason
         assert len({chunk.id for chunk in chunks}) == 1
 
-    def test_a_streamed_chat_is_the_plain_one(self, client, tiny):
+    def test_a_streamed_chat_equals_the_whole_one(self, client, tiny):
         ask = dict(model=tiny.model, messages=QUESTION, max_completion_tokens=32, temperature=0)
         plain = client.chat.completions.create(**ask)
         message = plain.choices[0].message
@@ -173,7 +173,7 @@ class TestGrpc:
         assert [entry.token_id for entry in prompt] == ids
         assert [entry.HasField("logprob") for entry in prompt] == [False] + [True] * (len(ids) - 1)
 
-    def test_choices_are_told_apart(self, rpc):
+    def test_choices_have_indices(self, rpc):
         stub, messages = rpc
         parts = list(stub.Generate(self.ask(messages, n=3)))
         texts = {index: "" for index in range(3)}
@@ -218,16 +218,16 @@ def in_use(cluster):
     return cluster.metrics()["tutti_kv_pages_used"] > 0
 
 
-def test_a_reader_that_goes_away_frees_its_pages(tiny):
+def test_a_client_that_leaves_a_stream_frees_its_pages(tiny):
     with tiny.client.stream("POST", "/v1/completions", json=LONG | {"model": tiny.model, "stream": True}) as response:
-        lines = response.iter_lines()  # dropped, it would close the stream
+        lines = response.iter_lines()  # kept, since its drop would close the stream
         next(lines)
         wait_for("pages in use", lambda: in_use(tiny), every=0.005)
     tiny.wait_until_idle()
 
 
-def test_a_waiter_that_goes_away_frees_its_pages(tiny):
-    """No stream, so nothing is ever sent at which the server could notice."""
+def test_a_client_that_leaves_a_whole_answer_frees_its_pages(tiny):
+    """The answer is not streamed, so the server cannot notice a failed write."""
     body = json.dumps(LONG | {"model": tiny.model}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     generated = lambda: tiny.metrics().get("tutti_generated_tokens_total", 0)

@@ -1,4 +1,4 @@
-"""64 requests of every kind at once against two workers: each answers as it does alone, and nothing stays behind."""
+"""64 requests of every kind at once against two workers: each gets the answer that it gets alone, and nothing remains."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def requests(model):
 
 
 async def answer(client, path, body, leave):
-    """What one request gave: the plain answer, or a stream's deltas by choice, as far as it was read."""
+    """The result of one request: the whole answer, or a stream's deltas by choice up to the point where the client left."""
     if not body.get("stream"):
         response = await client.post(path, json=body)
         assert response.status_code == 200, response.text
@@ -53,7 +53,7 @@ async def answer(client, path, body, leave):
 
 
 def merged(chunks):
-    """A stream's content without its cuts, which depend on timing: {choice: {field: everything in order}}."""
+    """A stream's content without the cut into events, which depends on timing: {choice: {field: everything in order}}."""
     choices, usage = {}, None
     for chunk in chunks:
         assert "error" not in chunk, chunk
@@ -75,13 +75,13 @@ def test_each_answers_as_it_does_alone(tiny):
         limits = httpx.Limits(max_connections=REQUESTS)
         async with httpx.AsyncClient(base_url=tiny.url, timeout=ANSWER_S, limits=limits) as client:
             alone = [await answer(client, *request) for request in asked]
-            together = await asyncio.gather(*(answer(client, *request) for request in asked))
-            return alone, together
+            concurrent = await asyncio.gather(*(answer(client, *request) for request in asked))
+            return alone, concurrent
 
     ended = lambda: tiny.metrics().get("tutti_requests_total", 0)
     before = ended()
-    alone, together = asyncio.run(main())
-    for request, one, other in zip(asked, alone, together):
+    alone, concurrent = asyncio.run(main())
+    for request, one, other in zip(asked, alone, concurrent):
         if request[2] is None:
             for usage in (one["usage"], other["usage"]):
                 usage.pop("prompt_tokens_details")  # what others have computed before is the one thing that differs
@@ -95,7 +95,7 @@ def test_each_answers_as_it_does_alone(tiny):
     assert ended() - before == 2 * choices, "each choice has exactly one ending"
 
 
-def test_both_workers_take_part(start):
+def test_both_workers_are_used(start):
     cluster = start("--workers", 2)
     asked = [{"prompt": "count", "max_tokens": 60, "ignore_eos": True, "seed": seed} for seed in range(16)]
 
@@ -114,7 +114,7 @@ def test_both_workers_take_part(start):
     assert len(after) == 2 and all(taken >= 60 for taken in after.values()), after
 
 
-def test_overload_is_told_at_once(start):
+def test_overload_is_refused_at_once(start):
     cluster = start("--workers", 1, "--max-running-requests", 1, "--max-queued-requests", 2)
     body = {"model": cluster.model, "prompt": "go on", "max_tokens": 1000, "ignore_eos": True}
 
@@ -133,7 +133,7 @@ def test_overload_is_told_at_once(start):
     assert cluster.complete(prompt="one", max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
-def test_a_reader_that_stalls_holds_up_nobody(tiny):
+def test_a_reader_that_stalls_delays_no_other(tiny):
     body = {"model": tiny.model, "prompt": "go on", "max_tokens": 3000, "ignore_eos": True, "n": 4, "stream": True}
     with tiny.client.stream("POST", "/v1/completions", json=body) as stalled:
         lines = stalled.iter_lines()

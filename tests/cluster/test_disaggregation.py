@@ -1,4 +1,4 @@
-"""Disaggregated prefill and decode: the same answers to the last bit, whoever dies, and nothing left behind."""
+"""Disaggregated prefill and decode: bit-identical answers, also after deaths, and nothing left behind."""
 
 import concurrent.futures
 import os
@@ -34,7 +34,7 @@ def loads(cluster, name):
 
 
 def all_accepted(cluster, bodies):
-    """Nothing new is taken while there is nobody to prefill or to decode."""
+    """Waits until all requests are accepted: none is while a role has no worker."""
     prompts = sum(len(body["prompt"]) for body in bodies)
     wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
 
@@ -53,7 +53,7 @@ def test_disaggregated_is_bit_identical_to_colocated(start, figure, model):
 
 
 def served_by(start, golden, *arguments):
-    """The answers of a cluster that then has nothing left, each handed over where prefill is disaggregated."""
+    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed over."""
     cluster = start(*arguments)
     got = answers(cluster, golden)
     cluster.wait_until_idle()
@@ -70,21 +70,21 @@ def test_two_ranks_on_either_side_are_bit_identical_to_two_ranks(start):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_prefill_of_two_ranks_goes_on_at_one_within_the_tolerance(start, figure, model):
+def test_a_prefill_of_two_ranks_continues_on_one_within_the_tolerance(start, figure, model):
     directory = GOLDENS / "seed0" / model
     golden = load_file(directory / "goldens.safetensors")
     cluster = start("--topology", TP_2_TO_1, "--model", directory, "--skip-tokenizer-init")
     first = answers(cluster, golden)
     worst = greatest_deviation(golden, first)
     assert worst <= BOUND
-    # Prompts are in the prefix cache now, and no bit changes for it.
+    # The prompts are in the prefix cache now, which changes no bit.
     assert answers(cluster, golden) == first and handovers(cluster) == 2 * len(LENGTHS)
     cluster.wait_until_idle()
     figure(f"{model}, tp 2 to tp 1: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
 
 
 def small_zoo():
-    """What a hand-over must take along, and where requests end that have nothing to hand over."""
+    """Requests with every kind of state that a hand-over must transfer, and requests that end before a hand-over."""
     ask = dict(prompt=list(range(1, 60)), max_tokens=20, temperature=1, seed=3, return_token_ids=True)
     yield ask
     yield ask | dict(max_tokens=1)
@@ -103,19 +103,19 @@ def small_zoo():
     yield ask | dict(prompt=[[1, 2, 3], [4, 5], list(range(16)), list(range(33))])
 
 
-def test_whatever_an_answer_depends_on_goes_along(start):
+def test_all_state_that_an_answer_depends_on_is_handed_over(start):
     bodies = list(small_zoo()) + [body | dict(max_tokens=100, min_tokens=0) for body in sampling_zoo()]
     colocated = start("--workers", 1, *QWEN3)
     expected = Streams(colocated, "/v1/completions", bodies).results()
     disaggregated = start("--topology", DISAGGREGATED, *QWEN3)
-    # Twice: the second time with what the prefix cache has.
+    # Twice: the second time with a filled prefix cache.
     for _ in range(2):
         for body, want, got in zip(bodies, expected, Streams(disaggregated, "/v1/completions", bodies).results()):
             assert want == got, body
     disaggregated.wait_until_idle()
 
 
-def test_cached_prompts_are_reported_as_colocated(start):
+def test_cached_prompt_tokens_are_reported_as_when_colocated(start):
     ask = dict(prompt=list(range(200)), max_tokens=4, temperature=0)
     usages = []
     for shape in (("--workers", 1), ("--topology", DISAGGREGATED)):
@@ -125,7 +125,7 @@ def test_cached_prompts_are_reported_as_colocated(start):
     assert usages[1][1]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_prefill_and_decode_do_what_they_are_for(start):
+def test_prefill_workers_prefill_and_decode_workers_decode(start):
     cluster = start("--topology", DISAGGREGATED, *SIM)
     bodies = [dict(prompt=[seed] * 400, max_tokens=60, seed=seed, ignore_eos=True, return_token_ids=True) for seed in range(6)]
     Streams(cluster, "/v1/completions", bodies).results()
@@ -139,14 +139,14 @@ def test_prefill_and_decode_do_what_they_are_for(start):
     assert rows[1, "decode"] == 6 * 59 and rows.get((1, "last_prefill"), 0) + rows.get((1, "prefill"), 0) == 0
 
 
-def test_pages_that_the_decode_knows_are_not_sent(start):
+def test_pages_that_the_decode_worker_has_are_not_sent(start):
     cluster = start("--topology", TWO_PREFILL, *QWEN3)
     page = 16 * 2 * 3 * 2 * 32 * 4
-    ask = dict(prompt=[place * 7 % 300 for place in range(400)], temperature=1, ignore_eos=True, logprobs=1, return_token_ids=True)
+    ask = dict(prompt=[index * 7 % 300 for index in range(400)], temperature=1, ignore_eos=True, logprobs=1, return_token_ids=True)
     expected, usages, sent = [], [], []
     colocated = start("--workers", 1, *QWEN3)
     for seed in range(3):
-        # The last one has the first one's output in its prompt, which only the decode has computed.
+        # The last prompt has the first request's output, which only the decode worker has computed.
         more = expected[0]["token_ids"] if seed == 2 else []
         body = ask | dict(prompt=ask["prompt"] + more, seed=seed, max_tokens=60)
         expected.append(colocated.complete(**body)["choices"][0])
@@ -160,7 +160,7 @@ def test_pages_that_the_decode_knows_are_not_sent(start):
     cluster.wait_until_idle()
 
 
-# What stands for another host: the segment that a process in there names cannot be found from here.
+# A command that stands for another host: a shared-memory segment named in it cannot be opened from outside.
 ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -185,7 +185,7 @@ def test_between_hosts_planes_go_over_tcp_and_give_the_same_bits(start, spawn, t
 
 @pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSTOP), ids=("killed", "stopped"))
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
-def test_every_stream_survives_either_side(start, victim, number):
+def test_every_stream_survives_the_loss_of_either_side(start, victim, number):
     cluster = start("--topology", DISAGGREGATED, "--heartbeat-timeout", 2, *SIM)
     bodies, expected = [], []
     for seed in range(16):
@@ -198,7 +198,7 @@ def test_every_stream_survives_either_side(start, victim, number):
     pid = cluster.workers_by_rank()[victim]
     os.kill(pid, number)
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
-    wait_for("another in its place", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
+    wait_for("a replacement", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
     cluster.wait_until_ready()
     cluster.wait_until_idle()
     assert cluster.metrics()["tutti_request_replays_total"] >= 1
@@ -206,8 +206,8 @@ def test_every_stream_survives_either_side(start, victim, number):
 
 
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
-def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
-    # Stopped for longer than the other side waits, and for less than it takes to be taken for dead.
+def test_an_expired_lease_costs_an_attempt_and_no_worker(start, victim):
+    # Stopped for longer than the other side waits, and for less than the time after which it counts as dead.
     waits = ("--transfer-timeout", 1, "--heartbeat-timeout", 30, "--max-replays", 20)
     cluster = start("--topology", DISAGGREGATED, *waits, *SIM)
     bodies = [dict(prompt=[s] * 3500, seed=s, temperature=1, max_tokens=30, ignore_eos=True, return_token_ids=True) for s in range(32)]
@@ -215,7 +215,7 @@ def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
     pid = cluster.workers_by_rank()[victim]
     replayed = lambda: cluster.metrics().get("tutti_request_replays_total", 0) > 0
     unsent = lambda: "planes did not get across" in cluster.log()
-    # A stop that meets no hand-over under way is one of nothing: then another hand-over is waited for.
+    # A stop without a running hand-over has no effect: the test then waits for another hand-over.
     for attempt in range(1, 6):
         before = handovers(cluster) if attempt > 1 else 0
         wait_for("a hand-over", lambda: handovers(cluster) > before, every=0.002)
@@ -235,7 +235,7 @@ def test_a_lease_that_runs_out_costs_a_try_and_no_worker(start, victim):
 
 
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
-def test_a_worker_that_is_sent_away_finishes_what_it_has(start, victim):
+def test_a_drained_worker_finishes_its_requests(start, victim):
     cluster = start("--topology", DISAGGREGATED, *SIM)
     bodies = [dict(prompt=[s] * 800, seed=s, temperature=1, max_tokens=60, ignore_eos=True, return_token_ids=True) for s in range(8)]
     streams = Streams(cluster, "/v1/completions", bodies)
@@ -246,13 +246,13 @@ def test_a_worker_that_is_sent_away_finishes_what_it_has(start, victim):
     expected = [sampled([s] * 800, s, 1, 60) for s in range(8)]
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
     assert cluster.metrics().get("tutti_request_replays_total", 0) == 0
-    wait_for("another in its place", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
+    wait_for("a replacement", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
     cluster.wait_until_ready()
     cluster.wait_until_idle()
 
 
-def test_answers_are_bit_identical_though_both_sides_die(start):
-    # A prefill that dies and a decode that dies may both cost the same request a try, and its hand-over another.
+def test_answers_are_bit_identical_after_both_sides_die(start):
+    # The death of the prefill worker, that of the decode worker and the hand-over may each cost a request an attempt.
     cluster = start("--topology", DISAGGREGATED, "--max-replays", 4, *QWEN3)
     bodies = list(sampling_zoo())
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
@@ -269,7 +269,7 @@ def test_answers_are_bit_identical_though_both_sides_die(start):
     cluster.wait_until_idle()
 
 
-def test_a_death_of_one_prefill_leaves_the_other(start):
+def test_the_death_of_one_prefill_worker_leaves_the_other(start):
     cluster = start("--topology", TWO_PREFILL, *SIM)
     bodies = [dict(prompt=[s] * 2000, seed=s, max_tokens=40, ignore_eos=True, temperature=1, return_token_ids=True) for s in range(10)]
     streams = Streams(cluster, "/v1/completions", bodies)
@@ -281,7 +281,7 @@ def test_a_death_of_one_prefill_leaves_the_other(start):
 
 
 def test_many_requests_share_a_small_decode_pool(start):
-    # Room for about three of them at a time: the others wait before anything of them is computed.
+    # The pool has room for about three requests. The others wait before their prefill.
     cluster = start("--topology", TWO_PREFILL, "--kv-cache-memory", "4MiB", *SIM)
     pages = loads(cluster, "kv_pages_total")
     most = cluster.client.get("/v1/models").json()["data"][0].get("max_model_len", 4096)
@@ -298,7 +298,7 @@ def test_many_requests_share_a_small_decode_pool(start):
     cluster.wait_until_idle()
 
 
-def test_clients_that_leave_leave_nothing_wherever_their_request_is(start):
+def test_clients_that_leave_leave_nothing_in_any_stage_of_their_request(start):
     cluster = start("--topology", DISAGGREGATED, *SIM)
     rng = np.random.default_rng(3)
 
@@ -323,7 +323,7 @@ def test_clients_that_leave_leave_nothing_wherever_their_request_is(start):
     ][0]["token_ids"] == sampled([1, 2], 0, 1, 3)
 
 
-def test_disaggregated_and_whole_groups_serve_side_by_side(start, tmp_path):
+def test_disaggregated_and_whole_groups_serve_in_one_cluster(start, tmp_path):
     path = tmp_path / "mixed.toml"
     path.write_text(DISAGGREGATED.read_text() + "\n[[group]]\nname = 'all'\n")
     cluster = start("--topology", path, *QWEN3)
@@ -332,7 +332,7 @@ def test_disaggregated_and_whole_groups_serve_side_by_side(start, tmp_path):
         answered = list(pool.map(lambda _: cluster.complete(**ask)["choices"], range(8)))
     assert all(choices == answered[0] for choices in answered)
     assert 0 < handovers(cluster) < 8
-    # The whole one serves alone as well.
+    # The whole group also serves alone.
     for rank in (0, 1):
         os.kill(cluster.workers_by_rank()[rank], signal.SIGKILL)
     assert cluster.complete(**ask)["choices"] == answered[0]

@@ -1,4 +1,4 @@
-"""Disaggregated encoders: what a request's media are encoded to goes from worker to worker, and the answer is the same to the last bit."""
+"""Disaggregated encoders: embeddings of media are sent from worker to worker, and answers are bit-identical."""
 
 import concurrent.futures
 import os
@@ -23,7 +23,7 @@ def model(tmp_path):
 
 
 def zoo():
-    """Chats with audio at every place, and some without."""
+    """Chats with audio at every position, and some without audio."""
     logprobs = dict(logprobs=True, top_logprobs=3, return_token_ids=True)
     yield ask(text("What is this? "), audio(sound(1, 40)), text("And why?"), **logprobs)
     yield ask(audio(sound(2, 1)), **logprobs)
@@ -49,17 +49,17 @@ def answers(cluster, bodies):
     ],
     ids=("cut", "whole", "encoders-disaggregated", "all-disaggregated"),
 )
-def test_wherever_it_is_encoded_and_however_it_is_cut_the_answer_is_the_same(start, model, shape):
+def test_answers_do_not_depend_on_the_encoder_s_worker_or_on_chunks(start, model, shape):
     bodies = list(zoo())
     colocated = start("--workers", 1, *model)
     expected = answers(colocated, bodies)
     assert len({str(choices) for choices in expected}) == len(bodies)
     cluster = start(*shape, *model)
-    # Twice: the second time with what the prefix cache has.
+    # Twice: the second time with a filled prefix cache.
     assert answers(cluster, bodies) == expected
     assert answers(cluster, bodies) == expected
     if DISAGGREGATED in shape:
-        # One for each choice with audio, two rows for one with two items; text passes no encoder.
+        # One transfer for each choice with audio, and one row for each of its items. Text passes no encoder.
         shown = lambda: cluster.client.get("/metrics").text
         wait_for("all counted", lambda: 'tutti_worker_transfers{worker="0",outcome="handed_over"} 14\n' in shown())
         assert 'tutti_step_rows_total{worker="0",kind="prefill"} 16\n' in shown()
@@ -75,7 +75,7 @@ def test_two_ranks_are_bit_identical_to_two_ranks(start, model, tmp_path):
 @pytest.mark.parametrize("topology", (None, DISAGGREGATED), ids=("colocated", "disaggregated"))
 def test_the_prefix_cache_distinguishes_media(start, model, topology):
     cluster = start(*(("--topology", topology) if topology else ("--workers", 1)), *model)
-    # Two replicas think: each of them has to see the same.
+    # Two replicas run the thinker. Both must give the same answer.
     times = 2 if topology else 1
 
     def answer(data):
@@ -86,7 +86,7 @@ def test_the_prefix_cache_distinguishes_media(start, model, topology):
     fresh = [answer(sound(seed, 60))[0] for seed in (1, 2)]
     again = [answer(sound(seed, 60)) for seed in (1, 2, 3)]
     assert [logprobs for logprobs, _ in again[:2]] == fresh and fresh[0] != fresh[1] != again[2][0]
-    # What comes before the sound is known of any, and the sound itself of those that were there.
+    # The tokens before the sound are cached for any sound, the sound's tokens only if that sound was sent before.
     assert all(cached >= 60 for _, cached in again[:2]) and again[2][1] < 60
     undisturbed = start("--workers", 1, "--no-prefix-cache", *model)
     body = ask(text("A text before the sound, of some length. "), audio(sound(3, 60)), text("?"), logprobs=True)
@@ -94,7 +94,7 @@ def test_the_prefix_cache_distinguishes_media(start, model, topology):
 
 
 class TestGrpc:
-    """Token ids with one placeholder for each item."""
+    """Requests by token ids, with one placeholder for each item."""
 
     @staticmethod
     def generate(cluster, ids, media, **output):
@@ -112,7 +112,7 @@ class TestGrpc:
             parts = list(inference_pb2_grpc.InferenceStub(channel).Generate(request))
         return [id for part in parts for id in part.token_ids], parts
 
-    def test_media_stand_in_the_place_of_their_placeholders(self, start, model):
+    def test_media_replace_their_placeholders(self, start, model):
         ids, media = [5, PLACEHOLDER, 6, 7, PLACEHOLDER], [("wav", sound(1, 30)), ("wav", sound(2, 2))]
         seen = []
         for shape in (("--workers", 1), ("--topology", ALL_DISAGGREGATED)):
@@ -124,10 +124,10 @@ class TestGrpc:
             seen.append((tokens, scores))
         assert seen[0] == seen[1]
 
-    def test_what_does_not_fit_is_named(self, start, model):
+    def test_media_that_do_not_match_are_refused_by_name(self, start, model):
         cluster = start("--workers", 1, *SIM, *model)
         wav = ("wav", sound(1, 2))
-        for ids, media, told in (
+        for ids, media, words in (
             ([5], [wav], "has 0 placeholders for media"),
             ([PLACEHOLDER, PLACEHOLDER], [wav], "has 2 placeholders for media"),
             ([PLACEHOLDER], [], "has 1 placeholders for media"),
@@ -136,7 +136,7 @@ class TestGrpc:
         ):
             with pytest.raises(grpc.RpcError) as refused:
                 self.generate(cluster, ids, media)
-            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and told in refused.value.details()
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and words in refused.value.details()
         cluster.wait_until_idle()
 
 
@@ -147,7 +147,7 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
     mp3 = {"type": "input_audio", "input_audio": good["input_audio"] | {"format": "mp3"}}
     empty = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
     path = "messages[0].content[0]"
-    for server, parts, param, told in (
+    for server, parts, param, words in (
         (cluster, [broken], f"{path}.input_audio.data", "is not base64"),
         (cluster, [mp3], f"{path}.input_audio.format", 'is "mp3", but audio must be one of wav'),
         (cluster, [empty], f"{path}.input_audio.data", "is empty"),
@@ -160,14 +160,14 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
     ):
         response = server.post("/v1/chat/completions", ask(*parts))
         error = response.json()["error"]
-        assert (response.status_code, error["param"]) == (400, param) and told in error["message"], (parts, error)
+        assert (response.status_code, error["param"]) == (400, param) and words in error["message"], (parts, error)
     response = cluster.post("/tokenize", {"messages": ask(good)["messages"]})
     assert response.status_code == 400 and "no text" in response.text
     cluster.wait_until_idle()
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, words",
     [
         ("[[group]]\nname = 'g'\nnodes = ['audio_encoder']\n", 'group "g": nodes: they encode, and no group runs the rest'),
         ("[[group]]\nname = 'g'\nnodes = ['thinker']\n", 'group "g": nodes: neither it nor another group runs prefill_audio'),
@@ -178,12 +178,12 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
     ],
 )
 @pytest.mark.parametrize("device", ("sim", "cpu"))
-def test_topologies_that_cannot_be_are_refused_by_name(model, tmp_path, text, told, device):
+def test_impossible_topologies_are_refused_by_name(model, tmp_path, text, words, device):
     path = tmp_path / "topology.toml"
     path.write_text(text)
     arguments = ("--topology", path, "--device", device, *model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
     code, log = run_to_exit("conductor", arguments, tmp_path)
-    assert code == 64 and told in log, log
+    assert code == 64 and words in log, log
 
 
 def bodies_of_every_kind(count):
@@ -195,7 +195,7 @@ def bodies_of_every_kind(count):
 
 @pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSTOP), ids=("killed", "stopped"))
 @pytest.mark.parametrize("topology, victim", ((DISAGGREGATED, 0), (DISAGGREGATED, 1), (ALL_DISAGGREGATED, 0), (ALL_DISAGGREGATED, 1), (ALL_DISAGGREGATED, 2)))
-def test_every_stream_survives_the_death_of_any(start, model, topology, victim, number):
+def test_every_stream_survives_the_death_of_any_worker(start, model, topology, victim, number):
     bodies = list(bodies_of_every_kind(24))
     alone = start("--workers", 1, *SIM, *model)
     expected = [answer["choices"][0]["token_ids"] for answer in Streams(alone, "/v1/chat/completions", bodies).results()]
@@ -203,19 +203,19 @@ def test_every_stream_survives_the_death_of_any(start, model, topology, victim, 
     alone.stop()
     cluster = start("--topology", topology, "--heartbeat-timeout", 2, *SIM, *model)
     streams = Streams(cluster, "/v1/chat/completions", bodies)
-    # Nothing new is taken while a part of it would have nobody.
+    # No request is accepted while a role that it needs has no worker.
     wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
     wait_for("some that have begun", lambda: sum(seen > 3 for seen in streams.seen) >= 2, every=0.002)
     pid = cluster.workers_by_rank()[victim]
     os.kill(pid, number)
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == expected
-    wait_for("another in its place", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
+    wait_for("a replacement", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
     cluster.wait_until_ready()
     cluster.wait_until_idle()
 
 
 def test_requests_wait_for_an_encoder_and_those_without_media_do_not(start, model):
-    # Stopped for less than it takes to be taken for dead.
+    # Stopped for less than the time after which it counts as dead.
     cluster = start("--topology", DISAGGREGATED, "--heartbeat-timeout", 60, "--transfer-timeout", 60, *SIM, *model)
     heard = cluster.chat(**ask(audio(sound(1, 4))))["choices"]
     encoder = cluster.workers_by_rank()[0]

@@ -1,4 +1,4 @@
-"""The first run, as README.md tells it: the shipped model answers, and every example in the document works."""
+"""The first run, as described in README.md: the shipped model answers, and every example in the document works."""
 
 import json
 import os
@@ -28,12 +28,12 @@ def test_the_shipped_model_answers_as_its_reference_does(tiny, item):
 
 
 def test_defaults_make_sense(tiny):
-    """A first-time user names nothing but the question."""
+    """A first-time user gives a question only."""
     answer = tiny.chat(messages=[{"role": "user", "content": "What is Tutti?"}])
     assert "tutti" in answer["choices"][0]["message"]["content"].lower()
 
 
-def test_text_survives_tokenising_there_and_back(tiny):
+def test_text_survives_tokenising_and_detokenising(tiny):
     text = "Zwölf Boxkämpfer 🎺 jagen\n\tViktor 漢字"
     ids = tiny.client.post("/tokenize", json={"prompt": text}).json()
     assert ids["count"] == len(ids["tokens"])
@@ -41,7 +41,7 @@ def test_text_survives_tokenising_there_and_back(tiny):
 
 
 def test_a_streamed_character_is_never_split(tiny):
-    """High temperature makes bytes of unfinished characters likely; no delta may show half of one."""
+    """A high temperature makes incomplete characters likely. No delta may show half a character."""
     ask = dict(prompt="🎺 漢字", max_tokens=200, temperature=2, seed=3, ignore_eos=True)
     whole = tiny.complete(**ask)["choices"][0]["text"]
     deltas = [c["text"] for event in tiny.stream("/v1/completions", **ask) for c in event["choices"]]
@@ -75,7 +75,7 @@ def test_readme_has_an_example_for_each_client():
 def test_the_examples_of_readme_work(tiny, tmp_path, kind, text):
     text = re.sub(r"(localhost|127\.0\.0\.1):8000", f"127.0.0.1:{tiny.http_port}", text)
     text = re.sub(r"(localhost|127\.0\.0\.1):50051", tiny.grpc, text)
-    # What a reader is told to install is in this venv, and what to generate, in target/stubs.
+    # The packages to install are in this venv, and the stubs to generate are in target/stubs.
     text = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(\S*pip3? install|uv pip)", line))
     command = ["bash", "-euo", "pipefail", "-c", text] if kind != "python" else [sys.executable, "-c", text]
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""A router of its own before two whole conductors: where requests go, and what is left of them when one is killed."""
+"""A stand-alone router with two conductors: where requests go, and that they survive the loss of a conductor."""
 
 import asyncio
 import os
@@ -9,14 +9,14 @@ from harness import ANSWER_S, START_S, free_port, wait_for
 from test_sim import EOS, VOCAB, sampled, stream
 
 SIM = ("--no-router", "--workers", 2, "--device", "sim")
-# Quick to notice, so that the test is quick; every flag of it is a setting of the router's `fleet` table.
+# Short intervals, so that the tests are fast. These are settings of the router's `fleet` table.
 QUICK = {"TUTTI_FLEET__POLL_MS": "100", "TUTTI_FLEET__RECOVERY_MS": "90000", "TUTTI_FLEET__KEEP_ALIVE_MS": "500"}
-# Slow enough that streams are under way when something happens to them.
+# Slow enough that streams are running when a fault happens.
 PACE = {"TUTTI_SIM__FIXED_US": "8000"}
 
 
 def fleet(start, count=2):
-    """A router that is ready, and the conductors behind it."""
+    """A router that is ready, and its conductors."""
     conductors = [start(*SIM, env=PACE) for _ in range(count)]
     flags = [part for conductor in conductors for part in ("--conductor", f"http://{conductor.grpc}")]
     router = start(*flags, name="router", env=QUICK)
@@ -33,12 +33,12 @@ def everyone_in(router):
 
 
 def served(conductor):
-    """How many requests it has ended."""
+    """Number of requests that a conductor has ended."""
     return conductor.metrics().get("tutti_requests_total", 0)
 
 
 def long_requests(count):
-    """Requests that run for two seconds or more, of all kinds, and what must come of each."""
+    """Requests of all kinds that run for at least two seconds, with the expected answers."""
     rng = random.Random(11)
     for _ in range(count):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 16, 17, 200)))]
@@ -49,11 +49,11 @@ def long_requests(count):
         if rng.random() < 0.5:
             yield body | {"ignore_eos": True}, (tokens, "length")
             continue
-        # No end before the first half is over, and one near the end.
+        # No end in the first half, and a stop token near the end.
         least = length // 2
         stops = EOS | {tokens[-5]}
         ends = [i for i, token in enumerate(tokens) if i >= least and token in stops]
-        # What may not end the output is not sampled, which the second account of the tokens does not know of.
+        # Before min_tokens, stop tokens are not sampled, which `simulated.generate` does not model.
         if any(token in stops for token in tokens[:least]):
             yield body | {"ignore_eos": True}, (tokens, "length")
         else:
@@ -61,7 +61,7 @@ def long_requests(count):
 
 
 def undisturbed_by(router, disturb, count=40):
-    """Runs streams, disturbs them once they have some tokens each, and holds them against what must come."""
+    """Runs streams, calls `disturb` when each has some tokens, and compares the answers with the expected ones."""
     bodies, expected = zip(*long_requests(count))
 
     async def main():
@@ -85,7 +85,7 @@ def test_a_shared_prefix_stays_with_one_and_the_rest_is_spread(start):
     assert sorted(map(served, conductors)) == [0, 8]
     for kind in range(20):
         router.complete(prompt=[100 + kind] * 512, max_tokens=2)
-    # Equal but for what one of them had just let go of when it was last asked.
+    # The counts may differ by a request that one conductor had just finished at its last poll.
     assert all(6 <= count <= 22 for count in map(served, conductors)), [*map(served, conductors)]
     seen = router.metrics()
     assert seen["tutti_router_conductor_up"] == 2 and seen["tutti_router_conductor_picks_total"] == 28
@@ -106,7 +106,7 @@ def test_kill_9_of_a_whole_conductor_costs_no_stream_and_it_is_used_again(start,
     figure(f"kill -9 of a conductor under 40 streams: {moved[0]:.0f} replayed, {moved[1]:.0f} retried, none lost")
     assert sum(moved) >= 10, router.explain(f"the killed one had no share: {seen}")
     second.wait_until_idle()
-    wait_for("it is told of", lambda: any(f"http://{first.grpc}: " in line for line in remarks(router)))
+    wait_for("a remark about it", lambda: any(f"http://{first.grpc}: " in line for line in remarks(router)))
     assert router.client.get("/ready").status_code == 200 and router.metrics()["tutti_router_conductor_up"] == 1
 
     port = free_port()
@@ -119,8 +119,8 @@ def test_kill_9_of_a_whole_conductor_costs_no_stream_and_it_is_used_again(start,
     assert picks == 10 and 2 <= served(second) - before[1] <= 8
 
 
-def told(events):
-    """All that a stream tells of its choices: text, tokens, logprobs, reasons; and the usage."""
+def content(events):
+    """The content of a stream: text, tokens, logprobs and reasons of its choices, and the usage."""
     choices, usage = {}, None
     for event in events:
         usage = event.get("usage") or usage
@@ -131,7 +131,7 @@ def told(events):
             if choice.get("logprobs"):
                 logprobs += zip(*(choice["logprobs"][key] for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset")))
             reasons += [choice["finish_reason"]] if choice.get("finish_reason") else []
-    usage.pop("prompt_tokens_details", None)  # what was cached where is not part of the answer
+    usage.pop("prompt_tokens_details", None)  # the number of cached tokens may differ
     return {index: ("".join(text), *rest) for index, (text, *rest) in choices.items()}, usage
 
 
@@ -142,17 +142,17 @@ def test_a_replay_is_the_same_in_every_bit_with_a_real_model(start):
     body = dict(prompt="Tutti is", n=2, seed=5, temperature=0.9, top_p=0.95, max_tokens=900, min_tokens=800, logprobs=3)
     body |= dict(presence_penalty=0.3, frequency_penalty=0.1, repetition_penalty=1.05, echo=True, stop=["\n\n\n", "zq"])
     body |= dict(return_token_ids=True, stream_options={"include_usage": True})
-    right = told(router.stream("/v1/completions", **body))
+    right = content(router.stream("/v1/completions", **body))
     stream = router.stream("/v1/completions", **body)
     begun = [next(stream) for _ in range(100)]
     busy = [c for c in conductors if c.metrics()["tutti_requests_in_flight"] > 0]
     busy[0].signal(signal.SIGKILL)
     busy[0].wait()
-    assert told([*begun, *stream]) == right
+    assert content([*begun, *stream]) == right
     assert router.metrics()["tutti_router_conductor_replays_total"] >= 1
 
 
-def test_a_stopped_conductor_is_as_good_as_dead_and_does_no_harm_when_it_goes_on(start):
+def test_a_stopped_conductor_counts_as_dead_and_does_no_harm_when_it_continues(start):
     router, first, second = fleet(start)
 
     def stop():
@@ -161,19 +161,19 @@ def test_a_stopped_conductor_is_as_good_as_dead_and_does_no_harm_when_it_goes_on
 
     try:
         undisturbed_by(router, stop, count=16)
-        wait_for("it is told of", lambda: any(first.grpc in line for line in remarks(router)))
+        wait_for("a remark about it", lambda: any(first.grpc in line for line in remarks(router)))
     finally:
         for pid in first.processes():
             os.kill(pid, signal.SIGCONT)
     everyone_in(router)
-    # What it was still doing for the streams that have left is cancelled.
+    # Its requests for the streams that moved elsewhere are cancelled.
     first.wait_until_idle()
     second.wait_until_idle()
     body, right = next(long_requests(1))
     assert asyncio.run(stream(router.http_port, router.model, body)) == right
 
 
-def test_the_only_conductor_goes_on_with_its_streams_once_it_is_back(start, spawn):
+def test_the_only_conductor_continues_its_streams_when_it_is_back(start, spawn):
     router, only = fleet(start, 1)
 
     def replace():
@@ -190,12 +190,12 @@ def test_conductors_behind_a_name(start):
     router = start("--discover", f"localhost:{port}", name="router", env=QUICK)
     tokens = router.complete(prompt=[1, 2], max_tokens=5, temperature=0, ignore_eos=True, return_token_ids=True)
     assert tokens["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 5)
-    # Whatever else the name leads to on this machine is out, by its address.
+    # The name may have other addresses on this machine. They get no requests, and have a remark.
     assert all(line.startswith("http://[::1]:") for line in remarks(router))
 
 
-def test_a_name_that_leads_nowhere_is_told(start):
+def test_a_failed_lookup_is_reported(start):
     router = start("--discover", "nowhere.invalid:50051", name="router", ready=False)
-    told = lambda: "nowhere.invalid" in router.client.get("/ready").text
-    wait_for("the name in /ready", lambda: "listening" in router.log() and told())
+    named = lambda: "nowhere.invalid" in router.client.get("/ready").text
+    wait_for("the name in /ready", lambda: "listening" in router.log() and named())
     assert router.client.get("/health").status_code == 200

@@ -1,7 +1,7 @@
-"""The golden gate: what a running cluster answers over HTTP against what Hugging Face transformers computes.
+"""The golden gate: compares a running cluster's answers over HTTP with Hugging Face transformers.
 
-Every prompt logprob and every sampled one within BOUND of the reference, all greedy tokens equal, and the answers
-bit-identical under every step budget, however the prompts were cut and whoever shared their steps.
+Every logprob is within BOUND of the reference, and all greedy tokens are equal. Answers are bit-identical under every step
+budget, for any chunks and any other requests in their steps.
 """
 
 import concurrent.futures
@@ -81,7 +81,7 @@ def test_f32_weights_match_the_reference_under_every_step_budget(start, figure, 
             ]
             worst = max(worst, *(d.max(initial=0.0) for d in differences))
             assert worst <= BOUND, f"t{length} at a budget of {budget}"
-        # Numbers as JSON spells them, to the last digit.
+        # The numbers in the JSON are equal to the last digit.
         first = first or got
         assert got == first, f"a budget of {budget} changes bits that {BUDGETS[0]} gives"
     figure(f"{seed}/{model} f32: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
@@ -101,5 +101,5 @@ def test_bf16_weights_deviate_no_more_than_bf16_does(start, figure, model):
         theirs.append(np.abs(pick(log_softmax(golden[f"t{length}.logits_bf16"][:-1]), ids[1:]) - exact))
     ours, theirs = np.concatenate(ours).mean(), np.concatenate(theirs).mean()
     figure(f"bf16/{model}: mean |logprob - f32 reference| {ours:.4f}, transformers' own in bf16 {theirs:.4f}")
-    # Twice the noise of the reference's own bf16 run; a wrong operation is off by far more.
+    # Twice the deviation of the reference's own bf16 run. A wrong operation deviates by far more.
     assert ours <= 2 * theirs

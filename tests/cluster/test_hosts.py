@@ -1,4 +1,4 @@
-"""Network namespaces stand for hosts: workers that join over a link, which is cut while they work, and mended."""
+"""Network namespaces stand for hosts: workers join over a link, which is cut and restored while they work."""
 
 import os
 import random
@@ -19,7 +19,7 @@ def ip(*args):
 
 
 def no_namespaces():
-    """Whether this machine lets nobody make any."""
+    """True if this machine does not allow network namespaces."""
     return subprocess.run(["unshare", "--net", *ELSEWHERE, "true"], capture_output=True).returncode != 0
 
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(no_namespaces(), reason="network namespaces need
 
 
 class Host:
-    """A network namespace with one link to here, and processes of its own."""
+    """A network namespace with its own processes and one link to the test's namespace."""
 
     def __init__(self):
         number = os.getpid() % 250
@@ -53,7 +53,7 @@ class Host:
         ip("link", "set", self.link, "up")
 
     def destroy(self):
-        # The link goes with it.
+        # The link is removed with the namespace.
         ip("netns", "del", self.name)
 
 
@@ -66,7 +66,7 @@ def host():
 
 @pytest.fixture
 def joined(host, start, spawn, tmp_path):
-    """Starts a conductor with these flags, and on the other host a worker of this rank that joins it."""
+    """A function that starts a conductor with these flags, and a worker of this rank that joins it from the other host."""
 
     def joined(rank, *flags):
         address, secret = f"{host.here}:{free_port()}", tmp_path / "secret"
@@ -85,7 +85,7 @@ def all_ready(cluster, workers):
 
 
 def requests(count):
-    """[(body, what must come of it)]"""
+    """[(body, expected answer)]"""
     rng = random.Random(8)
     for seed in range(count):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 16, 700)))]

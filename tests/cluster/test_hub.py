@@ -1,4 +1,4 @@
-"""A model by its hub name, from a loopback server that speaks the hub's routes."""
+"""A model given by its hub name, fetched from a loopback server with the hub's routes."""
 
 import hashlib
 import http.server
@@ -17,7 +17,7 @@ NAME = "acme/small-1"
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """One private model. What was asked, and with which token, is kept for the test to see."""
+    """A server with one private model. It records the requests and their tokens."""
 
     def __init__(self, directory):
         super().__init__(("127.0.0.1", 0), Routes)
@@ -68,7 +68,7 @@ class Routes(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path):
-    """Serves the golden Qwen3 in two shards, as large models are published."""
+    """A server of the golden Qwen3 in two shards, as large models are published."""
     golden, published = GOLDENS / "seed0/qwen3", tmp_path / "published"
     published.mkdir()
     (published / "config.json").write_text((golden / "config.json").read_text())
@@ -115,7 +115,7 @@ def test_an_unknown_hub_name_is_bad_usage(hub, tmp_path):
     assert code == 64 and "acme/nothing" in log, log
 
 
-def test_a_refused_token_is_told(hub, tmp_path):
+def test_a_refused_token_is_reported(hub, tmp_path):
     code, log = run_to_exit("conductor", ["--model", NAME], tmp_path, env(hub, tmp_path / "home", "hf_wrong"))
     assert code == 64 and NAME in log and "401" in log, log
-    assert "hf_wrong" not in log, "a token has no place in a log"
+    assert "hf_wrong" not in log, "a token must not be logged"

@@ -1,4 +1,4 @@
-"""Workers that dial in over TCP, and workers that join by hand."""
+"""Workers that connect over TCP, and workers that join by hand."""
 
 import itertools
 import signal
@@ -12,7 +12,7 @@ ASK = dict(prompt=[5, 6, 7], max_tokens=8, temperature=0, ignore_eos=True, retur
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file with the secret, and one with another."""
+    """A file with the secret, and a file with a wrong secret."""
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("open sesame\n")
     wrong.write_text("open barley\n")
@@ -20,8 +20,8 @@ def secret(tmp_path):
 
 
 @pytest.fixture
-def gate(start, secret):
-    """A cluster of one spawned worker, and where others may join it."""
+def open_cluster(start, secret):
+    """A cluster with one spawned worker, and the address at which others may join."""
     address = f"127.0.0.1:{free_port()}"
     return start("--workers", 1, "--worker-listen", address, "--join-token-file", secret[0], *QWEN3), f"http://{address}"
 
@@ -40,8 +40,8 @@ def test_spawned_workers_over_tcp(start):
     assert workers_ready(cluster) == 2
 
 
-def test_a_worker_joins_by_hand_and_may_leave(gate, spawn, secret):
-    cluster, url = gate
+def test_a_worker_joins_by_hand_and_may_leave(open_cluster, spawn, secret):
+    cluster, url = open_cluster
     worker = join(spawn, url, secret[0], 1)
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
     alone = cluster.complete(**ASK)["choices"][0]["token_ids"]
@@ -56,7 +56,7 @@ LONG = ASK | dict(max_tokens=1500)
 
 
 def long_streams(cluster, count):
-    """Open streams that go on for a while."""
+    """Open streams that run for a while."""
     streams = [cluster.stream("/v1/completions", **LONG) for _ in range(count)]
     return [itertools.chain([next(stream)], stream) for stream in streams]
 
@@ -65,8 +65,8 @@ def token_ids(stream):
     return [token for event in stream for choice in event["choices"] for token in choice["token_ids"]]
 
 
-def test_sigterm_drains_a_worker_that_joined(gate, spawn, secret):
-    cluster, url = gate
+def test_sigterm_drains_a_worker_that_joined(open_cluster, spawn, secret):
+    cluster, url = open_cluster
     worker = join(spawn, url, secret[0], 1)
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
     streams = long_streams(cluster, 4)
@@ -101,7 +101,7 @@ def test_a_worker_that_joined_serves_the_next_conductor_at_the_address(start, sp
     assert answers == [alone] * 6
 
 
-def test_a_stopped_worker_that_joined_does_no_harm_when_it_goes_on(start, spawn, secret):
+def test_a_stopped_worker_that_joined_does_no_harm_when_it_continues(start, spawn, secret):
     address = f"127.0.0.1:{free_port()}"
     args = ("--workers", 1, "--worker-listen", address, "--join-token-file", secret[0], "--heartbeat-timeout", 2)
     cluster = start(*args, *QWEN3)
@@ -114,32 +114,32 @@ def test_a_stopped_worker_that_joined_does_no_harm_when_it_goes_on(start, spawn,
     worker.signal(signal.SIGCONT)
     assert [token_ids(stream) for stream in streams] == [alone] * 4
     assert cluster.metrics()["tutti_request_replays_total"] >= 1
-    # Nobody can kill it from here, so it comes again, as another.
+    # The conductor cannot kill it, so the worker joins again with a new identity.
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
     cluster.wait_until_idle()
 
 
-def test_a_wrong_secret_is_refused(gate, spawn, secret):
-    cluster, url = gate
+def test_a_wrong_secret_is_refused(open_cluster, spawn, secret):
+    cluster, url = open_cluster
     worker = join(spawn, url, secret[1], 1)
     assert worker.wait() == 64, worker.explain("exit code")
     assert "join" in worker.log() and "barley" not in worker.log() + cluster.log()
     assert workers_ready(cluster) == 1
 
 
-def test_a_rank_that_is_taken_is_refused(gate, spawn, secret):
-    cluster, url = gate
+def test_a_rank_that_is_taken_is_refused(open_cluster, spawn, secret):
+    cluster, url = open_cluster
     worker = join(spawn, url, secret[0], 0)
     assert worker.wait() == 64, worker.explain("exit code")
     assert "rank" in worker.log()
     assert workers_ready(cluster) == 1 and len(cluster.complete(**ASK)["choices"][0]["token_ids"]) == 8
 
 
-def test_a_rank_that_another_joined_with_or_that_there_is_not_is_refused_by_name(gate, spawn, secret):
-    cluster, url = gate
+def test_a_joined_rank_and_an_unknown_rank_are_refused_by_name(open_cluster, spawn, secret):
+    cluster, url = open_cluster
     join(spawn, url, secret[0], 1)
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
-    # Tried for a while: the other might be dead, and its conductor not know it yet.
+    # The worker keeps trying for a while: the other may be dead without the conductor knowing it yet.
     second = join(spawn, url, secret[0], 1)
     wait_for("refused", lambda: "rank 1 is taken by the worker with pid" in second.log())
     beyond = join(spawn, url, secret[0], 1024)

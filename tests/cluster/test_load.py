@@ -1,4 +1,4 @@
-"""The load generator tells a served load from a spoilt one."""
+"""The load generator distinguishes successful from failed requests."""
 
 import http.server
 import json
@@ -10,7 +10,7 @@ from harness import BINARIES
 
 
 def load(url, *args):
-    """(exit code, report, standard error)."""
+    """Runs the load generator. Returns (exit code, report, standard error)."""
     command = [BINARIES / "load", "--url", url, "--warmup", "0", *args]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
     return done.returncode, json.loads(done.stdout)["report"], done.stderr
@@ -27,7 +27,7 @@ def test_a_served_load_is_measured(bare):
 
 
 class EmptyStreams(http.server.BaseHTTPRequestHandler):
-    """Answers 200 to everything, without a single token."""
+    """A server that answers every request with 200 and no token."""
 
     def do_GET(self):
         self.answer('{"data": [{"id": "empty"}]}')

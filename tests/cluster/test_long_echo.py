@@ -1,4 +1,4 @@
-"""A prompt of 12,000 tokens with the logprobs of each: memory as said at startup, and others decode in every step."""
+"""An echo of 12,000 tokens with logprobs: memory stays as announced at startup, and other requests decode in every step."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def memory(pid, name):
-    """A line of a process's memory, in bytes."""
+    """A line of /proc/PID/status in bytes."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
 
@@ -40,7 +40,7 @@ def begin_peak(pid):
 
 
 def memory_said(cluster):
-    """{kind: bytes} that the worker says it takes at most."""
+    """{kind: bytes}: the maximum memory that the worker announces in its log."""
     lines = cluster.client.get("/metrics").text
     return {kind: int(size) for kind, size in re.findall(r'tutti_worker_memory_bytes\{.*kind="(\w+)".*\} (\d+)', lines)}
 
@@ -52,7 +52,7 @@ def checkpoint(tmp_path_factory):
     return directory
 
 
-def test_a_long_echo_takes_bounded_memory_and_no_step_from_who_decodes(start, checkpoint, figure, tmp_path):
+def test_a_long_echo_takes_bounded_memory_and_delays_no_decode(start, checkpoint, figure, tmp_path):
     trace = tmp_path / "steps"
     model = ["--model", checkpoint, "--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", 12_288]
     cluster = start(*model, "--max-step-tokens", BUDGET, "--trace-steps", trace, "--no-prefix-cache")
@@ -61,7 +61,7 @@ def test_a_long_echo_takes_bounded_memory_and_no_step_from_who_decodes(start, ch
     said = memory_said(cluster)
     before = {pid: begin_peak(pid) for pid in (worker, cluster.pid)}
 
-    # Endless decoders; what they have when the echo has its answer is enough.
+    # The decoders run until the echo is answered.
     begun, enough = [threading.Event() for _ in range(DECODERS)], threading.Event()
 
     def decode(number):
@@ -86,7 +86,7 @@ def test_a_long_echo_takes_bounded_memory_and_no_step_from_who_decodes(start, ch
     cluster.wait_until_idle()
     cluster.stop()
 
-    # The answer is whole: a logprob for every token but the first.
+    # The answer is complete: a logprob for every token but the first.
     logprobs = answer["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == PROMPT + 1
@@ -104,10 +104,10 @@ def test_a_long_echo_takes_bounded_memory_and_no_step_from_who_decodes(start, ch
     )
     assert 0 < said["step"] and 0 < said["kv"] and said["weights"] == 2 * weights()
     assert taken[worker] <= said["step"] + pages
-    # Nor is the bound an empty one: all logits at once would be many times it.
+    # The bound is meaningful: all logits at once would take many times as much.
     all_logits = PROMPT * VOCABULARY * 4
     assert (said["step"] + pages) * 50 < all_logits
-    # Conductor and router hold what the answer says, some hundred bytes for each alternative of each token.
+    # Conductor and router hold the answer: some hundred bytes per alternative per token.
     assert taken[cluster.pid] < PROMPT * (TOP + 2) * 1024
 
 
@@ -116,7 +116,7 @@ def steps_of(trace):
 
 
 def check_steps(trace):
-    """From the echo's first row to its last, every decoder has a row in every step, next to a chunk of the echo."""
+    """Checks that every step from the echo's first row to its last has a row of every decoder and a chunk of the echo."""
     steps = steps_of(trace)
     assert [step["step"] for step in steps] == list(range(len(steps)))
     ends = {row["request"]: row["range"][1] for step in steps for row in step["rows"] if "prefill" in row["walk"]}
@@ -135,13 +135,13 @@ def check_steps(trace):
         computed = own["range"][1]
         assert own["terminal"] == (computed == PROMPT)
     assert computed == PROMPT
-    # It was cut, into as few chunks as the budget beside the decoders gives on the grid of pages.
+    # The echo was cut into as few chunks as the step budget, less the decoders' rows, allows on page boundaries.
     chunk = (BUDGET - DECODERS) // PAGE_TOKENS * PAGE_TOKENS
     assert len(during) == -(-PROMPT // chunk)
 
 
 def weights():
-    """Elements of the model's weights: embedding, one layer, and norms."""
+    """Number of elements in the model's weights: embedding, one layer, and norms."""
     hidden, mlp, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     layer = 4 * hidden * head + 3 * hidden * mlp + 2 * hidden + 2 * head
     return VOCABULARY * hidden + layer + hidden

@@ -1,4 +1,4 @@
-"""--packed-weights: later starts, and workers beside each other, map what the first one wrote, and answer the same bits."""
+"""--packed-weights: later starts and further workers map the file that the first worker wrote, with bit-identical answers."""
 
 import pytest
 from harness import GOLDENS, cpu_paths, run_to_exit
@@ -11,7 +11,7 @@ def answer(cluster):
     return cluster.complete(**PROMPT)["choices"][0]
 
 
-def test_a_later_start_maps_what_an_earlier_one_wrote(start, tmp_path):
+def test_a_later_start_maps_the_file_of_an_earlier_one(start, tmp_path):
     flags = ("--model", MODEL, "--skip-tokenizer-init")
     packed = answer(start("--workers", 1, *flags))
     kept = (*flags, "--packed-weights", tmp_path)
@@ -20,7 +20,7 @@ def test_a_later_start_maps_what_an_earlier_one_wrote(start, tmp_path):
         assert answer(cluster) == packed
         assert expected in cluster.log()
         cluster.stop()
-    # Other settings have a file of their own, and two workers map one.
+    # Other settings have their own file. Two workers share one file.
     start("--workers", 1, *kept, "--quantize", "int8").stop()
     assert len(list(tmp_path.glob("*.bin"))) == 2
     cluster = start("--workers", 2, *kept)
@@ -28,7 +28,7 @@ def test_a_later_start_maps_what_an_earlier_one_wrote(start, tmp_path):
     assert cluster.log().count("mapped from a file") == 2
 
 
-def test_each_instruction_path_has_a_file_of_its_own(start, tmp_path):
+def test_each_instruction_path_has_its_own_file(start, tmp_path):
     flags = ("--model", MODEL, "--skip-tokenizer-init", "--packed-weights", tmp_path)
     paths = cpu_paths()
     if len(paths) == 1:
@@ -43,6 +43,6 @@ def test_each_instruction_path_has_a_file_of_its_own(start, tmp_path):
     assert len(list(tmp_path.glob("*.bin"))) == len(paths)
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_directory_is_refused(tmp_path):
     code, log = run_to_exit("conductor", ["--packed-weights", tmp_path / "missing"], tmp_path)
     assert code == 64 and "packed_weights" in log and "missing" in log, log

@@ -1,4 +1,4 @@
-"""What each sampling and stopping parameter does, by the reference's own logits."""
+"""The effect of each sampling and stopping parameter, computed from the reference's logits."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 GOLDEN = load_file(GOLDENS / "seed0/qwen3/goldens.safetensors")
 PROMPT = GOLDEN["t37.input_ids"]
 GREEDY = GOLDEN["t37.greedy"].tolist()
-# Row i is what the i-th token was picked from.
+# Row i has the logits from which token i was picked.
 LOGITS = GOLDEN["t37.greedy_logits"]
 
 
@@ -45,10 +45,10 @@ def test_a_repetition_penalty_counts_the_prompt(bare):
 
 
 @pytest.mark.parametrize("name", ("presence_penalty", "frequency_penalty"))
-def test_a_penalty_counts_the_output_alone(bare, name):
-    """After token 7, forced by a bias that outweighs it, a penalty of 2 takes 2 from its biased logit a time."""
+def test_a_penalty_counts_the_output_only(bare, name):
+    """A bias forces token 7. A penalty of 2 then lowers its biased logit by 2 per occurrence."""
     runner_up = LOGITS[1].copy()
-    runner_up[GREEDY[0]] += 2  # a negative penalty favours what was said
+    runner_up[GREEDY[0]] += 2  # a negative penalty favours earlier output
     assert tokens(bare, max_tokens=2, **{name: -2}) == [GREEDY[0], runner_up.argmax()]
     forced = tokens(bare, max_tokens=12, logit_bias={"7": 20}, **{name: 2})
     assert forced[0] == 7 and (set(forced) == {7}) == (name == "presence_penalty"), forced
@@ -61,7 +61,7 @@ def test_samples_follow_the_softmax(bare):
     expected = np.exp(logits - logits.max())
     expected /= expected.sum()
     observed = np.bincount(drawn, minlength=320) / count
-    # Seeds are fixed, so this cannot flicker: five standard deviations for every token.
+    # Seeds are fixed, so the result is deterministic. The bound is five standard deviations for every token.
     assert (np.abs(observed - expected) <= 5 * np.sqrt(expected * (1 - expected) / count) + 1 / count).all()
     assert len(set(drawn)) > 5
 
@@ -82,7 +82,7 @@ def test_a_cut_keeps_the_likeliest(bare, cut):
 
 
 def test_logprobs_are_of_the_raw_logits(bare):
-    """Whatever sampling does to them: temperature, bias and penalties leave the logprobs as they are."""
+    """Temperature, bias and penalties do not change the reported logprobs."""
     choice = ask(bare, max_tokens=1, logprobs=5, temperature=0.3, seed=3, logit_bias={"9": 100}, presence_penalty=1)[0]
     x = LOGITS[0].astype(np.float64)
     reference = x - x.max() - np.log(np.exp(x - x.max()).sum())
@@ -103,7 +103,7 @@ def test_prompt_logprobs_rank_the_prompt(bare):
         assert {str(t) for t in np.argsort(-row)[:2]} <= set(entry)
 
 
-def test_a_stop_token_ends_and_min_tokens_holds_it_off(bare):
+def test_a_stop_token_ends_the_output_after_min_tokens(bare):
     stop = GREEDY[3]
     first = GREEDY.index(stop)
     choice = ask(bare, stop_token_ids=[stop])[0]

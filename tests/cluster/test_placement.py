@@ -1,4 +1,4 @@
-"""Requests go where their prefix is cached, unless that worker has more to do than the prefix saves."""
+"""Requests go to the worker that has their prefix, unless its load costs more than the prefix saves."""
 
 import os
 import signal
@@ -13,33 +13,33 @@ PREFIX = 640
 
 
 def ask(kind, last=0, **more):
-    """A prompt that shares its first 40 pages with all others of its kind."""
+    """A request whose prompt shares its first 40 pages with all prompts of the same kind."""
     return dict(prompt=[kind] * PREFIX + [last + 1] * 8, max_tokens=3, temperature=0, ignore_eos=True) | more
 
 
 def cached(cluster, kind, last=0, **more):
-    """How many tokens of such a prompt its worker had."""
+    """Number of cached tokens of such a prompt."""
     usage = cluster.complete(**ask(kind, last, **more))["usage"]
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
 @pytest.mark.parametrize("model", (QWEN3, SIM), ids=("qwen3", "sim"))
-def test_repeated_prefixes_go_where_they_are(start, model):
+def test_repeated_prefixes_go_to_the_worker_that_has_them(start, model):
     cluster = start("--workers", 2, *model)
     for kind in range(3):
-        # One after the other: by load alone they would take turns.
+        # One after the other: by load only, they would take turns.
         assert [cached(cluster, kind, last) for last in range(5)] == [0] + [PREFIX] * 4
     seen = cluster.metrics()
     assert seen["tutti_placed_blocks_total"] == 15 * 40 and seen["tutti_placed_hit_blocks_total"] == 12 * 40
     assert seen["tutti_prefix_index_entries"] == 3 * 36 and seen["tutti_prefix_index_bytes"] > 3 * PREFIX * 4
 
 
-def test_load_wins_over_a_prefix(start):
+def test_load_overrides_a_prefix(start):
     cluster = start("--workers", 2, *SIM)
     assert cached(cluster, 1) == 0
     busy = cluster.stream("/v1/completions", **ask(1, 1, max_tokens=3000, return_token_ids=True))
     next(busy)
-    # What decodes there has more pages than the prefix; and then the other one has the prefix too.
+    # The decoding requests there have more pages than the prefix. Afterwards the other worker has the prefix as well.
     assert [cached(cluster, 1, last) for last in (2, 3)] == [0, PREFIX]
     busy.close()
     cluster.wait_until_idle()
@@ -59,13 +59,13 @@ def test_many_at_once_with_one_prefix_use_both_workers(start):
     cluster.wait_until_idle()
 
 
-def test_what_a_killed_worker_had_is_forgotten(start):
+def test_the_prefixes_of_a_killed_worker_are_forgotten(start):
     cluster = start("--workers", 2, *SIM)
     assert [cached(cluster, 1, last) for last in range(2)] == [0, PREFIX]
     [holder] = [rank for rank, pid in cluster.workers_by_rank().items() if has_steps(cluster, rank)]
     pid = cluster.workers_by_rank()[holder]
     os.kill(pid, signal.SIGKILL)
-    wait_for("another in its place", lambda: cluster.workers_by_rank().get(holder, pid) != pid)
+    wait_for("a replacement", lambda: cluster.workers_by_rank().get(holder, pid) != pid)
     wait_for("ready", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
     hits = cluster.metrics()["tutti_placed_hit_blocks_total"]
     assert [cached(cluster, 1, last) for last in range(3)] == [0, PREFIX, PREFIX]
@@ -83,7 +83,7 @@ def test_without_a_prefix_cache_nothing_is_remembered(start):
     assert all(has_steps(cluster, rank) for rank in (0, 1)), "they take turns"
 
 
-def test_disaggregated_prefills_go_where_their_prefix_is(start):
+def test_disaggregated_prefills_go_to_the_worker_that_has_their_prefix(start):
     cluster = start("--topology", TOPOLOGIES / "two-prefill.toml", *SIM)
     for kind in range(3):
         assert [cached(cluster, kind, last) for last in range(5)] == [0] + [PREFIX] * 4

@@ -1,4 +1,4 @@
-"""Priorities and deadlines, from clients over HTTP and gRPC to the scheduler of a simulated device and back."""
+"""Priorities and deadlines of requests over HTTP and gRPC, with simulated devices."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import pytest
 from harness import STOP_S, events, wait_for
 
 PATH = "/v1/completions"
-# What is admitted one at a time is served in the scheduler's own order.
+# Only one request runs at a time, so that the scheduler's order is visible.
 ONE_AT_A_TIME = ("--workers", 1, "--device", "sim", "--max-running-requests", 1)
 
 # Long enough to reach the conductor on a busy machine.
@@ -24,7 +24,7 @@ def asked(max_tokens, **more):
 
 
 def rpc(cluster, max_tokens, timeout=None, **more):
-    """A request over gRPC, read to its end."""
+    """Sends a request over gRPC and reads it to its end."""
     from tutti.v1 import inference_pb2 as messages
     from tutti.v1 import inference_pb2_grpc
 
@@ -40,10 +40,10 @@ def rpc(cluster, max_tokens, timeout=None, **more):
 
 @contextlib.contextmanager
 def occupied(cluster):
-    """The one place is taken by a stream that has begun and does not end by itself."""
+    """A context in which the only running request is a stream that does not end by itself."""
     body = {"model": cluster.model, "stream": True} | asked(3000)
     with cluster.client.stream("POST", PATH, json=body) as response:
-        lines = response.iter_lines()  # dropped, it would close the stream
+        lines = response.iter_lines()  # kept, since its drop would close the stream
         next(lines)
         yield
 
@@ -53,7 +53,7 @@ def wait_until_waiting(cluster, count):
 
 
 def outcomes(cluster):
-    """How requests have ended so far, and why some were refused, as the conductor counts them."""
+    """The conductor's counts of requests by outcome, and of refusals by reason."""
     found = {}
     for line in cluster.client.get("/metrics").text.splitlines():
         for name in ("tutti_requests_total", "tutti_requests_refused_total"):
@@ -88,12 +88,12 @@ def test_a_high_priority_overtakes_a_queue_of_low_ones(start, surface):
     cluster.wait_until_idle()
 
 
-def test_a_low_priority_waits_longer_but_not_for_ever(start):
+def test_a_low_priority_waits_longer_but_not_forever(start):
     cluster = start(*ONE_AT_A_TIME)
     enough, served = threading.Event(), []
 
     def flood():
-        """Requests of a higher class, one after the other, so that there is always one that could go first."""
+        """Sends requests of higher priority one after the other, so that one of them always waits."""
         while not enough.is_set() and len(served) < 400:
             cluster.complete(**asked(8))
             served.append(None)
@@ -109,7 +109,7 @@ def test_a_low_priority_waits_longer_but_not_for_ever(start):
         enough.set()
         for done in floods:
             done.result()
-    # Three were ahead of it anyway. A class is a head start of 256 steps, which are 32 of these requests.
+    # Three requests were ahead of it. One priority level is a head start of 256 steps, the length of 32 of these requests.
     assert 3 < overtaken < 60
 
 
@@ -119,7 +119,7 @@ def cluster(shared):
 
 
 class TestDeadlines:
-    """Of requests that wait, that decode, and that cannot be in time."""
+    """Deadlines of requests that wait, that decode, and that cannot finish in time."""
 
     def check_http(self, response):
         assert response.status_code == 504, response.text
@@ -127,7 +127,7 @@ class TestDeadlines:
         assert (error["type"], error["code"]) == ("server_error", "deadline_exceeded")
         return error["message"]
 
-    def test_whoever_waits_is_told_in_time_over_every_surface(self, cluster):
+    def test_a_waiting_request_fails_at_its_deadline_on_every_surface(self, cluster):
         before = outcomes(cluster)
         with occupied(cluster), ThreadPoolExecutor() as pool:
             whole = pool.submit(cluster.post, PATH, asked(4, timeout_ms=LATE_MS))
@@ -138,22 +138,22 @@ class TestDeadlines:
             timed = pool.submit(rpc, cluster, 4, timeout=LATE_MS / 1000)
             assert "was not done within" in self.check_http(whole.result())
             self.check_http(chat.result())
-            # The stream had begun, so that its status was sent, and the error is its last event.
+            # The stream had begun and its status was sent, so the error is its last event.
             assert streamed.result().status_code == 200
             assert '"deadline_exceeded"' in streamed.result().text and "[DONE]" not in streamed.result().text
             for call in (called, timed):
                 with pytest.raises(grpc.RpcError) as late:
                     call.result()
                 assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-            # They are gone from the worker while the one that was ahead of them goes on.
+            # The worker has removed them, while the request ahead of them still runs.
             wait_until_waiting(cluster, 0)
             assert cluster.metrics()["tutti_requests_running"] == 1
         cluster.wait_until_idle()
-        # The client's own deadline may be told by the client's going.
+        # With the client's own deadline, the server may see the client's disconnect first.
         late = outcomes(cluster)["deadline_exceeded"] - before.get("deadline_exceeded", 0)
         assert late in (4, 5)
 
-    def test_whoever_decodes_is_cut_off_and_its_pages_are_free(self, cluster):
+    def test_a_decoding_request_ends_at_its_deadline_and_frees_its_pages(self, cluster):
         began = time.monotonic()
         body = {"model": cluster.model, "stream": True} | asked(3000, timeout_ms=400)
         with cluster.client.stream("POST", PATH, json=body) as response:
@@ -163,7 +163,7 @@ class TestDeadlines:
         assert len(tokens) > 10 and last["error"]["code"] == "deadline_exceeded"
         cluster.wait_until_idle()
 
-    def test_no_time_at_all_is_said_so_at_the_door(self, cluster):
+    def test_a_timeout_of_zero_is_refused_on_arrival(self, cluster):
         steps = cluster.metrics()["tutti_worker_steps"]
         self.check_http(cluster.post(PATH, asked(4, timeout_ms=0)))
         self.check_http(cluster.post(PATH, asked(4, timeout_ms=0, stream=True)))
@@ -172,13 +172,13 @@ class TestDeadlines:
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert cluster.metrics()["tutti_worker_steps"] == steps
 
-    def test_time_that_is_enough_changes_nothing(self, cluster):
+    def test_a_sufficient_timeout_changes_nothing(self, cluster):
         free, timed = cluster.complete(**asked(20)), cluster.complete(**asked(20), timeout_ms=60_000, priority=3)
         assert timed["choices"] == free["choices"]
 
 
-def test_a_prompt_that_is_too_long_for_its_time_is_not_begun(start):
-    # A millisecond a token: 1,000 tokens take a second, whatever else there is to do.
+def test_a_prompt_that_is_too_long_for_its_deadline_is_not_started(start):
+    # One millisecond per token: 1,000 tokens take a second, even on an idle worker.
     costs = {"TUTTI_SIM__PREFILL_NS_PER_TOKEN": "1000000", "TUTTI_SIM__FIXED_US": "0"}
     cluster = start("--workers", 1, "--device", "sim", "--max-step-tokens", 128, "--no-prefix-cache", env=costs)
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_a_prompt_that_is_too_long_for_its_time_is_not_begun(start):
     cluster.complete(**asked(1, prompt=[5] * 1000, timeout_ms=60_000))
 
 
-def test_refusals_and_late_endings_show_by_reason(start):
+def test_refusals_and_missed_deadlines_are_counted_by_reason(start):
     cluster = start(*ONE_AT_A_TIME, "--max-queued-requests", 1)
     with ThreadPoolExecutor() as pool, occupied(cluster):
         waits = pool.submit(cluster.post, PATH, asked(4, timeout_ms=LATE_MS))
@@ -202,7 +202,7 @@ def test_refusals_and_late_endings_show_by_reason(start):
         assert cluster.post(PATH, asked(4, priority=9)).json()["error"]["param"] == "priority"
         assert waits.result().status_code == 504
     cluster.wait_until_idle()
-    # The front door refuses by itself what it can tell to be wrong; the conductor, what there is no room for.
+    # The front door refuses invalid requests. The conductor refuses requests that it has no room for.
     text = cluster.client.get("/metrics").text
     for line in (
         'tutti_requests_refused_total{reason="overloaded"} 1',
@@ -214,11 +214,11 @@ def test_refusals_and_late_endings_show_by_reason(start):
         assert line in text.splitlines(), line
 
 
-def test_a_deadline_is_the_way_out_of_a_worker_that_hangs(start):
+def test_a_deadline_ends_a_request_on_a_worker_that_hangs(start):
     faults = {"TUTTI_SIM__HANG_AFTER": "20", "TUTTI_SIM__PROFILE": "instant"}
     cluster = start("--workers", 1, "--device", "sim", env=faults)
     cluster.complete(**asked(10))
-    # The worker never answers again, to nobody: it is the conductor that ends these in time.
+    # The worker never answers again, so the conductor ends the requests in time.
     began = time.monotonic()
     running = cluster.post(PATH, asked(30, timeout_ms=500))
     queued = cluster.post(PATH, asked(1, timeout_ms=500))
@@ -227,7 +227,7 @@ def test_a_deadline_is_the_way_out_of_a_worker_that_hangs(start):
         rpc(cluster, 1, timeout_ms=500)
     assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert 1.5 <= time.monotonic() - began < STOP_S
-    # What it holds counts as in flight until it is gone, since only then is it certain that nothing is held.
+    # The requests count as in flight until the worker is gone, since it may still hold their pages.
     assert cluster.metrics()["tutti_requests_in_flight"] == 3
     for pid in cluster.workers():
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Life and death of the processes: what runs, what Ctrl-C leaves, what dies with the conductor."""
+"""Start and end of the processes: running processes, Ctrl-C, and the death of the conductor."""
 
 import os
 import pathlib
@@ -12,19 +12,19 @@ import pytest
 from harness import GOLDENS, cpu_paths, free_port, run_to_exit, wait_for
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-# As many tokens as the context holds: still running whenever the test gets to it, unless it is stopped.
+# A request that fills the context: it still runs when the test needs it, unless it is stopped.
 LONG = dict(prompt=[1, 2, 3], max_tokens=4000, ignore_eos=True, temperature=1, seed=1, return_token_ids=True)
 
 
 def open_stream(cluster, **body):
-    """A stream that has given its first token, and the iterator over the rest."""
+    """Opens a stream and reads its first token. Returns the iterator over the rest."""
     stream = cluster.stream("/v1/completions", **LONG | body)
     next(stream)
     return stream
 
 
 def status(server, path):
-    """None where nobody listens, yet or any more."""
+    """The status of a path; None if the server does not listen."""
     try:
         return server.client.get(path).status_code
     except httpx.TransportError:
@@ -43,10 +43,10 @@ def test_ps_shows_the_conductor_and_two_workers(start):
     assert ours == ["conductor", "worker", "worker"]
 
 
-def test_workers_have_a_process_group_of_their_own(start):
+def test_workers_have_their_own_process_group(start):
     cluster = start("--workers", 2, *QWEN3)
     groups = {os.getpgid(pid) for pid in cluster.workers()}
-    # So that a terminal's Ctrl-C reaches the conductor alone, which then drains them.
+    # A terminal's Ctrl-C reaches the conductor only, which then drains the workers.
     assert os.getpgid(cluster.pid) not in groups
 
 
@@ -102,16 +102,16 @@ def test_a_stopped_worker_does_not_outlive_two_ctrl_cs(start):
     cluster.wait_until_all_gone()
 
 
-def test_a_killed_worker_has_another_in_its_place(start):
+def test_a_killed_worker_is_replaced(start):
     cluster = start("--workers", 2, *QWEN3)
     killed, _ = cluster.workers()
     os.kill(killed, signal.SIGKILL)
     assert cluster.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3
-    wait_for("a new worker in its place", lambda: killed not in cluster.workers() and len(cluster.workers()) == 2)
+    wait_for("a replacement", lambda: killed not in cluster.workers() and len(cluster.workers()) == 2)
     wait_for("ready", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
 
 
-def test_a_killed_conductor_leaves_nothing_for_long(start, tmp_path):
+def test_the_next_conductor_removes_the_socket_of_a_killed_one(start, tmp_path):
     sockets = lambda: {path.parent.name for path in tmp_path.glob("tutti-*/workers.sock")}
     killed = start("--workers", 1, *QWEN3, env={"TMPDIR": str(tmp_path)})
     left = sockets()
@@ -123,15 +123,15 @@ def test_a_killed_conductor_leaves_nothing_for_long(start, tmp_path):
 
 
 def drain(cluster, worker):
-    """The phase that the conductor's DrainWorker answers: 4 is draining, 6 is drained."""
+    """Drains a worker. Returns the phase in the conductor's answer: 4 is draining, 6 is drained."""
     with grpc.insecure_channel(cluster.grpc) as channel:
         call = channel.unary_unary("/tutti.cluster.v1.Conductor/DrainWorker")
-        # One varint each way.
+        # Request and answer have one varint each.
         request = b"" if worker == 0 else bytes([8, worker])
         return call(request)[1]
 
 
-def test_a_drained_worker_finishes_its_streams_and_stays_away(start):
+def test_a_drained_worker_finishes_its_streams_and_is_not_replaced(start):
     cluster = start("--workers", 2, *QWEN3)
     streams = [open_stream(cluster, seed=seed, max_tokens=1500) for seed in range(4)]
     drained, stays = cluster.workers()
@@ -147,7 +147,7 @@ def test_a_drained_worker_finishes_its_streams_and_stays_away(start):
         drain(cluster, 7)
 
 
-def test_a_router_of_its_own_in_front_of_a_conductor(start):
+def test_a_stand_alone_router_serves_a_conductor(start):
     conductor = start("--workers", 2, "--no-router", *QWEN3, ready=False)
     router = start("--conductor", f"http://{conductor.grpc}", "--skip-tokenizer-init", name="router")
     ask = dict(prompt=[5, 6, 7], max_tokens=8, temperature=0, return_token_ids=True)
@@ -173,13 +173,13 @@ def test_the_settings_in_force_are_printed(spawn):
     assert '"cpu_isa": "avx512-vnni"' in process.log()
 
 
-def test_workers_compute_on_the_path_that_they_are_told(start, spawn, tmp_path):
+def test_workers_compute_on_the_requested_instruction_path(start, spawn, tmp_path):
     secret, file, address = tmp_path / "secret", tmp_path / "tutti.toml", f"127.0.0.1:{free_port()}"
     secret.write_text("open sesame\n")
     file.write_text('cpu_isa = "portable"\n')
     joining = ("--worker-listen", address, "--join-token-file", secret)
     cluster = start("--workers", 2, "--config", file, *joining, *QWEN3)
-    # A worker that joins by hand computes on the same path.
+    # A worker that joins by hand uses the same path.
     by_hand = spawn("worker", "--conductor", f"http://{address}", "--rank", 2, "--join-token-file", secret)
     wait_for("three workers", lambda: cluster.metrics().get("tutti_workers_ready") == 3)
     assert cluster.log().count("on cpu, portable, ") == 2 and "on cpu, portable, " in by_hand.log()
@@ -191,7 +191,7 @@ CORES = os.sched_getaffinity(0)
 
 
 def cores_by_thread(pid):
-    """{name: cores that it may run on} of a process's threads."""
+    """{name: allowed cores} of a process's threads."""
     cores = {}
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
@@ -201,7 +201,7 @@ def cores_by_thread(pid):
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core is everybody's")
 @pytest.mark.parametrize(("workers", "threads"), ((2, 1), (1, 2)))
-def test_compute_threads_have_cores_of_their_own(start, workers, threads):
+def test_compute_threads_have_their_own_cores(start, workers, threads):
     cluster = start("--workers", workers, "--threads", threads, "--pin-threads", *QWEN3)
     response = cluster.client.post("/v1/completions", json=dict(prompt=[1, 2, 3], max_tokens=4))
     assert response.status_code == 200
@@ -211,13 +211,13 @@ def test_compute_threads_have_cores_of_their_own(start, workers, threads):
         compute = [cores for name, cores in threads_of.items() if name == "engine" or name.startswith("kernel-")]
         assert len(compute) == threads, threads_of
         taken += compute
-        # Whoever speaks to the conductor goes where there is room.
+        # The threads that talk to the conductor may run on any core.
         assert threads_of["worker"] not in compute
     assert len(set(taken)) == workers * threads, taken
     assert {int(core) for core in taken} <= CORES
 
 
-def test_more_compute_threads_than_cores_are_not_given_their_own(tmp_path):
+def test_more_compute_threads_than_cores_are_refused(tmp_path):
     flags = ("--workers", len(CORES) + 1, "--threads", 1, "--pin-threads", "--http=127.0.0.1:0", "--grpc=127.0.0.1:0")
     code, log = run_to_exit("conductor", [*flags, *QWEN3], tmp_path, None)
     assert code == 64, log

@@ -1,5 +1,5 @@
-"""--quantize int8 through a running cluster: how far logprobs stray, that cuts and batch-mates change no bit of them, and
-that the shipped model still answers."""
+"""--quantize int8 in a running cluster: the deviation of logprobs is bounded, chunks and other requests change no bit, and
+the shipped model still answers."""
 
 import json
 
@@ -16,7 +16,7 @@ def serve(start, directory, quantize, budget=2048):
 
 
 @pytest.mark.parametrize("model", ("qwen3", "qwen3_tied"))
-def test_int8_strays_little_and_chunks_mates_and_prefixes_change_nothing(start, figure, model):
+def test_int8_deviates_little_and_chunks_other_requests_and_prefixes_change_nothing(start, figure, model):
     directory = GOLDENS / "bf16" / model
     golden = load_file(directory / "goldens.safetensors")
     stored = answers(serve(start, directory, "none"), golden)

@@ -1,4 +1,4 @@
-"""Workers die, stop, or hang under running streams, and no client can tell: each stream is its undisturbed self."""
+"""Workers die, stop, or hang under running streams, and every stream is the same as without the fault."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from streams import Streams
 from test_sim import VOCAB, sampled
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-# A step takes long enough for a death to fall inside the output, not before or after it.
+# A step takes long enough that a death falls within the output.
 SIM = ("--device", "sim")
 
 
@@ -30,7 +30,7 @@ def test_every_stream_survives_the_death_of_each_worker(start):
     streams.wait_for_tokens(20)
     kill(first)
     streams.wait_for_tokens(80)
-    wait_for("a worker in its place", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    wait_for("a replacement", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
     kill(second)
     answers = streams.results()
     assert [answer["choices"][0]["token_ids"] for answer in answers] == expected
@@ -38,23 +38,23 @@ def test_every_stream_survives_the_death_of_each_worker(start):
     assert all(answer["usage"]["completion_tokens"] == 250 for answer in answers)
     cluster.wait_until_idle()
     seen = cluster.metrics()
-    # At least those that the first one had.
+    # At least the requests of the first victim.
     assert seen["tutti_request_replays_total"] >= 12 and seen["tutti_generated_tokens_total"] == 24 * 250
 
 
 def sampling_zoo():
-    """Requests whose answers depend on everything that a replay must take along."""
+    """Requests that together use every parameter that a replay must carry over."""
     long = dict(prompt=[5, 6, 7, 8] * 9, max_tokens=1500, ignore_eos=True, return_token_ids=True)
     yield long | dict(temperature=0, logprobs=3)
     yield long | dict(temperature=1, seed=11, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.3)
     yield long | dict(temperature=0.8, seed=12, top_p=0.9, top_k=20, min_p=0.01, logprobs=2)
     yield long | dict(temperature=1.2, seed=13, logit_bias={"9": 5, "10": -100}, n=3)
-    # Stop tokens that would end it early are put off past where the deaths are.
+    # min_tokens keeps the stop tokens from ending the output before the deaths.
     yield long | dict(temperature=1, seed=14, min_tokens=1300, stop_token_ids=list(range(100, 160)))
     yield long | dict(temperature=1, seed=15, prompt_logprobs=2, echo=True, logprobs=1)
 
 
-def test_answers_are_bit_identical_whatever_they_depend_on(start):
+def test_answers_are_bit_identical_for_all_parameters(start):
     cluster = start("--workers", 2, *QWEN3)
     bodies = list(sampling_zoo())
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
@@ -63,7 +63,7 @@ def test_answers_are_bit_identical_whatever_they_depend_on(start):
     streams.wait_for_tokens(15)
     kill(first)
     streams.wait_for_tokens(60)
-    wait_for("a worker in its place", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    wait_for("a replacement", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
     kill(second)
     disturbed = streams.results()
     assert cluster.metrics()["tutti_request_replays_total"] >= 2, "the deaths came too late to tell anything"
@@ -73,8 +73,8 @@ def test_answers_are_bit_identical_whatever_they_depend_on(start):
     cluster.wait_until_idle()
 
 
-def test_chat_text_goes_on_where_it_was(start):
-    # Whatever tokens: also those whose characters are not whole yet when the worker dies.
+def test_chat_text_continues_without_a_gap(start):
+    # At this temperature, characters may be incomplete when the worker dies.
     cluster = start("--workers", 1, *SIM)
     body = dict(messages=[{"role": "user", "content": "Count from 1 to 300"}], max_tokens=400, seed=3, temperature=1)
     body |= dict(stream_options={"include_usage": True}, ignore_eos=True)
@@ -90,8 +90,8 @@ def test_chat_text_goes_on_where_it_was(start):
     assert cluster.metrics()["tutti_request_replays_total"] == 1
 
 
-def test_what_brings_every_worker_down_is_given_up_and_says_so(start):
-    # Each process's device is lost after 40 steps: shorter requests run, this one never ends.
+def test_a_request_that_kills_every_worker_fails_with_the_reason(start):
+    # Every device is lost after 40 steps: shorter requests run, and this one never finishes.
     cluster = start("--workers", 2, *SIM, env={"TUTTI_SIM__LOSE_AFTER": "40", "TUTTI_SIM__PROFILE": "instant"})
     ask = dict(prompt=[1, 2], ignore_eos=True, temperature=0, return_token_ids=True)
     answer = cluster.post("/v1/completions", ask | {"max_tokens": 500})
@@ -101,7 +101,7 @@ def test_what_brings_every_worker_down_is_given_up_and_says_so(start):
     cluster.wait_until_idle()
 
 
-def test_a_stopped_worker_is_found_and_killed_and_its_streams_go_on(start):
+def test_a_stopped_worker_is_detected_and_killed_and_its_streams_continue(start):
     cluster = start("--workers", 2, "--heartbeat-timeout", 2, *SIM)
     ask = dict(max_tokens=250, ignore_eos=True, temperature=1, return_token_ids=True)
     bodies = [ask | dict(prompt=[seed], seed=seed) for seed in range(8)]
@@ -111,25 +111,25 @@ def test_a_stopped_worker_is_found_and_killed_and_its_streams_go_on(start):
     kill(stopped, signal.SIGSTOP)
     answers = streams.results()
     assert [a["choices"][0]["token_ids"] for a in answers] == [sampled([s], s, 1, 250) for s in range(8)]
-    wait_for("another in its place", lambda: stopped not in cluster.workers() and len(cluster.workers()) == 2)
+    wait_for("a replacement", lambda: stopped not in cluster.workers() and len(cluster.workers()) == 2)
     wait_for("ready", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
     assert cluster.metrics()["tutti_workers_fenced_total"] == 1
     cluster.wait_until_idle()
 
 
 def test_a_worker_whose_step_hangs_is_replaced(start):
-    # Heartbeats go on: it is the counters that stand still.
+    # Heartbeats continue, but the step counters do not advance.
     cluster = start("--workers", 1, "--hang-timeout", 1, *SIM, env={"TUTTI_SIM__HANG_AFTER": "40"})
     answer = cluster.complete(prompt=[3, 4], max_tokens=60, ignore_eos=True, temperature=0, return_token_ids=True)
     assert answer["choices"][0]["token_ids"] == sampled([3, 4], 0, 0, 60)
     assert cluster.metrics()["tutti_workers_fenced_total"] == 1
 
 
-def test_a_crash_loop_ends_readiness_and_says_why(start):
+def test_a_crash_loop_ends_readiness_with_the_reason(start):
     cluster = start("--workers", 1, *SIM, env={"TUTTI_SIM__LOSE_AFTER": "0"})
     answer = cluster.post("/v1/completions", dict(prompt=[1, 2], max_tokens=5, ignore_eos=True))
     assert answer.status_code == 503 and "3 times" in answer.json()["error"]["message"], answer.text
-    # Not only while there is no process.
+    # The cluster also stays unready while a new process starts.
     wait_for("a worker", lambda: cluster.metrics()["tutti_workers_ready"] == 1)
     ready = wait_for("not ready", lambda: (r := cluster.client.get("/ready")).status_code == 503 and r)
     assert "crash loop" in ready.text and "exit status: 70" in ready.text, ready.text

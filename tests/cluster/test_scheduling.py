@@ -1,6 +1,6 @@
-"""No policy of the scheduler changes an answer: on every golden model, the same bits from every mode and chunk size,
-cold and warm, echoed, preempted, alone and while others decode; and those are the bits that test_golden.py holds
-against transformers."""
+"""No policy of the scheduler changes an answer. On every golden model, all modes and chunk sizes give the same bits: cold
+and warm, echoed, preempted, alone and while others decode. These are the bits that test_golden.py compares with
+transformers."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from test_golden import BOUND, GENERATED, MODELS, log_softmax, pick, prompt_logp
 from safetensors.numpy import load_file
 
 PAGE_TOKENS = 16
-# Tokens: more than the questions take to answer, and what fits into the small pool.
+# Output tokens of the decoders: more than the questions need, and a number that fits into the small pool.
 ENDLESS, SHORT = 1500, 110
 # In pages: room for the longest prompt and its output, but not for what `outgrowing` comes to hold.
 SMALL_POOL = 24
@@ -44,8 +44,8 @@ SAMPLED = {"temperature": 0.8, "seed": 7}
 
 
 def each_model_with(every_flags):
-    """Tests of all flags on each shape of golden model in f32. Of the other seed's, which have the same shapes, and the
-    shipped one, which has a tokenizer, one takes each flag in turn."""
+    """Parametrises a test over all flags on each shape of golden model in f32. The models of the other seed, which have
+    the same shapes, and the shipped model, which has a tokenizer, take the flags in turn."""
     cases = [(f"seed0/{model}", flags) for model in MODELS for flags in every_flags]
     in_turn = ["shipped", *(f"seed1/{model}" for model in MODELS)]
     cases += [(in_turn[i % len(in_turn)], flags) for i, flags in enumerate(every_flags)]
@@ -53,7 +53,7 @@ def each_model_with(every_flags):
 
 
 def questions(prompts):
-    """{name: request} of every kind of answer, over prompts by length."""
+    """{name: request} for every kind of answer. `prompts` is keyed by length."""
     greedy = {"temperature": 0, "max_tokens": GENERATED}
     scored = {f"t{n} scored": {"prompt": ids, "prompt_logprobs": 2, "logprobs": 1} | greedy for n, ids in prompts.items()}
     return scored | {
@@ -65,14 +65,14 @@ def questions(prompts):
 
 
 def decoders(prompts, max_tokens):
-    """Requests that decode while others do what they do."""
+    """Requests that decode while the questions run."""
     ids = prompts[37][:20]
     others = {"max_tokens": max_tokens, "logprobs": 1, "temperature": 1}
     return [{"prompt": ids[i:] + ids[:i], "seed": i} | others for i in range(4)]
 
 
 def outgrowing(prompts):
-    """Requests of three choices that begin at once, in 23 pages, and need more before the last has read its prompt."""
+    """Requests of three choices that start at once in 23 pages, and need more before the last prefill ends."""
     both = {"prompt": [prompts[n] for n in (37, 7, 300)], "max_tokens": 60, "logprobs": 2} | SAMPLED
     return [both, both | {"echo": True}]
 
@@ -86,12 +86,12 @@ class Cluster:
         self.server = Server("conductor", [*model, *flags, "--trace-steps", self.trace], directory).wait_until_ready()
 
     def ask(self, request):
-        """(what must not depend on anything but the request, how many of its tokens were cached)"""
+        """(the part of the answer that depends on the request only, its number of cached tokens)"""
         answer = self.server.complete(**request, ignore_eos=True, return_token_ids=True)
         return answer["choices"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def stream(self, request, begun, enough):
-        """The same of a stream, whose first token sets `begun`; no more is read of it than `enough`."""
+        """The same for a stream. Its first token sets `begun`, and it is read until `enough` is set."""
         whole = {"token_ids": [], "logprobs": {}}
         for event in self.server.stream("/v1/completions", **request, ignore_eos=True, return_token_ids=True):
             for choice in event["choices"]:
@@ -104,7 +104,7 @@ class Cluster:
         return whole
 
     def beside_decoders(self, prompts, max_tokens):
-        """({name: answer} of all questions at once, asked once the decoders decode; what those gave)"""
+        """({name: answer} of all questions, asked at once while the decoders decode; the decoders' answers)"""
         asked, decoding, enough = questions(prompts), decoders(prompts, max_tokens), threading.Event()
         begun = [threading.Event() for _ in decoding]
         with ThreadPoolExecutor(len(asked) + len(decoding)) as pool:
@@ -113,19 +113,19 @@ class Cluster:
                 assert all(event.wait(ANSWER_S) for event in begun)
                 answers = dict(zip(asked, pool.map(lambda request: self.ask(request)[0], asked.values())))
             finally:
-                # Where the decoders are endless they decoded beside every one of these.
+                # Endless decoders have decoded during all of these questions.
                 enough.set()
             return answers, [stream.result() for stream in streams]
 
     def steps(self):
-        """The step trace, complete, once the server has stopped."""
+        """The step trace. It is complete when the server has stopped."""
         return [json.loads(line) for line in self.trace.with_name("steps.rank0").read_text().splitlines()[1:]]
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
-    """Gives for a model, once: (prompts, {name: answer} asked one after another and computed whole,
-    the decoders', those of `outgrowing`)"""
+    """A cached function of a model: (prompts, {name: answer} of questions asked one after another with whole prompts,
+    the answers of the decoders, the answers of `outgrowing`)."""
 
     @functools.cache
     def reference(served):
@@ -156,28 +156,28 @@ def check_against_transformers(prompts, golden, answers):
         assert np.abs(prompt_logprobs(answer, ids) - prompt).max(initial=0.0) <= BOUND
         output = pick(log_softmax(golden[f"t{n}.greedy_logits"]), greedy)
         assert np.abs(np.array(answer["logprobs"]["token_logprobs"]) - output).max() <= BOUND
-    # What an echo says of a prompt is what scoring it says.
+    # An echo reports the same logprobs of a prompt as scoring it.
     [echoed], [scored] = answers["t300 echoed"], answers["t300 scored"]
     echoed = echoed["logprobs"]["token_logprobs"]
     assert echoed[1:300] == prompt_logprobs(scored, golden["t300.input_ids"]).tolist()
     assert echoed[300:] == scored["logprobs"]["token_logprobs"]
 
 
-def begins_with(whole, part):
-    """Whether a stream that was left early gave the beginning of what it would have been."""
-    count = len(part["token_ids"])
+def begins_with(whole, prefix):
+    """True if a stream that was left early is a prefix of the whole answer."""
+    count = len(prefix["token_ids"])
     logprobs = {name: values[:count] for name, values in whole["logprobs"].items()}
-    return count > 0 and part == {"token_ids": whole["token_ids"][:count], "logprobs": logprobs}
+    return count > 0 and prefix == {"token_ids": whole["token_ids"][:count], "logprobs": logprobs}
 
 
 def check(references, served, flags, directory):
-    """All questions, cold, warm and beside decoders; the steps that they took."""
+    """Checks all questions cold, warm and while others decode. Returns the steps."""
     prompts, alone, decoded, _ = references(served)
     cluster = Cluster(served, flags, directory)
     try:
         asked = questions(prompts)
         warm = 0 if "--no-prefix-cache" in flags else 300 // PAGE_TOKENS * PAGE_TOKENS
-        # An echo needs what only computing gives.
+        # An echo needs the logits of the whole prompt, which the prefix cache does not hold.
         for name, cached in (("t300", 0), ("t300", warm), ("t300 echoed", 0), ("t125 scored", 0)):
             assert cluster.ask(asked[name]) == (alone[name], cached), name
         answers, streams = cluster.beside_decoders(prompts, ENDLESS)
@@ -201,7 +201,7 @@ def have_decodes_beside_prefills(steps):
 @each_model_with(SCHEDULER)
 def test_no_chunk_of_the_scheduler_changes_an_answer(references, tmp_path, served, flags):
     steps = check(references, served, flags.split(), tmp_path)
-    # The test is about what it says: prompts were cut, and cut while others decoded.
+    # Guards the test itself: prompts were cut, also while others decoded.
     assert max(size for step in steps for size in prefills(step)) <= SCHEDULER[flags]
     assert have_decodes_beside_prefills(steps)
 
@@ -213,20 +213,20 @@ def test_no_forward_of_the_engine_changes_an_answer(references, tmp_path, served
 
 
 @each_model_with(PREEMPTED)
-def test_a_preempted_request_gives_what_it_gives_undisturbed(references, tmp_path, served, flags):
+def test_a_preempted_request_gives_the_same_answer(references, tmp_path, served, flags):
     prompts, alone, decoded, grown = references(served)
     page_bytes = {"shipped": 16 * 1024}.get(served, 24 * 1024)
     cluster = Cluster(served, [*flags.split(), "--kv-cache-memory", (SMALL_POOL + 1) * page_bytes], tmp_path)
     try:
         for request, expected in zip(outgrowing(prompts), grown):
             before = cluster.server.metrics()["tutti_worker_preemptions"]
-            # On a busy machine the first choices may have ended before the last one comes, so that all fit after all.
+            # On a busy machine the first choices may end before the last one starts, so that all of them fit.
             for _ in range(20):
                 assert cluster.ask(request)[0] == expected
                 if cluster.server.metrics()["tutti_worker_preemptions"] > before:
                     break
             else:
-                pytest.fail("the choices never outgrew the pool together")
+                pytest.fail("the choices never outgrew the pool")
         answers, streams = cluster.beside_decoders(prompts, SHORT)
         cluster.server.wait_until_idle()
     finally:

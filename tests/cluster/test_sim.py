@@ -1,4 +1,4 @@
-"""A cluster of simulated devices: real processes and streams, tokens that can be known beforehand, steps that are traced."""
+"""A cluster of simulated devices: real processes and streams, predictable tokens, and traced steps."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def sampled(prompt, seed, temperature, count):
 
 
 def asked(rng):
-    """A request, and what must come of it."""
+    """A random request, and its expected answer."""
     prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 2, 15, 16, 17, 60, 700)))]
     seed, temperature, count = rng.randrange(2**63), rng.choice((0, 0.8)), rng.randint(1, 40)
     body = {"prompt": prompt, "seed": seed, "temperature": temperature, "max_tokens": count}
@@ -32,7 +32,7 @@ def asked(rng):
     tokens = sampled(prompt, seed, temperature, count)
     if rng.random() < 0.5:
         return body | {"ignore_eos": True}, (tokens, "length")
-    # Ends with its tenth token at the latest, unless that is one that came before.
+    # The tenth token is a stop token, so the output ends there or at an earlier stop token.
     stops = EOS | set(tokens[9:10])
     ends = [i for i, token in enumerate(tokens) if token in stops]
     body |= {"stop_token_ids": sorted(stops)}
@@ -41,7 +41,7 @@ def asked(rng):
 
 async def stream(port, model, body):
     """(token ids, finish reason) of a stream that must have exactly one ending."""
-    # By hand, because a client library's pool takes longer over thousands of connections than the cluster does.
+    # Written by hand: the pool of a client library is slower with thousands of connections than the cluster.
     # HTTP/1.0 ends the answer by closing the connection.
     content = json.dumps({"model": model} | body)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -51,7 +51,7 @@ async def stream(port, model, body):
     writer.close()
     assert " 200 " in head.splitlines()[0], head + answer
     tokens, reasons, usage = [], [], None
-    # Not at every character that Unicode takes for a line's end: random text has them all.
+    # Not `splitlines`, which splits at every Unicode line separator: random text contains them.
     for event in events(answer.split("\n")):
         assert "error" not in event, event
         usage = event.get("usage") or usage
@@ -71,7 +71,7 @@ def all_at_once(cluster, bodies):
 
 
 class LiveHeap:
-    """What the processes of a cluster have allocated and not freed."""
+    """Measures the memory that the processes of a cluster have allocated and not freed."""
 
     def __init__(self, directory):
         library = directory / "live_heap.so"
@@ -92,13 +92,13 @@ def resident_kb(pids):
 
 
 def trace(path, rank):
-    """The steps in a rank's file, checked to be one process's, all of them, in order."""
+    """The steps in a rank's trace file. Checks that they are all steps of one process, in order."""
     header, *steps = map(json.loads, path.with_name(f"{path.name}.rank{rank}").read_text().splitlines())
     assert header["worker"] == rank and [step["step"] for step in steps] == list(range(len(steps)))
     return steps
 
 
-def test_every_stream_of_eight_workers_ends_once_and_right(start, tmp_path):
+def test_every_stream_of_eight_workers_ends_once_with_the_right_tokens(start, tmp_path):
     file = tmp_path / "steps"
     cluster = start("--workers", 8, "--device", "sim", "--trace-steps", file)
     rng = random.Random(3)
@@ -110,7 +110,7 @@ def test_every_stream_of_eight_workers_ends_once_and_right(start, tmp_path):
     assert seen["tutti_requests_total"] == STREAMS
     assert seen["tutti_trace_steps_lost"] == 0 and seen["tutti_queue_age_seconds"] == 0
 
-    # Each position of each request was computed once, in order, and the metrics count what the trace shows.
+    # Each position of each request was computed once, in order, and the metrics agree with the trace.
     steps = [step for rank in range(8) for step in trace(file, rank)]
     computed, rows = {}, 0
     for step in steps:
@@ -120,7 +120,7 @@ def test_every_stream_of_eight_workers_ends_once_and_right(start, tmp_path):
             begin, end = row["range"]
             assert computed.get(row["request"], 0) == begin < end
             computed[row["request"]] = end
-    # The last sampled token is not computed any more.
+    # The last sampled token is not computed.
     assert sorted(computed.values()) == sorted(len(b["prompt"]) + len(w[0]) - 1 for b, w in zip(bodies, expected))
     assert seen["tutti_step_rows_total"] == rows and seen["tutti_step_seconds_count"] == len(steps)
     assert seen["tutti_step_budget_fill_count"] == len(steps)
@@ -129,7 +129,7 @@ def test_every_stream_of_eight_workers_ends_once_and_right(start, tmp_path):
 
 def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_path):
     heap = LiveHeap(tmp_path)
-    # A prefix cache of 1,024 pages of 128 bytes, which the first wave fills, so that it cannot grow in later ones.
+    # The first wave fills the prefix cache of 1,024 pages of 128 bytes, so that it cannot grow in later waves.
     pool = ["--kv-cache-memory", 1025 * 128]
     cluster = start("--config", REPO / "tests/bench/many-streams.toml", *pool, env=heap.env)
     rng, resident, live = random.Random(4), [], []
@@ -156,26 +156,26 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
         share = requests if pid == cluster.pid else requests / 8
         assert blocks_after - blocks_before < share / 4, (pids[pid], live[1][pid], live[3][pid])
         assert bytes_after - bytes_before < share * 256, (pids[pid], live[1][pid], live[3][pid])
-        # What the allocator keeps of freed memory is as much as the largest wave needed.
+        # The allocator keeps at most as much freed memory as the largest wave needed.
         assert resident[3][pid] < resident[1][pid] * 1.15, (pids[pid], resident[1][pid], resident[3][pid])
 
 
-def test_a_device_that_is_lost_ends_its_worker_and_the_next_one_goes_on(start, tmp_path):
+def test_a_lost_device_ends_its_worker_and_the_next_one_continues(start, tmp_path):
     file = tmp_path / "steps"
     faults = {"TUTTI_SIM__LOSE_AFTER": "20", "TUTTI_SIM__PROFILE": "instant"}
     cluster = start("--workers", 1, "--device", "sim", "--trace-steps", file, env=faults)
     body = {"prompt": [1, 2], "max_tokens": 10, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
     right = sampled([1, 2], 0, 0, 10)
     assert cluster.complete(**body)["choices"][0]["token_ids"] == right
-    # Longer than one life.
+    # More steps than one device allows.
     assert cluster.complete(**body | {"max_tokens": 30})["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 30)
-    # Both lives are in the file, each behind a header.
+    # The file has the steps of both processes, each with a header.
     lines = [json.loads(line) for line in (tmp_path / "steps.rank0").read_text().splitlines()]
     assert sum("pid" in line for line in lines) == 2
     assert {row["incarnation"] for line in lines for row in line.get("rows", ())} == {0, 1}
 
 
-def test_a_step_trace_that_cannot_be_written_costs_nothing_else(start, tmp_path):
+def test_a_step_trace_that_cannot_be_written_does_no_other_harm(start, tmp_path):
     file = tmp_path / "steps"
     (tmp_path / "steps.rank0").symlink_to("/dev/full")
     cluster = start("--workers", 1, "--device", "sim", "--trace-steps", file)

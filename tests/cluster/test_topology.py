@@ -1,4 +1,4 @@
-"""Topology files: what they say comes to be, and what they cannot mean is refused by name."""
+"""Topology files: valid ones are served, and invalid ones are refused by name."""
 
 import re
 
@@ -13,7 +13,7 @@ GROUP = "[[group]]\nname = 'g'\n"
 
 
 def groups(cluster):
-    """{role: groups that take requests}, as /metrics shows them."""
+    """{role: number of groups that accept requests}, from /metrics."""
     text = cluster.client.get("/metrics").text
     counts = re.findall(r'^tutti_groups_ready\{role="(\w+)"\} (\d+)', text, re.M)
     return {role: int(count) for role, count in counts if count != "0"}
@@ -56,7 +56,7 @@ def refused(tmp_path, text, ending=".toml", *more):
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, words",
     [
         (GROUP + "wlaks = ['prefill_text']", "wlaks"),
         (GROUP + "ranks = 3\ntp = 2", 'group "g": ranks: is 3, which tp 2 does not divide'),
@@ -66,12 +66,12 @@ def refused(tmp_path, text, ending=".toml", *more):
         (GROUP + "walks = ['thinker_step']", "only batches others"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_served(tmp_path, text, told):
+def test_an_invalid_topology_is_refused_at_start(tmp_path, text, words):
     log = refused(tmp_path, text)
-    assert told in log, log
+    assert words in log, log
 
 
-def test_yaml_is_read_and_refused_alike(tmp_path):
+def test_yaml_is_read_and_refused_like_toml(tmp_path):
     assert "wlaks" in refused(tmp_path, "group:\n- name: g\n  wlaks: [prefill_text]\n", ".yaml")
 
 
@@ -81,7 +81,7 @@ def test_a_file_and_workers_contradict_each_other(tmp_path):
 
 
 def test_a_group_may_join_by_hand(start, spawn, tmp_path):
-    path, socket = tmp_path / "topology.toml", tmp_path / "gate"
+    path, socket = tmp_path / "topology.toml", tmp_path / "socket"
     path.write_text(
         "[[group]]\nname = 'far'\nwalks = ['thinker_decode']\nspawn = false\n"
         "[[group]]\nname = 'near'\nwalks = ['prefill_text']\n"
@@ -101,7 +101,7 @@ def test_a_group_may_join_by_hand(start, spawn, tmp_path):
 
 
 def reason(cluster):
-    """Why it is not ready, once it answers."""
+    """The reason that the cluster is not ready, when it answers."""
     try:
         return cluster.client.get("/ready").text
     except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""One model divided among the ranks of a TP group: the same answers, and one end for all ranks of a group."""
+"""A model split among the ranks of a TP group: the same answers, and all ranks of a group end at once."""
 
 import concurrent.futures
 import os
@@ -15,12 +15,12 @@ from test_golden import BOUND, LENGTHS, MODELS, answers, log_softmax, pick, prom
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 ASK = dict(prompt=[5, 6, 7], max_tokens=24, temperature=1, seed=11, ignore_eos=True, return_token_ids=True)
-# Still running whenever the test gets to it.
+# Long enough to still run when the test needs it.
 LONG = dict(prompt=[1, 2, 3], max_tokens=2500, ignore_eos=True, temperature=1, return_token_ids=True)
 
 
 def steps(cluster):
-    """{rank: steps so far}, as /metrics shows them."""
+    """{rank: number of steps so far}, from /metrics."""
     text = cluster.client.get("/metrics").text
     return {int(rank): int(count) for rank, count in re.findall(r'^tutti_worker_steps\{worker="(\d+)"\} (\d+)', text, re.M)}
 
@@ -30,7 +30,7 @@ def tokens(cluster, **changes):
 
 
 def greatest_deviation(golden, got):
-    """The greatest deviation of a logprob from the reference; tokens are the reference's."""
+    """The greatest deviation of a logprob from the reference. Checks that the tokens are equal."""
     worst = 0.0
     for length, choice in got.items():
         ids, greedy = golden[f"t{length}.input_ids"], golden[f"t{length}.greedy"]
@@ -45,11 +45,11 @@ def greatest_deviation(golden, got):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tp", (2, 4))
-def test_groups_answer_as_the_reference_does_and_the_same_to_the_last_bit_every_time(start, figure, tp, model):
+def test_groups_match_the_reference_with_bit_identical_answers(start, figure, tp, model):
     directory = GOLDENS / "seed0" / model
     golden = load_file(directory / "goldens.safetensors")
     first = None
-    # A second cluster under another step budget: neither may change a digit.
+    # A second cluster with another step budget must give the same digits.
     for budget in (64, 16):
         cluster = start(
             "--workers", 4, "--tp", tp, "--model", directory, "--skip-tokenizer-init", "--max-step-tokens", budget
@@ -70,7 +70,7 @@ def test_a_seed_means_the_same_tokens_for_any_number_of_ranks(start):
     sampled = []
     for workers, tp in ((1, 1), (2, 2), (4, 4)):
         cluster = start("--workers", workers, "--tp", tp, *QWEN3)
-        # Penalties and truncation need the whole vocabulary at the leader.
+        # Penalties and truncation need the logits of the whole vocabulary on the leader.
         sampled.append(
             [tokens(cluster), tokens(cluster, seed=12, top_p=0.9, repetition_penalty=1.2), tokens(cluster, top_k=5)]
         )
@@ -79,7 +79,7 @@ def test_a_seed_means_the_same_tokens_for_any_number_of_ranks(start):
 
 
 def endings(cluster, act):
-    """Runs streams on all groups, `act`s once they run, and gives how each ended: a finish reason, or "failed"."""
+    """Runs streams on all groups and calls `act` when they run. Returns the finish reason of each, or "failed"."""
 
     def ending(seed):
         finishes, errors = [], []
@@ -104,7 +104,7 @@ def endings(cluster, act):
 
 
 def group_is_replaced(cluster, before, ranks):
-    """Until these ranks have new processes, and all four workers have loaded."""
+    """Waits until these ranks have new processes, and all four workers have loaded."""
 
     def replaced():
         now = cluster.workers_by_rank()
@@ -115,7 +115,7 @@ def group_is_replaced(cluster, before, ranks):
 
 
 @pytest.mark.parametrize("victim", (2, 3), ids=("leader", "follower"))
-def test_a_killed_rank_ends_its_group_which_comes_back_while_the_other_goes_on(start, figure, victim):
+def test_a_killed_rank_ends_its_group_which_restarts_while_the_other_continues(start, figure, victim):
     cluster = start("--workers", 4, "--tp", 2, *QWEN3)
     expected, before = tokens(cluster), cluster.workers_by_rank()
     began = time.monotonic()
@@ -143,7 +143,7 @@ def test_a_stopped_rank_trips_the_watchdog_and_its_group_is_replaced(start, figu
         os.kill(before[1], signal.SIGSTOP)
 
     assert endings(cluster, stop) == ["length"] * 4, "the group's requests go on at the other one"
-    assert "rank 1 of 2 did not come to a collective" in cluster.log(), cluster.explain("who was missing is not told")
+    assert "rank 1 of 2 did not come to a collective" in cluster.log(), cluster.explain("the missing rank is not named")
     group_is_replaced(cluster, before, (0, 1))
     figure(f"tp 2, a rank stopped, a watchdog of 1 s: its group was back after {time.monotonic() - began:.1f} s at most")
     assert before[1] not in cluster.processes(), "the stopped process is gone"
@@ -173,36 +173,36 @@ def test_ranks_that_join_by_hand_meet_over_tcp_and_give_the_same_bits(start, spa
 
 
 def test_ranks_that_do_not_divide_the_model_are_refused_by_name(tmp_path):
-    for arguments, told in [
+    for arguments, words in [
         (("--workers", 3, "--tp", 3), "num_attention_heads: 4 is not a multiple of tp, which is 3"),
         (("--workers", 3, "--tp", 2), "tp: is 2, which does not divide the 3 workers"),
     ]:
         code, log = run_to_exit("conductor", [*arguments, *QWEN3, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], tmp_path)
-        assert code == 64 and told in log, log
+        assert code == 64 and words in log, log
 
 
-def meeting_places():
-    return {place for place in pathlib.Path("/dev/shm").glob("tutti-conductor-*")}
+def rendezvous_directories():
+    return {directory for directory in pathlib.Path("/dev/shm").glob("tutti-conductor-*")}
 
 
 def test_nothing_of_a_group_stays_in_shared_memory(start):
-    before = meeting_places()
+    before = rendezvous_directories()
     cluster = start("--workers", 2, "--tp", 2, *QWEN3)
-    (place,) = meeting_places() - before
-    assert place.stat().st_mode & 0o777 == 0o700
-    assert [file.name for file in place.iterdir()] == ["owner"], "ranks that have met need no name"
+    (directory,) = rendezvous_directories() - before
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert [file.name for file in directory.iterdir()] == ["owner"], "ranks that have met need no name"
     cluster.stop()
-    assert not place.exists()
+    assert not directory.exists()
 
 
-def test_what_a_killed_conductor_leaves_in_shared_memory_goes_with_the_next_one(start):
-    before = meeting_places()
+def test_the_next_conductor_removes_the_shared_memory_of_a_killed_one(start):
+    before = rendezvous_directories()
     killed = start("--workers", 2, "--tp", 2, *QWEN3)
-    (place,) = meeting_places() - before
+    (directory,) = rendezvous_directories() - before
     killed.signal(signal.SIGKILL)
     killed.wait()
     start("--workers", 2, "--tp", 2, *QWEN3)
-    assert not place.exists()
+    assert not directory.exists()
 
 
 def test_groups_of_simulated_workers_keep_in_step(start):

@@ -359,17 +359,17 @@ impl Device for CpuDevice {
         attention::attention(self.path, &mut self.pool, &self.step, &mut self.attention, operands)
     }
 
-    fn gather_logit_rows(
-        &mut self,
-        x: &Tensor,
-        tile: Range<usize>,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let Some(rows) = self.step.logit_rows.get(tile.clone()) else {
-            let rows = self.step.logit_rows.len();
-            return Err(DeviceError::Misuse(format!("logit rows {tile:?} of {rows}")));
+    fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
+        x.keep(&self.step.logit_rows)
+    }
+
+    fn copy_rows(&mut self, x: &Tensor, rows: Range<usize>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let width = x.width();
+        let Some(values) = x.values().get(rows.start * width..rows.end * width) else {
+            return Err(DeviceError::Misuse(format!("rows {rows:?} of a tensor that has {}", x.live())));
         };
-        rowwise::gather(x.values(), x.width(), rows, out.written(rows.len(), x.width())?)
+        out.written(rows.len(), width)?.copy_from_slice(values);
+        Ok(())
     }
 
     fn norm_argmax(

@@ -170,14 +170,3 @@ impl Op for SiluMul<'_> {
         }
     }
 }
-
-/// `out[i] = x[rows[i]]`.
-pub(super) fn gather(x: &[f32], width: usize, rows: &[usize], out: &mut [f32]) -> Result<(), DeviceError> {
-    for (&row, out) in rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
-        let from = x.get(row * width..(row + 1) * width);
-        let from =
-            from.ok_or_else(|| DeviceError::Misuse(format!("row {row} of a tensor that has fewer")))?;
-        out.copy_from_slice(from);
-    }
-    Ok(())
-}

@@ -76,17 +76,26 @@ fn angles_are_right_far_beyond_any_table() {
 }
 
 #[test]
-fn logit_rows_are_gathered_tile_by_tile() {
-    for (name, mut device) in devices("gather") {
+fn rows_without_logits_are_dropped_and_the_others_copied_tile_by_tile() {
+    for (name, mut device) in devices("rows") {
         let values: Vec<f32> = (0..30).map(|i| i as f32).collect();
-        let x = tensor(&mut device, 3, &values);
+        let mut x = tensor(&mut device, 3, &values);
         begin(&mut device, &step(10), &[], &[1, 4, 9]);
+        device.keep_logit_rows(&mut x).unwrap();
+        assert_eq!(x.values(), [3.0, 4.0, 5.0, 12.0, 13.0, 14.0, 27.0, 28.0, 29.0], "{name}");
         let mut out = device.tensor(2, 3).unwrap();
-        device.gather_logit_rows(&x, 0..2, &mut out).unwrap();
+        device.copy_rows(&x, 0..2, &mut out).unwrap();
         assert_eq!(out.values(), [3.0, 4.0, 5.0, 12.0, 13.0, 14.0], "{name}");
-        device.gather_logit_rows(&x, 2..3, &mut out).unwrap();
+        device.copy_rows(&x, 2..3, &mut out).unwrap();
         assert_eq!(out.values(), [27.0, 28.0, 29.0], "{name}");
-        assert!(device.gather_logit_rows(&x, 2..4, &mut out).is_err());
+        assert!(matches!(device.copy_rows(&x, 2..4, &mut out), Err(DeviceError::Misuse(_))), "{name}");
+        // Row 9 is gone, and rows that do not ascend could be written over before they are read.
+        assert!(matches!(device.keep_logit_rows(&mut x), Err(DeviceError::Misuse(_))), "{name}");
+        begin(&mut device, &step(10), &[], &[2, 1]);
+        assert!(matches!(device.keep_logit_rows(&mut x), Err(DeviceError::Misuse(_))), "{name}");
+        begin(&mut device, &step(10), &[], &[]);
+        device.keep_logit_rows(&mut x).unwrap();
+        assert_eq!(x.live(), 0, "{name}");
     }
 }
 

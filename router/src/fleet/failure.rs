@@ -52,7 +52,7 @@ impl Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        let made_here = !Error::is_told_by(&status);
+        let made_here = !Error::is_carried_by(&status);
         // gRPC's codes for a broken connection, an interrupted stream, or a failing proxy.
         let broken =
             matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Aborted);

@@ -1,4 +1,4 @@
-//! Which conductor a request goes to.
+//! The choice of a conductor for a request.
 
 use axum::http::StatusCode;
 use serde_json::json;
@@ -7,7 +7,7 @@ use tutti_runtime::{Error, health::State};
 
 use crate::support::{Fake, Router, ask, expected, settings, token_ids};
 
-/// A prompt that shares its first blocks with all others of its kind.
+/// A prompt that shares its first blocks with all prompts of the same kind.
 fn prompt(kind: u32, last: u32) -> Vec<u32> {
     let mut prompt = vec![kind; 64];
     prompt.push(last);
@@ -15,7 +15,7 @@ fn prompt(kind: u32, last: u32) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn requests_that_share_a_prefix_stay_together_and_others_take_turns() {
+async fn requests_that_share_a_prefix_go_to_one_conductor_and_others_take_turns() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;
     for last in 0..6 {
@@ -70,7 +70,7 @@ async fn the_choices_of_one_request_are_spread() {
 }
 
 #[tokio::test]
-async fn one_that_serves_something_else_gets_nothing_and_is_named() {
+async fn a_conductor_with_another_model_gets_no_requests_and_is_named() {
     let (a, b, c) = (Fake::start(), Fake::start(), Fake::start());
     b.behaviour.model.lock().unwrap().0 = "other".into();
     c.behaviour.model.lock().unwrap().1 = true;
@@ -79,7 +79,8 @@ async fn one_that_serves_something_else_gets_nothing_and_is_named() {
     let asked =
         || router.health.remarks().iter().all(|remark| !remark.contains("no answer from the conductor yet"));
     router.until("two are out", || router.health.remarks().len() == 2 && asked()).await;
-    // Whichever answered first is what is served; the others are out, and say in what they differ.
+    // The first conductor to answer decides the served model. The others get no requests, and remarks say how they
+    // differ.
     let served =
         [&a, &b, &c].into_iter().find(|fake| router.metric_of("tutti_router_conductor_up", fake) == 1);
     let served = served.unwrap();
@@ -94,7 +95,7 @@ async fn one_that_serves_something_else_gets_nothing_and_is_named() {
 }
 
 #[tokio::test]
-async fn one_that_is_not_ready_is_out_until_it_is() {
+async fn a_conductor_that_is_not_ready_gets_no_requests_until_it_is() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;
     *a.behaviour.unready.lock().unwrap() = Some("draining".into());
@@ -104,7 +105,7 @@ async fn one_that_is_not_ready_is_out_until_it_is() {
     }
     assert_eq!((a.count(), b.count()), (0, 4));
     *b.behaviour.unready.lock().unwrap() = Some("draining too".into());
-    router.until("nobody is in", || router.health.ready() != State::Ok).await;
+    router.until("neither is ready", || router.health.ready() != State::Ok).await;
     let State::Not(why) = router.health.ready() else { panic!("ready") };
     assert!(why.contains(&a.url) && why.contains("draining too"), "{why}");
     *a.behaviour.unready.lock().unwrap() = None;
@@ -114,7 +115,7 @@ async fn one_that_is_not_ready_is_out_until_it_is() {
 }
 
 #[tokio::test]
-async fn a_full_conductor_is_no_broken_one() {
+async fn a_full_conductor_does_not_count_as_broken() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;
     let full =
@@ -123,7 +124,7 @@ async fn a_full_conductor_is_no_broken_one() {
     for _ in 0..8 {
         assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::OK);
     }
-    assert_eq!(b.count(), 8, "whom a is too full for goes on to b");
+    assert_eq!(b.count(), 8, "requests that a refuses go to b");
     assert_eq!(router.metric_of("tutti_router_conductor_breaker", &a), 0);
     b.refuse(full());
     assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::TOO_MANY_REQUESTS);

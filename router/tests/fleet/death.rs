@@ -10,7 +10,7 @@ use crate::support::{Fake, Router, ask, expected, impatient, settings};
 
 const PROMPT: [u32; 3] = [5, 6, 7];
 
-/// A router before two conductors, the first of which has a stream that has had three tokens.
+/// A router with two conductors, and a stream that has received three tokens from the first.
 async fn running(
     body: &serde_json::Value,
     settings: FleetSettings,
@@ -27,7 +27,7 @@ async fn running(
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_behind_its_tokens_when_its_conductor_dies() {
+async fn a_stream_continues_after_its_tokens_when_its_conductor_dies() {
     let mut body = ask(&PROMPT, 10);
     body["prompt_logprobs"] = json!(0);
     body["logprobs"] = json!(0);
@@ -36,7 +36,7 @@ async fn a_stream_goes_on_behind_its_tokens_when_its_conductor_dies() {
     a.kill();
     let (tokens, errors) = stream.rest(1).await;
     assert_eq!((tokens, errors), (vec![expected(&PROMPT, 10)[3..].to_vec()], vec![]));
-    // What b was asked for is what a was, behind what a gave; the prompt's logprobs have been told.
+    // b gets the request that a got, with a's tokens and without prompt logprobs, which the client has already.
     let (first, second) = (a.last(), b.last());
     assert_eq!((second.generated, a.count(), b.count()), (expected(&PROMPT, 3), 1, 1));
     let (mut wanted, got) = (first.spec.unwrap(), second.spec.unwrap());
@@ -47,7 +47,7 @@ async fn a_stream_goes_on_behind_its_tokens_when_its_conductor_dies() {
 }
 
 #[tokio::test]
-async fn tokens_that_come_twice_are_told_once() {
+async fn tokens_that_arrive_twice_are_delivered_once() {
     let (_router, mut a, b, stream) = running(&ask(&PROMPT, 10), settings()).await;
     *b.behaviour.starts_over.lock().unwrap() = true;
     a.kill();
@@ -69,7 +69,7 @@ async fn many_streams_lose_nothing_when_one_of_two_dies() {
     for (kind, stream) in streams {
         assert_eq!(stream.await.unwrap(), (vec![expected(&[kind; 40], 12)], vec![]), "stream {kind}");
     }
-    // Some may have ended before; all others went on at b.
+    // Some streams may have ended before. All others continue on b.
     let moved = ["retries", "replays"]
         .map(|what| router.metric_of(&format!("tutti_router_conductor_{what}_total"), &a))
         .iter()
@@ -78,10 +78,10 @@ async fn many_streams_lose_nothing_when_one_of_two_dies() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_token_is_sent_again_whole() {
+async fn a_request_without_a_token_is_sent_again() {
     let (mut a, b) = (Fake::with_tokens(0), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;
-    // One of two equal requests goes to a.
+    // One of the two requests goes to a.
     let mut streams = vec![router.stream(&ask(&PROMPT, 4)).await, router.stream(&ask(&[9; 40], 4)).await];
     assert_eq!(a.count(), 1);
     a.kill();
@@ -112,7 +112,7 @@ async fn a_conductor_that_comes_back_is_used_again() {
 }
 
 #[tokio::test]
-async fn a_request_that_finds_a_conductor_lost_has_it_asked_at_once() {
+async fn a_request_that_finds_a_conductor_lost_causes_a_poll_at_once() {
     let (mut a, b) = (Fake::with_tokens(0), Fake::with_tokens(0));
     let router = Router::before(&[&a, &b], FleetSettings { poll_ms: 3_600_000, ..settings() }).await;
     let streams = [router.stream(&ask(&PROMPT, 4)).await, router.stream(&ask(&PROMPT, 4)).await];
@@ -126,7 +126,7 @@ async fn a_request_that_finds_a_conductor_lost_has_it_asked_at_once() {
 }
 
 #[tokio::test]
-async fn the_only_conductor_goes_on_with_its_streams_when_it_is_back() {
+async fn the_only_conductor_continues_its_streams_when_it_is_back() {
     let mut a = Fake::with_tokens(3);
     let router = Router::before(&[&a], settings()).await;
     let mut stream = router.stream(&ask(&PROMPT, 10)).await;
@@ -139,7 +139,7 @@ async fn the_only_conductor_goes_on_with_its_streams_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn a_conductor_that_falls_silent_is_as_good_as_dead() {
+async fn a_conductor_that_falls_silent_counts_as_dead() {
     let (_router, a, b, stream) = running(&ask(&PROMPT, 10), impatient()).await;
     a.freeze(Duration::from_secs(5));
     let (tokens, errors) = stream.rest(1).await;
@@ -148,7 +148,7 @@ async fn a_conductor_that_falls_silent_is_as_good_as_dead() {
 }
 
 #[tokio::test]
-async fn an_ending_that_was_lost_needs_nobody() {
+async fn a_lost_ending_needs_no_other_conductor() {
     let (router, mut a, b, stream) = running(&ask(&PROMPT, 4), settings()).await;
     *a.behaviour.swallows_endings.lock().unwrap() = true;
     a.allow(1);
@@ -162,7 +162,7 @@ async fn an_ending_that_was_lost_needs_nobody() {
 }
 
 #[tokio::test]
-async fn after_the_last_replay_the_failure_is_clear() {
+async fn after_the_last_replay_the_client_gets_the_error() {
     let none = FleetSettings { max_replays: 0, ..settings() };
     let (_router, mut a, b, stream) = running(&ask(&PROMPT, 10), none).await;
     a.kill();
@@ -172,7 +172,7 @@ async fn after_the_last_replay_the_failure_is_clear() {
 }
 
 #[tokio::test]
-async fn nobody_to_go_on_with_is_a_failure_in_time() {
+async fn without_a_conductor_to_continue_the_request_fails_in_time() {
     let short = FleetSettings { recovery_ms: 200, ..settings() };
     let (_router, mut a, mut b, stream) = running(&ask(&PROMPT, 10), short).await;
     b.kill();

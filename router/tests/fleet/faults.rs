@@ -1,4 +1,4 @@
-//! Conductors that fail requests, and the breakers before them.
+//! Conductors that fail requests, and their circuit breakers.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ async fn an_unavailable_conductor_costs_a_retry_and_no_request() {
 }
 
 #[tokio::test]
-async fn what_a_conductor_says_of_a_request_is_final_and_opens_nothing() {
+async fn a_conductor_s_refusal_is_final_and_opens_no_breaker() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;
     for fake in [&a, &b] {
@@ -37,13 +37,13 @@ async fn what_a_conductor_says_of_a_request_is_final_and_opens_nothing() {
     for _ in 0..10 {
         assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::BAD_REQUEST);
     }
-    assert_eq!(a.count() + b.count(), 10, "each was asked of one");
+    assert_eq!(a.count() + b.count(), 10, "each request goes to one conductor");
     let positions = [&a, &b].map(|fake| router.metric_of("tutti_router_conductor_breaker", fake));
     assert_eq!((positions, router.health.remarks().len()), ([0, 0], 0));
 }
 
 #[tokio::test]
-async fn a_conductor_that_fails_requests_is_left_alone_and_then_tried_again() {
+async fn a_conductor_that_fails_requests_gets_none_and_is_then_probed() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;
     a.refuse(broken());
@@ -52,14 +52,14 @@ async fn a_conductor_that_fails_requests_is_left_alone_and_then_tried_again() {
         failed +=
             usize::from(router.complete(&ask(&[kind; 20], 1)).await.0 == StatusCode::INTERNAL_SERVER_ERROR);
     }
-    assert_eq!(failed, a.count(), "a request that a conductor failed would most likely fail elsewhere");
-    // Where twenty requests take longer than the pause does, which is a second or more, some of them are probes.
+    assert_eq!(failed, a.count(), "a request that a conductor failed is not sent to another");
+    // If twenty requests take longer than the breaker's pause of at least a second, some of them are probes.
     let probes = began.elapsed().as_secs() as usize;
     assert!((3..=3 + probes).contains(&failed), "{failed} failed in {:?}", began.elapsed());
     router.until("a's breaker shows", || router.health.remarks().len() == 1).await;
     assert_eq!(router.metric_of("tutti_router_conductor_up", &a), 0);
     a.refuse(None);
-    // After its pause a request goes there as a probe, and closes it.
+    // After the pause, a request is sent as a probe, and closes the breaker.
     while a.count() == failed {
         assert_eq!(router.complete(&ask(&[9], 1)).await.0, StatusCode::OK);
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -79,7 +79,7 @@ async fn all_breakers_open_is_no_reason_to_refuse() {
         assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
         assert!(answer.to_string().contains("the device is lost"), "{answer}");
     }
-    assert_eq!(a.count() + b.count(), 12, "each was tried, for want of a better place");
+    assert_eq!(a.count() + b.count(), 12, "each was tried, since no conductor was better");
     assert_eq!([&a, &b].map(|fake| router.metric_of("tutti_router_conductor_up", fake)), [0, 0]);
     a.refuse(None);
     b.refuse(None);
@@ -87,14 +87,14 @@ async fn all_breakers_open_is_no_reason_to_refuse() {
 }
 
 #[tokio::test]
-async fn an_address_that_takes_connections_and_says_nothing_holds_nobody_up() {
+async fn an_address_that_accepts_connections_and_never_answers_delays_no_request() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let a = Fake::start();
     let router = Router::to(&[url.clone(), a.url.clone()], impatient()).await;
     router.until("a is in", || router.health.ready() == State::Ok).await;
     let silence = format!("{url}: the conductor does not answer");
-    router.until("the other is told of", || router.health.remarks().first() == Some(&silence)).await;
+    router.until("the silent one is reported", || router.health.remarks().first() == Some(&silence)).await;
     for _ in 0..5 {
         assert_eq!(router.complete(&ask(&[1], 2)).await.0, StatusCode::OK);
     }
@@ -115,15 +115,15 @@ async fn a_dead_fleet_refuses_at_once() {
 }
 
 #[tokio::test]
-async fn a_conductor_that_does_not_answer_requests_costs_each_a_while_until_its_breaker_opens() {
+async fn a_conductor_that_does_not_answer_delays_requests_until_its_breaker_opens() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], FleetSettings { accept_timeout_ms: 1_000, ..settings() }).await;
     *a.behaviour.ignores.lock().unwrap() = true;
     for kind in 0..10 {
         assert_eq!(router.complete(&ask(&[kind; 20], 2)).await.0, StatusCode::OK);
     }
-    // A slow machine may take longer over the rest than the breaker's pause, and probe again.
+    // On a slow machine the remaining requests may outlast the breaker's pause, and one becomes a probe.
     assert!((3..6).contains(&a.count()) && b.count() == 10, "{}", a.count());
-    // It still says that it is well, which its breaker knows better.
+    // Its polls still say that it is ready, but the breaker is open.
     assert_eq!(router.metric_of("tutti_router_conductor_breaker", &a), 2);
 }

@@ -1,6 +1,6 @@
-//! A router before several conductors that die, fall silent, refuse, and come back.
+//! A router with several conductors that die, fall silent, refuse requests, and come back.
 
-// clippy.toml allows it in tests; what tests share is one of them too.
+// clippy.toml allows `unwrap` in tests, but does not recognise the shared helpers as tests.
 #![allow(clippy::unwrap_used)]
 
 mod choice;

@@ -1,4 +1,4 @@
-//! What a router does while a conductor starts, and how soon it hears of changes.
+//! A router while its conductor starts, and the time until it notices changes.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,17 +10,17 @@ use tutti_runtime::health::State;
 use crate::support::{Fake, Router, settings};
 
 #[tokio::test]
-async fn the_tokenizer_of_a_conductor_that_loads_is_read_meanwhile() {
+async fn the_tokenizer_is_parsed_while_the_conductor_loads() {
     let fake = Fake::start();
     *fake.behaviour.loads.lock().unwrap() = true;
     let router = Router::to(std::slice::from_ref(&fake.url), settings()).await;
     let fetched = || fake.behaviour.fetched.load(Relaxed);
     router.until("its files are fetched", || fetched() == 1).await;
-    assert_ne!(router.health.ready(), State::Ok, "what it serves is not known yet");
+    assert_ne!(router.health.ready(), State::Ok, "the model is not known yet");
     let (status, _) = router.complete(&json!({ "prompt": "hello", "max_tokens": 3 })).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
 
-    // What counts is what it has once it serves: it may be another by then.
+    // The files are fetched again when the conductor is ready, since they may have changed.
     *fake.behaviour.loads.lock().unwrap() = false;
     router.all_in_use().await;
     assert_eq!(fetched(), 2);
@@ -29,7 +29,7 @@ async fn the_tokenizer_of_a_conductor_that_loads_is_read_meanwhile() {
 }
 
 #[tokio::test]
-async fn a_change_is_found_at_once_by_a_router_that_is_told_of_it() {
+async fn ask_again_finds_a_change_at_once() {
     let fake = Fake::start();
     let hourly = FleetSettings { poll_ms: 3_600_000, ..settings() };
     let router = Router::before(&[&fake], hourly).await;

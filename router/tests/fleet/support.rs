@@ -1,4 +1,4 @@
-//! Conductors behind real sockets, each in a runtime of its own so that it can die as a process does.
+//! Fake conductors on real sockets, each in its own runtime, so that it can die like a process.
 
 mod fake;
 
@@ -20,19 +20,19 @@ use tutti_runtime::{
 
 pub use fake::{Fake, token_at};
 
-/// Whatever is awaited comes at once, or a test fails by name.
+/// Awaits a future, and fails the test with the future's name if it takes too long.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(30), future).await.unwrap_or_else(|_| panic!("{what} does not happen"))
 }
 
-/// A front door before several conductors.
+/// A front door to several conductors.
 pub struct Router {
     pub front_door: FrontDoor,
     pub health: Health,
     pub metrics: Metrics,
 }
 
-/// Quick to notice who comes and goes, and patient with a machine that is busy with other tests.
+/// Settings with a short poll interval, and with timeouts that suit a machine that is busy with other tests.
 pub fn settings() -> FleetSettings {
     FleetSettings {
         poll_ms: 20,
@@ -42,13 +42,13 @@ pub fn settings() -> FleetSettings {
     }
 }
 
-/// Quick to give up, where somebody falls silent.
+/// Settings with short timeouts, for conductors that fall silent.
 pub fn impatient() -> FleetSettings {
     FleetSettings { answer_timeout_ms: 500, keep_alive_ms: 300, ..settings() }
 }
 
 impl Router {
-    /// A router that follows these, and is ready.
+    /// Starts a router to these conductors, and waits until all of them get requests.
     pub async fn before(fakes: &[&Fake], settings: FleetSettings) -> Self {
         let urls: Vec<String> = fakes.iter().map(|fake| fake.url.clone()).collect();
         let router = Self::to(&urls, settings).await;
@@ -56,7 +56,7 @@ impl Router {
         router
     }
 
-    /// A router that follows whoever is there.
+    /// Starts a router to these URLs.
     pub async fn to(urls: &[String], settings: FleetSettings) -> Self {
         let (health, metrics) = (Health::default(), Metrics::default());
         let conductors = Conductors::new(urls, None, &settings).unwrap();
@@ -72,7 +72,7 @@ impl Router {
         .await;
     }
 
-    /// Looks again and again: there is nobody to tell when metrics or remarks change.
+    /// Polls a condition until it is true, since changes of metrics and remarks cannot be awaited.
     pub async fn until(&self, what: &str, condition: impl Fn() -> bool) {
         let looking = async {
             while !condition() {
@@ -84,7 +84,7 @@ impl Router {
             .unwrap_or_else(|_| panic!("{what}: {:?} {:?}", self.health.ready(), self.health.remarks()));
     }
 
-    /// The value of a metric with these labels, 0 where there is none.
+    /// The value of a metric with these labels; 0 if it does not exist.
     pub fn metric(&self, name: &str) -> u64 {
         let text = self.metrics.encode();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -120,24 +120,24 @@ fn post(body: &Value) -> Request<Body> {
     Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json").body(json).unwrap()
 }
 
-/// A request for so many tokens behind this prompt, by ids.
+/// A request for this many tokens after a prompt of token ids.
 pub fn ask(prompt: &[u32], max_tokens: u32) -> Value {
     json!({ "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true, "return_token_ids": true })
 }
 
-/// The tokens that follow a prompt, whichever conductor they come from.
+/// The tokens that every conductor generates after a prompt.
 pub fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     (0..count).map(|index| token_at(prompt, index)).collect()
 }
 
-/// Server-sent events as they come.
+/// A stream of server-sent events.
 pub struct Events {
     events: BoxStream<'static, Bytes>,
     left: String,
 }
 
 impl Events {
-    /// The next event; none behind `[DONE]` or the stream's end.
+    /// The next event; `None` after `[DONE]` or the end of the stream.
     pub async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some((event, rest)) = self.left.split_once("\n\n") {
@@ -150,7 +150,7 @@ impl Events {
         }
     }
 
-    /// Reads so many tokens of the only choice.
+    /// Reads at least this many tokens of the only choice.
     pub async fn tokens(&mut self, count: usize) -> Vec<u32> {
         let mut tokens = Vec::new();
         while tokens.len() < count {
@@ -159,7 +159,7 @@ impl Events {
         tokens
     }
 
-    /// All there is to come: the tokens of each of so many choices, and the errors.
+    /// Reads the stream to its end. Returns the tokens of each choice, and the errors.
     pub async fn rest(mut self, choices: usize) -> (Vec<Vec<u32>>, Vec<Value>) {
         let (mut tokens, mut errors) = (vec![Vec::new(); choices], Vec::new());
         while let Some(event) = self.next().await {
@@ -172,7 +172,7 @@ impl Events {
     }
 }
 
-/// The tokens that an answer or event has of a choice.
+/// The token ids of a choice in an answer or event.
 pub fn token_ids(event: &Value, choice: usize) -> Vec<u32> {
     let choices = event["choices"].as_array().map_or(&[][..], Vec::as_slice);
     let of_choice = choices.iter().filter(|c| c["index"] == choice);

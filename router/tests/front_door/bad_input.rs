@@ -1,4 +1,4 @@
-//! Every bad request is answered with its status and the field at fault, and the next good one is served.
+//! Every bad request is refused with its status and the field at fault, and the next good request is served.
 
 use axum::{
     body::{Body, Bytes},
@@ -14,7 +14,7 @@ use crate::support::{self, Setup, Step, post, ready, ready_with};
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// The error's `param`, after a look at the rest of its shape.
+/// Checks the shape of an error and returns its `param`.
 fn param(answer: &support::Answer) -> Value {
     let mut body = answer.json();
     let error = body["error"].as_object_mut().unwrap_or_else(|| panic!("{}", answer.text));
@@ -29,7 +29,7 @@ async fn still_serves(setup: &Setup) {
     assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (StatusCode::OK, &json!("ok")));
 }
 
-/// A good request with other members.
+/// A good request with these members replaced or added.
 fn with(path: &str, members: &Value) -> Value {
     let mut body = match path {
         CHAT => json!({ "messages": [{ "role": "user", "content": "x" }] }),
@@ -195,7 +195,7 @@ async fn a_large_body_is_refused_before_it_is_read() {
     let setup = ready_with(RouterConfig { max_body_bytes: 1000, ..Default::default() }, true).await;
     let declared = Request::post(COMPLETIONS)
         .header(header::CONTENT_LENGTH, 50 << 20)
-        // Never sent: an answer that waited for it would not come.
+        // The rest of the body is never sent, so the answer must not wait for it.
         .body(Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>()))
         .unwrap();
     let streamed: Vec<_> = (0..20).map(|_| Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 100]))).collect();
@@ -227,7 +227,7 @@ async fn unknown_routes_and_methods_have_openai_s_shape() {
 }
 
 #[tokio::test]
-async fn what_the_conductor_refuses_keeps_its_field_and_status() {
+async fn the_conductor_s_refusal_keeps_its_field_and_status() {
     let setup = ready().await;
     for (error, status) in [
         (Error::invalid("max_tokens", "is over the KV pool"), StatusCode::BAD_REQUEST),
@@ -250,7 +250,7 @@ async fn what_the_conductor_refuses_keeps_its_field_and_status() {
 }
 
 #[tokio::test]
-async fn before_the_model_is_known_clients_are_told_to_come_back() {
+async fn before_the_model_is_known_clients_get_503_with_retry_after() {
     let setup = support::start(RouterConfig::default(), true).await;
     let answer = setup.post(COMPLETIONS, &json!({ "prompt": "x" })).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);

@@ -10,7 +10,7 @@ fn hello() -> Value {
     json!([{ "role": "system", "content": "be brief" }, { "role": "user", "content": "hello" }])
 }
 
-/// The text that a prompt's tokens stand for.
+/// The text of a prompt's tokens.
 fn text_of(ids: &[u32]) -> String {
     let tokenizer: tokenizers::Tokenizer =
         tokenizers::Tokenizer::from_bytes(tokenizer::byte_level()).unwrap();
@@ -31,7 +31,7 @@ async fn a_whole_answer_to_a_rendered_template() {
         "<|role|>system:be brief<|end|><|role|>user:hello<|end|><|role|>assistant:"
     );
     let prompt = spec.prompt.len();
-    // Nothing said: as many tokens as the context has room for.
+    // Without max_tokens, the output may fill the context.
     assert_eq!(spec.stopping.unwrap().max_tokens as usize, support::CONTEXT as usize - prompt);
     let expected = json!({
         "id": null, "object": "chat.completion", "created": null, "model": "tiny",

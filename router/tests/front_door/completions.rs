@@ -1,4 +1,4 @@
-//! `/v1/completions`, to the byte where clients look at bytes.
+//! `/v1/completions`, compared byte for byte where clients depend on the bytes.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::support::{
     self, Step, end, logprob, prompt_logprobs, ready, says, says_ids, token, tokenizer, tokens,
 };
 
-/// What differs between any two answers.
+/// Removes the fields that differ between any two answers.
 fn steady(mut value: Value) -> Value {
     for field in ["id", "created"] {
         assert!(value.as_object_mut().unwrap().shift_remove(field).is_some(), "{value}");
@@ -54,7 +54,7 @@ async fn a_stream_is_exact() {
     let usage = format!(
         "data: {{\"id\":\"{id}\",\"object\":\"text_completion\",\"created\":{created},\"model\":\"tiny\",\"choices\":[],\"usage\":{{\"prompt_tokens\":1,\"completion_tokens\":4,\"total_tokens\":5,\"prompt_tokens_details\":{{\"cached_tokens\":0}}}}}}\n\n"
     );
-    // The first byte of é has no text, but opens the choice.
+    // The first byte of é has no text, but starts the choice.
     let expected = [
         chunk("", "null"),
         chunk("é", "null"),
@@ -75,7 +75,7 @@ async fn a_stream_without_usage_has_no_usage_member() {
 }
 
 #[tokio::test]
-async fn ends_have_their_reasons() {
+async fn every_end_has_its_reason() {
     let setup = ready().await;
     let request = json!({ "prompt": "x", "stop_token_ids": [33], "return_token_ids": true });
     let ask = async |ids: &'static [u32], reason| {
@@ -101,7 +101,7 @@ async fn ends_have_their_reasons() {
     // The stop token is reported as a token, and has no text.
     let stop = ask(&[97, 33], FinishReason::StopToken).await;
     assert_eq!(stop, [json!("a"), json!("stop"), json!(33), json!([97, 33])]);
-    // Before min_tokens, or at the last token, it may be one like any other.
+    // Before min_tokens, and as the last token allowed, a stop token has text like any other token.
     let passed = ask(&[33, 97, 33], FinishReason::Length).await;
     assert_eq!(passed, [json!("!a!"), json!("length"), json!(null), json!([33, 97, 33])]);
 }
@@ -119,7 +119,7 @@ async fn a_stop_string_across_tokens_is_cut_out_and_cancels() {
     let ids: Vec<&Value> =
         events.iter().filter_map(|e| e["choices"][0]["token_ids"].as_array()).flatten().collect();
     assert_eq!(ids, [97, 83, 84, 79, 80]);
-    // Tokens come with their text: those of a possible stop string wait with it.
+    // Tokens are delivered with their text. Tokens of a possible stop string are held back with it.
     assert_eq!(events[0]["choices"][0]["token_ids"], json!([97]));
     assert_eq!(events[1]["choices"][0]["stop_reason"], "STOP");
     assert_eq!(events[2]["usage"]["completion_tokens"], 5);
@@ -206,7 +206,7 @@ async fn an_echo_with_logprobs_scores_the_prompt() {
 }
 
 #[tokio::test]
-async fn an_echo_without_output_is_a_score() {
+async fn an_echo_without_output_scores_the_prompt() {
     let setup = ready().await;
     setup.conductor.play(|spec| {
         assert_eq!(spec.stopping.as_ref().unwrap().max_tokens, 0);
@@ -228,7 +228,7 @@ async fn missing_prompt_logprobs_are_an_error_and_not_a_short_list() {
 }
 
 #[tokio::test]
-async fn special_tokens_show_when_asked() {
+async fn special_tokens_are_shown_on_request() {
     let setup = ready().await;
     setup.conductor.play(|_| says_ids(&[97, 262, 98], FinishReason::Length));
     let ask = async |skip: bool| {

@@ -1,4 +1,4 @@
-//! `tutti.v1.Inference`, its health and its reflection.
+//! `tutti.v1.Inference`, health and reflection over gRPC.
 
 use std::collections::HashMap;
 
@@ -60,7 +60,7 @@ async fn text_in_and_out_with_usage_in_the_last_message() {
 }
 
 #[tokio::test]
-async fn chat_goes_through_the_template_and_stops_are_told() {
+async fn chat_is_rendered_by_the_template_and_a_stop_is_reported() {
     let mut setup = ready().await;
     setup.conductor.play(|_| vec![tokens(0, &[97, 46, 98]), Step::Hang]);
     let message = ChatMessage { role: "user".into(), content: "x".into() };
@@ -106,7 +106,7 @@ async fn an_echo_repeats_the_prompt_with_its_logprobs() {
 }
 
 #[tokio::test]
-async fn bad_fields_are_spelt_as_in_the_proto_and_the_next_request_is_served() {
+async fn errors_name_the_proto_s_fields_and_the_next_request_is_served() {
     let setup = ready().await;
     let sampling = |sampling| GenerateRequest { sampling: Some(sampling), ..text("x") };
     let stopping = |stopping| GenerateRequest { stopping: Some(stopping), ..text("x") };
@@ -152,12 +152,12 @@ async fn bad_fields_are_spelt_as_in_the_proto_and_the_next_request_is_served() {
 }
 
 #[tokio::test]
-async fn the_nearer_of_both_deadlines_goes_to_the_conductor() {
+async fn the_earlier_of_both_deadlines_goes_to_the_conductor() {
     let setup = ready().await;
     let mut request = Request::new(GenerateRequest { timeout_ms: Some(60_000), ..text("x") });
     request.set_timeout(std::time::Duration::from_millis(2500));
     client(&setup).generate(request).await.unwrap();
-    // What is left of it: less than was given, and more than nothing.
+    // The conductor gets the remaining time.
     assert!((1..=2500).contains(&setup.conductor.last().timeout_ms.unwrap()));
     request = Request::new(GenerateRequest { timeout_ms: Some(20_000), ..text("x") });
     request.set_timeout(std::time::Duration::from_secs(60));
@@ -169,7 +169,7 @@ async fn the_nearer_of_both_deadlines_goes_to_the_conductor() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_has_passed_is_said_so_before_anybody_works() {
+async fn a_request_without_time_left_is_refused_before_any_work() {
     let setup = ready().await;
     let status = generate(&setup, GenerateRequest { timeout_ms: Some(0), ..text("x") }).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
@@ -181,7 +181,7 @@ async fn a_deadline_that_has_passed_is_said_so_before_anybody_works() {
 }
 
 #[tokio::test]
-async fn a_failure_in_the_middle_is_the_stream_s_status() {
+async fn a_failure_after_the_first_token_is_the_stream_s_status() {
     let setup = ready().await;
     setup
         .conductor

@@ -1,4 +1,4 @@
-//! What happens to requests that do not simply end: clients that leave, errors in the middle, too many at once.
+//! Requests that do not end normally: clients that leave, errors in the middle of a stream, too many requests at once.
 
 use axum::http::StatusCode;
 use futures_util::{FutureExt, StreamExt};
@@ -60,7 +60,7 @@ async fn an_error_in_a_stream_is_an_event_and_no_done_follows() {
     assert_eq!(events[0]["choices"][0]["text"], "hi");
     assert_eq!(events[1]["error"]["type"], "server_error");
     assert_eq!(events.len(), 2, "{}", answer.text);
-    // The other choice has nobody left to be for.
+    // The other choice is cancelled, since its request has ended.
     setup.cancelled.recv().await.unwrap();
     let whole = setup.post(PATH, &json!({ "prompt": "a" })).await;
     assert_eq!(whole.status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -79,7 +79,7 @@ async fn priority_and_deadline_go_to_the_conductor_from_both_routes() {
         assert_eq!(setup.post(path, &body).await.status, StatusCode::OK);
         let submitted = setup.conductor.last();
         assert_eq!(i64::from(submitted.spec.unwrap().priority), body["priority"]);
-        // What is left of it: less than was given, and more than nothing.
+        // The conductor gets the remaining time.
         assert!((1..=60_000).contains(&submitted.timeout_ms.unwrap()));
     }
     assert_eq!(setup.post(PATH, &json!({ "prompt": "a" })).await.status, StatusCode::OK);
@@ -134,7 +134,7 @@ async fn a_lost_token_is_an_error_and_not_a_shorter_text() {
 }
 
 #[tokio::test]
-async fn choices_under_way_are_bounded_and_places_come_back() {
+async fn running_choices_are_bounded_and_permits_come_back() {
     let mut setup = ready_with(RouterConfig { max_concurrent_choices: 3, ..Default::default() }, true).await;
     setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
     let body = json!({ "prompt": "a", "n": 2, "stream": true }).to_string();
@@ -143,7 +143,7 @@ async fn choices_under_way_are_bounded_and_places_come_back() {
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(refused.headers["retry-after"], "1");
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
-    // More than there will ever be is a mistake of the request.
+    // A request over the limit can never be served: it is an invalid argument.
     let impossible = setup.post(PATH, &json!({ "prompt": "a", "n": 4 })).await;
     assert_eq!(impossible.status, StatusCode::BAD_REQUEST);
     drop(running);
@@ -164,7 +164,7 @@ async fn a_conductor_without_a_tokenizer_is_never_ready_and_says_why() {
 }
 
 #[tokio::test]
-async fn idle_is_when_no_generation_is_under_way() {
+async fn idle_completes_when_no_generation_is_running() {
     let setup = ready().await;
     setup.front_door.idle().await;
     setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
@@ -204,7 +204,7 @@ async fn requests_and_tokens_are_counted() {
 }
 
 #[tokio::test]
-async fn models_and_tokens_are_told() {
+async fn models_and_tokens_are_reported() {
     let setup = ready().await;
     let get = |path: &str| axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
     let models = setup.send(get("/v1/models")).await.json();
@@ -233,12 +233,12 @@ async fn models_and_tokens_are_told() {
 }
 
 #[tokio::test]
-async fn a_front_door_that_is_given_its_text_fetches_none() {
+async fn a_front_door_with_parsed_text_fetches_no_files() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.json"), "{}").unwrap();
     std::fs::write(directory.path().join("tokenizer.json"), support::tokenizer::byte_level()).unwrap();
     let text = check_checkpoint(&Checkpoint::open(directory.path(), "tiny").unwrap(), false).unwrap();
-    // Its conductor has no tokenizer to give.
+    // The conductor has no tokenizer file.
     let setup = support::start_with(RouterConfig::default(), false, Some(text)).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     setup.health.watch_ready().wait_for(|state| *state == State::Ok).await.unwrap();

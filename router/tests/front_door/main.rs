@@ -1,6 +1,6 @@
-//! The whole front door before a conductor made of scripts.
+//! The whole front door with a scripted conductor.
 
-// clippy.toml allows it in tests; what tests share is one of them too.
+// clippy.toml allows `unwrap` in tests, but does not recognise the shared helpers as tests.
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;

@@ -1,4 +1,4 @@
-//! A front door before a conductor made of scripts.
+//! A front door with a scripted conductor.
 
 pub mod tokenizer;
 
@@ -41,17 +41,17 @@ pub const CONTEXT: u32 = 64;
 
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('no such role') }}{% endif %}<|role|>{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|role|>assistant:{% endif %}";
 
-/// What a scripted request does.
+/// A step of a scripted request.
 pub enum Step {
     Event(RequestEvent),
     Fail(Status),
-    /// Nothing more, ever.
+    /// Sends nothing more, without ending the stream.
     Hang,
 }
 
 type Script = Arc<dyn Fn(&RequestSpec) -> Vec<Step> + Send + Sync>;
 
-/// A conductor that plays a script for every request, and tells of the requests whose streams are dropped early.
+/// A conductor that plays a script for every request, and reports streams that are dropped before their end.
 #[derive(Clone)]
 pub struct FakeConductor {
     script: Arc<Mutex<Script>>,
@@ -62,12 +62,12 @@ pub struct FakeConductor {
 }
 
 impl FakeConductor {
-    /// Plays this for every request from now on.
+    /// Sets the script for all further requests.
     pub fn play(&self, script: impl Fn(&RequestSpec) -> Vec<Step> + Send + Sync + 'static) {
         *self.script.lock().unwrap() = Arc::new(script);
     }
 
-    /// The request submitted last.
+    /// The request received last.
     pub fn last(&self) -> SubmitRequest {
         self.submitted.lock().unwrap().last().cloned().unwrap()
     }
@@ -77,7 +77,7 @@ impl FakeConductor {
     }
 }
 
-/// Says when a stream is dropped before it was played to its end.
+/// A stream that plays a script, and reports if it is dropped before the end.
 struct Playing {
     steps: std::vec::IntoIter<Step>,
     cancelled: Option<mpsc::Sender<()>>,
@@ -98,7 +98,7 @@ impl Stream for Playing {
                 self.cancelled = None;
                 Some(Err(status))
             }
-            // Whoever drops the stream ends it: there is no waker to keep.
+            // Only a drop ends the stream, so no waker is needed.
             Some(Step::Hang) => {
                 self.steps = vec![Step::Hang].into_iter();
                 return Poll::Pending;
@@ -184,7 +184,7 @@ impl Conductor for FakeConductor {
     }
 }
 
-/// A front door and what is behind it.
+/// A front door with its conductor.
 pub struct Setup {
     pub conductor: FakeConductor,
     pub front_door: FrontDoor,
@@ -193,12 +193,12 @@ pub struct Setup {
     pub cancelled: mpsc::Receiver<()>,
 }
 
-/// A front door that is ready.
+/// Starts a front door and waits until it is ready.
 pub async fn ready() -> Setup {
     ready_with(RouterConfig::default(), true).await
 }
 
-/// A front door that is ready, before a checkpoint with or without a tokenizer.
+/// Starts a front door, with or without a tokenizer in the checkpoint, and waits until it is ready.
 pub async fn ready_with(config: RouterConfig, has_tokenizer: bool) -> Setup {
     let setup = start(config, has_tokenizer).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
@@ -207,12 +207,12 @@ pub async fn ready_with(config: RouterConfig, has_tokenizer: bool) -> Setup {
     setup
 }
 
-/// A front door that has not heard of its conductor yet.
+/// Creates a front door that does not follow its conductor yet.
 pub async fn start(config: RouterConfig, has_tokenizer: bool) -> Setup {
     start_with(config, has_tokenizer, None).await
 }
 
-/// The same, which may have been given its conductor's text.
+/// Creates a front door that does not follow its conductor yet, with the parsed text if given.
 pub async fn start_with(config: RouterConfig, has_tokenizer: bool, text: Option<CheckedText>) -> Setup {
     let (cancel, cancelled) = mpsc::channel(64);
     let mut files = BTreeMap::new();
@@ -235,7 +235,7 @@ pub async fn start_with(config: RouterConfig, has_tokenizer: bool, text: Option<
     Setup { conductor, front_door, health: Health::default(), metrics, cancelled }
 }
 
-/// The way to services over memory.
+/// A channel to services over memory.
 pub fn connect(services: Routes) -> Channel {
     let endpoint = tutti_router::tune(Endpoint::from_static("http://in.process"));
     endpoint.connect_with_connector_lazy(service_fn(move |_| {
@@ -249,43 +249,43 @@ pub fn connect(services: Routes) -> Channel {
     }))
 }
 
-/// One output token.
+/// An output token without a logprob.
 pub fn token(index: usize, id: u32) -> SampledToken {
     SampledToken { token_id: id, index: index as u32, logprob: None }
 }
 
-/// An event with tokens alone.
+/// An event with tokens only.
 pub fn tokens(first: usize, ids: &[u32]) -> Step {
     let tokens = ids.iter().enumerate().map(|(i, &id)| token(first + i, id)).collect();
     Step::Event(RequestEvent { tokens, ..Default::default() })
 }
 
-/// The last event.
+/// The terminal event.
 pub fn end(reason: FinishReason, generated: usize) -> Step {
     let finished = Finished { reason: reason.into(), generated: generated as u32, ..Default::default() };
     Step::Event(RequestEvent { finished: Some(finished), ..Default::default() })
 }
 
-/// A token an event for each byte of the text, then the end of the sequence.
+/// A script with one token and event per byte of the text, then an end-of-sequence token.
 pub fn says(text: &str) -> Vec<Step> {
     let ids: Vec<u32> = text.bytes().map(u32::from).chain([tokenizer::END]).collect();
     says_ids(&ids, FinishReason::EndOfSequence)
 }
 
-/// A token an event, then this end.
+/// A script with one event per token, then the terminal event.
 pub fn says_ids(ids: &[u32], reason: FinishReason) -> Vec<Step> {
     let mut steps: Vec<Step> = ids.iter().enumerate().map(|(i, &id)| tokens(i, &[id])).collect();
     steps.push(end(reason, ids.len()));
     steps
 }
 
-/// A logprob whose alternatives are these.
+/// A logprob with these alternatives.
 pub fn logprob(logprob: f32, rank: u32, top: &[(u32, f32)]) -> TokenLogprob {
     let top = top.iter().map(|&(token_id, logprob)| TopLogprob { token_id, logprob }).collect();
     TokenLogprob { logprob, rank, top }
 }
 
-/// The logprobs of prompt tokens from `first` on.
+/// An event with the logprobs of prompt tokens from `first` on.
 pub fn prompt_logprobs(first: u32, tokens: Vec<TokenLogprob>) -> Step {
     Step::Event(RequestEvent {
         prompt_logprobs: vec![PromptLogprobs { first, tokens }],
@@ -293,7 +293,7 @@ pub fn prompt_logprobs(first: u32, tokens: Vec<TokenLogprob>) -> Step {
     })
 }
 
-/// An answer, read whole.
+/// A whole answer.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -306,7 +306,7 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
     }
 
-    /// The events of a stream; those that are not JSON as strings.
+    /// The events of a stream. An event that is not JSON is given as a string.
     pub fn events(&self) -> Vec<Value> {
         let event = |event: &str| {
             let data = event.strip_prefix("data: ").unwrap();
@@ -322,7 +322,7 @@ impl Setup {
         self.send(post(path, body.to_string())).await
     }
 
-    /// Sends a request and reads the answer whole.
+    /// Sends a request and reads the whole answer.
     pub async fn send(&self, request: Request<Body>) -> Answer {
         let response = self.front_door.http_routes().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
@@ -332,7 +332,7 @@ impl Setup {
     }
 }
 
-/// A request with a body.
+/// A POST request with a JSON body.
 pub fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
     Request::post(path).header(header::CONTENT_TYPE, "application/json").body(body.into()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Checkpoints from a model hub, through hf-hub's cache, which Python's huggingface_hub shares.
+//! Checkpoints from a model hub, kept in hf-hub's cache, which Python's huggingface_hub shares.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,9 +26,9 @@ use crate::{Error, ErrorKind, progress::LoadDisplay};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// What a name without a revision means on the hub.
+/// The revision that is downloaded.
 const REVISION: &str = "main";
-/// The hub must begin to answer within this.
+/// Time within which the hub must begin to answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// A model's name on a hub: `org/name`, or `name` alone.
@@ -64,22 +64,22 @@ impl fmt::Display for HubId {
     }
 }
 
-/// Which hub, with whose rights, and where its files are kept.
+/// The hub's address, the access token, and the cache.
 #[derive(Clone)]
 pub struct HubOptions {
-    /// The hub's address; `None` is hf-hub's own default.
+    /// The hub's address. `None` is hf-hub's default.
     pub endpoint: Option<String>,
-    /// Sent as a bearer token.
+    /// Access token, sent as a bearer token.
     pub token: Option<String>,
-    /// The cache directory, laid out as huggingface_hub lays it out.
+    /// The cache directory, in the layout of huggingface_hub.
     pub cache: PathBuf,
-    /// Use only what is cached.
+    /// If true, only cached files are used.
     pub offline: bool,
 }
 
 impl HubOptions {
-    /// As the environment says: `HF_ENDPOINT`, `HF_HOME` or `HF_HUB_CACHE`, `HF_TOKEN` or the token file that a login
-    /// left in `HF_HOME`, `HF_HUB_OFFLINE`.
+    /// Reads the options from the environment: `HF_ENDPOINT`, `HF_HOME` or `HF_HUB_CACHE`, `HF_TOKEN` or the token file
+    /// that a login left in `HF_HOME`, `HF_HUB_OFFLINE`.
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var(name).ok())
     }
@@ -88,7 +88,7 @@ impl HubOptions {
         let given = |name| variable(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let home = given("HF_HOME").map_or_else(|| cache_home().join("huggingface"), PathBuf::from);
         let cache = given("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from);
-        // The token file lies beside the cache's usual place, wherever the cache is.
+        // The token file is in `HF_HOME`, even if the cache is elsewhere.
         let token = given("HF_TOKEN").or_else(|| Cache::new(home.join("hub")).token());
         let offline = given("HF_HUB_OFFLINE")
             .is_some_and(|v| ["1", "on", "yes", "true"].contains(&v.to_ascii_lowercase().as_str()));
@@ -106,7 +106,7 @@ impl HubOptions {
     }
 }
 
-/// A token is never shown.
+/// Formats without the token, which must not appear in logs.
 impl fmt::Debug for HubOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HubOptions")
@@ -118,7 +118,7 @@ impl fmt::Debug for HubOptions {
     }
 }
 
-/// Downloads what is missing of a model's main revision; gives back the directory that holds it.
+/// Downloads the missing files of a model's main revision. Returns the directory that contains them.
 pub(super) async fn download(
     id: &HubId,
     wanted: Wanted,
@@ -146,7 +146,7 @@ pub(super) async fn download(
                 Ok(Err(error)) => explain(id, &asked, options, &error),
                 _ => unreachable_hub(id, &asked, &format!("no answer within {ANSWER:?}")),
             };
-            // A hub that says no is believed; one that says nothing need not keep a cached model from being served.
+            // A hub that refuses is believed. If the hub cannot be reached, a cached copy is served.
             return match cached(&cache, &main, wanted) {
                 Some(dir) if error.kind() == ErrorKind::Unavailable => {
                     tracing::warn!(%error, dir = %dir.display(), "serving the cached copy");
@@ -160,7 +160,7 @@ pub(super) async fn download(
         return Err(Error::internal(format!("the hub gave {:?} as the revision of {id}", info.sha)));
     }
 
-    // All files come from one commit, even if the branch moves while they are loading.
+    // All files come from one commit, even if the branch moves during the download.
     let download = Download {
         repo: api.repo(repo(id, &info.sha)),
         snapshot: cache.repo(main.clone()).pointer_path(&info.sha),
@@ -179,10 +179,10 @@ pub(super) async fn download(
     Ok(download.snapshot)
 }
 
-/// One commit of one model, on its way into the cache.
+/// The download of one commit of one model into the cache.
 struct Download<'a> {
     repo: ApiRepo,
-    /// Where the commit's files appear.
+    /// The directory in the cache where the commit's files appear.
     snapshot: PathBuf,
     id: &'a HubId,
     options: &'a HubOptions,
@@ -192,7 +192,7 @@ struct Download<'a> {
 impl Download<'_> {
     async fn text_files(&self, info: &RepoInfo) -> Result<(), Error> {
         for file in CheckpointFile::ALL {
-            // Asked for even where it is not listed: nothing works without it, and the error says so.
+            // The config is requested even if it is not listed. Without it nothing works, and the error says so.
             if file == CheckpointFile::Config || lists(info, file.name()) {
                 self.file(file.name()).await?;
             }
@@ -240,7 +240,7 @@ fn lists(info: &RepoInfo, name: &str) -> bool {
     info.siblings.iter().any(|file| file.rfilename == name)
 }
 
-/// The snapshot that the cache holds of a model's main revision, if nothing wanted is missing from it.
+/// The cached snapshot of a model's main revision. None if a wanted file is missing.
 fn cached(cache: &Cache, main: &Repo, wanted: Wanted) -> Option<PathBuf> {
     let config = cache.repo(main.clone()).get(CheckpointFile::Config.name())?;
     let snapshot = config.parent()?.to_owned();
@@ -254,7 +254,7 @@ fn cached(cache: &Cache, main: &Repo, wanted: Wanted) -> Option<PathBuf> {
     complete.then_some(snapshot)
 }
 
-/// The files that a directory's index names. They become paths, so each must be a plain file name.
+/// The files that a directory's index lists. Each must be a plain file name, since it becomes a path.
 fn shards(dir: &Path) -> Result<BTreeSet<String>, String> {
     #[derive(Deserialize)]
     struct Index {
@@ -270,7 +270,7 @@ fn shards(dir: &Path) -> Result<BTreeSet<String>, String> {
     }
 }
 
-/// A failed request to the hub as the operator should see it.
+/// Explains a failed request to the operator.
 fn explain(id: &HubId, asked: &ApiRepo, options: &HubOptions, error: &ApiError) -> Error {
     let ApiError::RequestError(request) = error else {
         return Error::internal(format!("downloading {id} into {}: {error}", options.cache.display()));
@@ -304,7 +304,7 @@ fn unreachable_hub(id: &HubId, asked: &ApiRepo, why: &str) -> Error {
     model_error(ErrorKind::Unavailable, message)
 }
 
-/// What lies at the bottom of an HTTP client's error: the top only says that sending failed.
+/// The root cause of an HTTP client's error, whose top only says that sending failed.
 fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(deeper) = cause.source() {
@@ -313,7 +313,7 @@ fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     cause.to_string()
 }
 
-/// Shows one file's download. Clones count together: hf-hub makes one for each part of the file.
+/// Progress of one file's download. Clones share a count: hf-hub makes one clone per part of the file.
 #[derive(Clone, Default)]
 struct FileProgress {
     display: LoadDisplay,
@@ -330,7 +330,7 @@ impl Progress for FileProgress {
 
     async fn update(&mut self, size: usize) {
         let done = self.done.fetch_add(size as u64, Ordering::Relaxed) + size as u64;
-        // hf-hub asks for one byte beyond the end; a server that sent more would not make this less than true.
+        // Clamped, because hf-hub requests one byte beyond the end.
         self.display.update(&self.name, done.min(self.total), self.total);
     }
 
@@ -340,54 +340,4 @@ impl Progress for FileProgress {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_environment_decides() {
-        let home = tempfile::tempdir().unwrap();
-        fs::write(home.path().join("token"), "from-file\n").unwrap();
-        let options = |extra: &[(&str, &str)]| {
-            HubOptions::from_variables(|name| match extra.iter().find(|(key, _)| *key == name) {
-                Some((_, value)) => Some((*value).to_owned()),
-                None => (name == "HF_HOME").then(|| home.path().to_str().unwrap().to_owned()),
-            })
-        };
-        let plain = options(&[]);
-        assert_eq!((plain.endpoint, plain.offline), (None, false));
-        assert_eq!(plain.cache, home.path().join("hub"));
-        assert_eq!(plain.token.as_deref(), Some("from-file"));
-
-        let set = options(&[
-            ("HF_TOKEN", "from-variable"),
-            ("HF_ENDPOINT", "http://mirror"),
-            ("HF_HUB_OFFLINE", "1"),
-            ("HF_HUB_CACHE", "/elsewhere"),
-        ]);
-        assert_eq!(set.token.as_deref(), Some("from-variable"));
-        assert_eq!(set.endpoint.as_deref(), Some("http://mirror"));
-        assert_eq!((set.offline, set.cache), (true, PathBuf::from("/elsewhere")));
-        assert!(!options(&[("HF_HUB_OFFLINE", "0")]).offline);
-    }
-
-    #[test]
-    fn a_token_is_not_shown() {
-        let options = HubOptions {
-            endpoint: None,
-            token: Some("hf_secret".into()),
-            cache: "/x".into(),
-            offline: false,
-        };
-        assert!(!format!("{options:?}").contains("hf_secret"));
-    }
-
-    #[test]
-    fn an_index_may_not_reach_out_of_its_directory() {
-        let dir = tempfile::tempdir().unwrap();
-        for bad in ["../model.safetensors", "/etc/passwd", "x.bin"] {
-            let index = serde_json::json!({"weight_map": {"w": bad}});
-            fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
-            assert!(shards(dir.path()).unwrap_err().contains(bad));
-        }
-    }
-}
+mod tests;

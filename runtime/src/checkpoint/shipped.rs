@@ -9,7 +9,7 @@ use std::{
 
 use crate::Error;
 
-/// What clients call it.
+/// The model's name for clients.
 pub(super) const NAME: &str = "tutti-tiny";
 
 macro_rules! shipped {
@@ -18,7 +18,7 @@ macro_rules! shipped {
     };
 }
 
-/// Its files, made by tests/tutti-tiny/train.py.
+/// The model's files, made by tests/tutti-tiny/train.py.
 const FILES: [(&str, &[u8]); 5] = shipped![
     "config.json",
     "generation_config.json",
@@ -27,9 +27,9 @@ const FILES: [(&str, &[u8]); 5] = shipped![
     "model.safetensors",
 ];
 
-/// Writes the files below `cache`, unless they are there; gives back their directory.
+/// Writes the files below `cache`, unless they are there. Returns their directory.
 ///
-/// The directory's name follows from the contents, so that builds with different models do not disturb each other.
+/// The directory's name has a hash of the contents, so that builds with different models do not disturb each other.
 pub(super) fn unpack(cache: &Path) -> Result<PathBuf, Error> {
     unpack_files(cache, &FILES)
 }
@@ -56,8 +56,8 @@ fn unpack_files(cache: &Path, files: &[(&str, &[u8])]) -> Result<PathBuf, Error>
     }
 }
 
-/// Makes `path` hold `contents`. A file that does already is left alone: another process may have it mapped. One that
-/// does not is replaced as a whole, never half written.
+/// Writes `contents` to `path`. A file that already has these contents is left alone, since another process may have it
+/// mapped. A file with other contents is replaced atomically.
 fn put(path: &Path, contents: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|found| found == contents) {
         return Ok(());
@@ -70,51 +70,4 @@ fn put(path: &Path, contents: &[u8]) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::checkpoint::{Checkpoint, CheckpointFile};
-
-    const SMALL: [(&str, &[u8]); 2] = [("config.json", b"{}"), ("model.safetensors", b"weights")];
-
-    #[test]
-    fn unpacking_twice_writes_once_and_repairs_what_was_damaged() {
-        let cache = tempfile::tempdir().unwrap();
-        let dir = unpack_files(cache.path(), &SMALL).unwrap();
-        let (config, weights) = (dir.join("config.json"), dir.join("model.safetensors"));
-        let before = fs::metadata(&config).unwrap().modified().unwrap();
-        fs::write(&weights, b"weightz").unwrap();
-
-        assert_eq!(unpack_files(cache.path(), &SMALL).unwrap(), dir);
-        assert_eq!(fs::read(&weights).unwrap(), b"weights");
-        assert_eq!(fs::metadata(&config).unwrap().modified().unwrap(), before);
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), SMALL.len(), "no temporary file is left");
-    }
-
-    #[test]
-    fn the_shipped_files_are_all_that_a_checkpoint_needs() {
-        let cache = tempfile::tempdir().unwrap();
-        let checkpoint = Checkpoint::open(&unpack(cache.path()).unwrap(), NAME).unwrap();
-        for file in
-            [CheckpointFile::GenerationConfig, CheckpointFile::Tokenizer, CheckpointFile::TokenizerConfig]
-        {
-            let text = checkpoint.read(file).unwrap().unwrap();
-            serde_json::from_slice::<serde_json::Value>(&text).unwrap();
-        }
-        assert!(FILES.iter().map(|(_, contents)| contents.len()).sum::<usize>() <= 10_000_000);
-    }
-
-    #[test]
-    fn other_contents_go_elsewhere() {
-        let cache = tempfile::tempdir().unwrap();
-        let other: [(&str, &[u8]); 1] = [("config.json", b"[]")];
-        assert_ne!(unpack_files(cache.path(), &SMALL).unwrap(), unpack_files(cache.path(), &other).unwrap());
-    }
-
-    #[test]
-    fn a_cache_that_cannot_be_written_is_named() {
-        let cache = tempfile::tempdir().unwrap();
-        fs::write(cache.path().join("tutti"), b"in the way").unwrap();
-        let error = unpack_files(cache.path(), &SMALL).unwrap_err();
-        assert!(error.message().contains(cache.path().to_str().unwrap()), "{error}");
-    }
-}
+mod tests;

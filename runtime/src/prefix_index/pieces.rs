@@ -1,34 +1,36 @@
-//! A prompt cut into pieces that an index can know.
+//! A prompt cut into pieces that can be indexed.
 //!
-//! Pieces begin as single blocks and grow with their place, so that a long prompt has few of them and what a cut leaves
-//! over stays small against what is before it. Where a piece begins and ends depends on nothing but its place: prompts
-//! that begin alike have the same pieces.
+//! The first pieces are single blocks, and later pieces are larger, so that a long prompt has few pieces and the uncut
+//! rest is small relative to the prompt. The boundaries of a piece depend on its index alone, so prompts that begin
+//! alike have the same pieces.
 
-/// So many pieces are of one size before the next ones are twice as large.
+/// Number of pieces of one size, after which pieces are twice as large.
 const PIECES_OF_A_SIZE: usize = 32;
 
-/// Where a prompt is cut, with the hash of each piece and all before it. It does not hold the prompt.
+/// The cuts of a prompt, with a hash for each piece. It does not hold the prompt's tokens.
 #[derive(Clone, Debug)]
 pub struct PromptPieces {
-    /// The tokens of all of the prompt.
+    /// Number of tokens of the prompt.
     tokens: usize,
     block_tokens: usize,
     pieces_of_a_size: usize,
+    /// For each piece, the hash of all tokens up to its end.
     hashes: Vec<u64>,
 }
 
-/// Some blocks of a prompt.
+/// A piece: consecutive blocks of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
-    /// Of it and all before it.
+    /// Hash of all tokens up to the piece's end.
     pub hash: u64,
-    /// How many it is of.
+    /// Number of blocks.
     pub blocks: usize,
     pub tokens: &'a [u32],
 }
 
 impl PromptPieces {
-    /// Cuts a prompt whose blocks have so many tokens, at least 1. What is left over belongs to no piece.
+    /// Cuts a prompt into pieces of blocks of `block_tokens` tokens, at least 1. The rest at the end belongs to no
+    /// piece.
     pub fn new(prompt: &[u32], block_tokens: usize) -> Self {
         Self::growing(prompt, block_tokens, PIECES_OF_A_SIZE)
     }
@@ -46,37 +48,37 @@ impl PromptPieces {
         cut
     }
 
-    /// Of a prompt of so many tokens, of no use to an index.
+    /// The size of a prompt without pieces, for a caller that has no index.
     pub fn uncut(tokens: usize, block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
         Self { tokens, block_tokens, pieces_of_a_size: PIECES_OF_A_SIZE, hashes: Vec::new() }
     }
 
-    /// Tokens of a block.
+    /// Tokens per block.
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
-    /// How many blocks the whole prompt takes, the last one not full perhaps.
+    /// Number of blocks that the whole prompt takes. The last may be partial.
     pub fn needed(&self) -> usize {
         self.tokens.div_ceil(self.block_tokens)
     }
 
-    /// How many blocks an index can know.
+    /// Number of blocks in the pieces.
     pub fn indexable(&self) -> usize {
-        (0..self.hashes.len()).map(|place| self.blocks_of(place)).sum()
+        (0..self.hashes.len()).map(|index| self.blocks_of(index)).sum()
     }
 
-    /// The size of the piece in this place.
-    fn blocks_of(&self, place: usize) -> usize {
-        1 << (place / self.pieces_of_a_size)
+    /// Number of blocks of the piece of this index.
+    fn blocks_of(&self, index: usize) -> usize {
+        1 << (index / self.pieces_of_a_size)
     }
 
-    /// The pieces of the prompt that this was made for.
+    /// The pieces of `prompt`, which must be the prompt that was cut.
     pub(super) fn of<'a>(&'a self, prompt: &'a [u32]) -> impl Iterator<Item = Piece<'a>> {
         let mut left = prompt;
-        self.hashes.iter().enumerate().map_while(move |(place, hash)| {
-            let blocks = self.blocks_of(place);
+        self.hashes.iter().enumerate().map_while(move |(index, hash)| {
+            let blocks = self.blocks_of(index);
             let (tokens, rest) = left.split_at_checked(blocks * self.block_tokens)?;
             left = rest;
             Some(Piece { hash: *hash, blocks, tokens })
@@ -97,32 +99,4 @@ fn mix(mut x: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_grow_and_leave_little_over() {
-        for (tokens, pieces) in
-            [(0, 0), (15, 0), (16, 1), (512, 32), (512 + 31, 32), (512 + 32, 33), (55_000, 214)]
-        {
-            let prompt: Vec<u32> = (0..tokens).collect();
-            let cut = PromptPieces::new(&prompt, 16);
-            assert_eq!((cut.hashes.len(), cut.of(&prompt).count()), (pieces, pieces), "{tokens} tokens");
-            let over = cut.needed() - cut.indexable();
-            assert!(over <= 1 + cut.needed() / 32, "{over} blocks of {}", cut.needed());
-            let again: Vec<u32> = cut.of(&prompt).flat_map(|piece| piece.tokens).copied().collect();
-            assert!(prompt.starts_with(&again) && again.len() == cut.indexable() * 16);
-        }
-    }
-
-    #[test]
-    fn prompts_that_begin_alike_have_the_same_pieces() {
-        let long: Vec<u32> = (0..5000).collect();
-        let (whole, begun) = (PromptPieces::new(&long, 16), PromptPieces::new(&long[..3000], 16));
-        assert_eq!(begun.hashes, whole.hashes[..begun.hashes.len()]);
-        let mut other = long;
-        other[0] += 1;
-        let other = PromptPieces::new(&other, 16);
-        assert!(other.hashes.iter().zip(&whole.hashes).all(|(a, b)| a != b));
-    }
-}
+mod tests;

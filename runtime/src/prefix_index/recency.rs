@@ -3,7 +3,7 @@
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// The order of those slots that were [`Recency::push`]ed and not removed.
+/// The order of the slots that were [pushed](Recency::push) and not removed.
 #[derive(Debug)]
 pub struct Recency {
     links: Vec<Link>,
@@ -24,13 +24,13 @@ impl Default for Recency {
 }
 
 impl Recency {
-    /// Takes in a slot as the newest. It must not be in the order.
+    /// Adds a slot as the newest. It must not be in the order.
     pub fn push(&mut self, slot: u32) {
-        let place = slot as usize;
-        if self.links.len() <= place {
-            self.links.resize(place + 1, Link { newer: NONE, older: NONE });
+        let index = slot as usize;
+        if self.links.len() <= index {
+            self.links.resize(index + 1, Link { newer: NONE, older: NONE });
         }
-        self.links[place] = Link { newer: NONE, older: self.newest };
+        self.links[index] = Link { newer: NONE, older: self.newest };
         match self.newest {
             NONE => self.oldest = slot,
             newest => self.links[newest as usize].newer = slot,
@@ -38,7 +38,7 @@ impl Recency {
         self.newest = slot;
     }
 
-    /// Takes out a slot that is in the order.
+    /// Removes a slot that is in the order.
     pub fn remove(&mut self, slot: u32) {
         let Link { newer, older } = self.links[slot as usize];
         match newer {
@@ -51,51 +51,17 @@ impl Recency {
         }
     }
 
-    /// Makes a slot that is in the order its newest.
+    /// Makes a slot that is in the order the newest.
     pub fn touch(&mut self, slot: u32) {
         self.remove(slot);
         self.push(slot);
     }
 
-    /// The slot that was used longest ago.
+    /// The least recently used slot.
     pub fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::VecDeque;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn it_is_a_queue_whose_members_can_go_to_its_end(
-            steps in prop::collection::vec((0u32..8, any::<bool>()), 0..80),
-        ) {
-            let (mut order, mut model) = (Recency::default(), VecDeque::new());
-            for (slot, remove) in steps {
-                let place = model.iter().position(|s| *s == slot);
-                match (place, remove) {
-                    (None, true) => {}
-                    (None, false) => order.push(slot),
-                    (Some(_), true) => order.remove(slot),
-                    (Some(_), false) => order.touch(slot),
-                }
-                model.retain(|s| *s != slot);
-                if !remove {
-                    model.push_back(slot);
-                }
-                prop_assert_eq!(order.oldest(), model.front().copied());
-            }
-            while let Some(slot) = model.pop_front() {
-                prop_assert_eq!(order.oldest(), Some(slot));
-                order.remove(slot);
-            }
-            prop_assert_eq!(order.oldest(), None);
-        }
-    }
-}
+mod tests;

@@ -158,7 +158,7 @@ impl Engine {
 
     /// Number of pages that requests can hold: all but the null page.
     pub fn kv_pages_total(&self) -> u32 {
-        if self.model().thinks() { (self.kv.pages - 1) as u32 } else { 0 }
+        if self.model().has_thinker() { (self.kv.pages - 1) as u32 } else { 0 }
     }
 
     /// Size of the KV pool in bytes, the null page included.
@@ -170,7 +170,7 @@ impl Engine {
     pub fn max_request_tokens(&self) -> u32 {
         let context = self.model().limits().max_context_tokens;
         // Pages do not limit a model without a KV cache.
-        (if self.model().thinks() { self.kv.tokens().min(context) } else { context }) as u32
+        (if self.model().has_thinker() { self.kv.tokens().min(context) } else { context }) as u32
     }
 
     /// The model that runs.

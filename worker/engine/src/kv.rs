@@ -43,7 +43,7 @@ impl KvSize {
         };
         let PlaneKind::PagedKv { page_tokens, .. } = plane.kind;
         let (page_tokens, page_bytes) = (page_tokens as usize, model.page_bytes());
-        if !model.thinks() {
+        if !model.has_thinker() {
             // An encoder has no pages, but a scheduler requires at least two.
             return Ok(Self { pages: 2, page_tokens, page_bytes: 0 });
         }

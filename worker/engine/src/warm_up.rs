@@ -20,7 +20,7 @@ pub(crate) fn run(
             encoded => encoded?,
         }
     }
-    if !model.thinks() {
+    if !model.has_thinker() {
         return Ok(());
     }
     let context = model.limits().max_context_tokens;

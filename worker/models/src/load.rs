@@ -48,8 +48,8 @@ pub struct LoadOptions {
     pub dir: PathBuf,
     /// Source of the weights.
     pub load_format: LoadFormat,
-    /// Quantisation of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders keep their
-    /// stored type.
+    /// Quantisation of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders keep
+    /// their stored type.
     pub quantize: Quantize,
     /// Maximum number of tokens per step: the size of the activation buffers.
     pub max_step_tokens: usize,

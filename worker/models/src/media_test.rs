@@ -1,10 +1,10 @@
-//! A test model: a Qwen3 with a small, untrained audio encoder. It tests encoder nodes (declaration, placement, running,
-//! transfer) until a real family has one. Its weights are random (`--load-format dummy`) or made by a test. The cargo
-//! feature `media-test-model` adds it to a build.
+//! A test model: a Qwen3 with a small, untrained audio encoder. It tests encoder nodes (declaration, placement,
+//! running, transfer) until a real family has one. Its weights are random (`--load-format dummy`) or made by a test.
+//! The cargo feature `media-test-model` adds it to a build.
 //!
 //! The thinker is [`qwen3`](crate::qwen3), unchanged. The encoder takes 16-bit samples in frames of
-//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest one of the item, so that an
-//! item cannot be encoded in chunks, and maps each frame to an embedding by a linear map and a norm.
+//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest one of the item, so that
+//! an item cannot be encoded in chunks, and maps each frame to an embedding by a linear map and a norm.
 //!
 //! `config.json` is that of a Qwen3 with two more keys: `audio_token_id` and `audio_bytes_per_token`.
 
@@ -23,7 +23,7 @@ use crate::{
     LoadError, LoadOptions, Model,
     config::ConfigFile,
     qwen3::{Qwen3, Shape},
-    thinker::{self, Audio, Held},
+    thinker::{self, Audio, HeldNodes},
     weights::Progress,
 };
 
@@ -63,7 +63,7 @@ pub(crate) fn load<D: Device>(
         width: shape.hidden_size,
     };
     let declare = |text: &ModelDeclaration| thinker::with_audio(text, audio);
-    let held = Held::of(options.nodes.as_deref());
+    let held = HeldNodes::of(options.nodes.as_deref());
     let encoder =
         held.encoder.then(|| Encoder::load(audio, &shape, dir, options, &mut device)).transpose()?;
     match encoder {

@@ -55,14 +55,14 @@ pub trait Model: Send {
     fn describe(&self) -> String;
     /// Bytes of weights that the model holds: as stored in the checkpoint, or as quantised.
     fn weight_bytes(&self) -> u64;
-    /// Bytes of buffers for the largest step, without weights and pages: activations of [`Limits::max_step_tokens`], one
-    /// tile of logits, scratch. The number is complete once a step has run and sampled.
+    /// Bytes of buffers for the largest step, without weights and pages: activations of [`Limits::max_step_tokens`],
+    /// one tile of logits, scratch. The number is complete once a step has run and sampled.
     fn step_bytes(&self) -> u64;
     /// Bytes per KV page, over all layers.
     fn page_bytes(&self) -> usize;
 
-    /// Allocates the KV pool of `pages` pages, the null page included, before the first step. A second call replaces the
-    /// pool.
+    /// Allocates the KV pool of `pages` pages, the null page included, before the first step. A second call replaces
+    /// the pool.
     fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError>;
 
     /// Layout of pages on the wire. It is equal for all ranks of a group and for groups of any size.
@@ -85,8 +85,8 @@ pub trait Model: Send {
     /// Fails without running anything if the step is larger than [`Limits::max_step_tokens`] or no pages are allocated.
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
 
-    /// Runs [`forward`](Self::forward) with embeddings for the tokens that stand for media. The result does not depend on
-    /// how they are divided into rows and steps.
+    /// Runs [`forward`](Self::forward) with embeddings for the tokens that stand for media. The result does not depend
+    /// on how they are divided into rows and steps.
     fn forward_with(
         &mut self,
         inputs: &StepInputs<'_>,
@@ -100,20 +100,20 @@ pub trait Model: Send {
 
     /// True if this model holds the node that prefills and decodes. Without the node there are no pages, and only
     /// [`encode`](Self::encode) can run.
-    fn thinks(&self) -> bool {
+    fn has_thinker(&self) -> bool {
         true
     }
 
-    /// Runs an encoder over one item of media and appends the embeddings of its tokens, `[tokens, width]`. Waits for the
-    /// device. In a TP group only the leader does this.
+    /// Runs an encoder over one item of media and appends the embeddings of its tokens, `[tokens, width]`. Waits for
+    /// the device. In a TP group only the leader does this.
     fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         let _ = (data, out);
-        Err(DeviceError::Misuse(format!("walk {walk} passes no encoder that is held here")))
+        Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
-    /// Computes logits of the last [`Model::forward`] and appends the answers to `wanted` to `out`. The LM head runs over
-    /// one tile of rows at a time, so that scratch does not grow with the prompt, and skips rows without a request. Waits
-    /// for the device.
+    /// Computes logits of the last [`Model::forward`] and appends the answers to `wanted` to `out`. The LM head runs
+    /// over one tile of rows at a time, so that scratch does not grow with the prompt, and skips rows without a
+    /// request. Waits for the device.
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError>;
 
     /// Computes this rank's share of logits while the leader of the TP group runs [`read_logits`](Self::read_logits).

@@ -52,7 +52,8 @@ impl PageLayout {
         pages.chunks_exact(self.units * self.unit_bytes).map(move |section| &section[bytes.clone()])
     }
 
-    /// Joins the shares that the ranks of a group hold of the same pages. `shares` has them end to end, in order of rank.
+    /// Joins the shares that the ranks of a group hold of the same pages. `shares` has them end to end, in order of
+    /// rank.
     pub(crate) fn join(&self, shares: &[u8], ranks: usize, out: &mut Vec<u8>) {
         let section_bytes = self.units * self.unit_bytes;
         let extent_of = |rank| {

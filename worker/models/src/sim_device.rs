@@ -1,11 +1,11 @@
 //! The simulated device (`--device sim`): a model without weights whose steps only take time. It serves tests of
-//! scheduling, of faults and of the control plane. [`SimSettings`], which the conductor shares, sets its costs and faults.
+//! scheduling, of faults and of the control plane. [`SimSettings`], which the conductor shares, sets costs and faults.
 //!
-//! The KV pool holds 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at the
-//! position before. A sampled token is a function of the digest of its row's last position. The token is thus right only
-//! if every position of the request was computed, in order, in pages that no other request wrote to. A request has the
-//! same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a test in another
-//! language can compute the expected tokens.
+//! The KV pool holds 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at
+//! the position before. A sampled token is a function of the digest of its row's last position. The token is thus right
+//! only if every position of the request was computed, in order, in pages that no other request wrote to. A request has
+//! the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a test in
+//! another language can compute the expected tokens.
 
 mod audio;
 mod clock;
@@ -23,7 +23,7 @@ use crate::{
     LoadError, Model, PageLayout, PausedPages, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
-    thinker::{self, Audio, Held},
+    thinker::{self, Audio, HeldNodes},
 };
 
 /// Interval between the pauses of a step while its hook may have work.
@@ -40,10 +40,10 @@ struct Keys {
     eos_token_id: Option<TokenIds>,
 }
 
-/// A simulated thinker, and an encoder where the checkpoint's config has one.
+/// A simulated thinker, and an encoder if the checkpoint's config has one.
 struct Sim {
     declaration: ModelDeclaration,
-    held: Held,
+    held: HeldNodes,
     /// `None` if the model takes only text.
     audio: Option<Audio>,
     limits: Limits,
@@ -76,7 +76,7 @@ pub fn load(
         _ => Err(file.invalid(format!("{name}: must be at least 1"))),
     };
     let (text, audio) = (thinker::declaration(page_tokens, BYTES_PER_TOKEN)?, audio::of(&file)?);
-    let held = audio.map_or(Held { thinker: true, encoder: false }, |_| Held::of(nodes));
+    let held = audio.map_or(HeldNodes { thinker: true, encoder: false }, |_| HeldNodes::of(nodes));
     Ok(Box::new(Sim {
         declaration: audio.map_or(Ok(text.clone()), |audio| thinker::with_audio(&text, audio))?,
         held,
@@ -107,7 +107,7 @@ impl Model for Sim {
     }
 
     fn describe(&self) -> String {
-        let alone = if self.thinks() { "" } else { " encoder alone" };
+        let alone = if self.has_thinker() { "" } else { " encoder alone" };
         format!("simulated{alone}, {:?}", self.settings.costs())
     }
 
@@ -150,7 +150,7 @@ impl Model for Sim {
         self.step_hook = Some(hook);
     }
 
-    fn thinks(&self) -> bool {
+    fn has_thinker(&self) -> bool {
         self.held.thinker
     }
 
@@ -162,7 +162,7 @@ impl Model for Sim {
                 audio::encode(data, audio, out);
                 Ok(())
             }
-            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder that is held here"))),
+            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker"))),
         }
     }
 
@@ -175,9 +175,9 @@ impl Model for Sim {
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
-        let (tokens, most) = (inputs.token_ids.len(), self.limits.max_step_tokens);
-        if tokens > most {
-            return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the most is {most}")));
+        let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
+        if tokens > limit {
+            return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
         self.begin(inputs.rows, inputs.token_ids)?;
         self.hidden.clear();
@@ -292,13 +292,13 @@ impl Sim {
         let index = row.block_table.get(page).map(|page| page.0 as usize * self.page_tokens + offset);
         index.filter(|index| *index < self.pool.len()).ok_or_else(|| {
             DeviceError::Misuse(format!(
-                "position {position} has no page in a table of {}",
+                "position {position} has no page in a block table of {}",
                 row.block_table.len()
             ))
         })
     }
 
-    /// Samples from a uniform distribution over the tokens that are not forbidden. Temperature 0 ignores the seed, and all
+    /// Samples from a uniform distribution over the tokens that are not forbidden. Temperature 0 ignores the seed. All
     /// other sampling parameters have no effect.
     fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Sampled {
         let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
@@ -323,11 +323,11 @@ impl Sim {
 }
 
 fn no_page(page: PageId) -> DeviceError {
-    DeviceError::Misuse(format!("page {} is not one of the pool's", page.0))
+    DeviceError::Misuse(format!("page {} is not in the pool", page.0))
 }
 
 fn no_row(index: usize) -> DeviceError {
-    DeviceError::Misuse(format!("logit row {index} is not one of the step's"))
+    DeviceError::Misuse(format!("the step has no logit row {index}"))
 }
 
 #[cfg(test)]

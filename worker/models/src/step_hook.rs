@@ -10,10 +10,10 @@ pub trait PausedPages {
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 }
 
-/// Work that runs in the pauses of a model's steps. It runs on the step's own thread and the step waits for it, so copies
-/// never overlap with computation.
+/// Work that runs in the pauses of a model's steps. It runs on the step's own thread and the step waits for it, so
+/// copies never overlap with computation.
 pub trait StepHook: Send {
-    /// True if work may arrive while the next step runs. A device that can choose when to pause does not pause otherwise.
+    /// True if work may arrive while the next step runs. If false, a model whose pauses cost time may run without them.
     fn may_have_work(&self) -> bool;
     /// Runs the pending work; returns at once if there is none. An error ends the step.
     fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError>;

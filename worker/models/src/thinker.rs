@@ -24,12 +24,12 @@ pub(crate) struct Audio {
 
 /// The nodes of a model that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldNodes {
     pub thinker: bool,
     pub encoder: bool,
 }
 
-impl Held {
+impl HeldNodes {
     /// Returns the nodes of these names, or all if `nodes` is `None`. The conductor refuses names that the model lacks.
     pub fn of(nodes: Option<&[String]>) -> Self {
         let held = |name| nodes.is_none_or(|nodes| nodes.iter().any(|node| node == name));
@@ -57,8 +57,8 @@ pub(crate) fn declaration(
     )
 }
 
-/// Adds an encoder to a text model's declaration. The encoder's items run one by one in steps of their own. Its embeddings
-/// are prefilled as text is, in chunks of any size.
+/// Adds an encoder to a text model's declaration. The encoder's items run one by one in steps of their own. Its
+/// embeddings are prefilled as text is, in chunks of any size.
 pub(crate) fn with_audio(
     text: &ModelDeclaration,
     audio: Audio,

@@ -15,8 +15,9 @@ use common::{
 use safetensors::SafeTensors;
 use tutti_models::LoadFormat::Auto;
 
-/// Compares a model with its goldens. With f32 weights every prompt logprob is within 2e-4 and all greedy tokens are equal.
-/// With bf16 weights the mean deviation is below half of `own`, the deviation of Hugging Face's own bfloat16 from its f32.
+/// Compares a model with its goldens. With f32 weights every prompt logprob is within 2e-4, and all greedy tokens are
+/// equal. With bf16 weights the mean deviation is below half of `own`, the deviation of Hugging Face's own bfloat16
+/// from its f32.
 fn agrees(model: &str, own: f64) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");

@@ -88,7 +88,7 @@ fn a_missing_tensor_is_named() {
 }
 
 #[test]
-fn a_shape_that_differs_from_the_config_is_told_with_both() {
+fn a_shape_that_differs_from_the_config_is_reported_with_both() {
     let dir = with_tensor(|tensor| tensor.1 = vec![16, 96]);
     refuses(
         dir.path(),

@@ -60,8 +60,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Returns the logprobs of the whole vocabulary after each token of a prompt that runs in chunks. The second to eleventh
-/// tokens stand for an item of media.
+/// Returns the logprobs of the whole vocabulary after each token of a prompt that runs in chunks. The second to
+/// eleventh tokens stand for an item of media.
 fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u32, u32)>> {
     let prompt: Vec<u32> =
         (0..40).map(|index| if (1..11).contains(&index) { PLACEHOLDER } else { index * 2 }).collect();
@@ -100,7 +100,7 @@ fn neither_where_it_is_encoded_nor_how_the_prompt_is_cut_changes_a_bit() {
     let (mut whole, mut encoder) =
         (try_load(dir.path(), None).unwrap(), try_load(dir.path(), Some(&["audio_encoder"])).unwrap());
     let mut thinker = try_load(dir.path(), Some(&["thinker"])).unwrap();
-    assert!(!encoder.thinks() && thinker.thinks() && whole.thinks());
+    assert!(!encoder.has_thinker() && thinker.has_thinker() && whole.has_thinker());
     assert_eq!(whole.weight_bytes(), encoder.weight_bytes() + thinker.weight_bytes());
     assert_eq!(whole.page_layout(), thinker.page_layout());
     assert!(thinker.encode(walk(&*whole), &[0; 10], &mut vec![]).is_err());
@@ -132,7 +132,7 @@ fn an_item_is_encoded_as_a_whole() {
 }
 
 #[test]
-fn a_config_that_makes_no_sense_is_told_by_its_key() {
+fn a_config_that_makes_no_sense_is_reported_by_its_key() {
     for (changes, expected) in [
         (json!({"audio_token_id": 97}), "audio_token_id: 97 is not below vocab_size, 97"),
         (json!({"audio_bytes_per_token": 7}), "audio_bytes_per_token: 7 bytes"),

@@ -76,8 +76,7 @@ fn loading_takes_little_more_than_the_weights() {
     );
     write_hole(&dir.path().join("model.safetensors"));
     // All models share one baseline. Each is dropped before the next loads, and the smaller ones come first, so a model
-    // that takes too much raises the peak. One rank of two must take less than the whole model, and a quantised model
-    // less than a stored one.
+    // that takes too much raises the peak. One rank of two must take less than the whole model, and int8 less than f32.
     let before = peak();
     for (quantize, group_rank, least) in [
         (Quantize::Int8, GroupRank { rank: 1, world_size: 2 }, 70_000_000),

@@ -25,9 +25,9 @@ fn greatest_difference(a: &Runs, b: &Runs) -> f32 {
     logprobs(a).iter().zip(&logprobs(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a model on all paths that the machine has. The logprobs of paths in `close` stay within a bound of those of AVX2;
-/// all other paths have the bits of AVX2. A bound is some times the difference that was measured. It is larger where an
-/// activation that rounds to the next step of int8 would raise the difference.
+/// Runs a model on all paths that the machine has. The logprobs of paths in `close` stay within a bound of those of
+/// AVX2. All other paths have the bits of AVX2. A bound is a multiple of the measured difference, a larger one where an
+/// activation may round to another value of int8.
 fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &[(Isa, f32)]) {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(changes));
@@ -67,24 +67,22 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &
     }
 }
 
-/// The difference between paths is about 1e-6.
 #[test]
 fn f32_weights() {
     compare("f32", &json!({}), Quantize::None, &[(Isa::Portable, 1e-5)]);
 }
 
 /// Paths with dot products of bfloat16 round activations to its eight bits. Other paths use block floating point of
-/// thirteen bits. The two differ by about 0.1, as AVX2 does from itself when it rounds activations to bfloat16. The
-/// portable path multiplies as AVX2 does and differs from it in other operations, by about 0.006.
+/// thirteen bits. AVX2 differs from itself as much when it rounds activations to bfloat16. The portable path multiplies
+/// as AVX2 does and differs from it only in other operations.
 #[test]
 fn bf16_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "tie_word_embeddings": true});
     compare("bf16", &changes, Quantize::None, &[(Isa::Portable, 0.02), (Isa::Avx512Bf16, 0.25)]);
 }
 
-/// Attention over pages of bfloat16 rounds queries and weights to bfloat16 on paths with its dot products. The difference
-/// is about 0.04, and some activations round to another step. On the portable path no activation does, and the difference
-/// is below 1e-6.
+/// On paths with dot products of bfloat16, attention over pages of bfloat16 rounds queries and weights to it, and some
+/// activations then round to another value of int8. On the portable path none does.
 #[test]
 fn int8_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "hidden_size": 200, "intermediate_size": 300});

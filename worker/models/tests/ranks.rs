@@ -1,5 +1,5 @@
-//! A model divided among the ranks of a TP group. Tokens are equal for any number of ranks. Bits are equal in every run with
-//! the same number of ranks.
+//! A model divided among the ranks of a TP group. Tokens are equal for any number of ranks. Bits are equal in every run
+//! with the same number of ranks.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -23,7 +23,8 @@ use tutti_models::{
 
 const BOUND: f64 = 2e-4;
 
-/// Compares a model on 1, 2 and 4 ranks with its goldens. Neither a second run, nor chunks, nor batch-mates change a bit.
+/// Compares a model on 1, 2 and 4 ranks with its goldens. Neither a second run, nor chunks, nor batch-mates change a
+/// bit.
 fn agrees(model: &str) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");

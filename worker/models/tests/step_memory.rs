@@ -1,5 +1,5 @@
-//! Peak memory of the largest step, with every position scored. The file has one test, since the peak is that of the whole
-//! process.
+//! Peak memory of the largest step, with every position scored. The file has one test, since the peak is that of the
+//! whole process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -161,7 +161,7 @@ pub enum Refusal {
         /// Tokens asked for.
         max_tokens: u32,
     },
-    /// Prompt and output together are longer than the model's context.
+    /// Prompt plus output is longer than the model's context.
     #[error(
         "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, but the context holds {max_context}"
     )]
@@ -176,7 +176,7 @@ pub enum Refusal {
     /// The empty pool could not hold the request.
     #[error("the request needs {needed} KV pages, but the pool has {total}")]
     PoolTooSmall {
-        /// Pages for prompt and output together.
+        /// Pages for prompt plus output.
         needed: usize,
         /// Pages of the pool.
         total: usize,

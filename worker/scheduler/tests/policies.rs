@@ -101,8 +101,8 @@ fn prefill_beside_decodes_keeps_their_pace_and_alone_takes_all() {
     scheduler.add(text(1, 4, 200)).unwrap();
     let _: Vec<usize> = (0..20).map(|_| run(&mut scheduler)).collect();
     scheduler.add(text(2, 400, 1)).unwrap();
-    let beside: Vec<usize> = (0..30).map(|_| run(&mut scheduler)).collect();
-    assert!(beside[15..].iter().all(|&tokens| tokens == 8), "10 ms are left, two pages: {beside:?}");
+    let prefilled: Vec<usize> = (0..30).map(|_| run(&mut scheduler)).collect();
+    assert!(prefilled[15..].iter().all(|&tokens| tokens == 8), "10 ms are left, two pages: {prefilled:?}");
     scheduler.cancel(key(1));
     assert_eq!(run(&mut scheduler), 64);
 }

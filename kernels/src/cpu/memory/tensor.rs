@@ -81,6 +81,21 @@ impl Tensor {
         &mut self.data[..self.live * self.width]
     }
 
+    /// Moves these of the live rows, in ascending order, to the front: they alone are live then.
+    pub(in crate::cpu) fn keep(&mut self, rows: &[usize]) -> Result<(), DeviceError> {
+        let (width, live) = (self.width, self.live);
+        let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || rows.last().is_some_and(|&last| last >= live) {
+            return Err(DeviceError::Misuse(format!("rows {rows:?} kept of {live}, which must ascend")));
+        }
+        // No row moves onto one that is still to move: the i-th of an ascending list is at least i.
+        for (to, &from) in rows.iter().enumerate() {
+            self.data.copy_within(from * width..(from + 1) * width, to * width);
+        }
+        self.live = rows.len();
+        Ok(())
+    }
+
     /// Makes `rows` rows live, which the caller then writes.
     pub(in crate::cpu) fn written(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
         self.check_width(width)?;

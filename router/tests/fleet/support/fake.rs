@@ -1,4 +1,4 @@
-//! One conductor whose tokens are known: a function of prompt and place, so that any other would go on the same.
+//! A fake conductor. Its tokens are a function of prompt and index, so that every fake continues a request equally.
 
 use std::{
     net::SocketAddr,
@@ -26,37 +26,37 @@ use tutti_proto::cluster::v1::{
 #[path = "../../front_door/support/tokenizer.rs"]
 mod tokenizer;
 
-/// The token at this place behind this prompt.
+/// The output token with this index after this prompt.
 pub fn token_at(prompt: &[u32], index: usize) -> u32 {
     let start = prompt.iter().fold(7, |sum: u32, token| sum.wrapping_mul(31).wrapping_add(*token));
     (start.wrapping_add(index as u32 * 13)) % 256
 }
 
-/// How a fake behaves, from now on whenever it is changed.
+/// Behaviour of a fake. Changes take effect at once.
 pub struct Behaviour {
-    /// The name of its model, and a byte more in its tokenizer's file or not.
+    /// The model's name, and true if the tokenizer's file has an additional byte.
     pub model: Mutex<(String, bool)>,
-    /// Whether its first worker still loads: it does not say yet what it serves.
+    /// True while the first worker loads: the model is not described yet.
     pub loads: Mutex<bool>,
-    /// How often its tokenizer was fetched.
+    /// Number of times that the tokenizer was fetched.
     pub fetched: AtomicUsize,
-    /// Why it is not ready.
+    /// The reason that the fake is not ready, if it is not.
     pub unready: Mutex<Option<String>>,
-    /// What it answers requests with instead of tokens.
+    /// The status that refuses every request, if set.
     pub refuses: Mutex<Option<Status>>,
-    /// Whether it leaves requests without an answer.
+    /// True if requests get no answer.
     pub ignores: Mutex<bool>,
-    /// How many tokens it may still send.
+    /// One permit for each token that may still be sent.
     pub tokens: Semaphore,
-    /// Whether it sends all tokens again that a request has had elsewhere, as one of an older build would.
+    /// True if the fake sends tokens again that a request had from another conductor.
     pub starts_over: Mutex<bool>,
-    /// Whether the last token of a request comes without the ending, which never comes.
+    /// True if the terminal event is never sent.
     pub swallows_endings: Mutex<bool>,
-    /// What it was sent.
+    /// The requests received so far.
     pub submitted: Mutex<Vec<SubmitRequest>>,
 }
 
-/// A conductor at an address of its own.
+/// A fake conductor on a socket.
 pub struct Fake {
     pub url: String,
     pub behaviour: Arc<Behaviour>,
@@ -65,12 +65,12 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// One that sends tokens as fast as it can.
+    /// Starts a fake that sends tokens as fast as it can.
     pub fn start() -> Self {
         Self::with_tokens(1_000_000)
     }
 
-    /// One that sends this many tokens, and waits until it may send more.
+    /// Starts a fake that sends this many tokens and then waits for [`Fake::allow`].
     pub fn with_tokens(count: usize) -> Self {
         let behaviour = Arc::new(Behaviour {
             model: Mutex::new(("tiny".into(), false)),
@@ -89,41 +89,41 @@ impl Fake {
         Self { url: format!("http://{address}"), behaviour, address, runtime: Some(runtime) }
     }
 
-    /// It dies: its sockets close, and all it knew of requests is gone.
+    /// Kills the fake: its sockets close, and it forgets its requests.
     pub fn kill(&mut self) {
         let runtime = self.runtime.take().unwrap();
         let dying = std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
         dying.join().unwrap();
     }
 
-    /// It comes back at the same address.
+    /// Starts the fake again at the same address.
     pub fn revive(&mut self) {
         let (runtime, _) = serve(self.address, self.behaviour.clone());
         self.runtime = Some(runtime);
     }
 
-    /// It stops, as a process does that is sent SIGSTOP: its sockets stay open and nothing is answered, for this long.
+    /// Freezes the fake for this long, like SIGSTOP: its sockets stay open, and it answers nothing.
     pub fn freeze(&self, time: Duration) {
-        // The runtime has this one thread.
+        // The runtime has one thread only.
         self.runtime.as_ref().unwrap().spawn(async move { std::thread::sleep(time) });
     }
 
-    /// It lets requests have this many more tokens.
+    /// Allows this many more tokens to be sent.
     pub fn allow(&self, tokens: usize) {
         self.behaviour.tokens.add_permits(tokens);
     }
 
-    /// It answers requests with this from now on.
+    /// Refuses requests with this status from now on; `None` accepts them again.
     pub fn refuse(&self, status: impl Into<Option<Status>>) {
         *self.behaviour.refuses.lock().unwrap() = status.into();
     }
 
-    /// How many requests it was sent.
+    /// Number of requests received.
     pub fn count(&self) -> usize {
         self.behaviour.submitted.lock().unwrap().len()
     }
 
-    /// The request that it was sent last.
+    /// The request received last.
     pub fn last(&self) -> SubmitRequest {
         self.behaviour.submitted.lock().unwrap().last().cloned().unwrap()
     }
@@ -141,7 +141,7 @@ fn serve(address: SocketAddr, behaviour: Arc<Behaviour>) -> (Runtime, SocketAddr
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (address_sender, address_receiver) = std::sync::mpsc::sync_channel(1);
     runtime.spawn(async move {
-        // The sockets of an earlier life may take a moment to close.
+        // After a kill, the old sockets may take a moment to close.
         let listener = loop {
             match TcpListener::bind(address).await {
                 Ok(listener) => break listener,
@@ -201,7 +201,7 @@ impl Conductor for Service {
                     index: index as u32,
                     logprob: spec.logprobs.map(|_| logprob()),
                 }];
-                // As an engine does: with the first token of the first try, unless the prompt was all it had to score.
+                // Prompt logprobs come with the first token of the first attempt, as from a worker.
                 let scored = (index == 0 && spec.prompt_logprobs.is_some()).then(|| PromptLogprobs {
                     first: 1,
                     tokens: spec.prompt[1..].iter().map(|_| logprob()).collect(),

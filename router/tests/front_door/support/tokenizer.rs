@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-/// The model's vocabulary. Ids from 264 on are not in the tokenizer's, as in a padded embedding table.
+/// Size of the model's vocabulary. Ids from 264 on are unknown to the tokenizer, as with a padded embedding table.
 pub const VOCAB: u32 = 270;
 /// `<|end|>`, the end-of-sequence token.
 pub const END: u32 = 261;
 
-/// The printable stand-in of a byte in the byte-level alphabet, made as GPT-2 made it.
+/// The characters of GPT-2's byte-level alphabet, indexed by byte.
 fn stand_ins() -> Vec<char> {
     let printable =
         |b: u32| (0x21..=0x7e).contains(&b) || (0xa1..=0xac).contains(&b) || (0xae..=0xff).contains(&b);
@@ -25,8 +25,10 @@ fn stand_ins() -> Vec<char> {
         .collect()
 }
 
-/// A byte-level BPE: token `b` is the byte `b`, 256 is `he`, 257 `ll`, 258 `hell`, 259 `hello`; 260 to 262 are special
-/// (`<|begin|>`, `<|end|>`, `<|role|>`) and 263, `<think>`, is added without being special.
+/// A byte-level BPE tokenizer.
+///
+/// Token `b` up to 255 is the byte `b`. 256 is `he`, 257 `ll`, 258 `hell`, 259 `hello`. The special tokens are 260
+/// (`<|begin|>`), 261 (`<|end|>`) and 262 (`<|role|>`). 263 (`<think>`) is an added token that is not special.
 pub fn byte_level() -> Vec<u8> {
     let mut vocab: serde_json::Map<String, Value> =
         stand_ins().iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();

@@ -12,8 +12,8 @@ pub struct Limits {
     /// Floating-point operations of attention per second; a fused multiply-add counts as two. The operands are pairs of
     /// bfloat16 if the path has such instructions, else f32.
     pub flops: f64,
-    /// Operations of products per second. The operands are bytes if weights are quantised, else pairs of bfloat16 if the
-    /// path has such instructions, else 16-bit integers.
+    /// Operations of products per second. The operands are bytes if weights are quantised, else pairs of bfloat16 if
+    /// the path has such instructions, else 16-bit integers.
     pub products: f64,
     /// Bytes read from memory per second.
     pub bytes: f64,

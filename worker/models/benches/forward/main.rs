@@ -1,9 +1,9 @@
 //! Bench of steps of the Qwen3-0.6B shape on the CPU: the time of each operation, compared with the machine's limits.
 //!
 //! `cargo bench -p tutti-models --bench forward` runs dummy bfloat16 weights in this process, without a cluster and
-//! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every kind,
-//! so that other work on the machine affects all kinds alike. The table is of the round with the median time. For each
-//! operation it shows the time, and the share of it that the operation needs at the best limits of all rounds.
+//! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every
+//! kind, so that other work on the machine affects all kinds alike. The table is of the round with the median time. For
+//! each operation it shows the time, and the share of it that the operation needs at the best limits of all rounds.
 #![allow(clippy::print_stdout)] // The table is the output.
 
 mod limits;
@@ -42,8 +42,8 @@ struct Args {
     /// Instruction path [default: the best that the CPU has].
     #[arg(long)]
     isa: Option<String>,
-    /// Measure CPU time of the one computing thread instead of wall-clock time, to lessen the effect of other work on the
-    /// machine. Needs --threads 1.
+    /// Measure CPU time of the one computing thread instead of wall-clock time, to lessen the effect of other work on
+    /// the machine. Needs --threads 1.
     #[arg(long)]
     own_time: bool,
     /// Quantise the weights to int8.

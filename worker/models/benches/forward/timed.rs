@@ -295,13 +295,16 @@ impl Device for Timed {
             device.attention(qkv, shape, kv, layer, out)
         })
     }
-    fn gather_logit_rows(
+    fn keep_logit_rows(&mut self, x: &mut cpu::Tensor) -> Result<(), DeviceError> {
+        self.timed("keep_logit_rows", Cost::default(), |device| device.keep_logit_rows(x))
+    }
+    fn copy_rows(
         &mut self,
         x: &cpu::Tensor,
-        tile: Range<usize>,
+        rows: Range<usize>,
         out: &mut cpu::Tensor,
     ) -> Result<(), DeviceError> {
-        self.timed("gather_logit_rows", Cost::default(), |device| device.gather_logit_rows(x, tile, out))
+        self.timed("copy_rows", Cost::default(), |device| device.copy_rows(x, rows, out))
     }
     fn norm_argmax(
         &mut self,

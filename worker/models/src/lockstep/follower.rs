@@ -10,8 +10,8 @@ use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 use super::plan::Forward;
 use crate::Model;
 
-/// Runs the leader's plans on this rank's shard of the model until the leader leaves. After each forward, `ran` gets the
-/// number of forwards so far.
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves. After each forward, `ran` gets
+/// the number of forwards so far.
 ///
 /// An error means that this rank is out of step with the others. Its process must end.
 pub fn follow(
@@ -51,7 +51,7 @@ pub fn follow(
             Some(Action::ReadPages(pb::ReadPages { pages })) => {
                 let mut own = Vec::new();
                 let read = model.read_pages(&page_ids(&pages), &mut own);
-                // The leader has refused the same plan and waits for no bytes.
+                // The leader refuses the same plan and then does not wait for pages.
                 match read {
                     Ok(()) => Ok(plans.all_gather(&own, &mut Vec::new())?),
                     Err(error) => Err(error),
@@ -63,7 +63,7 @@ pub fn follow(
             None => Err(DeviceError::Lost(format!("the leader's plan {number} has no known action"))),
         };
         match outcome {
-            // The leader has refused the same plan.
+            // The leader refuses the same plan.
             Err(DeviceError::Misuse(why)) => tracing::debug!(number, why, "plan refused"),
             outcome => outcome?,
         }

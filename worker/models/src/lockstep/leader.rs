@@ -111,8 +111,8 @@ impl Model for Leader {
         self.model.forward_with(inputs, embeddings)
     }
 
-    fn thinks(&self) -> bool {
-        self.model.thinks()
+    fn has_thinker(&self) -> bool {
+        self.model.has_thinker()
     }
 
     fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {

@@ -17,7 +17,7 @@ pub(super) struct EncoderOnly<D: Device> {
 }
 
 fn no_thinker() -> DeviceError {
-    DeviceError::Misuse("no thinker is held here".into())
+    DeviceError::Misuse("this worker holds no thinker".into())
 }
 
 impl<D: Device> Model for EncoderOnly<D> {
@@ -65,7 +65,7 @@ impl<D: Device> Model for EncoderOnly<D> {
         Err(no_thinker())
     }
 
-    fn thinks(&self) -> bool {
+    fn has_thinker(&self) -> bool {
         false
     }
 

@@ -77,7 +77,7 @@ impl<D: Device> Model for WithThinker<D> {
     fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         match &mut self.encoder {
             Some(encoder) if self.declaration.encodes(walk) => encoder.run(self.thinker.device(), data, out),
-            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder that is held here"))),
+            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker"))),
         }
     }
 

@@ -128,12 +128,22 @@ impl<D: Device> Model for Qwen3<D> {
             device.overwrite_rows(&mut a.hidden, rows.first_token, rows.values)?;
         }
         device.rope_angles(&self.rope, &mut a.angles)?;
+        let layers = weights.layers.len();
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {
             let norm = Norm { weight: &layer.input_norm, eps };
             device.norm_linear(&a.hidden, norm, &layer.qkv, layer.qkv_bias.as_ref(), &mut a.qkv)?;
             let norms = Some(layer.head_norms(eps));
             device.rotate_and_store(&mut a.qkv, shape, norms, &a.angles, kv, index)?;
+            let last = index + 1 == layers;
+            if last && inputs.logit_rows.is_empty() {
+                break;
+            }
             device.attention(&a.qkv, shape, kv, index, &mut a.attended)?;
+            if last {
+                // After the last attention no row reads another, so rows without logits are computed no further.
+                device.keep_logit_rows(&mut a.attended)?;
+                device.keep_logit_rows(&mut a.hidden)?;
+            }
             let output = Output { x: &a.attended, weight: &layer.o, bias: layer.o_bias.as_ref() };
             output.add(device, &mut a.partial, &mut a.hidden)?;
 
@@ -227,11 +237,10 @@ impl<D: Device> Output<'_, D> {
 }
 
 impl<D: Device> Qwen3<D> {
-    /// Computes the final norm and the LM head of a tile of the step's logit rows. The norm comes after the gather, so
-    /// that rows without logits are not normed.
+    /// Computes the final norm and the LM head of a tile of the step's logit rows. Rows without logits are gone by then.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
         let Self { device, group_rank, weights, activations: a, config, .. } = self;
-        device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
+        device.copy_rows(&a.hidden, tile, &mut a.tile)?;
         let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
         device.norm_linear(&a.tile, norm, weights.lm_head(), None, &mut a.logits)?;
         if group_rank.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
@@ -240,7 +249,7 @@ impl<D: Device> Qwen3<D> {
     /// Appends the likeliest token of each row of a tile, without storing the tile's logits.
     fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
         let Self { device, weights, activations: a, config, .. } = self;
-        device.gather_logit_rows(&a.hidden, tile, &mut a.tile)?;
+        device.copy_rows(&a.hidden, tile, &mut a.tile)?;
         let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
         device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut out.sampled)
     }

@@ -1,5 +1,5 @@
 //! Simulated audio: an encoder without weights. The embedding of each token of an item is a digest of the item and the
-//! token's index, as four numbers that an f32 holds exactly. The thinker extends its digest by it, as by a token id.
+//! token's index, as four numbers that an f32 holds exactly. The thinker mixes it into its own digest.
 
 use serde::Deserialize;
 

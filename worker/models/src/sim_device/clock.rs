@@ -49,7 +49,7 @@ impl SimClock {
             return Duration::from_nanos(exact);
         }
         self.random = digest::extend(self.random, 0);
-        // Percent of jitter, times 0 to 1000 thousandths.
+        // A random share of the maximum jitter, in units of 1/100,000 of the exact time.
         let share = self.random % 1001 * u64::from(self.jitter_percent);
         Duration::from_nanos(exact + (u128::from(exact) * u128::from(share) / 100_000) as u64)
     }

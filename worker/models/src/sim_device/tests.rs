@@ -147,7 +147,7 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
     model.allocate_pages(8).unwrap();
     let walk = model.declaration().media()[0].walk;
-    assert!(!encoder.thinks() && model.encode(walk, &[1], &mut vec![]).is_err());
+    assert!(!encoder.has_thinker() && model.encode(walk, &[1], &mut vec![]).is_err());
     let mut token_after = |data: &[u8], cuts: &[usize]| {
         let mut rows = Vec::new();
         encoder.encode(walk, data, &mut rows).unwrap();

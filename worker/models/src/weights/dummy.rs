@@ -9,15 +9,15 @@ use super::{Role, ShardRange, TensorSpec};
 /// depend on the rank that draws it, nor on the order of drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dummy {
-    /// The seed.
+    /// Seed of all tensors.
     pub seed: u64,
     /// The type of all weights.
     pub dtype: WeightType,
 }
 
 impl Dummy {
-    /// Returns the elements of a tensor that `range` covers, little endian. Norms are one and biases zero. All others are
-    /// uniform, with the variance that keeps activations near unit size.
+    /// Returns the elements of a tensor that `range` covers, little endian. Norms are one and biases zero. All others
+    /// are uniform, with the variance that keeps activations near unit size.
     pub fn bytes(&self, spec: &TensorSpec, range: &ShardRange) -> Vec<u8> {
         let deviation = match spec.role {
             Role::Norm => return self.constant(range, 1.0),
@@ -66,7 +66,7 @@ fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: im
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
     };
-    // The remaining elements of the word that `first` is in, if it is not at the start of one.
+    // The number of elements that complete the word of `first`; 0 if `first` starts a word.
     let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
     let (head, whole) = bytes.split_at_mut(begun * N);
     draw(first / 4, first % 4, head);

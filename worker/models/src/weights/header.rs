@@ -50,7 +50,7 @@ impl Header {
         let Some(json) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
             let found = rest.len();
             let problem = format!(
-                "truncated, or not safetensors: a header of {length} bytes is announced, {found} follow"
+                "truncated, or not safetensors: a header of {length} bytes is declared, {found} bytes follow"
             );
             return Err(HeaderError::file(problem));
         };
@@ -87,12 +87,12 @@ fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
     let shape = &info.shape;
     let bits = shape.iter().try_fold(info.dtype.bitsize(), |bits, &n| bits.checked_mul(n));
     let Some(bytes) = bits.map(|bits| bits.div_ceil(8)) else {
-        return Err(format!("has a shape too large to be true: {shape:?}"));
+        return Err(format!("has a shape that is too large: {shape:?}"));
     };
     if start.checked_add(bytes) != Some(end) {
         let dtype = info.dtype;
         return Err(format!(
-            "of shape {shape:?} and type {dtype} takes {bytes} bytes, but its offsets are {start}..{end}"
+            "of shape {shape:?} and type {dtype} takes {bytes} bytes, but its data_offsets are {start}..{end}"
         ));
     }
     if end > data_bytes {

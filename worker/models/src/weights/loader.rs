@@ -47,7 +47,8 @@ pub(crate) struct Loader<'a, D: Device> {
 }
 
 impl<'a, D: Device> Loader<'a, D> {
-    /// Checks the presence, shape and type of every tensor of `specs` before any is read, so a bad checkpoint fails at once.
+    /// Checks the presence, shape and type of every tensor of `specs` before any is read, so that a bad checkpoint
+    /// fails at once.
     pub fn new<'s>(
         source: Source,
         quantize: Quantize,

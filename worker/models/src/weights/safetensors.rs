@@ -107,8 +107,8 @@ impl SafetensorsDir {
         self.unused.remove(&spec.name);
         let file = &self.files[self.file_of[&spec.name]];
         let extent = file.extent(&spec.name);
-        // SAFETY: the mapping of the file is shared, read-only and never written through. A later access to a dropped page
-        // reads the same contents from the file again.
+        // SAFETY: the mapping of the file is shared, read-only and never written through. A later access to a dropped
+        // page reads the same contents from the file again.
         let released =
             unsafe { file.map.unchecked_advise_range(UncheckedAdvice::DontNeed, extent.start, extent.len()) };
         if let Err(error) = released {
@@ -126,8 +126,8 @@ impl WeightFile {
     fn open(path: PathBuf) -> Result<Self, LoadError> {
         let read = |source| LoadError::Read { path: path.clone(), source };
         let file = File::open(&path).map_err(read)?;
-        // SAFETY: the file is mapped for reading only. A process that truncates it meanwhile causes a SIGBUS here, and one
-        // that rewrites it changes the weights. Every loader that maps files accepts this, to avoid a copy.
+        // SAFETY: the file is mapped for reading only. A process that truncates it meanwhile causes a SIGBUS here, and
+        // one that rewrites it changes the weights. Every loader that maps files accepts this, to avoid a copy.
         let map = unsafe { Mmap::map(&file) }.map_err(read)?;
         match Header::parse(&map) {
             Ok(header) => Ok(Self { path, map, header }),
@@ -159,7 +159,7 @@ fn indexed_paths(dir: &Path, index: &Path) -> Result<BTreeSet<PathBuf>, LoadErro
         let mut components = Path::new(&file).components();
         if !matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) {
             let problem =
-                format!("weight_map: {name:?} is said to be in {file:?}, which is not a plain file name");
+                format!("weight_map: {name:?} is mapped to {file:?}, which is not a plain file name");
             return Err(LoadError::Config { path: index.into(), problem });
         }
         paths.insert(dir.join(file));

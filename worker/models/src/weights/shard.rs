@@ -76,7 +76,8 @@ impl ShardRange {
         HostMatrix { bytes, dtype, rows: self.rows.len(), columns: self.columns.len() }
     }
 
-    /// Returns the indices of the range's elements in the whole tensor, whose rows are `width` long, as contiguous runs.
+    /// Returns the indices of the range's elements in the whole tensor, whose rows are `width` long, as contiguous
+    /// runs.
     pub fn runs(&self, width: usize) -> impl Iterator<Item = Range<usize>> {
         let Self { rows, columns } = self.clone();
         let (count, step) = match (rows.len(), columns.len()) {

@@ -106,8 +106,8 @@ fn greedy() -> SamplingParams {
     }
 }
 
-/// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token, and appends a greedy
-/// token to a request whose last token it computed.
+/// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token, and appends a
+/// greedy token to a request whose last token it computed.
 pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
     let vocab = model.limits().vocab_size as u32;
     let (mut ids, mut positions, mut rows, mut logit_rows) = (vec![], vec![], vec![], vec![]);
@@ -160,8 +160,7 @@ pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
     assert!(sampled.next().is_none() && scores.next().is_none(), "as many answers as questions");
 }
 
-/// Runs all prompts in the same steps until each has `output` more tokens. Returns the output and the prompt's scores of
-/// each.
+/// Runs all prompts in the same steps until each has `output` more tokens. Returns each prompt's output and scores.
 pub fn generate(
     model: &mut dyn Model,
     prompts: &[&[u32]],

@@ -37,7 +37,7 @@ pub fn model() -> ModelDeclaration {
         walk("talker_decode", WalkKind::Decode { batched_by: SPEECH_MIXED }),
         walk("talker_step", WalkKind::Mixed),
     ];
-    ModelDeclaration::new(vec!["thinker".into()], walks, vec![]).expect("these walks hold together")
+    ModelDeclaration::new(vec!["thinker".into()], walks, vec![]).expect("these walks are consistent")
 }
 
 pub fn config() -> SchedulerConfig {

@@ -201,7 +201,7 @@ impl<'a> Simulation<'a> {
 
     fn take_turn(&mut self) {
         let planned = self.scheduler.plan(Duration::from_millis(self.turn as u64));
-        let told = !planned.endings.is_empty() || !planned.preempted.is_empty();
+        let ended = !planned.endings.is_empty() || !planned.preempted.is_empty();
         for ending in planned.endings {
             let live = &self.live[&ending.key];
             match ending.outcome {
@@ -229,9 +229,9 @@ impl<'a> Simulation<'a> {
             live.target = live.arrival.prompt_tokens() + live.generated as usize;
             self.log.push(format!("{key} preempted"));
         }
-        let told = told || !planned.reserved.is_empty();
+        let progress = ended || !planned.reserved.is_empty();
         planned.reserved.into_iter().for_each(|reserved| self.reserved(reserved));
-        let stalled = planned.step.is_none() && self.flying.is_empty() && !told;
+        let stalled = planned.step.is_none() && self.flying.is_empty() && !progress;
         assert!(!stalled || self.live.is_empty() || self.is_any_away(), "requests wait, but nothing runs");
         let idle = planned.step.is_none();
         if let Some(step) = planned.step {

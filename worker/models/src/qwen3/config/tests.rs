@@ -39,7 +39,7 @@ fn both_spellings_and_null_keys_mean_the_same() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type_is_told_by_its_key() {
+fn a_value_of_the_wrong_type_is_reported_by_its_key() {
     for value in [json!("many"), json!(-1), json!(1.5)] {
         let error = parse(&json!({"num_hidden_layers": value})).unwrap_err().to_string();
         assert!(error.contains("num_hidden_layers"), "{error}");

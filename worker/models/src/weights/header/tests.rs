@@ -27,7 +27,7 @@ fn a_truncated_file_names_the_tensor_that_is_cut() {
 }
 
 #[test]
-fn a_file_cut_within_its_header_is_told_apart() {
+fn a_file_cut_within_its_header_names_no_tensor() {
     let whole = file(TWO, 22);
     for cut in [0, 7, 8, 40] {
         let error = Header::parse(&whole[..cut]).unwrap_err();

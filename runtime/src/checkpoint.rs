@@ -1,4 +1,4 @@
-//! Where a checkpoint's files come from: a directory, a model hub, or the model shipped in this binary.
+//! Sources of a checkpoint's files: a directory, a model hub, or the model shipped in this binary.
 
 mod hub;
 mod shipped;
@@ -13,7 +13,7 @@ pub use hub::{HubId, HubOptions};
 
 use crate::{Error, ErrorKind, progress::LoadDisplay};
 
-/// What `--model` names.
+/// The source that `--model` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
     /// The small model in this binary: no `--model` was given.
@@ -25,7 +25,7 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Tells a directory from a hub id. An existing directory wins, so that `org/name` can be a local copy.
+    /// Parses a directory or a hub id. An existing directory wins, so that `org/name` can be a local copy.
     pub fn parse(model: Option<&str>) -> Result<Self, Error> {
         let Some(model) = model else { return Ok(Self::Shipped) };
         let path = Path::new(model);
@@ -48,23 +48,23 @@ impl ModelSource {
     }
 }
 
-/// Which of a checkpoint's files are needed.
+/// The files of a checkpoint that are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// All that serving takes.
+    /// All files that serving needs.
     Everything,
-    /// All but the weights, for `--load-format dummy`.
+    /// All files but the weights, for `--load-format dummy`.
     NoWeights,
 }
 
-/// A file of a checkpoint that is read outside the loading of weights.
+/// A text file of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointFile {
     /// The model's shape.
     Config,
-    /// Ends of sequence and default sampling.
+    /// End-of-sequence ids and default sampling parameters.
     GenerationConfig,
-    /// The tokenizer itself.
+    /// The tokenizer.
     Tokenizer,
     /// Special tokens and, in older checkpoints, the chat template.
     TokenizerConfig,
@@ -73,11 +73,11 @@ pub enum CheckpointFile {
 }
 
 impl CheckpointFile {
-    /// All of them.
+    /// All files.
     pub const ALL: [Self; 5] =
         [Self::Config, Self::GenerationConfig, Self::Tokenizer, Self::TokenizerConfig, Self::ChatTemplate];
 
-    /// The name in the directory.
+    /// The file's name in the checkpoint's directory.
     pub fn name(self) -> &'static str {
         match self {
             Self::Config => "config.json",
@@ -94,12 +94,12 @@ impl CheckpointFile {
 pub struct Checkpoint {
     /// The directory that holds its files.
     pub dir: PathBuf,
-    /// What clients may call it: the hub id, or the directory's own name.
+    /// The model's name for clients: the hub id, or the directory's name.
     pub name: String,
 }
 
 impl Checkpoint {
-    /// A checkpoint in a directory, which must hold a `config.json`.
+    /// Opens a checkpoint's directory, which must contain a `config.json`.
     pub fn open(dir: &Path, name: impl Into<String>) -> Result<Self, Error> {
         let config = dir.join(CheckpointFile::Config.name());
         if !config.is_file() {
@@ -109,7 +109,7 @@ impl Checkpoint {
         Ok(Self { dir: dir.to_owned(), name: name.into() })
     }
 
-    /// A file's bytes; `None` where the checkpoint has no such file.
+    /// Reads a file. `None` if the checkpoint has no such file.
     pub fn read(&self, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
         let path = self.dir.join(file.name());
         match fs::read(&path) {
@@ -120,11 +120,11 @@ impl Checkpoint {
     }
 }
 
-/// Brings the source's files onto this machine; downloads show on `display`.
+/// Brings the source's files onto this machine. `display` shows the progress of downloads.
 ///
 /// # Errors
-/// `InvalidArgument` or `NotFound` where the source cannot be served as it is named, `Unavailable` where the hub cannot
-/// be reached; each names the source and what to do.
+/// `InvalidArgument` or `NotFound` if the source cannot be served as named, `Unavailable` if the hub cannot be reached.
+/// Each error names the source and a remedy.
 pub async fn resolve(
     source: &ModelSource,
     wanted: Wanted,
@@ -151,8 +151,7 @@ pub async fn resolve(
     }
 }
 
-/// Where this user's caches are, as the XDG base directory specification has it; the temporary directory where there
-/// is no home.
+/// The user's cache directory by the XDG base directory specification. The temporary directory if there is no home.
 fn cache_home() -> PathBuf {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute("XDG_CACHE_HOME")
@@ -160,64 +159,10 @@ fn cache_home() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
 }
 
-/// An error about what `--model` names.
+/// An error about the source that `--model` names.
 fn model_error(kind: ErrorKind, message: String) -> Error {
     Error::new(kind, message).with_field("model")
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_wins_over_a_hub_id_and_a_file_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().to_str().unwrap();
-        assert_eq!(ModelSource::parse(Some(path)), Ok(ModelSource::Directory(dir.path().into())));
-        let file = dir.path().join("model.safetensors");
-        fs::write(&file, b"").unwrap();
-        let error = ModelSource::parse(file.to_str()).unwrap_err();
-        assert!(error.message().contains("is a file"), "{error}");
-        assert_eq!(ModelSource::parse(None), Ok(ModelSource::Shipped));
-    }
-
-    #[test]
-    fn what_is_no_directory_must_be_a_hub_id() {
-        let id = |text: &str| ModelSource::parse(Some(text));
-        assert!(matches!(id("some-org/Some.Model_1"), Ok(ModelSource::Hub(_))));
-        assert!(matches!(id("some-model-that-is-no-directory"), Ok(ModelSource::Hub(_))));
-        for bad in [
-            "/no/such/dir",
-            "./nowhere",
-            "a/b/c",
-            "a/",
-            "",
-            "a b",
-            "a..b",
-            "a--b/c",
-            ".x",
-            "x.git",
-            "https://h/x",
-        ] {
-            let error = id(bad).unwrap_err();
-            assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("model")), "{bad}");
-            assert!(error.message().contains(&format!("{bad:?}")), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_directory_without_a_config_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = Checkpoint::open(dir.path(), "x").unwrap_err();
-        assert!(error.message().contains("no config.json"), "{error}");
-    }
-
-    #[test]
-    fn a_missing_file_is_none() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("config.json"), b"{}").unwrap();
-        let checkpoint = Checkpoint::open(dir.path(), "x").unwrap();
-        assert_eq!(checkpoint.read(CheckpointFile::Config), Ok(Some(b"{}".to_vec())));
-        assert_eq!(checkpoint.read(CheckpointFile::Tokenizer), Ok(None));
-    }
-}
+mod tests;

@@ -1,0 +1,53 @@
+use super::*;
+
+#[test]
+fn a_directory_wins_over_a_hub_id_and_a_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    assert_eq!(ModelSource::parse(Some(path)), Ok(ModelSource::Directory(dir.path().into())));
+    let file = dir.path().join("model.safetensors");
+    fs::write(&file, b"").unwrap();
+    let error = ModelSource::parse(file.to_str()).unwrap_err();
+    assert!(error.message().contains("is a file"), "{error}");
+    assert_eq!(ModelSource::parse(None), Ok(ModelSource::Shipped));
+}
+
+#[test]
+fn what_is_no_directory_must_be_a_hub_id() {
+    let id = |text: &str| ModelSource::parse(Some(text));
+    assert!(matches!(id("some-org/Some.Model_1"), Ok(ModelSource::Hub(_))));
+    assert!(matches!(id("some-model-that-is-no-directory"), Ok(ModelSource::Hub(_))));
+    for bad in [
+        "/no/such/dir",
+        "./nowhere",
+        "a/b/c",
+        "a/",
+        "",
+        "a b",
+        "a..b",
+        "a--b/c",
+        ".x",
+        "x.git",
+        "https://h/x",
+    ] {
+        let error = id(bad).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("model")), "{bad}");
+        assert!(error.message().contains(&format!("{bad:?}")), "{error}");
+    }
+}
+
+#[test]
+fn a_directory_without_a_config_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Checkpoint::open(dir.path(), "x").unwrap_err();
+    assert!(error.message().contains("no config.json"), "{error}");
+}
+
+#[test]
+fn a_missing_file_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), b"{}").unwrap();
+    let checkpoint = Checkpoint::open(dir.path(), "x").unwrap();
+    assert_eq!(checkpoint.read(CheckpointFile::Config), Ok(Some(b"{}".to_vec())));
+    assert_eq!(checkpoint.read(CheckpointFile::Tokenizer), Ok(None));
+}

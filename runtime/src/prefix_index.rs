@@ -1,0 +1,227 @@
+//! An index of the holders to which prompt prefixes were sent, bounded in bytes and in age.
+//!
+//! Router and conductor both use it: a router's holders are conductors, a conductor's are its groups of workers.
+//! Neither crate depends on the other, and `proto` has no logic, so the index is here, in the one crate that both
+//! depend on.
+//!
+//! A prefix is a chain of pieces, each of one or more whole blocks of tokens. An entry is found by a hash that is
+//! chained over the pieces before it. It counts only if its tokens are those of the prompt and its parent is the entry
+//! of the piece before, so a hash collision can cost a hit but never gives a wrong one.
+//!
+//! Using a prefix touches its entries from the last piece to the first, so that a parent is always more recent than its
+//! children. The least recent entry, which is evicted first, therefore has no children.
+
+mod pieces;
+mod recency;
+
+use std::{
+    collections::HashMap,
+    mem::size_of,
+    time::{Duration, Instant},
+};
+
+use tutti_proto::cluster::v1::{self as pb, plane};
+
+pub use self::pieces::PromptPieces;
+use self::recency::Recency;
+
+/// Tokens per block for a model that declares no paged plane.
+const BLOCK_TOKENS: usize = 16;
+
+/// Tokens per block: those of a page of the model's KV cache.
+pub fn block_tokens(model: &pb::ModelDescription) -> usize {
+    let planes = model.declaration.as_ref().map_or(&[][..], |declaration| &declaration.planes);
+    let paged = planes.iter().find_map(|plane| plane.kind);
+    let paged = paged.map(|plane::Kind::PagedKv(paged)| paged.page_tokens as usize);
+    paged.filter(|tokens| *tokens > 0).unwrap_or(BLOCK_TOKENS)
+}
+
+/// A holder of prefixes. A conductor or worker group that restarts is a new holder, since its cache is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Holder(pub u64);
+
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    /// The slot of the piece before. None for a prompt's first piece.
+    parent: Option<u32>,
+    tokens: Box<[u32]>,
+    /// Holders to which it was sent, with the last time.
+    holders: Vec<(Holder, Instant)>,
+    used: Instant,
+}
+
+/// The index; see the module's documentation.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    max_bytes: usize,
+    max_age: Duration,
+    slots: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    by_hash: HashMap<u64, u32>,
+    recency: Recency,
+    bytes: usize,
+}
+
+impl PrefixIndex {
+    /// An index of at most `max_bytes` bytes, where 0 turns it off. It forgets entries that were not used for
+    /// `max_age`.
+    pub fn new(max_bytes: usize, max_age: Duration) -> Self {
+        Self {
+            max_bytes,
+            max_age,
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_hash: HashMap::new(),
+            recency: Recency::default(),
+            bytes: 0,
+        }
+    }
+
+    /// Changes the bound to `max_bytes`, and evicts entries beyond it.
+    pub fn bound(&mut self, max_bytes: usize) {
+        self.max_bytes = max_bytes;
+        self.make_room();
+    }
+
+    /// The holders of prefixes of the prompt, each with the number of the prompt's blocks that it holds.
+    pub fn held(&self, pieces: &PromptPieces, prompt: &[u32], now: Instant) -> Vec<(Holder, usize)> {
+        // Only a holder of all pieces so far, whose count is `before`, can hold the next one.
+        let mut found: Vec<(Holder, usize)> = Vec::new();
+        let (mut parent, mut before) = (None, 0);
+        for piece in pieces.of(prompt) {
+            let Some(slot) = self.find(piece.hash, parent, piece.tokens) else { break };
+            let Some(entry) = &self.slots[slot as usize] else { break };
+            let mut any = false;
+            for (holder, _) in entry.holders.iter().filter(|(_, at)| self.is_fresh(*at, now)) {
+                if parent.is_none() {
+                    found.push((*holder, piece.blocks));
+                    any = true;
+                } else if let Some((_, blocks)) = found.iter_mut().find(|f| **f == (*holder, before)) {
+                    *blocks += piece.blocks;
+                    any = true;
+                }
+            }
+            if !any {
+                break;
+            }
+            parent = Some(slot);
+            before += piece.blocks;
+        }
+        found
+    }
+
+    /// Records that this prompt is sent to this holder.
+    pub fn insert(&mut self, pieces: &PromptPieces, prompt: &[u32], holder: Holder, now: Instant) {
+        self.forget_old(now);
+        let mut path = Vec::new();
+        let mut room = self.max_bytes;
+        for piece in pieces.of(prompt) {
+            // Of a prompt that is larger than the whole index, the beginning is kept.
+            let Some(left) = room.checked_sub(entry_bytes(piece.tokens.len()) + holders_bytes(1)) else {
+                break;
+            };
+            room = left;
+            let parent = path.last().copied();
+            let slot = match self.find(piece.hash, parent, piece.tokens) {
+                Some(slot) => slot,
+                // Another prefix with the same hash is there, and stays.
+                None if self.by_hash.contains_key(&piece.hash) => break,
+                None => self.add(piece.hash, parent, piece.tokens, now),
+            };
+            path.push(slot);
+            self.record_holder(slot, holder, now);
+        }
+        for slot in path.iter().rev() {
+            self.recency.touch(*slot);
+        }
+        self.make_room();
+    }
+
+    /// Number of indexed pieces.
+    pub fn entries(&self) -> usize {
+        self.by_hash.len()
+    }
+
+    /// Bytes of the indexed pieces, as the bound counts them.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn is_fresh(&self, at: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(at) <= self.max_age
+    }
+
+    fn find(&self, hash: u64, parent: Option<u32>, tokens: &[u32]) -> Option<u32> {
+        let slot = *self.by_hash.get(&hash)?;
+        let entry = self.slots[slot as usize].as_ref()?;
+        (entry.parent == parent && *entry.tokens == *tokens).then_some(slot)
+    }
+
+    fn add(&mut self, hash: u64, parent: Option<u32>, tokens: &[u32], now: Instant) -> u32 {
+        let entry = Entry { hash, parent, tokens: tokens.into(), holders: Vec::new(), used: now };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Some(entry);
+        self.by_hash.insert(hash, slot);
+        self.recency.push(slot);
+        self.bytes += entry_bytes(tokens.len());
+        slot
+    }
+
+    /// Records the holder at an entry, and removes holders that are too old.
+    fn record_holder(&mut self, slot: u32, holder: Holder, now: Instant) {
+        let max_age = self.max_age;
+        let Some(entry) = &mut self.slots[slot as usize] else { return };
+        self.bytes -= holders_bytes(entry.holders.len());
+        entry.used = now;
+        entry.holders.retain(|(h, at)| *h != holder && now.saturating_duration_since(*at) <= max_age);
+        entry.holders.push((holder, now));
+        self.bytes += holders_bytes(entry.holders.len());
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        while let Some(oldest) = self.recency.oldest() {
+            let entry = self.slots[oldest as usize].as_ref();
+            if entry.is_some_and(|entry| self.is_fresh(entry.used, now)) || !self.evict() {
+                break;
+            }
+        }
+    }
+
+    fn make_room(&mut self) {
+        while self.bytes > self.max_bytes && self.evict() {}
+    }
+
+    /// Removes the least recent entry. False if there is none.
+    fn evict(&mut self) -> bool {
+        let Some(slot) = self.recency.oldest() else { return false };
+        self.recency.remove(slot);
+        if let Some(entry) = self.slots[slot as usize].take() {
+            self.by_hash.remove(&entry.hash);
+            self.bytes -= entry_bytes(entry.tokens.len()) + holders_bytes(entry.holders.len());
+            self.free.push(slot);
+        }
+        true
+    }
+}
+
+/// Bytes of an entry of one block with one holder.
+pub const fn bytes_of_block(block_tokens: usize) -> usize {
+    entry_bytes(block_tokens) + holders_bytes(1)
+}
+
+/// Bytes of an entry without its holders: the entry, its tokens, its hash-table slot and its links in the recency
+/// order.
+const fn entry_bytes(tokens: usize) -> usize {
+    size_of::<Option<Entry>>() + tokens * size_of::<u32>() + 3 * size_of::<u64>() + 2 * size_of::<u32>()
+}
+
+const fn holders_bytes(count: usize) -> usize {
+    count * size_of::<(Holder, Instant)>()
+}
+
+#[cfg(test)]
+mod tests;
