@@ -32,6 +32,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
+use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
 pub(crate) use self::prefixes::IndexSize;
 use self::{membership::Membership, prefixes::Prefixes, requests::Requests};
@@ -42,9 +43,6 @@ pub use self::{
 };
 use crate::{metrics::ConductorMetrics, request::media::Digest};
 
-/// The most workers of a cluster. Ranks are below this.
-pub const MAX_WORKERS: u32 = 1024;
-
 /// Time after which a client that was refused for load may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -53,22 +51,12 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct Limits {
     /// Groups of workers. `/ready` waits until all workers that the conductor spawns have been ready once.
     pub topology: Topology,
-    /// The most requests that one worker runs at a time.
-    pub max_running_requests: u32,
-    /// The most requests beyond those that may wait at the workers.
-    pub max_queued_requests: u32,
-    /// The most tokens of a request, prompt and output together, if lower than the model's own limit.
-    pub max_model_len: Option<u32>,
-    /// True if workers have a prefix cache, so that placement considers which worker has had which prompt.
-    pub prefix_cache: bool,
-    /// Number of times that a request is tried again after its worker died, and likewise after a failed hand-over.
-    pub max_replays: u32,
-    /// Time after which one side of a hand-over gives up on the other.
-    pub transfer_timeout: Duration,
-    /// A worker that sends nothing for longer is taken for dead.
-    pub heartbeat_timeout: Duration,
-    /// A worker that has work and makes no step for longer is taken for dead.
-    pub hang_timeout: Duration,
+    /// The limit of a request's tokens, if it is below the model's own.
+    pub model: ModelSettings,
+    /// The requests that each worker runs at a time, and its prefix cache.
+    pub engine: EngineSettings,
+    /// The queue's bound, replays, and the silence after which a worker is taken for dead.
+    pub faults: FaultSettings,
 }
 
 impl Limits {
@@ -76,15 +64,15 @@ impl Limits {
     /// graph, per request in flight, and a few that are sent once. Tries are lost with workers or in hand-overs, and
     /// as often again room is reserved for a prefill that no worker can run. Room in a link costs nothing until used.
     pub fn link_capacity(&self) -> usize {
-        let Self { max_running_requests, max_queued_requests, max_replays, .. } = *self;
-        2 * (1 + 3 * max_replays as usize)
-            * (max_running_requests as usize * MAX_WORKERS as usize + max_queued_requests as usize)
+        let Self { engine, faults, .. } = self;
+        2 * (1 + 3 * faults.max_replays as usize)
+            * (engine.max_running_requests * MAX_RANKS as usize + faults.max_queued_requests as usize)
             + 16
     }
 
     /// Refuses a rank that belongs to no group.
     fn check_rank(&self, rank: Rank) -> Result<(), Error> {
-        let ranks = self.topology.ranks().min(MAX_WORKERS);
+        let ranks = self.topology.ranks().min(MAX_RANKS);
         if rank.0 >= ranks {
             return Err(Error::invalid("rank", format!("is {rank}, the limit is {}", ranks - 1)));
         }
@@ -127,7 +115,7 @@ impl Cluster {
     /// A cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
         let limits = Arc::new(limits);
-        let prefixes = if limits.prefix_cache { Prefixes::indexed() } else { Prefixes::default() };
+        let prefixes = if limits.engine.no_prefix_cache { Prefixes::default() } else { Prefixes::indexed() };
         let membership = Membership::new(limits.clone(), served);
         let cluster = Self {
             state: Mutex::new(State { membership, prefixes, requests: Requests::default() }),

@@ -8,8 +8,9 @@ use std::{
 
 use tokio::net::{TcpListener, UnixListener};
 use tutti_runtime::{Error, listen};
+use tutti_settings::WorkerAddress;
 
-use crate::{config::WorkerAddress, private_directory::PrivateDirectory};
+use crate::private_directory::PrivateDirectory;
 
 const FIELD: &str = "worker_listen";
 /// File name of the socket in a private directory.

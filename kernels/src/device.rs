@@ -1,6 +1,6 @@
 //! The seam between models and devices.
 
-use serde::{Deserialize, Serialize};
+pub use tutti_settings::Quantize;
 
 use crate::{PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::GroupRank};
 
@@ -23,17 +23,6 @@ impl WeightType {
             Self::F16 | Self::Bf16 => 2,
         }
     }
-}
-
-/// What becomes of weight matrices when a device takes them over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Quantize {
-    /// They stay as they are stored.
-    #[default]
-    None,
-    /// Eight bits an element with a scale for every group of inputs, multiplied by activations in eight bits.
-    Int8,
 }
 
 /// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`.

@@ -27,5 +27,11 @@ pub mod cluster {
 /// The largest absolute value of a request's priority. A lower number runs earlier, as in vLLM.
 pub const MAX_PRIORITY: i32 = 8;
 
+/// The most alternatives beside the logprob of a token.
+pub const MAX_LOGPROBS: u32 = 20;
+
+/// The most stop tokens of a request. Each sampled token is compared with all of them.
+pub const MAX_STOP_TOKENS: usize = 128;
+
 /// The largest gRPC message that a service sends or accepts, in bytes. A prompt of 4 Mi token ids fits.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;

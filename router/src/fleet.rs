@@ -12,7 +12,6 @@ mod member;
 mod metrics;
 mod prompt_blocks;
 mod roster;
-mod settings;
 mod texts;
 
 use std::{
@@ -29,6 +28,7 @@ use tutti_runtime::{
     metrics::Metrics,
     prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens},
 };
+pub use tutti_settings::FleetSettings;
 
 pub use self::{
     address::{Conductors, check as check_conductors},
@@ -36,7 +36,6 @@ pub use self::{
     lease::Lease,
     member::Member,
     prompt_blocks::PromptBlocks,
-    settings::FleetSettings,
 };
 use self::{
     choice::Candidate, identity::Identity, lease::Hold, load::Booking, member::Timeouts,

@@ -9,11 +9,11 @@ use tonic::{
 };
 use tower::Service;
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
+use tutti_settings::{FleetSettings, RouterSettings};
 
 use crate::{
     conductor_channel,
-    config::RouterConfig,
-    fleet::{Conductors, Fleet, FleetSettings},
+    fleet::{Conductors, Fleet},
     generation::Generator,
     grpc, http,
     metrics::RouterMetrics,
@@ -47,7 +47,7 @@ impl FrontDoor {
     pub fn new<S>(
         conductor: S,
         text: Option<CheckedText>,
-        config: &RouterConfig,
+        config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error>
     where
@@ -65,7 +65,7 @@ impl FrontDoor {
     pub fn before(
         conductors: Conductors,
         settings: FleetSettings,
-        config: &RouterConfig,
+        config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
         Self::to(conductors, settings, None, config, metrics)
@@ -75,7 +75,7 @@ impl FrontDoor {
         conductors: Conductors,
         settings: FleetSettings,
         text: Option<CheckedText>,
-        config: &RouterConfig,
+        config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
         config.validate()?;

@@ -4,7 +4,6 @@
 //! back into text, cuts at stop strings, and writes the response.
 
 mod conductor_channel;
-mod config;
 mod fleet;
 mod front_door;
 mod generation;
@@ -18,7 +17,7 @@ mod text;
 #[cfg(test)]
 mod test_support;
 
-pub use config::RouterConfig;
-pub use fleet::{Conductors, FleetSettings};
+pub use fleet::Conductors;
 pub use front_door::{FrontDoor, tune};
 pub use served::{CheckedText, check_checkpoint};
+pub use tutti_settings::{FleetSettings, RouterSettings};

@@ -1,6 +1,6 @@
-//! Layered configuration: defaults, then a file, then `TUTTI_*` variables, then flags.
+//! Layered configuration: defaults, then a file, then `TUTTI_` variables, then flags.
 
-use std::path::Path;
+use std::{ffi::OsString, path::Path};
 
 use figment::{
     Figment,
@@ -8,15 +8,20 @@ use figment::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::Error;
+use tutti_settings::Settings;
+
+use crate::{
+    Error,
+    command_line::{self, CommandLine, Process},
+    exit,
+};
 
 /// Prefix of environment variables: `TUTTI_MAX_STEP_TOKENS=512` is `max_step_tokens`; `__` steps into a table.
 pub const ENV_PREFIX: &str = "TUTTI_";
 
-/// Merges the layers into a `C`, whose `Default` is the lowest one. `flags` serialises only what was given.
+/// Merges the layers into a `C`, whose `Default` is the lowest one. `flags` serialises only the given ones.
 ///
-/// `C` refuses unknown keys (`#[serde(deny_unknown_fields)]`), so a misspelt key in a file or variable is an error that
-/// names it and its source.
+/// `C` refuses unknown keys, so a misspelt key in a file or variable is an error that names it and its source.
 pub fn layered<C>(file: Option<&Path>, flags: &impl Serialize) -> Result<C, Error>
 where
     C: Default + Serialize + DeserializeOwned,
@@ -32,8 +37,27 @@ where
         .map_err(|errors| explain("config", &errors))
 }
 
-/// One file of its own, which the setting `field` names: TOML or YAML, by its ending. What is wrong is told with the file
-/// and the key at fault.
+/// A process's settings from all layers, with its command line.
+#[derive(Clone, Debug)]
+pub struct Loaded<S> {
+    /// The settings, not validated yet.
+    pub settings: S,
+    /// True if they are to be printed.
+    pub print: bool,
+}
+
+/// Reads all settings of a process. Bad usage ends the process, as does a request for help.
+pub fn load<S>(process: Process, arguments: impl IntoIterator<Item = OsString>) -> Result<Loaded<S>, Error>
+where
+    S: Settings + Serialize + DeserializeOwned,
+{
+    let CommandLine { config, print_config, settings } =
+        exit::unless_parsed(command_line::parse::<S>(process, arguments));
+    Ok(Loaded { settings: layered(config.as_deref(), &settings)?, print: print_config })
+}
+
+/// Reads a file that the setting `field` names: TOML or YAML, by its ending. An error names the file and the key at
+/// fault.
 pub fn read<C: DeserializeOwned>(field: &str, file: &Path) -> Result<C, Error> {
     let layers = merge_file(Figment::new(), field, file)?;
     layers.extract().map_err(|errors| explain(field, &errors))
@@ -50,7 +74,7 @@ fn merge_file(layers: Figment, field: &str, path: &Path) -> Result<Figment, Erro
     }
 }
 
-/// One line per problem, each with the key and the layer it came from.
+/// Joins the problems, each with its key and the layer that has it.
 fn explain(field: &str, errors: &figment::Error) -> Error {
     let first_key = errors.path.join(".");
     let lines: Vec<String> = errors
@@ -62,7 +86,7 @@ fn explain(field: &str, errors: &figment::Error) -> Error {
                 Some(source) => format!(" in {} {source}", m.name),
                 None => format!(" in {}", m.name),
             });
-            // The first one's key is the error's field, which is shown before the message.
+            // The first key is the error's field, which is shown before the message.
             let at = if key.is_empty() || key == first_key { String::new() } else { format!("{key}: ") };
             format!("{at}{}{}", error.kind, source.unwrap_or_default())
         })
@@ -71,70 +95,11 @@ fn explain(field: &str, errors: &figment::Error) -> Error {
     if first_key.is_empty() { error } else { error.with_field(first_key) }
 }
 
-/// The configuration as TOML-like JSON text for `--print-config`.
+/// The settings as JSON text, for `--print-config`.
 pub fn print(config: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string_pretty(config)
         .map_err(|e| Error::internal(format!("config does not serialise: {e}")))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use serde::Deserialize;
-
-    use super::*;
-
-    #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    #[serde(deny_unknown_fields, default)]
-    struct Sample {
-        workers: u32,
-        name: String,
-    }
-
-    impl Default for Sample {
-        fn default() -> Self {
-            Self { workers: 1, name: "thinker".into() }
-        }
-    }
-
-    #[derive(Serialize)]
-    struct Flags {
-        #[serde(skip_serializing_if = "Option::is_none")]
-        workers: Option<u32>,
-    }
-
-    fn file(suffix: &str, text: &str) -> tempfile::NamedTempFile {
-        let mut file = tempfile::Builder::new().suffix(suffix).tempfile().unwrap();
-        file.write_all(text.as_bytes()).unwrap();
-        file
-    }
-
-    #[test]
-    fn flags_win_over_the_file_and_the_file_over_defaults() {
-        let file = file(".toml", "workers = 3\nname = \"talker\"\n");
-        let config: Sample = layered(Some(file.path()), &Flags { workers: Some(5) }).unwrap();
-        assert_eq!(config, Sample { workers: 5, name: "talker".into() });
-    }
-
-    #[test]
-    fn yaml_is_read_by_its_ending() {
-        let file = file(".yaml", "workers: 4\n");
-        let config: Sample = layered(Some(file.path()), &Flags { workers: None }).unwrap();
-        assert_eq!(config.workers, 4);
-    }
-
-    #[test]
-    fn an_unknown_key_is_refused_by_name() {
-        let file = file(".toml", "wrokers = 3\n");
-        let error = layered::<Sample>(Some(file.path()), &Flags { workers: None }).unwrap_err();
-        assert!(error.to_string().contains("wrokers"), "{error}");
-    }
-
-    #[test]
-    fn a_wrong_type_names_the_key() {
-        let file = file(".toml", "workers = \"many\"\n");
-        let error = layered::<Sample>(Some(file.path()), &Flags { workers: None }).unwrap_err();
-        assert_eq!(error.field(), Some("workers"));
-    }
-}
+mod tests;

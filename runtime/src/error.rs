@@ -252,6 +252,12 @@ impl From<Status> for Error {
     }
 }
 
+impl From<tutti_settings::Invalid> for Error {
+    fn from(refused: tutti_settings::Invalid) -> Self {
+        Self::invalid(refused.field, refused.message)
+    }
+}
+
 impl From<Error> for pb::Fault {
     fn from(error: Error) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! Exit codes, as in sysexits.h. Scripts rely on them.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::process::ExitCode;
 
 use crate::{Error, ErrorKind};
 
@@ -30,10 +30,10 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Parses a process's command line. Bad usage is reported on stderr and ends the process with [`USAGE`]. `--help` and
+/// Returns a parsed command line. Bad usage is reported on stderr and ends the process with [`USAGE`]. `--help` and
 /// `--version` end it with 0.
-pub fn flags<P: clap::Parser>(arguments: impl IntoIterator<Item = OsString>) -> P {
-    P::try_parse_from(arguments).unwrap_or_else(|error| {
+pub fn unless_parsed<T>(parsed: Result<T, clap::Error>) -> T {
+    parsed.unwrap_or_else(|error| {
         // A write error on stderr cannot be reported.
         let _ = error.print();
         std::process::exit(if error.use_stderr() { USAGE.into() } else { 0 })

@@ -3,8 +3,8 @@
 
 pub mod announce;
 pub mod checkpoint;
+pub mod command_line;
 pub mod config;
-mod cpu_isa;
 mod error;
 pub mod exit;
 pub mod grpc_health;
@@ -16,10 +16,8 @@ pub mod prefix_index;
 pub mod progress;
 pub mod serve;
 pub mod shutdown;
-pub mod sim;
 pub mod telemetry;
 
-pub use cpu_isa::CpuIsa;
 pub use error::{Error, ErrorKind};
 
 /// The version of this build. All processes of one cluster must have the same version.

@@ -27,9 +27,9 @@ use tutti_proto::{
     cluster::v1::{self as pb, worker_message::Message as ToConductor},
 };
 use tutti_runtime::{Error, exit};
+use tutti_settings::WorkerSettings;
 
 use crate::{
-    config::WorkerSettings,
     group::{Formation, Member},
     loading::{self, Loaded},
     step_trace::StepTrace,
@@ -113,8 +113,8 @@ fn run(
         Loaded::Engine(engine) => *engine,
         Loaded::Follower(member) => return follow(member, &channels),
     };
-    if let Some(path) = &settings.trace_steps {
-        engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.max_step_tokens)));
+    if let Some(path) = &settings.trace.trace_steps {
+        engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.engine.max_step_tokens)));
     }
     let (device_loop, handle) = engine.split();
     run_engine(device_loop, handle, channels, runtime)

@@ -11,6 +11,7 @@ use tutti_kernels::collective::{Collective, GroupRank, SharedMemory, Tcp};
 use tutti_models::{Model, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
+use tutti_settings::ByteSize;
 
 /// Longest wait for ranks that are still starting.
 const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -133,7 +134,7 @@ impl Member {
 
     /// Returns the whole group as one model, and settings with the pool size that the ranks agreed on.
     pub fn lead(self, mut settings: EngineSettings) -> (Box<dyn Model>, EngineSettings) {
-        settings.kv_cache_memory = Some(self.pages as u64 * self.model.page_bytes() as u64);
+        settings.kv_cache_memory = Some(ByteSize(self.pages as u64 * self.model.page_bytes() as u64));
         (Box::new(lockstep::Leader::new(self.model, self.plans)), settings)
     }
 

@@ -1,7 +1,8 @@
 //! Choice of the instruction path that a worker computes on.
 
 use tutti_kernels::cpu::Isa;
-use tutti_runtime::{CpuIsa, Error};
+use tutti_runtime::Error;
+use tutti_settings::CpuIsa;
 
 /// Returns the path that the setting names. The error lists the paths that this machine has.
 pub fn resolve(setting: CpuIsa) -> Result<Isa, Error> {

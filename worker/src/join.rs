@@ -25,9 +25,9 @@ use tutti_proto::{
     },
 };
 use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown};
+use tutti_settings::WorkerSettings;
 
 use crate::{
-    config::WorkerSettings,
     engine_thread::{self, Command, EngineChannels},
     group::Formation,
 };
@@ -186,12 +186,12 @@ async fn await_group(
     settings: &WorkerSettings,
     outbox: &mpsc::Sender<pb::WorkerMessage>,
 ) -> Result<GroupAssignment, Error> {
-    if settings.tp <= 1 {
+    if settings.tensor_parallel.tp <= 1 {
         return Ok(GroupAssignment::Single);
     }
     match inbound.message().await.map_err(why_ended)?.and_then(|message| message.message) {
         Some(FromConductor::FormGroup(group)) => {
-            let deadline = Duration::from_secs(settings.collective_timeout_s.into());
+            let deadline = Duration::from_secs(settings.tensor_parallel.collective_timeout.into());
             let group = Formation::new(group, deadline)?;
             if let Some(listening) = group.listening()? {
                 let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };

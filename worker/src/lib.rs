@@ -5,7 +5,6 @@
 //! conductor stops reading. `transfer` moves requests that one worker prefills and another decodes. [`lifeline`] ties
 //! a spawned worker to its conductor.
 
-pub mod config;
 mod engine_thread;
 mod group;
 pub mod isa;

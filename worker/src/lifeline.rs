@@ -11,7 +11,8 @@ use std::{
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
-use tutti_runtime::{Error, exit, telemetry::Telemetry};
+use tutti_runtime::{Error, exit};
+use tutti_settings::TelemetrySettings;
 
 /// The pipe's first line, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,7 +23,7 @@ pub struct Lifeline {
     /// Secret that proves to the conductor that it spawned this worker.
     pub join_token: String,
     /// Settings of logs and spans.
-    pub telemetry: Telemetry,
+    pub telemetry: TelemetrySettings,
 }
 
 impl Lifeline {

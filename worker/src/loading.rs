@@ -10,9 +10,9 @@ use tutti_kernels::{
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
+use tutti_settings::{DeviceChoice, WorkerSettings};
 
 use crate::{
-    config::{DeviceKind, WorkerSettings},
     engine_thread::PENDING_OUTPUTS,
     group::{Formation, Member},
     isa,
@@ -46,24 +46,24 @@ pub fn load_worker(
     let model = load_model(settings, rank, group, on_progress)?;
     let loaded = Instant::now();
     let (model, engine_settings) = match group {
-        None => (model, settings.engine()),
+        None => (model, settings.engine.clone()),
         Some(group) => {
-            let member = group.join(model, &settings.engine())?;
+            let member = group.join(model, &settings.engine)?;
             if !group.leads() {
                 tracing::info!(worker = %rank, model = member.model().describe(), "loaded; follows its leader");
                 return Ok(Loaded::Follower(member));
             }
-            member.lead(settings.engine())
+            member.lead(settings.engine.clone())
         }
     };
-    let mut engine = Engine::new(model, rank, &engine_settings)?;
+    let mut engine = Engine::new(model, rank, &engine_settings, settings.max_waiting_requests)?;
     let cold = Instant::now();
     engine.warm_up()?;
     let StepMemory { device, host } = step_memory(&engine, settings);
     tracing::info!(
         worker = %rank,
         model = engine.model().describe(),
-        threads = settings.threads,
+        threads = threads(settings),
         kv_pages = engine.kv_pages_total(),
         step_device_bytes = device,
         step_host_bytes = host,
@@ -82,9 +82,9 @@ fn load_model(
 ) -> Result<Box<dyn Model>, Error> {
     let options = LoadOptions {
         dir: settings.model_dir.clone(),
-        load_format: settings.load_format,
-        quantize: settings.quantize,
-        max_step_tokens: settings.max_step_tokens,
+        load_format: settings.weights.load_format,
+        quantize: settings.weights.quantize,
+        max_step_tokens: settings.engine.max_step_tokens,
         page_tokens: PAGE_TOKENS,
         nodes: settings.nodes.clone(),
         seed: DUMMY_SEED,
@@ -96,14 +96,14 @@ fn load_model(
             on_progress(pb::LoadProgress { bytes_done: done, bytes_total: total });
         }
     };
-    Ok(match settings.device {
-        DeviceKind::Cpu => {
-            let isa = isa::resolve(settings.cpu_isa)?;
+    Ok(match settings.device.device {
+        DeviceChoice::Auto | DeviceChoice::Cpu => {
+            let isa = isa::resolve(settings.device.cpu_isa)?;
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
             if let Some(group) = group {
                 device = device.with_group(group.for_device()?);
             }
-            let packed = settings.packed_weights.as_deref();
+            let packed = settings.weights.packed_weights.as_deref();
             let packed =
                 packed.map(|dir| packed::open(dir, settings, isa, device.group_rank())).transpose()?;
             if let Some(packed) = &packed {
@@ -113,9 +113,9 @@ fn load_model(
             packed.as_ref().inspect(|packed| packed::finish(packed));
             model
         }
-        DeviceKind::Sim => load_sim(
+        DeviceChoice::Sim => load_sim(
             &settings.model_dir,
-            settings.max_step_tokens,
+            settings.engine.max_step_tokens,
             PAGE_TOKENS,
             rank.0,
             &settings.sim,
@@ -127,18 +127,23 @@ fn load_model(
 /// Creates the CPU device. A conductor's own workers have the first ranks, so the workers of its machine take cores in
 /// turn.
 fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevice, DeviceError> {
-    if !settings.pin_threads {
-        return CpuDevice::new(settings.threads, isa);
+    if !settings.device.pin_threads {
+        return CpuDevice::new(threads(settings), isa);
     }
-    let cores = Cores::allowed()?.share(rank.0 as usize, settings.threads);
+    let cores = Cores::allowed()?.share(rank.0 as usize, threads(settings));
     tracing::info!(worker = %rank, cores = ?cores.numbers(), "threads are pinned to cores");
     CpuDevice::on_cores(&cores, isa)
+}
+
+/// Compute threads of this worker. Its conductor has resolved the number.
+fn threads(settings: &WorkerSettings) -> usize {
+    settings.device.threads.unwrap_or(1) as usize
 }
 
 /// Memory of the largest step in this process.
 fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
     let longest = engine.max_request_tokens() as usize;
-    StepMemory::of(engine.model(), &settings.engine(), longest, PENDING_OUTPUTS + OUTBOX)
+    StepMemory::of(engine.model(), &settings.engine, longest, PENDING_OUTPUTS + OUTBOX)
 }
 
 /// Ready message of an engine that takes requests.

@@ -7,8 +7,7 @@ use tutti_kernels::{
     cpu::{Isa, PackedOutcome, PackedWeights},
 };
 use tutti_runtime::Error;
-
-use crate::config::WorkerSettings;
+use tutti_settings::{WeightSettings, WorkerSettings};
 
 /// Opens the packed weights in `dir` for these settings, this instruction path and this rank of a group.
 pub fn open(
@@ -25,7 +24,7 @@ pub fn open(
 /// Key of everything that determines the packed bytes. The model is identified by its files, their sizes and their
 /// modification times.
 fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
-    let WorkerSettings { model_dir, quantize, nodes, .. } = settings;
+    let WorkerSettings { model_dir, weights: WeightSettings { quantize, .. }, nodes, .. } = settings;
     let mut files = Vec::new();
     for entry in fs::read_dir(model_dir)? {
         let entry = entry?;

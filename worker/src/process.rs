@@ -3,22 +3,37 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use tutti_proto::Rank;
-use tutti_runtime::{Error, ErrorKind, exit, shutdown::Shutdown, telemetry::Telemetry};
+use tutti_runtime::{
+    Error, ErrorKind,
+    command_line::{self, Process},
+    config, exit,
+    shutdown::Shutdown,
+    telemetry,
+};
+use tutti_settings::{JoinSettings, TelemetrySettings, WorkerProcessSettings};
 
 use crate::{
-    config::{WorkerConfig, WorkerFlags},
     join::{self, Joining},
     lifeline::Lifeline,
 };
 
 const NAME: &str = "worker";
 
+/// The worker, as `--help` describes it.
+const PROCESS: Process = Process {
+    name: NAME,
+    about: "Joins a cluster as one more worker. Its conductor sends it the model and all other settings.",
+    example: ("rank", "2"),
+    prints_config: false,
+};
+
 /// `main` of a worker that a conductor has spawned. Its settings come from the conductor alone: by the command line,
 /// the lifeline at stdin, and the Welcome. Environment variables are the conductor's and are ignored.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let flags: WorkerFlags = exit::flags(arguments);
+    let flags = exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(PROCESS, arguments));
     let ended = Lifeline::take().and_then(|lifeline| {
-        let (conductor, rank) = address(flags.conductor, flags.rank)?;
+        let settings: WorkerProcessSettings = command_line::settings(flags)?;
+        let (conductor, rank) = address(&settings.join)?;
         let joining = Joining { conductor, rank, join_token: lifeline.join_token };
         run(&lifeline.telemetry, async |shutdown| join_once(&joining, shutdown).await)
     });
@@ -35,12 +50,11 @@ fn conductor_knows(error: &Error) -> bool {
 
 /// `main` of a worker that joins by hand. If its conductor goes away, it waits for the next one at the same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let flags: WorkerFlags = exit::flags(arguments);
     exit::run(NAME, || {
-        let config = WorkerConfig::load(&flags)?;
-        let (conductor, rank) = address(config.conductor.clone(), config.rank)?;
-        let joining = Joining { conductor, rank, join_token: config.join_token()? };
-        run(&config.telemetry(), async |shutdown| {
+        let WorkerProcessSettings { join, telemetry } = config::load(PROCESS, arguments)?.settings;
+        let (conductor, rank) = address(&join)?;
+        let joining = Joining { conductor, rank, join_token: join_token(&join)? };
+        run(&telemetry, async |shutdown| {
             loop {
                 match join_once(&joining, shutdown).await? {
                     Err(error) if error.kind() == ErrorKind::Unavailable && !shutdown.is_draining() => {
@@ -63,20 +77,32 @@ async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), 
     Ok(join::serve(joined, shutdown).await)
 }
 
-fn address(conductor: Option<String>, rank: Option<u32>) -> Result<(String, Rank), Error> {
+fn address(settings: &JoinSettings) -> Result<(String, Rank), Error> {
     let missing = |field: &str| Error::invalid(field, "is missing");
-    Ok((conductor.ok_or_else(|| missing("conductor"))?, Rank(rank.ok_or_else(|| missing("rank"))?)))
+    let conductor = settings.conductor.clone().ok_or_else(|| missing("conductor"))?;
+    Ok((conductor, Rank(settings.rank.ok_or_else(|| missing("rank"))?)))
+}
+
+/// The secret of workers that join by hand. Empty if none is given.
+fn join_token(settings: &JoinSettings) -> Result<String, Error> {
+    let Some(path) = &settings.join_token_file else { return Ok(String::new()) };
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::invalid("join_token_file", format!("cannot read {}: {e}", path.display())))?;
+    Ok(text.trim().to_owned())
 }
 
 /// Runs a worker's life on one thread. That suffices for one stream; the other cores belong to the engine.
-fn run<T>(telemetry: &Telemetry, life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>) -> Result<T, Error> {
+fn run<T>(
+    telemetry: &TelemetrySettings,
+    life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>,
+) -> Result<T, Error> {
     name_process();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
-        let _telemetry = telemetry.install(NAME)?;
+        let _telemetry = telemetry::install(telemetry, NAME)?;
         // As the first process of a container, the worker would ignore a signal without a handler.
         let shutdown = Shutdown::on_signals()?;
         life(&shutdown).await

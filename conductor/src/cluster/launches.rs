@@ -21,7 +21,7 @@ impl Cluster {
     /// Secret and lease for the planes and embeddings of a new request. The secret is empty if nothing is transferred.
     /// `encoders` are the walks of its media, none for text.
     pub(super) fn new_reservation(&self, encoders: &[WalkId]) -> Result<pb::PlaneReservation, Error> {
-        let lease_ms = self.limits.transfer_timeout.as_millis() as u32;
+        let lease_ms = self.limits.faults.transfer_timeout().as_millis() as u32;
         let transfers = !encoders.is_empty() || self.limits.topology.is_disaggregated();
         let secret = if transfers { random_bytes()?.to_vec() } else { Vec::new() };
         Ok(pb::PlaneReservation { secret, lease_ms })

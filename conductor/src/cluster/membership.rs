@@ -202,7 +202,7 @@ impl Membership {
             return Err(Error::unavailable(self.why_not_ready()));
         }
         let limit =
-            self.limits.max_running_requests as usize * ready + self.limits.max_queued_requests as usize;
+            self.limits.engine.max_running_requests * ready + self.limits.faults.max_queued_requests as usize;
         if in_flight >= limit {
             let message = format!("{in_flight} requests are in flight, the limit is {limit}");
             return Err(Error::overloaded(message, RETRY_AFTER));

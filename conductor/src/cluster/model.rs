@@ -54,7 +54,7 @@ impl Membership {
         ready: &pb::Ready,
     ) -> Result<pb::ModelDescription, Error> {
         let description =
-            complete(ready.model.clone().unwrap_or_default(), &self.served, self.limits.max_model_len)?;
+            complete(ready.model.clone().unwrap_or_default(), &self.served, self.limits.model.max_model_len)?;
         let Some(first) = &mut self.model else {
             let declaration = description.declaration.clone().unwrap_or_default();
             let declaration = ModelDeclaration::try_from(declaration)

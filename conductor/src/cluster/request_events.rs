@@ -59,7 +59,7 @@ impl Cluster {
         let encoders = media::check(&spec, &model.declaration)?;
         self.digest.of(&mut spec.media);
         // Placeholders are equal whatever media they stand for, so prompts with media are not comparable.
-        let comparable = model.has_choice && self.limits.prefix_cache && encoders.is_empty();
+        let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();
         let pieces = if comparable {
             prefixes::cut(&spec.prompt, &model.description)
         } else {
@@ -80,7 +80,7 @@ impl Cluster {
             reservation,
             pieces,
             generated,
-            max_replays: self.limits.max_replays,
+            max_replays: self.limits.faults.max_replays,
             output,
         });
         state.requests.insert(id, request);

@@ -1,7 +1,7 @@
 //! The whole cluster under random deaths, colocated and disaggregated: every request ends once, with all of its tokens
 //! in order, and no request stays booked or waiting.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use futures_util::FutureExt;
 use proptest::prelude::*;
@@ -14,6 +14,7 @@ use tutti_proto::{
     declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
+use tutti_settings::{EngineSettings, FaultSettings, ModelSettings};
 
 use super::{Cluster, GroupSpec, Joining, Limits, Served, Topology, link};
 use crate::submission::Submission;
@@ -41,14 +42,15 @@ fn topology(shape: Shape) -> Topology {
 fn cluster(shape: Shape) -> Arc<Cluster> {
     let limits = Limits {
         topology: topology(shape),
-        max_running_requests: 4,
-        max_queued_requests: 4,
-        max_model_len: None,
-        prefix_cache: true,
-        max_replays: MAX_REPLAYS,
-        transfer_timeout: Duration::from_secs(30),
-        heartbeat_timeout: Duration::from_secs(3),
-        hang_timeout: Duration::from_secs(60),
+        model: ModelSettings::default(),
+        engine: EngineSettings { max_running_requests: 4, ..EngineSettings::default() },
+        faults: FaultSettings {
+            max_queued_requests: 4,
+            max_replays: MAX_REPLAYS,
+            transfer_timeout: 30,
+            heartbeat_timeout: 3,
+            hang_timeout: 60,
+        },
     };
     Arc::new(Cluster::new(limits, Served::default(), &Metrics::default(), Health::default()))
 }

@@ -67,10 +67,10 @@ impl Silence {
     fn of(worker: &mut Worker, time: Duration, limits: &Limits) -> Option<Self> {
         worker.silent += time;
         worker.stuck = if worker.has_work() { worker.stuck + time } else { Duration::ZERO };
-        if worker.silent > limits.heartbeat_timeout {
+        if worker.silent > limits.faults.heartbeat_timeout() {
             return Some(Self::Stopped);
         }
-        (worker.stuck > limits.hang_timeout).then_some(Self::Hangs)
+        (worker.stuck > limits.faults.hang_timeout()).then_some(Self::Hangs)
     }
 
     fn label(self) -> &'static str {
@@ -82,8 +82,10 @@ impl Silence {
 
     fn describe(self, limits: &Limits) -> String {
         match self {
-            Self::Stopped => format!("it has sent nothing for {:?}", limits.heartbeat_timeout),
-            Self::Hangs => format!("it has work, and has made no step for {:?}", limits.hang_timeout),
+            Self::Stopped => format!("it has sent nothing for {:?}", limits.faults.heartbeat_timeout()),
+            Self::Hangs => {
+                format!("it has work, and has made no step for {:?}", limits.faults.hang_timeout())
+            }
         }
     }
 }

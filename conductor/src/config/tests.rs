@@ -2,27 +2,31 @@
 
 use std::io::Write;
 
-use clap::Parser;
+use tutti_runtime::command_line::{self, CommandLine};
+use tutti_settings::{ByteSize, WorkerAddress};
 
 use super::*;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Front {
-    skip_tokenizer_init: bool,
-    max_body_bytes: u64,
+fn command_line(arguments: &[&str]) -> Result<CommandLine, clap::Error> {
+    let arguments = ["conductor"].iter().chain(arguments).map(OsString::from);
+    command_line::parse::<ConductorSettings>(PROCESS, arguments)
 }
 
-fn load(arguments: &[&str]) -> Result<ConductorConfig<Front>, Error> {
-    let flags = ConductorFlags::try_parse_from([&["conductor"], arguments].concat()).unwrap();
-    ConductorConfig::load(&flags)
+fn load(arguments: &[&str]) -> Result<ConductorSettings, Error> {
+    let CommandLine { config, settings, .. } = command_line(arguments).unwrap();
+    let settings = config::layered(config.as_deref(), &settings)?;
+    validate(&settings)?;
+    Ok(settings)
 }
 
 #[test]
 fn no_flags_give_the_documented_defaults() {
     let config = load(&[]).unwrap();
-    assert_eq!(config, ConductorConfig::default());
-    assert_eq!((config.workers, config.http.port(), config.grpc.port()), (1, 8000, 50051));
+    assert_eq!(config, ConductorSettings::default());
+    assert_eq!(
+        (config.cluster.workers, config.addresses.http.port(), config.addresses.grpc.port()),
+        (1, 8000, 50051)
+    );
 }
 
 #[test]
@@ -40,12 +44,12 @@ fn flags_reach_their_settings() {
         "--drain-timeout=5",
     ])
     .unwrap();
-    assert_eq!((config.workers, config.device), (2, DeviceChoice::Cpu));
-    assert!(config.router.skip_tokenizer_init && config.no_router);
-    assert_eq!(config.kv_cache_memory, Some(ByteSize(512 << 20)));
-    assert_eq!(config.worker_listen, Some(WorkerAddress::Unix("/tmp/x".into())));
-    assert_eq!((config.quantize, config.cpu_isa), (Quantize::Int8, CpuIsa::Avx512Vnni));
-    assert_eq!((config.load_format, config.drain_timeout().as_secs()), (LoadFormat::Dummy, 5));
+    assert_eq!((config.cluster.workers, config.device.device), (2, DeviceChoice::Cpu));
+    assert!(config.router.skip_tokenizer_init && config.membership.no_router);
+    assert_eq!(config.engine.kv_cache_memory, Some(ByteSize(512 << 20)));
+    assert_eq!(config.membership.worker_listen, Some(WorkerAddress::Unix("/tmp/x".into())));
+    assert_eq!((config.weights.quantize, config.device.cpu_isa), (Quantize::Int8, CpuIsa::Avx512Vnni));
+    assert_eq!((config.weights.load_format, config.drain.drain_timeout), (LoadFormat::Dummy, 5));
 }
 
 #[test]
@@ -83,7 +87,7 @@ fn settings_that_cannot_serve_are_refused_by_name() {
 
 #[test]
 fn a_device_of_a_later_build_is_refused_with_what_there_is() {
-    let error = ConductorFlags::try_parse_from(["conductor", "--device=cuda"]).unwrap_err().to_string();
+    let error = command_line(&["--device=cuda"]).unwrap_err().to_string();
     assert!(error.contains("cuda") && error.contains("auto, cpu, sim"), "{error}");
 }
 
@@ -96,7 +100,7 @@ fn a_simulated_device_quantises_nothing() {
         let error = load(&["--packed-weights=/tmp", other]).unwrap_err();
         assert_eq!(error.field(), Some("packed_weights"), "{error}");
     }
-    let error = ConductorFlags::try_parse_from(["conductor", "--quantize=int4"]).unwrap_err().to_string();
+    let error = command_line(&["--quantize=int4"]).unwrap_err().to_string();
     assert!(error.contains("int4") && error.contains("none, int8"), "{error}");
 }
 
@@ -110,7 +114,7 @@ fn a_simulated_device_has_no_instruction_path() {
 
 #[test]
 fn an_unknown_instruction_path_is_refused_with_those_there_are() {
-    let error = ConductorFlags::try_parse_from(["conductor", "--cpu-isa=mmx"]).unwrap_err().to_string();
+    let error = command_line(&["--cpu-isa=mmx"]).unwrap_err().to_string();
     let there = "auto, portable, avx2, avx512, avx512-vnni, avx512-bf16";
     assert!(error.contains("mmx") && error.contains(there), "{error}");
 }
@@ -121,7 +125,7 @@ fn a_topology_file_says_how_many_workers_there_are() {
     file.write_all(b"[[group]]\nname = 'all'\nranks = 3\n").unwrap();
     let topology = format!("--topology={}", file.path().display());
     let config = load(&[&topology, "--device=sim"]).unwrap();
-    let layout = config.layout().unwrap();
+    let layout = layout(&config).unwrap();
     assert_eq!((layout.topology.spawned_workers(), layout.devices), (3, vec![DeviceChoice::Sim]));
     assert_eq!(load(&[&topology, "--workers=2"]).unwrap_err().field(), Some("workers"));
 }
@@ -142,5 +146,5 @@ fn the_printed_config_is_a_config() {
     ])
     .unwrap();
     let printed = config::print(&config).unwrap();
-    assert_eq!(serde_json::from_str::<ConductorConfig<Front>>(&printed).unwrap(), config);
+    assert_eq!(serde_json::from_str::<ConductorSettings>(&printed).unwrap(), config);
 }

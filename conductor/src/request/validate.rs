@@ -1,13 +1,8 @@
 //! Validation on arrival. A request that cannot run is refused with the field, the value and the limit, so that later
 //! code need not check it again.
 
-use tutti_proto::{MAX_PRIORITY, cluster::v1 as pb};
+use tutti_proto::{MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKENS, cluster::v1 as pb};
 use tutti_runtime::Error;
-
-/// The most alternatives per logprob.
-pub const MAX_LOGPROBS: u32 = 20;
-/// The most stop tokens of a request. Each sampled token is compared with all of them.
-pub const MAX_STOP_TOKENS: usize = 1024;
 
 /// Refuses a request that `model` cannot run. Errors name fields as clients spell them.
 pub fn check_spec(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Result<(), Error> {

@@ -24,6 +24,7 @@ use tutti_runtime::{
     metrics::Metrics,
     progress::LoadDisplay,
 };
+use tutti_settings::{EngineSettings, FaultSettings, ModelSettings};
 
 pub const SPAWN_TOKEN: &str = "spawned";
 pub const SETTINGS: &str = r#"{"threads":1}"#;
@@ -36,14 +37,15 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 pub fn limits(spawned_workers: u32) -> Limits {
     Limits {
         topology: Topology::all_in_one(spawned_workers, 1),
-        max_running_requests: 1,
-        max_queued_requests: 1,
-        max_model_len: None,
-        prefix_cache: true,
-        max_replays: 2,
-        transfer_timeout: Duration::from_secs(30),
-        heartbeat_timeout: Duration::from_secs(3),
-        hang_timeout: Duration::from_secs(10),
+        model: ModelSettings::default(),
+        engine: EngineSettings { max_running_requests: 1, ..EngineSettings::default() },
+        faults: FaultSettings {
+            max_queued_requests: 1,
+            max_replays: 2,
+            transfer_timeout: 30,
+            heartbeat_timeout: 3,
+            hang_timeout: 10,
+        },
     }
 }
 

@@ -240,7 +240,7 @@ fn a_gather_into_too_little_is_refused_before_anything_travels() {
 }
 
 #[test]
-fn a_stranger_takes_nobodys_seat() {
+fn a_stranger_takes_no_rank() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let group_rank = GroupRank { rank: 1, world_size: 2 };

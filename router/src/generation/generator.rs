@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::Instrument;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::{Error, ErrorKind};
+use tutti_settings::RouterSettings;
 
 use super::{
     attempts::{Attempts, Wanted},
@@ -20,7 +21,6 @@ use super::{
     validate,
 };
 use crate::{
-    config::RouterConfig,
     fleet::{Fleet, PromptBlocks},
     metrics::{RequestMeter, RouterMetrics},
     served::ServedModel,
@@ -39,7 +39,7 @@ pub struct Generator {
 
 impl Generator {
     /// Creates a generator for these conductors.
-    pub fn new(fleet: Arc<Fleet>, config: &RouterConfig, metrics: RouterMetrics) -> Self {
+    pub fn new(fleet: Arc<Fleet>, config: &RouterSettings, metrics: RouterMetrics) -> Self {
         Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue),

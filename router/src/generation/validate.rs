@@ -3,7 +3,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use tutti_proto::{MAX_PRIORITY, cluster::v1 as pb};
+use tutti_proto::{MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKENS, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 
 use super::request::{GenerationRequest, Output, Sampling, Stopping};
@@ -11,14 +11,10 @@ use crate::served::SamplingDefaults;
 
 /// Maximum number of choices per prompt.
 pub const MAX_N: u32 = 128;
-/// Alternatives beside a token's logprob.
-pub const MAX_LOGPROBS: u32 = 20;
 /// Maximum number of stop strings per request. It bounds the text held back from the client.
 pub const MAX_STOPS: usize = 16;
 /// Maximum length of a stop string in bytes. It bounds the text held back from the client.
 pub const MAX_STOP_BYTES: usize = 1024;
-/// Stop tokens a request.
-pub const MAX_STOP_TOKENS: usize = 128;
 /// Maximum number of biased tokens per request.
 pub const MAX_BIASES: usize = 1024;
 

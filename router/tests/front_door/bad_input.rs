@@ -6,7 +6,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tonic::Status;
-use tutti_router::RouterConfig;
+use tutti_router::RouterSettings;
 use tutti_runtime::Error;
 
 use crate::support::{self, Setup, Step, post, ready, ready_with};
@@ -192,7 +192,7 @@ async fn a_body_that_is_no_request_is_refused() {
 
 #[tokio::test]
 async fn a_large_body_is_refused_before_it_is_read() {
-    let setup = ready_with(RouterConfig { max_body_bytes: 1000, ..Default::default() }, true).await;
+    let setup = ready_with(RouterSettings { max_body_bytes: 1000, ..Default::default() }, true).await;
     let declared = Request::post(COMPLETIONS)
         .header(header::CONTENT_LENGTH, 50 << 20)
         // The rest of the body is never sent, so the answer must not wait for it.
@@ -251,7 +251,7 @@ async fn the_conductor_s_refusal_keeps_its_field_and_status() {
 
 #[tokio::test]
 async fn before_the_model_is_known_clients_get_503_with_retry_after() {
-    let setup = support::start(RouterConfig::default(), true).await;
+    let setup = support::start(RouterSettings::default(), true).await;
     let answer = setup.post(COMPLETIONS, &json!({ "prompt": "x" })).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.headers[header::RETRY_AFTER], "1");

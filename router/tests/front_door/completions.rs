@@ -240,7 +240,7 @@ async fn special_tokens_are_shown_on_request() {
 
 #[tokio::test]
 async fn without_a_tokenizer_only_ids_go_in_and_out() {
-    let config = tutti_router::RouterConfig { skip_tokenizer_init: true, ..Default::default() };
+    let config = tutti_router::RouterSettings { skip_tokenizer_init: true, ..Default::default() };
     let setup = support::ready_with(config, false).await;
     setup.conductor.play(|_| {
         let mut sampled = token(0, 7);

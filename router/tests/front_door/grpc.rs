@@ -18,7 +18,7 @@ use tutti_proto::{
         TokenIds, Usage, finish, generate_request::Prompt, inference_client::InferenceClient,
     },
 };
-use tutti_router::RouterConfig;
+use tutti_router::RouterSettings;
 use tutti_runtime::{Error, health::State};
 
 use crate::support::{self, Setup, Step, connect, end, logprob, prompt_logprobs, ready, says, token, tokens};
@@ -207,14 +207,14 @@ async fn the_model_is_described() {
     let model = client(&setup).get_model(GetModelRequest {}).await.unwrap().into_inner();
     assert_eq!((model.name.as_str(), model.vocab_size, model.eos_token_ids), ("tiny", 270, vec![261]));
     assert!(model.has_tokenizer && model.has_chat_template);
-    let unknown = support::start(RouterConfig::default(), true).await;
+    let unknown = support::start(RouterSettings::default(), true).await;
     let status = client(&unknown).get_model(GetModelRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
 }
 
 #[tokio::test]
 async fn health_follows_readiness() {
-    let setup = support::start(RouterConfig::default(), true).await;
+    let setup = support::start(RouterSettings::default(), true).await;
     let request = HealthCheckRequest { service: "tutti.v1.Inference".into() };
     let mut watch = HealthClient::new(channel(&setup)).watch(request).await.unwrap().into_inner();
     let mut wait_for = async |wanted: ServingStatus| {

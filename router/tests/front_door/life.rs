@@ -5,7 +5,7 @@ use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
 use tonic::Status;
 use tower::ServiceExt;
-use tutti_router::{RouterConfig, check_checkpoint};
+use tutti_router::{RouterSettings, check_checkpoint};
 use tutti_runtime::{checkpoint::Checkpoint, health::State};
 
 use crate::support::{self, Step, post, ready, ready_with, tokens};
@@ -135,7 +135,8 @@ async fn a_lost_token_is_an_error_and_not_a_shorter_text() {
 
 #[tokio::test]
 async fn running_choices_are_bounded_and_permits_come_back() {
-    let mut setup = ready_with(RouterConfig { max_concurrent_choices: 3, ..Default::default() }, true).await;
+    let mut setup =
+        ready_with(RouterSettings { max_concurrent_choices: 3, ..Default::default() }, true).await;
     setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
     let body = json!({ "prompt": "a", "n": 2, "stream": true }).to_string();
     let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
@@ -154,7 +155,7 @@ async fn running_choices_are_bounded_and_permits_come_back() {
 
 #[tokio::test]
 async fn a_conductor_without_a_tokenizer_is_never_ready_and_says_why() {
-    let setup = support::start(RouterConfig::default(), false).await;
+    let setup = support::start(RouterSettings::default(), false).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     let mut state = setup.health.watch_ready();
     let names_the_file = |state: &State| matches!(state, State::Not(why) if why.contains("tokenizer.json"));
@@ -239,7 +240,7 @@ async fn a_front_door_with_parsed_text_fetches_no_files() {
     std::fs::write(directory.path().join("tokenizer.json"), support::tokenizer::byte_level()).unwrap();
     let text = check_checkpoint(&Checkpoint::open(directory.path(), "tiny").unwrap(), false).unwrap();
     // The conductor has no tokenizer file.
-    let setup = support::start_with(RouterConfig::default(), false, Some(text)).await;
+    let setup = support::start_with(RouterSettings::default(), false, Some(text)).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     setup.health.watch_ready().wait_for(|state| *state == State::Ok).await.unwrap();
     let answer = setup.post(PATH, &json!({ "prompt": "hello" })).await;

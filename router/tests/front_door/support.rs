@@ -30,7 +30,7 @@ use tutti_proto::cluster::v1::{
     TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
-use tutti_router::{CheckedText, FrontDoor, RouterConfig};
+use tutti_router::{CheckedText, FrontDoor, RouterSettings};
 use tutti_runtime::{
     health::{Health, State},
     metrics::Metrics,
@@ -195,11 +195,11 @@ pub struct Setup {
 
 /// Starts a front door and waits until it is ready.
 pub async fn ready() -> Setup {
-    ready_with(RouterConfig::default(), true).await
+    ready_with(RouterSettings::default(), true).await
 }
 
 /// Starts a front door, with or without a tokenizer in the checkpoint, and waits until it is ready.
-pub async fn ready_with(config: RouterConfig, has_tokenizer: bool) -> Setup {
+pub async fn ready_with(config: RouterSettings, has_tokenizer: bool) -> Setup {
     let setup = start(config, has_tokenizer).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     let mut state = setup.health.watch_ready();
@@ -208,12 +208,12 @@ pub async fn ready_with(config: RouterConfig, has_tokenizer: bool) -> Setup {
 }
 
 /// Creates a front door that does not follow its conductor yet.
-pub async fn start(config: RouterConfig, has_tokenizer: bool) -> Setup {
+pub async fn start(config: RouterSettings, has_tokenizer: bool) -> Setup {
     start_with(config, has_tokenizer, None).await
 }
 
 /// Creates a front door that does not follow its conductor yet, with the parsed text if given.
-pub async fn start_with(config: RouterConfig, has_tokenizer: bool, text: Option<CheckedText>) -> Setup {
+pub async fn start_with(config: RouterSettings, has_tokenizer: bool, text: Option<CheckedText>) -> Setup {
     let (cancel, cancelled) = mpsc::channel(64);
     let mut files = BTreeMap::new();
     files.insert(CheckpointFile::GenerationConfig, br#"{"temperature": 0.5, "eos_token_id": 261}"#.to_vec());

@@ -19,7 +19,7 @@ use tutti_engine::{Engine, EngineHandle, EngineSettings, StepOutput};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::sim::{SimProfile, SimSettings};
+use tutti_settings::{ByteSize, SimProfile, SimSettings};
 
 /// Number of runs per mode; odd, so that there is a median.
 const RUNS: usize = 7;
@@ -252,10 +252,12 @@ fn engine(shape: &Shape) -> Result<Engine, Failure> {
     let model = (shape.model)()?;
     let pages = shape.rows * (PROMPT + 2 * shape.steps as usize + 100).div_ceil(PAGE_TOKENS) + 1;
     let settings = EngineSettings {
-        kv_cache_memory: Some((pages * model.page_bytes()) as u64),
-        ..EngineSettings::bounded(MAX_STEP_TOKENS, shape.rows, shape.rows)
+        max_step_tokens: MAX_STEP_TOKENS,
+        max_running_requests: shape.rows,
+        kv_cache_memory: Some(ByteSize((pages * model.page_bytes()) as u64)),
+        ..EngineSettings::default()
     };
-    let mut engine = Engine::new(model, Rank(0), &settings)?;
+    let mut engine = Engine::new(model, Rank(0), &settings, shape.rows)?;
     engine.warm_up()?;
     Ok(engine)
 }

@@ -8,10 +8,11 @@ use std::{
 use tutti_models::Model;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
-use tutti_scheduler::{self as scheduler, ConfigError, Scheduler, SchedulerConfig};
+use tutti_scheduler::{ConfigError, Scheduler, SchedulerConfig};
+use tutti_settings::Chunking;
 
 use crate::{
-    Chunking, EngineSettings, StepObserver,
+    EngineSettings, StepObserver,
     batch::Batch,
     engine_core::{EngineCore, Planned},
     kv::KvSize,
@@ -34,8 +35,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Sizes and allocates the KV pool. Fails and names the setting if no request could run under it.
-    pub fn new(mut model: Box<dyn Model>, rank: Rank, settings: &EngineSettings) -> Result<Self, Error> {
+    /// Sizes and allocates the KV pool. A launch beyond the running requests and `max_waiting_requests` is refused as
+    /// overload. Fails and names the setting if no request could run under it.
+    pub fn new(
+        mut model: Box<dyn Model>,
+        rank: Rank,
+        settings: &EngineSettings,
+        max_waiting_requests: usize,
+    ) -> Result<Self, Error> {
         let limits = model.limits();
         if settings.max_step_tokens > limits.max_step_tokens {
             let (asked, most) = (settings.max_step_tokens, limits.max_step_tokens);
@@ -44,25 +51,14 @@ impl Engine {
         }
         let kv = KvSize::choose(&*model, settings)?;
         let config = SchedulerConfig {
-            max_step_tokens: settings.max_step_tokens,
-            chunking: match settings.chunking {
-                Chunking::Scheduler => scheduler::Chunking::Cut,
-                Chunking::Engine | Chunking::Off => scheduler::Chunking::Whole,
-            },
-            max_prefill_chunk: settings.max_prefill_chunk,
-            long_prefill_tokens: settings.long_prefill_tokens,
-            prefill_sharing: settings.prefill_sharing,
-            target_itl: settings.target_itl,
-            admission: settings.admission,
-            prefix_cache: settings.prefix_cache,
-            max_running_requests: settings.max_running_requests,
-            max_waiting_requests: settings.max_waiting_requests,
+            settings: settings.clone(),
+            max_waiting_requests,
             max_context: limits.max_context_tokens,
             page_tokens: kv.page_tokens,
             pages: kv.pages,
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
-            ConfigError::Zero(setting) => Error::invalid(setting, "is 0, but must be at least 1"),
+            ConfigError::Invalid(refused) => refused.into(),
             // Other errors are internal: the pool was sized above and the declaration is the model's own.
             error => Error::internal(error.to_string()),
         })?;
@@ -70,7 +66,7 @@ impl Engine {
             .allocate_pages(kv.pages)
             .map_err(|e| Error::invalid("kv_cache_memory", format!("cannot allocate the KV pool: {e}")))?;
         let began = Instant::now();
-        let batch = Batch::new(settings.max_step_tokens, settings.forward_tokens(), kv.page_tokens);
+        let batch = Batch::new(settings.max_step_tokens, forward_tokens(settings), kv.page_tokens);
         let reporter = Reporter {
             rank,
             declaration: model.declaration().clone(),
@@ -176,5 +172,15 @@ impl Engine {
     /// The model that runs.
     pub fn model(&self) -> &dyn Model {
         &*self.runner.model
+    }
+}
+
+/// The most tokens of a row in one forward.
+fn forward_tokens(settings: &EngineSettings) -> usize {
+    match settings.chunking {
+        Chunking::Scheduler | Chunking::Off => settings.max_step_tokens,
+        Chunking::Engine => {
+            settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(settings.max_step_tokens)
+        }
     }
 }

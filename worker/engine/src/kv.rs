@@ -51,7 +51,7 @@ impl KvSize {
             return Err(Error::internal(format!("plane {:?} has empty pages", plane.name)));
         }
         let budget = match settings.kv_cache_memory {
-            Some(bytes) => bytes,
+            Some(size) => size.0,
             None => default_bytes(page_tokens, page_bytes, model.limits(), settings, available_memory()),
         };
         // Page ids are 32 bits wide.

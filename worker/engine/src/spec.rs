@@ -8,7 +8,7 @@ use std::time::Duration;
 use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
 use tutti_proto::{
-    GraphKey, MAX_PRIORITY,
+    GraphKey, MAX_LOGPROBS, MAX_PRIORITY,
     cluster::v1 as pb,
     declaration::{ModelDeclaration, WalkId},
 };
@@ -19,9 +19,6 @@ use crate::{
     media::{self, Media},
     sequence::Sequence,
 };
-
-/// Largest number of alternatives per token.
-pub(crate) const MAX_LOGPROBS: u32 = 20;
 
 /// Length of the secret that opens a request's pages to another worker.
 const SECRET_BYTES: usize = 16;

@@ -5,9 +5,10 @@
 
 use tutti_kernels::TokenScore;
 use tutti_models::Model;
-use tutti_proto::cluster::v1 as pb;
+use tutti_proto::{MAX_LOGPROBS, cluster::v1 as pb};
+use tutti_settings::Chunking;
 
-use crate::{Chunking, EngineSettings, spec::MAX_LOGPROBS};
+use crate::EngineSettings;
 
 /// Largest number of bytes that the allocator adds to a block.
 const BLOCK_OVERHEAD: usize = 32;

@@ -1,45 +1,13 @@
 //! Loads a checkpoint directory as a model on a device.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
 use tutti_kernels::{Device, Quantize};
+pub use tutti_settings::LoadFormat;
 
 #[cfg(feature = "media-test-model")]
 use crate::media_test;
 use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
-
-/// Source of the weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LoadFormat {
-    /// The directory's safetensors files.
-    #[default]
-    Auto,
-    /// Seeded random weights in the shapes and the type of `config.json`. No other file is needed.
-    Dummy,
-}
-
-impl fmt::Display for LoadFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Dummy => "dummy",
-        })
-    }
-}
-
-impl FromStr for LoadFormat {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "dummy" => Ok(Self::Dummy),
-            other => Err(format!("{other:?} is none of auto, dummy")),
-        }
-    }
-}
 
 /// The checkpoint to load, and the size of steps to load it for.
 #[derive(Clone, Debug, PartialEq, Eq)]

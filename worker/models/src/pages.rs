@@ -1,7 +1,8 @@
 //! KV pages as bytes on the wire, independent of the number of ranks in a group.
 //!
-//! A page travels as a group of one rank would hold it. The leader of a larger group joins the ranks' shares before it
-//! sends a page, and each rank cuts its share from a page that arrives. The two groups may thus differ in size.
+//! On the wire a page has the bytes that a group of one rank holds. The leader of a larger group joins the ranks'
+//! shares before it sends a page, and each rank cuts its share from a page that arrives. The two groups may thus differ
+//! in size.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},

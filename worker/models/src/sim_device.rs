@@ -16,7 +16,7 @@ use std::{path::Path, time::Duration};
 use serde::Deserialize;
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
-use tutti_runtime::sim::SimSettings;
+use tutti_settings::SimSettings;
 
 use self::clock::SimClock;
 use crate::{

@@ -12,10 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{config, scheduler, words};
+use common::{scheduler, words};
 use serde_json::{Map, Value, json};
 use tutti_measure::machine::Machine;
-use tutti_scheduler::{Content, GraphLaunch, PrefillSharing, Scheduler, SchedulerConfig};
+use tutti_scheduler::{Content, GraphLaunch, Scheduler, SchedulerConfig};
+use tutti_settings::{EngineSettings, PrefillSharing};
 
 const DECODING: usize = 256;
 const PREFILLING: usize = 64;
@@ -29,17 +30,20 @@ fn main() -> std::io::Result<()> {
     let mut policies = Vec::new();
     for prefill_sharing in [PrefillSharing::ShortestFirst, PrefillSharing::Fair, PrefillSharing::FirstCome] {
         for prefix_cache in [true, false] {
-            let times = measure(SchedulerConfig {
+            let settings = EngineSettings {
                 max_step_tokens: 2048,
                 max_running_requests: DECODING + PREFILLING,
+                target_itl_ms: Some(20),
+                prefill_sharing,
+                no_prefix_cache: !prefix_cache,
+                ..EngineSettings::default()
+            };
+            let times = measure(SchedulerConfig {
+                settings,
                 max_waiting_requests: 1024,
                 max_context: 40_960,
                 page_tokens: 16,
                 pages: 1 << 18,
-                target_itl: Some(Duration::from_millis(20)),
-                prefill_sharing,
-                prefix_cache,
-                ..config()
             });
             let phases =
                 PHASES.into_iter().zip(times).map(|(phase, times)| (phase.to_owned(), summary(times)));

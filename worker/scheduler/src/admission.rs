@@ -5,7 +5,9 @@
 //! half-prefilled requests that block each other. Scratch memory for activations and logits is bounded by the step
 //! budget and is reserved at startup.
 
-use crate::{config::Admission, launch::Refusal, pages::PagePool};
+use tutti_settings::Admission;
+
+use crate::{launch::Refusal, pages::PagePool};
 
 /// An amount of each resource that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

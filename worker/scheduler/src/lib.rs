@@ -28,17 +28,17 @@
 //!   first-come prefill follow this order, and preemption takes from its end. A request's position in the order never
 //!   changes, so the first request stays first until it ends, and no request waits for ever.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills with the rest of
-//!   [`max_step_tokens`](SchedulerConfig::max_step_tokens), [shared](PrefillSharing) as configured. Only a prefill that
+//!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that
 //!   must not be cut exceeds the budget, and then it runs alone; see [`PATIENCE`]. With a
-//!   [target](SchedulerConfig::target_itl) for the time between tokens, prefill beside decodes gets the time that the
+//!   [target][target] for the time between tokens, prefill beside decodes gets the time that the
 //!   decodes leave, by a model of past steps.
 //! - **A walk is identified by its kind** in the model's declaration, never by name. A step of decodes alone is
 //!   labelled with the decode walk, any other step with the mixed walk that batches its rows. Each row keeps its own
 //!   walk. Partitions that no mixed walk batches together take turns.
 //! - **A row is terminal** when it computes the last position of the prefill or a decode, and output is still wanted.
 //!   The prefill includes output of earlier incarnations, and all tokens that a preempted request had sampled.
-//! - **Memory first.** A request runs only once it holds the pages of its whole prefill, and by default ([`Admission`])
-//!   those of its whole output, so that a running request never waits for a page.
+//! - **Memory first.** A request runs only once it holds the pages of its whole prefill, and by default
+//!   ([`Admission`][admission]) those of its whole output, so that a running request never waits for a page.
 //! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Only its
 //!   readers hold it. A page without readers is kept until it is needed for other content, the longest idle first.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
@@ -54,6 +54,11 @@
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
 //! - [`pages`]: the pool and its block tables; `prefix`: the content of pages; `stopping`: the end of an output.
+//!
+//! [budget]: tutti_settings::EngineSettings::max_step_tokens
+//! [sharing]: tutti_settings::PrefillSharing
+//! [target]: tutti_settings::EngineSettings::target_itl_ms
+//! [admission]: tutti_settings::Admission
 
 mod admission;
 mod config;
@@ -72,7 +77,7 @@ mod stopping;
 mod validate;
 mod walks;
 
-pub use config::{Admission, Chunking, ConfigError, PrefillSharing, SchedulerConfig};
+pub use config::{ConfigError, SchedulerConfig};
 pub use launch::{Content, GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, MediaMark, Refusal, Segment};
 pub use packing::PATIENCE;
 pub use pages::PageId;

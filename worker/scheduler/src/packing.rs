@@ -9,9 +9,10 @@
 use std::cmp::Reverse;
 
 use tutti_proto::declaration::WalkId;
+use tutti_settings::PrefillSharing;
 
 use crate::{
-    config::{PrefillSharing, SchedulerConfig},
+    config::SchedulerConfig,
     pace::{Allowance, Pace},
     request::{Cut, Phase, Running, Ticket},
     step_time::Work,
@@ -126,7 +127,12 @@ pub(crate) fn pack(
     }
     let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
     shares.extend(served.map(|&Prefill { candidate, walk, tokens, .. }| Share { candidate, walk, tokens }));
-    Some(Packing { mixed, shares, passed_over: passed_over(&prefills, config.prefill_sharing), alone })
+    Some(Packing {
+        mixed,
+        shares,
+        passed_over: passed_over(&prefills, config.settings.prefill_sharing),
+        alone,
+    })
 }
 
 /// The mixed walk whose turn it is, of those that have a candidate.
@@ -142,11 +148,11 @@ fn share_out(
     pace: &Pace,
     since_alone: u32,
 ) -> bool {
-    let sharing = config.prefill_sharing;
+    let sharing = config.settings.prefill_sharing;
     let by_age = |prefill: &Prefill| sharing == PrefillSharing::Fair || prefill.is_overdue();
     let order = |prefill: &Prefill| if by_age(prefill) { prefill.age } else { 0 };
     prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.candidate));
-    let budget = config.max_step_tokens.saturating_sub(decodes.decodes());
+    let budget = config.settings.max_step_tokens.saturating_sub(decodes.decodes());
     let may_be_alone =
         |first: &Prefill| decodes.decodes() == 0 || first.is_overdue() && since_alone >= PATIENCE;
     if let Some(first) = prefills.first_mut()
@@ -211,8 +217,8 @@ struct PrefillBudget {
 
 impl PrefillBudget {
     fn new(config: &SchedulerConfig, tokens: usize, rows: usize) -> Self {
-        let threshold = config.long_prefill_tokens.filter(|_| rows > 1);
-        let caps = [config.max_prefill_chunk, threshold, Some(config.max_step_tokens)];
+        let threshold = config.settings.long_prefill_token_threshold.filter(|_| rows > 1);
+        let caps = [config.settings.max_prefill_chunk_size, threshold, Some(config.settings.max_step_tokens)];
         let cap = caps.into_iter().flatten().min().unwrap_or(tokens);
         let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
         Self { tokens, paced: Allowance::ALL, cap, grid, begun: false }

@@ -8,11 +8,11 @@ mod running;
 use std::time::Duration;
 
 use tutti_proto::{Epoch, GraphKey, declaration::WalkId};
+use tutti_settings::Admission;
 
 pub(crate) use self::running::{Phase, Running};
 use crate::{
     admission::Needs,
-    config::Admission,
     launch::{Content, GraphRole},
     least_time::LeastTime,
     pages::{BlockTable, PagePool},

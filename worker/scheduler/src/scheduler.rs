@@ -10,10 +10,11 @@ use std::{
 };
 
 use tutti_proto::{GraphKey, StepNumber, declaration::ModelDeclaration};
+use tutti_settings::Admission;
 
 use self::expiry::forget;
 use crate::{
-    config::{Admission, ConfigError, SchedulerConfig},
+    config::{ConfigError, SchedulerConfig},
     launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
     least_time::LeastTime,
     pace::Pace,
@@ -99,8 +100,8 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, model: &ModelDeclaration) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
-            walks: Walks::new(model, config.chunking)?,
-            pace: Pace::new(config.target_itl),
+            walks: Walks::new(model, config.settings.chunking)?,
+            pace: Pace::new(config.settings.target_itl()),
             least_time: LeastTime::default(),
             pool: PagePool::new(config.pages, config.page_tokens),
             config,
@@ -164,7 +165,8 @@ impl Scheduler {
     /// Requests that an earlier step still computes are left to it, so a step may be planned while another runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
-        let preempted = if self.config.admission == Admission::Optimistic { self.grow() } else { vec![] };
+        let preempted =
+            if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
         let reserved = self.admit();
         Turn { endings, preempted, reserved, step: self.pack() }
     }

@@ -70,7 +70,7 @@ pub(crate) fn validate(
         life: Needs::of_whole_life(held, pool)?,
         epoch: Epoch(0),
         is_scored: launch.content.as_ref().is_some_and(|content| !content.may_reuse),
-        content: launch.content.filter(|_| config.prefix_cache),
+        content: launch.content.filter(|_| !config.settings.no_prefix_cache),
         cached_tokens: None,
         known_tokens: 0,
         deadline: launch.deadline,

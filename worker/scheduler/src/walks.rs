@@ -1,12 +1,9 @@
 //! A model's walks as the scheduler sees them: by kind, never by name.
 
 use tutti_proto::declaration::{ModelDeclaration, WalkId, WalkKind};
+use tutti_settings::Chunking;
 
-use crate::{
-    config::{Chunking, ConfigError},
-    launch::Refusal,
-    request::Cut,
-};
+use crate::{config::ConfigError, launch::Refusal, request::Cut};
 
 /// The kind of each walk, with the chunking policy that applies to it.
 #[derive(Debug)]
@@ -31,8 +28,8 @@ impl Walks {
     /// The positions at which a prefill under this walk may be cut.
     pub fn cut(&self, walk: WalkId) -> Result<Cut, Refusal> {
         match (self.kind(walk), self.chunking) {
-            (Some(WalkKind::Chunkable { .. }), Chunking::Cut) => Ok(Cut::Anywhere),
-            (Some(WalkKind::Chunkable { .. }), Chunking::Whole) => Ok(Cut::BeforeOnly),
+            (Some(WalkKind::Chunkable { .. }), Chunking::Scheduler) => Ok(Cut::Anywhere),
+            (Some(WalkKind::Chunkable { .. }), Chunking::Engine | Chunking::Off) => Ok(Cut::BeforeOnly),
             (Some(WalkKind::Atomic { .. }), _) => Ok(Cut::Nowhere),
             _ => Err(Refusal::WrongWalk { walk, wanted: "a prefill" }),
         }

@@ -5,13 +5,11 @@ mod common;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, text, tokens, words};
+use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, set, text, tokens, words};
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::declaration::WalkId;
-use tutti_scheduler::{
-    Chunking, Content, Ending, GraphLaunch, Outcome, PrefillSharing, Row, Scheduler, SchedulerConfig,
-    StepPlan,
-};
+use tutti_scheduler::{Content, Ending, GraphLaunch, Outcome, Row, Scheduler, SchedulerConfig, StepPlan};
+use tutti_settings::{Chunking, PrefillSharing};
 
 const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
@@ -52,12 +50,13 @@ impl Device {
 
     /// The time that a prefill takes from position `from` on if it runs alone and without jitter.
     fn alone(&self, prefill: &[(WalkId, usize)], from: usize, config: &SchedulerConfig) -> Duration {
-        let chunk = config.max_prefill_chunk.unwrap_or(usize::MAX).min(config.max_step_tokens);
+        let chunk =
+            config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(config.settings.max_step_tokens);
         let (mut time, mut at, mut end) = (0, from, 0);
         for &(walk, tokens) in prefill {
             end += tokens;
             while at < end {
-                let whole = walk == AUDIO || config.chunking == Chunking::Whole;
+                let whole = walk == AUDIO || config.settings.chunking == Chunking::Off;
                 let to = if whole { end } else { end.min(at + chunk) };
                 time += self.fixed + self.row(walk, at..to);
                 at = to;
@@ -128,7 +127,13 @@ impl Worker {
 }
 
 fn roomy() -> SchedulerConfig {
-    SchedulerConfig { max_step_tokens: 64, pages: 1025, prefill_sharing: PrefillSharing::Fair, ..config() }
+    SchedulerConfig {
+        pages: 1025,
+        ..set(config(), |settings| {
+            settings.max_step_tokens = 64;
+            settings.prefill_sharing = PrefillSharing::Fair;
+        })
+    }
 }
 
 #[test]
@@ -249,12 +254,13 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
         Just(PrefillSharing::FirstCome)
     ];
     (8_usize..200, chunk, proptest::bool::weighted(0.2), sharing).prop_map(
-        |(max_step_tokens, max_prefill_chunk, whole, prefill_sharing)| SchedulerConfig {
-            max_step_tokens,
-            max_prefill_chunk,
-            chunking: if whole { Chunking::Whole } else { Chunking::Cut },
-            prefill_sharing,
-            ..roomy()
+        |(max_step_tokens, max_prefill_chunk_size, whole, prefill_sharing)| {
+            set(roomy(), |settings| {
+                settings.max_step_tokens = max_step_tokens;
+                settings.max_prefill_chunk_size = max_prefill_chunk_size;
+                settings.chunking = if whole { Chunking::Off } else { Chunking::Scheduler };
+                settings.prefill_sharing = prefill_sharing;
+            })
         },
     )
 }

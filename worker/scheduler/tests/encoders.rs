@@ -4,11 +4,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::{AUDIO, commit, config, key, scheduler, segments, text, tokens, words};
+use common::{AUDIO, commit, config, key, scheduler, segments, set, text, tokens, words};
 use tutti_scheduler::{
-    Admission, GraphLaunch, GraphRole, MediaMark, Outcome, OutputToken, RowOutcome, Scheduler,
-    SchedulerConfig, StepPlan, Stopping,
+    GraphLaunch, GraphRole, MediaMark, Outcome, OutputToken, RowOutcome, Scheduler, SchedulerConfig,
+    StepPlan, Stopping,
 };
+use tutti_settings::Admission;
 
 fn encode(request: u64, items: &[usize]) -> GraphLaunch {
     let items: Vec<_> = items.iter().map(|&tokens| (AUDIO, tokens)).collect();
@@ -30,7 +31,8 @@ fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
 
 #[test]
 fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_its_export_is_complete() {
-    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 16, pages: 2, ..config() });
+    let mut scheduler =
+        scheduler(SchedulerConfig { pages: 2, ..set(config(), |settings| settings.max_step_tokens = 16) });
     // The items have more tokens than the pool holds, and one item is over the budget.
     scheduler.add(encode(1, &[6, 40, 3])).unwrap();
     let items = [(1, 0..6), (1, 6..46), (1, 46..49)];
@@ -61,7 +63,7 @@ fn an_encoder_s_row_that_fails_ends_its_graph_alone() {
 
 #[test]
 fn a_request_that_waits_for_media_delays_no_other_and_then_keeps_its_place_in_the_order() {
-    let mut scheduler = scheduler(SchedulerConfig { max_running_requests: 1, ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 1));
     let waits = |request| GraphLaunch { awaits_media: true, ..text(request, 8, 4) };
     for request in [1, 2] {
         scheduler.add(waits(request)).unwrap();
@@ -92,8 +94,13 @@ fn a_request_whose_media_do_not_arrive_in_time_is_late() {
 
 #[test]
 fn a_decode_that_could_not_encode_its_prompt_again_is_never_preempted() {
-    let config =
-        SchedulerConfig { admission: Admission::Optimistic, pages: 9, prefix_cache: false, ..config() };
+    let config = SchedulerConfig {
+        pages: 9,
+        ..set(config(), |settings| {
+            settings.admission = Admission::Optimistic;
+            settings.no_prefix_cache = true;
+        })
+    };
     let mut scheduler = scheduler(config);
     let mut handed = GraphLaunch { role: GraphRole::Decode, ..tokens(2, &[7; 8], 9) };
     handed.content.as_mut().unwrap().media = vec![MediaMark { first: 2, digest: [1; 16] }];

@@ -5,12 +5,11 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    AUDIO, DECODE, SPEECH, SPEECH_DECODE, SPEECH_MIXED, TEXT, commit, config, key, scheduler, segments, text,
-    tokens,
+    AUDIO, DECODE, SPEECH, SPEECH_DECODE, SPEECH_MIXED, TEXT, commit, config, key, scheduler, segments, set,
+    text, tokens,
 };
-use tutti_scheduler::{
-    Admission, HEAD_START, MediaMark, Outcome, PrefillSharing, Scheduler, SchedulerConfig, StepPlan,
-};
+use tutti_scheduler::{HEAD_START, MediaMark, Outcome, Scheduler, SchedulerConfig, StepPlan};
+use tutti_settings::{Admission, PrefillSharing};
 
 fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
@@ -25,12 +24,12 @@ fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
 }
 
 fn fair() -> SchedulerConfig {
-    SchedulerConfig { prefill_sharing: PrefillSharing::Fair, ..config() }
+    set(config(), |settings| settings.prefill_sharing = PrefillSharing::Fair)
 }
 
 #[test]
 fn fair_shares_are_equal_and_what_the_smallest_leaves_is_shared() {
-    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 24, ..fair() });
+    let mut scheduler = scheduler(set(fair(), |settings| settings.max_step_tokens = 24));
     for (request, prompt) in [(1, 40), (2, 2), (3, 40)] {
         scheduler.add(text(request, prompt, 1)).unwrap();
     }
@@ -51,7 +50,10 @@ fn first_come_gives_all_to_the_first() {
 #[test]
 fn the_first_has_half_and_the_shortest_the_rest() {
     let prefill_sharing = PrefillSharing::ShortestFirst;
-    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 24, prefill_sharing, ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| {
+        settings.max_step_tokens = 24;
+        settings.prefill_sharing = prefill_sharing;
+    }));
     for (request, prompt) in [(1, 40), (2, 20), (3, 2), (4, 30)] {
         scheduler.add(text(request, prompt, 1)).unwrap();
     }
@@ -66,7 +68,7 @@ fn the_first_has_half_and_the_shortest_the_rest() {
 
 #[test]
 fn where_there_is_less_than_a_chunk_for_each_they_take_turns() {
-    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 8, ..fair() });
+    let mut scheduler = scheduler(set(fair(), |settings| settings.max_step_tokens = 8));
     for request in 1..=4 {
         scheduler.add(text(request, 100, 1)).unwrap();
     }
@@ -77,7 +79,7 @@ fn where_there_is_less_than_a_chunk_for_each_they_take_turns() {
 
 #[test]
 fn a_long_prefill_is_capped_only_beside_others() {
-    let capped = SchedulerConfig { long_prefill_tokens: Some(8), ..config() };
+    let capped = set(config(), |settings| settings.long_prefill_token_threshold = Some(8));
     let mut scheduler = scheduler(capped);
     scheduler.add(text(1, 36, 1)).unwrap();
     assert_eq!(shares(&mut scheduler), [(1, 0..16)]);
@@ -87,8 +89,11 @@ fn a_long_prefill_is_capped_only_beside_others() {
 
 #[test]
 fn prefill_beside_decodes_keeps_their_pace_and_alone_takes_all() {
-    let target_itl = Some(Duration::from_millis(20));
-    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 64, target_itl, ..config() });
+    let target_itl_ms = Some(20);
+    let mut scheduler = scheduler(set(config(), |settings| {
+        settings.max_step_tokens = 64;
+        settings.target_itl_ms = target_itl_ms;
+    }));
     let run = |scheduler: &mut Scheduler| {
         let step = step(scheduler);
         let prefill = step.rows.iter().filter(|row| row.walk == TEXT).map(|row| row.positions.len()).sum();
@@ -142,7 +147,7 @@ fn a_cached_prefix_never_ends_inside_what_must_not_be_cut() {
         launch.prefill = segments(0, &[(TEXT, 6), (AUDIO, 12), (TEXT, 12)], 1).prefill;
         launch
     };
-    let mut scheduler = scheduler(SchedulerConfig { max_step_tokens: 64, ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_step_tokens = 64));
     let mut short = tokens(1, &prompt[..16], 1);
     short.prefill = segments(0, &[(TEXT, 16)], 1).prefill;
     scheduler.add(short).unwrap();
@@ -155,7 +160,13 @@ fn a_cached_prefix_never_ends_inside_what_must_not_be_cut() {
 fn a_preempted_request_computes_everything_again_before_it_samples() {
     // Eight pages of four tokens, and each request grows to six pages.
     let admission = Admission::Optimistic;
-    let mut scheduler = scheduler(SchedulerConfig { pages: 9, max_step_tokens: 8, admission, ..config() });
+    let mut scheduler = scheduler(SchedulerConfig {
+        pages: 9,
+        ..set(config(), |settings| {
+            settings.max_step_tokens = 8;
+            settings.admission = admission;
+        })
+    });
     scheduler.add(text(1, 8, 16)).unwrap();
     scheduler.add(text(2, 8, 16)).unwrap();
     let mut preempted = Vec::new();
@@ -178,7 +189,7 @@ fn a_preempted_request_computes_everything_again_before_it_samples() {
 
 #[test]
 fn a_priority_is_a_head_start_and_no_more() {
-    let mut scheduler = scheduler(SchedulerConfig { max_running_requests: 1, ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 1));
     scheduler.add(text(0, 4, HEAD_START as u32 + 10)).unwrap();
     let _ = shares(&mut scheduler);
     let mut low = text(1, 4, 1);
@@ -199,7 +210,7 @@ fn a_priority_is_a_head_start_and_no_more() {
 
 #[test]
 fn a_deadline_ends_a_request_in_every_state() {
-    let mut scheduler = scheduler(SchedulerConfig { max_running_requests: 1, ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 1));
     for request in [1, 2] {
         let launch = text(request, 4, 9);
         scheduler

@@ -5,12 +5,12 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, commit, config, key, scheduler, segments, text, word,
+    AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, commit, config, key, scheduler, segments, set, text, word,
 };
 use tutti_scheduler::{
-    Chunking, Ending, Finish, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan,
-    Stopping,
+    Ending, Finish, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping,
 };
+use tutti_settings::Chunking;
 
 fn step(scheduler: &mut Scheduler) -> StepPlan {
     let turn = scheduler.plan(Duration::ZERO);
@@ -41,13 +41,13 @@ fn a_prompt_around_the_budget_ends_in_as_many_steps_as_it_takes() {
     assert_eq!(prefill_lengths(config(), 15), [15]);
     assert_eq!(prefill_lengths(config(), 16), [16]);
     assert_eq!(prefill_lengths(config(), 17), [16, 1]);
-    let chunk = |max| SchedulerConfig { max_prefill_chunk: Some(max), ..config() };
+    let chunk = |max| set(config(), |settings| settings.max_prefill_chunk_size = Some(max));
     assert_eq!(prefill_lengths(chunk(1), 3), [1, 1, 1]);
     assert_eq!(prefill_lengths(chunk(7), 17), [4, 4, 4, 5], "chunks end with pages of 4");
     assert_eq!(prefill_lengths(chunk(3), 8), [3, 3, 2], "unless they are smaller than one");
     assert_eq!(prefill_lengths(chunk(64), 17), [16, 1], "a chunk is never larger than the step");
-    assert_eq!(prefill_lengths(SchedulerConfig { max_step_tokens: 1, ..config() }, 3), [1, 1, 1]);
-    let whole = SchedulerConfig { chunking: Chunking::Whole, ..config() };
+    assert_eq!(prefill_lengths(set(config(), |settings| settings.max_step_tokens = 1), 3), [1, 1, 1]);
+    let whole = set(config(), |settings| settings.chunking = Chunking::Off);
     assert_eq!([15, 16, 17].map(|prompt| prefill_lengths(whole.clone(), prompt)), [[15], [16], [17]]);
 }
 
@@ -72,7 +72,10 @@ fn what_can_never_run_is_refused_with_the_numbers() {
 
 #[test]
 fn a_full_queue_refuses_and_has_room_again_once_a_request_ends() {
-    let bounds = SchedulerConfig { max_running_requests: 1, max_waiting_requests: 1, ..config() };
+    let bounds = SchedulerConfig {
+        max_waiting_requests: 1,
+        ..set(config(), |settings| settings.max_running_requests = 1)
+    };
     let mut scheduler = scheduler(bounds);
     scheduler.add(text(1, 3, 1)).unwrap();
     scheduler.add(text(2, 3, 1)).unwrap();
@@ -158,7 +161,7 @@ fn a_step_of_decodes_alone_takes_the_decode_walk() {
 
 #[test]
 fn replayed_output_is_prefill_and_only_its_end_is_terminal() {
-    let mut scheduler = scheduler(SchedulerConfig { max_prefill_chunk: Some(6), ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_prefill_chunk_size = Some(6)));
     // A prompt of 4 tokens and 10 tokens of output: the first chunk ends beyond the prompt.
     let mut launch = text(1, 14, 11);
     launch.generated = 10;
@@ -240,7 +243,7 @@ fn a_failed_row_ends_its_own_request_alone() {
 
 #[test]
 fn a_cancel_frees_in_every_state() {
-    let mut scheduler = scheduler(SchedulerConfig { max_running_requests: 2, ..config() });
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 2));
     scheduler.add(text(1, 3, 9)).unwrap(); // will decode
     scheduler.add(text(2, 100, 9)).unwrap(); // will prefill
     scheduler.add(text(3, 3, 9)).unwrap(); // will wait

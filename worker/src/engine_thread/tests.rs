@@ -3,7 +3,7 @@ use std::path::Path;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tutti_engine::{Engine, EngineSettings};
 use tutti_models::load_sim;
-use tutti_runtime::sim::{SimProfile, SimSettings};
+use tutti_settings::{SimProfile, SimSettings};
 
 use super::*;
 
@@ -18,8 +18,9 @@ fn bench(lose_after: Option<u64>) -> Bench {
     let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
     let model = load_sim(&shipped, 64, 16, 0, &sim, None).unwrap();
-    let settings = EngineSettings::bounded(64, 4, 4);
-    let (device_loop, handle) = Engine::new(model, Rank(0), &settings).unwrap().split();
+    let settings =
+        EngineSettings { max_step_tokens: 64, max_running_requests: 4, ..EngineSettings::default() };
+    let (device_loop, handle) = Engine::new(model, Rank(0), &settings, 4).unwrap().split();
     let (commands, inbox) = mpsc::channel(16);
     let (outbox, reports) = mpsc::channel(2);
     let (load, _) = watch::channel(pb::WorkerLoad::default());

@@ -17,7 +17,7 @@ use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, completion::Outcome, worker_message::Message as ToConductor},
 };
-use tutti_runtime::sim::{SimProfile, SimSettings};
+use tutti_settings::{SimProfile, SimSettings};
 
 use super::*;
 use crate::engine_thread::{self, Command, EngineChannels};
@@ -50,8 +50,13 @@ impl Worker {
     fn of(checkpoint: &Path, page_tokens: usize, nodes: Option<&[String]>) -> Self {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let model = load_sim(checkpoint, 64, page_tokens, 0, &sim, nodes).unwrap();
-        let settings = EngineSettings { max_prefill_chunk: Some(24), ..EngineSettings::bounded(64, 4, 4) };
-        let (device_loop, handle) = Engine::new(model, Rank(0), &settings).unwrap().split();
+        let settings = EngineSettings {
+            max_step_tokens: 64,
+            max_running_requests: 4,
+            max_prefill_chunk_size: Some(24),
+            ..EngineSettings::default()
+        };
+        let (device_loop, handle) = Engine::new(model, Rank(0), &settings, 4).unwrap().split();
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());

@@ -13,6 +13,7 @@ use tutti_proto::{
     cluster::v1 as pb,
     declaration::{ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind},
 };
+use tutti_settings::ByteSize;
 
 pub const PREFILL: u32 = 0;
 pub const DECODE: u32 = 1;
@@ -202,7 +203,12 @@ impl Model for Hashing {
 }
 
 pub fn settings() -> EngineSettings {
-    EngineSettings { kv_cache_memory: Some(129 * PAGE_BYTES as u64), ..EngineSettings::bounded(16, 8, 64) }
+    EngineSettings {
+        max_step_tokens: 16,
+        max_running_requests: 8,
+        kv_cache_memory: Some(ByteSize(129 * PAGE_BYTES as u64)),
+        ..EngineSettings::default()
+    }
 }
 
 pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
@@ -234,8 +240,15 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
 }
 
 pub fn engine(settings: &EngineSettings) -> (Engine, Arc<Mutex<Probe>>) {
+    engine_with_queue(settings, 64)
+}
+
+pub fn engine_with_queue(
+    settings: &EngineSettings,
+    max_waiting_requests: usize,
+) -> (Engine, Arc<Mutex<Probe>>) {
     let (model, probe) = model();
-    (Engine::new(model, Rank(0), settings).expect("sound settings"), probe)
+    (Engine::new(model, Rank(0), settings, max_waiting_requests).expect("sound settings"), probe)
 }
 
 /// A request for `max_tokens` tokens after a prompt that no other request has.

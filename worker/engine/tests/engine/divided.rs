@@ -10,11 +10,12 @@ use std::{
 };
 
 use tutti_engine::{
-    Admission, Arrival, Cargo, Courier, DeviceLoop, EngineHandle, EngineSettings, ExportSummary,
-    ImportRequest, OutputToken, PageRun, TransferError,
+    Arrival, Cargo, Courier, DeviceLoop, EngineHandle, EngineSettings, ExportSummary, ImportRequest,
+    OutputToken, PageRun, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
+use tutti_settings::{Admission, ByteSize};
 
 use crate::common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
 
@@ -176,7 +177,7 @@ fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, ExportS
 fn divided_requests_give_the_tokens_of_a_request_alone() {
     for admission in [Admission::WholeLife, Admission::Optimistic] {
         let settings = EngineSettings { admission, ..settings() };
-        let decoding = EngineSettings { kv_cache_memory: Some(41 * 64), ..settings.clone() };
+        let decoding = EngineSettings { kv_cache_memory: Some(ByteSize(41 * 64)), ..settings.clone() };
         let (mut from, mut to, answers) = (Side::new(&settings), Side::new(&decoding), Answers::default());
         // Lengths around multiples of page and chunk. Some prompts share a prefix, so that some pages are cached and
         // some are sent.

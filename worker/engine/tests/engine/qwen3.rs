@@ -7,6 +7,7 @@ use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_settings::ByteSize;
 
 use crate::common::{self, launch};
 
@@ -21,7 +22,7 @@ const CONFIG: &str = r#"{
 
 const MAX_STEP_TOKENS: usize = 64;
 
-fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
+fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engine {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::write(dir.path().join("config.json"), CONFIG).expect("it is writable");
     let options = LoadOptions {
@@ -38,13 +39,13 @@ fn engine(max_step_tokens: usize, max_prefill_chunk: Option<usize>) -> Engine {
     let page_bytes = model.page_bytes() as u64;
     let settings = EngineSettings {
         max_step_tokens,
-        max_prefill_chunk,
+        max_prefill_chunk_size,
         max_running_requests: 4,
         // Fewer pages than the requests need in sum, so that several requests use each page.
-        kv_cache_memory: Some(24 * page_bytes),
+        kv_cache_memory: Some(ByteSize(24 * page_bytes)),
         ..common::settings()
     };
-    let mut engine = Engine::new(model, Rank(0), &settings).expect("sound settings");
+    let mut engine = Engine::new(model, Rank(0), &settings, 64).expect("sound settings");
     engine.warm_up().expect("the device is there");
     engine
 }
@@ -100,11 +101,11 @@ fn results_are_bit_identical_for_any_batching() {
     }
     assert_eq!(expected.len(), launches.len());
     assert_eq!(expected[&9].len(), 89 + 12);
-    for (max_step_tokens, max_prefill_chunk) in
+    for (max_step_tokens, max_prefill_chunk_size) in
         [(64, None), (64, Some(7)), (8, None), (8, Some(3)), (1, None)]
     {
-        let mut engine = engine(max_step_tokens, max_prefill_chunk);
+        let mut engine = engine(max_step_tokens, max_prefill_chunk_size);
         let results = run_to_end(&mut engine, &launches);
-        assert!(results == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk:?}");
+        assert!(results == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk_size:?}");
     }
 }

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use tutti_engine::{Admission, Chunking, Engine, EngineSettings, PrefillSharing};
+use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::DeviceError;
 use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_settings::{Admission, ByteSize, Chunking, PrefillSharing};
 
-use crate::common::{self, CONTEXT, DECODE, MIXED, VOCAB, engine, expected, launch, model, settings};
+use crate::common::{
+    self, CONTEXT, DECODE, MIXED, VOCAB, engine, engine_with_queue, expected, launch, model, settings,
+};
 
 /// All reported results of one request.
 #[derive(Debug, Default)]
@@ -102,13 +105,13 @@ fn every_chunking_gives_the_tokens_of_a_request_alone() {
             [PrefillSharing::ShortestFirst, PrefillSharing::Fair, PrefillSharing::FirstCome]
         {
             for max_step_tokens in [1, 2, 7, 16, 64] {
-                for max_prefill_chunk in [None, Some(1), Some(3), Some(5)] {
+                for max_prefill_chunk_size in [None, Some(1), Some(3), Some(5)] {
                     let settings = EngineSettings {
                         max_step_tokens,
-                        max_prefill_chunk,
+                        max_prefill_chunk_size,
                         chunking,
                         prefill_sharing,
-                        long_prefill_tokens: max_prefill_chunk.map(|chunk| chunk * 2),
+                        long_prefill_token_threshold: max_prefill_chunk_size.map(|chunk| chunk * 2),
                         ..settings()
                     };
                     let (mut engine, _) = engine(&settings);
@@ -157,10 +160,13 @@ fn a_warm_prefix_gives_the_tokens_of_a_cold_one() {
 #[test]
 fn a_preempted_request_gives_the_same_tokens_and_reports_nothing_twice() {
     // Sixteen pages of four tokens, for requests that grow to nine or more pages each.
-    let bounds =
-        EngineSettings { kv_cache_memory: Some(17 * 64), admission: Admission::Optimistic, ..settings() };
-    for prefix_cache in [true, false] {
-        let (mut engine, _) = engine(&EngineSettings { prefix_cache, ..bounds.clone() });
+    let bounds = EngineSettings {
+        kv_cache_memory: Some(ByteSize(17 * 64)),
+        admission: Admission::Optimistic,
+        ..settings()
+    };
+    for no_prefix_cache in [false, true] {
+        let (mut engine, _) = engine(&EngineSettings { no_prefix_cache, ..bounds.clone() });
         let launches: Vec<_> = (0..5).map(|request| with_logprobs(launch(request, 10, 26))).collect();
         launches.iter().for_each(|launch| engine.launch(launch.clone()));
         let mut results = BTreeMap::new();
@@ -182,7 +188,7 @@ fn a_preempted_request_gives_the_same_tokens_and_reports_nothing_twice() {
 
 #[test]
 fn only_requested_logits_are_computed() {
-    let (mut engine, probe) = engine(&EngineSettings { max_prefill_chunk: Some(3), ..settings() });
+    let (mut engine, probe) = engine(&EngineSettings { max_prefill_chunk_size: Some(3), ..settings() });
     engine.launch(launch(1, 20, 5));
     let _ = run_to_end(&mut engine);
     assert_eq!(probe.lock().unwrap().logit_rows, 5, "chunks inside the prompt have none");
@@ -208,7 +214,7 @@ fn a_replay_continues_after_its_output() {
     let whole = with_logprobs(launch(1, 10, 12));
     let expected = expected(&whole);
     for sent in [1, 5, 11] {
-        let (mut engine, _) = engine(&EngineSettings { max_prefill_chunk: Some(4), ..settings() });
+        let (mut engine, _) = engine(&EngineSettings { max_prefill_chunk_size: Some(4), ..settings() });
         engine.launch(pb::LaunchGraph { generated: expected.output[..sent].to_vec(), ..whole.clone() });
         let mut rows = Vec::new();
         while let Some(report) = engine.step().unwrap() {
@@ -280,7 +286,7 @@ fn a_bad_launch_fails_alone_and_names_its_field() {
 
 #[test]
 fn a_request_larger_than_the_pool_is_refused_with_the_numbers() {
-    let (mut engine, _) = engine(&EngineSettings { kv_cache_memory: Some(9 * 64), ..settings() });
+    let (mut engine, _) = engine(&EngineSettings { kv_cache_memory: Some(ByteSize(9 * 64)), ..settings() });
     assert_eq!(engine.max_request_tokens(), 32);
     engine.launch(launch(1, 20, 12));
     engine.launch(launch(2, 20, 13));
@@ -291,8 +297,8 @@ fn a_request_larger_than_the_pool_is_refused_with_the_numbers() {
 
 #[test]
 fn a_full_queue_is_overload() {
-    let bounds = EngineSettings { max_running_requests: 1, max_waiting_requests: 1, ..settings() };
-    let (mut engine, _) = engine(&bounds);
+    let bounds = EngineSettings { max_running_requests: 1, ..settings() };
+    let (mut engine, _) = engine_with_queue(&bounds, 1);
     for request in 0..3 {
         engine.launch(launch(request, 3, 2));
     }
@@ -357,14 +363,14 @@ fn a_lost_device_ends_the_worker() {
 #[test]
 fn settings_that_permit_no_step_are_refused_by_name() {
     let refused = |settings: EngineSettings| {
-        let error = Engine::new(model().0, Rank(0), &settings).err().expect("it is refused");
+        let error = Engine::new(model().0, Rank(0), &settings, 64).err().expect("it is refused");
         error.to_string()
     };
     let step = refused(EngineSettings { max_step_tokens: 65, ..settings() });
     assert_eq!(step, "max_step_tokens: is 65, but the model was loaded for steps of 64 tokens");
-    let pool = refused(EngineSettings { kv_cache_memory: Some(127), ..settings() });
+    let pool = refused(EngineSettings { kv_cache_memory: Some(ByteSize(127)), ..settings() });
     assert!(pool.starts_with("kv_cache_memory: 127 bytes are 1 pages of 64 bytes"), "{pool}");
-    let chunk = refused(EngineSettings { max_prefill_chunk: Some(0), ..settings() });
+    let chunk = refused(EngineSettings { max_prefill_chunk_size: Some(0), ..settings() });
     assert_eq!(chunk, "max_prefill_chunk_size: is 0, but must be at least 1");
 }
 

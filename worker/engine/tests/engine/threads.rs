@@ -6,10 +6,11 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use tutti_engine::{Admission, Engine, EngineHandle, EngineSettings, StepOutput};
+use tutti_engine::{Engine, EngineHandle, EngineSettings, StepOutput};
 use tutti_kernels::DeviceError;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
+use tutti_settings::{Admission, ByteSize};
 
 use crate::common::{self, engine, expected, launch, settings};
 
@@ -53,7 +54,7 @@ impl Running {
 fn requests_that_come_and_go_during_steps_give_the_tokens_of_a_request_alone() {
     for admission in [Admission::WholeLife, Admission::Optimistic] {
         // In the second case, the pool has fewer pages than the requests grow to.
-        let settings = EngineSettings { admission, kv_cache_memory: Some(41 * 64), ..settings() };
+        let settings = EngineSettings { admission, kv_cache_memory: Some(ByteSize(41 * 64)), ..settings() };
         let mut running = start(engine(&settings).0);
         let launches: Vec<_> = (0..60)
             .map(|request| launch(request, 1 + request as usize % 30, 9 + request as u32 % 20))

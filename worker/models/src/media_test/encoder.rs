@@ -48,7 +48,7 @@ impl<D: Device> Encoder<D> {
             LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
             LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: thinker.dtype }),
         };
-        // The encoder is too small beside the thinker to report its progress.
+        // The encoder is far smaller than the thinker, so its progress is not reported.
         let mut progress = |_| ();
         let specs = [&linear, &bias, &norm].into_iter();
         // Encoders keep their stored type, even if the thinker is quantised.

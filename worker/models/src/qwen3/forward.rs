@@ -221,7 +221,7 @@ struct Output<'a, D: Device> {
 }
 
 impl<D: Device> Output<'_, D> {
-    /// Adds the product to `hidden`. A group of several ranks sums it over them in `partial` first.
+    /// Adds the product to `hidden`. If the group has several ranks, it is summed over them in `partial` first.
     fn add(
         self,
         device: &mut D,
@@ -246,7 +246,7 @@ impl<D: Device> Qwen3<D> {
         if group_rank.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
-    /// Appends the likeliest token of each row of a tile, without storing the tile's logits.
+    /// Computes the logits of a tile and appends the likeliest token of each row. No other result is available.
     fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
         let Self { device, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
@@ -254,7 +254,7 @@ impl<D: Device> Qwen3<D> {
         device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut out.sampled)
     }
 
-    /// Samples and scores rows of a tile, which are counted from its first.
+    /// Samples and scores rows of a tile. Row indices count from the tile's first row.
     fn answer(
         &mut self,
         sample: &[(usize, SampleRow<'_>)],
@@ -292,7 +292,7 @@ fn next_tile(
     }
 }
 
-/// True if every row of a tile is sampled once, in order, and its likeliest token is all that is asked for.
+/// True if each of a tile's rows has exactly one request, in order, and it takes the likeliest token alone.
 fn all_take_the_likeliest(sample: &[(usize, SampleRow<'_>)], rows: usize) -> bool {
     sample.iter().map(|(row, _)| *row).eq(0..rows) && sample.iter().all(|(_, row)| row.takes_the_likeliest())
 }

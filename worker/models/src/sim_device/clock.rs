@@ -6,7 +6,7 @@ use std::{
 };
 
 use tutti_kernels::RowInputs;
-use tutti_runtime::sim::{SimCosts, SimSettings};
+use tutti_settings::{SimCosts, SimSettings};
 
 use super::digest;
 

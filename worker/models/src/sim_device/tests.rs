@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tutti_kernels::{PageId, SamplingParams};
-use tutti_runtime::sim::SimProfile;
+use tutti_settings::SimProfile;
 
 use super::*;
 

@@ -55,7 +55,7 @@ impl Scheduler {
         let slots = self.config.slots();
         let mut reserved = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
-            let needs = first.get().needs(self.config.admission, &self.pool);
+            let needs = first.get().needs(self.config.settings.admission, &self.pool);
             if needs.slots > slots - self.running.len() {
                 break;
             }

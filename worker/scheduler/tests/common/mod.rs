@@ -8,9 +8,10 @@ use tutti_proto::{
     declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_scheduler::{
-    Admission, Chunking, Content, GraphLaunch, GraphRole, PrefillSharing, Row, RowCommit, RowOutcome,
-    Scheduler, SchedulerConfig, Segment, StepPlan, Stopping,
+    Content, GraphLaunch, GraphRole, Row, RowCommit, RowOutcome, Scheduler, SchedulerConfig, Segment,
+    StepPlan, Stopping,
 };
+use tutti_settings::{EngineSettings, PrefillSharing};
 
 pub const TEXT: WalkId = WalkId(0);
 pub const AUDIO: WalkId = WalkId(1);
@@ -42,20 +43,23 @@ pub fn model() -> ModelDeclaration {
 
 pub fn config() -> SchedulerConfig {
     SchedulerConfig {
-        max_step_tokens: 16,
-        chunking: Chunking::Cut,
-        max_prefill_chunk: None,
-        long_prefill_tokens: None,
-        prefill_sharing: PrefillSharing::FirstCome,
-        target_itl: None,
-        admission: Admission::WholeLife,
-        prefix_cache: true,
-        max_running_requests: 8,
+        settings: EngineSettings {
+            max_step_tokens: 16,
+            prefill_sharing: PrefillSharing::FirstCome,
+            max_running_requests: 8,
+            ..EngineSettings::default()
+        },
         max_waiting_requests: 64,
         max_context: 4096,
         page_tokens: 4,
         pages: 257,
     }
+}
+
+/// `config` with other settings.
+pub fn set(mut config: SchedulerConfig, change: impl FnOnce(&mut EngineSettings)) -> SchedulerConfig {
+    change(&mut config.settings);
+    config
 }
 
 pub fn scheduler(config: SchedulerConfig) -> Scheduler {

@@ -78,7 +78,8 @@ impl Simulation<'_> {
         assert_eq!(room.len(), tokens.div_ceil(page_tokens));
         assert!(!live.preempted, "it has been imported");
         assert!(
-            known < room.len() && (known == 0 || (live.arrival.shares && self.script.config.prefix_cache))
+            known < room.len()
+                && (known == 0 || (live.arrival.shares && !self.script.config.settings.no_prefix_cache))
         );
         let planes = &live.history[..known * page_tokens];
         assert!(self.memory.holds(&room, planes), "{key}: {known} known pages hold other content");

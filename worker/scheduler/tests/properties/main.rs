@@ -21,9 +21,9 @@ use proptest::prelude::*;
 use script::{Arrival, Script, script};
 use tutti_proto::{GraphKey, declaration::WalkId};
 use tutti_scheduler::{
-    Admission, Chunking, Ending, Finish, Outcome, PATIENCE, PageId, PrefillSharing, Row, RowOutcome,
-    Scheduler, StepPlan, Terminality,
+    Ending, Finish, Outcome, PATIENCE, PageId, Row, RowOutcome, Scheduler, StepPlan, Terminality,
 };
+use tutti_settings::{Admission, Chunking, PrefillSharing};
 
 /// The oracle's knowledge of a request that was accepted and has not ended.
 struct Live<'a> {
@@ -139,7 +139,8 @@ impl<'a> Simulation<'a> {
         // Each turn that is not aborted advances a request by at least one position. A preempted request computes its
         // positions again, once for each request before it.
         let work: usize = script.requests.iter().map(Arrival::max_total).sum();
-        let again = if script.config.admission == Admission::Optimistic { script.requests.len() } else { 1 };
+        let again =
+            if script.config.settings.admission == Admission::Optimistic { script.requests.len() } else { 1 };
         let away: usize =
             script.requests.iter().map(|request| request.away + disaggregated::LONGEST_HOLD).sum();
         let bound = last + 10 + (work + away + script.requests.len()) * 8 * again;
@@ -171,7 +172,7 @@ impl<'a> Simulation<'a> {
         let total = arrival.max_total();
         let possible = total <= config.max_context
             && arrival.max_held().div_ceil(config.page_tokens) < config.pages
-            && self.live.len() < config.max_running_requests + config.max_waiting_requests;
+            && self.live.len() < config.settings.max_running_requests + config.max_waiting_requests;
         let added = self.scheduler.add(arrival.launch(request));
         assert_eq!(added.is_ok(), possible, "{added:?}");
         if possible {
@@ -222,7 +223,7 @@ impl<'a> Simulation<'a> {
         let late = self.live.iter().find(|(_, live)| over(live) && !live.in_step);
         assert!(late.is_none(), "{:?} outlived its cancel or deadline", late.map(|(key, _)| key));
         for key in planned.preempted {
-            assert_eq!(self.script.config.admission, Admission::Optimistic);
+            assert_eq!(self.script.config.settings.admission, Admission::Optimistic);
             let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not there"));
             assert!(!live.in_step, "{key} lost its pages inside a step");
             (live.computed, live.fresh, live.passed_over, live.preempted) = (0, true, 0, true);
@@ -255,12 +256,12 @@ impl<'a> Simulation<'a> {
         for row in &step.rows {
             self.check_start(row);
         }
-        let whole = config.chunking == Chunking::Whole;
+        let whole = config.settings.chunking == Chunking::Off;
         let decode = |walk| walk == DECODE || walk == SPEECH_DECODE;
         let first = step.rows[0].walk;
         let alone = step.rows.len() == 1 && (first == AUDIO || whole && !decode(first));
-        assert!(step.tokens() <= config.max_step_tokens || alone, "over budget: {step:?}");
-        assert!(step.rows.len() <= config.max_running_requests);
+        assert!(step.tokens() <= config.settings.max_step_tokens || alone, "over budget: {step:?}");
+        assert!(step.rows.len() <= config.settings.max_running_requests);
         let decodes = step.rows.iter().filter(|row| decode(row.walk)).count();
         assert!(step.rows[..decodes].iter().all(|row| decode(row.walk)), "decodes come first");
         let of_talker = self.live[&step.rows[0].key].arrival.decode() == SPEECH_DECODE;
@@ -271,7 +272,7 @@ impl<'a> Simulation<'a> {
             partition.filter(|live| live.decodes() && !live.in_step && !live.is_away()).count();
         // A decode is left out while it waits for a page of a request that is inside a step or that another worker
         // uses.
-        let optimistic = config.admission == Admission::Optimistic;
+        let optimistic = config.settings.admission == Admission::Optimistic;
         let pinned = optimistic && self.live.values().any(Live::gives_up_no_page);
         let waits = optimistic && !self.flying.is_empty() || pinned;
         let all_decode = if waits { decodes <= could_decode } else { decodes == could_decode };
@@ -283,12 +284,12 @@ impl<'a> Simulation<'a> {
         let in_step: Vec<GraphKey> = step.rows.iter().map(|row| row.key).collect();
         // The bound: its own patience, and for each other request a step alone with as many steps in between. The
         // factor is 2 because each of the two partitions has every other step.
-        let most = 2 * (PATIENCE as usize + 1) * config.max_running_requests;
+        let most = 2 * (PATIENCE as usize + 1) * config.settings.max_running_requests;
         for (key, live) in self.live.iter_mut().filter(|(_, live)| !live.in_step) {
             let admitted = live.computed > 0 && !live.is_away() && !pinned;
             live.passed_over += usize::from(admitted && !in_step.contains(key));
             let atomic = live.segment().is_some_and(|(walk, _)| walk == AUDIO || whole);
-            let bounded = atomic || live.decodes() || config.prefill_sharing == PrefillSharing::Fair;
+            let bounded = atomic || live.decodes() || config.settings.prefill_sharing == PrefillSharing::Fair;
             assert!(!bounded || live.passed_over <= most, "{key} was passed over {} times", live.passed_over);
         }
         for key in in_step {
@@ -385,7 +386,7 @@ impl<'a> Simulation<'a> {
         self.check_rooms(&owner);
         let load = self.scheduler.load();
         let config = &self.script.config;
-        assert!(load.running <= config.max_running_requests.min(config.max_step_tokens));
+        assert!(load.running <= config.settings.max_running_requests.min(config.settings.max_step_tokens));
         assert!(owner.len() <= load.pages_used, "a page is free while a step uses it");
         let most: usize = self.live.values().map(|live| self.pages(live)).sum();
         assert!(load.pages_used <= most, "{} pages held, {most} can be", load.pages_used);

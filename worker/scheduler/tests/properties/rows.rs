@@ -1,6 +1,7 @@
 //! Checks of a plan's rows against the oracle's knowledge of their requests.
 
-use tutti_scheduler::{Chunking, PageId, Row, Terminality};
+use tutti_scheduler::{PageId, Row, Terminality};
+use tutti_settings::Chunking;
 
 use crate::{
     Simulation,
@@ -18,13 +19,13 @@ impl Simulation<'_> {
         assert_eq!(row.epoch.0, live.passes);
         match live.segment() {
             None => assert_eq!((row.walk, row.positions.len()), (arrival.decode(), 1)),
-            Some((walk, end)) if walk == AUDIO || config.chunking == Chunking::Whole => {
+            Some((walk, end)) if walk == AUDIO || config.settings.chunking == Chunking::Off => {
                 assert_eq!((row.walk, row.positions.end), (walk, end), "an atomic segment was cut");
             }
             Some((walk, end)) => {
                 assert_eq!(row.walk, walk);
                 assert!(!row.positions.is_empty() && row.positions.end <= end);
-                assert!(row.positions.len() <= config.max_prefill_chunk.unwrap_or(usize::MAX));
+                assert!(row.positions.len() <= config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX));
             }
         }
         let last = row.positions.end >= live.target;
@@ -43,7 +44,7 @@ impl Simulation<'_> {
         let live = self.live.get_mut(&row.key).unwrap_or_else(|| panic!("{} is not there", row.key));
         let start = row.positions.start;
         if live.fresh && start > 0 {
-            assert!(live.arrival.shares && live.arrival.may_reuse && config.prefix_cache);
+            assert!(live.arrival.shares && live.arrival.may_reuse && !config.settings.no_prefix_cache);
             assert!(start.is_multiple_of(config.page_tokens) && start < live.target);
             live.computed = start;
             if let Some((AUDIO, end)) = live.segment() {
@@ -70,14 +71,15 @@ impl Simulation<'_> {
         let config = &self.script.config;
         for (index, row) in prefills.iter().enumerate() {
             let Some((walk, end)) = self.live[&row.key].segment() else { continue };
-            if walk == AUDIO || config.chunking == Chunking::Whole {
+            if walk == AUDIO || config.settings.chunking == Chunking::Off {
                 continue;
             }
-            let threshold = config.long_prefill_tokens.filter(|_| rows > 1).unwrap_or(usize::MAX);
+            let threshold =
+                config.settings.long_prefill_token_threshold.filter(|_| rows > 1).unwrap_or(usize::MAX);
             assert!(row.positions.len() <= threshold);
-            let cap = config.max_prefill_chunk.unwrap_or(usize::MAX).min(threshold);
+            let cap = config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(threshold);
             let on_grid = row.positions.end.is_multiple_of(config.page_tokens) || row.positions.end == end;
-            let small = cap.min(config.max_step_tokens) < config.page_tokens;
+            let small = cap.min(config.settings.max_step_tokens) < config.page_tokens;
             assert!(on_grid || index == 0 || small, "a sliver: {row:?}");
         }
     }

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::declaration::WalkId;
-use tutti_scheduler::{
-    Admission, Chunking, Content, GraphLaunch, GraphRole, PrefillSharing, SchedulerConfig, Segment, Stopping,
-};
+use tutti_scheduler::{Content, GraphLaunch, GraphRole, SchedulerConfig, Segment, Stopping};
+use tutti_settings::{Admission, Chunking, EngineSettings, PrefillSharing};
 
 use crate::common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key};
 
@@ -147,27 +146,30 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
 }
 
 fn policies() -> impl Strategy<Value = SchedulerConfig> {
-    let chunking = prop_oneof![4 => Just(Chunking::Cut), 1 => Just(Chunking::Whole)];
+    let chunking = prop_oneof![4 => Just(Chunking::Scheduler), 1 => Just(Chunking::Off)];
     let sharing = prop_oneof![
         Just(PrefillSharing::ShortestFirst),
         Just(PrefillSharing::Fair),
         Just(PrefillSharing::FirstCome)
     ];
     let admission = prop_oneof![Just(Admission::WholeLife), Just(Admission::Optimistic)];
-    let target = proptest::option::of((1_u64..5).prop_map(Duration::from_millis));
+    let target = proptest::option::of(1_u32..5);
     let caps = (proptest::option::of(1_usize..24), proptest::option::of(1_usize..24));
     (chunking, sharing, admission, target, caps, any::<bool>()).prop_map(
-        |(chunking, prefill_sharing, admission, target_itl, (max_prefill_chunk, long), prefix_cache)| {
-            SchedulerConfig {
+        |(chunking, prefill_sharing, admission, target_itl_ms, caps, prefix_cache)| {
+            let (max_prefill_chunk_size, long_prefill_token_threshold) = caps;
+            let config = crate::common::config();
+            let settings = EngineSettings {
                 chunking,
                 prefill_sharing,
                 admission,
-                target_itl,
-                max_prefill_chunk,
-                long_prefill_tokens: long,
-                prefix_cache,
-                ..crate::common::config()
-            }
+                target_itl_ms,
+                max_prefill_chunk_size,
+                long_prefill_token_threshold,
+                no_prefix_cache: !prefix_cache,
+                ..config.settings
+            };
+            SchedulerConfig { settings, ..config }
         },
     )
 }
@@ -179,14 +181,14 @@ fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
     let bounds =
         (budget, 1_usize..10, 0_usize..24, 1_usize..9, prop_oneof![2_usize..40, 2_usize..120], 8_usize..300);
     (policies(), bounds).prop_map(|(policies, (step, running, waiting, page_tokens, pages, context))| {
+        let settings =
+            EngineSettings { max_step_tokens: step, max_running_requests: running, ..policies.settings };
         let config = SchedulerConfig {
-            max_step_tokens: step,
-            max_running_requests: running,
+            settings,
             max_waiting_requests: waiting,
             max_context: context,
             page_tokens,
             pages,
-            ..policies
         };
         (config, 40)
     })
@@ -195,17 +197,12 @@ fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
 /// Prompts of realistic lengths, up to 32k tokens.
 fn roomy() -> impl Strategy<Value = (SchedulerConfig, usize)> {
     (policies(), 512_usize..8192, 1000_usize..6000).prop_map(|(policies, max_step_tokens, pages)| {
-        let caps = [policies.max_prefill_chunk, policies.long_prefill_tokens];
-        let [max_prefill_chunk, long_prefill_tokens] = caps.map(|cap| cap.map(|cap| cap * 100));
-        let config = SchedulerConfig {
-            max_step_tokens,
-            max_prefill_chunk,
-            long_prefill_tokens,
-            max_context: 33_000,
-            page_tokens: 16,
-            pages,
-            ..policies
-        };
+        let mut settings = policies.settings;
+        settings.max_step_tokens = max_step_tokens;
+        for cap in [&mut settings.max_prefill_chunk_size, &mut settings.long_prefill_token_threshold] {
+            *cap = cap.map(|cap| cap * 100);
+        }
+        let config = SchedulerConfig { settings, max_context: 33_000, page_tokens: 16, pages, ..policies };
         (config, 11_000)
     })
 }

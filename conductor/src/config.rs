@@ -1,0 +1,191 @@
+//! What a conductor's settings come to: who runs what, and what each worker is sent. All is checked before a port is
+//! bound or a process spawned.
+
+mod topology;
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use tutti_runtime::{
+    Error,
+    command_line::Process,
+    config::{self, Loaded},
+};
+pub use tutti_settings::{ConductorSettings, DeviceChoice};
+use tutti_settings::{
+    CpuIsa, DeviceSettings, LoadFormat, MAX_RANKS, Quantize, TensorParallelSettings, WorkerSettings,
+};
+
+pub use self::topology::Layout;
+use crate::cluster::GroupSpec;
+
+/// The conductor, as `--help` describes it.
+const PROCESS: Process = Process {
+    name: "conductor",
+    about: "Serves a model with one conductor, its workers, and a router in front.",
+    example: ("max_step_tokens", "256"),
+    prints_config: true,
+};
+
+/// Reads all layers of the settings and checks them. An error names the setting at fault.
+pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Loaded<ConductorSettings>, Error> {
+    let loaded: Loaded<ConductorSettings> = config::load(PROCESS, arguments)?;
+    validate(&loaded.settings)?;
+    Ok(loaded)
+}
+
+/// Refuses settings under which nothing could be served.
+pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {
+    settings.validate()?;
+    if layout(settings)?.devices.contains(&DeviceChoice::Sim) {
+        check_simulated(settings)?;
+    }
+    settings.weights.packed_weights.as_deref().map_or(Ok(()), |dir| check_packed_weights(settings, dir))?;
+    settings.trace.trace_steps.as_deref().map_or(Ok(()), check_trace_file)
+}
+
+/// Refuses settings of weights and instructions, of which a simulated device has none.
+fn check_simulated(settings: &ConductorSettings) -> Result<(), Error> {
+    if settings.weights.quantize != Quantize::None {
+        return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
+    }
+    if settings.device.cpu_isa != CpuIsa::Auto {
+        return Err(Error::invalid("cpu_isa", "names instructions of a CPU, but device sim runs none"));
+    }
+    match &settings.weights.packed_weights {
+        Some(dir) => Err(refused_packed_weights(dir, "device sim holds no weights")),
+        None => Ok(()),
+    }
+}
+
+fn check_packed_weights(settings: &ConductorSettings, dir: &Path) -> Result<(), Error> {
+    if settings.weights.load_format == LoadFormat::Dummy {
+        return Err(refused_packed_weights(dir, "dummy weights are made anew at each start"));
+    }
+    if !dir.is_dir() {
+        return Err(refused_packed_weights(dir, "that is no directory"));
+    }
+    Ok(())
+}
+
+fn refused_packed_weights(dir: &Path, why: &str) -> Error {
+    Error::invalid("packed_weights", format!("is {}, but {why}", dir.display()))
+}
+
+/// Refuses a trace file whose directory does not exist. Later errors of the file cost the trace and nothing else.
+fn check_trace_file(path: &Path) -> Result<(), Error> {
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    if path.file_name().is_none() || !directory.is_dir() {
+        let message = format!("{} is no file in a directory that exists", path.display());
+        return Err(Error::invalid("trace_steps", message));
+    }
+    Ok(())
+}
+
+/// Returns the groups of workers: those of the topology file, or as many whole models as `workers` and `tp` make.
+pub fn layout(settings: &ConductorSettings) -> Result<Layout, Error> {
+    let device = settings.device.device;
+    match &settings.membership.topology {
+        Some(path) => Layout::read(path, device),
+        None => Ok(Layout::all_in_one(settings.cluster.workers, settings.tensor_parallel.tp, device)),
+    }
+}
+
+/// Returns the secret of workers that join by hand, if there is one.
+pub fn join_token(settings: &ConductorSettings) -> Result<Option<String>, Error> {
+    settings.membership.join_token_file.as_deref().map(read_token).transpose()
+}
+
+fn read_token(path: &Path) -> Result<String, Error> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::invalid("join_token_file", format!("cannot read {}: {e}", path.display())))?;
+    match text.trim() {
+        "" => Err(Error::invalid("join_token_file", format!("{} is empty", path.display()))),
+        token => Ok(token.to_owned()),
+    }
+}
+
+/// Returns the settings that the workers of each group are sent.
+pub fn worker_settings(
+    settings: &ConductorSettings,
+    layout: &Layout,
+    checkpoint: &Path,
+) -> Result<Vec<WorkerSettings>, Error> {
+    let common = common_settings(settings, layout, checkpoint)?;
+    let of_group = |(group, device): (&GroupSpec, &DeviceChoice)| WorkerSettings {
+        nodes: group.nodes.clone(),
+        device: DeviceSettings { device: *device, ..common.device.clone() },
+        tensor_parallel: TensorParallelSettings { tp: group.tp, ..common.tensor_parallel.clone() },
+        ..common.clone()
+    };
+    Ok(layout.topology.groups().iter().zip(&layout.devices).map(of_group).collect())
+}
+
+/// The settings of a worker without those that depend on its group.
+fn common_settings(
+    settings: &ConductorSettings,
+    layout: &Layout,
+    checkpoint: &Path,
+) -> Result<WorkerSettings, Error> {
+    let workers = layout.topology.spawned_workers();
+    check_cores(&settings.device, workers)?;
+    let mut weights = settings.weights.clone();
+    weights.packed_weights = absolute("packed_weights", weights.packed_weights.as_deref())?;
+    let mut trace = settings.trace.clone();
+    trace.trace_steps = absolute("trace_steps", trace.trace_steps.as_deref())?;
+    Ok(WorkerSettings {
+        model_dir: checkpoint.to_owned(),
+        nodes: None,
+        max_waiting_requests: max_waiting_requests(settings),
+        weights,
+        device: DeviceSettings {
+            threads: Some(threads_per_worker(&settings.device, workers)),
+            ..settings.device.clone()
+        },
+        tensor_parallel: settings.tensor_parallel.clone(),
+        engine: settings.engine.clone(),
+        trace,
+        sim: settings.sim.clone(),
+    })
+}
+
+/// All that the conductor admits: it may come to one worker when the others are gone, also from workers that joined by
+/// hand.
+fn max_waiting_requests(settings: &ConductorSettings) -> usize {
+    settings.faults.max_queued_requests as usize + settings.engine.max_running_requests * MAX_RANKS as usize
+}
+
+/// Workers may have another working directory.
+fn absolute(field: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> {
+    path.map(std::path::absolute).transpose().map_err(|error| {
+        Error::invalid(field, format!("is relative to a working directory that is gone: {error}"))
+    })
+}
+
+/// Compute threads of each worker: as set, or its share of the machine.
+fn threads_per_worker(device: &DeviceSettings, workers: u32) -> u32 {
+    device.threads.unwrap_or_else(|| (cores() / workers.max(1)).max(1))
+}
+
+/// Refuses to pin the threads of all workers where the machine has fewer cores.
+fn check_cores(device: &DeviceSettings, workers: u32) -> Result<(), Error> {
+    let (cores, threads) = (cores(), threads_per_worker(device, workers));
+    if !device.pin_threads || workers.saturating_mul(threads) <= cores {
+        return Ok(());
+    }
+    let why =
+        format!("{workers} workers of {threads} threads want {} cores, there are {cores}", workers * threads);
+    Err(Error::invalid("pin_threads", why))
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
+}
+
+#[cfg(test)]
+mod tests;

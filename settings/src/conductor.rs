@@ -1,0 +1,92 @@
+//! The conductor with its workers and the embedded router.
+
+use std::net::SocketAddr;
+
+use crate::{
+    AddressSettings, ByteSize, ClusterSettings, DeviceSettings, DrainSettings, EngineSettings, FaultSettings,
+    Invalid, MembershipSettings, ModelSettings, RouterSettings, Settings, SimSettings, TelemetrySettings,
+    TensorParallelSettings, TraceSettings, WeightSettings, WorkerAddress,
+};
+
+process! {
+    /// A conductor's settings.
+    pub struct ConductorSettings {
+        /// The model.
+        model: ModelSettings,
+        /// The form of its weights.
+        weights: WeightSettings,
+        /// The number of workers.
+        cluster: ClusterSettings,
+        /// The division of a model among workers.
+        tensor_parallel: TensorParallelSettings,
+        /// Addresses that clients and operators reach.
+        addresses: AddressSettings,
+        /// Roles of workers, and the way in which they join.
+        membership: MembershipSettings,
+        /// The device of each worker.
+        device: DeviceSettings,
+        /// The engine of each worker.
+        engine: EngineSettings,
+        /// Faults and overload.
+        faults: FaultSettings,
+        /// The end of the process.
+        drain: DrainSettings,
+        /// Step traces.
+        trace: TraceSettings,
+        /// Logs and spans.
+        telemetry: TelemetrySettings,
+        tables:
+        /// The embedded router.
+        router: RouterSettings,
+        /// The simulated device.
+        sim: SimSettings,
+    }
+}
+
+impl ConductorSettings {
+    /// Refuses settings under which nothing could be served, as far as they show it by themselves.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()?;
+        let (workers, tp) = (self.cluster.workers, self.tensor_parallel.tp);
+        if !workers.is_multiple_of(tp) {
+            return Err(Invalid::new("tp", format!("is {tp}, which does not divide the {workers} workers")));
+        }
+        if self.membership.topology.is_some() && (workers, tp) != (1, 1) {
+            let field = if workers == 1 { "tp" } else { "workers" };
+            return Err(Invalid::new(field, "is for the topology file to say, where there is one"));
+        }
+        if self.engine.kv_cache_memory == Some(ByteSize(0)) {
+            return Err(Invalid::new("kv_cache_memory", "is 0, but requests need some"));
+        }
+        if self.model.served_model_name.as_deref() == Some("") {
+            return Err(Invalid::new("served_model_name", "is empty"));
+        }
+        self.sim.validate()?;
+        self.check_addresses()
+    }
+
+    /// Refuses two services on one port. Port 0 is a free one each time.
+    fn check_addresses(&self) -> Result<(), Invalid> {
+        let workers = match self.membership.worker_listen {
+            Some(WorkerAddress::Tcp(address)) => Some(address),
+            _ => None,
+        };
+        let AddressSettings { http, grpc } = self.addresses;
+        let named = [("http", Some(http)), ("grpc", Some(grpc)), ("worker_listen", workers)];
+        for (index, (field, address)) in named.iter().enumerate() {
+            let taken = named[..index]
+                .iter()
+                .find(|(_, other)| other.zip(*address).is_some_and(|(a, b)| clash(a, b)));
+            if let (Some((other, _)), Some(address)) = (taken, address) {
+                return Err(Invalid::new(*field, format!("{address} is also the address of {other}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn clash(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() != 0
+        && a.port() == b.port()
+        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+}

@@ -1,0 +1,79 @@
+//! The engine and its scheduler: what a step holds, which requests get into it, and what they may keep.
+
+use std::time::Duration;
+
+use crate::ByteSize;
+
+settings! {
+    /// Settings of a worker's engine and of the scheduler in it.
+    pub struct EngineSettings {
+        "Scheduling" => {
+            /// Token budget of one step, over all its requests
+            max_step_tokens: usize = 512, unit "TOKENS", at least 1, at most 1 << 20;
+            /// Component that cuts long prompts into chunks; the answers are the same
+            chunking: Chunking = Chunking::Scheduler;
+            /// Limit of one prompt's chunk in one forward
+            max_prefill_chunk_size: Option<usize> = None, unit "TOKENS", default "max-step-tokens", at least 1;
+            /// Limit of a chunk in steps that other requests share, with chunking by the scheduler
+            long_prefill_token_threshold: Option<usize> = None, unit "TOKENS", default "max-prefill-chunk-size", at least 1;
+            /// Division among prompts of what decodes leave of a step
+            prefill_sharing: PrefillSharing = PrefillSharing::ShortestFirst;
+            /// Target for the time between two tokens: prompts get what decodes leave of it
+            target_itl_ms: Option<u32> = None, unit "MS", default "none", at least 1;
+            /// KV pages that a request must hold before it runs
+            admission: Admission = Admission::WholeLife;
+            /// Requests that one worker runs at a time
+            max_running_requests: usize = 128, unit "N", at least 1, at most 1 << 16;
+        }
+        "Device and memory" => {
+            /// Size of each worker's KV pool, such as 512MiB, 2GB or 1073741824
+            kv_cache_memory: Option<ByteSize> = None, unit "SIZE",
+                default "room for max-running-requests, at most 2GiB and an eighth of free memory";
+            /// Do not keep KV pages for prompts that begin alike
+            no_prefix_cache: bool = false;
+        }
+    }
+}
+
+impl EngineSettings {
+    /// The target for the time of a step that decodes.
+    pub fn target_itl(&self) -> Option<Duration> {
+        self.target_itl_ms.map(|ms| Duration::from_millis(ms.into()))
+    }
+}
+
+choices! {
+    /// The component that cuts long prefills. The tokens are the same for each.
+    pub enum Chunking {
+        /// The scheduler: each step mixes decodes and prefill chunks under its budget.
+        Scheduler = "scheduler",
+        /// The engine: a prefill is one row of one step, run as forwards of `max_prefill_chunk_size` back to back.
+        Engine = "engine",
+        /// None: a prefill is one row of one step. One that is larger than the budget runs alone.
+        Off = "off",
+    }
+}
+
+choices! {
+    /// The division among prefills of what the decodes leave of a step.
+    pub enum PrefillSharing {
+        /// Half goes to the earliest request, so that none starves. The rest goes to the request with the least left to
+        /// prefill, which makes the mean wait short.
+        ShortestFirst = "shortest-first",
+        /// Equal shares. What a short prefill leaves of its share goes to the others (max-min fairness).
+        Fair = "fair",
+        /// The earliest request takes what it can, then the next one.
+        FirstCome = "first-come",
+    }
+}
+
+choices! {
+    /// The KV pages that a request must hold before it runs.
+    pub enum Admission {
+        /// Pages for its prompt and all of `max_tokens`: a running request never waits for memory.
+        WholeLife = "whole-life",
+        /// Pages for its prompt and one token. Output takes pages as it grows. When none is free, the request that is last
+        /// in order gives up its pages and computes them again later.
+        Optimistic = "optimistic",
+    }
+}

@@ -1,0 +1,27 @@
+//! The error of a setting under which nothing could be served.
+
+use std::fmt;
+
+/// A setting that is refused, by name, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// The setting's key, with its table's name before it where it stands in one.
+    pub field: String,
+    /// The value and the limit, in words that follow the key.
+    pub message: String,
+}
+
+impl Invalid {
+    /// Refuses `field`.
+    pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), message: message.into() }
+    }
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+impl std::error::Error for Invalid {}

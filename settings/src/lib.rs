@@ -1,0 +1,44 @@
+//! Every setting of every process, declared once.
+//!
+//! A declaration gives a setting its name, type, default, unit, range and one line of help. The command line, the keys of
+//! the file, the `TUTTI_` variables, `--print-config`, what a conductor sends its workers, and `docs/configuration.md` all
+//! follow from it.
+//!
+//! - A *group* is a struct made by [`settings!`]: settings that belong to one part of the program. Groups are passed on
+//!   whole: the conductor sends its workers [`EngineSettings`], which the engine and its scheduler take as they are.
+//! - A *process* is a struct made by [`process!`]: all groups of an executable. Its groups' keys stand side by side in
+//!   the file; a *table* is a group whose keys stand in a table of their own.
+
+#[macro_use]
+mod declare;
+mod byte_size;
+mod cluster;
+mod conductor;
+mod engine;
+mod faults;
+mod invalid;
+mod model;
+mod output;
+pub mod page;
+mod router;
+mod sim;
+mod value;
+mod worker;
+mod worker_address;
+
+pub use byte_size::ByteSize;
+pub use cluster::{
+    AddressSettings, ClusterSettings, CpuIsa, DeviceChoice, DeviceSettings, MAX_RANKS, MAX_WORKERS,
+    MembershipSettings, TensorParallelSettings,
+};
+pub use conductor::ConductorSettings;
+pub use declare::{Choice, Kind, Setting, Settings};
+pub use engine::{Admission, Chunking, EngineSettings, PrefillSharing};
+pub use faults::{DrainSettings, FaultSettings};
+pub use invalid::Invalid;
+pub use model::{LoadFormat, ModelSettings, Quantize, WeightSettings};
+pub use output::{LogFormat, TelemetrySettings, TraceSettings};
+pub use router::{ConductorsSettings, FleetSettings, RouterProcessSettings, RouterSettings};
+pub use sim::{SimCosts, SimProfile, SimSettings};
+pub use worker::{JoinSettings, WorkerProcessSettings, WorkerSettings};
+pub use worker_address::WorkerAddress;

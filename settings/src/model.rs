@@ -1,0 +1,51 @@
+//! The model and its weights.
+
+use std::path::PathBuf;
+
+settings! {
+    /// The model, and its limits for clients.
+    pub struct ModelSettings {
+        "Model" => {
+            /// Hugging Face checkpoint: a directory or a hub id
+            model: Option<String> = None, unit "DIR|HUB_ID", default "the small model in this binary";
+            /// Name of the model in the API
+            served_model_name: Option<String> = None, unit "NAME", default "the hub id or the directory's name";
+            /// Limit of one request, prompt and output together
+            max_model_len: Option<u32> = None, unit "TOKENS", default "the model's own limit", at least 1;
+        }
+    }
+}
+
+settings! {
+    /// The form in which a worker loads weights.
+    pub struct WeightSettings {
+        "Model" => {
+            /// Source of the weights
+            load_format: LoadFormat = LoadFormat::Auto;
+            /// Quantisation of weights and activations
+            quantize: Quantize = Quantize::None;
+            /// Directory that keeps weights in the CPU's layout: later starts map it, and workers share its memory
+            packed_weights: Option<PathBuf> = None, unit "DIR";
+        }
+    }
+}
+
+choices! {
+    /// The source of weights.
+    pub enum LoadFormat {
+        /// The checkpoint's safetensors files.
+        Auto = "auto",
+        /// Seeded random weights in the shapes and the type of `config.json`, the only file needed.
+        Dummy = "dummy",
+    }
+}
+
+choices! {
+    /// The form in which a device holds weight matrices.
+    pub enum Quantize {
+        /// As the checkpoint stores them.
+        None = "none",
+        /// Eight bits per weight with a scale for each group of inputs. Activations are quantised to eight bits too.
+        Int8 = "int8",
+    }
+}

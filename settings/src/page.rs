@@ -1,0 +1,120 @@
+//! The page `docs/configuration.md`, made from the declarations.
+
+use std::fmt::Write;
+
+use crate::{ConductorSettings, Kind, RouterProcessSettings, Setting, Settings, WorkerProcessSettings};
+
+const INTRODUCTION: &str = "\
+# Configuration
+
+<!-- Made from the declarations in settings/src: `UPDATE_PAGE=1 cargo test -p tutti-settings` writes it again. -->
+
+Each setting has one name. It can be given in four places, and each goes over those before it:
+
+1. the default,
+2. a TOML or YAML file, named by `--config FILE` ([an example](../deploy/conductor.toml)),
+3. an environment variable: `TUTTI_` and the name in capitals, with two underscores after a table's name, as in
+   `TUTTI_SIM__FAIL_EVERY`,
+4. a flag, where the table below has one.
+
+A key that no setting has is refused by name, and so is a value out of its range, before any port is bound.
+`--print-config` prints what is in force as JSON and exits. Defaults suit one machine; nothing has to be set.
+";
+
+/// Returns the whole page.
+pub fn page() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    let processes = [
+        (
+            "`conductor`",
+            "Serves a model with its workers and, unless `no_router` is set, a router in front. Which groups of workers \
+             there are and what each runs stands in a [topology file](disaggregation.md).",
+            ConductorSettings::declared(),
+        ),
+        (
+            "`router`",
+            "A router that is a process of its own, in front of one conductor or [several](several-conductors.md).",
+            RouterProcessSettings::declared(),
+        ),
+        (
+            "`worker`",
+            "A worker that joins by hand. Its conductor sends it all other settings.",
+            WorkerProcessSettings::declared(),
+        ),
+    ];
+    for (name, about, settings) in processes {
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "\n## {name}\n\n{about}");
+        for section in sections(&settings) {
+            write_section(&mut page, &section);
+        }
+    }
+    page
+}
+
+/// Settings by section, in the order of their first one: those at the top of the file by heading, then each table.
+fn sections(settings: &[Setting]) -> Vec<Vec<&Setting>> {
+    let mut sections: Vec<Vec<&Setting>> = Vec::new();
+    let title = |setting: &Setting| setting.table.unwrap_or(setting.heading);
+    for setting in settings {
+        match sections.iter_mut().find(|section| title(section[0]) == title(setting)) {
+            Some(section) => section.push(setting),
+            None => sections.push(vec![setting]),
+        }
+    }
+    sections
+}
+
+fn write_section(page: &mut String, settings: &[&Setting]) {
+    let title = match settings[0].table {
+        Some(table) => format!("Table `{table}`"),
+        None => settings[0].heading.to_owned(),
+    };
+    let _ = writeln!(page, "\n### {title}\n\n| setting | flag | variable | default | value | meaning |");
+    let _ = writeln!(page, "|---|---|---|---|---|---|");
+    for setting in settings {
+        let flag = setting.flag().map_or_else(String::new, |flag| format!("`{flag}`"));
+        let default = setting.default.as_deref().unwrap_or(match setting.kind {
+            Kind::Switch => "off",
+            _ => "none",
+        });
+        let unit = setting.unit.unwrap_or_default().replace('|', " or ").replace('_', " ").to_lowercase();
+        let meaning = meaning(setting);
+        let name = setting.name;
+        let _ = writeln!(
+            page,
+            "| `{name}` | {flag} | `{}` | {default} | {unit} | {meaning} |",
+            variable(setting)
+        );
+    }
+    for setting in settings {
+        if let Kind::Choice(choices) = setting.kind {
+            let _ = writeln!(page, "\n`{}`:\n", setting.name);
+            for choice in choices {
+                let _ = writeln!(page, "- `{}`: {}", choice.name, choice.help.trim());
+            }
+        }
+    }
+}
+
+fn variable(setting: &Setting) -> String {
+    let table = setting.table.map_or_else(String::new, |table| format!("{table}__"));
+    format!("TUTTI_{table}{}", setting.name).to_uppercase()
+}
+
+fn meaning(setting: &Setting) -> String {
+    let mut meaning = setting.help.replace('|', "\\|");
+    if !meaning.ends_with('.') {
+        meaning.push('.');
+    }
+    match setting.range {
+        (0, u64::MAX) => {}
+        (min, u64::MAX) => meaning += &format!(" At least {min}."),
+        (0, max) => meaning += &format!(" At most {max}."),
+        (min, max) => meaning += &format!(" From {min} to {max}."),
+    }
+    meaning
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! The router, embedded or as a process of its own.
+
+use std::time::Duration;
+
+use crate::{AddressSettings, DrainSettings, Invalid, Settings, TelemetrySettings};
+
+settings! {
+    /// The front door.
+    pub struct RouterSettings, table "router", errors "" {
+        "Model" => {
+            /// Serve token ids only, without the checkpoint's tokenizer and chat template
+            skip_tokenizer_init: bool = false, also a flag;
+        }
+        "Router" => {
+            /// Size of the largest HTTP body or gRPC message. A larger one is refused before it is read.
+            max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
+            /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is refused
+            /// for good, any other may be sent again later.
+            max_concurrent_choices: u32 = 1024, unit "N", at least 1;
+            /// Threads that tokenise texts and render chat templates.
+            tokenizer_threads: usize = default_tokenizer_threads(), unit "N", default "half of the cores, 1 to 8", at least 1;
+            /// Texts that may wait for such a thread.
+            tokenizer_queue: usize = 512, unit "N", at least 1;
+        }
+    }
+}
+
+/// Tokenising on more than half of the cores would slow the streams that already run.
+fn default_tokenizer_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).clamp(1, 8)
+}
+
+impl RouterSettings {
+    /// Refuses values under which nothing could be served.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()
+    }
+}
+
+settings! {
+    /// The conductors of a router that is a process of its own.
+    pub struct FleetSettings, table "fleet", errors "fleet." {
+        "Faults" => {
+            /// Times that a choice without tokens is sent to another conductor.
+            max_retries: u32 = 2, unit "N";
+            /// Times that a stream may continue on another conductor after its own is lost
+            max_replays: u32 = 2, unit "N", also a flag;
+        }
+        "Fleet" => {
+            /// Time that a choice waits for another conductor after its own is lost.
+            recovery_ms: u32 = 30_000, unit "MS";
+            /// Time that a conductor has to answer a poll. Without an answer it counts as lost.
+            answer_timeout_ms: u32 = 5_000, unit "MS", at least 1;
+            /// Time that a conductor has to accept or refuse a request. Without an answer it counts as lost.
+            accept_timeout_ms: u32 = 15_000, unit "MS", at least 1;
+            /// Interval of connection probes. A connection that does not answer a probe within the same time is broken, and its
+            /// streams continue on other conductors.
+            keep_alive_ms: u32 = 5_000, unit "MS", at least 1;
+            /// Interval at which a ready conductor is polled for its load.
+            poll_ms: u32 = 1_000, unit "MS", at least 1;
+            /// Interval at which the name in `discover` is looked up.
+            discover_ms: u32 = 5_000, unit "MS", at least 1;
+            /// Size of the index of prompt prefixes; 0 turns the index off.
+            prefix_index_bytes: usize = 64 << 20, unit "BYTES";
+            /// Time after which an unused prefix is removed from the index.
+            prefix_index_age_s: u32 = 900, unit "SECONDS";
+        }
+    }
+}
+
+impl FleetSettings {
+    /// Settings of an embedded router. Its only conductor runs in the same process and replays requests by itself, so
+    /// the conductor's errors are final.
+    pub fn embedded() -> Self {
+        Self { max_retries: 0, max_replays: 0, accept_timeout_ms: u32::MAX, ..Self::default() }
+    }
+
+    /// `answer_timeout_ms` as a duration.
+    pub fn answer_timeout(&self) -> Duration {
+        Duration::from_millis(self.answer_timeout_ms.into())
+    }
+
+    /// `accept_timeout_ms` as a duration.
+    pub fn accept_timeout(&self) -> Duration {
+        Duration::from_millis(self.accept_timeout_ms.into())
+    }
+
+    /// `keep_alive_ms` as a duration.
+    pub fn keep_alive(&self) -> Duration {
+        Duration::from_millis(self.keep_alive_ms.into())
+    }
+
+    /// `poll_ms` as a duration.
+    pub fn poll(&self) -> Duration {
+        Duration::from_millis(self.poll_ms.into())
+    }
+
+    /// `discover_ms` as a duration.
+    pub fn discover(&self) -> Duration {
+        Duration::from_millis(self.discover_ms.into())
+    }
+
+    /// `prefix_index_age_s` as a duration.
+    pub fn prefix_index_age(&self) -> Duration {
+        Duration::from_secs(self.prefix_index_age_s.into())
+    }
+
+    /// `recovery_ms` as a duration.
+    pub fn recovery(&self) -> Duration {
+        Duration::from_millis(self.recovery_ms.into())
+    }
+
+    /// Refuses values under which no conductor could be reached.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()
+    }
+}
+
+settings! {
+    /// The addresses of conductors.
+    pub struct ConductorsSettings {
+        "Cluster" => {
+            /// gRPC address of a conductor, such as http://10.0.0.1:50051; repeat it for each
+            conductor: Vec<String> = Vec::new(), unit "URL";
+            /// DNS name whose addresses are all conductors; it is looked up periodically
+            discover: Option<String> = None, unit "HOST:PORT";
+        }
+    }
+}
+
+process! {
+    /// Settings of a router that is a process of its own.
+    pub struct RouterProcessSettings {
+        /// Addresses of conductors.
+        conductors: ConductorsSettings,
+        /// Addresses that clients and operators reach.
+        addresses: AddressSettings,
+        /// The end of the process.
+        drain: DrainSettings,
+        /// Logs and spans.
+        telemetry: TelemetrySettings,
+        tables:
+        /// The front door.
+        router: RouterSettings,
+        /// Faults and load of conductors.
+        fleet: FleetSettings,
+    }
+}
+
+impl RouterProcessSettings {
+    /// Refuses settings under which nothing could be served.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! The simulated device: what a step costs, and the faults that it plays.
+
+use crate::{Invalid, Settings};
+
+settings! {
+    /// The simulated device. Costs that are not given are the profile's.
+    pub struct SimSettings, table "sim", errors "sim." {
+        "Simulated device" => {
+            /// Source of the costs.
+            profile: SimProfile = SimProfile::H200;
+            /// Cost of each step, whatever it holds.
+            fixed_us: Option<u32> = None, unit "MICROSECONDS", default "the profile's";
+            /// Cost of each token of a prefill row.
+            prefill_ns_per_token: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
+            /// Cost of each pair of a prefill row's token and a token that it attends to: grows with the square of a prompt.
+            prefill_ns_per_attended_token: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
+            /// Cost of each decode row.
+            decode_ns_per_row: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
+            /// Cost of each token that a decode row attends to.
+            decode_ns_per_attended_token: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
+            /// Random extra time of a step, at most this share of its cost.
+            jitter_percent: u32 = 0, unit "PERCENT", at most 1000;
+            /// Seed of the jitter. Tokens do not depend on it.
+            seed: u64 = 0, unit "N";
+            /// Period of refused steps: 10 means that the device refuses every tenth step.
+            fail_every: Option<u64> = None, unit "STEPS";
+            /// Token id: the device refuses each step that holds it, as if one request's data brought the step down.
+            fail_on_token: Option<u32> = None, unit "TOKEN_ID";
+            /// Number of steps after which the device is lost, and its worker ends.
+            lose_after: Option<u64> = None, unit "STEPS";
+            /// Number of steps after which a step never finishes.
+            hang_after: Option<u64> = None, unit "STEPS";
+        }
+    }
+}
+
+choices! {
+    /// Costs of a known kind of device.
+    pub enum SimProfile {
+        /// An H200 with a dense model of 8 billion parameters in bf16. The costs are counted from data sheets, not measured:
+        /// reading 16.4 GB of weights and 147 KB of keys and values per token at 80 % of 4.8 TB/s, 16.4 GFLOP per token at
+        /// 60 %, and attention at 50 % of 989 TFLOP/s.
+        H200 = "h200",
+        /// Steps that take no time: what is left is the cost of everything around the device.
+        Instant = "instant",
+    }
+}
+
+/// Costs of a step: the settings of the same names, none left open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimCosts {
+    /// Microseconds per step.
+    pub fixed_us: u32,
+    /// Nanoseconds per token of a prefill row.
+    pub prefill_ns_per_token: u32,
+    /// Nanoseconds per pair of a prefill token and a token that it attends to.
+    pub prefill_ns_per_attended_token: u32,
+    /// Nanoseconds per decode row.
+    pub decode_ns_per_row: u32,
+    /// Nanoseconds per token that a decode row attends to.
+    pub decode_ns_per_attended_token: u32,
+}
+
+impl SimProfile {
+    fn costs(self) -> SimCosts {
+        match self {
+            Self::H200 => SimCosts {
+                fixed_us: 4_300,
+                prefill_ns_per_token: 27_600,
+                prefill_ns_per_attended_token: 1,
+                decode_ns_per_row: 5_000,
+                decode_ns_per_attended_token: 38,
+            },
+            Self::Instant => SimCosts {
+                fixed_us: 0,
+                prefill_ns_per_token: 0,
+                prefill_ns_per_attended_token: 0,
+                decode_ns_per_row: 0,
+                decode_ns_per_attended_token: 0,
+            },
+        }
+    }
+}
+
+impl SimSettings {
+    /// The profile's costs, and over them those that are given.
+    pub fn costs(&self) -> SimCosts {
+        let profile = self.profile.costs();
+        SimCosts {
+            fixed_us: self.fixed_us.unwrap_or(profile.fixed_us),
+            prefill_ns_per_token: self.prefill_ns_per_token.unwrap_or(profile.prefill_ns_per_token),
+            prefill_ns_per_attended_token: self
+                .prefill_ns_per_attended_token
+                .unwrap_or(profile.prefill_ns_per_attended_token),
+            decode_ns_per_row: self.decode_ns_per_row.unwrap_or(profile.decode_ns_per_row),
+            decode_ns_per_attended_token: self
+                .decode_ns_per_attended_token
+                .unwrap_or(profile.decode_ns_per_attended_token),
+        }
+    }
+
+    /// Refuses settings under which nothing could be served.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_ranges()?;
+        if self.fail_every.is_some_and(|every| every < 2) {
+            return Err(Invalid::new("sim.fail_every", "is below 2: every step would fail"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,15 @@
+use super::*;
+
+#[test]
+fn what_is_given_goes_over_the_profile() {
+    let settings = SimSettings { fixed_us: Some(7), ..SimSettings::default() };
+    assert_eq!(settings.costs(), SimCosts { fixed_us: 7, ..SimProfile::H200.costs() });
+}
+
+#[test]
+fn settings_under_which_nothing_runs_are_refused_by_name() {
+    let every = SimSettings { fail_every: Some(1), ..SimSettings::default() };
+    assert_eq!(every.validate().unwrap_err().field, "sim.fail_every");
+    let jitter = SimSettings { jitter_percent: 1001, ..SimSettings::default() };
+    assert_eq!(jitter.validate().unwrap_err().field, "sim.jitter_percent");
+}

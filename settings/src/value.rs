@@ -1,0 +1,123 @@
+//! The types that a setting may have.
+
+use std::{net::SocketAddr, path::PathBuf, str::FromStr};
+
+use serde::{Deserialize, de::MapAccess};
+
+use crate::Kind;
+
+/// A setting's type.
+pub trait Value: for<'de> Deserialize<'de> {
+    /// The kind of value that people write.
+    const KIND: Kind;
+
+    /// Reads the value that `map` gives next.
+    fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
+        map.next_value()
+    }
+
+    /// The value as people write it. None if it is absent, and for switches.
+    fn written(&self) -> Option<String> {
+        None
+    }
+
+    /// The number that a range bounds, if this is one.
+    fn number(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl Value for u32 {
+    const KIND: Kind = Kind::Number;
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some(u64::from(*self))
+    }
+}
+
+impl Value for u64 {
+    const KIND: Kind = Kind::Number;
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some(*self)
+    }
+}
+
+impl Value for usize {
+    const KIND: Kind = Kind::Number;
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some(*self as u64)
+    }
+}
+
+impl Value for bool {
+    const KIND: Kind = Kind::Switch;
+}
+
+impl Value for String {
+    const KIND: Kind = Kind::Text;
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Value for PathBuf {
+    const KIND: Kind = Kind::Path;
+}
+
+impl Value for SocketAddr {
+    const KIND: Kind = Kind::Parsed(parse::<Self>);
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+/// A list, or one text with commas between its parts, as in a variable.
+impl Value for Vec<String> {
+    const KIND: Kind = Kind::List;
+
+    fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Urls {
+            Text(String),
+            List(Vec<String>),
+        }
+        Ok(match map.next_value()? {
+            Urls::Text(text) => text.split(',').map(|part| part.trim().to_owned()).collect(),
+            Urls::List(list) => list,
+        })
+    }
+}
+
+impl<T: Value> Value for Option<T> {
+    const KIND: Kind = T::KIND;
+
+    fn written(&self) -> Option<String> {
+        self.as_ref().and_then(T::written)
+    }
+
+    fn number(&self) -> Option<u64> {
+        self.as_ref().and_then(T::number)
+    }
+}
+
+/// Checks that `text` is a `T`.
+pub fn parse<T: FromStr<Err: ToString>>(text: &str) -> Result<(), String> {
+    text.parse::<T>().map(drop).map_err(|error| error.to_string())
+}

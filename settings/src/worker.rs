@@ -1,0 +1,59 @@
+//! A worker: what it is started with, and what its conductor sends it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings,
+    WeightSettings,
+};
+
+/// The settings in a conductor's Welcome, as JSON. One build serves both ends, so there are no versions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerSettings {
+    /// The checkpoint's directory.
+    pub model_dir: PathBuf,
+    /// The nodes of the model that this worker holds; all if absent.
+    pub nodes: Option<Vec<String>>,
+    /// Requests that may wait beyond the running ones. The conductor sends no more.
+    pub max_waiting_requests: usize,
+    /// The form in which weights are loaded.
+    pub weights: WeightSettings,
+    /// The device, as the topology gives it to this worker's group. The number of threads is resolved.
+    pub device: DeviceSettings,
+    /// Ranks of this worker's group, and their patience.
+    pub tensor_parallel: TensorParallelSettings,
+    /// The engine.
+    pub engine: EngineSettings,
+    /// The step trace.
+    pub trace: TraceSettings,
+    /// The simulated device, if it is that.
+    pub sim: SimSettings,
+}
+
+settings! {
+    /// The conductor that a worker joins, and the rank that it takes.
+    pub struct JoinSettings {
+        "Cluster" => {
+            /// Address on which the conductor listens for workers: unix:/path or http://host:port
+            conductor: Option<String> = None, unit "URL";
+            /// Rank in the cluster: not that of another worker, and above those that the conductor starts
+            rank: Option<u32> = None, unit "R";
+            /// File with the conductor's secret for workers that join by hand
+            join_token_file: Option<PathBuf> = None, unit "FILE";
+        }
+    }
+}
+
+process! {
+    /// Settings of a worker that joins by hand. The rest comes from its conductor.
+    pub struct WorkerProcessSettings {
+        /// The conductor and the rank.
+        join: JoinSettings,
+        /// Logs and spans.
+        telemetry: TelemetrySettings,
+        tables:
+    }
+}

@@ -1,0 +1,65 @@
+//! The address that workers dial.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Kind,
+    value::{self, Value},
+};
+
+/// An address on which a conductor listens for workers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum WorkerAddress {
+    /// `unix:/path`.
+    Unix(PathBuf),
+    /// `host:port`, for workers of other machines.
+    Tcp(SocketAddr),
+}
+
+impl FromStr for WorkerAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err("unix: needs a path after it".into()),
+                path => Ok(Self::Unix(path.into())),
+            };
+        }
+        text.parse().map(Self::Tcp).map_err(|_| format!("{text:?} is neither unix:/path nor ip:port"))
+    }
+}
+
+impl TryFrom<String> for WorkerAddress {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<WorkerAddress> for String {
+    fn from(address: WorkerAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl fmt::Display for WorkerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+impl Value for WorkerAddress {
+    const KIND: Kind = Kind::Parsed(value::parse::<Self>);
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}

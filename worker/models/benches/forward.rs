@@ -1,0 +1,271 @@
+//! Bench of steps of the Qwen3-0.6B shape on the CPU: the time of each operation, compared with the machine's limits.
+//!
+//! `cargo bench -p tutti-models --bench forward` runs dummy bfloat16 weights in this process, without a cluster and
+//! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every
+//! kind, so that other work on the machine affects all kinds alike. The table is of the round with the median time. For
+//! each operation it shows the time, and the share of it that the operation needs at the best limits of all rounds.
+#![allow(clippy::print_stdout)] // The table is the output.
+
+mod forward {
+    pub mod limits;
+    pub mod timed;
+}
+
+use std::{collections::BTreeMap, path::Path, sync::PoisonError, time::Duration};
+
+use clap::Parser;
+use tutti_kernels::{
+    PageId, Quantize, RowInputs, SampleRow, SamplingParams, StepInputs,
+    cpu::{CpuDevice, Isa},
+};
+use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
+
+use self::forward::{
+    limits::{Clock, Limits, Probe},
+    timed::{Table, Timed, Work},
+};
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Tokens per step of a prefill, and tokens before a decode.
+const CONTEXT: usize = 512;
+/// Tokens per KV page.
+const PAGE: usize = 16;
+/// Number of requests of the largest batch.
+const BATCH: usize = 16;
+/// Tokens of the longest prompt, which only the first request has room for.
+const LONG: usize = 4096;
+
+#[derive(Parser)]
+struct Args {
+    /// Threads that compute [default: all cores].
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Instruction path [default: the best that the CPU has].
+    #[arg(long)]
+    isa: Option<String>,
+    /// Measure CPU time of the one computing thread instead of wall-clock time, to lessen the effect of other work on
+    /// the machine. Needs --threads 1.
+    #[arg(long)]
+    own_time: bool,
+    /// Quantise the weights to int8.
+    #[arg(long)]
+    int8: bool,
+    /// Number of rounds.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16 [default: all].
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// The argument that `cargo bench` adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// One kind of step.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    /// Number of requests.
+    batch: usize,
+    /// Tokens per request and step.
+    tokens: usize,
+    /// Position of the first token.
+    start: usize,
+    /// Number of consecutive steps over one prompt. Only the last step samples.
+    chunks: usize,
+    /// Number of repetitions per round.
+    times: usize,
+}
+
+const KINDS: [Kind; 5] = [
+    Kind { name: "decode-1", batch: 1, tokens: 1, start: CONTEXT, chunks: 1, times: 15 },
+    Kind { name: "decode-4", batch: 4, tokens: 1, start: CONTEXT, chunks: 1, times: 10 },
+    Kind { name: "decode-16", batch: BATCH, tokens: 1, start: CONTEXT, chunks: 1, times: 6 },
+    Kind { name: "prefill-512", batch: 1, tokens: CONTEXT, start: 0, chunks: 1, times: 1 },
+    Kind { name: "prefill-4096", batch: 1, tokens: CONTEXT, start: 0, chunks: 8, times: 1 },
+];
+
+/// The result of one kind of step in one round.
+struct Round {
+    /// Seconds per step, or per prompt if it has several chunks.
+    time: f64,
+    limits: Limits,
+    operations: BTreeMap<String, Work>,
+}
+
+fn main() -> Result<(), Failure> {
+    let args = Args::parse();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or(cores);
+    let isa = match &args.isa {
+        None => Isa::detect(),
+        Some(name) => {
+            let named = Isa::ALL.into_iter().find(|isa| isa.to_string() == *name);
+            named.ok_or_else(|| format!("no instruction path {name}"))?
+        }
+    };
+    let mut kinds = KINDS.to_vec();
+    kinds.retain(|kind| args.only.is_empty() || args.only.iter().any(|name| name == kind.name));
+
+    if args.own_time && threads != 1 {
+        return Err("--own-time measures one thread and needs --threads 1".into());
+    }
+    let clock = if args.own_time { Clock::Own } else { Clock::Wall };
+    let device = Timed::new(CpuDevice::new(threads, isa)?, clock);
+    let table = device.table.clone();
+    let options = LoadOptions {
+        dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/bench/qwen3-0.6b"),
+        load_format: LoadFormat::Dummy,
+        max_step_tokens: CONTEXT,
+        page_tokens: PAGE,
+        nodes: None,
+        quantize: if args.int8 { Quantize::Int8 } else { Quantize::None },
+        seed: 1,
+    };
+    let began = Clock::Wall.now();
+    let mut bench = Bench::new(load(&options, device, &mut |_| {})?, clock)?;
+    println!("{}", bench.model.describe());
+    println!("loaded and warm in {:.1} s", (Clock::Wall.now() - began).as_secs_f64());
+    let probe = Probe::new(threads, isa, args.int8);
+    let mut rounds: Vec<Vec<Round>> = kinds.iter().map(|_| Vec::new()).collect();
+    for _ in 0..args.rounds {
+        for (kind, rounds) in kinds.iter().zip(&mut rounds) {
+            let limits = probe.measure();
+            rounds.push(bench.round(*kind, limits, &table)?);
+        }
+    }
+    let limits = rounds.iter().flatten().fold(Limits::default(), |best, round| best.best(round.limits));
+    for (kind, rounds) in kinds.iter().zip(&mut rounds) {
+        rounds.sort_by(|a, b| a.time.total_cmp(&b.time));
+        report(kind, rounds, limits);
+    }
+    Ok(())
+}
+
+struct Bench {
+    model: Box<dyn Model>,
+    clock: Clock,
+    /// The block table of each request.
+    block_tables: Vec<Vec<PageId>>,
+    params: SamplingParams,
+}
+
+impl Bench {
+    /// Allocates pages, prefills the context of the first request, and copies its pages to all other requests.
+    fn new(mut model: Box<dyn Model>, clock: Clock) -> Result<Self, Failure> {
+        let mut next = 1;
+        let mut pages = |tokens: usize| -> Vec<PageId> {
+            let first = next;
+            next += tokens.div_ceil(PAGE) as u32;
+            (first..next).map(PageId).collect()
+        };
+        let block_tables: Vec<_> =
+            (0..BATCH).map(|request| pages(if request == 0 { LONG + 1 } else { CONTEXT + 1 })).collect();
+        model.allocate_pages(next as usize)?;
+        let params = SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 1,
+        };
+        let mut bench = Self { model, clock, block_tables, params };
+        bench.step(1, CONTEXT, 0, true)?;
+        let mut data = Vec::new();
+        let context = CONTEXT / PAGE;
+        bench.model.read_pages(&bench.block_tables[0][..context], &mut data)?;
+        for request in 1..BATCH {
+            bench.model.write_pages(&bench.block_tables[request][..context], &data)?;
+        }
+        Ok(bench)
+    }
+
+    fn step(&mut self, batch: usize, tokens: usize, start: usize, sample: bool) -> Result<(), Failure> {
+        let ids: Vec<u32> = (0..(batch * tokens) as u32).map(|i| i * 7919 % 150_000).collect();
+        let positions: Vec<f32> = (0..batch * tokens).map(|i| (start + i % tokens) as f32).collect();
+        let row = |request: usize| RowInputs {
+            first_token: request * tokens,
+            tokens,
+            start,
+            block_table: &self.block_tables[request],
+        };
+        let rows: Vec<_> = (0..batch).map(row).collect();
+        let logit_rows: Vec<usize> =
+            (0..batch).filter(|_| sample).map(|request| (request + 1) * tokens - 1).collect();
+        let inputs =
+            StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
+        self.model.forward(&inputs)?;
+        let row = SampleRow {
+            params: &self.params,
+            prompt: &[],
+            output: &[],
+            forbidden: &[],
+            position: (start + tokens) as u64,
+            logprobs: None,
+        };
+        let wanted: Vec<_> = (0..logit_rows.len()).map(|index| (index, row)).collect();
+        let mut out = LogitResults::default();
+        Ok(self.model.read_logits(&LogitRequests { sample: &wanted, score: &[] }, &mut out)?)
+    }
+
+    /// Runs a kind's steps, and returns the time and the operations of the fastest repetition.
+    fn round(&mut self, kind: Kind, limits: Limits, table: &Table) -> Result<Round, Failure> {
+        let Kind { batch, tokens, start, chunks, times, .. } = kind;
+        let clear = || std::mem::take(&mut *table.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut best: Option<Round> = None;
+        for _ in 0..times {
+            clear();
+            let began = self.clock.now();
+            for chunk in 0..chunks {
+                self.step(batch, tokens, start + chunk * tokens, chunk + 1 == chunks)?;
+            }
+            let round = Round { time: (self.clock.now() - began).as_secs_f64(), limits, operations: clear() };
+            if best.as_ref().is_none_or(|best| round.time < best.time) {
+                best = Some(round);
+            }
+        }
+        best.ok_or_else(|| "no step in a round".into())
+    }
+}
+
+fn report(kind: &Kind, rounds: &[Round], limits: Limits) {
+    let tokens = (kind.batch * kind.tokens * kind.chunks) as f64;
+    let (median, least) = (&rounds[rounds.len() / 2], &rounds[0]);
+    let Limits { flops, products, bytes } = limits;
+    let rate = |round: &Round| tokens / round.time;
+    println!(
+        "\n{}: {:.1} tok/s (best {:.1}), {:.2} ms; limits {:.0} GFLOP/s in attention, {:.0} GOP/s in products, {:.1} GB/s",
+        kind.name,
+        rate(median),
+        rate(least),
+        median.time * 1e3,
+        flops / 1e9,
+        products / 1e9,
+        bytes / 1e9,
+    );
+    let mut rows: Vec<_> = median.operations.iter().collect();
+    rows.sort_by_key(|(_, work)| std::cmp::Reverse(work.time));
+    let known: Duration = rows.iter().map(|(_, work)| work.time).sum();
+    let other = median.time - known.as_secs_f64();
+    let mut limit = 0.0;
+    for (name, work) in rows {
+        let time = work.time.as_secs_f64();
+        let floor = work.least(&limits);
+        limit += floor;
+        let share = 100.0 * time / median.time;
+        let each = time * 1e6 / work.calls as f64;
+        print!("  {name:24} {:5} x {each:10.1} us {share:5.1} %", work.calls);
+        if floor > 0.0 {
+            let (gops, gbytes) = ((work.flops + work.products) / time / 1e9, work.bytes / time / 1e9);
+            print!("  {gops:7.1} GOP/s {gbytes:6.1} GB/s  {:.2} of the limit", floor / time);
+        }
+        println!();
+    }
+    println!("  between operations {:31.2} %", 100.0 * other / median.time);
+    println!("  the whole: {:.2} of the limit", limit / median.time);
+}
