@@ -95,6 +95,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let options = backend_options(&settings, &layout, &checkpoint, workers, display)?;
     // Either takes a moment, so workers load while the tokenizer is read.
     let text = read_text(&settings, &checkpoint);
+    let model = &options.served.name;
+    tracing::info!(%model, workers = layout.topology.spawned_workers(), "the workers load the model");
     let mut backend = Backend::start(options, &metrics, cluster_health.clone())?;
     let text = tokio::select! {
         text = text => text,
@@ -108,14 +110,12 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
             return Err(error);
         }
     };
-    let model = settings.model.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone());
     let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
     let front = match text {
         None => Front::bare(conductor, cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
     };
-    let workers = layout.topology.spawned_workers();
-    tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, model, workers, "listening; the workers load the model");
+    tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &closing);
