@@ -27,7 +27,8 @@ fn generated_code_is_that_of_the_proto_files() {
     let committed = room.join("src/generated");
     let update = env::var_os("UPDATE_GENERATED").is_some();
     let names = |folder: &Path| {
-        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
     };
