@@ -1,5 +1,5 @@
-//! All-reduce of two ranks in shared memory, beside what bounds it: a copy of as many bytes, and the round trip of a
-//! flag between two threads. `cargo bench -p tutti-kernels --bench all_reduce` prints them as JSON, with their machine.
+//! All-reduce of two ranks in shared memory, and its bounds: a copy of as many bytes, and the round trip of a flag
+//! between two threads. `cargo bench -p tutti-kernels --bench all_reduce` prints the times and the machine as JSON.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -23,10 +23,10 @@ struct Args {
 }
 
 const WAIT: Duration = Duration::from_secs(60);
-/// Many and short, so that on a machine with other work some of them are undisturbed.
+/// Samples per figure. They are many and short, so that some are undisturbed on a busy machine.
 const SAMPLES: usize = 300;
 
-/// The median and the least of samples.
+/// Median and minimum of samples.
 struct Times {
     median_us: f64,
     least_us: f64,
@@ -38,7 +38,7 @@ impl Times {
         Self { median_us: samples[samples.len() / 2], least_us: samples[0] }
     }
 
-    /// With the bytes that one call moves, where that is the point.
+    /// Bytes that one call moves, if the figure is a rate.
     fn json(&self, bytes: Option<usize>) -> Value {
         let Self { median_us, least_us } = self;
         let rate = |us: f64| bytes.map(|bytes| bytes as f64 / us / 1e3);
@@ -46,7 +46,7 @@ impl Times {
     }
 }
 
-/// Calls `act` often enough for a sample to be long against the clock; microseconds a call.
+/// Returns samples in microseconds per call. Each sample calls `act` often enough to be long relative to the clock.
 fn sampled(calls: usize, mut act: impl FnMut()) -> Vec<f64> {
     let mut sample = || {
         let began = Instant::now();
@@ -73,13 +73,13 @@ fn all_reduce(bytes: usize, calls: usize) -> Vec<f64> {
     })
 }
 
-/// One thread copies.
+/// A copy by one thread.
 fn copy(bytes: usize, calls: usize) -> Vec<f64> {
     let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
     sampled(calls, || black_box(&mut to[..]).copy_from_slice(black_box(&from)))
 }
 
-/// A flag there and another one back.
+/// The round trip of a flag.
 fn round_trip(calls: usize) -> Vec<f64> {
     #[repr(align(128))]
     struct Flag(AtomicU32);

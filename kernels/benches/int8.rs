@@ -1,8 +1,8 @@
-//! Products in int8 against bfloat16, at the shapes of Qwen3-0.6B.
+//! Products in int8 and in bfloat16, at the shapes of Qwen3-0.6B.
 //!
-//! `cargo bench -p tutti-kernels --bench int8 -- [--threads N] [--isa NAME] [--rounds N]`. The two take turns, so that
-//! whatever else the machine does meets both; figures are medians, ratios those of neighbours. Weights are a ring of
-//! copies larger than the caches, so that one row's products read from memory as they do between layers.
+//! `cargo bench -p tutti-kernels --bench int8 -- [--threads N] [--isa NAME] [--rounds N]`. The two types take turns, so
+//! that other work on the machine affects both. Figures are medians; a ratio is the median of the ratios of adjacent
+//! turns. Weights are a ring of copies larger than the caches, so that they are read from memory as between layers.
 #![allow(clippy::print_stdout)] // The figures are the output.
 
 use std::time::{Duration, Instant};
@@ -14,26 +14,26 @@ use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType};
 const HIDDEN: usize = 1024;
 const INTERMEDIATE: usize = 3072;
 const VOCABULARY: usize = 151_936;
-/// Copies of a matrix together take at least this much.
+/// Least size of all copies of a matrix, in bytes.
 const BEYOND_CACHES: usize = 160 << 20;
-/// A round of one kind takes about this long.
+/// Approximate duration of a round of one type.
 const ROUND: Duration = Duration::from_millis(25);
 
 #[derive(Parser)]
 struct Arguments {
-    /// Compute threads; all cores without it.
+    /// Compute threads [default: all cores].
     #[arg(long)]
     threads: Option<usize>,
-    /// Instruction path; the best without it.
+    /// Instruction path [default: the best of the machine].
     #[arg(long)]
     isa: Option<String>,
-    /// Turns of each kind.
+    /// Turns of each type.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// Only products of this many rows.
+    /// Number of rows to measure [default: all].
     #[arg(long)]
     rows: Option<usize>,
-    /// Given by cargo.
+    /// Added by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -108,7 +108,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Small numbers without much of a pattern.
+/// Small numbers without an obvious pattern.
 fn pattern(index: usize) -> f32 {
     (index.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65_536.0 - 0.5
 }

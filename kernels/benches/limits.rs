@@ -1,6 +1,6 @@
-//! `cargo bench -p tutti-kernels --bench limits`: what the machine can do at most, as JSON: bytes per second out of memory,
-//! operations per second of each instruction path, and whether a neighbour has a part of the cores. What the kernels reach
-//! is compared with it.
+//! `cargo bench -p tutti-kernels --bench limits`: limits of the machine as JSON, for comparison with the kernels:
+//! memory bandwidth, operations per second of each instruction path, and `nop` per second, which shows neighbours on
+//! the cores.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use tutti_measure::{
 
 #[derive(Parser)]
 struct Args {
-    /// Threads that read and compute at the same time [default: one for each core]
+    /// Threads that read and compute at the same time [default: one per core].
     #[arg(long)]
     threads: Option<usize>,
     #[command(flatten)]

@@ -1,8 +1,8 @@
-//! How fast the CPU device's operations are, at the shapes of Qwen3-0.6B.
+//! Speed of the CPU device's operations, at the shapes of Qwen3-0.6B.
 //!
-//! `cargo bench -p tutti-kernels -- [--threads N] [--isa NAME] [--only TEXT] [--json]`. Weights of a product are a ring of copies
-//! larger than the caches, so that one row's products read from memory as they do between layers, and so are pages. Each
-//! figure is the median of several rounds; the best is beside it. `--only` measures what has TEXT in its name.
+//! `cargo bench -p tutti-kernels --bench ops -- [--threads N] [--isa NAME] [--only TEXT] [--json]`. Weights and pages
+//! are rings of copies larger than the caches, so that they are read from memory as between layers. A figure is the
+//! median of several rounds, with the best round beside it. `--only` selects figures with TEXT in their name.
 #![allow(clippy::print_stdout)] // The figures are the output.
 
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const INTERMEDIATE: usize = 3072;
 const VOCABULARY: usize = 151_936;
 const SHAPE: AttentionShape =
     AttentionShape { heads: 16, kv_heads: 8, head_dim: 128, scale: 0.088_388_35, window: None };
-/// Copies of a matrix together take at least this much.
+/// Least size of all copies of a matrix, in bytes.
 const BEYOND_CACHES: usize = 160 << 20;
 
 /// One line of the table.
@@ -29,7 +29,7 @@ struct Figure {
     unit: &'static str,
 }
 
-/// How long a call takes.
+/// Duration of a call.
 #[derive(Clone, Copy)]
 struct Times {
     median: Duration,
@@ -92,7 +92,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The times of a call, over rounds that together take about a third of a second.
+/// Durations of a call, over rounds that take about a third of a second in total.
 fn times(mut call: impl FnMut() -> Result<(), DeviceError>) -> Result<Times, DeviceError> {
     call()?;
     let mut times = Vec::new();
@@ -160,8 +160,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Rotation, storing and attention of a step's rows, each of so many tokens after so many. As between the layers of a
-    /// step, pages are read from memory: there are layers beyond the caches, which take turns.
+    /// Rotation, storing and attention of the rows of a step, each with its number of tokens and its context. The layers
+    /// take turns and exceed the caches, so that pages are read from memory.
     fn attention(
         &mut self,
         dtype: WeightType,
@@ -184,7 +184,7 @@ impl Bench {
             pages: pages + 1,
             dtype,
         })?;
-        // Pages of all rows in turn, so that no row's follow each other.
+        // Pages are assigned to rows in turn, so that no row has adjacent pages.
         let mut tables = vec![Vec::new(); rows.len()];
         let mut next = 1..;
         while tables.iter().map(Vec::len).sum::<usize>() < pages {
@@ -231,7 +231,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Begins a step of rows of (start, tokens, pages) and gives its fused rows and angles.
+    /// Begins a step of rows of (start, tokens, pages) and returns its fused rows and angles.
     fn begin(&mut self, rows: &[(usize, usize, &Vec<PageId>)]) -> Result<(Tensor, Tensor), DeviceError> {
         let mut inputs = Vec::new();
         let mut total = 0;
@@ -296,7 +296,7 @@ impl Bench {
     }
 }
 
-/// Small numbers without much of a pattern.
+/// Small numbers without an obvious pattern.
 fn pattern(index: usize) -> f32 {
     (index.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65_536.0 - 0.5
 }

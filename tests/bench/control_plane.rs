@@ -1,5 +1,5 @@
-//! `cargo bench --bench control_plane`: latency that conductor, router and eight simulated workers add to the device, and
-//! their capacity. The baseline is another project's router in front of servers that only stream.
+//! `cargo bench --bench control_plane`: latency that conductor, router and eight simulated workers add to the device,
+//! and their capacity. The baseline is another project's router in front of servers that only stream.
 //!
 //! All contenders have the same client and share the machine's cores with it, so the client's CPU time is part of the
 //! figures. Contenders take turns at each load.

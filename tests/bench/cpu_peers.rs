@@ -1,5 +1,5 @@
-//! `cargo bench --bench cpu_peers`: Tutti on a CPU compared with other servers for CPUs, at the shape of Qwen3-0.6B with
-//! random weights: prefill, decode, a mixed workload, the start, and the ratio to the best peer.
+//! `cargo bench --bench cpu_peers`: Tutti on a CPU compared with other servers for CPUs, at the shape of Qwen3-0.6B
+//! with random weights: prefill, decode, a mixed workload, the start, and the ratio to the best peer.
 //!
 //! `tests/bench/peers/setup` installs the peers and makes the checkpoint. All servers of a group run at the same time and
 //! are measured in turns. The figures name each peer that cannot run, and the reason. The machine's limits are measured
@@ -41,7 +41,8 @@ struct Args {
     /// Compute threads of each server.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Tutti's ITL target in the mixed workload, in milliseconds. The default is below a quarter of the peers' longest ITL.
+    /// Tutti's ITL target in the mixed workload, in milliseconds. The default is below a quarter of the peers' longest
+    /// ITL.
     #[arg(long, default_value_t = 300)]
     target_itl_ms: u32,
     #[command(flatten)]

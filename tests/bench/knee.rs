@@ -1,8 +1,8 @@
 //! `cargo bench --bench knee`: the load of long prompts at which streams that decode begin to feel them.
 //!
-//! Four requests decode all the time while prompts arrive at a fixed rate. A cell is one arrival rate, one prompt length,
-//! a cold or warm prefix cache, and one variant of chunking. Several cells may run at the same time, each on its own
-//! conductor. They can disturb each other, so some cells run again alone, as does one without arrivals.
+//! Four requests decode all the time while prompts arrive at a fixed rate. A cell is one arrival rate, one prompt
+//! length, a cold or warm prefix cache, and one variant of chunking. Several cells may run at the same time, each on
+//! its own conductor. They can disturb each other, so some cells run again alone, as does one without arrivals.
 
 mod support {
     pub mod background;

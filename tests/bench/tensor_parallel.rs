@@ -1,5 +1,5 @@
-//! `cargo bench --bench tensor_parallel`: cost of tensor parallelism. Two ranks of one thread each are compared with one
-//! worker of two threads on the same two cores.
+//! `cargo bench --bench tensor_parallel`: cost of tensor parallelism. Two ranks of one thread each are compared with
+//! one worker of two threads on the same two cores.
 //!
 //! Both clusters run all the time; the idle one sleeps. They take turns sample by sample, so that a machine whose speed
 //! changes within minutes favours neither. The ratio of a figure is the median of the ratios of adjacent samples.

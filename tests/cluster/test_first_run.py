@@ -1,4 +1,4 @@
-"""The first run, as described in README.md: the shipped model answers, and every example in the document works."""
+"""The first run, as README.md and docs/api.md describe it: the shipped model answers, and every example works."""
 
 import json
 import os
@@ -56,9 +56,9 @@ def test_probes_and_metrics_answer(tiny):
 
 
 def examples():
-    """README's fenced bash and python blocks that talk to a running cluster."""
-    readme = REPO / "README.md"
-    blocks = re.findall(r"^```(bash|sh|python)\n(.*?)^```", readme.read_text(), re.M | re.S)
+    """Fenced bash and python blocks of README and docs/api.md that talk to a running cluster."""
+    text = "\n".join((REPO / page).read_text() for page in ("README.md", "docs/api.md"))
+    blocks = re.findall(r"^```(bash|sh|python)\n(.*?)^```", text, re.M | re.S)
     return [(kind, text) for kind, text in blocks if re.search(r":(8000|50051)\b", text)]
 
 
@@ -68,7 +68,7 @@ EXAMPLES = examples()
 def test_readme_has_an_example_for_each_client():
     text = "\n".join(text for _, text in EXAMPLES)
     for word in ("curl", "import openai", "import grpc", '"stream": true'):
-        assert word in text.replace("from openai import", "import openai"), f"README.md has no example with {word}"
+        assert word in text.replace("from openai import", "import openai"), f"neither README.md nor docs/api.md has an example with {word}"
 
 
 @pytest.mark.parametrize(("kind", "text"), EXAMPLES, ids=[str(i) for i in range(len(EXAMPLES))])

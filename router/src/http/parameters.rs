@@ -1,4 +1,4 @@
-//! Parameters shared by completions and chat. README.md has a table of them for clients.
+//! Parameters shared by completions and chat. `docs/api.md` has a table of them for clients.
 
 use std::{fmt, time::Duration};
 

@@ -1,8 +1,8 @@
-//! Servers that only stream, as backends of the baseline's router. One process serves all of them, each on its own port.
-//! The process is this bench's executable, started again.
+//! Servers that only stream, as backends of the baseline's router. One process serves all of them, each on its own
+//! port. The process is this bench's executable, started again.
 //!
-//! A backend has the timing of the simulated device: it runs steps of equal length while it has requests. A request that
-//! arrives during a step takes part from the next one on. A token is a constant event.
+//! A backend has the timing of the simulated device: it runs steps of equal length while it has requests. A request
+//! that arrives during a step takes part from the next one on. A token is a constant event.
 
 use std::{
     net::{Ipv4Addr, TcpListener},

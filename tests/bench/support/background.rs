@@ -49,8 +49,8 @@ impl Background {
         Ok(Self(started))
     }
 
-    /// Ends the requests. Returns the milliseconds between tokens that arrived from `from` to `until`. Fails if a request
-    /// has ended before.
+    /// Ends the requests. Returns the milliseconds between tokens that arrived from `from` to `until`. Fails if a
+    /// request has ended before.
     pub async fn stop(self, from: Instant, until: Instant) -> Result<Vec<f64>, String> {
         let mut gaps = Vec::new();
         for BackgroundRequest { arrivals, task } in self.0 {

@@ -28,8 +28,9 @@ pub trait Run: Debug + Serialize {
     fn figures(&self) -> Vec<Figure>;
 }
 
-/// Runs the workload `repeats` times in each variant. Returns all figures, and the ratios of medians between `bases` and
-/// the other variants. Variants take turns, forwards and backwards, so that a machine whose speed changes favours none.
+/// Runs the workload `repeats` times in each variant. Returns all figures, and the ratios of medians between `bases`
+/// and the other variants. Variants take turns, forwards and backwards, so that a machine whose speed changes favours
+/// none.
 pub async fn compare<R: Run>(
     variants: &[Variant],
     bases: &[&str],

@@ -1,8 +1,8 @@
 //! Control-plane overhead of prompts of 220 KB, with 100 concurrent streams.
 //!
-//! The starts of the streams are spread evenly over the duration of one stream. A stream that ends is followed by another
-//! one. No two prompts are alike, and each takes one step of its device. The rest of a step that runs when a prompt
-//! arrives counts as overhead.
+//! The starts of the streams are spread evenly over the duration of one stream. A stream that ends is followed by
+//! another one. No two prompts are alike, and each takes one step of its device. The rest of a step that runs when a
+//! prompt arrives counts as overhead.
 
 use std::time::Duration;
 

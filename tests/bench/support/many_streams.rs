@@ -1,7 +1,8 @@
 //! Throughput of the control plane while streams stay even.
 //!
-//! Every stream gets one token per step of its simulated device, so the number of streams sets the load. The overhead of
-//! an event is its distance from the event before, minus one step. Two tokens in one event count as one step of overhead.
+//! Every stream gets one token per step of its simulated device, so the number of streams sets the load. The overhead
+//! of an event is its distance from the event before, minus one step. Two tokens in one event count as one step of
+//! overhead.
 
 use std::time::Duration;
 

@@ -27,8 +27,8 @@ pub struct Mixed {
 }
 
 impl Mixed {
-    /// Runs the workload on an idle server. `steps` is a bound on the number of prefill steps of the long prompt. The four
-    /// generate enough tokens to outlast it.
+    /// Runs the workload on an idle server. `steps` is a bound on the number of prefill steps of the long prompt. The
+    /// four generate enough tokens to outlast it.
     pub async fn measure(target: &Target, steps: u32, seed: u64) -> Result<Self, String> {
         let max_tokens = BEFORE as u32 + steps + 2 * LONG_TOKENS;
         let long_prompt = prompts(1, LONG_PROMPT, seed + 1).remove(0);

@@ -1,5 +1,5 @@
-//! The servers that are compared on a CPU: Tutti, and the peers that `tests/bench/peers/setup` installs. Each is a process
-//! that reads the same checkpoint and answers on loopback.
+//! The servers that are compared on a CPU: Tutti, and the peers that `tests/bench/peers/setup` installs. Each is a
+//! process that reads the same checkpoint and answers on loopback.
 
 use std::{
     collections::BTreeMap,
@@ -218,8 +218,8 @@ fn llama_cpp_model() -> &'static str {
     if multiplies_bf16() { "model-bf16.gguf" } else { "model-f16.gguf" }
 }
 
-/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. With AVX-512 but no bf16 instructions, its bf16 does not
-/// start with an f16 KV cache, and f32 is its fastest compute type.
+/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. With AVX-512 but no bf16 instructions, its bf16 does
+/// not start with an f16 KV cache, and f32 is its fastest compute type.
 fn openvino_types() -> &'static str {
     if has_avx512() && !multiplies_bf16() { "f32:f16" } else { "bf16:f16" }
 }
@@ -244,7 +244,8 @@ fn multiplies_bf16() -> bool {
 }
 
 impl Running {
-    /// Seconds from the start of the process to the first token of a short prompt. Call it as soon as the server is ready.
+    /// Seconds from the start of the process to the first token of a short prompt. Call it as soon as the server is
+    /// ready.
     pub async fn first_token(&self) -> Result<f64, String> {
         let record = self.target.generate(&[1; 16], 1, 0).await;
         match record.failure {

@@ -49,8 +49,8 @@ impl Device {
         }
     }
 
-    /// All variants, for prompts of up to `long` tokens. Without chunking, the budget of a step is larger than any prompt,
-    /// so that none is held back.
+    /// All variants, for prompts of up to `long` tokens. Without chunking, the budget of a step is larger than any
+    /// prompt, so that none is held back.
     pub fn variants(self, long: usize) -> Vec<Variant> {
         let whole = format!("--max-step-tokens={}", long + 1024);
         let chunk = format!("--max-prefill-chunk-size={}", self.step_tokens());

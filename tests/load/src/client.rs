@@ -1,42 +1,42 @@
-//! One streamed request, and when each of its tokens came.
+//! Client of one streamed request, which records the arrival of each token.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 
-/// What became of a request. Times count from the moment it was sent.
+/// Outcome of a request. Times count from sending.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
-    /// How much later than planned it was sent: the generator's own fault.
+    /// Delay between the planned and the actual time of sending, caused by the generator itself.
     pub lag: Duration,
-    /// When the server had taken it: the answer's head came.
+    /// Time of the response head: the server has accepted the request.
     pub accepted: Option<Duration>,
-    /// When each event that carried text or tokens came, and how many tokens it carried.
+    /// Time and number of tokens of each event with text or tokens.
     pub arrivals: Vec<(Duration, u32)>,
-    /// When the stream ended.
+    /// Time of the end of the stream.
     pub end: Duration,
-    /// Prompt tokens, as the server counts them.
+    /// Prompt tokens, counted by the server.
     pub prompt_tokens: u32,
-    /// Generated tokens, as the server counts them.
+    /// Generated tokens, counted by the server.
     pub tokens: u32,
-    /// Why it does not count as served.
+    /// Reason of a failure; `None` if the request was served.
     pub failure: Option<String>,
 }
 
-/// Where requests go.
+/// A server and the model to ask for.
 #[derive(Clone, Debug)]
 pub struct Target {
     client: reqwest::Client,
     url: String,
     /// The `model` of every request.
     pub model: String,
-    /// Whether requests ask for the likeliest token instead of leaving the temperature to the server.
+    /// True if requests set temperature 0. Otherwise the server decides.
     greedy: bool,
 }
 
 impl Target {
-    /// A server by its base URL. Without a model's name the first one it lists is meant.
+    /// Connects to a server by its base URL. Without a model's name it asks for the first model that the server lists.
     pub async fn new(url: &str, model: Option<String>, timeout: Duration) -> Result<Self, String> {
         let mut target = Self::named(url, model.as_deref().unwrap_or_default(), timeout)?;
         if model.is_none() {
@@ -45,7 +45,7 @@ impl Target {
         Ok(target)
     }
 
-    /// A server by its base URL, and the model that it has. It need not run yet.
+    /// Names a server by its base URL and its model. The server need not run yet.
     pub fn named(url: &str, model: &str, timeout: Duration) -> Result<Self, String> {
         let client = reqwest::Client::builder()
             .timeout(timeout)
@@ -55,23 +55,23 @@ impl Target {
         Ok(Self { client, url: url.trim_end_matches('/').to_owned(), model: model.to_owned(), greedy: false })
     }
 
-    /// The same server, each of whose tokens is to be the likeliest one.
+    /// Returns the target with greedy requests.
     pub fn greedy(self) -> Self {
         Self { greedy: true, ..self }
     }
 
-    /// Whether `/ready` says so, for servers that have one.
+    /// True if a GET of `/ready` succeeds.
     pub async fn ready(&self) -> bool {
         self.answers("/ready").await
     }
 
-    /// Whether a GET of this path succeeds.
+    /// True if a GET of `path` succeeds.
     pub async fn answers(&self, path: &str) -> bool {
         let answer = self.client.get(format!("{}{path}", self.url)).send().await;
         answer.is_ok_and(|response| response.status().is_success())
     }
 
-    /// What it counts of itself, for servers that have `/metrics`.
+    /// Reads `/metrics`.
     pub async fn metrics(&self) -> Result<String, String> {
         let answer = self.client.get(format!("{}/metrics", self.url)).send().await;
         let answer = answer.and_then(reqwest::Response::error_for_status);
@@ -79,12 +79,13 @@ impl Target {
         text.await.map_err(|e| format!("{}/metrics: {e}", self.url))
     }
 
-    /// Sends one prompt and reads its stream to the end. A request that gives fewer tokens than asked for has failed.
+    /// Sends one prompt and reads its stream to the end. A request that returns fewer tokens than asked for has failed.
     pub async fn generate(&self, prompt: &[u32], max_tokens: u32, seed: u64) -> Record {
         self.generate_watched(prompt, max_tokens, seed, |_| {}).await
     }
 
-    /// The same; `watch` is shown the record whenever the server has taken the request or more tokens have come.
+    /// Like [`generate`](Self::generate). Calls `watch` when the server has accepted the
+    /// request and after each chunk of events.
     pub async fn generate_watched(
         &self,
         prompt: &[u32],
@@ -95,7 +96,7 @@ impl Target {
         self.send(self.body(prompt, max_tokens, seed), max_tokens, watch).await
     }
 
-    /// What is sent for a prompt, as text or as token ids.
+    /// Returns the body of a request for a prompt, which is text or token ids.
     pub fn body(&self, prompt: impl Serialize, max_tokens: u32, seed: u64) -> String {
         let mut body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "ignore_eos": true,
@@ -107,7 +108,7 @@ impl Target {
         body.to_string()
     }
 
-    /// Sends a [body](Target::body) that asks for so many tokens; as [`Target::generate_watched`].
+    /// Like [`generate_watched`](Self::generate_watched), for a [body](Self::body) that asks for `max_tokens` tokens.
     pub async fn send(&self, body: String, max_tokens: u32, watch: impl FnMut(&Record)) -> Record {
         let start = Instant::now();
         let mut record = Record::default();
@@ -171,8 +172,8 @@ async fn first_model(client: &reqwest::Client, url: &str) -> Result<String, Stri
     Ok(model.to_owned())
 }
 
-/// Of an event, what counts here. The rest is skipped unread: at full load the generator shares its machine with what it
-/// measures.
+/// The fields of an event that count. All others are skipped without parsing, because the generator shares its machine
+/// with the server that it measures.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
@@ -206,7 +207,7 @@ fn take(event: &str, now: Duration, record: &mut Record) -> Result<(), String> {
     let Some(choice) = event.choices.first() else { return Ok(()) };
     let ids = choice.token_ids.as_ref().map_or(0, Vec::len) as u32;
     let text = choice.text.is_some_and(|text| text.get() != r#""""#);
-    // Servers that do not give token ids are taken to send one token an event.
+    // A server that sends no token ids is assumed to send one token per event.
     match ids.max(u32::from(text)) {
         0 => {}
         tokens => record.arrivals.push((now, tokens)),
@@ -214,11 +215,11 @@ fn take(event: &str, now: Duration, record: &mut Record) -> Result<(), String> {
     Ok(())
 }
 
-/// Cuts a byte stream into lines, whatever its chunks are.
+/// Splits a byte stream into lines, independent of its chunks.
 #[derive(Default)]
 struct Lines {
     held: Vec<u8>,
-    /// How much of `held` has been given out.
+    /// Bytes of `held` that have been returned.
     read: usize,
 }
 
@@ -229,7 +230,7 @@ impl Lines {
         self.held.extend_from_slice(chunk);
     }
 
-    /// The next line that is complete.
+    /// Returns the next complete line.
     fn next(&mut self) -> Result<Option<&str>, String> {
         let rest = &self.held[self.read..];
         let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
@@ -240,41 +241,4 @@ impl Lines {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_do_not_depend_on_chunks() {
-        let text = "data: {\"é\": 1}\n\ndata: [DONE]\n";
-        for size in 1..text.len() {
-            let mut lines = Lines::default();
-            let mut got = Vec::new();
-            for chunk in text.as_bytes().chunks(size) {
-                lines.push(chunk);
-                while let Some(line) = lines.next().unwrap() {
-                    got.push(line.to_owned());
-                }
-            }
-            assert_eq!(got, ["data: {\"é\": 1}", "", "data: [DONE]"], "chunks of {size}");
-        }
-    }
-
-    #[test]
-    fn tokens_are_counted_by_ids_or_else_by_event() {
-        let mut record = Record::default();
-        let now = Duration::from_millis(3);
-        take(r#"{"choices":[{"text":"","token_ids":[1,2]}]}"#, now, &mut record).unwrap();
-        take(r#"{"choices":[{"text":"a"}]}"#, now, &mut record).unwrap();
-        take(r#"{"choices":[{"text":"","finish_reason":"stop"}],"usage":null}"#, now, &mut record).unwrap();
-        take(r#"{"choices":[],"usage":{"completion_tokens":3,"prompt_tokens":4}}"#, now, &mut record)
-            .unwrap();
-        assert_eq!(record.arrivals, [(now, 2), (now, 1)]);
-        assert_eq!((record.prompt_tokens, record.tokens), (4, 3));
-    }
-
-    #[test]
-    fn an_error_inside_a_stream_is_a_failure() {
-        let failed = take(r#"{"error":{"message":"lost"}}"#, Duration::ZERO, &mut Record::default());
-        assert!(failed.unwrap_err().contains("lost"));
-    }
-}
+mod tests;

@@ -1,4 +1,5 @@
-//! `load --url http://127.0.0.1:8000 --rate 8 --requests 200`: figures as JSON, exit code 1 where they mean nothing.
+//! `load --url http://127.0.0.1:8000 --rate 8 --requests 200` prints figures as JSON, with exit code 1 if they
+//! are invalid.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -7,40 +8,40 @@ use serde_json::json;
 use tutti_load::{client::Target, plan::Workload, report::Report, run::run};
 use tutti_measure::machine::Machine;
 
-/// Sends requests to an OpenAI-compatible server at times drawn in advance, and reports what came back.
+/// Sends requests to an OpenAI-compatible server at times drawn in advance, and reports latency and throughput.
 #[derive(Debug, Parser)]
 struct Args {
-    /// The server's base URL.
+    /// Base URL of the server.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     url: String,
-    /// The model to ask for; the first one listed where this is not given.
+    /// Model to ask for [default: the first one that the server lists].
     #[arg(long)]
     model: Option<String>,
-    /// Requests a second on average (Poisson); `inf` sends all at once.
+    /// Requests per second on average (Poisson); `inf` sends all at once.
     #[arg(long, default_value_t = 4.0, value_parser = positive)]
     rate: f64,
-    /// How many requests to send.
+    /// Number of requests.
     #[arg(long, default_value_t = 100)]
     requests: usize,
     /// Prompt length in tokens, or MIN:MAX.
     #[arg(long, default_value = "128", value_parser = range)]
     prompt_tokens: (u32, u32),
-    /// Tokens to generate for each request.
+    /// Tokens to generate per request.
     #[arg(long, default_value_t = 64)]
     max_tokens: u32,
-    /// Prompt token ids are drawn below this.
+    /// Exclusive bound of prompt token ids.
     #[arg(long, default_value_t = 256)]
     vocab_size: u32,
-    /// Decides arrivals and prompts.
+    /// Seed of arrival times and prompts.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Requests sent and forgotten before the run.
+    /// Requests before the run that do not count.
     #[arg(long, default_value_t = 1)]
     warmup: usize,
-    /// Seconds after which a request has failed.
+    /// Timeout of a request, in seconds.
     #[arg(long, default_value_t = 600)]
     timeout_s: u64,
-    /// Where to write the report; standard output where this is not given.
+    /// File for the report [default: standard output].
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -72,7 +73,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether the run's figures mean something.
+/// Runs the load and writes the report. Returns true if its figures are valid.
 async fn measure(args: Args) -> Result<bool, String> {
     let target = Target::new(&args.url, args.model, Duration::from_secs(args.timeout_s)).await?;
     let workload = Workload {

@@ -1,39 +1,39 @@
-//! What is sent and when: decided before the first request leaves, and the same for the same seed.
+//! The plan of a run: requests and their times, drawn from a seed before the first request is sent.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What a run is made from.
+/// Parameters of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Workload {
-    /// How many requests are sent.
+    /// Number of requests.
     pub requests: usize,
-    /// Requests a second on average, as a Poisson process; infinite sends all at once.
+    /// Requests per second on average, as a Poisson process. Infinity sends all at once.
     pub rate: f64,
-    /// Prompt lengths in tokens, drawn evenly from this range, both ends included.
+    /// Range of prompt lengths in tokens, both ends included. Lengths are drawn uniformly.
     pub prompt_tokens: (u32, u32),
-    /// Tokens asked for; end-of-sequence tokens are ignored, so that this many must come.
+    /// Tokens asked for. End-of-sequence tokens are ignored, so exactly this many must come.
     pub max_tokens: u32,
-    /// Prompt token ids are drawn below this.
+    /// Exclusive bound of prompt token ids.
     pub vocab_size: u32,
-    /// Where every draw comes from.
+    /// Seed of all draws.
     pub seed: u64,
 }
 
 /// One request of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
-    /// When it leaves, counted from the start of the run.
+    /// Time of sending, from the start of the run.
     pub at: Duration,
-    /// Its prompt.
+    /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// Its seed, for servers that sample.
+    /// Seed of the request, for servers that sample.
     pub seed: u64,
 }
 
 impl Workload {
-    /// The requests in the order in which they leave.
+    /// Returns the requests in the order of sending.
     pub fn plan(&self) -> Vec<Planned> {
         let mut draw = Draw(self.seed);
         let mut at = 0.0;
@@ -63,7 +63,7 @@ impl Draw {
         z ^ (z >> 31)
     }
 
-    /// In [0, 1).
+    /// Returns a number in [0, 1).
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -74,49 +74,4 @@ impl Draw {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn workload() -> Workload {
-        Workload {
-            requests: 20_000,
-            rate: 50.0,
-            prompt_tokens: (1, 3),
-            max_tokens: 8,
-            vocab_size: 7,
-            seed: 1,
-        }
-    }
-
-    #[test]
-    fn the_seed_decides_everything() {
-        assert_eq!(workload().plan(), workload().plan());
-        assert_ne!(workload().plan(), Workload { seed: 2, ..workload() }.plan());
-    }
-
-    #[test]
-    fn arrivals_are_poisson() {
-        let plan = workload().plan();
-        let gaps: Vec<f64> = plan.windows(2).map(|w| (w[1].at - w[0].at).as_secs_f64()).collect();
-        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
-        let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
-        // An exponential distribution's deviation equals its mean; 20,000 draws know both to about 1 %.
-        assert!((mean * 50.0 - 1.0).abs() < 0.03, "mean {mean}");
-        assert!((variance.sqrt() / mean - 1.0).abs() < 0.05, "deviation {}", variance.sqrt());
-    }
-
-    #[test]
-    fn prompts_keep_to_their_ranges_and_use_them_whole() {
-        let plan = workload().plan();
-        let lengths: std::collections::BTreeSet<_> = plan.iter().map(|p| p.prompt.len()).collect();
-        let ids: std::collections::BTreeSet<_> = plan.iter().flat_map(|p| p.prompt.clone()).collect();
-        assert_eq!(lengths, (1..=3).collect());
-        assert_eq!(ids, (0..7).collect());
-    }
-
-    #[test]
-    fn an_infinite_rate_sends_all_at_once() {
-        let plan = Workload { rate: f64::INFINITY, ..workload() }.plan();
-        assert!(plan.iter().all(|p| p.at.is_zero()));
-    }
-}
+mod tests;

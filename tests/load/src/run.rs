@@ -1,4 +1,4 @@
-//! Sends a plan and gathers the records.
+//! Sends the requests of a plan and collects their records.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     plan::Workload,
 };
 
-/// Sends every request of the plan at its time; returns the records and how long it all took.
+/// Sends every request of the plan at its time. Returns the records and the duration of the run.
 pub async fn run(target: &Target, workload: &Workload) -> (Vec<Record>, Duration) {
     let start = Instant::now();
     let max_tokens = workload.max_tokens;

@@ -1,4 +1,4 @@
-//! What the benches of all crates share: the machine, its limits, statistics, and the JSON of results. It needs no HTTP
+//! Helpers of all benches: the machine, its limits, statistics, and the JSON of results. This crate needs no HTTP
 //! client; the load generator is `tests/load`.
 
 pub mod limits;

@@ -20,7 +20,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Describes a bench of the root package. Call it before the bench runs anything: it records the load of the machine.
+    /// Describes a bench of the root package. Call it before the bench runs anything: it records the load of the
+    /// machine.
     pub fn now(bench: &str) -> Self {
         Self::of(&format!("cargo bench --bench {bench}"))
     }

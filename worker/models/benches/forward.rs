@@ -6,8 +6,10 @@
 //! each operation it shows the time, and the share of it that the operation needs at the best limits of all rounds.
 #![allow(clippy::print_stdout)] // The table is the output.
 
-mod limits;
-mod timed;
+mod forward {
+    pub mod limits;
+    pub mod timed;
+}
 
 use std::{collections::BTreeMap, path::Path, sync::PoisonError, time::Duration};
 
@@ -18,7 +20,7 @@ use tutti_kernels::{
 };
 use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
 
-use self::{
+use self::forward::{
     limits::{Clock, Limits, Probe},
     timed::{Table, Timed, Work},
 };
