@@ -95,6 +95,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let options = backend_options(&settings, &layout, &checkpoint, workers, display)?;
     // Either takes a moment, so workers load while the tokenizer is read.
     let text = read_text(&settings, &checkpoint);
+    let model = &options.served.name;
+    tracing::info!(%model, workers = layout.topology.spawned_workers(), "the workers load the model");
     let mut backend = Backend::start(options, &metrics, cluster_health.clone())?;
     let text = tokio::select! {
         text = text => text,
@@ -108,14 +110,12 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
             return Err(error);
         }
     };
-    let model = settings.model.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone());
     let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
     let front = match text {
         None => Front::bare(conductor, cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
     };
-    let workers = layout.topology.spawned_workers();
-    tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, model, workers, "listening; the workers load the model");
+    tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &closing);
@@ -228,10 +228,10 @@ fn json(value: &impl serde::Serialize) -> Result<String, Error> {
 }
 
 /// Tells the router when the cluster becomes ready, or is no longer, so that it need not ask often.
-async fn hear(cluster: Health, door: FrontDoor) {
+async fn hear(cluster: Health, front_door: FrontDoor) {
     let mut changes = cluster.watch_ready();
     while changes.changed().await.is_ok() {
-        door.ask_again();
+        front_door.ask_again();
     }
 }
 
@@ -264,15 +264,15 @@ impl Front {
         config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
-        let door = FrontDoor::new(conductor.clone(), Some(text), config, metrics)?;
+        let front_door = FrontDoor::new(conductor.clone(), Some(text), config, metrics)?;
         let health = Health::default();
-        let (follow, hear) = (door.clone().follow(health.clone()), hear(cluster, door.clone()));
+        let (follow, hear) = (front_door.clone().follow(health.clone()), hear(cluster, front_door.clone()));
         let follower = tokio::spawn(async { tokio::join!(follow, hear) });
         Ok(Self {
-            routes: operations::routes(health.clone(), metrics.clone()).merge(door.http_routes()),
-            services: door.grpc_routes(&health)?.add_service(conductor),
+            routes: operations::routes(health.clone(), metrics.clone()).merge(front_door.http_routes()),
+            services: front_door.grpc_routes(&health)?.add_service(conductor),
             health,
-            router: Some((door, follower.abort_handle())),
+            router: Some((front_door, follower.abort_handle())),
         })
     }
 
@@ -294,8 +294,8 @@ impl Front {
 
     /// Completes once no answer is under way to a client.
     async fn idle(&self) {
-        if let Some((door, _)) = &self.router {
-            door.idle().await;
+        if let Some((front_door, _)) = &self.router {
+            front_door.idle().await;
         }
     }
 }

@@ -130,7 +130,7 @@ impl Cluster {
         cluster
     }
 
-    /// The same cluster, whose TP groups meet in this directory.
+    /// Sets the directory in which TP groups meet.
     #[must_use]
     pub fn meeting_in(mut self, directory: PathBuf) -> Self {
         self.state.get_mut().membership.groups.meet_in(directory);

@@ -23,7 +23,7 @@ pub enum WorkerListener {
     Unix {
         /// The bound socket.
         listener: UnixListener,
-        /// Its path.
+        /// The socket's path.
         path: PathBuf,
         /// The socket's private directory if no path was given, removed with the listener.
         directory: Option<PrivateDirectory>,

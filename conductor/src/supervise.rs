@@ -3,7 +3,7 @@
 //! A child must not outlive its conductor, however the conductor ends. Three things ensure this: the *lifeline* (a pipe
 //! to the child's stdin, at whose end the child exits), the parent-death signal (which also reaches a stopped child),
 //! and the end of the child's stream. Linux sends the parent-death signal when the *thread* that spawned the child
-//! ends, so children are spawned and awaited on one thread that lives as long as the process.
+//! ends, so children are spawned and awaited on one thread that runs as long as the process.
 
 mod backoff;
 mod child;

@@ -47,7 +47,8 @@ pub struct Admission {
     pub spawned_workers: u32,
     /// The token of spawned workers, random per conductor.
     pub spawn_token: String,
-    /// The token of workers that join by hand. Empty if the listener itself keeps strangers out.
+    /// The token of workers that join by hand: empty if the listener itself keeps strangers out, `None` if no worker may
+    /// join by hand.
     pub join_token: Option<String>,
 }
 
@@ -83,7 +84,7 @@ fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
 }
 
-/// Serves `WorkerGate`.
+/// The gRPC service `WorkerGate`.
 pub struct WorkerService {
     cluster: Arc<Cluster>,
     admission: Admission,

@@ -55,11 +55,11 @@ fn main() -> Result<(), DeviceError> {
     ] {
         let bytes: Vec<u8> =
             (0..inputs * outputs).flat_map(|i| half::bf16::from_f32(pattern(i)).to_le_bytes()).collect();
-        let part = HostMatrix { bytes: &bytes, dtype: WeightType::Bf16, rows: outputs, columns: inputs };
+        let source = HostMatrix { bytes: &bytes, dtype: WeightType::Bf16, rows: outputs, columns: inputs };
         let mut ring = |quantize| -> Result<Vec<Weights>, DeviceError> {
-            let first = device.matrix(&[part], quantize)?;
+            let first = device.matrix(&[source], quantize)?;
             let copies = BEYOND_CACHES.div_ceil(device.matrix_bytes(&first) as usize);
-            let rest = (1..copies).map(|_| device.matrix(&[part], quantize));
+            let rest = (1..copies).map(|_| device.matrix(&[source], quantize));
             std::iter::once(Ok(first)).chain(rest).collect()
         };
         let rings = [ring(Quantize::None)?, ring(Quantize::Int8)?];

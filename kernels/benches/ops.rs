@@ -38,7 +38,7 @@ struct Times {
 
 struct Bench {
     device: CpuDevice,
-    /// Text in the names of the figures to measure.
+    /// Text that the names of the measured figures contain.
     only: String,
     figures: Vec<Figure>,
 }
@@ -132,10 +132,11 @@ impl Bench {
                     .flat_map(|i| half::bf16::from_f32(pattern(i)).to_le_bytes())
                     .collect(),
             };
-            let part = HostMatrix { bytes: &weights, dtype, rows: outputs, columns: inputs };
+            let source = HostMatrix { bytes: &weights, dtype, rows: outputs, columns: inputs };
             let copies = BEYOND_CACHES.div_ceil(bytes);
-            let matrices: Vec<Weights> =
-                (0..copies).map(|_| self.device.matrix(&[part], Quantize::None)).collect::<Result<_, _>>()?;
+            let matrices: Vec<Weights> = (0..copies)
+                .map(|_| self.device.matrix(&[source], Quantize::None))
+                .collect::<Result<_, _>>()?;
             drop(weights);
             for (rows, what) in [1, 4, 16, 512].into_iter().zip(names) {
                 if rows == 512 && outputs == VOCABULARY || !what.contains(&self.only) {

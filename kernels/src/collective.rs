@@ -1,12 +1,12 @@
-//! What the ranks of a TP group compute together.
+//! Collective operations of the ranks of a TP group.
 //!
-//! [`Collective`] is the seam: models ask their device for a sum over ranks, the device asks its group. Ranks of one
-//! machine meet in shared memory ([`SharedMemory`]), ranks apart over TCP ([`Tcp`]); a group of GPUs will have its
-//! library's own, enqueued by its device.
+//! [`Collective`] is the seam: models call their device for a sum over ranks, and the device calls its group. Ranks on one machine
+//! use shared memory ([`SharedMemory`]), and ranks on several machines use TCP ([`Tcp`]). A group of GPUs will use its library's
+//! collectives, which its device enqueues.
 //!
-//! Every rank makes the same calls in the same order. Sums are taken in f32 and in the order of ranks, whatever the
-//! transport and whoever comes first: for a given number of ranks the bits never differ from run to run. Each call has a
-//! deadline; past it the call fails and names who is missing. After any error the group is of no use any more.
+//! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, for every transport and
+//! order of arrival: for a given number of ranks, every run gives the same bits. Each call has a deadline. When it passes, the call
+//! fails and names the missing rank. After any error the group is unusable.
 
 mod mapping;
 mod shared_memory;
@@ -41,12 +41,12 @@ impl GroupRank {
     }
 }
 
-/// How long to wait for a broadcast to begin.
+/// The limit on the wait for a broadcast to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// The deadline of every collective.
     Deadline,
-    /// For as long as it takes: rank 0 may have nothing to say for hours.
+    /// No limit: rank 0 may be idle for hours.
     Forever,
 }
 
@@ -54,15 +54,16 @@ pub enum Patience {
 pub trait Collective: Send {
     /// This rank and the size of its group.
     fn group_rank(&self) -> GroupRank;
-    /// The transport, for logs.
+    /// Name of the transport, for logs.
     fn transport(&self) -> &'static str;
-    /// Element by element the sum of all ranks' `data`, in the order of ranks, left in every rank's `data`.
+    /// Replaces every rank's `data` with the elementwise sum of all ranks' `data`, in the order of ranks.
     fn all_reduce(&mut self, data: &mut [f32]) -> Result<(), CollectiveError>;
-    /// All ranks' `part`, equally long, end to end in the order of ranks: to rank 0, which alone gives an `out` for it.
+    /// Concatenates all ranks' `part`, which are equally long, in the order of ranks, into `out` at rank 0. Only rank 0 passes an
+    /// `out`.
     fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError>;
-    /// All ranks' `part`, equally long, end to end in the order of ranks: to every rank, in place of what `out` held.
+    /// Replaces every rank's `out` with the concatenation of all ranks' `part`, which are equally long, in the order of ranks.
     fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError>;
-    /// Rank 0's message to every rank, in place of what theirs held.
+    /// Replaces every rank's `message` with rank 0's.
     fn broadcast(&mut self, message: &mut Vec<u8>, patience: Patience) -> Result<(), CollectiveError>;
     /// Returns once all ranks have called it.
     fn barrier(&mut self) -> Result<(), CollectiveError> {
@@ -70,59 +71,59 @@ pub trait Collective: Send {
     }
 }
 
-/// Why a group is of no use any more.
+/// An error of a collective. It leaves the group unusable, except for [`CollectiveError::Misuse`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
-    /// A rank has not come within the deadline.
+    /// A rank did not join a collective within the deadline.
     #[error("rank {rank} of {size} did not come to a collective ({operation}) within {deadline:?}")]
     Missing {
-        /// The first that was missed.
+        /// The first missing rank.
         rank: usize,
-        /// Ranks of the group.
+        /// Number of ranks in the group.
         size: usize,
-        /// What the others were at.
+        /// The collective that the other ranks had joined.
         operation: Operation,
-        /// How long they waited.
+        /// Duration of the wait.
         deadline: Duration,
     },
-    /// A rank has ended.
+    /// A rank has left the group.
     #[error("rank {rank} of {size} has left the group")]
     Left {
-        /// Which.
+        /// The rank that left.
         rank: usize,
-        /// Ranks of the group.
+        /// Number of ranks in the group.
         size: usize,
     },
-    /// Two ranks are at different calls: a fault of ours.
+    /// Two ranks made different calls, which is a bug.
     #[error("rank {rank} is at {theirs}, while this rank is at {ours}")]
     Mismatch {
         /// The other rank.
         rank: usize,
-        /// Its call.
+        /// The other rank's call.
         theirs: String,
-        /// This rank's.
+        /// This rank's call.
         ours: String,
     },
-    /// An argument that the seam does not allow.
+    /// An argument that violates the contract of [`Collective`].
     #[error("misuse of a collective: {0}")]
     Misuse(String),
-    /// The transport cannot be set up, or failed.
+    /// The transport could not be set up, or failed.
     #[error("{0}")]
     Transport(String),
 }
 
 impl From<CollectiveError> for DeviceError {
     fn from(error: CollectiveError) -> Self {
-        // What other ranks hold cannot be known any more.
+        // The state of other ranks is unknown.
         Self::Lost(error.to_string())
     }
 }
 
-/// Which collective, as ranks compare it.
+/// The kind of a collective. Ranks compare it to detect different calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
-    /// The ranks meet for the first time.
+    /// The formation of the group.
     Forming = 1,
     /// [`Collective::all_reduce`].
     AllReduce,
@@ -154,7 +155,7 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// `out` must hold what all ranks bring, and only at rank 0.
+/// Checks that `out` has room for all ranks' parts at rank 0, and is `None` at other ranks.
 fn check_gather(group_rank: GroupRank, part: &[f32], out: Option<&[f32]>) -> Result<(), CollectiveError> {
     let (got, wanted) =
         (out.map(<[f32]>::len), group_rank.is_leader().then_some(part.len() * group_rank.world_size));

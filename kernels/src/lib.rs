@@ -1,8 +1,8 @@
 //! Device operations behind one seam; models never see which device runs them.
 //!
-//! [`Device`] is the seam: typed buffers that a device owns, and fused operations over them that are *enqueued*, never
-//! awaited, inside a step. A step's host inputs ([`StepInputs`]) go into fixed buffers first; only sampled ids and
-//! asked-for logprobs come back. [`cpu`] is the first device.
+//! [`Device`] is the seam: typed buffers that a device owns, and fused operations over them. Operations are enqueued inside a
+//! step, and never awaited. A step's host inputs ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids and
+//! requested logprobs come back. [`cpu`] is the first device.
 
 pub mod collective;
 pub mod cpu;

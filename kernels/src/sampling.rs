@@ -1,47 +1,47 @@
-//! What sampling takes and gives. The arithmetic is the device's.
+//! Inputs and results of sampling. The arithmetic is the device's.
 
-/// How one request samples. Validated at the front door; see `tutti.v1.Sampling` for ranges.
+/// Sampling parameters of one request. The router validates them; see `tutti.v1.Sampling` for their ranges.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// 0 is greedy.
+    /// Temperature; 0 samples greedily.
     pub temperature: f32,
-    /// 0 keeps all.
+    /// Number of likeliest tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// 1 keeps all.
+    /// Probability mass of likeliest tokens to keep; 1 keeps all.
     pub top_p: f32,
-    /// 0 keeps all.
+    /// Minimum probability relative to the likeliest token; 0 keeps all.
     pub min_p: f32,
-    /// 1 changes nothing. Counts prompt and output.
+    /// Penalty on tokens of the prompt and the output; 1 has no effect.
     pub repetition_penalty: f32,
-    /// 0 changes nothing. Counts output only.
+    /// Penalty on tokens of the output; 0 has no effect.
     pub presence_penalty: f32,
-    /// 0 changes nothing. Counts output only.
+    /// Penalty per occurrence of a token in the output; 0 has no effect.
     pub frequency_penalty: f32,
-    /// Added to logits, sorted by token id.
+    /// Values added to logits, by token id, ascending.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Random numbers are a function of (seed, position).
+    /// Seed. Random numbers are a function of (seed, position).
     pub seed: u64,
 }
 
 /// One row of logits to sample from.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRow<'a> {
-    /// How.
+    /// Parameters of the request.
     pub params: &'a SamplingParams,
-    /// The prompt's tokens, for the repetition penalty.
+    /// Tokens of the prompt, for the repetition penalty.
     pub prompt: &'a [u32],
-    /// The output so far, for all penalties.
+    /// Tokens of the output so far, for all penalties.
     pub output: &'a [u32],
-    /// Tokens that must not be sampled now (ends of sequence before `min_tokens`).
+    /// Tokens that must not be sampled (end-of-sequence tokens before `min_tokens`).
     pub forbidden: &'a [u32],
-    /// Position of the token to be sampled: with the seed, the key of its random number.
+    /// Position of the sampled token. (seed, position) determines its random number.
     pub position: u64,
-    /// How many of the likeliest tokens to report beside the sampled one; `None` reports no logprobs at all.
+    /// Number of likeliest tokens to report with the sampled one; `None` reports no logprobs.
     pub logprobs: Option<u32>,
 }
 
 impl SampleRow<'_> {
-    /// Whether the row's logits are changed before anything else: by bias, forbidden tokens or penalties.
+    /// True if bias, forbidden tokens or penalties change the row's logits.
     pub fn adjusts(&self) -> bool {
         let params = self.params;
         !params.logit_bias.is_empty()
@@ -51,9 +51,9 @@ impl SampleRow<'_> {
             || params.frequency_penalty != 0.0
     }
 
-    /// Whether the likeliest token is all that is asked for, so that nobody needs the logits themselves.
+    /// True if the row needs only the likeliest token, and not the logits.
     pub fn takes_the_likeliest(&self) -> bool {
-        // Written as sampling asks it.
+        // `sample` uses this comparison too, so that both agree on a NaN.
         let draws = self.params.temperature > 0.0;
         !draws && self.logprobs.is_none() && !self.adjusts()
     }
@@ -62,29 +62,29 @@ impl SampleRow<'_> {
 /// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// The vocabulary id.
+    /// Vocabulary id.
     pub token: u32,
-    /// Its logprob, when asked for.
+    /// Logprob, if requested.
     pub score: Option<TokenScore>,
 }
 
 /// One row of logits in which a known token is looked up (prompt logprobs).
 #[derive(Clone, Copy, Debug)]
 pub struct ScoreRow {
-    /// The token that really follows.
+    /// The known token.
     pub token: u32,
-    /// How many of the likeliest tokens to report beside it.
+    /// Number of likeliest tokens to report with it.
     pub top: u32,
 }
 
-/// Where a token stands in the model's own distribution: log-softmax of the raw logits, before penalties,
-/// temperature and truncation (what vLLM calls `raw_logprobs`).
+/// A token's score in the model's own distribution: the log-softmax of the raw logits, before penalties, temperature and
+/// truncation (`raw_logprobs` in vLLM).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenScore {
-    /// Natural logarithm.
+    /// Natural logarithm of the token's probability.
     pub logprob: f32,
-    /// 1 + the number of tokens that are strictly likelier.
+    /// 1 + the number of strictly likelier tokens.
     pub rank: u32,
-    /// The likeliest tokens, falling; equals are ordered by lowest id.
+    /// The likeliest tokens and their logprobs, in descending order. Equal ones are ordered by ascending id.
     pub top: Vec<(u32, f32)>,
 }

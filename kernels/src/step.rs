@@ -1,11 +1,11 @@
-//! What the host tells the device about one step, before anything runs.
+//! The inputs of one step, which the host gives to the device before any operation runs.
 
-/// A page of a paged plane. Page 0 is the null page: padded rows write there and nothing ever reads it.
+/// A page of a paged plane. Page 0 is the null page: padded rows write to it, and it is never read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// Where padding goes.
+    /// The page that padded rows write to.
     pub const NULL: Self = Self(0);
 }
 
@@ -14,26 +14,26 @@ impl PageId {
 pub struct RowInputs<'a> {
     /// Index of the row's first token among the step's tokens.
     pub first_token: usize,
-    /// How many tokens the row computes, at least 1.
+    /// Number of tokens that the row computes, at least 1.
     pub tokens: usize,
-    /// Position of the row's first token in its request: that many tokens stand in the planes already.
+    /// Position of the row's first token in its request: the number of tokens that are already in the planes.
     pub start: usize,
-    /// The request's pages in order of position, covering `start + tokens` tokens or more.
+    /// The request's pages in order of position. They cover at least `start + tokens` tokens.
     pub block_table: &'a [PageId],
 }
 
-/// The inputs of one forward: rows of different requests, laid end to end.
+/// The inputs of one forward: consecutive rows of different requests.
 ///
-/// `token_ids`, `positions`: `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are indices of
-/// the tokens whose hidden states go on to the LM head, ascending.
+/// `token_ids` and `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are the ascending
+/// indices of the tokens whose hidden states go to the LM head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInputs<'a> {
-    /// Vocabulary ids.
+    /// Vocabulary id of each token.
     pub token_ids: &'a [u32],
-    /// Rotary positions. Today the place in the request; not so for media.
+    /// Rotary position of each token. For text it is the index in the request; media will use other positions.
     pub positions: &'a [f32],
-    /// Which request owns which tokens.
+    /// The rows, one per request of the step.
     pub rows: &'a [RowInputs<'a>],
-    /// The tokens whose logits are wanted: none for a row that is not terminal and asks for no prompt logprobs.
+    /// Indices of the tokens whose logits are needed. A row that is not terminal and needs no prompt logprobs has none.
     pub logit_rows: &'a [usize],
 }

@@ -22,7 +22,7 @@ struct RouteStatus {
     status: String,
 }
 
-/// How a generation ended.
+/// The outcome of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All choices finished.

@@ -117,7 +117,7 @@ impl PrefixIndex {
         let mut path = Vec::new();
         let mut room = self.max_bytes;
         for piece in pieces.of(prompt) {
-            // Of a prompt that is larger than the whole index, the beginning is kept.
+            // A prompt that is larger than the whole index keeps its beginning.
             let Some(left) = room.checked_sub(entry_bytes(piece.tokens.len()) + holders_bytes(1)) else {
                 break;
             };

@@ -35,9 +35,9 @@ pub fn install(settings: &TelemetrySettings, process: &'static str) -> Result<Te
         LogFormat::Json => stderr.json().flatten_event(true).boxed(),
     };
     let tracer = settings.otlp_endpoint.as_deref().map(|endpoint| otlp(process, endpoint)).transpose()?;
-    let spans = tracer.as_ref().map(|t| tracing_opentelemetry::layer().with_tracer(t.tracer(process)));
+    let traces = tracer.as_ref().map(|t| tracing_opentelemetry::layer().with_tracer(t.tracer(process)));
     tracing_subscriber::registry()
-        .with(lines.and_then(spans).with_filter(filter))
+        .with(lines.and_then(traces).with_filter(filter))
         .try_init()
         .map_err(|e| Error::internal(format!("logging was set up twice: {e}")))?;
     Ok(TelemetryGuard { tracer })

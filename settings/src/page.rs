@@ -28,7 +28,7 @@ pub fn page() -> String {
         (
             "`conductor`",
             "Serves a model with its workers and, unless `no_router` is set, a router in front. Which groups of workers \
-             there are and what each runs stands in a [topology file](disaggregation.md).",
+             there are and what each runs stands in a [topology file](topologies.md).",
             ConductorSettings::declared(),
         ),
         (

@@ -21,7 +21,7 @@ def write(directory, **changes):
         (directory / name).symlink_to(SHIPPED / name)
     config = json.loads((SHIPPED / "config.json").read_text())
     config |= {"architectures": ["TuttiMediaTestForCausalLM"], "model_type": "tutti_media_test", "torch_dtype": "float32"}
-    # Drawn embeddings that are the LM head too would say the last token again, whatever came before it.
+    # With random embeddings tied to the LM head, every output token would repeat the token before it.
     config |= {"tie_word_embeddings": False}
     config |= {"audio_token_id": PLACEHOLDER, "audio_bytes_per_token": BYTES_PER_TOKEN} | changes
     (directory / "config.json").write_text(json.dumps(config))

@@ -16,4 +16,4 @@ def test_half_a_minute_of_chaos_loses_nothing(figure, tmp_path, shapes):
     # Every cluster had faults and recovered.
     assert all(cluster["recoveries"] for cluster in summary["clusters"].values()), summary
     assert sum(cluster["faults"].get("full disk", 0) for cluster in summary["clusters"].values()), summary
-    assert sum(cluster["trace_steps_lost"] for cluster in summary["clusters"].values()), "no disk was full in a way that is felt"
+    assert sum(cluster["trace_steps_lost"] for cluster in summary["clusters"].values()), "no step trace was lost to a full disk"

@@ -69,7 +69,7 @@ class TestOpenAi:
         )
         logprobs = answer.choices[0].logprobs
         assert "".join(logprobs.tokens) == answer.choices[0].text
-        assert logprobs.token_logprobs[0] is None, "the first token has nothing before it"
+        assert logprobs.token_logprobs[0] is None, "the first token has no context"
         assert all(value <= 0 for value in logprobs.token_logprobs[1:])
         generated = slice(-answer.usage.completion_tokens, None)
         for token, value, top in zip(
@@ -236,4 +236,4 @@ def test_a_client_that_leaves_a_whole_answer_frees_its_pages(tiny):
         connection.sendall(head + body)
         wait_for("pages in use", lambda: in_use(tiny), every=0.005)
     tiny.wait_until_idle()
-    assert generated() - before < LONG["max_tokens"], "it was run to its end"
+    assert generated() - before < LONG["max_tokens"], "the request ran to its end"

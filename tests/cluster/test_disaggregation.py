@@ -156,7 +156,7 @@ def test_pages_that_the_decode_worker_has_are_not_sent(start):
         sent.append(cluster.metrics()["tutti_worker_transfer_bytes"])
     # A prompt's last token is always computed, so its page is sent.
     assert [after - before for before, after in zip([0, *sent], sent)] == [25 * page, page, page]
-    assert usages == [0, 384, 400], "what the prefill did not have to compute, whatever the decode has"
+    assert usages == [0, 384, 400], "cached tokens on the prefill worker"
     cluster.wait_until_idle()
 
 

@@ -122,7 +122,7 @@ def test_a_cut_link_to_a_worker_that_decodes_for_another(joined, host, tmp_path)
     cluster = joined(2, "--topology", topology)
     outlive_a_cut(cluster, host)
     went = cluster.client.get("/metrics").text
-    assert 'transport="tcp"} 0' not in went and 'transport="tcp"}' in went, "some planes went to the other host"
+    assert 'transport="tcp"} 0' not in went and 'transport="tcp"}' in went, "no plane was sent to the other host"
     host.mend()
     all_ready(cluster, 3)
     cluster.wait_until_idle()

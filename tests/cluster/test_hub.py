@@ -105,7 +105,7 @@ def test_a_model_by_its_hub_name_is_fetched_once_and_served(start, hub, tmp_path
             fetched = {path for path, _ in hub.asked if path.endswith(".safetensors")}
             assert len(fetched) == 2, hub.asked
             assert {token for _, token in hub.asked} == {f"Bearer {TOKEN}"}
-            assert any(home.rglob(f"snapshots/{COMMIT}/config.json")), "cached where other tools look for it"
+            assert any(home.rglob(f"snapshots/{COMMIT}/config.json")), "the cache is not where other tools look for it"
             hub.asked.clear()
     assert not [path for path, _ in hub.asked if path.endswith(".safetensors")], "weights were fetched again"
 

@@ -69,7 +69,7 @@ def test_the_prefixes_of_a_killed_worker_are_forgotten(start):
     wait_for("ready", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
     hits = cluster.metrics()["tutti_placed_hit_blocks_total"]
     assert [cached(cluster, 1, last) for last in range(3)] == [0, PREFIX, PREFIX]
-    assert cluster.metrics()["tutti_placed_hit_blocks_total"] - hits == 2 * 40, "the first was not taken for a hit"
+    assert cluster.metrics()["tutti_placed_hit_blocks_total"] - hits == 2 * 40, "the first request counted as a hit"
 
 
 def has_steps(cluster, rank):
@@ -80,7 +80,7 @@ def test_without_a_prefix_cache_nothing_is_remembered(start):
     cluster = start("--workers", 2, "--no-prefix-cache", *SIM)
     assert [cached(cluster, 1) for _ in range(3)] == [0, 0, 0]
     assert cluster.metrics()["tutti_placed_blocks_total"] == 0 == cluster.metrics()["tutti_prefix_index_entries"]
-    assert all(has_steps(cluster, rank) for rank in (0, 1)), "they take turns"
+    assert all(has_steps(cluster, rank) for rank in (0, 1)), "the workers did not take turns"
 
 
 def test_disaggregated_prefills_go_to_the_worker_that_has_their_prefix(start):

@@ -66,7 +66,7 @@ def test_answers_are_bit_identical_for_all_parameters(start):
     wait_for("a replacement", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
     kill(second)
     disturbed = streams.results()
-    assert cluster.metrics()["tutti_request_replays_total"] >= 2, "the deaths came too late to tell anything"
+    assert cluster.metrics()["tutti_request_replays_total"] >= 2, "the deaths came too late for a replay"
     for body, expected, got in zip(bodies, undisturbed, disturbed):
         # The prefix cache of a new process is empty.
         assert expected == got, body

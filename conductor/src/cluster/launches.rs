@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use tutti_proto::{GraphKey, RequestId, WorkerId, cluster::v1 as pb};
+use tutti_proto::{GraphKey, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::Error;
 
 use super::{
@@ -19,9 +19,10 @@ use crate::{
 
 impl Cluster {
     /// Secret and lease for the planes and embeddings of a new request. The secret is empty if nothing is transferred.
-    pub(super) fn new_reservation(&self, has_media: bool) -> Result<pb::PlaneReservation, Error> {
+    /// `encoders` are the walks of its media, none for text.
+    pub(super) fn new_reservation(&self, encoders: &[WalkId]) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.faults.transfer_timeout().as_millis() as u32;
-        let transfers = has_media || self.limits.topology.is_disaggregated();
+        let transfers = !encoders.is_empty() || self.limits.topology.is_disaggregated();
         let secret = if transfers { random_bytes()?.to_vec() } else { Vec::new() };
         Ok(pb::PlaneReservation { secret, lease_ms })
     }

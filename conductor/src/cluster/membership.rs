@@ -7,6 +7,7 @@ use std::{net::IpAddr, sync::Arc};
 use tutti_proto::{
     Rank, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
+    declaration::WalkId,
 };
 use tutti_runtime::{Error, ErrorKind, exit};
 
@@ -23,24 +24,24 @@ use super::{
 /// The `Hello` of a joining worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Joining {
-    /// Its rank.
+    /// The worker's rank.
     pub rank: Rank,
-    /// Its process id.
+    /// The worker's process id.
     pub pid: u32,
-    /// The address that it dials from.
+    /// The address that the worker dials from.
     pub host: IpAddr,
 }
 
 /// State of a spawned process as a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It has not joined yet.
+    /// The process has not joined yet.
     Awaited,
-    /// It holds its stream.
+    /// The process holds its stream.
     Here,
-    /// Its stream has ended.
+    /// The process's stream has ended.
     Left,
-    /// It has been taken for dead, and its messages are dropped.
+    /// The process has been taken for dead, and its messages are dropped.
     Fenced,
 }
 
@@ -131,7 +132,7 @@ impl Membership {
             tracing::debug!(worker = %rank, why, "worker left");
         } else {
             tracing::warn!(worker = %rank, pid, why, "worker lost");
-            record.see_trouble(why.to_owned());
+            record.observe_trouble(why.to_owned());
         }
         record.departure = Some(Departure { pid, manner });
         Some(Removed { worker, expected })
@@ -190,10 +191,11 @@ impl Membership {
         useless && !self.started && rank.0 < self.spawned_workers()
     }
 
-    /// Refuses a request that no worker could run now, or for which there is no room.
-    pub fn check_admission(&self, has_media: bool, in_flight: usize) -> Result<(), Error> {
+    /// Refuses a request that no worker could run now, or for which there is no room. `encoders` are the walks of its
+    /// media, none for text.
+    pub fn check_admission(&self, encoders: &[WalkId], in_flight: usize) -> Result<(), Error> {
         let mut ready = self.workers.ready_for(GroupRole::Whole).count() + self.disaggregated_replicas();
-        if has_media && self.workers.ready_for(GroupRole::Encode).next().is_none() {
+        if !encoders.is_empty() && self.workers.ready_for(GroupRole::Encode).next().is_none() {
             ready = 0;
         }
         if self.draining || ready == 0 {

@@ -21,7 +21,7 @@ pub struct PlacementQuery<'a> {
     pub may_decode: bool,
     /// True if the request may crash its workers.
     pub suspect: bool,
-    /// Blocks of its prompt and of its output so far.
+    /// Blocks of the prompt and of the output so far.
     pub blocks: u64,
     /// Leading blocks that each worker has cached.
     pub cached: &'a Cached,
@@ -70,7 +70,7 @@ impl Cost {
         }
     }
 
-    /// Cost of a prefill together with a decode. The prompt is computed once, so the decode adds only its worker's load.
+    /// Cost of a prefill followed by a decode. The prompt is computed once, so the decode adds only its worker's load.
     fn with_decode(self, decode: &Candidate<'_>) -> Self {
         Self {
             full: self.full || decode.cost.full,

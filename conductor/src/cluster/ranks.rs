@@ -10,15 +10,15 @@ const CRASH_LOOP: u32 = 3;
 /// A worker's latest fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Trouble {
-    /// Reported by the worker, or given to it when it was turned away.
-    Told(String),
-    /// Observed by the conductor. A later observation replaces an earlier one.
-    Seen(String),
+    /// A fault that the worker reported, or with which it was turned away.
+    Reported(String),
+    /// A fault that the conductor observed. A later observation replaces an earlier one.
+    Observed(String),
 }
 
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Told(why) | Self::Seen(why)) = self;
+        let (Self::Reported(why) | Self::Observed(why)) = self;
         f.write_str(why)
     }
 }
@@ -33,9 +33,9 @@ pub struct Departure {
 /// The manner in which a worker left the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Its stream ended.
+    /// The worker's stream ended.
     Left,
-    /// It was taken for dead while it held its stream: the process may still run.
+    /// The worker was taken for dead while its stream was open. Its process may still run.
     Fenced,
 }
 
@@ -55,15 +55,15 @@ pub struct RankRecord {
 
 impl RankRecord {
     /// Records an observed fault, unless the worker has reported one itself, which says more.
-    pub fn see_trouble(&mut self, why: String) {
-        if !matches!(self.trouble, Some(Trouble::Told(_))) {
-            self.trouble = Some(Trouble::Seen(why));
+    pub fn observe_trouble(&mut self, why: String) {
+        if !matches!(self.trouble, Some(Trouble::Reported(_))) {
+            self.trouble = Some(Trouble::Observed(why));
         }
     }
 
     /// Records a fault that the worker reported.
-    pub fn tell_trouble(&mut self, why: String) {
-        self.trouble = Some(Trouble::Told(why));
+    pub fn report_trouble(&mut self, why: String) {
+        self.trouble = Some(Trouble::Reported(why));
     }
 
     pub fn has_trouble(&self) -> bool {

@@ -57,20 +57,19 @@ impl Cluster {
         validate::check_spec(&spec, &model.description)?;
         validate::check_generated(&generated, &spec, &model.description)?;
         let encoders = media::check(&spec, &model.declaration)?;
-        let has_media = !encoders.is_empty();
         self.digest.of(&mut spec.media);
         // Placeholders are equal whatever media they stand for, so prompts with media are not comparable.
-        let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && !has_media;
+        let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();
         let pieces = if comparable {
             prefixes::cut(&spec.prompt, &model.description)
         } else {
             prefixes::uncut(&spec.prompt, &model.description)
         };
-        let reservation = self.new_reservation(has_media)?;
+        let reservation = self.new_reservation(&encoders)?;
         let prompt_tokens = spec.prompt.len();
         let (output, receiver) = mailbox::channel();
         let mut state = self.state.lock();
-        state.membership.check_admission(has_media, state.requests.len())?;
+        state.membership.check_admission(&encoders, state.requests.len())?;
         let id = state.requests.mint_id();
         let request = Request::accept(NewRequest {
             id,

@@ -32,16 +32,16 @@ impl GroupSpec {
 /// One replica of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Replica {
-    /// Index of its group in the topology.
+    /// Index of the replica's group in the topology.
     pub group: usize,
-    /// Its lowest rank.
+    /// The replica's lowest rank.
     pub leader: Rank,
-    /// Number of its ranks.
+    /// Number of the replica's ranks.
     pub tp: u32,
 }
 
 impl Replica {
-    /// All its ranks, joined or not.
+    /// The replica's ranks, joined or not.
     pub fn ranks(self) -> impl Iterator<Item = Rank> {
         (self.leader.0..self.leader.0 + self.tp).map(Rank)
     }

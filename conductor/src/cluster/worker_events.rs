@@ -1,4 +1,4 @@
-//! Events of workers' lives, and what they mean for requests and metrics.
+//! Events of workers, from joining to loss, with their consequences for requests and metrics.
 
 use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
@@ -48,7 +48,7 @@ impl Cluster {
             }
             Err(error) => {
                 worker.turn_away(error.clone());
-                state.membership.ranks.entry(rank).tell_trouble(error.to_string());
+                state.membership.ranks.entry(rank).report_trouble(error.to_string());
                 if !self.ends_start(state, rank, &error) {
                     tracing::error!(worker = %rank, %error, "worker turned away");
                 }
@@ -62,7 +62,7 @@ impl Cluster {
         let error = Error::from(fault);
         let mut state = self.state.lock();
         let Some(rank) = state.membership.workers.hear(id).map(|worker| worker.rank) else { return };
-        state.membership.ranks.entry(rank).tell_trouble(error.to_string());
+        state.membership.ranks.entry(rank).report_trouble(error.to_string());
         if !self.ends_start(&state, rank, &error) {
             tracing::error!(worker = %rank, %error, "worker could not load the model");
         }
@@ -99,7 +99,7 @@ impl Cluster {
             return;
         }
         let record = state.membership.ranks.entry(rank);
-        record.see_trouble(format!("its process ended: {}", exit.status));
+        record.observe_trouble(format!("its process ended: {}", exit.status));
         record.ended(exit.early_exits);
         if exit.usage {
             let message = format!("worker {rank} refused its settings ({})", exit.status);

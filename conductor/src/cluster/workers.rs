@@ -31,19 +31,19 @@ pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 pub struct Worker {
     pub rank: Rank,
     pub pid: u32,
-    /// The address that it dials from.
+    /// The address that the worker dials from.
     pub host: IpAddr,
     pub phase: pb::WorkerPhase,
     pub load: pb::WorkerLoad,
-    /// Set by its `Ready`.
+    /// Set by the worker's `Ready`.
     pub model: Option<pb::ModelDescription>,
     /// `None` once the worker is turned away: its stream ends, and with it the worker.
     pub link: Option<Link>,
-    /// Forwards as of its last heartbeat.
+    /// Number of forwards, as of the last heartbeat.
     forwards: u64,
-    /// Time since its last message.
+    /// Time since the worker's last message.
     pub silent: Duration,
-    /// Time for which it has had work without progress.
+    /// Time for which the worker has had work without progress.
     pub stuck: Duration,
     /// Graphs that the worker holds.
     graphs: HashMap<GraphKey, Held>,
@@ -51,7 +51,7 @@ pub struct Worker {
     resting: usize,
     /// Sum of these graphs' bookings.
     pub booked: Booking,
-    /// Number of graphs launched on it so far.
+    /// Number of graphs launched on the worker so far.
     pub launched: u64,
 }
 
@@ -76,18 +76,18 @@ impl Worker {
         }
     }
 
-    /// The requests of the graphs that it holds.
+    /// The requests of the graphs that the worker holds.
     pub fn requests(&self) -> BTreeSet<RequestId> {
         self.graphs.keys().map(|key| key.request).collect()
     }
 
-    /// True if it holds any graph.
+    /// True if the worker holds any graph.
     #[cfg(test)]
     pub fn holds_any(&self) -> bool {
         !self.graphs.is_empty()
     }
 
-    /// True if it holds an active graph, so that steps are expected of it.
+    /// True if the worker holds an active graph, so that steps are expected of it.
     pub fn has_work(&self) -> bool {
         self.graphs.len() > self.resting
     }
@@ -111,7 +111,7 @@ impl Worker {
         (self.load, self.forwards) = (load, beat.forwards);
     }
 
-    /// Ends its stream with an error. The worker gets no further messages, and is lost when its stream ends.
+    /// Ends the worker's stream with an error. The worker gets no further messages, and is lost when its stream ends.
     pub fn turn_away(&mut self, why: Error) {
         if let Some(link) = self.link.take() {
             // A full link is one that the worker does not read.
@@ -175,9 +175,9 @@ impl Booking {
 /// Participation of a graph in its worker's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// It takes part in steps.
+    /// The graph takes part in steps.
     Active,
-    /// It waits for another worker's planes or embeddings, and no steps are expected of it until then.
+    /// The graph waits for another worker's planes or embeddings. Until then no steps are expected of it.
     Resting,
 }
 

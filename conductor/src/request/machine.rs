@@ -8,8 +8,8 @@
 //! fails if the page differs.
 //!
 //! A run that has ended for the client may still hold a worker's memory. The request keeps it among the *leaving* runs
-//! until every rank has reported its completion, and counts as in flight until then. The mailbox's sender lives until
-//! the ending consumes it, so a request has exactly one ending.
+//! until every rank has reported its completion, and counts as in flight until then. The ending consumes the
+//! mailbox's sender, so a request has exactly one ending.
 //!
 //! A replay starts from the prompt and all tokens that have arrived so far. Those tokens are not sent again: the new
 //! incarnation's first token is the next one. Random numbers, penalties and counts depend on positions and on the whole
@@ -40,7 +40,7 @@ pub struct Request {
     spec: Arc<pb::RequestSpec>,
     deadline: Option<Deadline>,
     walks: TextWalks,
-    /// Walks that encode its media; empty for a request of text.
+    /// Walks that encode the request's media; empty for text.
     encoders: Vec<WalkId>,
     /// Secret and lease of transferred planes and embeddings.
     reservation: pb::PlaneReservation,
@@ -357,7 +357,7 @@ impl Request {
         Effects { ended, cancel: self.leave(stage, encoding), ..Effects::default() }
     }
 
-    /// Moves all current runs to the leaving ones. Returns the workers that have to be told, each with its graph.
+    /// Moves all current runs to the leaving ones. Returns the workers that need a cancel, each with its graph.
     fn leave(&mut self, stage: Stage, encoding: Encoding) -> Vec<(WorkerId, GraphKey)> {
         let mut holders = Vec::new();
         for run in stage.into_runs().chain(encoding.into_run()).filter(|run| !run.is_over()) {

@@ -153,7 +153,7 @@ async fn a_worker_whose_step_hangs_is_fenced_and_one_with_a_long_step_or_no_work
 }
 
 #[tokio::test]
-async fn a_crash_loop_ends_readiness_until_a_process_lives() {
+async fn a_crash_loop_ends_readiness_until_a_process_stays_up() {
     let bench = Bench::new(limits(1)).await;
     let mut worker = bench.ready(0).await;
     for early_exits in 1..=3 {

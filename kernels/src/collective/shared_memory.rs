@@ -1,13 +1,12 @@
-//! Ranks of one machine, in a file that all of them map.
+//! Collectives of the ranks of one machine, in a file that all ranks map.
 //!
-//! Data goes through in tiles of one slot. For each tile a rank waits until all others have published their last one
-//! (nobody then reads the slot that it is about to fill), copies its part into its slot, publishes the next number, and
-//! waits for the numbers of those whose part it needs. A small sum is then taken by every rank by itself; of a large one
-//! each rank sums its share in place, publishes again, and collects the other shares.
+//! Data is transferred in tiles of one slot. For each tile, a rank waits until all other ranks have published their last tile, so
+//! that the slot that it will fill is no longer read. It copies its data into the slot, publishes the next number, and waits for
+//! the numbers of the ranks whose data it needs. A small sum is then computed by every rank. Of a large sum, each rank computes a
+//! share in place, publishes again, and collects the other shares.
 //!
-//! Waiting spins for a moment, then gives its core away between looks, then sleeps on the awaited rank's number (a futex).
-//! Without the middle part, two ranks that a busy machine has put on one core would each spin while the other could run:
-//! measured at 90 µs for 8 KB instead of 7.
+//! A waiting rank spins briefly, then yields its core between polls, then sleeps on the awaited rank's number (a futex). Without
+//! the yields, two ranks that share a core on a busy machine would each spin while the other could run.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -29,17 +28,17 @@ use super::{
     mapping::{Mapping, SLOT_BYTES, SLOTS, bytes_of},
 };
 
-/// Floats of a slot.
+/// Number of floats per slot.
 const TILE: usize = SLOT_BYTES / 4;
-/// Up to this many floats, summing everything beats meeting twice.
+/// Maximum number of floats for which every rank computes the whole sum, which is faster than publishing twice.
 const SUMMED_BY_ALL: usize = 8 << 10;
-/// Floats that are summed at a time.
+/// Number of floats that are summed at a time.
 const BLOCK: usize = 1 << 10;
-/// How long a rank that waits keeps its core.
+/// Duration of spinning before a waiting rank yields its core.
 const SPIN: Duration = Duration::from_micros(2);
-/// How long it looks before it sleeps.
+/// Duration of polling before a waiting rank sleeps.
 const LOOK: Duration = Duration::from_micros(50);
-/// Set in a rank's number once it has left. Numbers count in the other bits and wrap around.
+/// Flag in a rank's number that is set when the rank has left. Numbers use the other bits and wrap around.
 const LEFT: u32 = 1 << 31;
 
 /// One rank of a group on this machine.
@@ -47,15 +46,15 @@ pub struct SharedMemory {
     map: Mapping,
     group_rank: GroupRank,
     deadline: Duration,
-    /// This rank's last number.
+    /// The last number that this rank has published.
     number: u32,
-    /// Tiles so far: they use the slots in turn.
+    /// Number of tiles so far. Tiles alternate between the slots.
     tiles: usize,
 }
 
 impl SharedMemory {
-    /// Meets the other ranks at `path`, waiting for them up to `patience`; every later collective has `deadline`. The
-    /// path must be new for each group; nothing is left there once all have met.
+    /// Forms the group with the other ranks through the file at `path`, and waits for them up to `patience`. `deadline` applies to
+    /// every later collective. The path must be new for each group. The file is removed when all ranks have joined.
     pub fn meet(
         path: &Path,
         group_rank: GroupRank,
@@ -82,7 +81,7 @@ impl SharedMemory {
         self.tiles % SLOTS
     }
 
-    /// Fills this rank's next slot once nobody reads it any more, and publishes it. `length` is what ranks compare.
+    /// Waits until no rank reads this rank's next slot, fills it, and publishes it. Ranks compare `operation` and `length`.
     fn bring(
         &mut self,
         operation: Operation,
@@ -108,15 +107,15 @@ impl SharedMemory {
 
     fn say(&self, number: u32) {
         let flags = self.map.flags(self.group_rank.rank);
-        // Against the sleeper, which counts itself before it looks: one of the two sees the other.
+        // A sleeper increments `sleepers` before it checks the number, so either it sees this number or it is counted here.
         flags.published.store(number, Ordering::SeqCst);
         if flags.sleepers.load(Ordering::SeqCst) > 0 {
-            // Nothing can be done about an error, and it shows at the sleeper's deadline.
+            // On an error the sleeper is not woken before its deadline.
             let _ = futex::wake(&flags.published, futex::Flags::empty(), i32::MAX as u32);
         }
     }
 
-    /// Waits for a rank's publication of this rank's current tile, and checks that it is at the same call.
+    /// Waits until a rank has published the current tile, and checks that it made the same call.
     fn await_rank(
         &self,
         rank: usize,
@@ -190,7 +189,7 @@ impl SharedMemory {
         }
     }
 
-    /// Sleeps until the rank's number is no longer `seen`, or `limit` has passed, or for no reason.
+    /// Sleeps until the rank's number differs from `seen` or `limit` has passed. May return earlier.
     fn sleep(&self, rank: usize, seen: u32, limit: Option<Duration>) -> Result<(), CollectiveError> {
         let flags = self.map.flags(rank);
         let limit = limit.map(|limit| Timespec {
@@ -206,10 +205,10 @@ impl SharedMemory {
         }
     }
 
-    /// One tile of a sum that every rank takes by itself.
+    /// Sums one tile, which every rank sums completely.
     fn sum_small(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
         let (rank, slot, len) = (self.group_rank.rank, self.slot(), tile.len());
-        // SAFETY: the slot is this rank's own, and `bring` calls back once nobody reads it.
+        // SAFETY: the slot is this rank's own, and `bring` calls back when no rank reads it.
         self.bring(Operation::AllReduce, len, |map, slot| unsafe {
             map.write(rank, slot, 0, bytes_of(tile))
         })?;
@@ -224,7 +223,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// One tile of a sum of which each rank takes its share. It brings what the others sum, and later its own result.
+    /// Sums one tile, of which each rank sums a share. A rank publishes its data for the other shares first, and its own result
+    /// later.
     fn sum_large(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
         let (group_rank, slot, len) = (self.group_rank, self.slot(), tile.len());
         let share =
@@ -232,7 +232,7 @@ impl SharedMemory {
         let own = share(group_rank.rank);
         self.bring(Operation::AllReduce, len, |map, slot| {
             for others in [0..own.start, own.end..len] {
-                // SAFETY: the slot is this rank's own, and `bring` calls back once nobody reads it.
+                // SAFETY: the slot is this rank's own, and `bring` calls back when no rank reads it.
                 unsafe { map.write(group_rank.rank, slot, 4 * others.start, bytes_of(&tile[others])) };
             }
         })?;
@@ -248,7 +248,7 @@ impl SharedMemory {
                 if rank == group_rank.rank {
                     add(rank, &tile[block.clone()], sums);
                 } else {
-                    // SAFETY: published, and of this share its owner writes nothing before this rank's next number.
+                    // SAFETY: published, and its owner does not write to this share before this rank's next number.
                     add(rank, unsafe { self.map.read_floats(rank, slot, first, block.len()) }, sums);
                 }
             }
@@ -268,7 +268,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Brings `part` tile by tile; `take` is given every rank's tiles and where in its part they begin.
+    /// Publishes `part` tile by tile. Calls `take` with every rank's tiles and their offsets in the rank's part.
     fn exchange(
         &mut self,
         operation: Operation,
@@ -276,10 +276,10 @@ impl SharedMemory {
         mut take: Option<impl FnMut(usize, usize, &[u8])>,
     ) -> Result<(), CollectiveError> {
         let rank = self.group_rank.rank;
-        // An empty part is a tile too: the ranks meet.
+        // An empty part is one tile, so that the ranks synchronise.
         for first in (0..part.len().max(1)).step_by(SLOT_BYTES) {
             let tile = &part[first..part.len().min(first + SLOT_BYTES)];
-            // SAFETY: the slot is this rank's own, and `bring` calls back once nobody reads it.
+            // SAFETY: the slot is this rank's own, and `bring` calls back when no rank reads it.
             self.bring(operation, part.len(), |map, slot| unsafe { map.write(rank, slot, 0, tile) })?;
             if let Some(take) = &mut take {
                 let since = Instant::now();
@@ -365,13 +365,13 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Whether a rank that shows `seen` has come to `number`.
+/// True if a rank whose last number is `seen` has reached `number`.
 fn reached(seen: u32, number: u32) -> bool {
-    // Numbers have 31 bits; shifted up, their difference has a sign.
+    // Numbers have 31 bits. Their difference shifted left by one has the sign of the order.
     (seen.wrapping_sub(number) << 1) as i32 >= 0
 }
 
-/// Adds a rank's floats; rank 0's are the sum's beginning.
+/// Adds a rank's floats to the sum, which starts with rank 0's.
 fn add(rank: usize, theirs: &[f32], sum: &mut [f32]) {
     if rank == 0 {
         sum.copy_from_slice(theirs);
@@ -380,7 +380,7 @@ fn add(rank: usize, theirs: &[f32], sum: &mut [f32]) {
     }
 }
 
-/// Opens the group's file, which the first rank makes. It is for this user alone.
+/// Opens the group's file, which the first rank creates. Only the current user can access it.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }

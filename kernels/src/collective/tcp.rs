@@ -1,7 +1,7 @@
-//! Ranks apart, over TCP: a star with rank 0 in the middle.
+//! Collectives of ranks on several machines, over TCP: a star with rank 0 at the centre.
 //!
-//! Whoever waits for a rank waits at rank 0, so it is rank 0 that finds out who is missing; before it gives up it tells
-//! the others. A group's secret keeps strangers out of it; what travels is not encrypted.
+//! All data goes through rank 0, so rank 0 detects a missing rank, and reports it to the others before its call fails. A secret
+//! keeps other clients out of the group. Data is not encrypted.
 
 use std::{
     io::{self, Read, Write},
@@ -16,22 +16,22 @@ use rustix::{
 
 use super::{Collective, CollectiveError, GroupRank, Operation, Patience, check_gather, mapping::bytes_of};
 
-/// Bytes that travel at a time: rank 0 holds one tile beside its own.
+/// Bytes per transfer. Rank 0 buffers one tile of another rank.
 const TILE_BYTES: usize = 256 << 10;
-/// Operation and length.
+/// Size in bytes of a header: operation and length.
 const HEADER: usize = 8;
-/// In an operation's place: rank 0 gives up, for the reason that follows.
+/// Code in the operation field that says that rank 0 gives up. The reason follows.
 const GIVEN_UP: u8 = 0;
-/// The longest reason.
+/// Maximum length of a reason in bytes.
 const MAX_REASON: usize = 1 << 10;
-/// How long a stranger may take to say who it is.
+/// Limit on the time that a new connection takes to authenticate.
 const HELLO: Duration = Duration::from_secs(2);
 
 /// One rank of a group over TCP.
 pub struct Tcp {
     group_rank: GroupRank,
     deadline: Duration,
-    /// At rank 0 the other ranks in order; elsewhere rank 0 alone.
+    /// At rank 0, the other ranks in order; at another rank, only rank 0.
     peers: Vec<Peer>,
     tile: Vec<u8>,
 }
@@ -41,18 +41,19 @@ struct Peer {
     stream: TcpStream,
 }
 
-/// What one call waits for, and for how long.
+/// The operation and the time limit of one call.
 #[derive(Clone, Copy)]
 struct Call {
     operation: Operation,
     size: usize,
     deadline: Duration,
-    /// `None` waits for ever.
+    /// Time at which the call fails; `None` for no limit.
     until: Option<Instant>,
 }
 
 impl Tcp {
-    /// Rank 0: waits up to `patience` for `size` - 1 others that know the secret; every later collective has `deadline`.
+    /// Forms the group at rank 0: waits up to `patience` for `size - 1` ranks that know the secret. `deadline` applies to every
+    /// later collective.
     pub fn accept(
         listener: &TcpListener,
         size: usize,
@@ -71,9 +72,9 @@ impl Tcp {
             }
             await_connection(listener, left)?;
             let Ok((stream, _)) = listener.accept() else { continue };
-            // A stranger, or one that broke off: whoever belongs here is still to come.
+            // A client that does not know the secret or that disconnected is ignored.
             let Ok(rank) = greet(&stream, secret) else { continue };
-            if let Some(slot @ None) = rank.checked_sub(1).and_then(|place| admitted.get_mut(place)) {
+            if let Some(slot @ None) = rank.checked_sub(1).and_then(|index| admitted.get_mut(index)) {
                 *slot = Some(stream);
             }
         }
@@ -88,7 +89,7 @@ impl Tcp {
         Ok(group)
     }
 
-    /// Another rank: dials rank 0 and waits up to `patience` until all have come.
+    /// Joins the group at another rank: dials rank 0 and waits up to `patience` until all ranks have joined.
     pub fn connect(
         address: SocketAddr,
         group_rank: GroupRank,
@@ -114,7 +115,7 @@ impl Tcp {
         Call { operation, size: self.group_rank.world_size, deadline: self.deadline, until }
     }
 
-    /// Runs `act`; where it fails at rank 0, the others are told why.
+    /// Runs `act`. If it fails at rank 0, reports the reason to the other ranks.
     fn run(
         &mut self,
         act: impl FnOnce(&mut Self) -> Result<(), CollectiveError>,
@@ -124,7 +125,7 @@ impl Tcp {
             let mut reason = error.to_string().into_bytes();
             reason.truncate(MAX_REASON);
             for peer in &mut self.peers {
-                // Whoever cannot be told sees the end of the stream.
+                // A rank that does not get the reason sees the end of the stream.
                 let _ = peer.stream.set_write_timeout(Some(Duration::from_millis(100)));
                 let _ = peer.stream.write_all(&header(GIVEN_UP, reason.len()));
                 let _ = peer.stream.write_all(&reason);
@@ -133,7 +134,7 @@ impl Tcp {
         outcome
     }
 
-    /// One tile up to rank 0, which calls `merge` with each rank's in their order.
+    /// Sends one tile to rank 0, which calls `merge` with each rank's tile in the order of ranks.
     fn up(
         &mut self,
         call: Call,
@@ -155,7 +156,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Bytes down from rank 0.
+    /// Sends bytes from rank 0 to all other ranks.
     fn down(&mut self, call: Call, data: &mut [u8]) -> Result<(), CollectiveError> {
         if self.group_rank.is_leader() {
             return self.peers.iter_mut().try_for_each(|peer| peer.send(call, data));
@@ -207,8 +208,8 @@ impl Collective for Tcp {
         }
         self.run(|group| {
             let call = group.call(Operation::Gather, Patience::Deadline);
-            for (place, tile) in part.chunks(TILE_BYTES / 4).enumerate() {
-                let first = place * TILE_BYTES / 4;
+            for (index, tile) in part.chunks(TILE_BYTES / 4).enumerate() {
+                let first = index * TILE_BYTES / 4;
                 group.up(call, bytes_of(tile), |rank, theirs| {
                     let out = out.iter_mut().flat_map(|out| &mut out[rank * part.len() + first..]);
                     for (to, from) in out.zip(theirs.as_chunks::<4>().0) {
@@ -251,7 +252,7 @@ impl Collective for Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         for peer in &self.peers {
-            // An error means that the other side is gone already.
+            // An error means that the other side has already closed the stream.
             let _ = peer.stream.shutdown(Shutdown::Both);
         }
     }
@@ -271,7 +272,7 @@ impl Peer {
         Ok(())
     }
 
-    /// The length of what follows; an error where it is of another operation.
+    /// Receives a header and returns the length of the data that follows; an error if it is of another operation.
     fn receive_header(&mut self, call: Call) -> Result<usize, CollectiveError> {
         let mut bytes = [0; HEADER];
         self.receive(call, &mut bytes)?;
@@ -299,7 +300,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Time that is left; `None` is no limit.
+    /// Time left for the call; `None` for no limit.
     fn left(&self, call: Call) -> Result<Option<Duration>, CollectiveError> {
         match call.until.map(|until| until.saturating_duration_since(Instant::now())) {
             Some(Duration::ZERO) => Err(self.missing(call)),
@@ -346,7 +347,7 @@ fn broken(what: &str, error: &io::Error) -> CollectiveError {
     CollectiveError::Transport(format!("cannot {what}: {error}"))
 }
 
-/// Returns when somebody dials, or `limit` has passed.
+/// Waits until a client connects or `limit` has passed.
 fn await_connection(listener: &TcpListener, limit: Duration) -> Result<(), CollectiveError> {
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
     match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit)) {
@@ -355,7 +356,7 @@ fn await_connection(listener: &TcpListener, limit: Duration) -> Result<(), Colle
     }
 }
 
-/// Reads who has dialled: its rank, if it knows the secret.
+/// Authenticates a new connection and returns its rank; an error if it does not know the secret.
 fn greet(mut stream: &TcpStream, secret: &[u8; 16]) -> io::Result<usize> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
@@ -363,7 +364,7 @@ fn greet(mut stream: &TcpStream, secret: &[u8; 16]) -> io::Result<usize> {
     let (mut theirs, mut rank) = ([0; 16], [0; 4]);
     stream.read_exact(&mut theirs)?;
     stream.read_exact(&mut rank)?;
-    // In a time that does not tell where they differ.
+    // Compares in constant time.
     let differences = theirs.iter().zip(secret).fold(0, |differences, (a, b)| differences | (a ^ b));
     if differences != 0 {
         return Err(io::ErrorKind::PermissionDenied.into());

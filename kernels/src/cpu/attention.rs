@@ -1,15 +1,16 @@
 //! Causal attention over paged keys and values, for ragged batches of prefills and decodes alike.
 //!
-//! A query loops over *blocks* of [`Kernel::BLOCK`] keys, aligned to absolute positions, from the first that its window
-//! reaches to its own, and keeps a running maximum, sum and weighted sum of values (online softmax). After every
-//! [`RANGE`] keys, also aligned, it starts anew, and what the ranges gave is merged in their order. Which blocks and
-//! ranges those are, their order, and every sum within them follow from the query's own position and the window alone,
-//! so its result has the same bits in any chunk, beside any batch-mates and on any number of threads. Queries that share
-//! keys are computed side by side only to share reads (a kv head's whole group of query heads, for a few tokens of one
-//! request), and ranges of one query on several threads only so that nobody waits for a long one.
+//! A query loops over *blocks* of [`Kernel::BLOCK`] keys, aligned to absolute positions, from the first key in its window to
+//! its own position. It keeps a running maximum, sum and weighted sum of values (online softmax). Every [`RANGE`] keys, also
+//! aligned, it starts a new partial result, and the partial results are merged in order.
 //!
-//! Keys that a query does not see are masked before the softmax, and their values are never read: a page's unwritten
-//! slots may hold anything, and 0 * NaN would be NaN.
+//! The blocks, the ranges, their order and every sum within them depend only on the query's position and the window. The
+//! result therefore has the same bits in any chunk, with any batch-mates and on any number of threads. Queries that share
+//! keys (the query heads of one kv head, for a few tokens of one request) are computed together only to share reads. The
+//! ranges of one query run on several threads only to balance the load.
+//!
+//! Keys outside a query's window are masked before the softmax, and their values are never read: an unwritten slot of a page
+//! may hold NaN, and 0 * NaN is NaN.
 
 mod dots;
 mod kernel;
@@ -35,23 +36,23 @@ use crate::cpu::step::Step;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError};
 
-/// Keys of a range: a multiple of every kernel's block. Merging a range costs a query about as much as two keys.
+/// Number of keys per range: a multiple of every kernel's block. Merging a range costs a query about as much as two keys.
 const RANGE: usize = 512;
-/// Query rows (tokens by heads of a group) that share the reads of a block.
+/// Maximum number of query rows (tokens by heads of a group) that share the reads of a block.
 const TILE_QUERIES: usize = 48;
 
-/// What attention keeps from call to call.
+/// Memory that attention reuses from call to call.
 #[derive(Default)]
 pub(super) struct Scratch {
     plan: Plan,
-    /// A part for each thread.
+    /// One [`State`] per thread.
     floats: Option<Buffer<f32>>,
-    /// What ranges gave that were computed apart.
+    /// Partial results of ranges that run as separate tasks.
     partials: Option<Buffer<f32>>,
 }
 
 impl Scratch {
-    /// What it has taken, which is the same for every step of a model but for the lists of a plan.
+    /// Size in bytes without the lists of the plan. It is the same for every step of a model.
     pub(super) fn bytes(&self) -> usize {
         let floats = |buffer: &Option<Buffer<f32>>| buffer.as_ref().map_or(0, |floats| floats.len());
         (floats(&self.floats) + floats(&self.partials)) * size_of::<f32>()
@@ -60,7 +61,7 @@ impl Scratch {
 
 /// The operands of [`attention`].
 pub(super) struct Attention<'a> {
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`; only q is read.
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`. Only q is read.
     pub(super) qkv: &'a [f32],
     pub(super) shape: AttentionShape,
     pub(super) kv: &'a KvPool,
@@ -69,7 +70,7 @@ pub(super) struct Attention<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// Computes attention. The step's pages have been checked, and its keys and values stored.
+/// Computes attention. The caller has checked the step's pages and stored its keys and values.
 pub(super) fn attention(
     path: Path,
     pool: &mut ThreadPool,
@@ -109,13 +110,13 @@ fn attend<K: Kernel>(
     pool.run(plan.pieces.len(), |task, thread| {
         let piece = plan.pieces[task];
         let row = &step.rows[piece.tile.row];
-        // SAFETY: each thread has a part of its own, and runs one task at a time.
+        // SAFETY: each thread has its own range, and runs one task at a time.
         let floats = unsafe { floats.slice_mut(thread * state_floats, state_floats) };
         let queries = piece.kv_heads * piece.tile.tokens * (shape.heads / shape.kv_heads);
         let state = State::new(floats, queries, shape.head_dim, K::BLOCK);
         let table = step.block_table(row);
         let (partials, out) = (&partials, &out);
-        // A thread's pieces follow each other, as a rule.
+        // A thread usually runs consecutive pieces.
         let next = plan.pieces.get(task + 1).map(|piece| {
             let row = &step.rows[piece.tile.row];
             let first = sight.first(row.start + piece.tile.first);
@@ -145,7 +146,7 @@ fn attend<K: Kernel>(
     })
 }
 
-/// The buffer, with room for so many elements.
+/// Returns the buffer, grown to at least `wanted` elements.
 fn grown(buffer: &mut Option<Buffer<f32>>, wanted: usize) -> Result<&mut Buffer<f32>, DeviceError> {
     let buffer = match buffer.take().filter(|buffer| buffer.len() >= wanted) {
         Some(enough) => buffer.insert(enough),
@@ -154,25 +155,25 @@ fn grown(buffer: &mut Option<Buffer<f32>>, wanted: usize) -> Result<&mut Buffer<
     Ok(buffer)
 }
 
-/// Which keys a query sees: the one place that knows about windows.
+/// The visibility rule: the range of keys that a query sees.
 #[derive(Clone, Copy)]
 struct Sight {
     window: Option<usize>,
 }
 
-/// Keys of a block that a query sees, counted from the block's start; none where `end` is not beyond `first`.
+/// The keys of a block that a query sees, counted from the block's start. Empty if `end <= first`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Visible {
     first: usize,
     end: usize,
 }
 
-/// The keys of a block that some queries see.
+/// The keys of a block that a set of queries sees.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// Keys that at least one of them sees.
+    /// Keys that at least one query sees.
     any: Visible,
-    /// Keys that all of them see.
+    /// Keys that all queries see.
     common: Visible,
 }
 
@@ -192,26 +193,27 @@ impl Sight {
     }
 }
 
-/// A task's working memory, by query.
+/// The working memory of a task, by query.
 struct State<'a> {
-    /// Queries, `head_dim` elements each, as the kernel lays them out.
+    /// Queries, `head_dim` elements each, in the kernel's layout.
     q: &'a mut [f32],
-    /// Scores of a block, then their weights, `[queries, block]`.
+    /// Scores of a block, which the softmax replaces with weights, `[queries, block]`.
     scores: &'a mut [f32],
-    /// What the sums of earlier blocks are to be multiplied with, and room for sixteen more.
+    /// Factors that the sums of earlier blocks are multiplied by, followed by sixteen floats of padding.
     decay: &'a mut [f32],
-    /// Of the range at hand.
+    /// The result of the current range.
     range: Partial<'a>,
-    /// Of the ranges before it.
+    /// The merged result of the ranges before it.
     whole: Partial<'a>,
 }
 
 impl<'a> State<'a> {
+    /// Number of floats of a state.
     fn floats(queries: usize, head_dim: usize, block: usize) -> usize {
         queries * (head_dim + block + 1) + LANES + 2 * Partial::floats(queries, head_dim)
     }
 
-    /// Cuts up [`floats`](Self::floats) floats, or more.
+    /// Divides a slice of at least [`floats`](Self::floats) floats.
     fn new(floats: &'a mut [f32], queries: usize, head_dim: usize, block: usize) -> Self {
         let (q, rest) = floats.split_at_mut(queries * head_dim);
         let (scores, rest) = rest.split_at_mut(queries * block);

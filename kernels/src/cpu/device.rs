@@ -23,42 +23,43 @@ use crate::{
     collective::{Collective, CollectiveError, GroupRank},
 };
 
-/// A CPU as a device. Operations run at once, on the caller's thread and the device's own.
+/// A CPU as a device. Operations run synchronously, on the caller's thread and the device's own threads.
 pub struct CpuDevice {
     path: Path,
     pool: ThreadPool,
     step: Step,
-    /// Fits the largest tensor that has been made; committed as far as it has been used.
+    /// Scratch memory for products of the largest tensor so far. The system commits its pages when they are first written.
     products: gemm::Scratch,
-    /// The same of products in int8.
+    /// Scratch memory for products in int8.
     int8: int8::Scratch,
     attention: attention::Scratch,
     best: Vec<argmax::Best>,
-    /// One for each thread.
+    /// One scratch per thread.
     sampling: Vec<sample::Scratch>,
-    /// The other ranks of its TP group; `None` where it is alone.
+    /// The collective of the TP group; `None` without a group.
     group: Option<Box<dyn Collective>>,
-    /// What they bring, one after the other.
+    /// Columns gathered from the ranks, rank by rank.
     gathered: Vec<f32>,
-    /// Where packed weights are kept for later starts.
+    /// The cache file of packed weights.
     packed: Option<PackedWeights>,
-    /// Bytes of all tensors that have been made, and the rows and width of the widest: where logits are, the vocabulary.
+    /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
+    /// Rows and width of the widest tensor. In a model with an LM head, that is the tensor of logits.
     widest: (usize, usize),
 }
 
 impl CpuDevice {
-    /// A device with `threads` threads, the caller's own included (0 is taken for 1), on an instruction path that the
-    /// machine must have: [`Isa::detect`] names the best.
+    /// Creates a device with `threads` threads, including the caller's (0 counts as 1). The machine must support the instruction
+    /// path; [`Isa::detect`] returns the best one.
     pub fn new(threads: usize, isa: Isa) -> Result<Self, DeviceError> {
         Self::with_pool(ThreadPool::new(threads.max(1))?, isa)
     }
 
-    /// A device with a thread on each of these cores, which it does not leave. The caller's own, which is to run the
-    /// device, is on the first.
+    /// Creates a device with one thread pinned to each of these cores. The caller's thread, which must run the device, is pinned
+    /// to the first.
     pub fn on_cores(cores: &Cores, isa: Isa) -> Result<Self, DeviceError> {
         let device = Self::with_pool(ThreadPool::on_cores(cores.numbers())?, isa)?;
-        // Last, so that no other thread begins on this core.
+        // The caller is pinned last, since threads that it starts inherit its core.
         cores.numbers().first().map_or(Ok(()), |&first| cores::pin(first))?;
         Ok(device)
     }
@@ -83,13 +84,13 @@ impl CpuDevice {
         })
     }
 
-    /// The same device as a rank of this group.
+    /// Makes the device a rank of a TP group.
     #[must_use]
     pub fn with_group(self, group: Box<dyn Collective>) -> Self {
         Self { group: Some(group), ..self }
     }
 
-    /// The same device, which takes weights from this file, or leaves them there.
+    /// Makes the device load weights from a cache file, or write them to it.
     #[must_use]
     pub fn with_packed_weights(self, packed: PackedWeights) -> Self {
         Self { packed: Some(packed), ..self }
@@ -97,14 +98,14 @@ impl CpuDevice {
 
     fn pack(
         &mut self,
-        parts: &[HostMatrix<'_>],
+        matrices: &[HostMatrix<'_>],
         paired: bool,
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let (path, pool, parts) = (self.path, &mut self.pool, FusedMatrices::new(parts, paired)?);
-        let mut pack = || Weights::pack(path, pool, parts, quantize);
+        let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, paired)?);
+        let mut pack = || Weights::pack(path, pool, source, quantize);
         match &self.packed {
-            Some(packed) => packed.matrix(path, parts, quantize, pack),
+            Some(packed) => packed.matrix(path, source, quantize, pack),
             None => pack(),
         }
     }
@@ -124,8 +125,8 @@ impl Device for CpuDevice {
         self.group.as_ref().map_or(GroupRank::ALONE, |group| group.group_rank())
     }
 
-    fn matrix(&mut self, parts: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
-        self.pack(parts, false, quantize)
+    fn matrix(&mut self, matrices: &[HostMatrix<'_>], quantize: Quantize) -> Result<Weights, DeviceError> {
+        self.pack(matrices, false, quantize)
     }
 
     fn gate_up_matrix(
@@ -162,7 +163,7 @@ impl Device for CpuDevice {
     fn step_bytes(&self) -> u64 {
         let (rows, width) = self.widest;
         let sampling = self.sampling.len() * sample::Scratch::bytes(width);
-        // The leader of a group gathers the columns of the widest tensor.
+        // Rank 0 gathers the columns of the widest tensor.
         let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
         let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes();
@@ -275,7 +276,7 @@ impl Device for CpuDevice {
     }
 
     fn all_reduce_add(&mut self, x: &mut Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
-        // Before any rank waits for this one.
+        // Checks the operands before any rank waits for this one.
         out.change(x.live(), x.width())?;
         self.all_reduce(x)?;
         rowwise::add(&mut self.pool, x.values(), x.width(), out.change(x.live(), x.width())?)
@@ -406,7 +407,7 @@ impl Device for CpuDevice {
     }
 }
 
-/// Elements of a fused row of queries, keys and values.
+/// Number of elements per fused row of queries, keys and values.
 fn qkv_width(shape: &AttentionShape) -> usize {
     (shape.heads + 2 * shape.kv_heads) * shape.head_dim
 }

@@ -1,8 +1,10 @@
 //! `y = x · Wᵀ` over packed panels.
 //!
-//! Activations are packed first ([`activations`]): copied into tiles of a few rows, transposed so that a tile's rows lie side
-//! by side for each input, and rounded to what the [micro-kernel](micro_kernel) multiplies. Then one read of the weights
-//! from memory serves all rows: a few, which are one tile, by whole panels ([`small_m`]); more of them [`blocked`].
+//! A product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so that its rows
+//! are side by side for each input, and rounded to the type that the [micro-kernel](micro_kernel) multiplies.
+//!
+//! Weights are then read from memory once for all rows: whole panels at a time if the rows fit one tile ([`small_m`]), in
+//! cache blocks otherwise ([`blocked`]).
 
 mod activations;
 mod blocked;
@@ -30,16 +32,16 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// What becomes of a product.
+/// The operation that is applied to a product's sums as they are stored.
 #[derive(Clone, Copy)]
 pub(super) enum Epilogue<'a> {
     /// `out = x · Wᵀ (+ bias)`.
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
     Add(Option<&'a [f32]>),
-    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, where the matrix is a pair.
+    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix.
     Gated,
-    /// The largest of each row of `x · Wᵀ`; `out` is only worked in.
+    /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),
 }
 
@@ -49,15 +51,15 @@ pub(super) struct Product<'a> {
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
     pub(super) epilogue: Epilogue<'a>,
-    /// `[rows, outputs]`, or `[rows, gates]`.
+    /// Results: `[rows, outputs]`, or `[rows, gates]` for a paired matrix.
     pub(super) out: &'a mut [f32],
 }
 
-/// Memory that products work in.
+/// Scratch memory of products.
 pub(super) struct Scratch {
     /// Packed activations.
     activations: Buffer<f32>,
-    /// [`SUMS`] for each thread.
+    /// Sums: [`SUMS`] floats per thread.
     sums: Buffer<f32>,
 }
 
@@ -67,7 +69,7 @@ impl Scratch {
         Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, sums })
     }
 
-    /// Makes room for products of so many rows and inputs.
+    /// Makes room for products of up to `rows` rows and `inputs` inputs.
     pub(super) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
         let padded = rows * inputs.next_multiple_of(2);
         if self.activations.len() < padded {
@@ -76,16 +78,16 @@ impl Scratch {
         Ok(())
     }
 
-    /// The most bytes that products take.
+    /// Size in bytes.
     pub(super) fn bytes(&self) -> usize {
         (self.activations.len() + self.sums.len()) * size_of::<f32>()
     }
 }
 
-/// The name of that memory in errors.
+/// The name of [`Scratch::activations`] in errors.
 const ACTIVATIONS: &str = "activations of a product";
 
-/// Computes a product. `scratch` fits its rows and inputs.
+/// Computes a product. `scratch` must have room for its rows and inputs.
 pub(super) fn linear(
     path: Path,
     pool: &mut ThreadPool,
@@ -95,7 +97,7 @@ pub(super) fn linear(
     match &product.matrix.data {
         Elements::Stored(Stored::F32(data)) => multiply::<Widened<F32>>(path, pool, scratch, product, data),
         Elements::Stored(Stored::F16(data)) => multiply::<Widened<F16>>(path, pool, scratch, product, data),
-        // Only paths with dot products of bfloat16 keep it: see `Form::of`.
+        // Matrices are stored as bfloat16 only on paths with dot products of bfloat16: see `Form::of`.
         Elements::Stored(Stored::Bf16(data)) => multiply::<Dots>(path, pool, scratch, product, data),
         Elements::BlockFloat(data) => multiply::<BlockFloat>(path, pool, scratch, product, data.data()),
     }
@@ -119,17 +121,17 @@ fn multiply<K: MicroKernel>(
     work.run::<K>(path, pool, elements)
 }
 
-/// What all tasks of one product share.
+/// State that all tasks of one product share.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     tiling: Tiling,
     activations: &'a Shared<'a, f32>,
-    /// [`SUMS`] for each thread.
+    /// Sums: [`SUMS`] floats per thread.
     sums: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
     epilogue: Epilogue<'a>,
     out: &'a Shared<'a, f32>,
-    /// The one that a task's copy is for.
+    /// Index of the thread that runs the task.
     thread: usize,
 }
 
@@ -142,14 +144,14 @@ impl Work<'_> {
     ) -> Result<(), DeviceError> {
         let panels = self.matrix.shape.panels();
         let data = Data { elements, steps: self.matrix.shape.steps() };
-        // Some tasks for each thread even out their ends.
+        // Several tasks per thread balance the load.
         let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
-            // No pair is parted.
+            // Both panels of a pair belong to one task.
             let least = if self.matrix.shape.paired { 2 } else { 1 };
             let share = share.max(1).next_multiple_of(least).min(TASK_PANELS);
             let columns = panels.div_ceil(share);
-            // Tasks of a band, or of less where that leaves threads without one.
+            // A task covers a band of tiles, or fewer tiles if threads would otherwise stay idle.
             let fewest = (2 * pool.threads()).div_ceil(columns);
             let bands = K::run(path, Bands(self.tiling)).max(fewest).min(self.tiling.tiles);
             let band = self.tiling.tiles.div_ceil(bands.max(1));
@@ -161,13 +163,13 @@ impl Work<'_> {
                     data,
                     panels: (column * share, panels.min((column + 1) * share)),
                     tiles: (first, self.tiling.tiles.min(first + band)),
-                    // SAFETY: each thread has a part of its own, and runs one task at a time.
+                    // SAFETY: each thread has its own range, and runs one task at a time.
                     sums: unsafe { self.sums.slice_mut(thread * SUMS, SUMS) },
                 };
                 K::run(path, block);
             });
         }
-        // Four panels or more, which a single row needs.
+        // A multiple of four panels: the micro-kernel of a single row computes four at once.
         let share = share.next_multiple_of(4);
         pool.run(panels.div_ceil(share), |task, thread| {
             let panels = (task * share, panels.min((task + 1) * share));
@@ -175,15 +177,15 @@ impl Work<'_> {
         })
     }
 
-    /// Where the activations from step `step` on lie of the tile of `R` rows that starts with `row`.
+    /// Addresses of the packed activations, from step `step` on, of the tile of `R` rows that starts at row `row`.
     ///
     /// # Safety
     ///
-    /// There is such a tile.
+    /// The tiling has such a tile.
     #[inline(always)]
     unsafe fn inputs<K: MicroKernel, const R: usize>(&self, row: usize, step: usize) -> Inputs {
         let steps = self.matrix.shape.steps();
-        // SAFETY: within the packed activations, by the contract.
+        // SAFETY: the addresses are within the packed activations, by the contract.
         unsafe {
             let tile = self.activations.as_ptr().add(row * 2 * steps).cast_const();
             let powers = tile.add((steps + step / BFP_BLOCK_STEPS) * R);
@@ -191,13 +193,13 @@ impl Work<'_> {
         }
     }
 
-    /// Stores the sums of a row and a panel, having added the bias and what is there already, or applied the gate.
+    /// Applies the epilogue to the sums of one row and one panel.
     #[inline(always)]
     fn finish<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
         let (bias, add) = match self.epilogue {
             Epilogue::Set(bias) => (bias, false),
             Epilogue::Add(bias) => (bias, true),
-            Epilogue::Gated => return self.gate_or_wait(s, row, panel, sum),
+            Epilogue::Gated => return self.store_or_apply_gate(s, row, panel, sum),
             Epilogue::Largest(partial) => return self.update_argmax(s, partial, row, panel, sum),
         };
         let (outputs, column) = (self.matrix.shape.outputs, panel * LANES);
@@ -214,6 +216,7 @@ impl Work<'_> {
         s.store_some(out, sum);
     }
 
+    /// Updates the row's arg max with the logits of one panel.
     #[inline(always)]
     fn update_argmax<S: Simd>(&self, s: S, partial: PartialArgmax<'_>, row: usize, panel: usize, sum: S::F) {
         let (thread, first) = (self.thread, panel * LANES);
@@ -223,10 +226,10 @@ impl Work<'_> {
         s.call(UpdateArgmax { partial, thread, row, first, logits });
     }
 
-    /// Leaves gates where their results will be, until what they are for is there too: the panel after theirs, which the
-    /// same task computes next.
+    /// Stores the sums of a gate panel in `out`, at the position of the results. For the up panel, which the same task
+    /// computes next, replaces them with the results.
     #[inline(always)]
-    fn gate_or_wait<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
+    fn store_or_apply_gate<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
         let out = self.gated(row, panel / 2);
         if panel.is_multiple_of(2) {
             return s.store_some(out, sum);
@@ -237,15 +240,15 @@ impl Work<'_> {
         s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
     }
 
-    /// Stores what comes of panel `pair` of gates and of the one after it. Unlike [`Self::finish`] it is no call of its own,
-    /// so that one row's exponentials are computed while the next one's begin.
+    /// Stores the results of gate panel `pair` and of the up panel after it. Unlike [`Self::finish`], it is inlined, so that
+    /// the exponentials of successive rows overlap.
     #[inline(always)]
     fn gate<S: Simd>(&self, s: S, row: usize, pair: usize, gate: &[f32; LANES], up: &[f32; LANES]) {
         let out = self.gated(row, pair / 2);
         SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out }.run(s);
     }
 
-    /// The place of what becomes of a row and a pair of panels.
+    /// The results of one row and one pair of panels, in `out`.
     #[allow(clippy::mut_from_ref)] // As `Shared::slice_mut`.
     #[inline(always)]
     fn gated(&self, row: usize, pair: usize) -> &mut [f32] {

@@ -1,4 +1,4 @@
-//! Operations that treat every token alone: embedding, norms, the gated activation, rotary angles, gathering rows.
+//! Operations on single tokens: embedding, norms, the gated activation, rotary angles, gathering of rows.
 
 use crate::cpu::memory::Shared;
 use crate::cpu::memory::format::{Format, STEP, with_format};
@@ -9,7 +9,7 @@ use crate::cpu::simd::{LANES, Op, Simd, exp};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, RopeFrequencies};
 
-/// Elements that one task takes, at least: below that, handing it to another thread costs more than it saves.
+/// Minimum number of elements per task, below which waking another thread costs more than it saves.
 const TASK_ELEMENTS: usize = 8 << 10;
 
 /// Calls `f` for each row of `out`, which is `width` wide, in parallel.
@@ -30,7 +30,8 @@ fn each_row(
     })
 }
 
-/// `out[t] = table[ids[t] - first]`, zeros for ids that are in another part of a table of `vocabulary` rows.
+/// Computes `out[t] = table[ids[t] - first]`. `table` holds the rows from `first` on of a table of `vocabulary` rows. The result
+/// is zeros for ids in other rows.
 pub(super) fn embed(
     path: Path,
     pool: &mut ThreadPool,
@@ -94,7 +95,7 @@ pub(super) fn rope_angles(
     each_row(pool, out, 2 * half, |row, out| {
         let (cos, sin) = out.split_at_mut(half);
         for (i, inverse) in rope.inverse.iter().enumerate() {
-            // The angle is rounded to f32 as in the reference; its cosine and sine are then the nearest ones.
+            // The angle is rounded to f32 as in the reference. Its cosine and sine are correctly rounded.
             let (s, c) = f64::from(positions[row] * inverse).sin_cos();
             cos[i] = c as f32 * rope.scale;
             sin[i] = s as f32 * rope.scale;
@@ -118,7 +119,7 @@ pub(super) fn rms_norm(
     })
 }
 
-/// One row's norm.
+/// The RMS norm of one row.
 struct RmsNorm<'a> {
     x: &'a [f32],
     weight: &'a [f32],
@@ -139,7 +140,7 @@ impl Op for RmsNorm<'_> {
     }
 }
 
-/// `1 / sqrt(mean(x²) + eps)`; the sum runs over blocks of sixteen, then over lanes.
+/// Returns `1 / sqrt(mean(x²) + eps)`. The sum runs over blocks of sixteen elements, then over lanes.
 #[inline(always)]
 pub(super) fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
     let mut squares = s.splat(0.0);

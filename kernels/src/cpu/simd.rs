@@ -1,8 +1,8 @@
 //! Sixteen f32 lanes as one value, on every instruction path.
 //!
-//! Kernels are written once over [`Simd`]. A value of an implementing type is the proof that the machine has its
-//! instructions, so arithmetic is safe to call; only memory access is not. Because every path has the same sixteen
-//! lanes and reduces them in the same tree, the order of every sum is the same everywhere.
+//! Kernels are written once over [`Simd`]. A value of an implementing type proves that the machine has the path's
+//! instructions, so arithmetic is safe to call and only memory access is unsafe. Every path has the same sixteen lanes and
+//! reduces them in the same tree, so the order of every sum is the same on all paths.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -20,76 +20,81 @@ pub use isa::Isa;
 pub(super) use math::{exp, from_bf16, to_bf16};
 pub(super) use portable::Portable;
 
-/// Lanes of a block.
+/// Number of f32 lanes of a value.
 pub(super) const LANES: usize = 16;
 
-/// Code to be compiled once for each instruction path.
+/// A piece of code that is compiled once for each instruction path.
 pub(super) trait Op {
-    /// What it gives.
+    /// The result.
     type Output;
-    /// Must be `#[inline(always)]`, and so must all that it calls with `simd`: only then is it compiled with the
-    /// path's instructions.
+    /// Runs the code. This function and all functions that it calls with `simd` must be `#[inline(always)]`: only then are they
+    /// compiled with the path's instructions.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// One instruction path. All operations are lane by lane unless they say otherwise.
+/// One instruction path. Operations apply to each lane unless their documentation says otherwise.
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F: Copy;
-    /// Rows of the largest tile of a product: with one panel its sums fit the registers, beside what feeds them.
+    /// Number of rows of a product's largest tile: its sums with one panel, and their operands, fit the registers.
     const TILE_ROWS: usize;
-    /// Sums that a tile of several panels keeps in registers, at most.
+    /// Maximum number of sums that a tile of several panels keeps in registers.
     const TILE_SUMS: usize;
 
-    /// Runs `op` in a function of its own. Kernels call their inner loops this way: inlined into one another, their
-    /// many variants take the compiler minutes.
+    /// Runs `op` in a separate function that is not inlined. Kernels call their inner loops this way: inlined into each other,
+    /// their many variants would take minutes to compile.
     fn call<O: Op>(self, op: O) -> O::Output;
+    /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F;
+    /// Loads sixteen f32.
+    ///
     /// # Safety
     ///
     /// Sixteen f32 are readable at `from`, at any alignment.
     unsafe fn load(self, from: *const f32) -> Self::F;
+    /// Stores sixteen f32.
+    ///
     /// # Safety
     ///
     /// Sixteen f32 are writable at `to`, at any alignment.
     unsafe fn store(self, to: *mut f32, x: Self::F);
-    /// Sixteen halves, widened.
+    /// Loads sixteen f16 and widens them.
     ///
     /// # Safety
     ///
     /// Sixteen u16 are readable at `from`.
     unsafe fn load_f16(self, from: *const u16) -> Self::F;
-    /// Sixteen bfloat16, widened.
+    /// Loads sixteen bfloat16 and widens them.
     ///
     /// # Safety
     ///
     /// Sixteen u16 are readable at `from`.
     unsafe fn load_bf16(self, from: *const u16) -> Self::F;
-    /// The even elements of thirty-two bfloat16, widened.
+    /// Loads the even elements of thirty-two bfloat16 and widens them.
     ///
     /// # Safety
     ///
     /// Thirty-two u16 are readable at `from`.
     unsafe fn load_bf16_even(self, from: *const u16) -> Self::F;
-    /// The odd elements of thirty-two bfloat16, widened.
+    /// Loads the odd elements of thirty-two bfloat16 and widens them.
     ///
     /// # Safety
     ///
     /// Thirty-two u16 are readable at `from`.
     unsafe fn load_bf16_odd(self, from: *const u16) -> Self::F;
-    /// `sum + odd(weights) * odd(pair)`, then `+ even(weights) * even(pair)`: one step of a bfloat16 dot product in
-    /// each lane. `pair` holds the even element in its low half.
+    /// One step of a bfloat16 dot product in each lane: `sum + odd(weights) * odd(pair)`, then `+ even(weights) * even(pair)`.
+    /// `pair` holds the even element in its low half.
     ///
     /// # Safety
     ///
     /// Thirty-two u16 are readable at `weights`.
     unsafe fn dot_bf16(self, sum: Self::F, weights: *const u16, pair: u32) -> Self::F;
-    /// [`Self::dot_bf16`] with only those bits of each pair of weights that are set in `mask`, which keeps or drops each
-    /// half as a whole: what is dropped counts as zero, whatever it is.
+    /// [`Self::dot_bf16`] with each pair of weights masked by `mask`, which keeps or drops each half as a whole. A dropped half
+    /// counts as zero, even if it is NaN.
     ///
     /// # Safety
     ///
-    /// As [`Self::dot_bf16`]'s.
+    /// As for [`Self::dot_bf16`].
     #[inline(always)]
     unsafe fn dot_bf16_masked(self, sum: Self::F, weights: *const u16, pair: u32, mask: u32) -> Self::F {
         let mut kept = [self.splat(0.0); 2];
@@ -106,34 +111,35 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         self.fma(kept[0], self.splat(even), self.fma(kept[1], self.splat(odd), sum))
     }
 
-    /// Sixteen i32, as sums of [`Self::dot_u8`].
+    /// Sixteen i32, the sums of [`Self::dot_u8`].
     type I: Copy;
-    /// Inputs of one step of [`Self::dot_u8`]: 2 or 4.
+    /// Number of inputs per step of [`Self::dot_u8`]: 2 or 4.
     const DOT_INPUTS: usize;
+    /// `x` in every lane.
     fn splat_i(self, x: i32) -> Self::I;
-    /// Exact for magnitudes up to 2²⁴.
+    /// Converts to f32. Exact for magnitudes up to 2²⁴.
     fn floats(self, x: Self::I) -> Self::F;
-    /// The nearest integers, ties to even, of numbers in -127 ..= 127; others come to anything.
+    /// Rounds numbers in -127 ..= 127 to the nearest integers, ties to even. The result is unspecified for other numbers.
     fn to_i8(self, x: Self::F) -> [i8; LANES];
-    /// `sum + Σ weights[lane][i] * x[i]` over [`Self::DOT_INPUTS`] inputs, exactly; `weights` unsigned,
-    /// `[lane][DOT_INPUTS]`, and `x` as [`Self::dot_word`] makes it.
+    /// `sum + Σ weights[lane][i] * x[i]` over [`Self::DOT_INPUTS`] inputs, exactly. `weights` are unsigned, `[lane][DOT_INPUTS]`.
+    /// `x` holds two 16-bit or four 8-bit integers.
     ///
     /// # Safety
     ///
     /// `16 * DOT_INPUTS` bytes are readable at `weights`.
     unsafe fn dot_u8(self, sum: Self::I, weights: *const u8, x: u32) -> Self::I;
-    /// Sixty-four numbers in -127 ..= 127, in their order, rounded to the nearest integers, ties to even: four in a word.
-    /// Other numbers give any integers.
+    /// Rounds sixty-four numbers in -127 ..= 127 to the nearest integers, ties to even, and packs four into each word, in order.
+    /// The result is unspecified for other numbers.
     #[inline(always)]
     fn quads_i8(self, x: [Self::F; 4]) -> Self::I {
         let mut bytes = [[0i8; LANES]; 4];
         for (bytes, x) in bytes.iter_mut().zip(x) {
             *bytes = self.to_i8(x);
         }
-        // SAFETY: `bytes` holds sixty-four.
+        // SAFETY: `bytes` holds sixty-four bytes.
         unsafe { self.load_i(bytes.as_ptr().cast()) }
     }
-    /// So many activations as one word: two of sixteen bits, or four of eight.
+    /// Packs [`Self::DOT_INPUTS`] activations into a word: two of sixteen bits, or four of eight.
     #[cfg(test)]
     fn dot_word(x: &[i8]) -> u32 {
         if Self::DOT_INPUTS == 2 {
@@ -144,23 +150,23 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Thirty-two i16, two for each lane.
+    /// Loads thirty-two i16, two per lane.
     ///
     /// # Safety
     ///
     /// Thirty-two u16 are readable at `from`.
     unsafe fn load_i(self, from: *const u16) -> Self::I;
-    /// `sum + weights[lane][0] * pair[0] + weights[lane][1] * pair[1]` of i16, exactly, but for wrapping around. `pair` holds
-    /// its first in the low half.
+    /// `sum + weights[lane][0] * pair[0] + weights[lane][1] * pair[1]` of i16. The sum wraps around on overflow. `pair` holds its
+    /// first element in the low half.
     ///
     /// # Safety
     ///
     /// `pair` is readable.
     unsafe fn dot_i16(self, sum: Self::I, weights: Self::I, pair: *const u32) -> Self::I;
-    /// Thirty-two numbers in -32768 ..= 32767, `low` first, rounded to the nearest integers, ties to even: two in a word as
-    /// [`Self::dot_i16`] takes them. Other numbers give any integers.
+    /// Rounds thirty-two numbers in -32768 ..= 32767, `low` first, to the nearest integers, ties to even, and packs two into each
+    /// word for [`Self::dot_i16`]. The result is unspecified for other numbers.
     fn pairs_i16(self, low: Self::F, high: Self::F) -> Self::I;
-    /// Thirty-two numbers, `low` first, rounded to bfloat16: two in a word as [`Self::dot_bf16`] takes them.
+    /// Rounds thirty-two numbers, `low` first, to bfloat16, and packs two into each word for [`Self::dot_bf16`].
     #[inline(always)]
     fn pairs_bf16(self, low: Self::F, high: Self::F) -> Self::I {
         let mut lanes = [0.0; 2 * LANES];
@@ -173,6 +179,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: `words` holds thirty-two u16.
         unsafe { self.load_i(words.as_ptr().cast()) }
     }
+    /// Stores sixteen words.
+    ///
     /// # Safety
     ///
     /// Sixteen words are writable at `to`.
@@ -186,7 +194,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_transposed<const R: usize>(self, rows: &[Self::I; R], to: *mut u32) {
         for (r, row) in rows.iter().enumerate() {
             let mut words = [0; LANES];
-            // SAFETY: `words` has room for sixteen, and the rest is the caller's contract.
+            // SAFETY: `words` has room for sixteen words. The rest is the caller's contract.
             unsafe {
                 self.store_i(words.as_mut_ptr(), *row);
                 for (lane, word) in words.into_iter().enumerate() {
@@ -195,73 +203,73 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
             }
         }
     }
-    /// f32 with sixteen bytes as their exponents, and nothing else.
+    /// Loads sixteen biased exponents, as f32 with a mantissa of zero.
     ///
     /// # Safety
     ///
     /// Sixteen bytes are readable at `exponents`.
     unsafe fn powers(self, exponents: *const u8) -> Self::F;
 
-    /// Asks for a cache line that will be read soon; any address will do.
+    /// Prefetches a cache line. The address may be invalid.
     fn prefetch(self, line: *const u8);
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
-    /// `a * b + c`.
+    /// `a * b + c`, rounded once if the path has a fused instruction.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// `a * b + c`, rounded once on every path, which is slow without the instruction.
+    /// `a * b + c`, rounded once on every path. Slow on a path without a fused instruction.
     #[inline(always)]
     fn fma_on_all_paths(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         self.fma(a, b, c)
     }
-    /// The larger; `b` where either is not a number.
+    /// The larger of `a` and `b`; `b` if either is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// `a < b ? x : y`; `y` where `a` or `b` is not a number.
+    /// `a < b ? x : y`; `y` if either is NaN.
     fn less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
-    /// To the nearest bfloat16, ties to even; a NaN stays a quiet one.
+    /// Rounds to the nearest bfloat16, ties to even. A NaN becomes a quiet NaN.
     fn round_to_bf16(self, a: Self::F) -> Self::F;
-    /// To the nearest integer, ties to even. Exact for magnitudes below 2³¹.
+    /// Rounds to the nearest integer, ties to even. Correct for magnitudes below 2³¹.
     fn round(self, a: Self::F) -> Self::F;
-    /// 2 to the power of `n`, an integer in -126 ..= 127.
+    /// 2 to the power of `n`, which is an integer in -126 ..= 127.
     fn exp2_integer(self, n: Self::F) -> Self::F;
-    /// `p` times 2 to the power of `n`, the integer nearest to `x`, which is at most 0; 0 where `x` is below -126.
+    /// `p` times 2 to the power of `n`, where `n` is `x` rounded to an integer and `x` is at most 0. 0 if `x` is below -126.
     #[inline(always)]
     fn scale_by_exp2(self, p: Self::F, n: Self::F, x: Self::F) -> Self::F {
         let lowest = self.splat(-126.0);
         let n = self.max(n, lowest);
         self.less(x, lowest, self.splat(0.0), self.mul(p, self.exp2_integer(n)))
     }
-    /// The lanes' sum: halves are added lane by lane until one is left.
+    /// The sum of all lanes. The upper half is added to the lower half until one lane is left.
     fn sum(self, a: Self::F) -> f32;
-    /// The largest lane; meaningless when one is not a number.
+    /// The largest lane. Unspecified if a lane is NaN.
     fn largest(self, a: Self::F) -> f32;
-    /// Whether any lane is not a number.
+    /// True if any lane is NaN.
     fn any_nan(self, a: Self::F) -> bool;
 
-    /// The first sixteen elements of `from`, or all that there are and `rest` in the other lanes.
+    /// Loads the first sixteen elements of `from`. Lanes beyond its end are `rest`.
     #[inline(always)]
     fn load_some(self, from: &[f32], rest: f32) -> Self::F {
         if from.len() >= LANES {
-            // SAFETY: sixteen elements are there.
+            // SAFETY: `from` holds sixteen elements.
             return unsafe { self.load(from.as_ptr()) };
         }
         let mut lanes = [rest; LANES];
         lanes[..from.len()].copy_from_slice(from);
-        // SAFETY: `lanes` holds sixteen.
+        // SAFETY: `lanes` holds sixteen elements.
         unsafe { self.load(lanes.as_ptr()) }
     }
 
-    /// Stores sixteen lanes, or as many as `to` has room for.
+    /// Stores the first lanes of `x`, as many as `to` has room for, at most sixteen.
     #[inline(always)]
     fn store_some(self, to: &mut [f32], x: Self::F) {
         if to.len() >= LANES {
-            // SAFETY: there is room for sixteen.
+            // SAFETY: `to` has room for sixteen elements.
             return unsafe { self.store(to.as_mut_ptr(), x) };
         }
         let mut lanes = [0.0; LANES];
-        // SAFETY: `lanes` has room for sixteen.
+        // SAFETY: `lanes` has room for sixteen elements.
         unsafe { self.store(lanes.as_mut_ptr(), x) };
         to.copy_from_slice(&lanes[..to.len()]);
     }

@@ -1,4 +1,4 @@
-//! The device's copy of a step's inputs, in buffers that are reused from step to step.
+//! The device's copy of a step's inputs, in buffers that are reused by every step.
 
 use crate::{DeviceError, PageId, StepInputs};
 
@@ -9,8 +9,9 @@ pub(super) struct Row {
     pub(super) tokens: usize,
     /// Position of the first token.
     pub(super) start: usize,
-    /// Where the row's pages begin in [`Step::pages`], and how many there are.
+    /// Index of the row's first page in [`Step::pages`].
     first_page: usize,
+    /// Number of the row's pages.
     pages: usize,
 }
 
@@ -22,14 +23,14 @@ pub(super) struct Step {
     pub(super) rows: Vec<Row>,
     pages: Vec<PageId>,
     pub(super) logit_rows: Vec<usize>,
-    /// The page size for which [`Step::check_pages`] has passed.
+    /// The arguments with which [`Step::check_pages`] has succeeded.
     checked: Option<(usize, usize)>,
-    /// Pages that the step writes to, sorted; only used while checking.
+    /// Pages that the step writes to, sorted. Used only by [`Step::check_pages`].
     written: Vec<PageId>,
 }
 
 impl Step {
-    /// Takes over the inputs.
+    /// Checks and copies the inputs.
     pub(super) fn begin(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
         let tokens = inputs.token_ids.len();
         if inputs.positions.len() != tokens {
@@ -79,8 +80,8 @@ impl Step {
         &self.pages[row.first_page..row.first_page + row.pages]
     }
 
-    /// Checks, once a step, that block tables are long enough, name pages of the pool, and that no two rows write to
-    /// one page: the tasks of a step write without looking at each other.
+    /// Checks, once per step, that block tables are long enough and name pages of the pool, and that no two rows write to one
+    /// page: the tasks of a step write pages without synchronisation.
     pub(super) fn check_pages(&mut self, page_tokens: usize, pages: usize) -> Result<(), DeviceError> {
         if self.checked == Some((page_tokens, pages)) {
             return Ok(());

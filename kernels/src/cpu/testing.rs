@@ -1,6 +1,6 @@
-//! What the tests of several operations share.
+//! Helpers that the unit tests of several operations share.
 
-/// Numbers that look random and are the same in every run.
+/// A pseudo-random generator with a fixed sequence per seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -24,7 +24,7 @@ impl Random {
         (self.next() >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// Roughly normal: the sum of a few uniform numbers.
+    /// Approximately normal numbers: sums of twelve uniform numbers.
     pub(super) fn normals(&mut self, count: usize, deviation: f32) -> Vec<f32> {
         (0..count).map(|_| ((0..12).map(|_| self.uniform()).sum::<f32>() - 6.0) * deviation).collect()
     }

@@ -18,7 +18,7 @@ const SECRET: &[u8; 16] = b"0123456789abcdef";
 
 type Member = Box<dyn Collective>;
 
-/// How the ranks of a test meet: each thread makes its own end.
+/// The transport of a test's group.
 #[derive(Clone, Copy, Debug)]
 enum Transport {
     SharedMemory,
@@ -27,7 +27,7 @@ enum Transport {
 
 const BOTH: [Transport; 2] = [Transport::SharedMemory, Transport::Tcp];
 
-/// Runs `act` as every rank of a group; what each gave back, in order.
+/// Runs `act` as every rank of a group, and returns the results in the order of ranks.
 fn group<T: Send>(
     transport: Transport,
     size: usize,
@@ -74,7 +74,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn a_sum_is_taken_in_the_order_of_ranks_whatever_its_size_and_transport() {
-    // Around the borders: nothing, one, what all sum alone, a tile, several tiles and a rest.
+    // Around the limits: nothing, one float, the largest sum that every rank computes, a tile, several tiles and a rest.
     let lengths = [0, 1, 7, 8 << 10, (8 << 10) + 1, 64 << 10, (64 << 10) + 5, 200_003];
     for transport in BOTH {
         for size in [1, 2, 3, 4] {
@@ -86,14 +86,14 @@ fn a_sum_is_taken_in_the_order_of_ranks_whatever_its_size_and_transport() {
                     bits(&data)
                 })
             });
-            for (place, len) in lengths.into_iter().enumerate() {
+            for (index, len) in lengths.into_iter().enumerate() {
                 let mut expected = values(0, len);
                 for rank in 1..size {
                     expected.iter_mut().zip(values(rank, len)).for_each(|(sum, value)| *sum += value);
                 }
                 let expected = bits(&expected);
                 for sum in &sums {
-                    assert!(sum[place] == expected, "{transport:?}: {len} floats of {size} ranks");
+                    assert!(sum[index] == expected, "{transport:?}: {len} floats of {size} ranks");
                 }
             }
         }
@@ -135,7 +135,7 @@ fn every_rank_gets_the_messages_of_rank_0_in_order() {
 }
 
 #[test]
-fn nobody_leaves_a_barrier_before_everybody_has_come() {
+fn no_rank_leaves_a_barrier_before_all_have_arrived() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     for transport in BOTH {
         let come = AtomicUsize::new(0);
@@ -149,7 +149,7 @@ fn nobody_leaves_a_barrier_before_everybody_has_come() {
     }
 }
 
-/// Collectives of all kinds and sizes back to back, so that each begins while others still finish the one before.
+/// Runs collectives of all kinds and sizes back to back, so that each begins while other ranks still finish the one before.
 #[test]
 fn calls_do_not_run_into_each_other() {
     for transport in BOTH {
@@ -182,7 +182,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
         let tell = std::sync::Mutex::new(tell);
         let errors = group(transport, 3, deadline, |mut member| {
             if member.group_rank().rank == 2 {
-                // Neither comes nor leaves until the others have given up on it.
+                // Neither joins nor leaves until the others have failed.
                 let tell = tell.lock().unwrap();
                 tell.recv().unwrap();
                 return None;

@@ -1,4 +1,4 @@
-//! The likeliest token without its logits: what sampling from them gives.
+//! The arg max without logits gives the same token as greedy sampling from the logits.
 
 use tutti_kernels::{
     Device, DeviceError, HostMatrix, Norm, Quantize, SampleRow, Sampled, SamplingParams, WeightType,
@@ -32,15 +32,15 @@ fn it_is_what_sampling_takes_ties_included() {
             (WeightType::Bf16, Quantize::Int8),
         ] {
             for (inputs, vocabulary) in [(20, 7), (64, 530), (1030, 300)] {
-                // Every row of weights is there several times, far apart and side by side, so that all logits tie.
+                // Every row of weights occurs several times, at distant and at adjacent indices, so that all logits tie.
                 let kinds = random.normals(23 * inputs, 0.5);
                 let kind = |token: usize| (token / 2 * 5) % 23;
                 let weights: Vec<f32> = (0..vocabulary)
                     .flat_map(|token| kinds[kind(token) * inputs..][..inputs].to_vec())
                     .collect();
                 let weights = bytes(dtype, &weights);
-                let part = HostMatrix { bytes: &weights, dtype, rows: vocabulary, columns: inputs };
-                let weight = device.matrix(&[part], quantize).unwrap();
+                let source = HostMatrix { bytes: &weights, dtype, rows: vocabulary, columns: inputs };
+                let weight = device.matrix(&[source], quantize).unwrap();
                 let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
                 for rows in [1, 2, 5, 13, 32] {
                     let x = random.normals(rows * inputs, 1.0);
@@ -69,8 +69,8 @@ fn garbage_is_refused() {
             let mut weights = [0.5; 20];
             weights[17] = garbage;
             let bytes = bytes(WeightType::F32, &weights);
-            let part = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 20, columns: 1 };
-            let weight = device.matrix(&[part], Quantize::None).unwrap();
+            let source = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 20, columns: 1 };
+            let weight = device.matrix(&[source], Quantize::None).unwrap();
             let x = tensor(&mut device, 1, &[1.0, 2.0]);
             let norm = Norm { weight: &norm, eps: 0.0 };
             let result = device.norm_argmax(&x, norm, &weight, &mut logits, &mut Vec::new());
@@ -80,7 +80,7 @@ fn garbage_is_refused() {
 }
 
 #[test]
-fn whoever_asks_for_more_gets_logits() {
+fn rows_that_need_more_than_the_likeliest_token_need_logits() {
     assert!(greedy(&GREEDY).takes_the_likeliest());
     for params in [
         SamplingParams { temperature: 0.5, ..GREEDY.clone() },

@@ -5,13 +5,13 @@ use tutti_kernels::{AttentionShape, Device, HeadNorms, KvShape, PageId, RopeFreq
 
 use crate::support::{Random, Share, assert_near, begin, bits, devices, stored, tensor};
 
-/// A layer and the pages below it.
+/// The parameters of an attention layer and its pages.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     shape: AttentionShape,
     page_tokens: usize,
     dtype: WeightType,
-    /// Rotation and head norms as in a real layer, or neither.
+    /// True for rotation and head norms as in a real layer; false for neither.
     real: bool,
 }
 
@@ -38,16 +38,16 @@ impl Case {
     }
 }
 
-/// A request: its tokens' fused rows, and where its planes are.
+/// A request: the fused rows of its tokens, and its pages.
 struct Request {
     qkv: Vec<f32>,
     pages: Vec<PageId>,
     done: usize,
-    /// `[done, heads * head_dim]`.
+    /// Results so far, `[done, heads * head_dim]`.
     out: Vec<f32>,
 }
 
-/// A device with one poisoned pool and some requests.
+/// A device with a pool whose pages are filled with NaN, and some requests.
 struct World<'a> {
     case: Case,
     device: &'a mut CpuDevice,
@@ -55,12 +55,12 @@ struct World<'a> {
     requests: Vec<Request>,
 }
 
-/// A request's fused rows: the same for every one of its length.
+/// The fused rows of a request, which depend only on its length.
 fn numbers(case: &Case, length: usize) -> Vec<f32> {
     Random::new(length as u64).normals(length * case.width(), 1.0)
 }
 
-/// Requests of these lengths; the numbers of one depend on its length only.
+/// Makes requests of these lengths. The numbers of a request depend only on its length.
 fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: u64) -> World<'a> {
     let pages_of = |length: usize| length.div_ceil(case.page_tokens);
     let count: usize = lengths.iter().map(|&length| pages_of(length)).sum();
@@ -83,7 +83,7 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
         out: Vec::new(),
     };
     let mut world = World { case, device, kv, requests: vec![poison] };
-    // Whatever nobody has written yet is not a number, in both layers.
+    // Fills all pages with NaN, in both layers.
     world.step(&[(0, count * case.page_tokens)]);
     world.requests.clear();
     for &length in lengths {
@@ -94,7 +94,7 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
 }
 
 impl World<'_> {
-    /// One step: (request, tokens) for each row.
+    /// Runs one step, with (request, tokens) for each row.
     fn step(&mut self, rows: &[(usize, usize)]) {
         let Case { shape, .. } = self.case;
         let width = self.case.width();
@@ -127,7 +127,7 @@ impl World<'_> {
         }
     }
 
-    /// All of one request, in chunks of `chunk` tokens.
+    /// Runs the rest of one request in chunks of `chunk` tokens, and returns the bits of its results.
     fn finish(&mut self, index: usize, chunk: usize) -> Vec<u32> {
         let length = self.requests[index].qkv.len() / self.case.width();
         while self.requests[index].done < length {
@@ -138,7 +138,7 @@ impl World<'_> {
     }
 }
 
-/// One head's vector after norm and rotation.
+/// A head's vector after norm and rotation, in double precision.
 fn turned(case: &Case, head: &[f32], weight: &[f32], position: usize) -> Vec<f64> {
     let mut x: Vec<f64> = head.iter().map(|&x| f64::from(x)).collect();
     if !case.real {
@@ -157,7 +157,7 @@ fn turned(case: &Case, head: &[f32], weight: &[f32], position: usize) -> Vec<f64
     x
 }
 
-/// Plain attention in double precision.
+/// Reference attention in double precision.
 fn reference(case: &Case, qkv: &[f32]) -> Vec<f64> {
     let AttentionShape { heads, kv_heads, head_dim, scale, window } = case.shape;
     let (width, length) = (case.width(), qkv.len() / case.width());
@@ -206,7 +206,7 @@ fn attention_is_that_of_double_precision() {
                 case.shape.window = window;
                 let mut world = world(case, &mut device, &[length], 1);
                 world.finish(0, length);
-                // A key near a rounding border of its storage type may be stored as its neighbour.
+                // A key near a rounding boundary of its storage type may be rounded to the other side.
                 let tolerance = if case.real || case.dtype == WeightType::F32 { 3e-6 } else { 5e-3 };
                 let want = reference(&case, &world.requests[0].qkv);
                 assert_near(&format!("{name} {case:?}"), &world.requests[0].out, &want, tolerance);
@@ -215,7 +215,7 @@ fn attention_is_that_of_double_precision() {
     }
 }
 
-/// Contexts of several ranges, which are merged; windows that begin in an earlier range, and within a tile of queries.
+/// Contexts of several ranges, with windows that begin in an earlier range or within a tile of queries.
 #[test]
 fn long_contexts_are_those_of_double_precision() {
     const LENGTH: usize = 1100;
@@ -235,15 +235,15 @@ fn long_contexts_are_those_of_double_precision() {
     }
 }
 
-/// Promise 8, where a lone decode's ranges are computed apart: by no thread, by two, or by more than there are ranges,
-/// and beside a prefill, which leaves nothing to cut.
+/// Promise 8 for a decode whose ranges run as separate tasks: with one thread, with two, with more threads than ranges, and in a
+/// batch with a prefill, in which no tile is split.
 #[test]
 fn threads_and_ranges_change_no_bit() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
         for (heads, kv_heads, window) in [(4, 2, None), (6, 1, Some(900)), (1, 1, Some(30))] {
             let mut case = Case { dtype: WeightType::Bf16, ..Case::new(heads, kv_heads, 32) };
             case.shape.window = window;
-            let run = |threads: usize, chunk: usize, beside: bool| {
+            let run = |threads: usize, chunk: usize, with_mate: bool| {
                 let mut device = CpuDevice::new(threads, isa).unwrap();
                 let mut world = world(case, &mut device, &[1620, 3000], 3);
                 world.step(&[(0, 500), (1, 1)]);
@@ -251,22 +251,22 @@ fn threads_and_ranges_change_no_bit() {
                 while world.requests[0].done < 1620 {
                     let tokens = chunk.min(1620 - world.requests[0].done);
                     let mates = [(0, tokens), (1, 300)];
-                    world.step(&mates[..if beside { 2 } else { 1 }]);
+                    world.step(&mates[..if with_mate { 2 } else { 1 }]);
                 }
                 bits(&world.requests[0].out)
             };
             let want = run(1, 120, false);
-            for (threads, chunk, beside) in
+            for (threads, chunk, with_mate) in
                 [(1, 1, false), (2, 1, false), (7, 1, false), (2, 17, true), (5, 40, false)]
             {
-                let got = run(threads, chunk, beside);
+                let got = run(threads, chunk, with_mate);
                 assert!(got == want, "{isa}, {threads} threads, {case:?}: chunks of {chunk}");
             }
         }
     }
 }
 
-/// Pages that a window has moved past may be anyone's by now, and hold anything.
+/// Pages before a request's window may have been given to other requests, and may hold NaN.
 #[test]
 fn what_a_window_has_left_behind_is_never_read() {
     for (name, mut device) in devices("left behind") {
@@ -279,7 +279,7 @@ fn what_a_window_has_left_behind_is_never_read() {
                 world.step(&[(0, 640)]);
                 while world.requests[0].done < 800 {
                     let done = world.requests[0].done;
-                    // The second request's page, in which nothing has been written, is not a number.
+                    // The second request's page has not been written and holds NaN.
                     let poison = world.requests[1].pages[0];
                     let behind = (done + 1).saturating_sub(window) / case.page_tokens;
                     world.requests[0].pages[..behind].fill(poison);
@@ -291,7 +291,7 @@ fn what_a_window_has_left_behind_is_never_read() {
     }
 }
 
-/// Promise 8: any chunking, any pages.
+/// Promise 8 for any chunking and any pages.
 #[test]
 fn chunking_changes_no_bit() {
     for (name, mut device) in devices("chunking") {
@@ -315,7 +315,7 @@ fn chunking_changes_no_bit() {
     }
 }
 
-/// Promise 8: batch-mates. And no request writes into another's pages, or their results would differ later on.
+/// Promise 8 for any batch-mates. This also shows that no request writes to another's pages: later results would differ.
 #[test]
 fn batch_mates_change_no_bit() {
     const LENGTHS: [usize; 6] = [1, 17, 64, 65, 130, 200];
@@ -327,7 +327,7 @@ fn batch_mates_change_no_bit() {
             let mut random = Random::new(seed);
             let mut world = world(case, &mut device, &LENGTHS, seed);
             loop {
-                // A random mix of decodes, chunks and requests that sit a step out, in random order.
+                // A random mix of decodes, chunks and requests that skip a step, in random order.
                 let mut rows = Vec::new();
                 for (index, &length) in LENGTHS.iter().enumerate() {
                     let left = length - world.requests[index].done;
@@ -350,7 +350,7 @@ fn batch_mates_change_no_bit() {
     }
 }
 
-/// Promise 14: padded rows have only the null page, all of them the same one.
+/// Promise 14: all padded rows share the null page.
 #[test]
 fn padding_touches_nothing() {
     for (name, mut device) in devices("padding") {
@@ -364,7 +364,7 @@ fn padding_touches_nothing() {
             world.step(&[(1, 1), (0, 2), (2, 2)]);
         }
         assert!(bits(&world.requests[0].out) == alone, "{name}");
-        // Nobody's values went into the null page: what padding reads is what the pool was made with.
+        // Nothing was written to the null page: padded rows read the pool's initial contents.
         assert!(world.requests[1].out.iter().chain(&world.requests[2].out).all(|&x| x == 0.0), "{name}");
     }
 }

@@ -1,4 +1,4 @@
-//! Gate and up with their activation, in one product.
+//! Gate and up with their activation in one product.
 
 use tutti_kernels::cpu::{CpuDevice, Tensor, Vector};
 use tutti_kernels::{Device, DeviceError, HostMatrix, Norm, Quantize, WeightType};
@@ -14,14 +14,14 @@ const STORED: [(WeightType, Quantize); 4] = [
 
 const EPS: f32 = 1e-6;
 
-/// What the norm makes of `x`, written down.
+/// Computes the norm of `x` as a separate operation.
 fn normalised(device: &mut CpuDevice, x: &Tensor, norm: &Vector) -> Tensor {
     let mut out = device.tensor(x.live(), x.width()).unwrap();
     device.rms_norm(x, Norm { weight: norm, eps: EPS }, &mut out).unwrap();
     out
 }
 
-/// Gate and up as weights of two parts.
+/// Gate and up as one paired matrix.
 struct Pair {
     dtype: WeightType,
     rows: usize,
@@ -40,7 +40,7 @@ impl Pair {
         [&self.gate, &self.up].map(|bytes| HostMatrix { bytes, dtype, rows, columns })
     }
 
-    /// What two products and the activation in double precision give.
+    /// Reference: two products and the activation, in double precision.
     fn reference(&self, device: &mut CpuDevice, x: &[f32], norm: &Vector, quantize: Quantize) -> Vec<f64> {
         let x = tensor(device, self.columns, x);
         let x = normalised(device, &x, norm);
@@ -88,7 +88,7 @@ fn it_is_the_activation_of_two_products_in_any_batch() {
     }
 }
 
-/// Far out on both sides the sigmoid is 0 or 1.
+/// For large magnitudes the sigmoid is 0 or 1.
 #[test]
 fn gates_open_and_close_all_the_way() {
     for (name, mut device) in devices("gates") {

@@ -1,4 +1,4 @@
-//! Products of weights and activations in eight bits, and embeddings that are kept so.
+//! Products of weights and activations in eight bits, and embeddings in eight bits.
 
 use tutti_kernels::cpu::{CpuDevice, Tensor, Weights};
 use tutti_kernels::{Device, HostMatrix, Quantize, WeightType};
@@ -10,11 +10,11 @@ const GROUP: usize = 128;
 
 fn int8(device: &mut CpuDevice, dtype: WeightType, outputs: usize, values: &[f32]) -> Weights {
     let bytes = bytes(dtype, values);
-    let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: values.len() / outputs };
-    device.matrix(&[part], Quantize::Int8).unwrap()
+    let source = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: values.len() / outputs };
+    device.matrix(&[source], Quantize::Int8).unwrap()
 }
 
-/// Whole steps of a group's 127th part, and that part.
+/// The quantised numbers of a group, and its scale.
 fn quantised(group: &[f32]) -> (Vec<i32>, f32) {
     let largest = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     if largest == 0.0 {
@@ -24,7 +24,7 @@ fn quantised(group: &[f32]) -> (Vec<i32>, f32) {
     (steps.collect(), largest / 127.0)
 }
 
-/// One output, in the order that is promised.
+/// Reference for one output, with the documented order of operations.
 fn reference(x: &[f32], w: &[f32], before: f32) -> f32 {
     x.chunks(GROUP).zip(w.chunks(GROUP)).fold(before, |sum, (x, w)| {
         let ((x, x_scale), (w, w_scale)) = (quantised(x), quantised(w));
@@ -70,7 +70,7 @@ fn products_have_the_bits_of_plain_arithmetic_on_every_path() {
     }
 }
 
-/// The largest numbers that there are, of one sign, so that nothing cancels: sums of products of bytes reach furthest.
+/// The largest quantised numbers, all of one sign: the sums of products of bytes have the largest possible magnitude.
 #[test]
 fn nothing_saturates() {
     for (name, mut device) in devices("int8 extremes") {
@@ -85,7 +85,7 @@ fn nothing_saturates() {
     }
 }
 
-/// Promise 8: a row's bits do not depend on how many rows, or which, are computed beside it.
+/// Promise 8: a row's bits do not depend on the number or contents of the other rows.
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     for (name, mut device) in devices("int8 batches") {
@@ -170,7 +170,7 @@ fn an_embedding_is_its_quantised_row() {
     }
 }
 
-/// An infinite activation must not come out as a number.
+/// An infinite activation makes the result infinite or NaN.
 #[test]
 fn what_is_not_finite_does_not_come_out_as_a_number() {
     for (name, mut device) in devices("int8 poison") {
@@ -185,7 +185,7 @@ fn what_is_not_finite_does_not_come_out_as_a_number() {
     }
 }
 
-/// Half the bytes of bfloat16 and a thirty-second for the scales.
+/// Half the bytes of bfloat16, plus a thirty-second for the scales.
 #[test]
 fn it_takes_little_more_than_a_byte_an_element() {
     for (name, mut device) in devices("int8 size") {

@@ -3,12 +3,12 @@
 use tutti_kernels::cpu::CpuDevice;
 use tutti_kernels::{Device, HostMatrix, Norm, Quantize, WeightType};
 
-use crate::support::{Random, assert_near, bits, bytes, devices, in_spans, matrix, stored, tensor};
+use crate::support::{Random, assert_near, bits, bytes, devices, in_bfp_blocks, matrix, stored, tensor};
 
 const TYPES: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::Bf16];
 
-/// What products are of: weights of a row as they are kept, and activations as they meet them. Of bfloat16, in spans that
-/// share an exponent, or pair by pair where the path has an instruction for that.
+/// The exact operands of a product after rounding: weights as they are stored, and activations as they are packed. For bfloat16
+/// they are in block floating point, or in bfloat16 if the path has dot products of it.
 fn operands(path: &str, dtype: WeightType, weights: &[f32], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let kept: Vec<f32> = weights.iter().map(|&w| stored(dtype, w)).collect();
     let widened = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect();
@@ -16,7 +16,7 @@ fn operands(path: &str, dtype: WeightType, weights: &[f32], x: &[f32]) -> (Vec<f
         WeightType::Bf16 if path.starts_with("avx512-bf16") => {
             (widened(&kept), x.iter().map(|&x| f64::from(stored(dtype, x))).collect())
         }
-        WeightType::Bf16 => (in_spans(&kept, 12), in_spans(x, 13)),
+        WeightType::Bf16 => (in_bfp_blocks(&kept, 12), in_bfp_blocks(x, 13)),
         WeightType::F32 | WeightType::F16 => (widened(&kept), widened(x)),
     }
 }
@@ -63,8 +63,7 @@ fn products_are_those_of_double_precision() {
     }
 }
 
-/// Spans that share an exponent stay closer to f32 than activations in bfloat16 would, even where one of them is far larger
-/// than the others.
+/// Block floating point is closer to f32 than activations in bfloat16, even if one activation is far larger than the others.
 #[test]
 fn bf16_products_stray_less_than_bf16_activations_would() {
     let (inputs, outputs) = (512, 64);
@@ -86,22 +85,23 @@ fn bf16_products_stray_less_than_bf16_activations_would() {
             let off = |y: &mut dyn Iterator<Item = f64>| -> f64 {
                 y.zip(&exact).map(|(y, exact)| (y - exact).powi(2)).sum::<f64>().sqrt()
             };
-            let (spans, bf16) = (off(&mut got.iter().map(|&y| f64::from(y))), off(&mut rounded.into_iter()));
+            let (block_float, bf16) =
+                (off(&mut got.iter().map(|&y| f64::from(y))), off(&mut rounded.into_iter()));
             assert!(
-                spans < bf16 / 2.0,
-                "{name}, outliers of {outlier}: off by {spans:e}, in bfloat16 {bf16:e}"
+                block_float < bf16 / 2.0,
+                "{name}, outliers of {outlier}: off by {block_float:e}, in bfloat16 {bf16:e}"
             );
         }
     }
 }
 
-/// The largest sums that a span can have.
+/// The largest sums of a BFP block.
 #[test]
 fn bf16_sums_do_not_overflow() {
     let (inputs, outputs) = (200, 16);
     for (name, mut device) in devices("largest sums") {
         for (sign, exponent) in [(1.0, 0), (-1.0, 0), (1.0, -40), (-1.0, 50)] {
-            // 1.1111111 in binary, and what rounds up to 2.
+            // Weights are 1.1111111 in binary. Activations round up to 2.
             let scale = 2f32.powi(exponent);
             let weights = vec![255.0 / 128.0 * scale; outputs * inputs];
             let x = vec![1.999_999_9 * sign; inputs];
@@ -112,8 +112,8 @@ fn bf16_sums_do_not_overflow() {
     }
 }
 
-/// What is not finite makes its own row, or its own output, not finite, and no other; the rest of a matrix of tiny numbers
-/// is what it was.
+/// A NaN or infinity makes its own row or output not finite, and no other. The other results of a matrix of tiny numbers keep
+/// their bits.
 #[test]
 fn what_is_not_finite_stays_where_it_belongs() {
     let (rows, inputs, outputs) = (7, 150, 40);
@@ -140,7 +140,7 @@ fn what_is_not_finite_stays_where_it_belongs() {
     }
 }
 
-/// Promise 8: a row's bits do not depend on how many rows, or which, are computed beside it, nor on threads.
+/// Promise 8: a row's bits do not depend on the number or contents of the other rows, nor on the number of threads.
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     let mut references: Vec<(String, Vec<u32>)> = Vec::new();
@@ -172,7 +172,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
             }
         }
     }
-    // The same path with another number of threads came to the same bits.
+    // The same path with another number of threads gives the same bits.
     references.sort();
     for pair in references.chunks(2) {
         assert_eq!(pair[0].0, pair[1].0);
@@ -180,7 +180,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     }
 }
 
-/// Sums of spans are exact, so every path but the one with dot products of bfloat16 rounds alike.
+/// Sums of BFP blocks are exact, so all paths without dot products of bfloat16 round alike.
 #[test]
 fn bf16_has_the_same_bits_on_every_path() {
     let mut random = Random::new(3);
@@ -230,19 +230,19 @@ fn bias_residual_and_parts() {
     }
 }
 
-/// A norm at the door gives the bits that one before it gives.
+/// A norm that is fused with the product gives the same bits as a separate norm.
 #[test]
-fn a_norm_on_the_way_changes_no_bits() {
-    for (name, mut device) in devices("norm at the door") {
+fn a_fused_norm_changes_no_bits() {
+    for (name, mut device) in devices("fused norm") {
         let mut random = Random::new(8);
         for (inputs, outputs) in [(5, 20), (130, 40), (1100, 33)] {
             let weights = bytes(WeightType::Bf16, &random.normals(outputs * inputs, 0.5));
-            let part =
+            let source =
                 HostMatrix { bytes: &weights, dtype: WeightType::Bf16, rows: outputs, columns: inputs };
             let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
             let norm = || Norm { weight: &norm, eps: 1e-6 };
             for quantize in [Quantize::None, Quantize::Int8] {
-                let weight = device.matrix(&[part], quantize).unwrap();
+                let weight = device.matrix(&[source], quantize).unwrap();
                 for rows in [1, 2, 7, 40] {
                     let x = random.normals(rows * inputs, 3.0);
                     let x = tensor(&mut device, inputs, &x);

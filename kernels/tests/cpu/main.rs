@@ -1,7 +1,7 @@
-//! The CPU device against plain arithmetic in double precision, and against itself: alone, batched, chunked, on every
-//! instruction path and number of threads.
+//! Compares the CPU device with plain arithmetic in double precision, and with itself: alone, batched and chunked, on every
+//! instruction path and with several numbers of threads.
 
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
+#![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
 
 mod argmax;
 mod attention;

@@ -1,4 +1,4 @@
-//! Calls that break the seam's contract are refused, and the device goes on.
+//! Calls that violate the contract of `Device` are refused, and the device remains usable.
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::{Device, DeviceError, KvShape, Norm, WeightType};
@@ -18,7 +18,7 @@ fn operands_that_do_not_fit_are_refused() {
     refused(device.linear(&narrow, &weight, None, &mut out));
     refused(device.linear(&x, &weight, Some(&short), &mut out));
     refused(device.linear(&x, &weight, None, &mut low));
-    // Nothing is live in `out` that could be added to.
+    // `out` has no live rows to add to.
     let mut empty = device.tensor(3, 8).unwrap();
     refused(device.linear_add(&x, &weight, None, &mut empty));
     refused(device.rms_norm(&x, Norm { weight: &short, eps: 1e-6 }, &mut out));

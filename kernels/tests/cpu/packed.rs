@@ -1,4 +1,4 @@
-//! Weights that are mapped from a file are those that were packed.
+//! Weights that are mapped from a cache file equal the packed weights.
 
 use std::{fs, os::unix::fs::FileExt, path::Path};
 
@@ -29,7 +29,7 @@ impl Matrix {
     }
 }
 
-/// What a device with weights in `dir` computes from them, and what became of the file.
+/// Products of a device with its cache file in `dir`, and the outcome of loading the file.
 fn products(
     dir: Option<&Path>,
     matrices: &[Matrix],
@@ -124,7 +124,7 @@ fn one_process_writes_and_the_others_pack_for_themselves() {
     let Some(PackedOutcome::Unused(why)) = outcome else { panic!("{outcome:?}") };
     assert!(why.contains("another process"), "{why}");
     assert!(got == plain);
-    // One that ends before it has written all leaves nothing that is taken for whole.
+    // A writer that ends early leaves no file that counts as complete.
     drop(writer);
     assert_eq!(products(Some(dir.path()), &matrices(), Quantize::None).1, Some(PackedOutcome::Written));
 }

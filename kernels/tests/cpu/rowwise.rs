@@ -1,8 +1,8 @@
-//! Operations that treat every token alone.
+//! Operations on single tokens.
 
 use tutti_kernels::{Device, DeviceError, Norm, PageId, RopeFrequencies, WeightType};
 
-use crate::support::{Random, Share, assert_near, begin, devices, in_spans, matrix, stored, tensor};
+use crate::support::{Random, Share, assert_near, begin, devices, in_bfp_blocks, matrix, stored, tensor};
 
 fn step(tokens: usize) -> Vec<Share> {
     vec![Share { tokens, start: 0, pages: vec![PageId(1); tokens.div_ceil(16)] }]
@@ -24,8 +24,8 @@ fn embedding_reads_rows_of_the_packed_table() {
                 if dtype != WeightType::Bf16 || name.starts_with("avx512-bf16") {
                     return row;
                 }
-                // As they are kept for products.
-                in_spans(&row, 12).into_iter().map(|x| x as f32).collect()
+                // The table is stored in the form for products.
+                in_bfp_blocks(&row, 12).into_iter().map(|x| x as f32).collect()
             };
             assert_eq!(out.values(), ids.iter().flat_map(row).collect::<Vec<_>>(), "{name} {dtype:?}");
         }
@@ -100,7 +100,7 @@ fn rows_without_logits_are_dropped_and_the_others_copied_tile_by_tile() {
 }
 
 #[test]
-fn rows_from_the_host_take_the_places_of_others_and_come_back() {
+fn rows_from_the_host_replace_others_and_come_back() {
     for (name, mut device) in devices("rows") {
         let mut x = device.tensor(4, 2).unwrap();
         device.upload(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &mut x).unwrap();

@@ -32,7 +32,7 @@ fn token(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>) -> u32 {
     one(device, logits, row).unwrap().token
 }
 
-/// How often each token comes at positions `0 .. draws`.
+/// Number of occurrences of each token at positions `0 .. draws`.
 fn counts(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>, draws: usize) -> Vec<usize> {
     let tensor = tensor(device, logits.len(), logits);
     let rows: Vec<_> =
@@ -44,7 +44,7 @@ fn counts(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>, draws: usi
     counts
 }
 
-/// Pearson's statistic against probabilities in proportion to `weights`; nothing may come where the weight is 0.
+/// Asserts that Pearson's statistic accepts probabilities in proportion to `weights`, and that no token of weight 0 occurs.
 #[track_caller]
 fn assert_distribution(what: &str, counts: &[usize], weights: &[f64]) {
     let (draws, total) = (counts.iter().sum::<usize>() as f64, weights.iter().sum::<f64>());
@@ -90,7 +90,7 @@ fn draws_follow_the_distribution() {
             let params = SamplingParams { temperature, seed: 42, ..GREEDY };
             let got = counts(&mut device, &logits, row(&params), 20_000);
             let mut want = weights(&logits, f64::from(temperature));
-            // Too rare to be counted.
+            // Too rare for the statistic.
             want[4] = if got[4] == 0 { 0.0 } else { want[4] };
             assert_distribution(&format!("{name} at {temperature}"), &got, &want);
         }
@@ -116,7 +116,7 @@ fn truncation_keeps_what_it_should() {
             (SamplingParams { top_p: 1e-6, ..sampling.clone() }, &[1]),
             (SamplingParams { min_p: 0.3, ..sampling.clone() }, &[0, 1, 3]),
             (SamplingParams { min_p: 1.0, ..sampling.clone() }, &[1]),
-            // Of the three likeliest, 0.4 of 0.85 is too little for half, and 0.7 is enough.
+            // Of the mass 0.85 of the three likeliest, 0.4 is less than half, and 0.7 is more.
             (SamplingParams { top_k: 3, top_p: 0.5, ..sampling.clone() }, &[1, 3]),
             (SamplingParams { top_k: 2, min_p: 0.9, ..sampling.clone() }, &[1]),
         ] {
@@ -148,7 +148,7 @@ fn penalties_bias_and_forbidden_tokens() {
         check(&mut device, repetition.clone(), &[], &[], 0);
         // 2 / 1.2 = 1.67.
         check(&mut device, repetition.clone(), &[0], &[], 3);
-        // 2 / 1.04 = 1.92: once, however often it was seen, in prompt or output.
+        // 2 / 1.04 = 1.92: the penalty applies once per token, however often it occurs in prompt and output.
         let gentle = SamplingParams { repetition_penalty: 1.04, ..GREEDY };
         check(&mut device, gentle, &[0, 0, 0], &[0], 0);
         check(&mut device, repetition, &[0], &[3, 3], 0);
@@ -172,12 +172,12 @@ fn penalties_bias_and_forbidden_tokens() {
         let sampling = SamplingParams { temperature: 1.0, ..GREEDY };
         let got = counts(&mut device, &logits, SampleRow { forbidden: &[0, 3], ..row(&sampling) }, 2_000);
         assert_distribution(&name, &got, &[0.0, 1.5_f64.exp(), (-1.0_f64).exp(), 0.0]);
-        // The scratch that counts tokens is clean again: the same row without penalties is as before.
+        // The counts of tokens are reset: the same row without penalties gives the same token as before.
         assert_eq!(token(&mut device, &logits, row(&GREEDY)), 0, "{name}");
     }
 }
 
-/// Promise 9: (seed, position) and the row alone decide.
+/// Promise 9: a draw depends only on (seed, position) and the row.
 #[test]
 fn a_draw_does_not_depend_on_its_batch() {
     for (name, mut device) in devices("draws") {
@@ -203,7 +203,7 @@ fn a_draw_does_not_depend_on_its_batch() {
                 one(&mut device, &logits[index * vocabulary..(index + 1) * vocabulary], sample).unwrap();
             assert_eq!(alone, batch[index], "{name} {index}");
         }
-        // Other seeds and positions do give other tokens.
+        // Other seeds and positions give other tokens.
         let flat = vec![0.0; vocabulary];
         let drawn = |device: &mut CpuDevice, seed, position| {
             let params = SamplingParams { temperature: 1.0, seed, ..GREEDY };

@@ -1,4 +1,4 @@
-//! Devices, numbers and steps for the tests.
+//! Helpers of the tests: devices, numbers and steps.
 
 use std::io::Write;
 use std::sync::Once;
@@ -6,8 +6,8 @@ use std::sync::Once;
 use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
 use tutti_kernels::{Device, HostMatrix, PageId, Quantize, RowInputs, StepInputs, WeightType};
 
-/// Every instruction path that this machine has, with one thread and with two. The others are named on stderr: once past
-/// the harness, which keeps what a test prints for its failure, and then for each test.
+/// Devices on every instruction path that this machine supports, with one thread and with two. Reports the other paths on
+/// stderr: once directly, since the test harness shows a test's output only if the test fails, and then for each test.
 pub fn devices(test: &str) -> Vec<(String, CpuDevice)> {
     static SAID: Once = Once::new();
     let mut devices = Vec::new();
@@ -27,7 +27,7 @@ pub fn devices(test: &str) -> Vec<(String, CpuDevice)> {
     devices
 }
 
-/// Numbers that look random and are the same in every run.
+/// A pseudo-random generator with a fixed sequence per seed.
 pub struct Random(u64);
 
 impl Random {
@@ -43,14 +43,14 @@ impl Random {
         ((x ^ (x >> 31)) % end as u64) as usize
     }
 
-    /// Roughly normal, with the given deviation.
+    /// Approximately normal numbers with the given standard deviation.
     pub fn normals(&mut self, count: usize, deviation: f32) -> Vec<f32> {
         let uniform = |random: &mut Self| random.below(1 << 24) as f32 / (1 << 24) as f32;
         (0..count).map(|_| ((0..12).map(|_| uniform(self)).sum::<f32>() - 6.0) * deviation).collect()
     }
 }
 
-/// The value that is left after storing it as `dtype`.
+/// The value after rounding to `dtype`.
 pub fn stored(dtype: WeightType, x: f32) -> f32 {
     match dtype {
         WeightType::F32 => x,
@@ -59,15 +59,14 @@ pub fn stored(dtype: WeightType, x: f32) -> f32 {
     }
 }
 
-/// What is left of numbers as integers that share an exponent: those of a span of sixty-four, of which the largest
-/// magnitude has `bits`.
-pub fn in_spans(x: &[f32], bits: i32) -> Vec<f64> {
-    let span = |span: &[f32]| {
-        let largest = span.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
+/// Numbers after rounding to block floating point, in BFP blocks of sixty-four whose largest magnitude has `bits` bits.
+pub fn in_bfp_blocks(x: &[f32], bits: i32) -> Vec<f64> {
+    let round = |block: &[f32]| {
+        let largest = block.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
         let unit = if largest == 0.0 { 1.0 } else { 2f64.powi(largest.log2().floor() as i32 + 1 - bits) };
-        span.iter().map(|x| (f64::from(*x) / unit).round_ties_even() * unit).collect::<Vec<_>>()
+        block.iter().map(|x| (f64::from(*x) / unit).round_ties_even() * unit).collect::<Vec<_>>()
     };
-    x.chunks(64).flat_map(span).collect()
+    x.chunks(64).flat_map(round).collect()
 }
 
 /// Little-endian bytes of the values as `dtype`.
@@ -85,8 +84,8 @@ pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
 /// A device matrix of `rows` outputs.
 pub fn matrix(device: &mut CpuDevice, dtype: WeightType, rows: usize, values: &[f32]) -> Weights {
     let bytes = bytes(dtype, values);
-    let part = HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows };
-    device.matrix(&[part], Quantize::None).unwrap()
+    let source = HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows };
+    device.matrix(&[source], Quantize::None).unwrap()
 }
 
 /// A tensor that holds `values`, in rows of `width`.
@@ -96,7 +95,7 @@ pub fn tensor(device: &mut CpuDevice, width: usize, values: &[f32]) -> Tensor {
     tensor
 }
 
-/// One row of a step: how many tokens, from which position on, in which pages.
+/// One row of a step: its number of tokens, first position and pages.
 #[derive(Clone, Debug)]
 pub struct Share {
     pub tokens: usize,
@@ -104,7 +103,7 @@ pub struct Share {
     pub pages: Vec<PageId>,
 }
 
-/// Begins a step of these rows.
+/// Begins a step with these rows.
 pub fn begin(device: &mut CpuDevice, shares: &[Share], ids: &[u32], logit_rows: &[usize]) {
     let mut rows = Vec::new();
     let mut positions = Vec::new();
@@ -118,19 +117,19 @@ pub fn begin(device: &mut CpuDevice, shares: &[Share], ids: &[u32], logit_rows: 
     device.begin_step(&StepInputs { token_ids, positions: &positions, rows: &rows, logit_rows }).unwrap();
 }
 
-/// Bits, so that equality means the same bits.
+/// The bits of the values, for an exact comparison.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts that the values are near, relative to the largest wanted.
+/// Asserts that the difference of the values is small relative to the largest wanted value.
 #[track_caller]
 pub fn assert_near(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     let scale = want.iter().fold(1e-30_f64, |scale, x| scale.max(x.abs()));
     for (index, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (f64::from(*got) - want).abs() / scale;
-        // Written so that a NaN fails.
+        // The comparison also fails for a NaN.
         assert!(error <= tolerance, "{what}: element {index} is {got}, wanted {want}: off by {error:e}");
     }
 }

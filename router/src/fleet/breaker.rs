@@ -1,16 +1,16 @@
 //! A circuit breaker: keeps requests away from a conductor that fails them, and probes whether it has recovered.
 //!
-//! | state     | event                                        | next state | effect                                   |
-//! |-----------|----------------------------------------------|------------|------------------------------------------|
-//! | Closed    | `THRESHOLD`th fault in a row                 | Open       | the pause is the shortest                |
-//! | Open      | the pause is over                            | Open       | one request may be sent as a probe       |
-//! | Open      | a pick: the pause is over, or no other is left | Half-open | that request is the probe                |
-//! | Half-open | the probe gets a token                       | Closed     |                                          |
-//! | Half-open | the probe meets a fault                      | Open       | the pause doubles, up to the longest     |
-//! | Half-open | the probe ends without a verdict             | Half-open  | another probe may be sent                |
+//! | state     | event                                          | next state | effect                               |
+//! |-----------|------------------------------------------------|------------|--------------------------------------|
+//! | Closed    | `THRESHOLD` faults in a row                    | Open       | the pause is the shortest            |
+//! | Open      | the pause is over                              | Open       | one request may be sent as a probe   |
+//! | Open      | a pick: the pause is over, or no other is left | Half-open  | that request is the probe            |
+//! | Half-open | the probe gets a token                         | Closed     |                                      |
+//! | Half-open | the probe meets a fault                        | Open       | the pause doubles, up to the longest |
+//! | Half-open | the probe ends without a verdict               | Half-open  | another probe may be sent            |
 //!
 //! Only faults of the conductor or of its connection count. A refusal (a bad request, a full queue) shows that the
-//! conductor works. Requests that run when the breaker opens continue; their verdicts no longer count, only the probe's.
+//! conductor works. Requests that run when the breaker opens continue. From then on only the probe's verdict counts.
 
 use std::time::{Duration, Instant};
 

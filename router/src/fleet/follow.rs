@@ -193,7 +193,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Sets the limit of tokens per request to the smallest of all conductors in use, so that a request fits any of them.
+    /// Sets the limit of tokens per request to the smallest limit of the conductors in use, so that a request fits any
+    /// of them.
     fn share_request_limit(&self) {
         let mut agreed = self.agreed.write();
         let Some(Agreed { identity, served }) = agreed.as_mut() else { return };

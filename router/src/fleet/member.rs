@@ -73,7 +73,7 @@ pub struct Standing {
     pub identity: Option<Identity>,
     /// Maximum number of prompt and output tokens of one request.
     pub max_request_tokens: u32,
-    /// How the conductor's model differs from the fleet's. A conductor with a difference gets no requests.
+    /// Difference of the conductor's model from the fleet's. A conductor with a difference gets no requests.
     pub misfit: Option<String>,
     /// Load from the conductor's last report.
     pub reported: Reported,

@@ -1,8 +1,8 @@
 //! The text files of conductors (tokenizer, chat template, generation config) and the parsed text.
 //!
 //! Parsing a tokenizer takes time, and loading a worker takes longer. So a router parses the files of a conductor that
-//! is still starting, and an embedded router is given the text that its conductor has parsed. Text that was parsed ahead
-//! is used only if the conductor later serves the same files.
+//! is still starting. An embedded router gets the text that its conductor has parsed. Text that was parsed ahead is
+//! used only if the conductor later serves the same files.
 
 use std::sync::Arc;
 

@@ -238,7 +238,7 @@ impl Attempts {
         Ok(failure)
     }
 
-    /// The terminal event that a worker would send after the tokens received so far; `None` if the choice goes on.
+    /// The terminal event that a worker would send after the tokens received so far; `None` if more tokens follow.
     fn ending(&self) -> Option<Finished> {
         let stopping = self.wanted.spec.stopping.as_ref()?;
         let (last, before) = self.generated.split_last()?;

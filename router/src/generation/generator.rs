@@ -24,7 +24,7 @@ use crate::{
     fleet::{Fleet, PromptBlocks},
     metrics::{RequestMeter, RouterMetrics},
     served::ServedModel,
-    text::{detokenizer::Detokenizer, pool::TextPool},
+    text::{detokenizer::Detokenizer, pool::TextPool, tokenizer::SpecialTokens},
 };
 
 /// State shared by both surfaces: the conductors, the served model, and the bounds on running work.
@@ -218,10 +218,10 @@ fn settings(
     let stops: Arc<[String]> = stopping.stop.clone().into();
     let own = if stopping.ignore_eos { &[][..] } else { &model.description.eos_token_ids };
     let ending_tokens: Arc<[u32]> = stopping.stop_token_ids.iter().chain(own).copied().collect();
-    let skip_special_tokens = !request.output.keep_special_tokens;
+    let special_tokens = SpecialTokens::included(request.output.keep_special_tokens);
     let of_choice = |index: u32| ChoiceSettings {
         index,
-        detokenizer: model.text.tokenizer.clone().map(|t| Detokenizer::new(t, skip_special_tokens)),
+        detokenizer: model.text.tokenizer.clone().map(|t| Detokenizer::new(t, special_tokens)),
         stops: stops.clone(),
         include_stop: stopping.include_stop,
         min_tokens: stopping.min_tokens,

@@ -3,8 +3,8 @@
 use tutti_proto::cluster::v1::{PromptLogprobs as Run, TokenLogprob};
 use tutti_runtime::Error;
 
-/// The logprobs received so far. Runs arrive in order. A later attempt at the request may repeat tokens; repeated tokens
-/// are skipped.
+/// The logprobs received so far. Runs arrive in order. A later attempt at the request may repeat tokens, which are then
+/// skipped.
 pub struct PromptLogprobs {
     tokens: Vec<TokenLogprob>,
     /// Number of logprobs of the whole prompt.

@@ -12,7 +12,11 @@ use super::{
 };
 use crate::{
     served::ServedModel,
-    text::{detokenizer::Detokenizer, template::Message, tokenizer::Tokenizer},
+    text::{
+        detokenizer::Detokenizer,
+        template::Message,
+        tokenizer::{SpecialTokens, Tokenizer},
+    },
 };
 
 /// A prompt as token ids, with the text that an echo repeats.
@@ -131,7 +135,7 @@ pub fn to_tokens(
         let message = format!("has {bytes} bytes, more than {limit} tokens can stand for, which is {what}");
         return Err(Error::invalid("prompt", message));
     }
-    Ok((tokenizer.encode(&text, add_special_tokens)?, Some(text)))
+    Ok((tokenizer.encode(&text, SpecialTokens::included(add_special_tokens))?, Some(text)))
 }
 
 /// Inserts the model's placeholders into a message, at the offsets of its media.
@@ -148,7 +152,8 @@ fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Messag
 
 /// Decodes a prompt. Returns its text, and the number of characters before each token.
 fn show(ids: &[u32], tokenizer: &Arc<Tokenizer>, echo: Echo) -> (String, Vec<usize>) {
-    let mut detokenizer = Detokenizer::new(tokenizer.clone(), !echo.keep_special_tokens);
+    let mut detokenizer =
+        Detokenizer::new(tokenizer.clone(), SpecialTokens::included(echo.keep_special_tokens));
     let (mut text, mut chars) = (String::new(), 0);
     let offsets = ids
         .iter()

@@ -125,8 +125,8 @@ fn invalid_body(message: impl Into<String>) -> Error {
     Error::new(tutti_runtime::ErrorKind::InvalidArgument, message)
 }
 
-/// The member whose value is not a valid JSON number, such as Python's NaN. Such values come from a client's arithmetic,
-/// and the member's name helps more than a byte position.
+/// The name of the member whose value is not a valid JSON number, such as Python's NaN. Such a value comes from a
+/// client's arithmetic, and the name helps more than a byte position.
 fn member_at<'t>(text: &'t str, error: &serde_json::Error) -> Option<&'t str> {
     let line_start =
         text.split_inclusive('\n').take(error.line().checked_sub(1)?).map(str::len).sum::<usize>();

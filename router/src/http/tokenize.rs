@@ -11,6 +11,7 @@ use super::{Api, error::ApiError, fields::Fields, messages};
 use crate::{
     generation::{Prompt, to_tokens, validate},
     served::ServedModel,
+    text::tokenizer::SpecialTokens,
 };
 
 #[derive(Serialize)]
@@ -92,5 +93,5 @@ fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, Error> {
     for &id in tokens {
         validate::token_id("tokens", id, model.description.vocab_size)?;
     }
-    model.tokenizer("tokens", "text")?.decode(tokens, false)
+    model.tokenizer("tokens", "text")?.decode(tokens, SpecialTokens::Include)
 }

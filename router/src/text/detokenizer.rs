@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{SpecialTokens, Tokenizer};
 
 /// Number of tokens that may wait for a character to become complete, with decoders that are not byte-level. The
 /// longest UTF-8 character has four bytes, and a decoder may look at a neighbour.
@@ -15,7 +15,7 @@ const MAX_HELD: usize = 8;
 /// The text of one output.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    skip_special_tokens: bool,
+    special_tokens: SpecialTokens,
     state: State,
 }
 
@@ -33,18 +33,18 @@ enum State {
 
 impl Detokenizer {
     /// Creates the state of an output without tokens.
-    pub fn new(tokenizer: Arc<Tokenizer>, skip_special_tokens: bool) -> Self {
+    pub fn new(tokenizer: Arc<Tokenizer>, special_tokens: SpecialTokens) -> Self {
         let state = if tokenizer.is_byte_level() {
             State::Bytes { held: Vec::new() }
         } else {
             State::Window { tokens: Vec::new(), taken: 0 }
         };
-        Self { tokenizer, skip_special_tokens, state }
+        Self { tokenizer, special_tokens, state }
     }
 
     /// Adds a token. Returns the text that can no longer change.
     pub fn push(&mut self, id: u32) -> String {
-        if self.skip_special_tokens && self.tokenizer.is_special(id) {
+        if self.special_tokens == SpecialTokens::Exclude && self.tokenizer.is_special(id) {
             return String::new();
         }
         match &mut self.state {
@@ -86,7 +86,7 @@ impl Detokenizer {
 fn window(tokenizer: &Tokenizer, tokens: &[u32], taken: usize) -> (String, String) {
     // Special tokens that are skipped never enter the window, so the decoder need not skip any. If the decoder fails,
     // the tokens have no text.
-    let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap_or_default();
+    let decode = |ids: &[u32]| tokenizer.decode(ids, SpecialTokens::Include).unwrap_or_default();
     (decode(&tokens[..taken]), decode(tokens))
 }
 

@@ -5,6 +5,22 @@ use std::{borrow::Cow, collections::HashSet};
 use tokenizers::{DecoderWrapper, Tokenizer as Inner};
 use tutti_runtime::Error;
 
+/// Special tokens in the result of an encoding or a decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// Encoding adds the special tokens of the tokenizer's post-processor. Decoding shows special tokens.
+    Include,
+    /// Encoding adds no special tokens. Decoding skips special tokens.
+    Exclude,
+}
+
+impl SpecialTokens {
+    /// `Include` if `included` is true.
+    pub fn included(included: bool) -> Self {
+        if included { Self::Include } else { Self::Exclude }
+    }
+}
+
 /// Encodes text, decodes tokens, and gives the bytes of each token.
 pub struct Tokenizer {
     inner: Inner,
@@ -39,11 +55,11 @@ impl Tokenizer {
         })
     }
 
-    /// Encodes a text into token ids. With `add_special_tokens`, the tokenizer's post-processor adds its special tokens.
-    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
+    /// Encodes a text into token ids.
+    pub fn encode(&self, text: &str, special_tokens: SpecialTokens) -> Result<Vec<u32>, Error> {
         let encoding = self
             .inner
-            .encode_fast(text, add_special_tokens)
+            .encode_fast(text, special_tokens == SpecialTokens::Include)
             .map_err(|e| Error::invalid("prompt", format!("cannot be tokenised: {e}")))?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -60,13 +76,13 @@ impl Tokenizer {
     }
 
     /// Decodes tokens into text. Ids that the tokenizer does not know (a padded vocabulary has some) give no text.
-    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Error> {
+    pub fn decode(&self, ids: &[u32], special_tokens: SpecialTokens) -> Result<String, Error> {
         self.inner
-            .decode(ids, skip_special_tokens)
+            .decode(ids, special_tokens == SpecialTokens::Exclude)
             .map_err(|e| Error::internal(format!("tokens {ids:?} do not decode: {e}")))
     }
 
-    /// True if `skip_special_tokens` removes the token.
+    /// True if [`SpecialTokens::Exclude`] removes the token.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }

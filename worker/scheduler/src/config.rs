@@ -47,8 +47,8 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// The most requests that run. They are no more than the budget has tokens, so that no decode misses a step and each
-    /// prefill finds a token left.
+    /// The most requests that run. They are no more than the budget has tokens, so that no decode misses a step and
+    /// each prefill finds a token left.
     pub(crate) fn slots(&self) -> usize {
         self.settings.max_running_requests.min(self.settings.max_step_tokens)
     }

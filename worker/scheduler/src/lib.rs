@@ -28,10 +28,9 @@
 //!   first-come prefill follow this order, and preemption takes from its end. A request's position in the order never
 //!   changes, so the first request stays first until it ends, and no request waits for ever.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills with the rest of
-//!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that
-//!   must not be cut exceeds the budget, and then it runs alone; see [`PATIENCE`]. With a
-//!   [target][target] for the time between tokens, prefill beside decodes gets the time that the
-//!   decodes leave, by a model of past steps.
+//!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that must not be cut exceeds the
+//!   budget, and then it runs alone; see [`PATIENCE`]. With a [target] for the time between tokens, prefill beside
+//!   decodes gets the time that the decodes leave, by a model of past steps.
 //! - **A walk is identified by its kind** in the model's declaration, never by name. A step of decodes alone is
 //!   labelled with the decode walk, any other step with the mixed walk that batches its rows. Each row keeps its own
 //!   walk. Partitions that no mixed walk batches together take turns.

@@ -1,12 +1,12 @@
 use super::*;
 
 #[test]
-fn a_crash_loop_is_told_with_its_last_sign_until_a_process_lives() {
+fn a_crash_loop_is_told_with_its_last_sign_until_a_process_stays_up() {
     let mut record = RankRecord::default();
-    for lives in 1..=3 {
+    for exits in 1..=3 {
         assert!(!record.is_crash_looping());
-        record.see_trouble("signal 9".into());
-        record.ended(lives);
+        record.observe_trouble("signal 9".into());
+        record.ended(exits);
     }
     record.joined();
     record.ready();
@@ -20,6 +20,6 @@ fn a_crash_loop_is_told_with_its_last_sign_until_a_process_lives() {
 #[test]
 fn one_that_never_gets_ready_is_hopeless() {
     let mut record = RankRecord::default();
-    (1..=3).for_each(|lives| record.ended(lives));
+    (1..=3).for_each(|exits| record.ended(exits));
     assert!(record.is_hopeless());
 }

@@ -64,8 +64,8 @@ fn roles_follow_from_the_walks() {
 }
 
 #[test]
-fn what_the_model_does_not_have_is_refused_with_what_it_has() {
-    for (groups, told) in [
+fn unknown_names_and_incomplete_groups_are_refused() {
+    for (groups, expected) in [
         (
             vec![group(None, Some(&["prefill_txt"]))],
             "no walk \"prefill_txt\"; it has prefill_audio, prefill_text",
@@ -89,6 +89,6 @@ fn what_the_model_does_not_have_is_refused_with_what_it_has() {
         (vec![group(None, Some(&["thinker_decode"]))], "no other group runs only prefill_text"),
     ] {
         let error = found(&groups).unwrap_err();
-        assert!(error.contains(told) && error.contains("topology: group \"g\""), "{error}");
+        assert!(error.contains(expected) && error.contains("topology: group \"g\""), "{error}");
     }
 }

@@ -1,10 +1,10 @@
-//! Attention in dot products of bfloat16: queries and weights are rounded to it, as keys and values are in their pages. Sums
-//! and the softmax stay in f32.
+//! Attention in dot products of bfloat16. Queries and weights are rounded to bfloat16, like the keys and values in their
+//! pages. Sums and the softmax are in f32.
 //!
-//! A score is one chain of dot products over pairs of the head's elements, in their order. An element of a weighted sum is
-//! multiplied with the decay of the block and then takes in pairs of keys in their order, those of even positions with
-//! their odd neighbours. Of a pair of which a query sees one key, the other counts as zero, whatever its value is: it may
-//! never have been written. So a query's bits follow from its own position, whatever tile it is in.
+//! A score is one chain of dot products over pairs of the head's elements in order. An element of a weighted sum is multiplied
+//! by the decay of the block, and then pairs of keys (an even position and the odd one after it) are added in order. If a
+//! query sees only one key of a pair, the other counts as zero: its value may never have been written. A query's bits
+//! therefore depend on its own position and not on its tile.
 
 mod values;
 
@@ -49,7 +49,7 @@ impl Kernel for Dots {
     #[inline(always)]
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, any: Visible, largest: f32) -> S::F {
         let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
-        // Written apart, the most frequent case is unrolled.
+        // A separate loop for the most frequent case, which the compiler unrolls.
         if (visible.first, visible.end) == (0, Self::BLOCK) {
             for pair in 0..Self::BLOCK / (2 * LANES) {
                 let low = weights_of_panel(s, &scores[2 * pair * LANES..], largest);
@@ -97,12 +97,12 @@ impl Kernel for Dots {
     }
 }
 
-/// Stores the weights of two panels as pairs of bfloat16, in words of their own from the start of `scores` on: over scores
-/// that have been read before.
+/// Stores the weights of two panels as pairs of bfloat16, packed from the start of `scores` on. They overwrite scores that
+/// have been read already.
 #[inline(always)]
 fn store_pairs<S: Simd>(s: S, scores: &mut [f32], pair: usize, low: S::F, high: S::F) {
     let words = &mut scores[pair * LANES..(pair + 1) * LANES];
-    // SAFETY: sixteen words.
+    // SAFETY: `words` holds sixteen words.
     unsafe { s.store_i(words.as_mut_ptr().cast(), s.pairs_bf16(low, high)) }
 }
 
@@ -128,11 +128,11 @@ impl<const R: usize> Op for LayOutQueries<'_, R> {
                 *words = s.pairs_bf16(low, high);
             }
             if to.len() == LANES * R {
-                // SAFETY: room for sixteen words of each query.
+                // SAFETY: `to` has room for sixteen words of each query.
                 unsafe { s.store_transposed(&words, to.as_mut_ptr().cast()) };
                 continue;
             }
-            // Half a block: heads of an odd number of sixteen elements.
+            // Half a block, at the end of a head whose size is an odd multiple of sixteen.
             let mut whole = [[0u32; R]; LANES];
             // SAFETY: `whole` has room for sixteen words of each query.
             unsafe { s.store_transposed(&words, whole.as_mut_ptr().cast()) };
@@ -156,7 +156,7 @@ impl<const R: usize, const P: usize> Op for Scores<'_, R, P> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let (mut panel, end) = self.panels;
-        // One or two queries need all eight for enough independent chains.
+        // One or two queries need eight panels for enough independent chains.
         while const { R <= 2 } && panel + MOST_PANELS <= end {
             self.panels::<S, MOST_PANELS>(s, panel);
             panel += MOST_PANELS;
@@ -187,7 +187,7 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
         let what = self.block.ask;
         let ask = |p: usize, step: usize| what.step(s, next[p], step);
         let zeros = [[s.splat(0.0); N]; R];
-        // SAFETY: panels that are seen have been found to be there, for all of a head; so have the pairs of `q`.
+        // SAFETY: `KvLoop::panels` has checked the visible panels for all of a head, and `q` holds all its pairs.
         let sums =
             unsafe { dot_product_on::<S, R, N>(s, zeros, self.q.as_ptr().cast(), keys, head_dim / 2, ask) };
         for (sums, scores) in sums.iter().zip(self.scores.chunks_exact_mut(Dots::BLOCK)) {
@@ -198,7 +198,7 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
     }
 }
 
-/// The pairs of keys that some query of a tile sees, and those of which all queries see both.
+/// The pairs of keys that some query of a tile sees (`any`), and the pairs of which all queries see both keys (`shared`).
 #[derive(Clone, Copy)]
 struct Pairs {
     any: (usize, usize),
@@ -214,7 +214,7 @@ impl Pairs {
     }
 }
 
-/// Masks the halves of a pair of keys that a query sees.
+/// Mask of the halves of a pair of keys that a query sees.
 #[inline(always)]
 fn mask(visible: Visible, pair: usize) -> u32 {
     let sees = |key: usize| visible.first <= key && key < visible.end;

@@ -1,4 +1,4 @@
-//! A task's loop over the blocks of its keys.
+//! The loop of a task over the blocks of its keys.
 
 use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
@@ -16,11 +16,11 @@ use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::step::Row;
 use crate::{AttentionShape, PageId};
 
-/// A piece of the plan and all that it needs.
+/// One task: a piece of the plan and its operands.
 pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) qkv: &'a [f32],
     pub(super) out: &'a Shared<'a, f32>,
-    /// Results of ranges.
+    /// Partial results of split tiles.
     pub(super) partials: &'a Shared<'a, f32>,
     pub(super) shape: AttentionShape,
     pub(super) sight: Sight,
@@ -31,21 +31,21 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) table: &'a [PageId],
     pub(super) plan: &'a Plan,
     pub(super) piece: Piece,
-    /// The thread's next piece, as a rule.
+    /// Keys of the piece that the thread will usually run next.
     pub(super) next: Option<Next<'a>>,
     pub(super) state: State<'a>,
 }
 
-/// Panels whose scores are computed under one head before those under the next: one, so that a page's heads are read in the
-/// order of memory.
+/// Number of panels whose scores are computed for one head before the next head. With one panel, the heads of a page are read
+/// in the order of memory.
 const PAGEWISE_PANELS: usize = 1;
 
-/// Keys that will be wanted after a piece's own: a task's first block would else come from memory while nothing else is
-/// being done.
+/// Keys of the next piece, which are prefetched: otherwise the first block of a task would come from memory while no other work
+/// is available.
 pub(super) struct Next<'a> {
     pub(super) table: &'a [PageId],
     pub(super) kv_head: usize,
-    /// From the start of a block on.
+    /// Positions of the keys. The first is the start of a block.
     pub(super) keys: Range<usize>,
 }
 
@@ -68,27 +68,27 @@ impl<K: Kernel> Op for KvLoop<'_, K> {
                     self.state.whole.merge(s, &self.state.range);
                 }
             }
-            return self.give_results(s);
+            return self.write_results(s);
         };
         let split_tile = &self.plan.split_tiles[split.tile];
         let (head_dim, count) = (self.shape.head_dim, self.queries());
         let floats = Partial::floats(count, head_dim);
         let partial = |range: usize| {
             let first = split_tile.partials + (range - ranges.start) * floats;
-            // SAFETY: each range has a part of its own, which its task alone touches until it is counted as done, and
-            // then the one that finds all done.
+            // SAFETY: each range has its own slice. Only the range's task accesses it until the range is counted as done. Then
+            // only the task that counts the last range accesses it.
             Partial::new(unsafe { self.partials.slice_mut(first, floats) }, count, head_dim)
         };
         let own = std::mem::replace(&mut self.state.range, partial(split.range));
         self.range(s, queries, split.range);
         self.state.range = own;
-        // Ours becomes visible to whoever sees the count, and with the last count we see theirs.
+        // The decrement publishes this range's result. The task that decrements to zero sees the results of all ranges.
         if split_tile.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.state.whole.clear();
             for range in ranges.clone() {
                 self.state.whole.merge(s, &partial(range));
             }
-            self.give_results(s);
+            self.write_results(s);
         }
     }
 }
@@ -98,30 +98,30 @@ impl<K: Kernel> KvLoop<'_, K> {
         self.shape.heads / self.shape.kv_heads
     }
 
-    /// Queries under one kv head.
+    /// Number of queries per kv head.
     fn head_queries(&self) -> usize {
         self.piece.tile.tokens * self.group()
     }
 
-    /// Queries of the piece: those of one kv head after those of the other.
+    /// Number of queries of the piece, which are ordered by kv head.
     fn queries(&self) -> usize {
         self.piece.kv_heads * self.head_queries()
     }
 
-    /// Of a token, counted from the tile's first.
+    /// Position of a token, counted from the tile's first token.
     #[inline(always)]
     fn position(&self, token: usize) -> usize {
         self.row.start + self.piece.tile.first + token
     }
 
-    /// Lays out the piece's queries, scaled.
+    /// Writes the piece's scaled queries to the state.
     #[inline(always)]
     fn take_queries<S: Simd>(&mut self, s: S, tiling: Tiling) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
         let rows = self.row.first_token + self.piece.tile.first;
-        // A tile's rows are far apart, and another thread may have written them.
+        // A tile's rows are far from each other in memory, and another thread may have written them.
         for token in 0..self.piece.tile.tokens {
             let from = (rows + token) * width + self.piece.kv_head * group * head_dim;
             for line in (0..self.piece.kv_heads * group * head_dim).step_by(LANES) {
@@ -143,7 +143,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
     }
 
-    /// Attention over the keys of one range, into the state's.
+    /// Computes attention over the keys of one range, into `state.range`.
     #[inline(always)]
     fn range<S: Simd>(&mut self, s: S, queries: Tiling, range: usize) {
         self.state.range.clear();
@@ -155,8 +155,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
     }
 
-    /// Lets every query that sees some of the block at `start` take it in. Under several heads, scores are computed page by
-    /// page, so that a page's heads, keys and values, are read as they lie in memory.
+    /// Adds the block at `start` to the results of all queries that see some of its keys. With several heads, scores are
+    /// computed page by page, so that the keys and values of a page's heads are read in the order of memory.
     #[inline(always)]
     fn block<S: Simd>(&mut self, s: S, tiling: Tiling, start: usize) {
         let (head_dim, own) = (self.shape.head_dim, self.head_queries());
@@ -179,7 +179,7 @@ impl<K: Kernel> KvLoop<'_, K> {
                     let q = &self.state.q[first * head_dim..(first + count) * head_dim];
                     let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
                     for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
-                    // One tile prefetches the next block; the others need not.
+                    // Only the first tile prefetches the next block.
                     block.next_keys = block.keys;
                     block.ask = Ask::Keys;
                 }
@@ -220,7 +220,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         let (Some(largest), Some(decay)) =
             (largest[first..].first_chunk_mut(), self.state.decay[first..].first_chunk_mut())
         else {
-            unreachable!("sixteen floats of room behind every query")
+            unreachable!("sixteen floats of padding follow the last query")
         };
         let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
         let total = &mut total[first..first + count];
@@ -228,14 +228,14 @@ impl<K: Kernel> KvLoop<'_, K> {
         s.call(Softmax::<K> { scores, visible, any, largest, total, decay, kernel: PhantomData });
     }
 
-    /// The keys of the block at `start` that a query, counted from its kv head's first, sees.
+    /// The keys of the block at `start` that a query sees. `query` is counted from its kv head's first query.
     #[inline(always)]
     fn visible(&self, query: usize, start: usize) -> Visible {
         self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)
     }
 
-    /// What `count` queries from `first` on see of the block at `start`; `None` if nothing. Both ends of what a query
-    /// sees move on with its position.
+    /// The keys of the block at `start` that `count` queries from `first` on see; `None` if they see none. Both ends of a
+    /// query's visible keys grow with its position.
     #[inline(always)]
     fn seen(&self, first: usize, count: usize, start: usize) -> Option<Seen> {
         let (first, last) = (self.visible(first, start), self.visible(first + count - 1, start));
@@ -244,8 +244,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         (any.first < any.end).then_some(Seen { any, common })
     }
 
-    /// Finds those of panels `panels.0 .. panels.1` of the block at `start`, under a head counted from the piece's first,
-    /// that the tile sees, and what comes after them.
+    /// Addresses of the panels among `panels.0 .. panels.1` of the block at `start` that the tile sees, and of the panels to
+    /// prefetch. `head` is counted from the piece's first.
     #[inline(always)]
     fn panels(&self, start: usize, head: usize, panels: (usize, usize)) -> Block<K::Raw> {
         let nothing = [self.data.as_ptr(); MOST_PANELS];
@@ -260,12 +260,12 @@ impl<K: Kernel> KvLoop<'_, K> {
         if several {
             block.ask = match self.layout.page_tokens {
                 LANES => Ask::Both,
-                tokens => Ask::Apart(tokens * self.shape.head_dim),
+                tokens => Ask::Separate(tokens * self.shape.head_dim),
             };
         }
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
-        // Where the piece's keys end.
+        // End of the piece's keys.
         let end = self.piece.split.map_or(last + 1, |split| (last + 1).min((split.range + 1) * RANGE));
         let kv_head = self.piece.kv_head + head;
         for panel in panels.0..panels.1 {
@@ -279,7 +279,7 @@ impl<K: Kernel> KvLoop<'_, K> {
                 (self.data[key..key + elements].as_ptr(), self.data[value..value + elements].as_ptr())
             };
             (block.keys[panel], block.values[panel]) = at(self.table, kv_head, position);
-            // Under several heads that is the next head's, and after the last one's the next panels' of the first.
+            // With several heads, the next panel is the next head's. After the last head, it is the first head's next panel.
             let (next_head, next) = match several {
                 true if head + 1 < self.piece.kv_heads => (kv_head + 1, position),
                 true => (self.piece.kv_head, position + (panels.1 - panels.0) * LANES),
@@ -296,14 +296,14 @@ impl<K: Kernel> KvLoop<'_, K> {
         block
     }
 
-    /// Divides by the totals and writes the tile's results.
+    /// Divides the sums by the totals and writes the tile's results.
     #[inline(always)]
-    fn give_results<S: Simd>(&mut self, s: S) {
+    fn write_results<S: Simd>(&mut self, s: S) {
         let (group, head_dim, own) = (self.group(), self.shape.head_dim, self.head_queries());
         for query in 0..self.queries() {
             let token = self.row.first_token + self.piece.tile.first + query % own / group;
             let head = (self.piece.kv_head + query / own) * group + query % group;
-            // SAFETY: each (token, head) belongs to one tile, and one task gives its results.
+            // SAFETY: each (token, head) belongs to one tile, and one task writes its results.
             let to = unsafe { self.out.slice_mut((token * self.shape.heads + head) * head_dim, head_dim) };
             let total = s.splat(self.state.whole.total[query]);
             let sums = &self.state.whole.sums[query * head_dim..(query + 1) * head_dim];
@@ -314,7 +314,8 @@ impl<K: Kernel> KvLoop<'_, K> {
     }
 }
 
-/// Lays out the `R` queries of a tile that begins with query `first`; `_P` is what goes with `R` in [`for_tile`].
+/// Writes the `R` queries of a tile that begins with query `first` to `q`. `_P` is the number of panels that [`for_tile`]
+/// assigns to `R`.
 #[inline(always)]
 fn lay_out_queries<'q, S: Simd, K: Kernel, const R: usize, const _P: usize>(
     s: S,

@@ -1,40 +1,41 @@
-//! What attention over some keys gave, and how two such results become that of all their keys.
+//! Partial results: attention over a subset of the keys, and the merge of two such results.
 
 use super::softmax::exp2;
 use crate::cpu::simd::{LANES, Simd};
 
-/// For some queries: the softmax and the weighted sum of values over some keys, not yet divided.
+/// The softmax state and the unnormalised weighted sum of values of some queries over a subset of their keys.
 pub(super) struct Partial<'a> {
     /// Weighted sums of values, `[queries, head_dim]`.
     pub(super) sums: &'a mut [f32],
-    /// The largest score, with room for sixteen more behind it.
+    /// The largest score of each query, followed by sixteen floats of padding.
     pub(super) largest: &'a mut [f32],
-    /// The sum of exponentials: at least 1, or 0 where the query has seen no key.
+    /// The sum of exponentials of each query: at least 1, or 0 if the query has seen no key.
     pub(super) total: &'a mut [f32],
 }
 
 impl<'a> Partial<'a> {
+    /// Number of floats of a partial result.
     pub(super) fn floats(queries: usize, head_dim: usize) -> usize {
         queries * (head_dim + 2) + LANES
     }
 
-    /// Cuts up [`floats`](Self::floats) floats.
+    /// Divides a slice of [`floats`](Self::floats) floats.
     pub(super) fn new(floats: &'a mut [f32], queries: usize, head_dim: usize) -> Self {
         let (sums, rest) = floats.split_at_mut(queries * head_dim);
         let (largest, total) = rest.split_at_mut(queries + LANES);
         Self { sums, largest, total }
     }
 
-    /// That of no keys.
+    /// Resets to the result of no keys.
     pub(super) fn clear(&mut self) {
         self.sums.fill(0.0);
         self.largest.fill(f32::NEG_INFINITY);
         self.total.fill(0.0);
     }
 
-    /// Takes in the result of the keys that follow. One that has seen no key changes nothing, and is replaced by what
-    /// comes, bit by bit: two that have seen none would otherwise make -infinity less itself, and whether a query has
-    /// company that sees more must not show.
+    /// Merges the result of later keys into this one. For a query that has seen no key on one side, the result is the other
+    /// side's, bit by bit. Two empty sides would otherwise subtract -infinity from itself, and a query's bits would depend on
+    /// its batch-mates.
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, s: S, later: &Partial<'_>) {
         let head_dim = self.sums.len() / self.total.len().max(1);

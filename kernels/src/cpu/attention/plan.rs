@@ -1,4 +1,5 @@
-//! Who computes what: tiles of queries, each under one kv head, and ranges of keys where a tile takes too long for one.
+//! The division of attention into tasks: tiles of queries by kv heads, and ranges of keys for tiles that take too long for one
+//! task.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -7,15 +8,15 @@ use super::{RANGE, Sight, TILE_QUERIES};
 use crate::AttentionShape;
 use crate::cpu::step::Step;
 
-/// Floats kept for the results of ranges that are computed apart: enough for 8,000 heads of 128 elements by ranges, or a
-/// context of 250,000 tokens for sixteen heads. What needs more is not cut.
+/// Number of floats for the partial results of split tiles: enough for 8,000 results of heads of 128 elements, or sixteen
+/// heads with a context of 250,000 tokens. A tile that would need more is not split.
 pub(super) const MOST_PARTIALS: usize = 1 << 20;
-/// A tile is cut into ranges when it is more than one of so many shares of a thread's work.
+/// A tile is split into ranges if it is more than this fraction of a thread's work.
 const SHARES: usize = 4;
-/// Heads are divided until there are so many pieces for each thread.
+/// Minimum number of pieces per thread. Pieces take fewer heads until there are this many.
 const PIECES: usize = 2;
 
-/// Some tokens of one row.
+/// Consecutive tokens of one row.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) row: usize,
@@ -29,32 +30,32 @@ pub(super) struct Tile {
 pub(super) struct Piece {
     pub(super) tile: Tile,
     pub(super) kv_head: usize,
-    /// Heads from `kv_head` on. Several where the tile has few queries: a page holds its heads beside each other, and is
-    /// read from memory faster the more of it is wanted.
+    /// Number of heads from `kv_head` on. Several if the tile has few queries: a page's heads are adjacent in memory, and long
+    /// reads use more of the memory's bandwidth.
     pub(super) kv_heads: usize,
-    /// `None` where the tile is not cut.
+    /// The range of keys; `None` if the tile is not split.
     pub(super) split: Option<KvSplit>,
 }
 
-/// One range of a tile that is cut.
+/// One range of the keys of a split tile.
 #[derive(Clone, Copy)]
 pub(super) struct KvSplit {
-    /// The range's first key over [`RANGE`].
+    /// Index of the range: its first key divided by [`RANGE`].
     pub(super) range: usize,
-    /// In [`Plan::split_tiles`].
+    /// Index in [`Plan::split_tiles`].
     pub(super) tile: usize,
 }
 
-/// A tile under some kv heads, cut into ranges.
+/// A tile with its kv heads, split into ranges of keys.
 pub(super) struct SplitTile {
-    /// Where its results begin, range after range, in floats.
+    /// Index of the first float of its partial results, which are ordered by range.
     pub(super) partials: usize,
-    /// Ranges that are not done. Who brings it to none merges them.
+    /// Number of ranges that are not done. The task that decrements it to zero merges the results.
     pub(super) left: AtomicUsize,
 }
 
-/// The pieces of one call, the longest first: nobody should start one of those when the others are done, and threads take
-/// from the back of each other.
+/// The pieces of one call, the longest first: a thread that starts a long piece late would keep the others waiting, and idle
+/// threads take pieces from the end of other threads' shares.
 #[derive(Default)]
 pub(super) struct Plan {
     tiles: Vec<Tile>,
@@ -62,18 +63,18 @@ pub(super) struct Plan {
     pub(super) split_tiles: Vec<SplitTile>,
 }
 
-/// Queries of a piece, at most.
+/// Maximum number of queries per piece.
 pub(super) fn most_queries(shape: &AttentionShape) -> usize {
     TILE_QUERIES.max(shape.heads / shape.kv_heads)
 }
 
-/// Tokens of a tile.
+/// Number of tokens per tile.
 pub(super) fn tile_tokens(shape: &AttentionShape) -> usize {
     (TILE_QUERIES / (shape.heads / shape.kv_heads)).max(1)
 }
 
 impl Plan {
-    /// For the rows of a step. What is cut changes no result, so it may depend on the batch.
+    /// Makes the plan for the rows of a step. Splitting changes no result, so it may depend on the batch.
     pub(super) fn make(&mut self, step: &Step, shape: &AttentionShape, threads: usize, most_heads: usize) {
         let (tile_tokens, group) = (tile_tokens(shape), shape.heads / shape.kv_heads);
         self.tiles.clear();
@@ -98,7 +99,7 @@ impl Plan {
         self.tiles.sort_unstable_by_key(|tile| std::cmp::Reverse(cost(tile)));
         let all: usize = self.tiles.iter().map(cost).sum::<usize>() * shape.kv_heads;
         let mut partials = 0;
-        // So many pieces, not cut, keep all threads busy.
+        // Number of pieces per tile that keeps all threads busy without splits.
         let each = (PIECES * threads).div_ceil(self.tiles.len().max(1));
         for &tile in &self.tiles {
             let (first, last) = keys(&tile);

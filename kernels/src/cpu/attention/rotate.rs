@@ -1,4 +1,5 @@
-//! What happens to fused rows of queries, keys and values before attention: norm, rotation, and the way into the pages.
+//! Preparation of fused rows of queries, keys and values for attention: norms, rotation, and storing of keys and values in
+//! pages.
 
 use std::ops::Range;
 
@@ -12,13 +13,14 @@ use crate::cpu::step::{Row, Step};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError, PageId};
 
-/// Tokens of a task: fewer are not worth a thread's waking, and those of a panel find its lines in the cache.
+/// Minimum and maximum number of tokens per task. Fewer are not worth waking a thread for. Sixteen tokens fill a panel, whose
+/// lines then stay in the cache.
 const SHARE: (usize, usize) = (4, LANES);
 
-/// Elements of a head that are rounded at a time.
+/// Number of elements of a head that are converted to the pages' format at a time.
 const NARROW: usize = 8 * LANES;
 
-/// What normalises the heads of q and k.
+/// RMS norms of the heads of q and k.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Norms<'a> {
     pub(in crate::cpu) q: &'a [f32],
@@ -38,7 +40,7 @@ pub(in crate::cpu) struct RotateAndStore<'a> {
     pub(in crate::cpu) layer: usize,
 }
 
-/// Normalises and rotates q and k, and stores k and v. The step's pages have been checked.
+/// Normalises and rotates q and k, and stores k and v. The caller has checked the step's pages.
 pub(in crate::cpu) fn rotate_and_store(
     path: Path,
     pool: &mut ThreadPool,
@@ -69,7 +71,7 @@ pub(in crate::cpu) fn rotate_and_store(
     })
 }
 
-/// Some tokens of one row.
+/// One task: consecutive tokens of one row.
 struct Tokens<'a, W: Format> {
     qkv: &'a mut [f32],
     shape: AttentionShape,
@@ -90,16 +92,16 @@ impl<W: Format> Op for Tokens<'_, W> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let width = (heads + 2 * kv_heads) * head_dim;
         let start = self.row.start + (self.tokens.start - self.row.first_token);
-        // Head by head: the tokens of a panel write to the same lines.
+        // Heads are the outer loop, since the tokens of a panel write to the same lines.
         for head in 0..kv_heads {
             let mut token = 0;
             while token < self.tokens.len() {
                 let position = start + token;
-                // Two values share their lines.
+                // Two values that share lines are stored together.
                 let pair = position.is_multiple_of(2) && token + 1 < self.tokens.len();
                 let rows = &self.qkv[token * width..(token + 1 + usize::from(pair)) * width];
                 token += 1 + usize::from(pair);
-                // Nobody reads the null page, and several padded rows would write to it at once.
+                // The null page is never read, and several padded rows would write to it at once.
                 if self.table[position / self.layout.page_tokens] == PageId::NULL {
                     continue;
                 }
@@ -108,9 +110,9 @@ impl<W: Format> Op for Tokens<'_, W> {
                 assert!(values.max(keys) + LANES * head_dim <= self.data.len());
                 let of = |row: usize, head: usize| &rows[row * width + head * head_dim..][..head_dim];
                 let slot = position % LANES;
-                // SAFETY: slots of these positions in a page that this row alone writes to, as `Step::check_pages`
-                // found; the row's other tokens, perhaps in other tasks, touch other elements of the panels. Elements
-                // are written through a pointer, so that no two slices overlap.
+                // SAFETY: only this row writes to the page, as `Step::check_pages` has checked. The row's other tokens, which
+                // may be in other tasks, write other elements of the panels. Elements are written through a pointer, so that
+                // no two slices overlap.
                 unsafe {
                     let (keys, values) = (self.data.as_ptr().add(keys), self.data.as_ptr().add(values));
                     store_key::<W>(keys, slot, of(0, heads + head));
@@ -128,7 +130,7 @@ impl<W: Format> Op for Tokens<'_, W> {
 }
 
 impl<W: Format> Tokens<'_, W> {
-    /// Normalises, where asked, and rotates q and k.
+    /// Normalises q and k if there are norms, and rotates them.
     #[inline(always)]
     fn rotate<S: Simd>(&mut self, s: S) {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
@@ -160,7 +162,7 @@ unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
             // SAFETY: the caller's contract.
             unsafe {
                 if odd == even + 1 {
-                    // One store of both.
+                    // Both elements in one store.
                     std::ptr::copy_nonoverlapping(key.as_ptr(), step.add(even), 2);
                 } else {
                     *step.add(even) = key[0];
@@ -190,11 +192,11 @@ unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]
     }
 }
 
-/// Stores two values as rows `slot`, which is even, and the one after it.
+/// Stores two values as rows `slot`, which is even, and `slot + 1`.
 ///
 /// # Safety
 ///
-/// As [`store_value`]'s, for both slots.
+/// As for [`store_value`], for both slots.
 #[inline(always)]
 unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32], odd: &[f32]) {
     for (at, (even, odd)) in even.chunks(NARROW).zip(odd.chunks(NARROW)).enumerate() {
@@ -215,7 +217,7 @@ unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32]
     }
 }
 
-/// Numbers as they are stored, at most [`NARROW`]: so many at once that the compiler takes lanes for it.
+/// Converts up to [`NARROW`] numbers to the pages' format. The fixed length lets the compiler vectorise the loop.
 #[inline(always)]
 fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
     let mut narrow = [W::narrow(0.0); NARROW];
@@ -225,13 +227,13 @@ fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
     narrow
 }
 
-/// Normalises heads, where asked, and turns the halves of each against each other.
+/// Normalises heads if there is a norm, and rotates the two halves of each head against each other.
 #[inline(always)]
 fn rotate<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles: &[f32]) {
     let (head_dim, half) = (angles.len(), angles.len() / 2);
     let (cos, sin) = angles.split_at(half);
     for heads in heads.chunks_mut(LANES * head_dim) {
-        // The factors of several heads first: a square root takes long, and nothing of its head can go on meanwhile.
+        // The factors of several heads are computed first, so that their square roots overlap.
         let mut factors = [1.0; LANES];
         if let Some((_, eps)) = norm {
             for (factor, head) in factors.iter_mut().zip(heads.chunks_exact(head_dim)) {

@@ -1,4 +1,4 @@
-//! Scores of a block become exponentials. Scores are in units of log 2, so that these are powers of two.
+//! The online softmax of a block. Scores are scaled by log2(e), so that exponentials are powers of two.
 
 use std::marker::PhantomData;
 
@@ -6,8 +6,8 @@ use super::Visible;
 use super::kernel::Kernel;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// The softmax of some queries, at most sixteen, over a block: turns the visible ones of each one's scores into
-/// `2^(score - largest)`, where `largest` is the largest of them and of those before.
+/// The softmax of up to sixteen queries over a block. It turns each query's visible scores into `2^(score - largest)`, where
+/// `largest` is the query's largest score in this block and the blocks before.
 pub(super) struct Softmax<'t, K: Kernel> {
     /// `[queries, BLOCK]`.
     pub(super) scores: &'t mut [f32],
@@ -15,11 +15,11 @@ pub(super) struct Softmax<'t, K: Kernel> {
     pub(super) visible: &'t [Visible; LANES],
     /// The keys that some query sees.
     pub(super) any: Visible,
-    /// Sixteen, as `decay`: those beyond the queries, which belong to others, stay as they are.
+    /// The largest score of each query. Elements beyond the queries belong to other tiles and keep their values.
     pub(super) largest: &'t mut [f32; LANES],
     /// The sum of exponentials of each query.
     pub(super) total: &'t mut [f32],
-    /// Factors of the sums of earlier blocks: 1 for a query that sees nothing, and beyond the queries.
+    /// Factors of the sums of earlier blocks: 1 for a query that sees no key of this block, and beyond the queries.
     pub(super) decay: &'t mut [f32; LANES],
     pub(super) kernel: PhantomData<K>,
 }
@@ -34,7 +34,8 @@ impl<K: Kernel> Op for Softmax<'_, K> {
         }
         let before = s.load_some(self.largest, 0.0);
         let after = s.max(s.load_some(&lanes, 0.0), before);
-        // Before the first key it is 2^-infinity = 0, and where nothing has been seen it never is -infinity less itself.
+        // At a query's first key, `decay` is 2^-infinity = 0. For a query that has seen no key it is 1, so that
+        // -infinity is not subtracted from itself.
         let decay = s.less(before, after, exp2(s, s.sub(before, after)), s.splat(1.0));
         s.store_some(self.largest, after);
         s.store_some(self.decay, decay);
@@ -45,7 +46,7 @@ impl<K: Kernel> Op for Softmax<'_, K> {
     }
 }
 
-/// The largest visible score in each lane; those that are not seen become -infinity.
+/// Returns the largest visible score in each lane, and sets scores that are not visible to -infinity.
 #[inline(always)]
 fn largest<S: Simd, K: Kernel>(s: S, scores: &mut [f32], visible: Visible) -> S::F {
     let mut block = s.splat(f32::NEG_INFINITY);
@@ -64,13 +65,13 @@ fn largest<S: Simd, K: Kernel>(s: S, scores: &mut [f32], visible: Visible) -> S:
     block
 }
 
-/// The exponentials of the first sixteen scores.
+/// The weights of the first sixteen scores: `2^(score - largest)`.
 #[inline(always)]
 pub(super) fn weights_of_panel<S: Simd>(s: S, scores: &[f32], largest: S::F) -> S::F {
     exp2(s, s.sub(s.load_some(&scores[..LANES], 0.0), largest))
 }
 
-/// The scores, -infinity in place of those that are not seen.
+/// Replaces scores that are not visible with -infinity.
 #[inline(always)]
 fn mask<S: Simd>(s: S, scores: S::F, panel: usize, visible: Visible) -> S::F {
     const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
@@ -80,13 +81,13 @@ fn mask<S: Simd>(s: S, scores: S::F, panel: usize, visible: Visible) -> S::F {
     s.less(lane, s.splat(first), lowest, s.less(lane, s.splat(end), scores, lowest))
 }
 
-/// 2 to the power of `x`, at most 0: within three units in the last place, 0 below -126, 1 for 0; NaN stays.
+/// 2 to the power of `x`, for x of at most 0: within three units in the last place, 0 below -126, 1 for 0, NaN for NaN.
 ///
-/// `x = n + r` with |r| at most a half; then the polynomial of degree five with the constant term 1 whose largest
-/// relative error, 9.1e-8, is the smallest (found by Lawson's iteration).
+/// Writes `x = n + r` with |r| at most a half. `2^r` is the minimax polynomial of degree five with the constant term 1, found
+/// by Lawson's iteration; its relative error is at most 9.1e-8.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
-    #[allow(clippy::approx_constant)] // Not ln 2 itself: the best for five terms.
+    #[allow(clippy::approx_constant)] // A coefficient of the minimax polynomial, close to ln 2 but not equal.
     const NEARLY_LN_2: f32 = 0.693_147;
     let n = s.round(x);
     let r = s.sub(x, n);

@@ -4,8 +4,15 @@ use crate::cpu::simd::to_bf16;
 use crate::cpu::testing::Random;
 use crate::{KvShape, PageId, RowInputs, StepInputs, WeightType};
 
-/// All that surrounds the dot-product instruction is checked without it: every path multiplies pairs, by other means
-/// where it has to, and comes near attention in f32.
+/// The arithmetic of one run of attention.
+#[derive(Clone, Copy)]
+enum Arithmetic {
+    F32,
+    Dots,
+}
+
+/// Checks everything around the dot-product instruction without the instruction: every path multiplies pairs, by other means
+/// if necessary, and gives a result close to attention in f32.
 #[test]
 fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() {
     const PAGES: u32 = 60;
@@ -25,7 +32,7 @@ fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() 
         }
         let Stored::Bf16(data) = &kv.data else { unreachable!() };
         let table: Vec<PageId> = (1..=PAGES).rev().map(PageId).collect();
-        // A chunk, two decodes of which one needs two ranges, and a few tokens.
+        // A chunk, two decodes (one over two ranges), and a few tokens.
         let rows = [(130, 61), (5, 1), (900, 1), (600, 3)];
         let (mut inputs, mut tokens) = (Vec::new(), 0);
         for (start, count) in rows {
@@ -38,22 +45,28 @@ fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() 
             StepInputs { token_ids: &token_ids, positions: &positions, rows: &inputs, logit_rows: &[] };
         step.begin(&inputs).unwrap();
         let qkv = random.normals(tokens * (heads + 2 * kv_heads) * head_dim, 1.0);
-        let run = |isa, dots: bool| {
+        let run = |isa, arithmetic: Arithmetic| {
             let path = Path::new(isa).unwrap();
             let (mut pool, mut scratch) = (ThreadPool::new(2).unwrap(), Scratch::default());
             let mut out = vec![f32::NAN; tokens * heads * head_dim];
             let operands = Attention { qkv: &qkv, shape, kv: &kv, layer: 0, out: &mut out };
-            let attend = if dots { attend::<Dots> } else { attend::<Widened<Bf16>> };
+            let attend = match arithmetic {
+                Arithmetic::F32 => attend::<Widened<Bf16>>,
+                Arithmetic::Dots => attend::<Dots>,
+            };
             attend(path, &mut pool, &step, &mut scratch, operands, data).unwrap();
             out
         };
         let mut fused = None;
         for isa in testable("attention in dot products") {
-            let (exact, got) = (run(isa, false), run(isa, true));
-            let apart = exact.iter().zip(&got).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
-            // Written so that a NaN fails.
-            assert!(apart < 0.05 && !got.iter().any(|x| x.is_nan()), "{isa} {shape:?}: {apart} apart");
-            // The portable path rounds products and sums apart.
+            let (exact, got) = (run(isa, Arithmetic::F32), run(isa, Arithmetic::Dots));
+            let difference = exact.iter().zip(&got).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+            // The comparison also fails for a NaN.
+            assert!(
+                difference < 0.05 && !got.iter().any(|x| x.is_nan()),
+                "{isa} {shape:?}: off by {difference}"
+            );
+            // The portable path rounds products and sums separately.
             if isa != Isa::Portable {
                 let bits: Vec<u32> = got.iter().map(|x| x.to_bits()).collect();
                 assert!(fused.get_or_insert_with(|| bits.clone()) == &bits, "{isa} {shape:?}: other bits");

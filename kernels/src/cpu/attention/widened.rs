@@ -1,4 +1,4 @@
-//! Attention in f32: keys and values are widened as they are read.
+//! Attention in f32. Keys and values are widened as they are read.
 
 mod panel;
 mod scores;
@@ -16,11 +16,11 @@ use crate::cpu::memory::format::Format;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Attention over pages in format `W`, in f32.
+/// Attention in f32 over pages of format `W`.
 #[derive(Clone, Copy)]
 pub(super) struct Widened<W: Format>(PhantomData<W>);
 
-/// Keys of a block.
+/// Number of keys per block.
 const BLOCK: usize = 64;
 
 impl<W: Format> Kernel for Widened<W> {
@@ -54,7 +54,7 @@ impl<W: Format> Kernel for Widened<W> {
     #[inline(always)]
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, _: Visible, largest: f32) -> S::F {
         let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
-        // Written apart, the most frequent case is unrolled.
+        // A separate loop for the most frequent case, which the compiler unrolls.
         if (visible.first, visible.end) == (0, BLOCK) {
             for panel in 0..BLOCK / LANES {
                 weights_in_place(s, &mut scores[panel * LANES..], largest, &mut sum);
@@ -67,8 +67,8 @@ impl<W: Format> Kernel for Widened<W> {
         sum
     }
 
-    /// All queries share the reads of keys that they all see, and each takes in those that it sees beside them in their
-    /// order.
+    /// Keys that all queries see are read once for all of them. Each query adds the other keys that it sees before and after
+    /// these, in order.
     #[inline(always)]
     fn add_values<S: Simd>(s: S, values: Values<'_, W::Raw>) {
         let Values { block, seen, visible, head_dim, weights, decay, sums } = values;
@@ -104,6 +104,7 @@ impl<W: Format> Kernel for Widened<W> {
     }
 }
 
+/// Replaces the first sixteen scores with weights, and adds the weights to `sum`.
 #[inline(always)]
 fn weights_in_place<S: Simd>(s: S, scores: &mut [f32], largest: S::F, sum: &mut S::F) {
     let weights = weights_of_panel(s, scores, largest);
@@ -111,7 +112,7 @@ fn weights_in_place<S: Simd>(s: S, scores: &mut [f32], largest: S::F, sum: &mut 
     *sum = s.add(*sum, weights);
 }
 
-/// Keys that some queries of a tile see alike.
+/// Keys of a block that some queries of a tile all see.
 struct Tile<'t, W: Format> {
     block: &'t Block<W::Raw>,
     head_dim: usize,
@@ -119,7 +120,7 @@ struct Tile<'t, W: Format> {
 }
 
 impl<W: Format> Tile<'_, W> {
-    /// Adds values to the sums of `R` queries from `first` on.
+    /// Adds the weighted values of the keys to the sums of `R` queries from `first` on.
     #[inline(always)]
     fn add<S: Simd, const R: usize, const P: usize>(
         &self,

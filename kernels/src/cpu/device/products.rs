@@ -1,4 +1,4 @@
-//! How products, and what is read off their rows, reach the kernels of each format.
+//! Matrix products, the arg max and sampling: dispatch to the kernels of the weights' form.
 
 use super::CpuDevice;
 use crate::cpu::gemm::input::Input;
@@ -12,6 +12,7 @@ use crate::cpu::simd::isa::Path;
 use crate::{DeviceError, Norm, Sampled};
 
 impl CpuDevice {
+    /// Computes a product of `x`, normalised if there is a norm.
     pub(super) fn product(
         &mut self,
         x: &Tensor,
@@ -34,7 +35,7 @@ impl CpuDevice {
         }
     }
 
-    /// Runs `f` for each row of logits, in parallel, and appends the results in order.
+    /// Calls `f` for each row of logits, in parallel, and appends the results in order.
     pub(super) fn each_logit_row<R, T>(
         &mut self,
         logits: &Tensor,
@@ -51,7 +52,7 @@ impl CpuDevice {
         let (results_, scratch) = (Shared::new(&mut results), Shared::new(&mut self.sampling));
         self.pool.run(rows.len(), |task, thread| {
             let (index, row) = &rows[task];
-            // SAFETY: each thread has a scratch of its own and runs one task at a time; each task has its own result.
+            // SAFETY: each thread has its own scratch and runs one task at a time. Each task has its own result.
             let (result, scratch) =
                 unsafe { (&mut results_.slice_mut(task, 1)[0], &mut scratch.slice_mut(thread, 1)[0]) };
             *result = Some(match values.get(index * width..(index + 1) * width) {
@@ -65,7 +66,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Appends the likeliest token of each row; `logits` is only worked in.
+    /// Appends the likeliest token of each row. `logits` is scratch memory.
     pub(super) fn likeliest(
         &mut self,
         x: &Tensor,

@@ -1,4 +1,4 @@
-//! Packing of activations before a product: tiles of rows, rounded to what the micro-kernel multiplies.
+//! Packing of activations before a product, into tiles of rows and the type that the micro-kernel multiplies.
 
 use super::micro_kernel::{Layout, MicroKernel};
 use crate::DeviceError;
@@ -10,10 +10,10 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// Elements of one task: fewer are not worth another thread's attention.
+/// Minimum number of elements per task, below which waking another thread costs more than it saves.
 const TASK_ELEMENTS: usize = 8 << 10;
 
-/// Elements of a row that are asked for ahead of their use: a tile's rows are more streams than processors follow.
+/// Prefetch distance within a row, in elements. A tile has more rows than a hardware prefetcher follows streams.
 const AHEAD: usize = 128;
 
 /// Packs the activations of all rows.
@@ -25,8 +25,9 @@ pub(super) struct PackActivations<'a> {
 }
 
 impl PackActivations<'_> {
-    /// Fills `to` tile by tile: a tile's rows side by side for each input, or for each pair of inputs, and in the second half
-    /// of the tile's room the power of two of each span. An odd input is followed by zeros.
+    /// Fills `to` tile by tile. Within a tile, the rows are side by side for each input or pair of inputs. In block floating
+    /// point, the second half of a tile's memory holds the powers of two of its BFP blocks. A row of zeros pads an odd number
+    /// of inputs.
     pub(super) fn run<K: MicroKernel>(
         self,
         path: Path,
@@ -44,7 +45,7 @@ impl PackActivations<'_> {
     }
 }
 
-/// Packs some inputs of a tile's rows.
+/// One task: packs a range of inputs of a tile's rows.
 struct PackInputs<'a, 'b> {
     all: PackActivations<'a>,
     layout: Layout,
@@ -63,7 +64,7 @@ impl Op for PackInputs<'_, '_> {
 }
 
 impl PackInputs<'_, '_> {
-    /// Packs a tile of `R` rows; `_P` is what goes with `R` in [`for_tile`].
+    /// Packs a tile of `R` rows. `_P` is the number of panels that [`for_tile`] assigns to `R`.
     #[inline(always)]
     fn pack<S: Simd, const R: usize, const _P: usize>(&self, s: S) {
         let PackActivations { x, inputs, tiling } = self.all;
@@ -73,7 +74,7 @@ impl PackInputs<'_, '_> {
         let end = if end == inputs { padded } else { end };
         let start = first_row * padded + first / 2 * R * self.layout.step_words();
         let len = (end - first) / 2 * R * self.layout.step_words();
-        // SAFETY: the words of each task are its own.
+        // SAFETY: tasks write disjoint ranges of words.
         let to = unsafe { self.to.slice_mut(start, len) };
         let rows = x.rows::<S, R>(s, first_row, inputs);
         match self.layout {
@@ -82,7 +83,7 @@ impl PackInputs<'_, '_> {
             Layout::Pairs => pack_pairs(s, &rows, first, to),
             Layout::BlockFloat => {
                 let start = first_row * padded + (padded / 2 + first / BFP_BLOCK) * R;
-                // SAFETY: as above: in the second half of the tile's room, which has place for a power every two inputs.
+                // SAFETY: as above. The second half of the tile's memory has room for one power every two inputs.
                 let powers = unsafe { self.to.slice_mut(start, (end - first).div_ceil(BFP_BLOCK) * R) };
                 pack_bfp_blocks(s, &rows, first, to, powers);
             }
@@ -90,7 +91,7 @@ impl PackInputs<'_, '_> {
     }
 }
 
-/// Lays out f32 for each input from `first` on, rounded to bfloat16 where `round` says so.
+/// Packs f32 elements from input `first` on, rounded to bfloat16 if `round` is true.
 #[inline(always)]
 fn pack_plain<S: Simd, const R: usize>(
     s: S,
@@ -111,7 +112,7 @@ fn pack_plain<S: Simd, const R: usize>(
     }
 }
 
-/// Lays out pairs of bfloat16 from input `first` on.
+/// Packs pairs of bfloat16 from input `first` on.
 #[inline(always)]
 fn pack_pairs<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [f32]) {
     for (block, to) in to.chunks_mut(LANES * R).enumerate() {
@@ -126,7 +127,7 @@ fn pack_pairs<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: us
     }
 }
 
-/// Lays out the integers of spans from input `first` on, and the powers of two of these spans.
+/// Packs the integers of BFP blocks from input `first` on, and the blocks' powers of two.
 #[inline(always)]
 fn pack_bfp_blocks<S: Simd, const R: usize>(
     s: S,
@@ -156,15 +157,15 @@ fn pack_bfp_blocks<S: Simd, const R: usize>(
     }
 }
 
-/// Stores sixteen words of each of `R` rows as `[16][R]`, or as many of the sixteen as there is room for.
+/// Stores sixteen words of each of `R` rows as `[16][R]`, truncated to the length of `to`.
 #[inline(always)]
 fn store_words<S: Simd, const R: usize>(s: S, rows: &[S::I; R], to: &mut [f32]) {
     if to.len() >= LANES * R {
-        // SAFETY: there is room for all.
+        // SAFETY: `to` has room for `16 * R` words.
         return unsafe { s.store_transposed(rows, to.as_mut_ptr().cast()) };
     }
     let mut words = [[0u32; R]; LANES];
-    // SAFETY: `words` has room for all.
+    // SAFETY: `words` has room for `16 * R` words.
     unsafe { s.store_transposed(rows, words.as_mut_ptr().cast()) };
     for (to, word) in to.iter_mut().zip(words.as_flattened()) {
         *to = f32::from_bits(*word);

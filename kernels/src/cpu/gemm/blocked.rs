@@ -1,8 +1,8 @@
-//! Products of several tiles of rows: of the operands, as much at a time as the nearest caches hold.
+//! Products of several tiles of rows, in blocks that fit the caches.
 //!
-//! A *block* is some inputs of one or two panels. All tiles of a *band* of rows meet it while it is near, and meanwhile ask
-//! for the block that comes next. Their sums rest between blocks, so that the chain of each output is what it would be
-//! without blocks: all inputs in their order.
+//! A *block* is a range of inputs of one or two panels. All tiles of a *band* of rows are multiplied by a block while it is
+//! in the cache, and prefetch the next block meanwhile. Sums are kept in memory between blocks, so that each output is still
+//! one chain of additions over all inputs in order.
 
 use super::micro_kernel::{Data, MicroKernel};
 use super::{Epilogue, Work};
@@ -11,27 +11,28 @@ use crate::cpu::memory::format::STEP;
 use crate::cpu::quant::block_float::SUPERBLOCK_STEPS;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Steps of a block. Longer than the first-level cache would have it: weights and inputs stream well from the second,
-/// and every block's end costs each tile a pause.
+/// Number of steps per block. A block exceeds the first-level cache: weights and inputs stream well from the second level,
+/// and every end of a block costs each tile a load and store of its sums.
 const BLOCK_STEPS: usize = 512;
 const _: () = assert!(BLOCK_STEPS.is_multiple_of(SUPERBLOCK_STEPS));
-/// Rows of a band, at most. The more there are, the less often weights are read from the second-level cache, which holds
-/// the inputs of a block: of 1 MiB or more where there is AVX-512, and of half of that elsewhere.
+/// Maximum number of rows per band. More rows mean fewer reads of the weights, but the inputs of a block must fit the
+/// second-level cache: 1 MiB or more on machines with AVX-512, half of that on others.
 const fn band_rows<S: Simd>() -> usize {
     if two_panels::<S>() { MOST_BAND_ROWS } else { 48 }
 }
+/// The largest value of [`band_rows`].
 const MOST_BAND_ROWS: usize = 168;
-/// Whether the largest tiles have registers for the sums of two panels.
+/// True if the registers hold the sums of the largest tile and two panels.
 const fn two_panels<S: Simd>() -> bool {
     S::TILE_SUMS >= 2 * S::TILE_ROWS
 }
-/// Panels of a task, at most: for each of them a band's sums are kept.
+/// Maximum number of panels per task. A thread keeps the sums of a band for each of them.
 pub(super) const TASK_PANELS: usize = 8;
 
-/// Floats that a thread keeps: the sums of a band.
+/// Number of floats per thread for the sums of a band.
 pub(super) const SUMS: usize = TASK_PANELS * MOST_BAND_ROWS * LANES;
 
-/// Gives the number of bands into which these tiles are cut.
+/// Returns the number of bands into which these tiles are divided.
 pub(super) struct Bands(pub(super) Tiling);
 
 impl Op for Bands {
@@ -43,14 +44,15 @@ impl Op for Bands {
     }
 }
 
-/// Some panels by some tiles of rows.
+/// One task: a range of panels by a range of tiles.
 pub(super) struct Blocked<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
     pub(super) data: Data<'a, K>,
-    /// At most [`TASK_PANELS`].
+    /// First panel and end, at most [`TASK_PANELS`] apart.
     pub(super) panels: (usize, usize),
+    /// First tile and end.
     pub(super) tiles: (usize, usize),
-    /// The thread's, [`SUMS`] long.
+    /// The thread's sums, [`SUMS`] long.
     pub(super) sums: &'a mut [f32],
 }
 
@@ -91,17 +93,17 @@ impl<K: MicroKernel> Op for Blocked<'_, K> {
     }
 }
 
-/// Tiles whose inputs of a block the second-level cache holds.
+/// A range of tiles whose inputs of one block fit the second-level cache.
 #[derive(Clone, Copy)]
 struct Band {
     tiles: (usize, usize),
     first_row: usize,
     end_row: usize,
-    /// Floats from the sums of one panel to those of the next.
+    /// Number of floats from the sums of one panel to the sums of the next.
     stride: usize,
 }
 
-/// The tile after the last of the band that starts with tile `first`, `end` at most.
+/// The end of the band that starts with tile `first`: the index after its last tile, at most `end`.
 #[inline(always)]
 fn band_end<S: Simd>(tiling: Tiling, first: usize, end: usize) -> usize {
     let fits = |tile: usize| tiling.end(tile + 1) - tiling.tile(first).0 <= const { band_rows::<S>() };
@@ -122,7 +124,7 @@ impl<K: MicroKernel> Blocked<'_, K> {
         } else if band.tiles.1 < self.tiles.1 {
             (panels.0, 0)
         } else {
-            // The thread's next task, as a rule.
+            // Usually the first block of the thread's next task.
             (panels.1, 0)
         };
         let mut weights = [data.elements.as_ptr(); N];
@@ -145,7 +147,7 @@ impl<K: MicroKernel> Blocked<'_, K> {
         }
     }
 
-    /// Stores the sums of a band: row by row, so that stores go to whole runs of cache lines.
+    /// Applies the epilogue to the sums of a band, row by row, so that stores cover consecutive cache lines.
     #[inline(always)]
     fn finish<S: Simd>(&self, s: S, band: Band) {
         let Self { work, panels, sums, .. } = self;
@@ -168,16 +170,16 @@ impl<K: MicroKernel> Blocked<'_, K> {
     }
 }
 
-/// The part of the next block that a tile prefetches. That block is as long as the one at hand.
+/// The share of the next block that a tile prefetches. The next block is taken to be as long as the current one.
 #[derive(Clone, Copy)]
 struct Ask<const N: usize> {
     start: [*const u8; N],
-    /// Bytes from what one line asks for to what the next does.
+    /// Number of bytes between the addresses that successive lines prefetch.
     stride: usize,
 }
 
 impl<const N: usize> Ask<N> {
-    /// The share of tile `index` of those in `tiles`.
+    /// The share of tile `index`, counted from the first of `tiles`.
     #[inline(always)]
     fn new<K: MicroKernel>(
         mut start: [*const u8; N],
@@ -193,17 +195,20 @@ impl<const N: usize> Ask<N> {
     }
 }
 
-/// A tile of `R` rows meets a block of `N` panels. `_P` is what goes with `R` in [`for_tile`].
+/// The product of a tile of `R` rows and a block of `N` panels. `_P` is the number of panels that [`for_tile`] assigns to
+/// `R`.
 struct Tile<'a, K: MicroKernel, const R: usize, const _P: usize, const N: usize> {
     work: Work<'a>,
     row: usize,
-    /// The block's first step, and how many there are.
+    /// The block's first step.
     block: usize,
+    /// Number of steps in the block.
     length: usize,
-    /// The block's.
+    /// Addresses of the block's panels.
     weights: [*const K::Raw; N],
     ask: Ask<N>,
-    /// From the tile's first row and the block's first panel on, `[row][16]`, with the next panel's `stride` further.
+    /// Sums from the tile's first row and the block's first panel on, `[row][16]`. The next panel's sums are `stride` floats
+    /// further.
     sums: &'a mut [f32],
     stride: usize,
 }
@@ -216,7 +221,7 @@ impl<K: MicroKernel, const R: usize, const _P: usize, const N: usize> Op for Til
         assert!(rest.len() >= (N - 1) * stride + R * LANES);
         let rest = rest.as_mut_ptr();
         let ask = |p: usize, line: usize| s.prefetch(ask.start[p].wrapping_add(line * ask.stride));
-        // SAFETY: the activations were packed before and nobody writes to them now; `rest` is long enough by the assertion.
+        // SAFETY: the activations are packed, and no task writes to them now. `rest` is long enough by the assertion.
         unsafe {
             let mut sums = [[s.splat(0.0); N]; R];
             for (r, sums) in sums.iter_mut().enumerate() {

@@ -1,29 +1,29 @@
-//! The rows that a product multiplies, normalised on their way where that is asked for.
+//! The input rows of a product, with an optional RMS norm that is applied as they are read.
 //!
-//! A norm adds little to the packing of activations: the row is read anyway, and its result is never stored.
+//! The norm costs little there: packing reads the row anyway, and the normalised row is never stored.
 
 use crate::cpu::rowwise::rms_factor;
 use crate::cpu::simd::{LANES, Simd};
 
-/// Rows on their way into a product.
+/// The input of a product.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Input<'a> {
     /// `[rows, inputs]`.
     pub(in crate::cpu) values: &'a [f32],
-    /// The weight, `[inputs]`, and the eps of an RMS norm.
+    /// Weight, `[inputs]`, and eps of an RMS norm.
     pub(in crate::cpu) norm: Option<(&'a [f32], f32)>,
 }
 
-/// One of them.
+/// One input row.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct InputRow<'a> {
     values: &'a [f32],
-    /// The norm's weight, and what this row's elements are multiplied by before it.
+    /// The norm's weight, and the row's normalisation factor, which is applied first.
     norm: Option<(&'a [f32], f32)>,
 }
 
 impl<'a> Input<'a> {
-    /// `R` rows from `first` on.
+    /// Returns `R` rows from `first` on, with their normalisation factors.
     #[inline(always)]
     pub(in crate::cpu) fn rows<S: Simd, const R: usize>(
         &self,
@@ -43,13 +43,13 @@ impl<'a> Input<'a> {
 }
 
 impl InputRow<'_> {
-    /// Asks for sixteen elements from `first` on, wherever that is.
+    /// Prefetches sixteen elements from `first` on. `first` may be out of range.
     #[inline(always)]
     pub(in crate::cpu) fn prefetch<S: Simd>(&self, s: S, first: usize) {
         s.prefetch(self.values.as_ptr().wrapping_add(first).cast());
     }
 
-    /// Sixteen elements from `first` on; zeros beyond the last.
+    /// Loads sixteen elements from `first` on, normalised. Elements beyond the last are zero.
     #[inline(always)]
     pub(in crate::cpu) fn load<S: Simd>(&self, s: S, first: usize) -> S::F {
         let end = self.values.len().min(first + LANES);

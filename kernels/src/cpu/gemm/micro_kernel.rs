@@ -1,4 +1,4 @@
-//! Micro-kernels: how a tile of rows is multiplied by panels, and how its activations are laid out for that.
+//! Micro-kernels: the innermost loops of products, one per kind of weights, and the layouts of activations that they read.
 
 use std::marker::PhantomData;
 
@@ -9,21 +9,22 @@ use crate::cpu::quant::block_float;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{Op, Simd};
 
-/// How the activations of a tile are laid out.
+/// Layout of the packed activations of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// f32 for each input.
+    /// An f32 per input.
     Plain,
-    /// The same, rounded to bfloat16.
+    /// An f32 per input, rounded to bfloat16.
     Rounded,
-    /// A word for each two inputs: bfloat16.
+    /// A word per two inputs, which are bfloat16.
     Pairs,
-    /// A word for each two inputs: integers of spans. In the unused half of the tile's room, the spans' powers of two.
+    /// A word per two inputs, which are the integers of BFP blocks. The second half of the tile's memory holds the blocks'
+    /// powers of two.
     BlockFloat,
 }
 
 impl Layout {
-    /// Words that a step takes, which is two inputs of a row.
+    /// Number of words per step of a row. A step is two inputs.
     pub(super) const fn step_words(self) -> usize {
         match self {
             Self::Plain | Self::Rounded => 2,
@@ -34,11 +35,12 @@ impl Layout {
 
 /// A micro-kernel: the innermost loop of a product for one kind of weights.
 pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
-    /// An element of a panel.
+    /// The type of a panel's elements in memory.
     type Raw: Element;
     const LAYOUT: Layout;
 
-    /// Lines of [`STEP`] elements that so many steps take; those before a step that is the first of a block.
+    /// Number of lines of [`STEP`] elements that `steps` steps take. For the first step of a block, this is the index of its
+    /// first line.
     #[inline(always)]
     fn lines(steps: usize) -> usize {
         steps
@@ -47,12 +49,12 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     /// Runs `op` with all instructions that the micro-kernel needs.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 
-    /// `sums` with, to each `[r][p]`, sixteen lanes of a tile's rows by a panel over `2 * steps` inputs. For each
-    /// line of each panel, `ask(p, line)` asks for what will be wanted later.
+    /// Returns `sums` plus the products of a tile's rows and the panels over `2 * steps` inputs: sixteen lanes for each
+    /// `[r][p]`. Calls `ask(p, line)` for each line of each panel, to prefetch later lines.
     ///
     /// # Safety
     ///
-    /// `x` stands for a tile of `R` rows, and it and the panels hold `steps` steps.
+    /// `x` points to a tile of `R` rows. The tile and the panels are readable for `steps` steps.
     unsafe fn multiply<S: Simd, const R: usize, const P: usize>(
         s: S,
         sums: [[S::F; P]; R],
@@ -63,31 +65,31 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     ) -> [[S::F; P]; R];
 }
 
-/// Where a tile's activations begin.
+/// Addresses of a tile's packed activations.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs {
     pub(super) values: *const f32,
-    /// The powers of two of spans; any address where the layout has none.
+    /// The powers of two of BFP blocks. Not dereferenced for other layouts.
     pub(super) powers: *const f32,
 }
 
-/// The elements of a matrix: panels of lines.
+/// The elements of a matrix.
 #[derive(Clone, Copy)]
 pub(super) struct Data<'a, K: MicroKernel> {
     pub(super) elements: &'a [K::Raw],
-    /// Steps of a panel.
+    /// Number of steps per panel.
     pub(super) steps: usize,
 }
 
 impl<K: MicroKernel> Data<'_, K> {
-    /// Where step `first` of a panel is, from which on there are `count`.
+    /// Address of step `first` of a panel. Panics unless `count` steps follow.
     #[inline(always)]
     pub(super) fn steps(&self, panel: usize, first: usize, count: usize) -> *const K::Raw {
         let line = panel * K::lines(self.steps) + K::lines(first);
         self.elements[line * STEP..][..K::lines(count) * STEP].as_ptr()
     }
 
-    /// The same, as an address to ask for, wherever that is.
+    /// Address of step `first` of a panel, for a prefetch: it may be out of range.
     #[inline(always)]
     pub(super) fn address(&self, panel: usize, first: usize) -> *const u8 {
         let line = panel * K::lines(self.steps) + K::lines(first);
@@ -95,13 +97,13 @@ impl<K: MicroKernel> Data<'_, K> {
     }
 }
 
-/// Everything in f32; weights are widened.
+/// Arithmetic in f32, with weights of format `W` widened as they are loaded.
 #[derive(Clone, Copy)]
 pub(super) struct Widened<W: Format>(PhantomData<W>);
 
 impl<W: Format> MicroKernel for Widened<W> {
     type Raw = W::Raw;
-    // Activations are as precise as the weights.
+    // Activations are rounded to the precision of the weights.
     const LAYOUT: Layout = if W::IS_BF16 { Layout::Rounded } else { Layout::Plain };
 
     #[inline(always)]
@@ -123,7 +125,7 @@ impl<W: Format> MicroKernel for Widened<W> {
     }
 }
 
-/// Dot products of bfloat16.
+/// Dot products of bfloat16 pairs.
 #[derive(Clone, Copy)]
 pub(super) struct Dots;
 
@@ -149,7 +151,7 @@ impl MicroKernel for Dots {
     }
 }
 
-/// Dot products of integers, in spans that share an exponent.
+/// Block floating point: dot products of integers, scaled once per BFP block.
 #[derive(Clone, Copy)]
 pub(super) struct BlockFloat;
 

@@ -1,4 +1,4 @@
-//! Products of a single tile of rows: bound by memory, from which weights are read in a few streams.
+//! Products of a single tile of rows. They are bound by the memory's bandwidth, and read weights in a few streams.
 
 use super::Work;
 use super::micro_kernel::{Data, MicroKernel};
@@ -6,10 +6,10 @@ use crate::cpu::gemm::tile::{for_tile, prefetch};
 use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::{Op, Simd};
 
-/// Lines of all panels together that are asked for ahead of their use.
+/// Prefetch distance in lines, over all panels together.
 const AHEAD: usize = 96;
 
-/// Some panels by all rows, which are one tile.
+/// One task: a range of panels by all rows, which are one tile.
 #[derive(Clone, Copy)]
 pub(super) struct SmallM<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
@@ -26,7 +26,7 @@ impl<K: MicroKernel> Op for SmallM<'_, K> {
     }
 }
 
-/// A product of `R` rows, `P` panels at once.
+/// The product of `R` rows, `P` panels at a time.
 struct OfRows<'a, K: MicroKernel, const R: usize, const P: usize>(SmallM<'a, K>);
 
 impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> {
@@ -54,15 +54,16 @@ impl<K: MicroKernel> SmallM<'_, K> {
         for (p, at) in panels.iter_mut().enumerate() {
             *at = self.data.steps(panel + p, 0, steps);
         }
-        // What is needed some lines later: of these panels or, at their end, of the `P` after them, where the machine's
-        // own prefetching would have to find its streams anew.
+        // Prefetches later lines of these panels or, at their end, of the next `P` panels, where the hardware prefetcher would have
+        // to detect its streams again.
         let ask = |p: usize, line: usize| {
             let ahead = line + AHEAD / P;
             let ahead = if ahead < lines { ahead } else { ahead + (P - 1) * lines };
             prefetch(s, panels[p].wrapping_add(ahead * STEP), STEP);
         };
         let zeros = [[s.splat(0.0); P]; R];
-        // SAFETY: the packed activations hold `2 * steps` inputs of every row, tile by tile; nobody writes to them now. The panels hold `steps` steps by the slice above.
+        // SAFETY: the packed activations hold `2 * steps` inputs of every row, and no task writes to them now. The panels hold
+        // `steps` steps by the slices above.
         let sums = unsafe {
             let x = self.work.inputs::<K, R>(0, 0);
             K::multiply::<S, R, P>(s, zeros, x, panels, steps, ask)

@@ -6,8 +6,8 @@ use crate::cpu::simd::to_bf16;
 use crate::cpu::testing::Random;
 use crate::{HostMatrix, WeightType};
 
-/// All that surrounds the dot-product instruction is checked without it: pairs multiplied by other means come to the same
-/// bits as widened elements.
+/// Checks everything around the dot-product instruction without the instruction: pairs that are multiplied by other means
+/// give the same bits as widened elements.
 #[test]
 fn packed_pairs_give_the_bits_of_widened_elements() {
     let mut random = Random::new(11);
@@ -24,10 +24,10 @@ fn packed_pairs_give_the_bits_of_widened_elements() {
                     .flat_map(|x| to_bf16(x).to_le_bytes())
                     .collect();
                 let (dtype, columns) = (WeightType::Bf16, inputs);
-                let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
-                let parts = [part];
-                let parts = FusedMatrices::new(&parts, false).unwrap();
-                let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, parts).unwrap();
+                let source = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
+                let source = [source];
+                let source = FusedMatrices::new(&source, false).unwrap();
+                let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, source).unwrap();
                 let Elements::Stored(Stored::Bf16(data)) = &matrix.data else { unreachable!() };
                 let x = random.normals(rows * inputs, 1.0);
                 let mut scratch = Scratch::new(threads).unwrap();

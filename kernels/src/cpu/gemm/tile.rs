@@ -1,12 +1,12 @@
 //! The innermost loop of every product: a tile of `R` rows by `P` panels, held in registers.
 //!
-//! An output element is one chain of fused multiply-adds over the inputs, in their order. `R`, `P`, and which tile an
-//! element falls into change only what is computed beside it, so they never change its bits.
+//! An output element is one chain of fused multiply-adds over the inputs in order. `R`, `P` and the assignment of elements to
+//! tiles only determine which elements are computed together, so they do not change any bit of the result.
 
 use crate::cpu::memory::format::{Format, STEP};
 use crate::cpu::simd::{Op, Simd};
 
-/// Where a tile's activations lie: element (row, input) is at `start + row * row_stride + input * input_stride`.
+/// Addresses of a tile's activations: element (row, input) is at `start + row * row_stride + input * input_stride`.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Rows {
     pub(in crate::cpu) start: *const f32,
@@ -14,15 +14,16 @@ pub(in crate::cpu) struct Rows {
     pub(in crate::cpu) input_stride: usize,
 }
 
-/// Row counts that tiles come in. Few, because each is compiled for every format and instruction path.
+/// Possible numbers of rows per tile. The list is short because each is compiled for every format and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
-/// Rows cut into tiles: as many of the largest as there are, and an end that is not left with a lonely row.
+/// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so that a tile
+/// of a single row is avoided.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Tiling {
     rows: usize,
     largest: usize,
-    /// Tiles of the largest size.
+    /// Number of tiles of the largest size, which come first.
     full: usize,
     pub(in crate::cpu) tiles: usize,
 }
@@ -52,12 +53,12 @@ impl Tiling {
         (first, self.end_tile(self.rows - first))
     }
 
-    /// The row after so many tiles.
+    /// First row after the first `tiles` tiles.
     pub(in crate::cpu) fn end(self, tiles: usize) -> usize {
         if tiles < self.tiles { self.tile(tiles).0 } else { self.rows }
     }
 
-    /// The next tile where `left` rows, fewer than two of the largest tiles, are left.
+    /// Number of rows of the next tile when `left` rows remain, which is fewer than two of the largest tiles have.
     fn end_tile(self, left: usize) -> usize {
         if left <= self.largest && HEIGHTS.contains(&left) {
             return left;
@@ -67,9 +68,9 @@ impl Tiling {
     }
 }
 
-/// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` for that and `P` for how many panels it covers:
-/// as many as registers have room for, so that there are enough independent chains to hide the latency of a multiply-add
-/// and each load of an activation feeds several of them.
+/// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` (that number) and `P` (the number of panels that the
+/// tile is multiplied by at once). `P` is the largest number whose sums fit the registers: then there are enough independent
+/// chains to hide the latency of a multiply-add, and each load of an activation feeds several chains.
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
         for_tile!(@ $simd, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
@@ -78,7 +79,7 @@ macro_rules! for_tile {
         match $rows {
             $($r => {
                 const R: usize = $r;
-                // `const` blocks, so that what does not fit is not even compiled.
+                // The `const` conditions keep tiles that do not fit from being compiled.
                 if const { R * 4 <= $simd::TILE_SUMS } {
                     const P: usize = 4;
                     $body
@@ -98,7 +99,7 @@ macro_rules! for_tile {
 }
 pub(in crate::cpu) use for_tile;
 
-/// Gives the rows of a path's largest tile.
+/// Returns the number of rows of a path's largest tile.
 pub(in crate::cpu) struct LargestTile;
 
 impl Op for LargestTile {
@@ -109,8 +110,8 @@ impl Op for LargestTile {
     }
 }
 
-/// `sums` with, to each `[r][p]`, sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs. In each step
-/// `ask(p, step)` asks for what will be wanted later.
+/// Returns `sums` plus the product: to each `sums[r][p]` it adds sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over
+/// `2 * steps` inputs. Calls `ask(p, step)` for each step of each panel, to prefetch later steps.
 ///
 /// # Safety
 ///
@@ -143,7 +144,7 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, W: Format, const R: usize, cons
     sums
 }
 
-/// Asks for `count` elements; only a hint, so any address will do.
+/// Prefetches `count` elements. The address may be out of range.
 #[inline(always)]
 pub(in crate::cpu) fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
     const LINE: usize = 64;
@@ -152,11 +153,11 @@ pub(in crate::cpu) fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
     }
 }
 
-/// One input's share of [`product`].
+/// Adds the products of one input, for [`product_on`].
 ///
 /// # Safety
 ///
-/// As [`product`]'s; `x` points to the input in row 0.
+/// As for [`product_on`]. `x` points to the input in row 0.
 #[inline(always)]
 unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usize>(
     s: S,
@@ -192,7 +193,8 @@ unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usiz
     }
 }
 
-/// [`product_on`] of bfloat16 with one instruction a step; `x` holds pairs, row `r` of step `i` at `i * R + r`.
+/// [`product_on`] for bfloat16, with one dot-product instruction per step. `x` holds pairs: row `r` of step `i` is at
+/// `i * R + r`.
 ///
 /// # Safety
 ///
@@ -208,7 +210,7 @@ pub(in crate::cpu) unsafe fn dot_product_on<S: Simd, const R: usize, const P: us
 ) -> [[S::F; P]; R] {
     for step in 0..steps {
         (0..P).for_each(|p| ask(p, step));
-        // Panels inside: each load of a pair feeds all of them.
+        // Panels are the inner loop, so that one load of a pair feeds all of them.
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the caller's contract.
             let pair = unsafe { *x.add(step * R + r) };

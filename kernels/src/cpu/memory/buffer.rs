@@ -1,4 +1,4 @@
-//! Memory of the device, page aligned: zeroed and committed only where it is touched, or a file's.
+//! Page-aligned memory: anonymous and committed when it is first touched, or mapped from a file.
 
 use std::fs::File;
 use std::marker::PhantomData;
@@ -9,8 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::DeviceError;
 
-/// Types whose every bit pattern is a value, so that fresh zeroed memory already holds valid ones, and bytes can be
-/// written over them.
+/// Types for which every bit pattern is a value. Zeroed memory holds valid values, and any bytes may be written over them.
 ///
 /// # Safety
 ///
@@ -25,7 +24,7 @@ unsafe impl Element for u16 {}
 // SAFETY: plain numbers.
 unsafe impl Element for u8 {}
 
-/// A fixed number of elements in an anonymous mapping of their own.
+/// A fixed number of elements in their own mapping.
 pub(in crate::cpu) struct Buffer<T: Element> {
     start: NonNull<T>,
     len: usize,
@@ -33,13 +32,13 @@ pub(in crate::cpu) struct Buffer<T: Element> {
     owns: PhantomData<T>,
 }
 
-// SAFETY: the buffer owns its mapping alone; elements are plain numbers.
+// SAFETY: the buffer is the only owner of its mapping, and elements are plain numbers.
 unsafe impl<T: Element> Send for Buffer<T> {}
 // SAFETY: shared access only reads.
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    /// `len` zeros, of which `None` is more than there are numbers for; `what` names them in the error when they do not fit.
+    /// Allocates `len` zeros. A `len` of `None` stands for an overflow and fails. `what` names the buffer in errors.
     pub(in crate::cpu) fn zeroed(
         len: impl Into<Option<usize>>,
         what: &'static str,
@@ -47,7 +46,7 @@ impl<T: Element> Buffer<T> {
         let len = len.into().unwrap_or(usize::MAX);
         let too_much = || DeviceError::OutOfMemory { what, wanted: len.saturating_mul(size_of::<T>()) };
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(too_much)?.max(1);
-        // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new private mapping at an address of the kernel's choice affects no other memory.
         let mapped = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -62,9 +61,9 @@ impl<T: Element> Buffer<T> {
         Ok(Self { start, len, bytes, owns: PhantomData })
     }
 
-    /// `len` elements as they stand in `file` from byte `from` on, which is a multiple of the page size; `None` is more than
-    /// there are numbers for. What is written here stays here. All of it is read at once, so that a file that cannot be
-    /// read is an error and not a signal.
+    /// Maps `len` elements of `file` from byte `from` on, which is a multiple of the page size. A `len` of `None` stands for an
+    /// overflow and fails. Writes do not reach the file. All pages are read at once, so that a failing read is an error here and
+    /// not a signal later.
     pub(in crate::cpu) fn mapped(
         file: &File,
         from: u64,
@@ -76,7 +75,7 @@ impl<T: Element> Buffer<T> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0).ok_or_else(too_much)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new private mapping at an address of the kernel's choice affects no other memory.
         let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, from) }
             .map_err(|_| too_much())?;
         let start = NonNull::new(mapped.cast::<T>()).ok_or_else(too_much)?;
@@ -89,34 +88,37 @@ impl<T: Element> Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
+    /// The elements as bytes.
     pub(in crate::cpu) fn bytes(&self) -> &[u8] {
-        // SAFETY: elements have no padding, bytes have no alignment, and `&self` keeps writers away.
+        // SAFETY: elements have no padding, bytes need no alignment, and `&self` excludes writers.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), size_of_val(&**self)) }
     }
 
+    /// The elements as bytes, for writing.
     pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; any bytes are elements, and `&mut self` makes it the only view.
+        // SAFETY: as in `bytes`. Any bytes are valid elements, and `&mut self` makes this the only view.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), size_of_val(&**self)) }
     }
 }
 
-/// Weights are read from end to end every step: with small pages the address translation alone costs bandwidth.
+/// Requests huge pages for large buffers. Weights are read completely in every step, and with small pages the address
+/// translation costs bandwidth.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
     const WORTH_IT: usize = 4 << 20;
     if bytes >= WORTH_IT {
-        // SAFETY: the range is the mapping just made; the advice changes no contents. A kernel that does not know it
-        // refuses, and the pages stay small.
+        // SAFETY: the range is the mapping just made, and the advice changes no contents. A kernel that does not support it
+        // returns an error, and the pages stay small.
         let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
     }
 }
 
-/// Reads a file's pages into a mapping of it.
+/// Reads all pages of a file mapping.
 #[cfg(target_os = "linux")]
 fn read_all(start: *mut std::ffi::c_void, bytes: usize) -> rustix::io::Result<()> {
-    // SAFETY: the range is a mapping just made; pages are read from the file, and nothing else changes.
+    // SAFETY: the range is the mapping just made, and the advice only reads its pages.
     match unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateRead) } {
-        // A kernel that does not know the advice reads each page when it is touched.
+        // A kernel that does not support the advice reads each page when it is first touched.
         Err(rustix::io::Errno::INVAL) => Ok(()),
         done => done,
     }
@@ -132,7 +134,7 @@ fn advise_huge_pages(_: *mut std::ffi::c_void, _: usize) {}
 
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `zeroed`, and nothing borrows from it any more.
+        // SAFETY: this is the whole mapping made in `zeroed` or `mapped`, and no borrows of it are left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -141,14 +143,14 @@ impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `len` elements, zeroed at first and written only through `&mut`.
+        // SAFETY: the mapping holds `len` valid elements, which are written only through `&mut`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`, and `&mut self` makes it the only view.
+        // SAFETY: as in `deref`, and `&mut self` makes this the only view.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,9 +1,8 @@
-//! How elements lie in panels, and how a panel's pairs of rows are widened into lanes.
+//! Storage formats: the layout of elements in panels, and their conversion to lanes of f32.
 //!
-//! A *panel* holds sixteen outputs (columns of the transposed weights, or sixteen keys) for all inputs, two inputs
-//! after each other: `[inputs / 2]` steps of thirty-two elements. f32 and f16 store a step as two rows of sixteen;
-//! bfloat16 stores it as sixteen pairs, which is what a dot-product instruction eats. An odd number of inputs is
-//! padded with a row of zeros.
+//! A *panel* holds sixteen outputs (columns of the transposed weights, or sixteen keys) for all inputs. It consists of
+//! `[inputs / 2]` *steps* of two inputs by sixteen outputs. f32 and f16 store a step as two rows of sixteen elements. bfloat16
+//! stores it as sixteen pairs, the operand of a dot-product instruction. A row of zeros pads an odd number of inputs.
 
 use half::f16;
 
@@ -11,40 +10,40 @@ use crate::WeightType;
 use crate::cpu::memory::Element;
 use crate::cpu::simd::{LANES, Simd, from_bf16, to_bf16};
 
-/// Elements of a panel's step: two inputs by sixteen outputs.
+/// Number of elements per step: two inputs by sixteen outputs.
 pub(in crate::cpu) const STEP: usize = 2 * LANES;
 
 /// A storage type of weights, keys and values.
 pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
-    /// One element in memory.
+    /// The type of one element in memory.
     type Raw: Element;
     const IS_BF16: bool;
-    /// Whether a product starts with the odd input of each pair, as the dot-product instruction does.
+    /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
     const ODD_FIRST: bool = Self::IS_BF16;
 
-    /// Where in a step output `lane` of the even (0) or odd (1) input lies.
+    /// Index within a step of output `lane` of the even (`parity` 0) or odd (1) input.
     fn index_in_step(parity: usize, lane: usize) -> usize;
-    /// One step's row of the even (`ODD` false) or odd input.
+    /// Loads a step's row of the even (`ODD` false) or odd input.
     ///
     /// # Safety
     ///
     /// [`STEP`] elements are readable at `step`.
     unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const Self::Raw) -> S::F;
-    /// Sixteen elements in a row.
+    /// Loads sixteen consecutive elements.
     ///
     /// # Safety
     ///
     /// Sixteen elements are readable at `from`.
     unsafe fn load_row<S: Simd>(s: S, from: *const Self::Raw) -> S::F;
-    /// The nearest element, ties to even.
+    /// Rounds to the nearest element, ties to even.
     fn narrow(x: f32) -> Self::Raw;
-    /// Exact.
+    /// Converts to f32, exactly.
     fn widen(x: Self::Raw) -> f32;
-    /// The element at `index` of little-endian bytes.
+    /// Reads the element at `index` from little-endian bytes.
     fn read(bytes: &[u8], index: usize) -> Self::Raw;
 }
 
-/// 32-bit floats.
+/// The format of 32-bit floats.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct F32;
 
@@ -81,7 +80,7 @@ impl Format for F32 {
     }
 }
 
-/// IEEE halves.
+/// The format of IEEE 16-bit floats.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct F16;
 
@@ -117,7 +116,7 @@ impl Format for F16 {
     }
 }
 
-/// bfloat16.
+/// The format of bfloat16.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Bf16;
 
@@ -195,7 +194,7 @@ impl Stored {
         })
     }
 
-    /// Its elements as the bytes that they are.
+    /// The elements as bytes.
     pub(in crate::cpu) fn bytes(&self) -> &[u8] {
         match self {
             Self::F32(data) => data.bytes(),
@@ -203,7 +202,7 @@ impl Stored {
         }
     }
 
-    /// The same, to be written to.
+    /// The elements as bytes, for writing.
     pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::F32(data) => data.bytes_mut(),

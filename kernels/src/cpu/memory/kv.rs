@@ -1,9 +1,9 @@
 //! The paged KV plane and its layout.
 //!
-//! A page of a layer holds, head by head, `page_tokens` keys and then as many values, both in panels (see
-//! [`crate::cpu::memory::format`]). A panel of keys has sixteen tokens as its lanes and runs over the elements of the head, so that
-//! scores of sixteen keys are one product; a panel of values has sixteen elements as its lanes and runs over sixteen
-//! tokens, so that a weighted sum is one too. Those of sixteen tokens follow each other.
+//! A page of a layer holds, for each head, `page_tokens` keys and then as many values, both in panels (see [`super::format`]).
+//! The lanes of a panel of keys are sixteen tokens and its inputs are the elements of the head, so that the scores of sixteen
+//! keys are one product. The lanes of a panel of values are sixteen elements of the head and its inputs are sixteen tokens, so
+//! that a weighted sum is one product too. The panels of values of the same sixteen tokens are consecutive.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::cpu::memory::format::Stored;
 use crate::cpu::simd::LANES;
 use crate::{AttentionShape, DeviceError, KvShape, PageId};
 
-/// The layout above, by name: what travels between workers is only understood by one that has the same.
+/// The name of the layout above. Workers exchange pages only if their layouts have the same name.
 pub(in crate::cpu) const FORMAT: &str = "cpu: panels of 16 keys, then panels of 16 values";
 
-/// Elements of a panel of values: sixteen of the head by sixteen tokens.
+/// Number of elements per panel of values: sixteen elements of the head by sixteen tokens.
 pub(in crate::cpu) const VALUE_PANEL: usize = LANES * LANES;
 
 /// The pages of a KV plane.
@@ -38,7 +38,7 @@ impl KvPool {
         Ok(Self { shape, data: Stored::zeroed(shape.dtype, elements, "the KV pool")? })
     }
 
-    /// Appends the bytes of pages, of each layer by layer.
+    /// Appends the bytes of pages to `out`, page by page and layer by layer.
     pub(in crate::cpu) fn read_pages(&self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
         self.check_pages(pages)?;
         out.reserve(pages.len() * self.shape.page_bytes());
@@ -49,7 +49,7 @@ impl KvPool {
         Ok(())
     }
 
-    /// Fills pages with what [`read_pages`](Self::read_pages) gave.
+    /// Overwrites pages with bytes that [`read_pages`](Self::read_pages) returned.
     pub(in crate::cpu) fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
         self.check_pages(pages)?;
         let (wanted, got) = (pages.len() * self.shape.page_bytes(), data.len());
@@ -65,7 +65,7 @@ impl KvPool {
         Ok(())
     }
 
-    /// Where the bytes of pages are, of each layer by layer.
+    /// The byte ranges of pages, page by page and layer by layer.
     fn byte_ranges(&self, pages: &[PageId]) -> impl Iterator<Item = Range<usize>> {
         let shape = self.shape;
         let (layer_bytes, size) = (shape.page_bytes() / shape.layers.max(1), shape.dtype.bytes());
@@ -87,7 +87,7 @@ impl KvPool {
         }
     }
 
-    /// Checks that the pool has the layer, and heads as the layer wants them.
+    /// Checks that the pool has the layer, and that its heads match the layer's.
     pub(in crate::cpu) fn check(&self, layer: usize, shape: &AttentionShape) -> Result<(), DeviceError> {
         check_head_dim(shape.head_dim)?;
         let pool = &self.shape;
@@ -111,7 +111,7 @@ fn check_head_dim(head_dim: usize) -> Result<(), DeviceError> {
     Err(DeviceError::Unsupported(format!("heads of {head_dim} elements: a multiple of {LANES} is needed")))
 }
 
-/// Where the keys and values of one head in one page begin.
+/// Positions of keys and values within one layer of the pool.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Layout {
     pub(in crate::cpu) page_tokens: usize,
@@ -127,18 +127,20 @@ impl Layout {
         Self { page_tokens, head_dim, kv_heads, layer_start }
     }
 
+    /// Index of the first element of a head in a page.
     fn head(&self, page: PageId, head: usize) -> usize {
         self.layer_start + (page.0 as usize * self.kv_heads + head) * 2 * self.page_tokens * self.head_dim
     }
 
-    /// Where the panel of keys begins that holds position `position`.
+    /// Index of the first element of the panel of keys that holds token position `position`.
     #[inline(always)]
     pub(in crate::cpu) fn key_panel(&self, table: &[PageId], head: usize, position: usize) -> usize {
         let page = table[position / self.page_tokens];
         self.head(page, head) + position % self.page_tokens / LANES * LANES * self.head_dim
     }
 
-    /// Where the panels of values begin that hold position `position`, each [`VALUE_PANEL`] elements long.
+    /// Index of the first element of the panels of values that hold token position `position`. Each panel is [`VALUE_PANEL`]
+    /// elements long.
     #[inline(always)]
     pub(in crate::cpu) fn value_panels(&self, table: &[PageId], head: usize, position: usize) -> usize {
         self.key_panel(table, head, position) + self.page_tokens * self.head_dim

@@ -1,4 +1,4 @@
-//! Weight matrices, repacked into panels once when they are loaded.
+//! Weight matrices that are not quantised, packed into panels when they are loaded.
 
 use std::fs::File;
 
@@ -11,8 +11,8 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, WeightType};
 
-/// A weight matrix as `[outputs / 16]` panels of `[inputs / 2]` steps (see [`crate::cpu::memory::format`]); outputs and inputs that
-/// fill up the last panel and step are zeros.
+/// A weight matrix as `[outputs / 16]` panels of `[inputs / 2]` steps (see [`super::format`]). Outputs that pad the last panel
+/// and inputs that pad the last step are zeros.
 pub struct Matrix {
     pub(in crate::cpu) shape: Shape,
     pub(in crate::cpu) data: Elements,
@@ -20,14 +20,14 @@ pub struct Matrix {
 
 /// The elements of a matrix.
 pub(in crate::cpu) enum Elements {
-    /// In the type of the checkpoint.
+    /// Elements in the checkpoint's type.
     Stored(Stored),
-    /// bfloat16 in another form.
+    /// bfloat16 converted to block floating point.
     BlockFloat(BlockFloatPanels),
 }
 
 impl Elements {
-    /// As they lie in memory.
+    /// The bytes of the elements in memory.
     pub(in crate::cpu) fn bytes(&self) -> &[u8] {
         match self {
             Self::Stored(data) => data.bytes(),
@@ -37,7 +37,7 @@ impl Elements {
 }
 
 impl Matrix {
-    /// Bytes of such a matrix, packed. `None` where there is no number for them.
+    /// Size in bytes of a packed matrix; `None` if it overflows.
     pub(in crate::cpu) fn len(shape: Shape, form: Form) -> Option<usize> {
         match form {
             Form::Stored(dtype) => elements(shape)?.checked_mul(dtype.bytes()),
@@ -45,7 +45,7 @@ impl Matrix {
         }
     }
 
-    /// Packs `parts`, as they are or as block floats of them. Beside the packed matrix nothing is allocated.
+    /// Packs `source` in the given form. Allocates nothing but the packed matrix.
     pub(in crate::cpu) fn pack(
         form: Form,
         pool: &mut ThreadPool,
@@ -58,7 +58,7 @@ impl Matrix {
         Ok(Self { shape: source.shape, data })
     }
 
-    /// One that was packed before, in place in a file from byte `from` on, where [`Self::len`] bytes are.
+    /// Maps a packed matrix: the [`Self::len`] bytes of `file` from `from` on.
     pub(in crate::cpu) fn mapped(
         file: &File,
         from: u64,
@@ -86,17 +86,17 @@ impl Matrix {
     }
 }
 
-/// What becomes of a checkpoint's weights.
+/// The packed form of a checkpoint's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) enum Form {
-    /// They stay what they are.
+    /// Elements of the checkpoint's type.
     Stored(WeightType),
-    /// See [`crate::cpu::quant::block_float`].
+    /// Block floating point: see [`crate::cpu::quant::block_float`].
     BlockFloat,
 }
 
 impl Form {
-    /// The form of weights of this type that suits a path's instructions.
+    /// The form for weights of type `dtype` on an instruction path.
     pub(in crate::cpu) fn of(dtype: WeightType, path: Path) -> Self {
         match dtype {
             WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloat,
@@ -105,7 +105,7 @@ impl Form {
     }
 }
 
-/// Elements of a matrix that is stored as it is. `None` where there is no number for them.
+/// Number of elements of a matrix in the form [`Form::Stored`]; `None` if it overflows.
 fn elements(shape: Shape) -> Option<usize> {
     shape.steps().checked_mul(STEP)?.checked_mul(shape.panels())
 }
@@ -125,15 +125,15 @@ fn pack_stored(
     Ok(packed)
 }
 
-// Files are little-endian, and their elements are taken over as they are.
+// Checkpoints are little-endian, and their elements are copied unchanged.
 const _: () = assert!(cfg!(target_endian = "little"), "weights are packed on little-endian machines only");
 
-/// Fills a zeroed panel with these outputs' bytes; those that are missing stay zeros.
+/// Fills a zeroed panel with the bytes of sixteen outputs. The lanes of missing outputs stay zero.
 fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &mut [u8]) {
     let size = size_of::<W::Raw>();
     let whole = rows.map(Option::unwrap_or_default);
     let packed = match rows.iter().all(Option::is_some) {
-        // Two inputs of an output lie together.
+        // Two inputs of an output are adjacent: they are packed as one unit of four bytes.
         true if W::index_in_step(1, 0) == 1 && size == 2 => pack_blocks::<4>(whole, panel) / size,
         true if size == 2 => pack_blocks::<2>(whole, panel) / size,
         true => pack_blocks::<4>(whole, panel) / size,
@@ -148,9 +148,8 @@ fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &m
     }
 }
 
-/// Packs as many whole blocks of sixteen units of sixteen rows as there are; gives back how many bytes of each row these
-/// are. They are transposed one after the other, so that the panel is written in order while each row is read a cache line
-/// at once.
+/// Packs all whole blocks of sixteen units by sixteen rows, and returns the number of bytes that they take of each row. Blocks
+/// are transposed one at a time, so that the panel is written in order while each row is read a cache line at a time.
 fn pack_blocks<const UNIT: usize>(rows: [&[u8]; LANES], panel: &mut [u8]) -> usize {
     let rows = rows.map(|row| row.as_chunks::<UNIT>().0.as_chunks::<LANES>().0);
     let blocks = panel.as_chunks_mut::<UNIT>().0.as_chunks_mut::<{ LANES * LANES }>().0;

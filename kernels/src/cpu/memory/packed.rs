@@ -1,10 +1,9 @@
-//! Packed weights that outlive a process: a file of matrices as this device lays them out, which later starts map in
-//! place of packing them again, and which all processes of a machine share.
+//! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of a
+//! machine share its pages.
 //!
-//! A file is one page that names its contents, then for each matrix, in the order of loading, one page that describes it
-//! and its bytes, filled up to a page. It is written under another name and gets its own once it is whole. A matrix is
-//! only taken from it if its description is that of the matrix wanted: shape, type, and a few samples of the bytes that
-//! it was packed from.
+//! A file is one page that names its contents, and then, for each matrix in the order of loading, one page that describes the
+//! matrix and its bytes, padded to a page. The file is written under a temporary name and renamed when it is complete. A matrix
+//! is only taken from the file if its description (shape, type, and a few samples of its source bytes) matches.
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,25 +17,26 @@ use crate::cpu::memory::weights::Weights;
 use crate::cpu::simd::isa;
 use crate::{DeviceError, Quantize};
 
-/// Changes with the layout of panels, and with that of the file.
+/// Version of the layouts of panels and of the file. A change of either increments it.
 const VERSION: u32 = 2;
 const PAGE: u64 = 4096;
-/// Samples of each part of a matrix, and bytes of each.
+/// Number of samples per source matrix.
 const SAMPLES: usize = 4;
+/// Bytes per sample.
 const SAMPLE: usize = 64;
 
-/// A file of packed weights, being mapped or being written.
+/// A file of packed weights that is being mapped or written.
 #[derive(Clone)]
 pub struct PackedWeights(Arc<Mutex<State>>);
 
-/// What became of a file.
+/// The outcome of loading weights with a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PackedOutcome {
-    /// All weights were mapped from it.
+    /// All weights were mapped from the file.
     Mapped,
-    /// It is there for the next start.
+    /// The file was written for later starts.
     Written,
-    /// It was of no use; why.
+    /// The file was not used, for this reason.
     Unused(String),
 }
 
@@ -47,7 +47,7 @@ struct State {
 }
 
 enum Mode {
-    /// `at` is where the next matrix is described.
+    /// `at` is the offset of the next matrix's description.
     Mapping {
         file: File,
         at: u64,
@@ -63,8 +63,8 @@ enum Mode {
 type Page = [u8; PAGE as usize];
 
 impl PackedWeights {
-    /// The file in `dir` for weights that `key` names: the checkpoint and all else that decides on the packed bytes but
-    /// the matrices themselves. Where it is not there yet it will be written, if that is possible.
+    /// Opens the file in `dir` for the weights that `key` names. `key` identifies the checkpoint and everything else, apart from
+    /// the matrices themselves, that determines the packed bytes. If the file does not exist, it will be written if possible.
     pub fn open(dir: &Path, key: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         (VERSION, env!("CARGO_PKG_VERSION"), key).hash(&mut hasher);
@@ -80,7 +80,7 @@ impl PackedWeights {
         Self(Arc::new(Mutex::new(State { path, name, mode })))
     }
 
-    /// A matrix of `parts`, from the file or by `pack`, and then into the file.
+    /// Returns the packed matrix of `source`: from the file, or else from `pack`. In the latter case it is written to the file.
     pub(in crate::cpu) fn matrix(
         &self,
         path: isa::Path,
@@ -110,7 +110,7 @@ impl PackedWeights {
                     return Weights::mapped(path, (file, from), shape, dtype, quantize);
                 }
                 None => {
-                    // Another will be written at the next start.
+                    // The next start writes a new file.
                     let _ = fs::remove_file(&*file_path);
                     let why = format!("{} is of other weights, and was removed", file_path.display());
                     *mode = Mode::Unused(why);
@@ -128,7 +128,7 @@ impl PackedWeights {
         Ok(weights)
     }
 
-    /// To be called when all weights are there: gives a file that was written its name.
+    /// Completes the file after all weights are loaded: a file that was written gets its final name.
     pub fn finish(&self) -> PackedOutcome {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let State { path, name, mode } = &mut *state;
@@ -153,7 +153,7 @@ impl PackedWeights {
     }
 }
 
-/// A page that begins with this text, cut where there is no room for it and for a number.
+/// Returns a page that begins with `text`, truncated to leave room for the file's length in the last eight bytes.
 fn page(text: &str) -> Page {
     let mut page = [0; PAGE as usize];
     let len = text.len().min(PAGE as usize - 8);
@@ -161,12 +161,12 @@ fn page(text: &str) -> Page {
     page
 }
 
-/// So many bytes, filled up to a page.
+/// Rounds a size in bytes up to whole pages.
 fn filled(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE)
 }
 
-/// Whether a file has this name in it, and the length that it says.
+/// True if the file begins with this name page and has the length that is recorded in it.
 fn is_whole(mut file: &File, name: &Page) -> io::Result<bool> {
     let mut found = [0; PAGE as usize];
     file.read_exact(&mut found)?;
@@ -174,7 +174,7 @@ fn is_whole(mut file: &File, name: &Page) -> io::Result<bool> {
     Ok(*text == name[..PAGE as usize - 8] && *len == file.metadata()?.len().to_le_bytes())
 }
 
-/// Opens what will become the file at `path`, which only one process at a time writes.
+/// Opens the temporary file that will become the file at `path`. Only one process at a time writes it.
 fn begin(path: &Path) -> Result<(File, PathBuf), String> {
     let partial = path.with_extension("partial");
     let cannot = |error: io::Error| format!("{} cannot be written: {error}", partial.display());
@@ -187,7 +187,7 @@ fn begin(path: &Path) -> Result<(File, PathBuf), String> {
         }
         Err(TryLockError::Error(error)) => return Err(cannot(error)),
     }
-    // Its last writer may have ended, and have given it its name, before it was locked here.
+    // Another writer may have finished and renamed the file before it was locked here.
     let (mine, there) = (file.metadata().map_err(cannot)?, fs::metadata(&partial).map_err(cannot)?);
     if (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
         return Err(format!("{} has just been written by another process", path.display()));
@@ -196,6 +196,7 @@ fn begin(path: &Path) -> Result<(File, PathBuf), String> {
     Ok((file, partial))
 }
 
+/// Appends a description page and a matrix's bytes at `at`, and advances `at`.
 fn append(file: &mut File, at: &mut u64, described: &Page, bytes: &[u8]) -> io::Result<()> {
     file.write_all_at(described, *at)?;
     file.write_all_at(bytes, *at + PAGE)?;
@@ -204,7 +205,7 @@ fn append(file: &mut File, at: &mut u64, described: &Page, bytes: &[u8]) -> io::
     file.flush()
 }
 
-/// Of a few samples of each part: the same file, changed in place, has another.
+/// Hash of a few samples of each source matrix, which detects a checkpoint that was changed in place.
 fn fingerprint(source: FusedMatrices<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for matrix in source.iter() {

@@ -2,16 +2,16 @@
 
 use std::marker::PhantomData;
 
-/// A mutable slice that the tasks of one parallel operation write to, each its own part.
+/// A mutable slice whose disjoint ranges are written by the tasks of one parallel operation.
 pub(in crate::cpu) struct Shared<'a, T> {
     start: *mut T,
     len: usize,
     borrows: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: parts are handed out by the unsafe `slice_mut`, whose caller answers for their being disjoint.
+// SAFETY: ranges are only accessible through the unsafe `slice_mut`, whose caller guarantees that they are disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
-// SAFETY: it stands for the `&mut [T]` that it was made from.
+// SAFETY: the value is equivalent to the `&mut [T]` that it was made from.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
@@ -23,12 +23,12 @@ impl<'a, T> Shared<'a, T> {
     ///
     /// # Safety
     ///
-    /// No two parts that live at the same time overlap.
+    /// No two slices that exist at the same time overlap.
     #[allow(clippy::mut_from_ref)] // The point of the type: see its safety contract.
     #[inline(always)]
     pub(in crate::cpu) unsafe fn slice_mut(&self, first: usize, len: usize) -> &mut [T] {
-        assert!(first <= self.len && len <= self.len - first, "part of a shared slice out of range");
-        // SAFETY: in range by the assertion, and disjoint from every other part by the contract.
+        assert!(first <= self.len && len <= self.len - first, "range of a shared slice out of bounds");
+        // SAFETY: in bounds by the assertion, and disjoint from every other slice by the contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
     }
 

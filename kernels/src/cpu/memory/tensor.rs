@@ -3,9 +3,9 @@
 use crate::DeviceError;
 use crate::cpu::memory::Buffer;
 
-/// Activations, `[rows, width]` in f32, of which the first [`Tensor::live`] rows mean something.
+/// Activations, `[rows, width]` in f32. The first [`Tensor::live`] rows hold values; the others are undefined.
 pub struct Tensor {
-    /// Rows there is room for.
+    /// Maximum number of rows.
     capacity: usize,
     width: usize,
     /// Rows that the last operation wrote: the step's tokens, or the rows of a logit tile.
@@ -19,22 +19,22 @@ impl Tensor {
         Ok(Self { capacity, width, live: 0, data })
     }
 
-    /// Elements of a row.
+    /// Number of elements per row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Rows that mean something.
+    /// Number of rows that hold values.
     pub fn live(&self) -> usize {
         self.live
     }
 
-    /// The rows that mean something, end to end.
+    /// The values of the live rows, row by row.
     pub fn values(&self) -> &[f32] {
         &self.data[..self.live * self.width]
     }
 
-    /// Makes the tensor hold exactly `rows`, as an input from the host.
+    /// Replaces the contents with `rows`, an input from the host.
     pub fn fill(&mut self, rows: &[f32]) -> Result<(), DeviceError> {
         if self.width == 0 || !rows.len().is_multiple_of(self.width) {
             return Err(DeviceError::Misuse(format!("{} values for rows of {}", rows.len(), self.width)));
@@ -43,7 +43,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Replaces those of the rows that mean something which begin at `first`.
+    /// Overwrites live rows from `first` on.
     pub(in crate::cpu) fn overwrite(&mut self, first: usize, rows: &[f32]) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
         let start = first.saturating_mul(width);
@@ -61,13 +61,13 @@ impl Tensor {
         }
     }
 
-    /// The rows that mean something, where the operation wants them `width` wide.
+    /// The values of the live rows; an error unless the rows are `width` wide.
     pub(in crate::cpu) fn read(&self, width: usize) -> Result<&[f32], DeviceError> {
         self.check_width(width)?;
         Ok(self.values())
     }
 
-    /// The same, to be changed in place.
+    /// The values of the live rows, for an update in place; an error unless there are `rows` rows of `width`.
     pub(in crate::cpu) fn change(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
         self.check_width(width)?;
         if self.live != rows {
@@ -76,19 +76,19 @@ impl Tensor {
         Ok(&mut self.data[..rows * width])
     }
 
-    /// The rows that mean something, to be changed in place whatever their number.
+    /// The values of the live rows, for an update in place.
     pub(in crate::cpu) fn values_mut(&mut self) -> &mut [f32] {
         &mut self.data[..self.live * self.width]
     }
 
-    /// Moves these of the live rows, in ascending order, to the front: they alone are live then.
+    /// Keeps only these of the live rows, which are in ascending order, and moves them to the front.
     pub(in crate::cpu) fn keep(&mut self, rows: &[usize]) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
         let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || rows.last().is_some_and(|&last| last >= live) {
             return Err(DeviceError::Misuse(format!("rows {rows:?} kept of {live}, which must ascend")));
         }
-        // No row moves onto one that is still to move: the i-th of an ascending list is at least i.
+        // Row i of an ascending list is at least i, so no row overwrites one that has not moved yet.
         for (to, &from) in rows.iter().enumerate() {
             self.data.copy_within(from * width..(from + 1) * width, to * width);
         }
@@ -96,7 +96,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Makes `rows` rows live, which the caller then writes.
+    /// Sets the number of live rows, and returns them for the caller to write.
     pub(in crate::cpu) fn written(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
         self.check_width(width)?;
         if rows > self.capacity {
@@ -125,7 +125,7 @@ impl Vector {
         Ok(Self(data))
     }
 
-    /// The elements, where the operation wants `len` of them.
+    /// The elements; an error unless there are `len`.
     pub(in crate::cpu) fn read(&self, len: usize) -> Result<&[f32], DeviceError> {
         if self.0.len() == len {
             return Ok(&self.0);

@@ -1,4 +1,4 @@
-//! A weight matrix as the device holds it.
+//! A weight matrix in any of the device's packed forms.
 
 use std::fs::File;
 
@@ -11,13 +11,14 @@ use crate::{DeviceError, Quantize, WeightType};
 
 /// A weight matrix, `y = x · Wᵀ`.
 pub enum Weights {
-    /// In the type of the checkpoint, or as exact as that.
+    /// A matrix in the checkpoint's type or in block floating point.
     Stored(Matrix),
-    /// In eight bits.
+    /// A matrix in eight bits.
     Int8(Int8Matrix),
 }
 
 impl Weights {
+    /// Packs `source`.
     pub(in crate::cpu) fn pack(
         path: Path,
         pool: &mut ThreadPool,
@@ -30,7 +31,7 @@ impl Weights {
         })
     }
 
-    /// Bytes of such a matrix, packed from elements of type `dtype`. `None` where there is no number for them.
+    /// Size in bytes of a matrix that is packed from elements of type `dtype`; `None` if it overflows.
     pub(in crate::cpu) fn len_packed(
         path: Path,
         shape: Shape,
@@ -43,7 +44,7 @@ impl Weights {
         }
     }
 
-    /// A matrix that was packed before, in place in a file from byte `from` on, where [`Self::len_packed`] bytes are.
+    /// Maps a packed matrix: the [`Self::len_packed`] bytes of `file` from `from` on.
     pub(in crate::cpu) fn mapped(
         path: Path,
         (file, from): (&File, u64),
@@ -57,7 +58,7 @@ impl Weights {
         })
     }
 
-    /// Its bytes as they were packed.
+    /// The packed bytes.
     pub(in crate::cpu) fn packed(&self) -> &[u8] {
         match self {
             Self::Stored(matrix) => matrix.data.bytes(),
@@ -65,7 +66,7 @@ impl Weights {
         }
     }
 
-    /// Outputs, where they lie one after the other.
+    /// Number of outputs of a matrix that is not paired; an error for a paired one.
     pub(in crate::cpu) fn plain_outputs(&self) -> Result<usize, DeviceError> {
         if self.paired() {
             return Err(DeviceError::Misuse("gate and up, where a plain matrix is wanted".to_owned()));
@@ -73,7 +74,7 @@ impl Weights {
         Ok(self.outputs())
     }
 
-    /// Gates, where outputs are gate and up.
+    /// Number of gates of a paired matrix; an error for any other.
     pub(in crate::cpu) fn gates(&self) -> Result<usize, DeviceError> {
         if !self.paired() {
             return Err(DeviceError::Misuse("a plain matrix, where gate and up are wanted".to_owned()));
@@ -100,7 +101,7 @@ impl Weights {
         self.shape().inputs
     }
 
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub(in crate::cpu) fn bytes(&self) -> usize {
         match self {
             Self::Stored(matrix) => matrix.data.bytes().len(),

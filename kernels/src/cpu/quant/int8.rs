@@ -1,25 +1,25 @@
-//! Weights in eight bits, quantised when they are loaded (W8A8).
+//! Weights and activations in eight bits (W8A8). Weights are quantised when they are loaded.
 //!
-//! A row of weights is cut into *groups* of [`GROUP`] inputs. Each group of each output has a scale of its own, its
-//! largest magnitude over 127, and its weights are that many steps of it, rounded to nearest. Activations are quantised
-//! alike before each product: a scale for each group of each row. A group's products are then summed in
-//! integers, exactly, and scaled once:
+//! A row of weights is cut into *groups* of [`GROUP`] inputs. Each group of each output has its own scale, its largest
+//! magnitude divided by 127, and its weights are rounded to multiples of the scale. Activations are quantised in the same
+//! way before each product, with a scale per group and row. The products within a group are summed exactly in integers, and
+//! the sum is scaled once:
 //!
 //! ```text
 //! y[o] = Σ over groups g, in order: Σ over inputs i of g (w[o,i] · x[i]) · (w_scale[o,g] · x_scale[g])
 //! ```
 //!
-//! The sum begins with zero or, where the product is added to something, with that; a bias comes last.
+//! The sum starts with zero, or with the output's old value if the product is added to it. A bias is added last.
 //!
-//! All of it is exact or rounded in one way only (a group's sum is scaled and added with one rounding), so the bits are the
-//! same on every instruction path, and for any batch. A group lies within a rank's share of the inputs wherever that is a multiple of [`GROUP`]:
-//! ranks then hold the very numbers that one would. An embedding is read from the same bytes as its LM head, so that a
-//! tied table is held once.
+//! Each operation is either exact or has one defined rounding (a group's sum is scaled and added with one rounding), so the
+//! bits are the same on every instruction path and in any batch. A rank's share of the inputs consists of whole groups if it
+//! is a multiple of [`GROUP`]; the ranks then hold the same quantised numbers as a single device. An embedding is read from
+//! the same bytes as its LM head, so a tied table is held once.
 //!
-//! A panel of sixteen outputs is, group after group, sixteen f32 scales and then steps of as many inputs as the path's
-//! dot product takes (`Simd::DOT_INPUTS`), sixteen outputs each. Weights lie there plus 128, as the unsigned side that
-//! those instructions have; what that adds to a sum, 128 times the sum of a group's activations, is taken off where
-//! the sum begins.
+//! A panel of sixteen outputs is a sequence of groups. A group is sixteen f32 scales and then steps. A step is sixteen
+//! outputs by as many inputs as the path's dot product takes (`Simd::DOT_INPUTS`). Weights are stored plus 128, since one
+//! operand of the dot-product instructions is unsigned. This adds 128 times the sum of the group's activations to each sum;
+//! the initial value of the sum compensates for it.
 
 mod activations;
 mod pack;
@@ -33,29 +33,30 @@ use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Inputs that share a scale.
+/// Number of inputs that share a scale.
 pub(in crate::cpu) const GROUP: usize = 128;
 /// Inputs are padded to a multiple of this: the largest `Simd::DOT_INPUTS`.
 const PAD: usize = 4;
-/// What is added to weights as they are stored.
+/// The offset that is added to weights when they are stored.
 const OFFSET: u8 = 128;
-/// Bytes of the scales of a panel's group.
+/// Size in bytes of the scales of a panel's group.
 const SCALES: usize = LANES * size_of::<f32>();
 
 /// An int8 weight matrix, `[outputs, inputs]`.
 pub struct Int8Matrix {
     pub(in crate::cpu) shape: Shape,
-    /// `[outputs / 16]` panels of [`panel_bytes`]; outputs that fill up the last one are zeros.
+    /// `[outputs / 16]` panels of [`panel_bytes`] each. Outputs that pad the last panel are zeros.
     pub(in crate::cpu) data: Buffer<u8>,
 }
 
 impl Int8Matrix {
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub(in crate::cpu) fn bytes(&self) -> usize {
         self.data.len()
     }
 
-    /// One output's weights, dequantised; `path` is that for which they were packed. `out` is `inputs` long.
+    /// Writes the weights of one output, dequantised, to `out`, which is `inputs` long. `path` is the path that the matrix was
+    /// packed for.
     pub(in crate::cpu) fn read_row(&self, path: Path, output: usize, out: &mut [f32]) {
         let dot_inputs = path.run_int8(DotInputs);
         let bytes = panel_bytes(self.shape.inputs);
@@ -73,23 +74,23 @@ impl Int8Matrix {
     }
 }
 
-/// Bytes of a panel's group of so many inputs.
+/// Size in bytes of a panel's group of `inputs` inputs.
 const fn group_bytes(inputs: usize) -> usize {
     SCALES + inputs.next_multiple_of(PAD) * LANES
 }
 
-/// Bytes of a panel.
+/// Size in bytes of a panel.
 const fn panel_bytes(inputs: usize) -> usize {
     inputs.div_ceil(GROUP) * SCALES + inputs.next_multiple_of(PAD) * LANES
 }
 
-/// Where a weight lies among those of its group.
+/// Index of a weight among the weights of its group.
 #[inline(always)]
 const fn weight_index(input: usize, lane: usize, dot_inputs: usize) -> usize {
     (input / dot_inputs * LANES + lane) * dot_inputs + input % dot_inputs
 }
 
-/// Inputs of a step.
+/// Returns the path's number of inputs per step.
 struct DotInputs;
 
 impl Op for DotInputs {

@@ -1,29 +1,29 @@
-//! The largest logit of each row, found while logits are computed: nobody else needs them where nothing but the likeliest
-//! token is asked for.
+//! The arg max of each row of logits, computed while the logits are computed. If a request needs only the likeliest token, its
+//! logits are not needed otherwise.
 //!
-//! Each thread keeps the best of what it has seen. Which thread sees what does not matter: of equal logits the lowest
-//! token wins, wherever it was found.
+//! Each thread keeps the best token that it has seen. The assignment of tokens to threads does not affect the result: among
+//! equal logits, the lowest token id wins.
 
 use crate::cpu::memory::Shared;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::{DeviceError, Sampled};
 
-/// The best that a thread has seen of a row.
+/// The best token of a row that a thread has seen.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Best {
     logit: f32,
     token: u32,
-    /// Whether a logit was not a number.
+    /// True if a logit was NaN.
     nan: bool,
 }
 
-/// Before anything is seen.
+/// The initial value, before a thread has seen a logit.
 const NOTHING: Best = Best { logit: f32::NEG_INFINITY, token: u32::MAX, nan: false };
 
 impl Best {
-    /// Takes the other's place where it is better, or as good and earlier.
+    /// Replaces this with `other` if that has a larger logit, or an equal logit and a lower token id.
     #[inline(always)]
-    fn meet(&mut self, other: Self) {
+    fn merge(&mut self, other: Self) {
         let nan = self.nan | other.nan;
         if other.logit > self.logit || (other.logit == self.logit && other.token < self.token) {
             *self = other;
@@ -32,7 +32,7 @@ impl Best {
     }
 }
 
-/// What every thread has seen of every row, `[threads, rows]`.
+/// The best token of every row per thread, `[threads, rows]`.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct PartialArgmax<'a> {
     best: &'a Shared<'a, Best>,
@@ -40,23 +40,23 @@ pub(in crate::cpu) struct PartialArgmax<'a> {
 }
 
 impl<'a> PartialArgmax<'a> {
-    /// Of a `best` that [`clear`] made for so many rows.
+    /// Wraps a list that [`clear`] made for `rows` rows.
     pub(in crate::cpu) fn new(best: &'a Shared<'a, Best>, rows: usize) -> Self {
         Self { best, rows }
     }
 }
 
-/// Makes room for what so many threads see of so many rows.
+/// Resets the list to `threads` times `rows` initial values.
 pub(in crate::cpu) fn clear(best: &mut Vec<Best>, threads: usize, rows: usize) {
     best.clear();
     best.resize(threads * rows, NOTHING);
 }
 
-/// Appends each row's token; an error where logits are not what a working device computes.
+/// Appends each row's token. Returns an error if a logit is NaN or the largest logit is not finite.
 pub(in crate::cpu) fn decide(best: &[Best], rows: usize, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
     for row in 0..rows {
         let mut all = NOTHING;
-        best.iter().skip(row).step_by(rows).for_each(|best| all.meet(*best));
+        best.iter().skip(row).step_by(rows).for_each(|best| all.merge(*best));
         if all.nan {
             return Err(DeviceError::Lost("a logit is not a number".to_owned()));
         }
@@ -68,13 +68,13 @@ pub(in crate::cpu) fn decide(best: &[Best], rows: usize, out: &mut Vec<Sampled>)
     Ok(())
 }
 
-/// Some logits of a row, of the tokens from `first` on, as a thread sees them.
+/// Updates a thread's best token of a row with the logits of up to sixteen tokens from `first` on.
 pub(in crate::cpu) struct UpdateArgmax<'a> {
     pub(in crate::cpu) partial: PartialArgmax<'a>,
     pub(in crate::cpu) thread: usize,
     pub(in crate::cpu) row: usize,
     pub(in crate::cpu) first: usize,
-    /// At most sixteen.
+    /// The logits, at most sixteen.
     pub(in crate::cpu) logits: &'a [f32],
 }
 
@@ -83,10 +83,10 @@ impl Op for UpdateArgmax<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { partial, thread, row, first, logits } = self;
-        // SAFETY: each thread has a part of its own.
+        // SAFETY: each thread has its own range.
         let best = unsafe { &mut partial.best.slice_mut(thread * partial.rows + row, 1)[0] };
         let lanes = s.load_some(logits, f32::NEG_INFINITY);
-        // Written to only where something changes: threads' parts may share a cache line.
+        // Written only on a change, since the ranges of two threads may share a cache line.
         if s.any_nan(lanes) {
             best.nan = true;
             return;
@@ -97,6 +97,6 @@ impl Op for UpdateArgmax<'_> {
         }
         let lane = logits.iter().take(LANES).position(|&logit| logit == largest);
         let token = (first + lane.unwrap_or(0)) as u32;
-        best.meet(Best { logit: largest, token, nan: false });
+        best.merge(Best { logit: largest, token, nan: false });
     }
 }

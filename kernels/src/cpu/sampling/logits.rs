@@ -1,14 +1,15 @@
-//! What is read off a row of logits: its largest, its log-softmax, ranks and the likeliest tokens.
+//! Statistics of a row of logits: the largest logit, log-softmax, ranks and the likeliest tokens.
 
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd, exp};
 use crate::{DeviceError, TokenScore};
 
-/// Elements that are summed in f32 before the sum goes on in f64. Fixed, so that every sum has one order.
+/// Number of elements that are summed in f32. The sums of chunks are added in f64. The number is fixed, so that every sum has
+/// one order.
 pub(in crate::cpu) const CHUNK: usize = 1024;
 
-/// The largest element; an error where the row holds a NaN, or where the largest is not finite. Garbage in the logits
-/// means that the device or the weights are broken, and must not become a token.
+/// Returns the largest element, or an error if an element is NaN or the largest is not finite. Such logits mean that the device
+/// or the weights are broken, and must not become a token.
 pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceError> {
     match path.run(Largest(logits)) {
         Some(largest) if largest.is_finite() => Ok(largest),
@@ -17,7 +18,7 @@ pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceE
     }
 }
 
-/// The largest element, or none if one is not a number.
+/// Computes the largest element, or `None` if an element is NaN.
 struct Largest<'a>(&'a [f32]);
 
 impl Op for Largest<'_> {
@@ -35,7 +36,7 @@ impl Op for Largest<'_> {
     }
 }
 
-/// `weights[i] = exp((logits[i] - largest) / temperature)`.
+/// Computes `weights[i] = exp((logits[i] - largest) / temperature)`.
 pub(in crate::cpu) struct Exponentials<'a> {
     pub(in crate::cpu) logits: &'a [f32],
     pub(in crate::cpu) largest: f32,
@@ -55,7 +56,7 @@ impl Op for Exponentials<'_> {
     }
 }
 
-/// The sum of one chunk, lane by lane and then over lanes.
+/// Computes the sum of one chunk, lane by lane and then over lanes.
 pub(in crate::cpu) struct ChunkSum<'a>(pub(in crate::cpu) &'a [f32]);
 
 impl Op for ChunkSum<'_> {
@@ -70,7 +71,7 @@ impl Op for ChunkSum<'_> {
     }
 }
 
-/// The sum over `exp(logits[i] - largest)` of one chunk.
+/// Computes the sum of `exp(logits[i] - largest)` over one chunk.
 struct ExpSum<'a>(&'a [f32], f32);
 
 impl Op for ExpSum<'_> {
@@ -86,7 +87,7 @@ impl Op for ExpSum<'_> {
     }
 }
 
-/// Collects the elements that beat the last of a full list.
+/// Collects the `count` largest elements with their indices, in descending order.
 struct Top<'a> {
     logits: &'a [f32],
     count: usize,
@@ -120,7 +121,7 @@ impl Op for Top<'_> {
     }
 }
 
-/// Where `token` stands in the log-softmax of `logits`, and the `top` likeliest tokens.
+/// Returns the log-probability and rank of `token` in the log-softmax of `logits`, and the `top` likeliest tokens.
 pub(in crate::cpu) fn score(
     path: Path,
     logits: &[f32],

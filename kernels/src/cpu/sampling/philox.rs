@@ -1,10 +1,10 @@
-//! Random numbers that are a function of a key and a counter, so that (seed, position) names one for ever: Philox4x32
-//! with ten rounds, from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+//! Random numbers as a function of (seed, position): Philox4x32 with ten rounds, from Salmon et al., "Parallel random numbers:
+//! as easy as 1, 2, 3" (SC 2011).
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
-/// Four random words for a counter and a key.
+/// Returns the four random words of a counter and a key.
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let even = u64::from(MULTIPLIERS[0]) * u64::from(counter[0]);
@@ -20,7 +20,7 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The uniform number in [0, 1) that belongs to a seed and a position.
+/// Returns the uniform random number in [0, 1) of a seed and a position.
 pub(in crate::cpu) fn uniform(seed: u64, position: u64) -> f64 {
     let words = philox([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
     let bits = u64::from(words[0]) | u64::from(words[1]) << 32;

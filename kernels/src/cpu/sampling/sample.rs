@@ -1,9 +1,9 @@
 //! Sampling: from a row of logits to a token.
 //!
-//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties; then the likeliest
-//! where the temperature is 0; else temperature, min-p, top-k, top-p, and one draw. The draw takes a number that
-//! belongs to (seed, position) and inverts the distribution function over ascending token ids, whose sums have a fixed
-//! order: the same row gives the same token wherever and whenever it is sampled.
+//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties. If the temperature is 0, the
+//! likeliest token follows; otherwise temperature, min-p, top-k, top-p, and one draw. The draw uses the random number of (seed,
+//! position) and inverts the distribution function over ascending token ids, whose sums have a fixed order. The same row
+//! therefore always gives the same token.
 
 use crate::cpu::sampling::logits::{CHUNK, ChunkSum, Exponentials, largest, score};
 use crate::cpu::sampling::philox::uniform;
@@ -11,20 +11,20 @@ use crate::cpu::sampling::truncate::{self, cut};
 use crate::cpu::simd::isa::Path;
 use crate::{DeviceError, SampleRow, Sampled};
 
-/// What one thread's sampling keeps from call to call.
+/// Memory that one thread's sampling reuses from call to call.
 #[derive(Default)]
 pub(in crate::cpu) struct Scratch {
-    /// The row with bias and penalties, `[vocabulary]`.
+    /// Logits with bias and penalties, `[vocabulary]`.
     logits: Vec<f32>,
     /// Unnormalised probabilities, `[vocabulary]`.
     weights: Vec<f32>,
-    /// How often each token was put out; all zero between uses. `[vocabulary]`.
+    /// Number of occurrences of each token in the output, `[vocabulary]`. All zero between calls.
     counts: Vec<u32>,
     truncate: truncate::Scratch,
 }
 
 impl Scratch {
-    /// The most that one takes for a vocabulary.
+    /// Maximum size in bytes for a vocabulary.
     pub(in crate::cpu) fn bytes(vocabulary: usize) -> usize {
         vocabulary * (2 * size_of::<f32>() + size_of::<u32>()) + truncate::Scratch::bytes(vocabulary)
     }
@@ -80,11 +80,12 @@ fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Res
     Ok(())
 }
 
-/// Penalises each token once for having been seen, however often it was.
+/// Applies the repetition penalty once per token that has occurred, and the presence and frequency penalties to tokens of the
+/// output.
 fn penalise(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) {
     let params = row.params;
     counts.resize(logits.len(), 0);
-    // The highest bit marks tokens that the repetition penalty has been applied to.
+    // The highest bit marks tokens whose repetition penalty has been applied.
     const SEEN: u32 = 1 << 31;
     if params.repetition_penalty != 1.0 {
         for &token in row.prompt.iter().chain(row.output) {
@@ -109,7 +110,7 @@ fn penalise(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) {
     row.prompt.iter().chain(row.output).for_each(|&token| counts[token as usize] = 0);
 }
 
-/// Draws from weights of which the largest is 1, after taking out what min-p, top-k and top-p do not keep.
+/// Draws a token from weights, of which the largest is 1, after setting to 0 the weights that min-p, top-k and top-p exclude.
 fn draw(
     path: Path,
     row: &SampleRow<'_>,
@@ -118,7 +119,7 @@ fn draw(
 ) -> Option<u32> {
     let params = row.params;
     if params.min_p > 0.0 {
-        // The largest always stays, also for a min_p above 1.
+        // The largest weight always stays, even if min_p is above 1.
         let least = params.min_p.min(1.0);
         weights.iter_mut().filter(|weight| **weight < least).for_each(|weight| *weight = 0.0);
     }
@@ -139,7 +140,7 @@ fn draw(
     for (index, chunk) in weights.chunks(CHUNK).enumerate() {
         let here = sum(chunk);
         if below + here <= target {
-            // Remembered in case rounding leaves the target just beyond the end.
+            // Rounding may leave the target just beyond the end. Then the last chunk with a weight is used.
             if here > 0.0 {
                 last = Some(index);
             }
@@ -156,7 +157,7 @@ fn draw(
         }
         break;
     }
-    // The chunk's f32 sum was a little more than its elements in order: its last candidate is the one.
+    // The chunk's f32 sum exceeded the running sum of its elements by rounding, so its last candidate is drawn.
     let chunk = last?;
     let candidates = &weights[chunk * CHUNK..weights.len().min((chunk + 1) * CHUNK)];
     candidates.iter().rposition(|&weight| weight > 0.0).map(|id| (chunk * CHUNK + id) as u32)

@@ -1,14 +1,14 @@
 //! Top-k and top-p over unnormalised probabilities, by selection instead of a full sort.
 //!
-//! Candidates are ordered by falling weight, equals by rising id. A histogram over the weights' leading bits finds the
-//! bucket in which the cut falls; only that bucket is sorted.
+//! Candidates are ordered by descending weight, and equal weights by ascending id. A histogram of the weights' leading bits finds
+//! the bucket that contains the cut, and only that bucket is sorted.
 
-/// Exponent and three bits of the fraction: an eighth of a power of two.
+/// Number of low bits that a bucket ignores: buckets differ in the exponent and three bits of the fraction.
 const SHIFT: u32 = 20;
-/// Weights lie in 0 ..= 1.
+/// Number of buckets for weights in 0 ..= 1.
 const BUCKETS: usize = (0x3f80_0000 >> SHIFT) + 1;
 
-/// What truncation keeps from call to call.
+/// Memory that truncation reuses from call to call.
 #[derive(Default)]
 pub(in crate::cpu) struct Scratch {
     counts: Vec<usize>,
@@ -17,7 +17,7 @@ pub(in crate::cpu) struct Scratch {
 }
 
 impl Scratch {
-    /// The most that one takes for a vocabulary: all candidates in one bucket, in a list that grows by doubling.
+    /// Maximum size in bytes for a vocabulary: all candidates in one bucket, in a list that grows by doubling.
     pub(in crate::cpu) fn bytes(vocabulary: usize) -> usize {
         let buckets = BUCKETS * (size_of::<usize>() + size_of::<f64>());
         buckets + 2 * vocabulary * size_of::<(f32, u32)>()
@@ -32,7 +32,7 @@ pub(in crate::cpu) struct Cut {
 }
 
 impl Cut {
-    /// Whether a candidate stands before the cut, or is it.
+    /// True if a candidate precedes the cut or equals it.
     #[inline(always)]
     pub(in crate::cpu) fn keeps(self, weight: f32, id: u32) -> bool {
         weight > self.weight || (weight == self.weight && id <= self.id)
@@ -43,8 +43,9 @@ fn bucket_of(weight: f32) -> usize {
     ((weight.to_bits() >> SHIFT) as usize).min(BUCKETS - 1)
 }
 
-/// The cut that keeps the `top_k` likeliest (0: all), and of those the fewest likeliest that together hold `top_p` of
-/// their probability (1: all). `None` keeps everything. Weights of 0 are no candidates.
+/// Returns the cut that keeps the `top_k` likeliest candidates (0: all), and among them the smallest number of likeliest
+/// candidates whose share of their probability is at least `top_p` (1: all). `None` keeps everything. Weights of 0 are no
+/// candidates.
 pub(in crate::cpu) fn cut(weights: &[f32], top_k: usize, top_p: f32, scratch: &mut Scratch) -> Option<Cut> {
     scratch.counts.clear();
     scratch.counts.resize(BUCKETS, 0);
@@ -62,13 +63,13 @@ pub(in crate::cpu) fn cut(weights: &[f32], top_k: usize, top_p: f32, scratch: &m
     let kept = by_count.map_or_else(|| scratch.masses.iter().rev().sum(), |(_, mass)| mass);
     let by_mass = by_mass(weights, kept * f64::from(top_p), scratch);
     match (by_count, by_mass) {
-        // The sharper cut wins.
+        // The cut that keeps fewer candidates applies.
         (Some((count, _)), Some(mass)) => Some(if count.keeps(mass.weight, mass.id) { mass } else { count }),
         (count, mass) => mass.or(count.map(|(cut, _)| cut)),
     }
 }
 
-/// The candidate of rank `top_k`, and the mass up to it; `None` if there are no more than that.
+/// Returns the candidate of rank `top_k` and the mass up to it; `None` if there are fewer candidates.
 fn by_count(weights: &[f32], top_k: usize, scratch: &mut Scratch) -> Option<(Cut, f64)> {
     let (mut count, mut mass) = (0, 0.0);
     for bucket in (0..BUCKETS).rev() {
@@ -85,7 +86,7 @@ fn by_count(weights: &[f32], top_k: usize, scratch: &mut Scratch) -> Option<(Cut
     None
 }
 
-/// The first candidate up to which there is at least `wanted` mass.
+/// Returns the first candidate whose cumulative mass is at least `wanted`.
 fn by_mass(weights: &[f32], wanted: f64, scratch: &mut Scratch) -> Option<Cut> {
     let mut mass = 0.0;
     for bucket in (0..BUCKETS).rev() {
@@ -100,12 +101,13 @@ fn by_mass(weights: &[f32], wanted: f64, scratch: &mut Scratch) -> Option<Cut> {
                 return Some(Cut { weight, id });
             }
         }
-        // The bucket's sum in this order rounds a little lower: then its last candidate is the one.
+        // In this order the bucket's sum rounds to a little less than `wanted`, so the cut is its last candidate.
         return scratch.bucket.last().map(|&(weight, id)| Cut { weight, id });
     }
     None
 }
 
+/// Collects the candidates of a bucket in order.
 fn sort_bucket(weights: &[f32], bucket: usize, out: &mut Vec<(f32, u32)>) {
     out.clear();
     let ids = (0u32..).zip(weights).filter(|&(_, &weight)| bucket_of(weight) == bucket);

@@ -1,4 +1,4 @@
-//! Two 256-bit registers as one block.
+//! The AVX2 path: two 256-bit registers per value.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -22,7 +22,7 @@ impl Avx2 {
 
 type F = [__m256; 2];
 
-/// An expression of intrinsics, which `self` proves the machine to have.
+/// Evaluates intrinsics. A `self` of this type proves that the machine has them.
 macro_rules! avx2 {
     ($($body:tt)*) => {{
         // SAFETY: an `Avx2` exists only where its instructions do; memory access is the caller's contract.
@@ -30,7 +30,7 @@ macro_rules! avx2 {
     }};
 }
 
-/// The lanes' `op`, halves onto each other.
+/// Reduces all lanes with `op`, upper half onto lower half.
 macro_rules! fold {
     ($a:expr, $op256:ident, $op128:ident) => {
         avx2! {{
@@ -42,18 +42,18 @@ macro_rules! fold {
     };
 }
 
-/// The same address, which the compiler takes for another: it would load the even and the odd half of pairs at once and
-/// keep both, for which a tile of six rows has no registers left.
-#[allow(clippy::pointers_in_nomem_asm_block)] // Nothing is read there.
+/// Returns `from`, as an address that the compiler cannot identify with the argument. Otherwise the compiler loads the even and
+/// the odd halves of pairs together and keeps both, for which a tile of six rows has no registers left.
+#[allow(clippy::pointers_in_nomem_asm_block)] // The assembly reads no memory.
 #[inline(always)]
-fn apart(mut from: *const u16) -> *const u16 {
-    // SAFETY: no instructions.
+fn distinct_address(mut from: *const u16) -> *const u16 {
+    // SAFETY: the assembly is empty.
     unsafe { asm!("/* {0} */", inout(reg) from, options(pure, nomem, nostack, preserves_flags)) };
     from
 }
 
-/// [`Simd::dot_i16`], written out: the compiler would add up the products of several steps before it adds them to the sums,
-/// or load the pairs of several rows at once, and has no registers for either.
+/// [`Simd::dot_i16`] in assembly. The compiler would sum the products of several steps before it adds them to the sums, or load
+/// the pairs of several rows together, and has no registers for either.
 ///
 /// # Safety
 ///
@@ -87,7 +87,7 @@ unsafe fn add_products(
 }
 
 impl Avx2 {
-    /// [`Simd::round_to_bf16`] of half a block. (A closure would not be compiled with the path's instructions.)
+    /// [`Simd::round_to_bf16`] of eight lanes. A closure would not be compiled with the path's instructions.
     #[inline(always)]
     fn half_to_bf16(self, x: __m256) -> __m256 {
         avx2! {
@@ -158,7 +158,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16_odd(self, from: *const u16) -> F {
-        let from = apart(from);
+        let from = distinct_address(from);
         avx2! {
             let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
             [
@@ -177,7 +177,7 @@ impl Simd for Avx2 {
     }
 
     type I = [__m256i; 2];
-    /// Bytes are widened to sixteen bits: the instruction that multiplies bytes as they are saturates.
+    /// Bytes are widened to sixteen bits, because the instruction that multiplies bytes saturates.
     const DOT_INPUTS: usize = 2;
 
     #[inline(always)]
@@ -192,7 +192,7 @@ impl Simd for Avx2 {
     fn to_i8(self, x: F) -> [i8; LANES] {
         avx2! {
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
-            // Packed half by half; this puts the lanes back in order.
+            // Packing works on each 128-bit half; this restores the order of the lanes.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
             std::mem::transmute(_mm_packs_epi16(
                 _mm256_castsi256_si128(words),
@@ -226,7 +226,7 @@ impl Simd for Avx2 {
         avx2! {
             let low = _mm256_packs_epi32(_mm256_cvtps_epi32(low[0]), _mm256_cvtps_epi32(low[1]));
             let high = _mm256_packs_epi32(_mm256_cvtps_epi32(high[0]), _mm256_cvtps_epi32(high[1]));
-            // Packed half by half; this puts the lanes back in order.
+            // Packing works on each 128-bit half; this restores the order of the lanes.
             [
                 _mm256_permute4x64_epi64::<0b11_01_10_00>(low),
                 _mm256_permute4x64_epi64::<0b11_01_10_00>(high),

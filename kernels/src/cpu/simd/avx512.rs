@@ -1,4 +1,5 @@
-//! One 512-bit register as one block, without dot products, with those of bytes, and with those of bfloat16.
+//! The AVX-512 paths: one 512-bit register per value; without dot products, with dot products of bytes, and with dot products of
+//! bfloat16.
 
 use std::arch::{asm, x86_64::*};
 
@@ -51,7 +52,7 @@ impl Avx512Bf16 {
     }
 }
 
-/// An expression of intrinsics, which `self` proves the machine to have.
+/// Evaluates intrinsics. A `self` of a proof type proves that the machine has them.
 macro_rules! avx512 {
     ($($body:tt)*) => {{
         // SAFETY: the proof types exist only where their instructions do; memory access is the caller's contract.
@@ -59,7 +60,7 @@ macro_rules! avx512 {
     }};
 }
 
-/// The lanes' `op`, halves onto each other.
+/// Reduces all lanes with `op`, upper half onto lower half.
 macro_rules! fold {
     ($a:expr, $op256:ident, $op128:ident) => {
         avx512! {{
@@ -77,11 +78,11 @@ fn halves(pair: u32) -> (f32, f32) {
     (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000))
 }
 
-/// One step of a bfloat16 dot product by other means.
+/// One step of a bfloat16 dot product, without the dot-product instruction.
 ///
 /// # Safety
 ///
-/// As of [`Simd::dot_bf16`].
+/// As for [`Simd::dot_bf16`].
 #[inline(always)]
 unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) -> S::F {
     let (even, odd) = halves(pair);
@@ -90,8 +91,8 @@ unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) 
     s.fma(w_even, s.splat(even), s.fma(w_odd, s.splat(odd), sum))
 }
 
-/// `sum` plus the products of pairs of i16. Written out, since the compiler takes the intrinsic apart into a
-/// multiplication and an addition.
+/// `sum` plus the products of pairs of i16. In assembly, because the compiler splits the intrinsic into a multiplication and an
+/// addition.
 ///
 /// # Safety
 ///
@@ -112,7 +113,7 @@ unsafe fn add_products(mut sum: __m512i, weights: __m512i, pair: __m512i) -> __m
     sum
 }
 
-/// One step of a dot product of bytes, widened to sixteen bits.
+/// One step of a dot product of bytes that are widened to sixteen bits.
 ///
 /// # Safety
 ///
@@ -125,7 +126,7 @@ unsafe fn dot_words(sum: __m512i, weights: *const u8, x: u32) -> __m512i {
     }
 }
 
-/// [`Simd::store_transposed`]: transposes sixteen rows of sixteen words in registers, of which `R` are there.
+/// [`Simd::store_transposed`]: transposes sixteen rows of sixteen words in registers. Only the first `R` rows are given.
 ///
 /// # Safety
 ///
@@ -162,7 +163,7 @@ unsafe fn store_transposed<const R: usize>(rows: &[__m512i; R], to: *mut u32) {
             b[12 + j] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
         }
         for (lane, words) in b.into_iter().enumerate() {
-            // A whole register where the lanes that follow overwrite its surplus.
+            // A whole register is stored if later stores overwrite its surplus.
             if (lane * R + LANES) <= LANES * R {
                 _mm512_storeu_si512(to.add(lane * R).cast(), words);
             } else {
@@ -172,7 +173,7 @@ unsafe fn store_transposed<const R: usize>(rows: &[__m512i; R], to: *mut u32) {
     }
 }
 
-/// All of [`Simd`] that the proofs share; `$dots` are the items that they differ in.
+/// Implements [`Simd`] for a proof type. `$dots` are the items that differ between the proof types.
 macro_rules! simd {
     ($proof:ident: $($dots:item)*) => {
         impl Simd for $proof {

@@ -1,4 +1,4 @@
-//! Which instructions the kernels are compiled for, chosen at run time.
+//! Instruction paths, and the choice between them at run time.
 
 use std::fmt;
 
@@ -7,12 +7,11 @@ use crate::DeviceError;
 use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
 use crate::cpu::simd::{Op, Portable};
 
-/// An instruction path. All paths run the same code over blocks of sixteen lanes and differ in rounding only where
-/// noted.
+/// An instruction path. All paths run the same code over sixteen lanes. Differences in rounding are noted at the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// What the compiler makes of plain code. Multiplies and adds are rounded apart where the target has no fused
-    /// instruction, so f32 results differ from the other paths in the last bits.
+    /// Plain code. If the target has no fused instruction, products and sums are rounded separately, so f32 results differ from
+    /// the other paths in the last bits.
     Portable,
     /// AVX2 with FMA and F16C.
     Avx2,
@@ -20,20 +19,20 @@ pub enum Isa {
     Avx512,
     /// AVX-512 with dot products of bytes.
     Avx512Vnni,
-    /// The same with bfloat16 dot products too, which flush denormals.
+    /// AVX-512 with dot products of bytes and of bfloat16. The latter flush denormals.
     Avx512Bf16,
 }
 
 impl Isa {
-    /// All paths, the plainest first.
+    /// All paths in ascending order of preference.
     pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
-    /// The best path that this machine has.
+    /// The best path that this machine supports.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this machine has all that the path needs.
+    /// True if this machine has all instructions of the path.
     pub fn available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -73,7 +72,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// A path that this machine was found to have.
+/// An instruction path that this machine supports.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Path(Isa);
 
@@ -90,21 +89,21 @@ impl Path {
         self.0
     }
 
-    /// Whether bfloat16 pairs are multiplied by one instruction, so that activations are best kept as such.
+    /// True if the path has a dot-product instruction for bfloat16 pairs.
     pub(in crate::cpu) fn dots_bf16(self) -> bool {
         self.0 == Isa::Avx512Bf16
     }
 
-    /// Runs `op` as compiled for this path. Only [`Self::run_dots`] and [`Self::run_int8`] need the dot-product
-    /// instructions: everything else is compiled once for all paths with AVX-512.
+    /// Runs `op` as compiled for this path. The paths with AVX-512 share one compilation here; only [`Self::run_dots`] and
+    /// [`Self::run_int8`] compile for the dot-product instructions.
     #[inline]
     pub(in crate::cpu) fn run<O: Op>(self, op: O) -> O::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` found the instructions.
+            // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx2 => unsafe { Avx2::run(op) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` found the instructions.
+            // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512::run(op) },
             _ => Portable::run(op),
         }
@@ -115,7 +114,7 @@ impl Path {
     pub(in crate::cpu) fn run_int8<O: Op>(self, op: O) -> O::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` found the instructions.
+            // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512Vnni::run(op) },
             _ => self.run(op),
         }
@@ -126,17 +125,17 @@ impl Path {
     pub(in crate::cpu) fn run_dots<O: Op>(self, op: O) -> O::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` found the instructions.
+            // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx512Bf16 => unsafe { Avx512Bf16::run(op) },
-            // Elsewhere only the tests come here: to check, without the instruction, all that surrounds it.
+            // Tests run this on other paths, to check the code around the instruction without the instruction.
             _ if cfg!(test) => self.run(op),
             _ => unreachable!("bfloat16 pairs on {}", self.0),
         }
     }
 }
 
-/// The paths that tests can run here. Those that they cannot are named on stderr: once past the harness, which keeps what
-/// a test prints for its failure, and then for each test.
+/// The paths that tests can run on this machine. Reports the other paths on stderr: once directly, since the test harness shows
+/// a test's output only if the test fails, and then for each test.
 #[cfg(test)]
 pub(in crate::cpu) fn testable(test: &str) -> Vec<Isa> {
     use std::io::Write;

@@ -1,4 +1,4 @@
-//! Scalar conversions and elementary functions over the lanes of every path.
+//! Conversions to and from bfloat16, and the exponential function.
 
 use super::Simd;
 

@@ -1,8 +1,8 @@
-//! Plain code over arrays, for any machine and as the reference of the other paths.
+//! The portable path: plain code over arrays, for any machine and as the reference for the other paths.
 
 use super::{LANES, Op, Simd, from_bf16, to_bf16};
 
-/// Proof of nothing: every machine has it.
+/// Every machine supports this path, so a value of this type proves nothing.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Portable;
 
@@ -19,7 +19,7 @@ fn each(f: impl Fn(usize) -> f32) -> F {
     std::array::from_fn(f)
 }
 
-/// Halves onto each other until one lane is left.
+/// Reduces all lanes with `f`, upper half onto lower half.
 #[inline(always)]
 fn fold(mut lanes: F, f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES / 2;
@@ -85,7 +85,7 @@ impl Simd for Portable {
     }
 
     type I = [i32; LANES];
-    /// As the dot-product instructions have it, so that their layout is run everywhere.
+    /// Equal to that of the dot-product instructions, so that tests on any machine cover their layout.
     const DOT_INPUTS: usize = 4;
 
     #[inline(always)]
@@ -168,7 +168,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn fma(self, a: F, b: F, c: F) -> F {
-        // Without the instruction `mul_add` is a call into the maths library for every lane.
+        // Without a fused instruction, `mul_add` is a call to the maths library for every lane.
         if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
             each(|i| a[i].mul_add(b[i], c[i]))
         } else {
@@ -193,8 +193,8 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn round(self, a: F) -> F {
-        // Adding and taking away 1.5 * 2^23 rounds to nearest even where the rest of the path only uses magnitudes
-        // below 2^22; larger ones are integers already.
+        // Adding and subtracting 1.5 * 2^23 rounds magnitudes below 2^22 to the nearest integer, ties to even. Callers pass no
+        // larger magnitudes that are not integers.
         const MAGIC: f32 = 12_582_912.0;
         each(|i| if a[i].abs() < 4_194_304.0 { (a[i] + MAGIC) - MAGIC } else { a[i] })
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::cpu::simd::isa::{Path, testable};
 
-/// Every lane operation of a path, side by side with scalar arithmetic.
+/// Runs every lane operation of a path, to compare it with scalar arithmetic.
 struct Lanes<'a>(&'a [f32; 16], &'a [f32; 16], &'a [u16; 32]);
 impl Op for Lanes<'_> {
     type Output = Vec<[f32; 16]>;
@@ -50,7 +50,7 @@ fn lanes_do_what_scalars_do() {
     let b: [f32; 16] = std::array::from_fn(|i| ((i * 7) % 16) as f32 - 3.0);
     let w: [u16; 32] = std::array::from_fn(|i| to_bf16(i as f32 * 0.5 - 4.0));
     let each = |f: &dyn Fn(usize) -> f32| -> [f32; 16] { std::array::from_fn(f) };
-    // 0x3f80_4000: the odd element is 1, the even one 2.
+    // 0x3f80_4000: the odd element is 1, the even element is 2.
     let want = [
         each(&|i| a[i] + b[i]),
         each(&|i| a[i] - b[i]),

@@ -18,7 +18,7 @@ fn rows_that_break_the_contract_are_refused() {
     let (one, two, outside, null) = (table(&[1]), table(&[2, 3]), table(&[9]), table(&[0, 0]));
     let row = |first_token, tokens, start, block_table| RowInputs { first_token, tokens, start, block_table };
     check(&[row(0, 4, 0, &one), row(4, 20, 0, &two)], 24).unwrap();
-    // Reading one page in two rows is sharing a prefix; writing to it is not.
+    // Two rows may read one page, which is a shared prefix, but may not write to it.
     let (left, right) = (table(&[1, 2]), table(&[1, 3]));
     check(&[row(0, 1, 16, &left), row(1, 1, 16, &right)], 2).unwrap();
     check(&[row(0, 4, 0, &null), row(4, 4, 0, &null)], 8).unwrap();

@@ -1,13 +1,13 @@
-//! Which cores a worker's threads have for themselves.
+//! Assignment of cores to the threads of a machine's workers.
 
 use crate::DeviceError;
 
-/// Cores in the order in which workers get them: those of a NUMA node follow each other, and of a node the hardware
-/// threads of one core, so that neighbours share memory and caches.
+/// Logical CPUs in the order of their assignment to workers: ordered by NUMA node, package and physical core, so that adjacent
+/// ones share memory and caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores(Vec<usize>);
 
-/// Where a core is. What the system does not say is 0.
+/// Position of a logical CPU in the machine's topology. Values that the system does not report are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct CoreId {
     node: usize,
@@ -16,7 +16,7 @@ struct CoreId {
 }
 
 impl Cores {
-    /// Those that this process may run on.
+    /// The cores that this process may run on.
     #[cfg(target_os = "linux")]
     pub fn allowed() -> Result<Self, DeviceError> {
         use rustix::thread::{CpuSet, sched_getaffinity};
@@ -27,7 +27,7 @@ impl Cores {
         ))
     }
 
-    /// Those that this process may run on.
+    /// The cores that this process may run on.
     #[cfg(not(target_os = "linux"))]
     pub fn allowed() -> Result<Self, DeviceError> {
         Err(DeviceError::Unsupported("threads of their own cores, on this system".to_owned()))
@@ -39,21 +39,21 @@ impl Cores {
         Self(cpus.into_iter().map(|(_, cpu)| cpu).collect())
     }
 
-    /// The cores of a worker of so many threads, the `index`th on this machine. There are no two workers on a core unless
-    /// there are more threads than cores.
+    /// The cores of the `index`th worker on this machine, one per thread. Workers share a core only if there are more threads
+    /// than cores.
     #[must_use]
     pub fn share(&self, index: usize, threads: usize) -> Self {
         let workers = (self.0.len() / threads.max(1)).max(1);
         Self(self.0.iter().copied().cycle().skip(index % workers * threads).take(threads).collect())
     }
 
-    /// Their numbers, one for each thread.
+    /// The numbers of the cores, one per thread.
     pub fn numbers(&self) -> &[usize] {
         &self.0
     }
 }
 
-/// Lets the calling thread, and those that it starts from now on, run on one core alone.
+/// Pins the calling thread, and the threads that it starts from now on, to one core.
 #[cfg(target_os = "linux")]
 pub(in crate::cpu) fn pin(core: usize) -> Result<(), DeviceError> {
     use rustix::thread::{CpuSet, sched_setaffinity};
@@ -63,7 +63,7 @@ pub(in crate::cpu) fn pin(core: usize) -> Result<(), DeviceError> {
         .map_err(|error| DeviceError::Lost(format!("cannot keep a thread on core {core}: {error}")))
 }
 
-/// [`Cores`] cannot be had here.
+/// Does nothing: [`Cores`] cannot be created on this system.
 #[cfg(not(target_os = "linux"))]
 pub(in crate::cpu) fn pin(_: usize) -> Result<(), DeviceError> {
     Ok(())
@@ -75,7 +75,7 @@ mod system {
 
     use super::CoreId;
 
-    /// Where a core is, as far as the system says.
+    /// Reads the position of a logical CPU from sysfs.
     pub(in crate::cpu) fn core_id(cpu: usize) -> CoreId {
         let directory = format!("/sys/devices/system/cpu/cpu{cpu}");
         let of_topology = |name: &str| -> usize {

@@ -1,12 +1,11 @@
-//! Fork and join over threads that stay alive between operations.
+//! Fork and join over threads that persist between operations.
 //!
-//! A step runs some two hundred operations back to back, each some tens of microseconds long when decoding, so a
-//! waiting thread spins for a while before it parks. The caller takes part in the work. A thread that wakes late finds
-//! the operation closed and is not waited for.
+//! A step runs about two hundred operations back to back, and during decodes each takes tens of microseconds, so a waiting thread
+//! spins before it parks. The caller works too. A thread that wakes late finds the operation closed, and the caller does not wait
+//! for it.
 //!
-//! Each thread begins with a share of the tasks that lie beside each other, from the front: what it reads is one stream,
-//! and in the memory nearest to it where the same share was written by the same thread. Who has none left takes from the
-//! back of the others' shares.
+//! Each thread starts with a share of consecutive tasks, from the front. Its reads are then one stream, from the nearest memory if
+//! the same thread wrote the same share. A thread whose share is empty takes tasks from the back of the other threads' shares.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -19,39 +18,39 @@ use std::time::{Duration, Instant};
 use crate::DeviceError;
 use crate::cpu::threads::cores;
 
-/// How long an idle thread looks for work and leaves its core to nobody.
+/// Duration for which an idle thread polls for work without yielding its core.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it looks, in all, before it parks; after [`SPIN`] it lets others go first. As long as the pause between two
-/// steps: on a virtual machine an idle core is the host's, and what a thread parks for takes a millisecond to come back.
+/// Total duration for which an idle thread polls before it parks. After [`SPIN`] it yields between polls. It covers the pause
+/// between two steps: on a virtual machine the host takes an idle core, and waking a parked thread takes a millisecond.
 const STAY: Duration = Duration::from_millis(2);
-/// Set in [`Common::gate`] while no operation may be entered.
+/// Flag in [`Common::gate`] that is set while threads may not enter an operation.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// What one operation asks of every thread.
+/// The task function of one operation.
 #[derive(Clone, Copy)]
 struct Job(*const Task<'static>);
 
 struct Common {
-    /// Read by threads that are inside the gate, written by the caller while it is closed and empty.
+    /// The current operation. Threads inside the gate read it. The caller writes it while the gate is closed and empty.
     job: UnsafeCell<Option<Job>>,
-    /// Threads inside the current operation, and [`CLOSED`].
+    /// Number of threads inside the current operation, and the flag [`CLOSED`].
     gate: AtomicUsize,
-    /// Of each thread.
+    /// The share of each thread.
     shares: Box<[Share]>,
-    /// Counts operations; a change is the call to work.
+    /// Number of operations. A change signals a new operation.
     epoch: AtomicU64,
     stopping: AtomicBool,
     panicked: AtomicBool,
 }
 
-// SAFETY: `job` is the only field that is not already shareable; the gate orders its reads and writes (see its doc).
+// SAFETY: `job` is the only field that is not `Sync`. The gate orders its reads and writes (see its doc).
 unsafe impl Sync for Common {}
-// SAFETY: the pointer in `job` is only followed inside the gate, while the closure that it points to is borrowed.
+// SAFETY: the pointer in `job` is dereferenced only inside the gate, while the closure that it points to is borrowed.
 unsafe impl Send for Common {}
 
-/// Tasks that nobody has taken yet, `first .. end` as one word of two halves; on a cache line pair of its own.
+/// The remaining tasks of a thread's share: `first .. end` as the two halves of one word, in its own pair of cache lines.
 #[repr(align(128))]
 struct Share(AtomicU64);
 
@@ -60,7 +59,7 @@ impl Share {
         self.0.store((first as u64) << 32 | end as u64, Ordering::Relaxed);
     }
 
-    /// The share as it was before `take` took a task from it; `None` where none is left.
+    /// Applies `take` to the share and returns its old value; `None` if no task is left.
     fn take(&self, take: impl Fn(u64) -> u64) -> Option<u64> {
         let left = |share: u64| share >> 32 < share & u64::from(u32::MAX);
         self.0
@@ -68,12 +67,12 @@ impl Share {
             .ok()
     }
 
-    /// The first task that is left.
+    /// Takes the first remaining task.
     fn take_first(&self) -> Option<usize> {
         self.take(|share| share + (1 << 32)).map(|share| (share >> 32) as usize)
     }
 
-    /// The last task that is left.
+    /// Takes the last remaining task.
     fn take_last(&self) -> Option<usize> {
         self.take(|share| share - 1).map(|share| (share & u64::from(u32::MAX)) as usize - 1)
     }
@@ -92,18 +91,18 @@ pub(in crate::cpu) struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// A pool in which `threads` threads work, the caller's own included.
+    /// Starts a pool of `threads` threads, including the caller's.
     pub(in crate::cpu) fn new(threads: usize) -> Result<Self, DeviceError> {
         Self::start(threads, |_| Ok(()))
     }
 
-    /// A pool in which a thread works on each of these cores. The caller, who takes the first, has to go there itself.
+    /// Starts a pool with one thread pinned to each of these cores. The caller's thread counts as the first; the caller must pin it.
     pub(in crate::cpu) fn on_cores(numbers: &[usize]) -> Result<Self, DeviceError> {
         let numbers = numbers.to_vec();
         Self::start(numbers.len(), move |thread| cores::pin(numbers[thread]))
     }
 
-    /// Each thread but the caller's calls `begin` before it works.
+    /// Starts a pool. Each thread except the caller's calls `begin` first.
     fn start(
         threads: usize,
         begin: impl Fn(usize) -> Result<(), DeviceError> + Clone + Send + 'static,
@@ -127,7 +126,7 @@ impl ThreadPool {
                 .spawn(move || {
                     let begins = begin(index);
                     let works = begins.is_ok();
-                    // The other end waits for it.
+                    // The receiver exists: `start` waits for this message.
                     let _ = tell.send(begins);
                     if works {
                         help(&common, &flag, index);
@@ -140,14 +139,13 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Threads that work, the caller's own included.
+    /// Number of threads, including the caller's.
     pub(in crate::cpu) fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
 
-    /// Calls `task(i, thread)` for every i below `tasks`, in any order, on any thread; `thread` is below
-    /// [`Self::threads`] and no two calls with the same one overlap. Returns when all are done; a panic in a task is
-    /// a lost device.
+    /// Calls `task(i, thread)` for every i below `tasks`, in any order and on any thread. `thread` is below [`Self::threads`], and
+    /// calls with the same `thread` do not overlap. Returns when all calls are done. A panic in a task is a lost device.
     pub(in crate::cpu) fn run(
         &mut self,
         tasks: usize,
@@ -158,19 +156,19 @@ impl ThreadPool {
             return catch_unwind(inline).map_err(|panic| lost(panic.as_ref()));
         }
         let task: &Task<'_> = &task;
-        // SAFETY: only the lifetime changes. The pointer is followed by threads inside the gate only, and this call
-        // returns after the gate is closed and empty, so the closure outlives every use.
+        // SAFETY: only the lifetime changes. Only threads inside the gate dereference the pointer, and this call returns after the
+        // gate is closed and empty, so the closure outlives every use.
         let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
         unsafe { *self.common.job.get() = Some(Job(task)) };
-        // Those who are called below have something; the others may still help.
+        // Threads that are woken below get a share. Other threads that are awake may still take tasks.
         let sharing = tasks.min(self.threads());
         for (thread, share) in self.common.shares.iter().enumerate() {
             let first = |thread: usize| tasks * thread.min(sharing) / sharing;
             share.set(first(thread), first(thread + 1));
         }
         self.common.gate.store(0, Ordering::Release);
-        // Sequentially consistent with `asleep`: either the helper sees the new epoch, or we see it asleep.
+        // Sequentially consistent with `asleep`: either the helper sees the new epoch, or the caller sees the helper asleep.
         self.common.epoch.fetch_add(1, Ordering::SeqCst);
         for helper in self.helpers.iter().take(tasks - 1) {
             if helper.asleep.load(Ordering::SeqCst) {
@@ -182,7 +180,7 @@ impl ThreadPool {
         let mut turns = 0u32;
         while self.common.gate.load(Ordering::Acquire) != CLOSED {
             turns += 1;
-            // A helper may have lost its core to another process: then spinning would only keep it off ours.
+            // A helper may have lost its core to another process. Yielding lets it run on the caller's core.
             if turns.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         own.map_err(|panic| lost(panic.as_ref()))?;
@@ -206,17 +204,18 @@ impl Drop for ThreadPool {
     }
 }
 
+/// The error for a panic in a task.
 fn lost(panic: &(dyn Any + Send)) -> DeviceError {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
     DeviceError::Lost(format!("a kernel panicked: {text}"))
 }
 
-/// Works on the open operation until no task is left.
+/// Runs tasks of the open operation until none is left.
 fn take_tasks(common: &Common, thread: usize) {
-    // SAFETY: the caller is inside the gate (or is the one that opened it), so `job` is set and not being written.
+    // SAFETY: the calling thread is inside the gate or has opened it, so `job` is set and not being written.
     let Some(job) = (unsafe { *common.job.get() }) else { return };
-    // SAFETY: inside the gate the closure is alive (see `run`).
+    // SAFETY: inside the gate, the closure exists (see `run`).
     let run = |index| unsafe { (*job.0)(index, thread) };
     while let Some(index) = common.shares[thread].take_first() {
         run(index);
@@ -229,7 +228,7 @@ fn take_tasks(common: &Common, thread: usize) {
     }
 }
 
-/// A helper's life: wait for an epoch, enter, work, leave.
+/// The loop of a helper thread: waits for an epoch, enters the gate, runs tasks, leaves.
 fn help(common: &Common, asleep: &AtomicBool, thread: usize) {
     let mut seen = 0;
     loop {
@@ -248,6 +247,7 @@ fn help(common: &Common, asleep: &AtomicBool, thread: usize) {
     }
 }
 
+/// Waits until the epoch differs from `seen`, and returns it.
 fn wait_for_change(common: &Common, asleep: &AtomicBool, seen: u64) -> u64 {
     let began = Instant::now();
     let mut turns = 0u32;

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::test_support;
+use crate::{test_support, text::tokenizer::SpecialTokens};
 
 const END: u32 = 261;
 /// A stop token with a text, `c`.
@@ -10,7 +10,7 @@ const STOP: u32 = 99;
 fn choice(stops: &[String], min_tokens: u32) -> Choice {
     Choice::new(ChoiceSettings {
         index: 0,
-        detokenizer: Some(Detokenizer::new(test_support::tokenizer(), true)),
+        detokenizer: Some(Detokenizer::new(test_support::tokenizer(), SpecialTokens::Exclude)),
         stops: stops.into(),
         include_stop: false,
         min_tokens,

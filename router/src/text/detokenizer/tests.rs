@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::test_support;
 
-fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip: bool) -> (Vec<String>, String) {
-    let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
+fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32], special_tokens: SpecialTokens) -> (Vec<String>, String) {
+    let mut detokenizer = Detokenizer::new(tokenizer.clone(), special_tokens);
     let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id)).collect();
     pieces.push(detokenizer.flush());
     let whole = pieces.concat();
@@ -14,33 +14,33 @@ fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip: bool) -> (Vec<String>
 #[test]
 fn an_emoji_appears_whole_with_its_last_byte() {
     let tokenizer = test_support::tokenizer();
-    let ids = tokenizer.encode("a🎻b", false).unwrap();
-    let (pieces, _) = streamed(&tokenizer, &ids, true);
+    let ids = tokenizer.encode("a🎻b", SpecialTokens::Exclude).unwrap();
+    let (pieces, _) = streamed(&tokenizer, &ids, SpecialTokens::Exclude);
     assert_eq!(pieces, ["a", "", "", "", "🎻", "b", ""]);
 }
 
 #[test]
 fn an_incomplete_character_is_flushed_as_a_replacement() {
     let tokenizer = test_support::tokenizer();
-    let ids = tokenizer.encode("🎻", false).unwrap();
-    assert_eq!(streamed(&tokenizer, &ids[..3], true).1, "\u{fffd}");
+    let ids = tokenizer.encode("🎻", SpecialTokens::Exclude).unwrap();
+    assert_eq!(streamed(&tokenizer, &ids[..3], SpecialTokens::Exclude).1, "\u{fffd}");
 }
 
 proptest! {
     #[test]
     fn pieces_add_up_to_the_whole_decode(
         ids in prop::collection::vec(0..test_support::VOCAB, 0..40),
-        skip in any::<bool>(),
+        special_tokens in prop_oneof![Just(SpecialTokens::Include), Just(SpecialTokens::Exclude)],
     ) {
         let tokenizer = test_support::tokenizer();
-        prop_assert_eq!(streamed(&tokenizer, &ids, skip).1, tokenizer.decode(&ids, skip).unwrap());
+        prop_assert_eq!(streamed(&tokenizer, &ids, special_tokens).1, tokenizer.decode(&ids, special_tokens).unwrap());
     }
 
     #[test]
     fn no_piece_of_valid_text_holds_half_a_character(text in "[a-c é日🎻]{0,20}") {
         let tokenizer = test_support::tokenizer();
-        let ids = tokenizer.encode(&text, false).unwrap();
-        let (pieces, whole) = streamed(&tokenizer, &ids, true);
+        let ids = tokenizer.encode(&text, SpecialTokens::Exclude).unwrap();
+        let (pieces, whole) = streamed(&tokenizer, &ids, SpecialTokens::Exclude);
         let broken = pieces.iter().any(|piece| piece.contains('\u{fffd}'));
         prop_assert!(!broken);
         prop_assert_eq!(whole, text);
@@ -49,18 +49,18 @@ proptest! {
     #[test]
     fn bytes_to_fall_back_on_become_characters(text in "[a-c é日🎻]{0,12}") {
         let tokenizer = test_support::byte_fallback_tokenizer();
-        let ids = tokenizer.encode(&text, false).unwrap();
-        let (pieces, whole) = streamed(&tokenizer, &ids, true);
+        let ids = tokenizer.encode(&text, SpecialTokens::Exclude).unwrap();
+        let (pieces, whole) = streamed(&tokenizer, &ids, SpecialTokens::Exclude);
         let broken = pieces.iter().any(|piece| piece.contains('\u{fffd}'));
         prop_assert!(!broken);
-        prop_assert_eq!(&whole, &tokenizer.decode(&ids, true).unwrap());
+        prop_assert_eq!(&whole, &tokenizer.decode(&ids, SpecialTokens::Exclude).unwrap());
         prop_assert_eq!(whole, text);
     }
 
     #[test]
     fn a_decoder_that_looks_at_neighbours_agrees_too(words in prop::collection::vec(0u32..6, 0..20)) {
         let tokenizer = test_support::metaspace_tokenizer();
-        let (_, whole) = streamed(&tokenizer, &words, true);
-        prop_assert_eq!(whole, tokenizer.decode(&words, true).unwrap());
+        let (_, whole) = streamed(&tokenizer, &words, SpecialTokens::Exclude);
+        prop_assert_eq!(whole, tokenizer.decode(&words, SpecialTokens::Exclude).unwrap());
     }
 }

@@ -14,8 +14,8 @@ fn the_byte_alphabet_covers_every_byte_once() {
 fn text_survives_a_round_trip_and_token_bytes_add_up_to_it() {
     let tokenizer = tokenizer();
     let text = "hello 🎻 Grüße\n";
-    let ids = tokenizer.encode(text, true).unwrap();
-    assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+    let ids = tokenizer.encode(text, SpecialTokens::Include).unwrap();
+    assert_eq!(tokenizer.decode(&ids, SpecialTokens::Exclude).unwrap(), text);
     let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
     assert_eq!(bytes, text.as_bytes());
 }
@@ -31,7 +31,7 @@ fn a_text_too_long_for_the_limit_is_detected_without_encoding_it() {
 #[test]
 fn an_incomplete_character_is_shown_as_bytes() {
     let tokenizer = tokenizer();
-    let ids = tokenizer.encode("é", false).unwrap();
+    let ids = tokenizer.encode("é", SpecialTokens::Exclude).unwrap();
     let shown: Vec<String> = ids.iter().map(|&id| tokenizer.token_string(id)).collect();
     assert_eq!(shown, [r"bytes:\xc3", r"bytes:\xa9"]);
 }

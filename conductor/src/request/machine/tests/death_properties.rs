@@ -74,14 +74,14 @@ impl World {
             // Workers confirm a cancel at once here. `disaggregated_properties` delays their messages.
             let graphs = self.alive.iter_mut().filter(|graph| graph.worker == worker && !graph.over);
             let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
-            let told: Vec<_> = graphs
+            let completions: Vec<_> = graphs
                 .map(|graph| {
                     graph.over = true;
                     let outcome = Some(cancelled.clone());
                     pb::Completion { key: Some(key.into()), epoch: graph.epoch, rank: graph.rank, outcome }
                 })
                 .collect();
-            for completion in told {
+            for completion in completions {
                 self.hear(Said::Completion(worker, completion));
             }
         }

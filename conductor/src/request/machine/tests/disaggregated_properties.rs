@@ -179,8 +179,8 @@ impl World {
             assert!(self.booked.remove(booking), "{booking:?} released twice");
         }
         for (worker, key) in effects.cancel {
-            let told = self.alive.iter_mut().find(|graph| graph.worker == worker && !graph.over);
-            if let Some(graph) = told.filter(|graph| GraphKey::from(graph.key) == key) {
+            let held = self.alive.iter_mut().find(|graph| graph.worker == worker && !graph.over);
+            if let Some(graph) = held.filter(|graph| GraphKey::from(graph.key) == key) {
                 graph.over = true;
                 let graph = graph.clone();
                 self.complete(&graph, pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}));
@@ -260,7 +260,7 @@ impl World {
         self.complete(&graph, pb::completion::Outcome::HandoverFailed(pb::Fault::default()));
     }
 
-    /// Kills a worker. Its messages on the way still arrive.
+    /// Kills a worker. Messages that it has sent still arrive.
     fn lose(&mut self, pick: usize) {
         let Some(index) = pick.checked_rem(self.alive.len()) else { return };
         let graph = self.alive.remove(index);

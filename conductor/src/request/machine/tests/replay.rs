@@ -147,7 +147,7 @@ fn it_fails_after_so_many_tries_and_says_so() {
 
 #[test]
 fn only_a_last_try_after_one_in_vain_is_suspect() {
-    let lives = |brings: [bool; 2]| {
+    let suspect_after = |brings: [bool; 2]| {
         let (mut request, _receiver) = accepted(2);
         for (life, brings) in brings.into_iter().enumerate() {
             let worker = WorkerId(life as u32);
@@ -160,8 +160,8 @@ fn only_a_last_try_after_one_in_vain_is_suspect() {
         }
         request.is_suspect()
     };
-    assert!(lives([false, false]) && lives([true, false]));
-    assert!(!lives([false, true]) && !lives([true, true]));
+    assert!(suspect_after([false, false]) && suspect_after([true, false]));
+    assert!(!suspect_after([false, true]) && !suspect_after([true, true]));
 }
 
 #[test]

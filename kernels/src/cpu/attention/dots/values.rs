@@ -6,14 +6,15 @@ use crate::cpu::memory::format::STEP;
 use crate::cpu::memory::kv::VALUE_PANEL;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Pairs of keys in a panel.
+/// Number of pairs of keys per panel.
 const PANEL_PAIRS: usize = LANES / 2;
 
-/// Adds pairs `pairs.0 .. pairs.1`, which all queries see, to the sums of `R` queries, `P` times sixteen elements at a time.
+/// Adds the values of pairs `pairs.0 .. pairs.1`, which all queries see, to the sums of `R` queries, `P` times sixteen
+/// elements at a time.
 pub(super) struct AddShared<'t, 'v, const R: usize, const P: usize> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),
-    /// Sixteen, one for each query: what its sums are multiplied with first.
+    /// Factors of the queries' sums, which are applied first.
     pub(super) decay: &'t [f32; LANES],
 }
 
@@ -23,7 +24,7 @@ impl<const R: usize, const P: usize> Op for AddShared<'_, '_, R, P> {
     fn run<S: Simd>(mut self, s: S) {
         let head_dim = self.values.head_dim;
         let mut column = 0;
-        // One or two queries need eight for enough independent chains.
+        // One or two queries need eight chains of sixteen elements to hide the latency.
         while const { R <= 2 } && column + 8 * LANES <= head_dim {
             self.columns::<S, 8>(s, column);
             column += 8 * LANES;
@@ -51,7 +52,7 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
         for (r, sums) in sums.iter_mut().enumerate() {
             let decay = s.splat(decay[r]);
             for (p, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: `R` rows of `head_dim` sums, by the assertion.
+                // SAFETY: `rest` holds `R` rows of `head_dim` sums, by the assertion.
                 *sum = s.mul(unsafe { s.load(rest.add(r * head_dim + p * LANES)) }, decay);
             }
         }
@@ -65,13 +66,13 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
                 for p in 0..N {
                     prefetch(s, next.wrapping_add(p * VALUE_PANEL + step * STEP));
                 }
-                // SAFETY: `R` rows of `BLOCK` words, by the assertion.
+                // SAFETY: `weights` holds `R` rows of `BLOCK` words, by the assertion.
                 let weights = unsafe { weights.as_ptr().cast::<u32>().add(pair + step) };
                 for (r, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: as above.
                     let weight = unsafe { *weights.add(r * Dots::BLOCK) };
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: the block's panels have been found to be there as far as they are seen.
+                        // SAFETY: `KvLoop::panels` has checked the visible panels of the block.
                         *sum = unsafe { s.dot_bf16(*sum, values.add(p * VALUE_PANEL + step * STEP), weight) };
                     }
                 }
@@ -87,11 +88,11 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
     }
 }
 
-/// Adds pairs `pairs.0 .. pairs.1` to the sums of queries that do not all see them: to each what it sees.
+/// Adds the values of pairs `pairs.0 .. pairs.1`, which not all queries see, to the sums of each query that sees them.
 pub(super) struct AddOwn<'t, 'v> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),
-    /// As [`AddShared`]'s.
+    /// Factors of the queries' sums, which are applied first.
     pub(super) decay: &'t [f32; LANES],
 }
 
@@ -134,7 +135,7 @@ impl AddOwn<'_, '_> {
             let at = column / LANES * VALUE_PANEL + pair % PANEL_PAIRS * STEP;
             let values = block.values[pair / PANEL_PAIRS].wrapping_add(at);
             for (p, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the block's panels have been found to be there as far as they are seen.
+                // SAFETY: `KvLoop::panels` has checked the visible panels of the block.
                 *sum = unsafe { s.dot_bf16_masked(*sum, values.add(p * VALUE_PANEL), word.to_bits(), mask) };
             }
         }

@@ -13,7 +13,7 @@ impl Op for Merge<'_, '_> {
     }
 }
 
-/// A request that sat out two chunks in a row has seen nothing in either.
+/// A query may have seen no key in two successive ranges.
 #[test]
 fn nothing_and_nothing_is_nothing() {
     for isa in testable("empty partials") {
@@ -27,7 +27,7 @@ fn nothing_and_nothing_is_nothing() {
         path.run(Merge(&mut one, &two));
         assert_eq!((one.largest[0], one.total[0]), (f32::NEG_INFINITY, 0.0), "{isa}");
         assert_eq!(one.sums, [0.0; HEAD_DIM], "{isa}");
-        // What comes then is taken as it is, and what has been is kept as it is.
+        // A result merged into an empty one is copied, and an empty one merged into a result changes nothing.
         (two.largest[0], two.total[0], two.sums[0], two.sums[1]) = (-3.0, 1.5, -0.0, 0.3);
         path.run(Merge(&mut one, &two));
         two.clear();

@@ -16,7 +16,7 @@ fn plan(rows: &[(usize, usize)], shape: AttentionShape, threads: usize) -> Plan 
     let inputs = StepInputs { token_ids: &token_ids, positions: &positions, rows: &inputs, logit_rows: &[] };
     step.begin(&inputs).unwrap();
     let mut plan = Plan::default();
-    // Twice: what a call has left must not show in the next.
+    // Twice: a plan must not depend on the one before.
     plan.make(&step, &shape, threads, usize::MAX);
     plan.make(&step, &shape, threads, usize::MAX);
     plan
@@ -28,7 +28,7 @@ fn shape(kv_heads: usize, window: Option<usize>) -> AttentionShape {
 
 #[test]
 fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
-    // By head, however many of them a piece has.
+    // Counted by head, since a piece may have several.
     let splits = |plan: &Plan| {
         let split = plan.pieces.iter().filter(|piece| piece.split.is_some());
         split.map(|piece| piece.kv_heads).sum::<usize>()
@@ -39,7 +39,7 @@ fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
     assert_eq!(splits(&plan(&[(4095, 1)], shape(2, Some(300)), 4)), 0, "a window within a range");
     assert_eq!(splits(&plan(&[(4095, 1)], shape(2, Some(600)), 4)), 2 * 2, "a window over two ranges");
     assert_eq!(splits(&plan(&[(4095, 1); 64], shape(2, None), 4)), 0, "many decodes");
-    // One among short ones, and a prefill of which only few tokens are left.
+    // One long decode among short ones, and the last tokens of a prefill.
     assert_eq!(splits(&plan(&[(40, 1), (9000, 1), (40, 1)], shape(2, None), 2)), 2 * 18);
     assert_eq!(splits(&plan(&[(2000, 9)], shape(1, None), 2)), 4);
 }
@@ -59,7 +59,7 @@ fn decodes_take_heads_together_as_far_as_threads_stay_busy() {
 }
 
 #[test]
-fn every_token_and_key_is_somebodys_and_results_do_not_overlap() {
+fn every_token_and_key_has_one_piece_and_results_do_not_overlap() {
     let rows = [(0, 1), (0, 100), (5000, 3), (700, 60), (100_000, 1), (511, 2)];
     for (kv_heads, window, threads) in [(1, None, 1), (1, None, 16), (8, None, 3), (2, Some(600), 64)] {
         let shape = shape(kv_heads, window);

@@ -1,13 +1,13 @@
-//! What scores and weighted sums have in common: a row of a panel, multiplied into the sums of some queries.
+//! The loop body that scores and weighted sums share: multiplication of a row of a panel into the sums of some queries.
 
 use crate::cpu::memory::format::Format;
 use crate::cpu::simd::Simd;
 
-/// `sums[r][p] += x[r * stride] * panels[p]`, with the even row of a step or, for `ODD`, the odd one.
+/// Returns `sums[r][p] + x[r * stride] * panels[p]`, with the even row of a step or, for `ODD`, the odd row.
 ///
 /// # Safety
 ///
-/// `x` is readable for `R` floats `stride` apart, and each of the panels for a step.
+/// `x` is readable for `R` floats at distances of `stride`, and each panel for a step.
 #[inline(always)]
 pub(super) unsafe fn half_step<S: Simd, W: Format, const ODD: bool, const R: usize, const N: usize>(
     s: S,
@@ -22,7 +22,7 @@ pub(super) unsafe fn half_step<S: Simd, W: Format, const ODD: bool, const R: usi
             // SAFETY: the caller's contract.
             *row = unsafe { W::load_step::<S, ODD>(s, panel) };
         }
-        // Panels inside: each load of an `x` feeds all of them.
+        // Panels are the inner loop, so that one load of an `x` feeds all of them.
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the caller's contract.
             let x = s.splat(unsafe { *x.add(r * stride) });

@@ -1,7 +1,7 @@
 //! Scores: queries by panels of sixteen keys.
 //!
-//! A score is one chain of fused multiply-adds over the head's elements, in the order in which the format of the keys
-//! gives them out: an odd one before its even neighbour in bfloat16.
+//! A score is one chain of fused multiply-adds over the head's elements, in the order of the keys' format: in bfloat16, the odd
+//! element of each pair comes before the even one.
 
 use super::super::kernel::Block;
 use super::BLOCK;
@@ -56,7 +56,7 @@ impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
             for next in next {
                 ask.step(s, next, step);
             }
-            // SAFETY: panels that are seen have been found to be there, for all of a head; so has q by the assertion.
+            // SAFETY: `KvLoop::panels` has checked the visible panels for all of a head. `q` is long enough by the assertion.
             unsafe {
                 if W::ODD_FIRST {
                     sums = half_step::<S, W, true, R, N>(s, sums, q.add(1), head_dim, keys);

@@ -1,6 +1,6 @@
 //! The weighted sum of a block's values.
 //!
-//! An element of a sum is multiplied with the decay of the block, then takes in the block's keys in their order.
+//! An element of a sum is multiplied by the decay of the block, and then the values of the block's keys are added in order.
 
 use std::ops::Range;
 
@@ -84,8 +84,8 @@ impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
             panels[p] = panels[p].wrapping_add(at + p * VALUE_PANEL);
             next[p] = next[p].wrapping_add(at + p * VALUE_PANEL);
         }
-        // SAFETY: `R` rows of `BLOCK` weights, by the assertion in `columns`; and the block's panels have been found to be
-        // there as far as they are seen, for all of `head_dim`.
+        // SAFETY: `weights` holds `R` rows of `BLOCK` weights, by the assertion in `columns`. `KvLoop::panels` has checked the
+        // visible panels of the block for all of `head_dim`.
         unsafe {
             let mut weights = self.weights.as_ptr().add(keys.start);
             let mut left = keys.len();
@@ -112,7 +112,7 @@ impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
     }
 }
 
-/// The same panels one step later.
+/// Advances the addresses of panels by one step.
 #[inline(always)]
 fn later<T, const N: usize>(mut panels: [*const T; N]) -> [*const T; N] {
     for panel in &mut panels {

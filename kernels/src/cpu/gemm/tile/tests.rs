@@ -10,7 +10,10 @@ fn tiles_cover_all_rows_in_order() {
                 let (first, count) = tiling.tile(index);
                 assert_eq!(first, next, "{rows} rows, tile {index}");
                 assert!(HEIGHTS.contains(&count) && count <= largest, "{rows} rows: tile of {count}");
-                assert!(count > 1 || rows == 1 || largest == 3 && rows == 4, "{rows} rows: a lonely row");
+                assert!(
+                    count > 1 || rows == 1 || largest == 3 && rows == 4,
+                    "{rows} rows: a tile of one row"
+                );
                 next += count;
             }
             assert_eq!(next, rows);

@@ -1,19 +1,19 @@
 use super::*;
 use crate::HostMatrix;
 
-fn pack(dtype: WeightType, pool: &mut ThreadPool, parts: &[HostMatrix<'_>], paired: bool) -> Matrix {
-    Matrix::pack(Form::Stored(dtype), pool, FusedMatrices::new(parts, paired).unwrap()).unwrap()
+fn pack(dtype: WeightType, pool: &mut ThreadPool, matrices: &[HostMatrix<'_>], paired: bool) -> Matrix {
+    Matrix::pack(Form::Stored(dtype), pool, FusedMatrices::new(matrices, paired).unwrap()).unwrap()
 }
 
 #[test]
-fn parts_are_laid_one_below_the_other_in_panels() {
-    // 21 outputs by 5 inputs in two parts, element (output, input) = 100 * output + input.
+fn fused_matrices_are_stacked_in_panels() {
+    // 21 outputs by 5 inputs in two matrices, element (output, input) = 100 * output + input.
     let values: Vec<f32> = (0..21 * 5).map(|i| (100 * (i / 5) + i % 5) as f32).collect();
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let (top, bottom) = bytes.split_at(13 * 5 * 4);
-    let part = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
+    let source = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
     let mut pool = ThreadPool::new(2).unwrap();
-    let matrix = pack(WeightType::F32, &mut pool, &[part(top, 13), part(bottom, 8)], false);
+    let matrix = pack(WeightType::F32, &mut pool, &[source(top, 13), source(bottom, 8)], false);
     let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
     assert_eq!((matrix.shape.panels(), matrix.shape.steps(), data.len()), (2, 3, 2 * 3 * STEP));
     for output in 0..32 {
@@ -26,17 +26,17 @@ fn parts_are_laid_one_below_the_other_in_panels() {
 }
 
 #[test]
-fn blocks_and_what_is_left_of_them_are_packed_alike() {
-    // Two whole panels and five outputs; one block of inputs, or two, or three, and nine more.
+fn whole_blocks_and_remainders_are_packed_alike() {
+    // Two whole panels and five outputs. One, two or three blocks of inputs, by element size, and nine more inputs.
     let (outputs, inputs) = (37, 57);
     let mut pool = ThreadPool::new(2).unwrap();
     for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
         let size = dtype.bytes();
-        // All bytes differ from those that others could be taken for.
+        // Bytes that could be confused with each other differ.
         let bytes: Vec<u8> =
             (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
-        let part = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
-        let matrix = pack(dtype, &mut pool, &[part], false);
+        let source = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
+        let matrix = pack(dtype, &mut pool, &[source], false);
         let (packed, panel) = (matrix.data.bytes(), matrix.shape.steps() * STEP * size);
         assert_eq!(packed.len(), 3 * panel);
         for output in 0..48 {
@@ -58,14 +58,14 @@ fn blocks_and_what_is_left_of_them_are_packed_alike() {
 }
 
 #[test]
-fn panels_of_a_pair_take_turns() {
-    // Two parts of 17 outputs by 2 inputs, all elements of an output the same.
+fn panels_of_a_pair_alternate() {
+    // Two matrices of 17 outputs by 2 inputs. All elements of an output are equal.
     let values: Vec<f32> = (0..34 * 2).map(|i| (i / 2 + 1) as f32).collect();
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let (gate, up) = bytes.split_at(17 * 2 * 4);
-    let part = |bytes| HostMatrix { bytes, dtype: WeightType::F32, rows: 17, columns: 2 };
+    let source = |bytes| HostMatrix { bytes, dtype: WeightType::F32, rows: 17, columns: 2 };
     let mut pool = ThreadPool::new(1).unwrap();
-    let matrix = pack(WeightType::F32, &mut pool, &[part(gate), part(up)], true);
+    let matrix = pack(WeightType::F32, &mut pool, &[source(gate), source(up)], true);
     let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
     assert_eq!((matrix.shape.panels(), data.len()), (4, 4 * STEP));
     let first_of = |panel: usize| [data[panel * STEP], data[panel * STEP + 1]];

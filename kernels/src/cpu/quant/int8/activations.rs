@@ -1,4 +1,4 @@
-//! Packing of activations before a product: quantised, and laid out tile by tile.
+//! Packing of activations before a product: quantisation, and layout in tiles of rows.
 
 use super::product::Work;
 use super::quantise::{Quantised, quantise_lanes};
@@ -7,12 +7,12 @@ use crate::cpu::gemm::input::InputRow;
 use crate::cpu::gemm::tile::for_tile;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Words that a packed row takes.
+/// Number of words per packed row.
 pub(super) const fn row_words(inputs: usize, dot_inputs: usize) -> usize {
     2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
 }
 
-/// Packs some groups of the activations of a tile.
+/// One task: packs a range of groups of a tile's activations.
 pub(super) struct PackTile<'a> {
     pub(super) work: Work<'a>,
     pub(super) tile: usize,
@@ -29,7 +29,7 @@ impl Op for PackTile<'_> {
 }
 
 impl PackTile<'_> {
-    /// Packs a tile of `R` rows; `_P` is what goes with `R` in [`for_tile`].
+    /// Packs a tile of `R` rows. `_P` is the number of panels that [`for_tile`] assigns to `R`.
     #[inline(always)]
     fn pack<S: Simd, const R: usize, const _P: usize>(&self, s: S) {
         let Work { x, tiling, activations, matrix, .. } = self.work;
@@ -39,19 +39,19 @@ impl PackTile<'_> {
         let group_words = R * (2 + GROUP / S::DOT_INPUTS);
         for group in self.groups.0..self.groups.1 {
             let len = group_words.min(R * words - group * group_words);
-            // SAFETY: the words of each group of each tile are one task's.
+            // SAFETY: the words of each group of each tile belong to one task.
             let to = unsafe { activations.slice_mut(first * words + group * group_words, len) };
             pack_group(s, &rows, group * GROUP, to);
         }
     }
 }
 
-/// Packs a group: the scales of the rows, where their sums begin, and the words of all rows, step by step.
+/// Packs a group: the scales of the rows, the initial values of their sums, and the words of all rows, step by step.
 #[inline(always)]
 fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [u32]) {
     let (scales, rest) = to.split_at_mut(R);
     let (begins, steps) = rest.split_at_mut(R);
-    // At most four of sixteen words.
+    // At most four blocks of sixteen words per row.
     let mut words = [[s.splat_i(0); R]; GROUP / (2 * LANES)];
     for (r, row) in rows.iter().enumerate() {
         let mut x = [s.splat(0.0); GROUP / LANES];
@@ -68,11 +68,11 @@ fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: us
     }
     for (words, to) in words.iter().zip(steps.chunks_mut(LANES * R)) {
         if to.len() == LANES * R {
-            // SAFETY: there is room for sixteen words of each row.
+            // SAFETY: `to` has room for sixteen words of each row.
             unsafe { s.store_transposed(words, to.as_mut_ptr()) };
         } else {
             let mut whole = [[0u32; R]; LANES];
-            // SAFETY: as above.
+            // SAFETY: `whole` has room for sixteen words of each row.
             unsafe { s.store_transposed(words, whole.as_mut_ptr().cast()) };
             to.iter_mut().zip(whole.as_flattened()).for_each(|(to, word)| *to = *word);
         }

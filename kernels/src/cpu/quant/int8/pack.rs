@@ -1,4 +1,4 @@
-//! Quantises the weights of a checkpoint into panels.
+//! Quantisation of a checkpoint's weights into panels.
 
 use std::fs::File;
 use std::marker::PhantomData;
@@ -14,17 +14,17 @@ use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, WeightType};
 
 impl Int8Matrix {
-    /// Bytes of such a matrix. `None` where there is no number for them.
+    /// Size in bytes of a matrix of this shape; `None` if it overflows.
     pub(in crate::cpu) fn len(shape: Shape) -> Option<usize> {
         shape.panels().checked_mul(panel_bytes(shape.inputs))
     }
 
-    /// One that was packed before, in place in a file from byte `from` on, where [`Self::len`] bytes are.
+    /// Maps a packed matrix: the [`Self::len`] bytes of `file` from `from` on.
     pub(in crate::cpu) fn mapped(file: &File, from: u64, shape: Shape) -> Result<Self, DeviceError> {
         Ok(Self { shape, data: Buffer::mapped(file, from, Self::len(shape), "a packed weight matrix")? })
     }
 
-    /// Quantises `parts`. Beside the matrix nothing is allocated.
+    /// Quantises `source`. Allocates nothing but the packed matrix.
     pub(in crate::cpu) fn pack(
         path: Path,
         pool: &mut ThreadPool,
@@ -41,7 +41,7 @@ impl Int8Matrix {
     }
 }
 
-/// One panel to be filled.
+/// Fills one panel.
 struct Panel<'a, W: Format> {
     rows: &'a [Option<&'a [u8]>; LANES],
     inputs: usize,
@@ -86,16 +86,16 @@ impl<W: Format> Op for Panel<'_, W> {
     }
 }
 
-/// A row's elements from `first` on.
+/// Writes a row's elements from `first` on to `out`, as f32.
 #[inline(always)]
 fn widen<S: Simd, W: Format>(s: S, row: &[u8], first: usize, out: &mut [f32]) {
     for (block, out) in out.chunks_mut(LANES).enumerate() {
-        // By way of an array, since files align nothing.
+        // The bytes of a file may be unaligned, so they are copied to an array.
         let mut raw = [W::narrow(0.0); LANES];
         for (i, raw) in raw[..out.len()].iter_mut().enumerate() {
             *raw = W::read(row, first + block * LANES + i);
         }
-        // SAFETY: `raw` holds sixteen.
+        // SAFETY: `raw` holds sixteen elements.
         s.store_some(out, unsafe { W::load_row(s, raw.as_ptr()) });
     }
 }

@@ -1,7 +1,7 @@
 //! `y = x · Wᵀ` in eight bits.
 //!
-//! Activations are quantised first, into tiles of a few rows whose steps lie side by side. Then every panel of
-//! weights meets every tile while it is in the cache, so that one read of the weights from memory serves all rows.
+//! Activations are quantised first, into tiles of a few rows whose steps are side by side. Then every panel of weights is
+//! multiplied by every tile while it is in the cache, so that weights are read from memory once for all rows.
 
 use std::hint::black_box;
 
@@ -18,16 +18,18 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// Bytes of weights that are kept in the second-level cache while all tiles of rows pass by.
+/// Number of bytes of weights that stay in the second-level cache while all tiles are multiplied by them.
 const CACHED_WEIGHTS: usize = 204 << 10;
-/// Inputs of a block, in whole groups: those of all rows of a tile, and of a panel, that the first-level cache holds beside
-/// each other, or the second-level cache where tiles are large, since every block's end costs each tile a pause.
+/// Number of inputs per block, a multiple of [`GROUP`]. The block's inputs of a tile and of a panel fit the first-level cache
+/// together. Where tiles are large they fit the second-level cache instead, since every end of a block costs each tile a load
+/// and store of its sums.
 const fn block_inputs<S: Simd>() -> usize {
     if S::TILE_ROWS >= 12 { 16 * GROUP } else { 4 * GROUP }
 }
-/// The most panels that a tile of rows meets at once: tasks and blocks begin with a multiple, which parts no pair either.
+/// Maximum number of panels that a tile is multiplied by at once. Tasks and blocks begin with a multiple of it, so that both
+/// panels of a pair belong to one task.
 const MOST_PANELS: usize = 4;
-/// Activations that one task packs: fewer are not worth another thread's attention.
+/// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
 /// The operands of one product.
@@ -40,14 +42,14 @@ pub(in crate::cpu) struct Product<'a> {
     pub(in crate::cpu) out: &'a mut [f32],
 }
 
-/// Where activations are laid out; committed as far as it has been used.
+/// Scratch memory of products. The system commits pages only when they are first written.
 pub(in crate::cpu) struct Scratch {
     activations: Buffer<u32>,
-    /// Sums of gate and up, `[rows, panels * 16]`: products of several blocks rest there.
+    /// Sums of gate and up between blocks, `[rows, panels * 16]`.
     sums: Buffer<f32>,
-    /// The most rows there can be, and the widest sums.
+    /// Largest number of rows, and largest width of [`Self::sums`].
     most: (usize, usize),
-    /// Whether there are products in int8 at all.
+    /// True once a product has been computed.
     used: bool,
 }
 
@@ -57,7 +59,7 @@ impl Scratch {
         Ok(Self { activations, sums: Buffer::zeroed(0, SUMS)?, most: (0, 0), used: false })
     }
 
-    /// Makes room for products of so many rows of so many inputs.
+    /// Makes room for products of up to `rows` rows and `inputs` inputs.
     pub(in crate::cpu) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
         let words = rows * row_words(inputs, 2);
         if self.activations.len() < words {
@@ -66,7 +68,7 @@ impl Scratch {
         self.fit_sums(rows, 0)
     }
 
-    /// Makes room for the products of a pair.
+    /// Makes room for the products of a paired matrix.
     pub(in crate::cpu) fn fit_pair(&mut self, matrix: &Int8Matrix) -> Result<(), DeviceError> {
         self.fit_sums(0, matrix.shape.panels() * LANES)
     }
@@ -80,16 +82,16 @@ impl Scratch {
         Ok(())
     }
 
-    /// The most that products take, known once there was one.
+    /// Size in bytes; 0 before the first product.
     pub(in crate::cpu) fn bytes(&self) -> usize {
         if self.used { size_of_val(&self.activations[..]) + size_of_val(&self.sums[..]) } else { 0 }
     }
 }
 
-/// What that memory is for.
+/// The name of [`Scratch::sums`] in errors.
 const SUMS: &str = "sums of gate and up";
 
-/// Computes a product that `scratch` has room for.
+/// Computes a product. `scratch` must have room for it.
 pub(in crate::cpu) fn linear(
     path: Path,
     pool: &mut ThreadPool,
@@ -115,7 +117,7 @@ pub(in crate::cpu) fn linear(
         path.run_int8(PackTile { work, tile, groups: (first, groups.min(first + share)) });
     })?;
     let panels = matrix.shape.panels();
-    // A few tasks for each thread even out their ends; more of them where nothing but the weights has to be fetched.
+    // Several tasks per thread balance the load. A single tile only fetches weights, so its tasks can be smaller.
     let each = if tiling.tiles == 1 { 8 } else { 4 };
     let share = panels.div_ceil(each * pool.threads()).next_multiple_of(MOST_PANELS);
     let columns = panels.div_ceil(share);
@@ -131,10 +133,10 @@ pub(in crate::cpu) fn linear(
     })
 }
 
-/// What all tasks of one product share.
+/// State that all tasks of one product share.
 ///
-/// Packed activations are, tile by tile, for each group: the rows' scales, where the rows' sums begin
-/// (see [`super::OFFSET`]), then the steps, each with the words of all rows.
+/// Packed activations are stored by tile, then by group: the scales of the rows, the initial values of their sums (see
+/// [`super::OFFSET`]), then the steps, each with the words of all rows.
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) x: Input<'a>,
@@ -142,20 +144,21 @@ pub(super) struct Work<'a> {
     pub(super) activations: &'a Shared<'a, u32>,
     pub(super) matrix: &'a Int8Matrix,
     epilogue: Epilogue<'a>,
-    /// Where sums rest between blocks: `out`, or the place for those of a pair. So wide are its rows.
+    /// Memory of the sums between blocks: `out`, or [`Scratch::sums`] for a pair.
     sums: &'a Shared<'a, f32>,
+    /// Width of a row of `sums`.
     width: usize,
     out: &'a Shared<'a, f32>,
-    /// The one that a task's copy is for.
+    /// Index of the thread that runs the task.
     thread: usize,
 }
 
 impl Work<'_> {
-    /// Where a row meets a panel.
+    /// The sums of one row and one panel.
     ///
     /// # Safety
     ///
-    /// (row, panel) is the calling task's, which holds one such slice at a time.
+    /// (row, panel) belongs to the calling task, which holds one such slice at a time.
     #[allow(clippy::mut_from_ref)] // As `Shared::slice_mut`.
     #[inline(always)]
     unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
@@ -165,7 +168,7 @@ impl Work<'_> {
     }
 }
 
-/// Some panels by some tiles of rows.
+/// One task: a range of panels by a range of tiles.
 #[derive(Clone, Copy)]
 struct Block<'a> {
     work: Work<'a>,
@@ -179,10 +182,10 @@ impl Op for Block<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { work, panels: (mut first, end), tiles } = self;
         let inputs = work.matrix.shape.inputs;
-        // Whole sets, since a panel on its own is read from memory at three quarters of the rate that four are.
+        // Whole sets of panels: reading one panel at a time uses less of the memory's bandwidth than reading four.
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
-        // A single tile reads weights from memory: in one go, as they lie there.
+        // A single tile reads weights from memory, in one pass in the order of memory.
         let at_once = if tiles.0 + 1 < tiles.1 { const { block_inputs::<S>() } } else { usize::MAX };
         while first < end {
             let last = end.min(first + cached);
@@ -204,7 +207,7 @@ impl Op for Block<'_> {
 }
 
 impl Block<'_> {
-    /// Applies the gates of panels `first .. last`, whose sums are complete and still in a cache.
+    /// Applies the gates of panels `first .. last`. Their sums are complete and still in a cache.
     #[inline(always)]
     fn gate<S: Simd>(self, s: S, first: usize, last: usize) {
         let Self { work, tiles, .. } = self;
@@ -212,7 +215,7 @@ impl Block<'_> {
         for row in work.tiling.end(tiles.0)..work.tiling.end(tiles.1) {
             for panel in (first..last).step_by(2) {
                 let column = panel / 2 * LANES;
-                // SAFETY: these rows by these panels are this task's, and the two panels are not the same.
+                // SAFETY: these rows and panels belong to this task, and the two panels differ.
                 unsafe {
                     let (gate, up) = (work.sums(row, panel), work.sums(row, panel + 1));
                     let out = work.out.slice_mut(row * gates + column, LANES.min(gates - column));
@@ -223,8 +226,8 @@ impl Block<'_> {
     }
 }
 
-/// A tile of `R` rows from `row` on meets panels `first .. last`, `P` of them at once, over inputs `from .. to`, which
-/// begin with a group and end with one.
+/// The product of a tile of `R` rows from `row` on and panels `first .. last`, `P` panels at a time, over inputs
+/// `from .. to`, which are whole groups.
 struct RowTile<'a, const R: usize, const P: usize> {
     work: Work<'a>,
     row: usize,
@@ -263,13 +266,12 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
         for (r, sums) in sums.iter_mut().enumerate() {
             for (p, sum) in sums.iter_mut().enumerate() {
                 if from > 0 || matches!(work.epilogue, Epilogue::Add(_)) {
-                    // SAFETY: these rows by these panels are this task's.
+                    // SAFETY: these rows and panels belong to this task.
                     *sum = s.load_some(unsafe { work.sums(row + r, panel + p) }, 0.0);
                 }
             }
         }
-        // SAFETY: the tile's words were packed before; nobody writes to it now. The panels are
-        // whole by the slice above.
+        // SAFETY: the tile's words are packed, and no task writes to them now. The panels are whole by the slice above.
         unsafe {
             let words = row * row_words(work.matrix.shape.inputs, S::DOT_INPUTS)
                 + R * groups * (2 + GROUP / S::DOT_INPUTS);
@@ -298,12 +300,12 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
     }
 }
 
-/// `sums[r][p] += ` sixteen lanes of a tile's rows times panels, group by group.
+/// Adds the product of a tile's rows and the panels to `sums`, group by group: sixteen lanes for each `[r][p]`.
 ///
 /// # Safety
 ///
-/// `x` holds the words of `R` rows of `inputs` activations, and each of `panels` all groups of as many weights.
-/// `panel_bytes` is how far panels are apart.
+/// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups of as many weights.
+/// `panel_bytes` is the distance between panels.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
@@ -315,33 +317,33 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     panel_bytes: usize,
 ) {
     let step_bytes = S::DOT_INPUTS * LANES;
-    // Registers hold the sums of a group. Those of all groups are better off in memory, so the compiler is told that it has
-    // to leave them there.
+    // Registers hold the integer sums of one group. The f32 sums over all groups stay in memory: `black_box` keeps the
+    // compiler from moving them to registers and spilling the integer sums.
     let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
     let (mut x, mut at) = (x, 0);
     let mut left = inputs;
     while left > 0 {
         let inputs = left.min(GROUP).next_multiple_of(PAD);
-        // SAFETY: the caller's contract: this group's words and weights are there.
+        // SAFETY: the caller's contract: this group's words and weights are readable.
         unsafe {
             let (scales, begins, steps) = (x, x.add(R), x.add(2 * R));
             let mut dots = [[s.splat_i(0); P]; R];
             for (r, dots) in dots.iter_mut().enumerate() {
                 *dots = [s.splat_i((*begins.add(r)).cast_signed()); P];
             }
-            // The group that comes next is asked for: after the last one, that of the `P` panels after these.
+            // The next group is prefetched: after the last group, the first group of the next `P` panels.
             let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
             for panel in panels {
                 s.prefetch(panel.wrapping_add(next));
             }
-            // `PAD` inputs at a time, which are a cache line of a panel.
+            // `PAD` inputs of a panel are one cache line.
             for line in 0..inputs / PAD {
                 for panel in panels {
                     s.prefetch(panel.wrapping_add(next + SCALES + line * PAD * LANES));
                 }
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
-                    // Panels inside: each load of a word feeds all of them.
+                    // Panels are the inner loop, so that one load of a word feeds all of them.
                     for r in 0..R {
                         let word = *steps.add(step * R + r);
                         for p in 0..P {

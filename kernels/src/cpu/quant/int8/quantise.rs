@@ -1,15 +1,15 @@
-//! A group of numbers in eight bits and a scale.
+//! Quantisation of a group of numbers to eight bits and a scale.
 
 use super::GROUP;
 use crate::cpu::simd::{LANES, Simd};
 
-/// The largest magnitude of a quantised number: symmetric, so that a number and its negative have the same.
+/// The largest magnitude of a quantised number. The range is symmetric, so that `x` and `-x` have the same magnitude.
 const MOST: f32 = 127.0;
-/// Groups whose numbers are all smaller are zero: the reciprocal of the scale would overflow.
+/// A group whose magnitudes are all below this is quantised to zeros: the reciprocal of its scale would overflow.
 const TINY: f32 = 1e-30;
 
-/// Quantises up to [`GROUP`] numbers; the rest of `out` becomes zero. Gives back the scale: not a number where any of
-/// them is not finite, so that what is computed with it is not either.
+/// Quantises up to [`GROUP`] numbers, and fills the rest of `out` with zeros. Returns the scale: NaN if any input is not
+/// finite, so that NaN propagates.
 #[inline(always)]
 pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
     let zero = s.splat(0.0);
@@ -17,7 +17,7 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
     for block in x.chunks(LANES) {
         let x = s.load_some(block, 0.0);
         largest = s.max(s.max(x, s.sub(zero, x)), largest);
-        // Zero times anything is zero, but for infinities and what is not a number.
+        // x * 0 is 0 for every finite x, and NaN for an infinity or NaN.
         poison = s.add(s.mul(x, zero), poison);
     }
     let (largest, poison) = (s.largest(largest), s.sum(poison));
@@ -32,17 +32,17 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
     largest / MOST + poison
 }
 
-/// A group of activations, quantised.
+/// A quantised group of activations.
 pub(super) struct Quantised<S: Simd> {
-    /// The scale that [`quantise`] gives.
+    /// Scale, as [`quantise`] returns it.
     pub(super) scale: f32,
     /// Sum of the quantised numbers.
     pub(super) sum: i32,
-    /// Words of [`Simd::DOT_INPUTS`] numbers: as many of the sixteens as that makes.
+    /// Words of [`Simd::DOT_INPUTS`] numbers. With four numbers per word, only the first half is used.
     pub(super) words: [S::I; GROUP / (2 * LANES)],
 }
 
-/// Quantises a group that is in registers, to the same numbers as [`quantise`].
+/// Quantises a group that is in registers. The result is the same as that of [`quantise`].
 #[inline(always)]
 pub(super) fn quantise_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Quantised<S> {
     let zero = s.splat(0.0);
@@ -60,7 +60,7 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Quantis
     let (mut numbers, mut sum) = (x, zero);
     for number in &mut numbers {
         *number = s.round(s.mul(*number, inverse));
-        // Exact: integers far below 2^24.
+        // The sum is exact: all partial sums are integers far below 2^24.
         sum = s.add(sum, *number);
     }
     if const { S::DOT_INPUTS == 2 } {

@@ -8,7 +8,7 @@ fn scores_are_those_of_a_log_softmax_in_double_precision() {
         let path = Path::new(isa).unwrap();
         for len in [1, 15, 16, 17, 1000, 5003] {
             let mut logits = Random::new(len as u64).normals(len, 4.0);
-            // Ties, among them at the border of the list.
+            // Rounding makes ties, some of them at the end of the list.
             logits.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
             let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
             let mut order: Vec<usize> = (0..len).collect();

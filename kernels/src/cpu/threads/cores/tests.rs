@@ -1,7 +1,7 @@
 use super::*;
 
 fn cores(nodes: usize, cores: usize) -> Cores {
-    // As Linux often numbers them: every core's first hardware thread, then every core's second.
+    // A common numbering on Linux: the first hardware thread of every core, then the second of every core.
     let all = nodes * cores;
     Cores::ordered((0..2 * all).map(|cpu| {
         let core = cpu % all;
@@ -12,7 +12,7 @@ fn cores(nodes: usize, cores: usize) -> Cores {
 #[test]
 fn a_workers_cores_are_on_one_node_and_whole() {
     let cores = cores(2, 4);
-    // Cores 0, 2, 4, 6 are of node 0; the second thread of core n is 8 + n.
+    // Cores 0, 2, 4, 6 are on node 0. The second hardware thread of core n is 8 + n.
     assert_eq!(cores.numbers(), [0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15]);
     assert_eq!(cores.share(0, 8).numbers(), [0, 8, 2, 10, 4, 12, 6, 14]);
     assert_eq!(cores.share(1, 8).numbers(), [1, 9, 3, 11, 5, 13, 7, 15]);

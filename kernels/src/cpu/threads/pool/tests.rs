@@ -18,14 +18,14 @@ fn every_task_runs_exactly_once_however_often_it_is_asked() {
 }
 
 #[test]
-fn who_has_none_left_takes_from_the_others() {
+fn an_idle_thread_takes_tasks_of_the_others() {
     let mut pool = ThreadPool::new(3).unwrap();
     let done = AtomicUsize::new(0);
     pool.run(9, |index, _| {
-        // The first task of the first share ends when all others have, those of its own share too.
+        // The first task of the first share ends after all other tasks, including those of its own share.
         let began = Instant::now();
         while index == 0 && done.load(Ordering::SeqCst) < 8 {
-            assert!(began.elapsed() < Duration::from_secs(60), "nobody takes them");
+            assert!(began.elapsed() < Duration::from_secs(60), "the other threads do not take the tasks");
             std::thread::yield_now();
         }
         done.fetch_add(1, Ordering::SeqCst);
@@ -42,7 +42,7 @@ fn a_parked_helper_is_woken() {
         while !asleep.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
-        // Both tasks wait for the other: done only if two threads run them.
+        // Each task waits for the other, so they end only if two threads run them.
         let met = AtomicUsize::new(0);
         pool.run(2, |_, _| {
             met.fetch_add(1, Ordering::SeqCst);
