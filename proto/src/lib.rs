@@ -9,10 +9,10 @@ pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber
 /// `tutti.v1`: the clients' API. Stable.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
-    tonic::include_proto!("tutti.v1");
+    include!("generated/tutti.v1.rs");
 
     /// The encoded descriptor set of this package, for gRPC reflection.
-    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tutti.v1.bin"));
+    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/tutti.v1.bin");
 }
 
 /// `tutti.cluster.v1`: the protocol among the processes of one cluster.
@@ -20,7 +20,7 @@ pub mod cluster {
     /// The current version.
     #[allow(missing_docs, clippy::all, clippy::pedantic)]
     pub mod v1 {
-        tonic::include_proto!("tutti.cluster.v1");
+        include!("generated/tutti.cluster.v1.rs");
     }
 }
 

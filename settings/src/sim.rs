@@ -1,4 +1,5 @@
-//! The simulated device: what a step costs, and the faults that it plays.
+//! The settings of the simulated device: the costs of a step, and faults. The device itself is
+//! `worker/models/src/sim_device.rs`.
 
 use crate::{Invalid, Settings};
 

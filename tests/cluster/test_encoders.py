@@ -162,7 +162,7 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param) and words in error["message"], (parts, error)
     response = cluster.post("/tokenize", {"messages": ask(good)["messages"]})
-    assert response.status_code == 400 and "no text" in response.text
+    assert response.status_code == 400 and "only text can be tokenised" in response.text
     cluster.wait_until_idle()
 
 

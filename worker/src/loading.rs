@@ -7,7 +7,7 @@ use tutti_kernels::{
     Device, DeviceError,
     cpu::{Cores, CpuDevice, Isa},
 };
-use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, load, load_sim};
+use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, SimOptions, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
 use tutti_settings::{DeviceChoice, WorkerSettings};
@@ -113,14 +113,14 @@ fn load_model(
             packed.as_ref().inspect(|packed| packed::finish(packed));
             model
         }
-        DeviceChoice::Sim => load_sim(
-            &settings.model_dir,
-            settings.engine.max_step_tokens,
-            PAGE_TOKENS,
-            rank.0,
-            &settings.sim,
-            settings.nodes.as_deref(),
-        )?,
+        DeviceChoice::Sim => load_sim(&SimOptions {
+            dir: &settings.model_dir,
+            max_step_tokens: settings.engine.max_step_tokens,
+            page_tokens: PAGE_TOKENS,
+            nodes: settings.nodes.as_deref(),
+            rank: rank.0,
+            settings: &settings.sim,
+        })?,
     })
 }
 

@@ -17,7 +17,7 @@ use prost::Message;
 use serde::Serialize;
 use tutti_engine::{Engine, EngineHandle, EngineSettings, StepOutput};
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load, load_sim};
+use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, SimOptions, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_settings::{ByteSize, SimProfile, SimSettings};
 
@@ -267,14 +267,14 @@ fn root() -> PathBuf {
 }
 
 fn sim(settings: &SimSettings) -> Result<Box<dyn Model>, Failure> {
-    Ok(load_sim(
-        &root().join("tests/tutti-tiny/checkpoint"),
-        MAX_STEP_TOKENS,
-        PAGE_TOKENS,
-        0,
+    Ok(load_sim(&SimOptions {
+        dir: &root().join("tests/tutti-tiny/checkpoint"),
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens: PAGE_TOKENS,
+        nodes: None,
+        rank: 0,
         settings,
-        None,
-    )?)
+    })?)
 }
 
 fn instant() -> Result<Box<dyn Model>, Failure> {

@@ -1,5 +1,6 @@
 //! The simulated device (`--device sim`): a model without weights whose steps only take time. It serves tests of
-//! scheduling, of faults and of the control plane. [`SimSettings`], which the conductor shares, sets costs and faults.
+//! scheduling, of faults and of the control plane. [`SimSettings`] (settings/src/sim.rs), which the conductor shares,
+//! sets costs and faults.
 //!
 //! The KV pool holds 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at
 //! the position before. A sampled token is a function of the digest of its row's last position. The token is thus right
@@ -59,16 +60,26 @@ struct Sim {
     steps: u64,
 }
 
-/// Loads a simulated model with the vocabulary, context, ends of sequence and audio of the checkpoint in `dir`, of any
-/// family. It holds `nodes`, or all nodes if `None`. `rank` makes the jitter of workers differ.
-pub fn load(
-    dir: &Path,
-    max_step_tokens: usize,
-    page_tokens: usize,
-    rank: u32,
-    settings: &SimSettings,
-    nodes: Option<&[String]>,
-) -> Result<Box<dyn Model>, LoadError> {
+/// The checkpoint and the settings of a simulated model.
+#[derive(Clone, Copy, Debug)]
+pub struct SimOptions<'a> {
+    /// The checkpoint's directory. Its family does not matter.
+    pub dir: &'a Path,
+    /// Maximum number of tokens per step.
+    pub max_step_tokens: usize,
+    /// Tokens per KV page.
+    pub page_tokens: usize,
+    /// The nodes to load, or all if `None`.
+    pub nodes: Option<&'a [String]>,
+    /// Rank of the worker. It makes the jitter of workers differ.
+    pub rank: u32,
+    /// Costs and faults.
+    pub settings: &'a SimSettings,
+}
+
+/// Loads a simulated model with the vocabulary, context, ends of sequence and audio of a checkpoint.
+pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
+    let SimOptions { dir, max_step_tokens, page_tokens, nodes, rank, settings } = *options;
     let file = ConfigFile::read(dir)?;
     let keys: Keys = file.parse()?;
     let needed = |name: &str, value: Option<usize>| match value {

@@ -2,7 +2,7 @@ use std::path::Path;
 
 use tokio::task::{JoinHandle, spawn_blocking};
 use tutti_engine::{Engine, EngineSettings};
-use tutti_models::load_sim;
+use tutti_models::{SimOptions, load_sim};
 use tutti_settings::{SimProfile, SimSettings};
 
 use super::*;
@@ -17,7 +17,15 @@ struct Bench {
 fn bench(lose_after: Option<u64>) -> Bench {
     let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
-    let model = load_sim(&shipped, 64, 16, 0, &sim, None).unwrap();
+    let options = SimOptions {
+        dir: &shipped,
+        max_step_tokens: 64,
+        page_tokens: 16,
+        nodes: None,
+        rank: 0,
+        settings: &sim,
+    };
+    let model = load_sim(&options).unwrap();
     let settings =
         EngineSettings { max_step_tokens: 64, max_running_requests: 4, ..EngineSettings::default() };
     let (device_loop, handle) = Engine::new(model, Rank(0), &settings, 4).unwrap().split();

@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 use tutti_engine::{Engine, EngineSettings};
-use tutti_models::load_sim;
+use tutti_models::{SimOptions, load_sim};
 use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, completion::Outcome, worker_message::Message as ToConductor},
@@ -49,7 +49,9 @@ impl Worker {
     /// Starts a worker with `nodes` of a checkpoint's model.
     fn of(checkpoint: &Path, page_tokens: usize, nodes: Option<&[String]>) -> Self {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
-        let model = load_sim(checkpoint, 64, page_tokens, 0, &sim, nodes).unwrap();
+        let options =
+            SimOptions { dir: checkpoint, max_step_tokens: 64, page_tokens, nodes, rank: 0, settings: &sim };
+        let model = load_sim(&options).unwrap();
         let settings = EngineSettings {
             max_step_tokens: 64,
             max_running_requests: 4,

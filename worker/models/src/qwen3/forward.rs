@@ -246,7 +246,7 @@ impl<D: Device> Qwen3<D> {
         if group_rank.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
-    /// Computes the logits of a tile and appends the likeliest token of each row. No other result is available.
+    /// Computes the logits of a tile and appends the likeliest token of each row. The logits cannot be read afterwards.
     fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
         let Self { device, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;

@@ -14,11 +14,15 @@ fn settings() -> SimSettings {
     SimSettings { profile: SimProfile::Instant, ..SimSettings::default() }
 }
 
+fn options<'a>(dir: &'a Path, settings: &'a SimSettings, nodes: Option<&'a [String]>) -> SimOptions<'a> {
+    SimOptions { dir, max_step_tokens: 64, page_tokens: PAGE_TOKENS, nodes, rank: 0, settings }
+}
+
 fn sim(settings: &SimSettings) -> Box<dyn Model> {
     let dir = tempfile::tempdir().unwrap();
     let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "eos_token_id": 3}"#;
     std::fs::write(dir.path().join("config.json"), config).unwrap();
-    let mut model = load(dir.path(), 64, PAGE_TOKENS, 0, settings, None).unwrap();
+    let mut model = load(&options(dir.path(), settings, None)).unwrap();
     model.allocate_pages(8).unwrap();
     model
 }
@@ -143,7 +147,7 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     let dir = tempfile::tempdir().unwrap();
     let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "audio_token_id": 7, "audio_bytes_per_token": 2}"#;
     std::fs::write(dir.path().join("config.json"), config).unwrap();
-    let load = |nodes: Option<&[String]>| load(dir.path(), 64, PAGE_TOKENS, 0, &settings(), nodes).unwrap();
+    let load = |nodes: Option<&[String]>| load(&options(dir.path(), &settings(), nodes)).unwrap();
     let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
     model.allocate_pages(8).unwrap();
     let walk = model.declaration().media()[0].walk;
