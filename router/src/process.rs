@@ -26,7 +26,7 @@ const CLOSING: Duration = Duration::from_secs(3);
 const PROCESS: Process = Process {
     name: "router",
     about: "Serves the OpenAI HTTP API and the gRPC API in front of conductors that run elsewhere.",
-    example: ("conductor", "http://10.0.0.1:50051"),
+    example: ("drain_timeout", "60"),
     prints_config: true,
 };
 

@@ -69,6 +69,8 @@ fn command<S: Settings>(process: Process) -> Command {
     Command::new(process.name)
         .version(VERSION)
         .about(process.about)
+        // One line per flag, however long.
+        .term_width(0)
         .after_help(format!(
             "Each setting can also stand in the file, as in {key} = {value}, or in a variable, as in {variable}={value}.\n\
              All settings, also those without a flag: docs/configuration.md"

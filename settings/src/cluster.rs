@@ -75,9 +75,9 @@ settings! {
             device: DeviceChoice = DeviceChoice::Auto;
             /// Compute threads per worker
             threads: Option<u32> = None, unit "N", default "the cores divided by the workers", at least 1, at most 1024;
-            /// Keep each compute thread on a core of its own, those of a worker on one NUMA node where they fit
+            /// Pin each compute thread to a core of its own; those of a worker share a NUMA node where they fit
             pin_threads: bool = false;
-            /// Instruction path on a CPU; one path gives the same bits on every CPU
+            /// Instruction path on a CPU
             cpu_isa: CpuIsa = CpuIsa::Auto;
         }
     }
@@ -86,7 +86,7 @@ settings! {
 choices! {
     /// The instruction path of CPU workers. Its names are those that the kernels give their paths.
     pub enum CpuIsa {
-        /// The best path of the worker's machine.
+        /// The best path of the worker's machine. Each other path gives the same bits on all CPUs that have it.
         Auto = "auto",
         /// Plain code, on every machine.
         Portable = "portable",

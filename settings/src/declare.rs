@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserializer,
-    de::{Error, MapAccess, Visitor},
+    de::{DeserializeSeed, Error, MapAccess, Visitor},
 };
 
 use crate::Invalid;
@@ -85,6 +85,9 @@ pub trait Settings: Default {
     /// Declarations of all settings, in the order of the struct.
     fn declared() -> Vec<Setting>;
 
+    /// All keys, and the names of tables.
+    fn keys() -> Vec<&'static str>;
+
     /// Reads the value of `key`, which `map` gives next. False if there is no such key.
     fn set<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
 
@@ -107,7 +110,7 @@ pub fn deserialize<'de, S: Settings, D: Deserializer<'de>>(deserializer: D) -> R
             let mut settings = S::default();
             while let Some(key) = map.next_key::<String>()? {
                 if !settings.set(&key, &mut map)? {
-                    return Err(A::Error::unknown_field(&key, names::<S>()));
+                    map.next_value_seed(UnknownKey::<S>(&key, PhantomData))?;
                 }
             }
             Ok(settings)
@@ -120,21 +123,24 @@ pub fn deserialize<'de, S: Settings, D: Deserializer<'de>>(deserializer: D) -> R
 /// The sections of `--help`, in order.
 const HEADINGS: [&str; 6] = ["Model", "Cluster", "Scheduling", "Device and memory", "Faults", "Output"];
 
-/// Sorts settings by heading, and keys of tables after all others. Within a heading the order stays.
+/// Sorts settings by heading. Within a heading the order stays.
 pub fn in_order(mut declared: Vec<Setting>) -> Vec<Setting> {
     declared.sort_by_key(|setting| {
-        let heading = HEADINGS.iter().position(|heading| *heading == setting.heading);
-        (setting.table.is_some(), if setting.table.is_some() { None } else { heading })
+        HEADINGS.iter().position(|heading| *heading == setting.heading).unwrap_or(HEADINGS.len())
     });
     declared
 }
 
-/// Keys and tables of `S`. serde wants them for ever; a process ends soon after it has read a key that is none of them.
-fn names<S: Settings>() -> &'static [&'static str] {
-    let mut names: Vec<&str> =
-        S::declared().iter().map(|setting| setting.table.unwrap_or(setting.name)).collect();
-    names.dedup();
-    names.leak()
+/// Refuses a key in place of its value, so that the error has the key's path and source.
+struct UnknownKey<'a, S>(&'a str, PhantomData<S>);
+
+impl<'de, S: Settings> DeserializeSeed<'de> for UnknownKey<'_, S> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, _: D) -> Result<(), D::Error> {
+        // serde wants the keys for ever; the process ends soon after this error.
+        Err(D::Error::unknown_field(self.0, S::keys().leak()))
+    }
 }
 
 /// Checks a number against its setting's range. `prefix` goes before the name in an error.
@@ -257,6 +263,10 @@ macro_rules! settings {
                 }, )+ )+]
             }
 
+            fn keys() -> Vec<&'static str> {
+                vec![$( $( stringify!($field), )+ )+]
+            }
+
             fn set<'de, A: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
                 match key {
                     $( $( stringify!($field) => self.$field = $crate::value::Value::read(map)?, )+ )+
@@ -316,6 +326,13 @@ macro_rules! process {
                 $( declared.extend(<$group_type>::declared()); )+
                 $( declared.extend(<$table_type>::declared()); )*
                 $crate::declare::in_order(declared)
+            }
+
+            fn keys() -> Vec<&'static str> {
+                let mut keys = Vec::new();
+                $( keys.extend(<$group_type>::keys()); )+
+                $( keys.push(stringify!($table)); )*
+                keys
             }
 
             fn set<'de, A: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {

@@ -10,15 +10,15 @@ settings! {
         "Scheduling" => {
             /// Token budget of one step, over all its requests
             max_step_tokens: usize = 512, unit "TOKENS", at least 1, at most 1 << 20;
-            /// Component that cuts long prompts into chunks; the answers are the same
+            /// Component that cuts long prompts into chunks
             chunking: Chunking = Chunking::Scheduler;
             /// Limit of one prompt's chunk in one forward
             max_prefill_chunk_size: Option<usize> = None, unit "TOKENS", default "max-step-tokens", at least 1;
-            /// Limit of a chunk in steps that other requests share, with chunking by the scheduler
+            /// Limit of a chunk in a step with other requests, if the scheduler cuts
             long_prefill_token_threshold: Option<usize> = None, unit "TOKENS", default "max-prefill-chunk-size", at least 1;
             /// Division among prompts of what decodes leave of a step
             prefill_sharing: PrefillSharing = PrefillSharing::ShortestFirst;
-            /// Target for the time between two tokens: prompts get what decodes leave of it
+            /// Target for the time between two tokens; prompts get what decodes leave of it
             target_itl_ms: Option<u32> = None, unit "MS", default "none", at least 1;
             /// KV pages that a request must hold before it runs
             admission: Admission = Admission::WholeLife;
@@ -26,9 +26,9 @@ settings! {
             max_running_requests: usize = 128, unit "N", at least 1, at most 1 << 16;
         }
         "Device and memory" => {
-            /// Size of each worker's KV pool, such as 512MiB, 2GB or 1073741824
+            /// KV pool of each worker, such as 512MiB or 2GB
             kv_cache_memory: Option<ByteSize> = None, unit "SIZE",
-                default "room for max-running-requests, at most 2GiB and an eighth of free memory";
+                default "as needed, at most 2GiB and 1/8 of free memory";
             /// Do not keep KV pages for prompts that begin alike
             no_prefix_cache: bool = false;
         }

@@ -12,7 +12,7 @@ settings! {
         "Faults" => {
             /// Replays of a request after its worker died or its hand-over failed
             max_replays: u32 = 2, unit "N", at most 100;
-            /// Time that the two workers of a hand-over, prefill and decode, may keep each other waiting
+            /// Time that the two workers of a hand-over may keep each other waiting
             transfer_timeout: u32 = 30, unit "SECONDS", at least 1, at most 3600;
             /// Silence after which a worker is killed; it sends one heartbeat per second
             heartbeat_timeout: u32 = 5, unit "SECONDS", at least 2;

@@ -24,7 +24,7 @@ settings! {
             load_format: LoadFormat = LoadFormat::Auto;
             /// Quantisation of weights and activations
             quantize: Quantize = Quantize::None;
-            /// Directory that keeps weights in the CPU's layout: later starts map it, and workers share its memory
+            /// Directory for weights in the CPU's layout; later starts map them, and workers share them
             packed_weights: Option<PathBuf> = None, unit "DIR";
         }
     }

@@ -56,7 +56,8 @@ pub fn page() -> String {
 fn sections(settings: &[Setting]) -> Vec<Vec<&Setting>> {
     let mut sections: Vec<Vec<&Setting>> = Vec::new();
     let title = |setting: &Setting| setting.table.unwrap_or(setting.heading);
-    for setting in settings {
+    let (tables, top): (Vec<_>, Vec<_>) = settings.iter().partition(|setting| setting.table.is_some());
+    for setting in top.into_iter().chain(tables) {
         match sections.iter_mut().find(|section| title(section[0]) == title(setting)) {
             Some(section) => section.push(setting),
             None => sections.push(vec![setting]),

@@ -134,8 +134,8 @@ class Checks(unittest.TestCase):
         self.assertIn("no loop has vpdpwssd", violations("1: vpdpwssd %ymm0, %ymm1, %ymm2; dec %ecx; jne 1b; ret"))
 
     def test_dots_taken_apart(self):
-        apart = "vpmaddwd %zmm31, %zmm30, %zmm29; vpaddd %zmm29, %zmm0, %zmm0"
-        self.assertIn("1 vpmaddwd on zmm", violations(tile(extra=apart)))
+        split = "vpmaddwd %zmm31, %zmm30, %zmm29; vpaddd %zmm29, %zmm0, %zmm0"
+        self.assertIn("1 vpmaddwd on zmm", violations(tile(extra=split)))
 
     def test_dots_around_a_loop(self):
         found = violations(tile(extra="2: prefetcht0 (%r8); dec %r9d; jne 2b"))

@@ -56,3 +56,12 @@ fn a_wrong_type_names_the_key() {
     let error = layered::<Sample>(Some(file.path()), &Flags { workers: None }).unwrap_err();
     assert_eq!(error.field(), Some("workers"));
 }
+
+#[test]
+fn an_unknown_setting_is_refused_with_its_path_and_source() {
+    let file = file(".toml", "[sim]\nfail_evry = 3\n");
+    let flags = serde_json::Map::new();
+    let error = layered::<tutti_settings::ConductorSettings>(Some(file.path()), &flags).unwrap_err();
+    assert_eq!(error.field(), Some("sim.fail_evry"));
+    assert!(error.message().contains("`fail_every`") && error.message().contains(".toml"), "{error}");
+}
