@@ -4,9 +4,9 @@
 //! the file, the `TUTTI_` variables, `--print-config`, what a conductor sends its workers, and `docs/configuration.md` all
 //! follow from it.
 //!
-//! - A *group* is a struct made by [`settings!`]: settings that belong to one part of the program. Groups are passed on
+//! - A *group* is a struct made by `settings!`: settings that belong to one part of the program. Groups are passed on
 //!   whole: the conductor sends its workers [`EngineSettings`], which the engine and its scheduler take as they are.
-//! - A *process* is a struct made by [`process!`]: all groups of an executable. Its groups' keys stand side by side in
+//! - A *process* is a struct made by `process!`: all groups of an executable. Its groups' keys stand side by side in
 //!   the file; a *table* is a group whose keys stand in a table of their own.
 
 #[macro_use]
