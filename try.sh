@@ -1,5 +1,0 @@
-C=$1/conductor; R=$1/router
-for f in a b c d e f g h i j; do $C --config $f.toml --print-config 2>&1; echo "rc $?"; done
-for a in --workers=-1 --workers=many --workers=5000000000 --wrokers=2 --device=abacus --chunking=abacus --http=nowhere --kv-cache-memory=x --worker-listen=x --log-format=x --no-router=3 --workers --max-queued-requests=99999999 --heartbeat-timeout=1 --hang-timeout=0 --kv-cache-memory=0 --prefill-sharing=fiar --target-itl-ms=0 "--workers=2 --tp=3" "extra" "--workers=2 --workers=3" "--no-router --no-router" "--version" "--quantize=int8 --device=sim" --model= --served-model-name= ; do echo "== $a"; $C $a --print-config 2>&1 | head -12; done
-for a in "" --conductor= --max-replays=x --max-replays=3 --skip-tokenizer-init "--conductor a --conductor b" "--drain-timeout=x" --discover=x ; do echo "== router $a"; $R $a --print-config 2>&1; done
-TUTTI_SIM__FAIL_EVERY=1 $C --print-config; TUTTI_WORKERS=x $C --print-config; TUTTI_FOO=x $C --print-config;TUTTI_FLEET__FOO=x $R --print-config; TUTTI_FLEET__POLL_MS=0 $R --print-config; TUTTI_FLEET__POLL_MS=x $R --print-config; TUTTI_CONDUCTOR=a,b $R --print-config
