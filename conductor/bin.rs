@@ -1,6 +1,7 @@
-//! The conductor with its workers, and a router in front unless told otherwise.
+//! The conductor with its workers and, unless `no_router` is set, a router in front.
 //!
-//! Under the name `worker` the same executable is one of those workers, so that this one file is all a cluster needs.
+//! Started under the name `worker`, the same executable runs as one of the workers, so a cluster needs only this one
+//! file.
 
 use std::{
     ffi::OsStr,
@@ -45,9 +46,9 @@ use tutti_settings::{ConductorSettings, DeviceChoice, LoadFormat, RouterSettings
 use tutti_worker::{isa, lifeline::Lifeline};
 
 const NAME: &str = "conductor";
-/// Itself, even where the file has been replaced since: workers must be of the same build.
+/// This process's own executable, even if its file has been replaced since: workers must be of the same build.
 const WORKER_PROGRAM: &str = "/proc/self/exe";
-/// How long connections may take to close once no request is left.
+/// Time for connections to close once no request is left.
 const CLOSING: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
@@ -76,11 +77,12 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let _telemetry = telemetry::install(&settings.telemetry, NAME)?;
     let shutdown = Shutdown::on_signals()?;
     let layout = config::layout(&settings)?;
-    // Workers that join by hand may be on other machines: each of them checks its own.
+    // Spawned workers run on this machine. A worker that joins by hand may run on another machine and checks that one
+    // itself.
     if layout.topology.spawned_workers() > 0 {
         isa::resolve(settings.device.cpu_isa)?;
     }
-    // Ports before anything that takes long, so that one in use is told at once.
+    // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let http = listen::tcp("http", settings.addresses.http).await?;
     let grpc = listen::tcp("grpc", settings.addresses.grpc).await?;
     let workers = WorkerListener::bind(settings.membership.worker_listen.as_ref()).await?;
@@ -93,7 +95,7 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let metrics = Metrics::default();
     let cluster_health = Health::default();
     let options = backend_options(&settings, &layout, &checkpoint, workers, display)?;
-    // Either takes a moment, so workers load while the tokenizer is read.
+    // Reading the tokenizer and loading the model both take time, so they run at the same time.
     let text = read_text(&settings, &checkpoint);
     let model = &options.served.name;
     tracing::info!(%model, workers = layout.topology.spawned_workers(), "the workers load the model");
@@ -131,17 +133,17 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     front.not_ready("draining");
     let deadline = Instant::now() + settings.drain.drain_timeout();
     backend.drain(settings.drain.drain_timeout()).await;
-    // Clients may still be reading what their requests have brought.
+    // Clients may still be reading the output of requests that have ended.
     let _ = timeout_at(deadline, front.idle()).await;
     closing.begin();
     let closed = async { while servers.join_next().await.is_some() {} };
-    // Whoever still holds a connection open has had the answers to all requests.
+    // A client may keep its connection open after the last answer, so the time for closing is limited.
     let (_, ()) = tokio::join!(timeout(CLOSING, closed), backend.stop());
     tracing::info!("drained");
     Ok(())
 }
 
-/// The addresses and the example that are announced once the cluster is ready.
+/// Returns the addresses and the example's kind of prompt, which are announced once the cluster is ready.
 fn announcement(settings: &ConductorSettings, http: &TcpListener, grpc: &TcpListener) -> Announcement {
     let prompt = if settings.router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text };
     Announcement {
@@ -158,7 +160,7 @@ async fn end(backend: Backend) -> Result<(), Error> {
     Ok(())
 }
 
-/// Begins to read what the router needs of the checkpoint; none where there is no router.
+/// Starts to read the checkpoint's files that the router needs. The future returns `None` if there is no router.
 fn read_text(
     settings: &ConductorSettings,
     checkpoint: &Arc<Checkpoint>,
@@ -172,14 +174,14 @@ fn read_text(
     }
 }
 
-/// Finds the checkpoint.
+/// Finds the checkpoint on this machine or downloads it.
 async fn resolve(
     settings: &ConductorSettings,
     layout: &Layout,
     display: &LoadDisplay,
 ) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(settings.model.model.as_deref())?;
-    // A simulated device has no use for them, and where one is, all are.
+    // A simulated device needs no weights. If one device is simulated, all are.
     let simulated = layout.devices.contains(&DeviceChoice::Sim);
     let wanted = match settings.weights.load_format {
         LoadFormat::Auto if !simulated => Wanted::Everything,
@@ -227,7 +229,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot be written as JSON: {e}")))
 }
 
-/// Tells the router when the cluster becomes ready, or is no longer, so that it need not ask often.
+/// Makes the router poll the conductor whenever the cluster's readiness changes, so that its poll interval may be long.
 async fn hear(cluster: Health, front_door: FrontDoor) {
     let mut changes = cluster.watch_ready();
     while changes.changed().await.is_ok() {
@@ -235,17 +237,17 @@ async fn hear(cluster: Health, front_door: FrontDoor) {
     }
 }
 
-/// What clients and operators reach.
+/// The services that clients and operators reach.
 struct Front {
     routes: axum::Router,
     services: Routes,
     health: Health,
-    /// Where there is one, with the task that writes readiness.
+    /// The embedded router, and the task that writes readiness; `None` without an embedded router.
     router: Option<(FrontDoor, AbortHandle)>,
 }
 
 impl Front {
-    /// The conductor alone, for routers of their own.
+    /// A conductor without an embedded router, for routers in other processes.
     fn bare(conductor: ConductorServer<ConductorService>, health: Health, metrics: Metrics) -> Self {
         let services = Routes::new(grpc_health::service::<ConductorServer<ConductorService>>(health.clone()));
         Self {
@@ -256,7 +258,8 @@ impl Front {
         }
     }
 
-    /// A router before the conductor, whose gRPC service it calls as it would from another process.
+    /// A conductor with an embedded router, which calls the conductor's gRPC service as a router in another process
+    /// would.
     fn with_router(
         conductor: ConductorServer<ConductorService>,
         text: CheckedText,
@@ -284,7 +287,7 @@ impl Front {
         servers
     }
 
-    /// Says so to probes from now on, whatever the router finds.
+    /// Reports to probes from now on that the process is not ready, whatever state the router finds.
     fn not_ready(&self, why: &str) {
         if let Some((_, follower)) = &self.router {
             follower.abort();
@@ -292,7 +295,7 @@ impl Front {
         self.health.set_ready(State::Not(why.into()));
     }
 
-    /// Completes once no answer is under way to a client.
+    /// Completes once no answer is being sent to a client.
     async fn idle(&self) {
         if let Some((front_door, _)) = &self.router {
             front_door.idle().await;

@@ -23,7 +23,7 @@ pub struct BackendOptions {
     pub listener: WorkerListener,
     /// The executable that acts as a worker when its name is `worker`.
     pub worker_program: PathBuf,
-    /// Settings for the workers of each group of the topology, sent in their Welcome.
+    /// Settings of the workers of each group, in the order of the topology. A worker receives them in its `Welcome`.
     pub worker_settings: Vec<String>,
     /// The token that spawned workers show when they join; see [`random_token`].
     pub spawn_token: String,
@@ -40,7 +40,7 @@ pub struct Backend {
     cluster: Arc<Cluster>,
     supervisor: Supervisor,
     worker_service: JoinHandle<Result<(), Error>>,
-    /// Removed when the backend is dropped.
+    /// Directory where TP groups meet; `None` if there are no TP groups. Removed when the backend is dropped.
     _meeting_directory: Option<PrivateDirectory>,
     watchdog: JoinHandle<()>,
 }
@@ -54,7 +54,7 @@ impl Backend {
             conductor_url: options.listener.local_url()?,
             lifeline_line: options.lifeline_line,
         };
-        // Only this user reaches a private socket, so no token is needed.
+        // Only permitted users reach a private socket, so workers that join by hand there may show an empty token.
         let open = options.listener.is_private().then(String::new);
         let join_token = options.join_token.or(open);
         let admission = Admission { spawned_workers, spawn_token: options.spawn_token, join_token };
@@ -109,7 +109,7 @@ impl Backend {
     }
 }
 
-/// A directory where the ranks of TP groups meet: in memory if the system has such a directory, so that nothing is
+/// Creates the directory where the ranks of TP groups meet. It is in `/dev/shm` if that exists, so that nothing is
 /// written to a disk.
 fn shared_memory_directory() -> Result<PrivateDirectory, Error> {
     const MEMORY: &str = "/dev/shm";

@@ -2,10 +2,11 @@
 //!
 //! Every event (a submit, a report, a worker's death) takes the lock once, moves state machines, and puts messages into
 //! bounded queues without waiting. Nothing here awaits or does I/O under the lock. One step report of a worker is one
-//! event, however many rows it carries.
+//! event, however many requests it concerns.
 //!
-//! `State` has three parts, whose methods decide: `Membership` (workers, ranks, groups, the model), `Requests`
-//! and `Prefixes`. [`Cluster`] has the lock, and connects decisions with metrics, health and one another.
+//! `State` has three parts, whose methods make the decisions: `Membership` (workers, ranks, groups, the model),
+//! `Requests` and `Prefixes`. [`Cluster`] holds the lock, and carries decisions from one part to another, to metrics
+//! and to health.
 
 mod groups;
 mod launches;
@@ -49,20 +50,21 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The bounds a cluster works under.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Groups of workers. `/ready` waits until all workers that the conductor spawns have been ready once.
+    /// Groups of workers. The cluster is not ready until all workers that the conductor spawns have loaded the model.
     pub topology: Topology,
-    /// The limit of a request's tokens, if it is below the model's own.
+    /// The operator's limit on a request's tokens, if it is below the model's own limit.
     pub model: ModelSettings,
-    /// The requests that each worker runs at a time, and its prefix cache.
+    /// The maximum number of requests that each worker runs at a time, and whether it has a prefix cache.
     pub engine: EngineSettings,
-    /// The queue's bound, replays, and the silence after which a worker is taken for dead.
+    /// The bounds of the queue, of replays, and of the silence after which a worker is taken for dead.
     pub faults: FaultSettings,
 }
 
 impl Limits {
-    /// Number of messages that a worker's link must hold so that it cannot be full: a launch and a cancel per try, per
-    /// graph, per request in flight, and a few that are sent once. Tries are lost with workers or in hand-overs, and
-    /// as often again room is reserved for a prefill that no worker can run. Room in a link costs nothing until used.
+    /// Number of messages that a worker's link must hold so that it cannot be full: one launch and one cancel for each
+    /// try of each request in flight, and a few messages that are sent once. The tries counted per request are the
+    /// first one, and `max_replays` more for each of three causes: lost workers, failed hand-overs, and reserved room
+    /// that no ready worker can fill. Room in a link costs nothing until used.
     pub fn link_capacity(&self) -> usize {
         let Self { engine, faults, .. } = self;
         2 * (1 + 3 * faults.max_replays as usize)
@@ -96,11 +98,11 @@ pub struct Cluster {
     limits: Arc<Limits>,
     metrics: ConductorMetrics,
     health: Health,
-    /// Number of requests of which some worker may still hold something.
+    /// Number of requests that have not ended or of which some worker may still hold something.
     in_flight: watch::Sender<usize>,
     /// Identifies equal media of different requests.
     digest: Digest,
-    /// The error that ends the cluster. Set once, when a restart without changes would fail again.
+    /// The error that ends the cluster. Set once, by a fault that would recur if the worker were started again.
     fatal: watch::Sender<Option<Error>>,
 }
 
@@ -142,7 +144,7 @@ impl Cluster {
         &self.limits
     }
 
-    /// Stops taking requests. Those in flight continue.
+    /// Stops taking requests. Requests in flight continue.
     pub fn begin_drain(&self) {
         let mut state = self.state.lock();
         state.membership.draining = true;
@@ -151,7 +153,7 @@ impl Cluster {
 
     /// Completes once no request is in flight.
     pub async fn idle(&self) {
-        // The sender lives in self, so this cannot fail while self is borrowed.
+        // Waiting fails only if the sender is dropped, and `self` holds the sender.
         let _ = self.in_flight.subscribe().wait_for(|requests| *requests == 0).await;
     }
 

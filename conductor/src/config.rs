@@ -1,5 +1,5 @@
-//! What a conductor's settings come to: who runs what, and what each worker is sent. All is checked before a port is
-//! bound or a process spawned.
+//! The results of a conductor's settings: the groups of workers, and the settings that each worker is sent. [`load`]
+//! checks the settings before a port is bound or a process is spawned.
 
 mod topology;
 
@@ -46,7 +46,7 @@ pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {
     settings.trace.trace_steps.as_deref().map_or(Ok(()), check_trace_file)
 }
 
-/// Refuses settings of weights and instructions, of which a simulated device has none.
+/// Refuses settings of weights and of CPU instructions, since a simulated device has no weights and runs no such code.
 fn check_simulated(settings: &ConductorSettings) -> Result<(), Error> {
     if settings.weights.quantize != Quantize::None {
         return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
@@ -74,7 +74,7 @@ fn refused_packed_weights(dir: &Path, why: &str) -> Error {
     Error::invalid("packed_weights", format!("is {}, but {why}", dir.display()))
 }
 
-/// Refuses a trace file whose directory does not exist. Later errors of the file cost the trace and nothing else.
+/// Refuses a trace file whose directory does not exist. An error of the file after the start loses only the trace.
 fn check_trace_file(path: &Path) -> Result<(), Error> {
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -87,7 +87,8 @@ fn check_trace_file(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the groups of workers: those of the topology file, or as many whole models as `workers` and `tp` make.
+/// Returns the groups of workers: those of the topology file, or one group of `workers` workers that run whole
+/// requests, `tp` workers per replica.
 pub fn layout(settings: &ConductorSettings) -> Result<Layout, Error> {
     let device = settings.device.device;
     match &settings.membership.topology {
@@ -154,25 +155,25 @@ fn common_settings(
     })
 }
 
-/// All that the conductor admits: it may come to one worker when the others are gone, also from workers that joined by
-/// hand.
+/// Maximum number of requests that wait at one worker: all that the conductor admits, since one worker may get all of
+/// them when the other workers are gone. `MAX_RANKS` covers workers that join by hand.
 fn max_waiting_requests(settings: &ConductorSettings) -> usize {
     settings.faults.max_queued_requests as usize + settings.engine.max_running_requests * MAX_RANKS as usize
 }
 
-/// Workers may have another working directory.
+/// Makes a path absolute, since workers may have another working directory.
 fn absolute(field: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> {
     path.map(std::path::absolute).transpose().map_err(|error| {
         Error::invalid(field, format!("is relative to a working directory that is gone: {error}"))
     })
 }
 
-/// Compute threads of each worker: as set, or its share of the machine.
+/// Number of compute threads of each worker: as set, or an equal share of the machine's cores.
 fn threads_per_worker(device: &DeviceSettings, workers: u32) -> u32 {
     device.threads.unwrap_or_else(|| (cores() / workers.max(1)).max(1))
 }
 
-/// Refuses to pin the threads of all workers where the machine has fewer cores.
+/// Refuses to pin threads if the workers together have more threads than the machine has cores.
 fn check_cores(device: &DeviceSettings, workers: u32) -> Result<(), Error> {
     let (cores, threads) = (cores(), threads_per_worker(device, workers));
     if !device.pin_threads || workers.saturating_mul(threads) <= cores {

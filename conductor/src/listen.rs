@@ -25,7 +25,7 @@ pub enum WorkerListener {
         listener: UnixListener,
         /// The socket's path.
         path: PathBuf,
-        /// The socket's private directory if no path was given, removed with the listener.
+        /// The private directory of the socket, removed with the listener; `None` if a path was given.
         directory: Option<PrivateDirectory>,
     },
     /// A TCP socket, for workers of any machine.
@@ -65,7 +65,7 @@ impl WorkerListener {
         }
     }
 
-    /// True if only permitted users of this machine can reach it.
+    /// True if only permitted users of this machine can reach the listener.
     pub fn is_private(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }

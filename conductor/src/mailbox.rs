@@ -1,8 +1,8 @@
 //! A request's output: one mailbox, filled by worker reports and emptied by the client's stream.
 //!
 //! Tokens that arrive between two reads become one event, so a slow reader gets fewer and larger events and never
-//! delays a worker. The request itself bounds a mailbox: it takes at most `max_tokens` tokens and one logprob per
-//! prompt token.
+//! delays a worker. The request itself bounds the contents of its mailbox: at most `max_tokens` tokens and one logprob
+//! per prompt token.
 //!
 //! [`Sender::end`] consumes the sender, so a request has exactly one ending. A sender that is dropped without an ending
 //! ends its request as an internal failure, so that no client waits for ever.
@@ -19,7 +19,8 @@ use tokio_stream::Stream;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::{Error, ErrorKind};
 
-/// The most prompt logprobs per event. With 20 alternatives each, an event stays well under the largest gRPC message.
+/// Maximum number of prompt logprobs per event. With 20 alternatives each, an event stays well under the largest gRPC
+/// message.
 const MAX_PROMPT_LOGPROBS_PER_EVENT: usize = 16_384;
 
 /// The ending of a request.
@@ -35,7 +36,7 @@ pub enum Ending {
     Refused(Error),
 }
 
-/// The two ends of a new mailbox.
+/// Creates a mailbox: the half that sends and the half that receives.
 pub fn channel() -> (Sender, Receiver) {
     let shared = Arc::new(Mutex::new(Contents::default()));
     (Sender { shared: shared.clone() }, Receiver { shared, finished: false })
@@ -49,14 +50,14 @@ struct Contents {
     reader: Option<Waker>,
 }
 
-/// The end that the request's state machine holds.
+/// The sending half, which the request's state machine holds.
 #[derive(Debug)]
 pub struct Sender {
     shared: Arc<Mutex<Contents>>,
 }
 
 impl Sender {
-    /// Adds the output of one row.
+    /// Adds the output of one step for this request: new tokens, and logprobs of a piece of the prompt.
     pub fn push(&self, tokens: Vec<pb::SampledToken>, prompt_logprobs: Option<pb::PromptLogprobs>) {
         self.fill(|contents| {
             if contents.tokens.is_empty() {
@@ -79,7 +80,7 @@ impl Sender {
             change(&mut contents);
             contents.reader.take()
         };
-        // Woken outside the lock, so that the reader does not wait for it.
+        // The reader is woken after the lock is released, so that the reader does not wait for the lock.
         if let Some(reader) = reader {
             reader.wake();
         }
@@ -96,7 +97,7 @@ impl Drop for Sender {
     }
 }
 
-/// The end that the client's stream reads. The last item is an event with `finished`, or an error.
+/// The receiving half, which the client's stream reads. The last item is an event with `finished`, or an error.
 #[derive(Debug)]
 pub struct Receiver {
     shared: Arc<Mutex<Contents>>,
@@ -121,7 +122,7 @@ impl Stream for Receiver {
         let event = contents.take_event();
         let rest = !contents.prompt_logprobs.is_empty();
         let something = !event.tokens.is_empty() || !event.prompt_logprobs.is_empty();
-        // `Finished` is part of the last tokens' event. A failure is an item of its own after them.
+        // `Finished` is part of the event with the last tokens. A failure is a separate item after that event.
         let item = match contents.ending.take() {
             ending if rest => {
                 contents.ending = ending;
@@ -150,7 +151,7 @@ impl Contents {
         let mut taken = 0;
         let mut pieces = 0;
         for piece in &self.prompt_logprobs {
-            // At least one piece per event: a piece is at most one step's share of a prompt.
+            // An event takes at least one piece, whatever its size. A piece has at most the prompt tokens of one step.
             if pieces > 0 && taken + piece.tokens.len() > MAX_PROMPT_LOGPROBS_PER_EVENT {
                 break;
             }

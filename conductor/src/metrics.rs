@@ -1,4 +1,5 @@
-//! The conductor's metrics. Names get the prefix `tutti_`. A worker's label is its rank, which outlives its process.
+//! The conductor's metrics. Names get the prefix `tutti_`. A worker's label is its rank, which stays the same when its
+//! process is restarted.
 
 mod prefixes;
 mod transfers;
@@ -79,7 +80,7 @@ impl MetricConstructor<Histogram> for Buckets {
 /// Seconds per step: from a step of a small model to a long prefill on a CPU.
 const STEP_SECONDS: Buckets =
     Buckets(&[1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
-/// Shares of the step's token budget. Only a lone atomic prefill exceeds 1.
+/// Shares of the step's token budget. Only an atomic prefill that runs alone exceeds 1.
 const BUDGET_FILL: Buckets = Buckets(&[0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]);
 
 /// The conductor's metrics, registered all at once and shared by reference.
@@ -118,7 +119,7 @@ pub struct ConductorMetrics {
 }
 
 impl ConductorMetrics {
-    /// Creates the metrics and registers them with the process's.
+    /// Creates the metrics and registers them in `metrics`.
     pub fn new(metrics: &Metrics) -> Self {
         let new = Self {
             requests: Default::default(),
@@ -228,7 +229,7 @@ impl ConductorMetrics {
         self.handovers.inc();
     }
 
-    /// Counts a placement: `blocks` of the prompt that can be indexed, and `hits` of them that the worker had.
+    /// Counts a placement: the prompt has `blocks` indexable blocks, and the worker had received `hits` of them before.
     pub(crate) fn placed(&self, blocks: usize, hits: u64, size: IndexSize) {
         self.prefixes.placed(blocks, hits, size);
     }
@@ -250,7 +251,7 @@ impl ConductorMetrics {
         self.refusals.get_or_create(&ReasonLabel { reason: why.label() }).inc();
     }
 
-    /// Counts one step of a worker. `walk` is the name of the walk that it ran.
+    /// Counts one step of a worker. `walk` is the name of the walk that the step ran.
     pub(crate) fn step(&self, worker: Rank, walk: &str, work: &pb::StepWork) {
         let worker = worker.0;
         let us = u64::from(work.plan_us) + u64::from(work.run_us) + u64::from(work.commit_us);

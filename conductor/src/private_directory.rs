@@ -13,10 +13,10 @@ use std::{
 use tempfile::TempDir;
 
 const PREFIX: &str = "tutti-conductor-";
-/// A file that the owner keeps locked.
+/// Name of the file in each directory that the owner keeps locked.
 const OWNER: &str = "owner";
 
-/// A directory that only this user can enter, removed when this is dropped.
+/// A directory that only this user can enter, removed when the value is dropped.
 #[derive(Debug)]
 pub struct PrivateDirectory {
     directory: TempDir,
@@ -24,14 +24,14 @@ pub struct PrivateDirectory {
 }
 
 impl PrivateDirectory {
-    /// Creates a directory in `parent`, and removes those of killed conductors.
+    /// Creates a directory in `parent`, and removes the directories of killed conductors.
     pub fn new_in(parent: &Path) -> io::Result<Self> {
         remove_abandoned(parent);
         let directory = tempfile::Builder::new()
             .prefix(PREFIX)
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(parent)?;
-        // The file gets the name that `remove_abandoned` looks for only once the lock is held.
+        // The file is locked before it gets the name that `remove_abandoned` looks for.
         let unlocked = directory.path().join("owner.new");
         let owner = File::create(&unlocked)?;
         owner.lock()?;
@@ -45,8 +45,8 @@ impl PrivateDirectory {
     }
 }
 
-/// Removes directories of killed conductors. A directory without a lock file is kept, and one that cannot be removed
-/// does no harm.
+/// Removes directories of killed conductors. A directory without a lock file is kept. A directory that cannot be
+/// removed is left behind, which does no harm.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let private = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);

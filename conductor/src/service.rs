@@ -21,7 +21,7 @@ pub use tutti_proto::cluster::v1::conductor_server::ConductorServer;
 
 use crate::{cluster::Cluster, submission::Submission};
 
-/// The most bytes of a checkpoint's file in one message.
+/// Maximum bytes of a checkpoint's file per message.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// The service for routers, embedded or not.
@@ -32,12 +32,12 @@ pub struct ConductorService {
 }
 
 impl ConductorService {
-    /// A service of this cluster and of this checkpoint's text files.
+    /// A service for this cluster and for this checkpoint's text files.
     pub fn new(cluster: Arc<Cluster>, checkpoint: Arc<Checkpoint>) -> Self {
         Self { cluster, checkpoint }
     }
 
-    /// The gRPC server, with the cluster's limit on message sizes.
+    /// The gRPC server, with the limit on message sizes that all services share.
     pub fn into_server(self) -> ConductorServer<Self> {
         ConductorServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

@@ -13,13 +13,13 @@ use tutti_runtime::Error;
 
 use crate::{cluster::Cluster, mailbox::Receiver, request::Deadline};
 
-/// A request in flight. Dropped before its last item, it cancels the request.
+/// A request in flight. Dropping it before its last item has been read cancels the request.
 #[derive(Debug)]
 pub struct Submission {
     cluster: Arc<Cluster>,
     id: RequestId,
     output: Receiver,
-    /// Fails the request at its deadline, whatever its worker does and whether or not the stream is read.
+    /// Task that fails the request at its deadline, whatever the worker does and whether or not the stream is read.
     timer: Option<AbortHandle>,
 }
 

@@ -1,9 +1,9 @@
 //! Supervision of the worker processes that this conductor spawns.
 //!
 //! A child must not outlive its conductor, however the conductor ends. Three things ensure this: the *lifeline* (a pipe
-//! to the child's stdin, at whose end the child exits), the parent-death signal (which also reaches a stopped child),
-//! and the end of the child's stream. Linux sends the parent-death signal when the *thread* that spawned the child
-//! ends, so children are spawned and awaited on one thread that runs as long as the process.
+//! to the child's stdin: the child exits when the pipe closes), the parent-death signal (which also ends a stopped
+//! child), and the end of the child's stream to the conductor. Linux sends the parent-death signal when the *thread*
+//! that spawned the child ends, so children are spawned and awaited on one thread that runs as long as the process.
 
 mod backoff;
 mod child;
@@ -26,7 +26,7 @@ use crate::cluster::{Cluster, Exit, Presence};
 
 /// Time for a worker to leave after it was told to, or after its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time for a child to join. It joins before it loads anything.
+/// Time for a new child to join. A child joins before it loads anything.
 const JOINING: Duration = Duration::from_secs(60);
 /// Time between two checks of a child's presence in the cluster.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
@@ -63,7 +63,7 @@ impl Supervisor {
                 ranks.spawn(supervisor.run(stopping.clone()));
             }
             ranks.join_all().await;
-            // The receiver is gone if the process ends without waiting.
+            // Ignored: sending fails if the process ends without waiting for the supervisor.
             let _ = done.send(());
         };
         thread::Builder::new()
@@ -73,7 +73,7 @@ impl Supervisor {
         Ok(Self { stop, stopped })
     }
 
-    /// Completes when the supervisor's thread has ended, which is a fault before the supervisor is stopped.
+    /// Completes when the supervisor's thread has ended. This is a fault unless the supervisor was told to stop.
     pub async fn ended(&mut self) {
         let _ = (&mut self.stopped).await;
     }
@@ -155,13 +155,14 @@ impl RankSupervisor {
                 status = child.wait() => return status,
                 () = stopped(stopping) => {
                     if self.cluster.presence(self.rank, child.pid()) == Presence::Awaited {
-                        // It has no stream over which to tell it to leave, and holds no requests.
+                        // A child that has not joined holds no requests, and has no stream over which it can be told to
+                        // leave.
                         child.kill();
                     }
                     return self.see_off(&mut child, "the cluster ends").await;
                 }
                 () = sleep(CHECK_EVERY) => match self.cluster.presence(self.rank, child.pid()) {
-                    // A stopped process reacts to nothing else.
+                    // A fenced process may be stopped (SIGSTOP), and only SIGKILL ends a stopped process.
                     Presence::Fenced => {
                         child.kill();
                         return child.wait().await;

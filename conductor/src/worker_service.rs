@@ -32,10 +32,10 @@ use crate::{
     listen::WorkerListener,
 };
 
-/// Flow-control window of a worker's connection: enough for a launch with a long prompt, or a report with many
-/// logprobs, in one go.
+/// Flow-control window of a worker's connection: large enough for a launch with a long prompt, or a report with many
+/// logprobs.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// Interval and timeout of keep-alive pings. A worker that answers none is stopped, or its machine is off.
+/// Interval and timeout of keep-alive pings. A worker that does not answer is stopped, or its machine is off.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Time for a new connection to send its Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,8 +47,8 @@ pub struct Admission {
     pub spawned_workers: u32,
     /// The token of spawned workers, random per conductor.
     pub spawn_token: String,
-    /// The token of workers that join by hand: empty if the listener itself keeps strangers out, `None` if no worker may
-    /// join by hand.
+    /// The token of workers that join by hand. Empty if the listener itself keeps strangers out; `None` if no worker
+    /// may join by hand.
     pub join_token: Option<String>,
 }
 
@@ -88,7 +88,7 @@ fn same(a: &str, b: &str) -> bool {
 pub struct WorkerService {
     cluster: Arc<Cluster>,
     admission: Admission,
-    /// Settings of each group's workers. The worker defines their schema.
+    /// Settings of each group's workers, as JSON. The worker defines the schema.
     settings_json: Vec<String>,
     loading: LoadDisplay,
 }
@@ -104,7 +104,7 @@ impl WorkerService {
         Self { cluster, admission, settings_json, loading }
     }
 
-    /// Serves workers at `listener` for as long as it is polled.
+    /// Serves workers at `listener` for as long as the future is polled.
     pub async fn serve(self, listener: WorkerListener) -> Result<(), Error> {
         let service = WorkerGateServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -146,7 +146,7 @@ impl WorkerGate for WorkerService {
         &self,
         request: Request<Streaming<pb::WorkerMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
-        // `None` over a Unix socket: the worker is on this machine.
+        // The remote address is `None` over a Unix socket: the worker is on this machine.
         let host = request.remote_addr().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
         let mut inbound = request.into_inner();
         let hello = self.hello(&mut inbound).await?;
@@ -154,7 +154,7 @@ impl WorkerGate for WorkerService {
         let (link, outbound) = cluster::link(self.cluster.limits().link_capacity());
         let rank = Rank(hello.rank);
         let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
-        // Every rank that may join has a group, and every group its settings.
+        // Every rank that may join belongs to a group, and every group has settings.
         let settings =
             self.cluster.limits().topology.group_of(rank).and_then(|group| self.settings_json.get(group));
         let settings_json = settings.cloned().unwrap_or_default();
@@ -191,7 +191,7 @@ impl Reader {
         self.cluster.on_lost(self.worker, &why);
     }
 
-    /// The worker's name in the display of loads.
+    /// The worker's name in the display of load progress.
     fn name(&self) -> String {
         format!("worker {}", self.rank)
     }

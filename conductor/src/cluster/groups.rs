@@ -1,10 +1,11 @@
-//! Formation of TP groups, whose ranks start together and end together.
+//! Formation of TP groups. A TP group is the ranks of one replica of a topology's group. They start together and end
+//! together.
 //!
-//! A group is formed once all its ranks have joined. Ranks that this conductor has spawned are on one machine and meet
-//! in shared memory. Of ranks that have joined by hand, the leader listens and reports its port, and the others dial
-//! it. Each group has its own meeting path or secret. Every step needs every rank, so the end of one rank ends the
-//! group: the remaining ranks are turned away at once, and spawned ones are started again. Late messages of a group
-//! that has ended are dropped.
+//! A TP group is formed once all its ranks have joined. Ranks that this conductor has spawned are on one machine and
+//! meet in shared memory. Among ranks that have joined by hand, the leader listens and reports its port, and the other
+//! ranks dial that port. Each TP group has its own meeting path or secret. Every step needs every rank, so the end of
+//! one rank ends the group: the remaining ranks are removed at once, and spawned ranks are started again. Late messages
+//! of a group that has ended are dropped.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
@@ -20,7 +21,7 @@ use super::membership::Membership;
 pub struct GroupFormation {
     /// Directory of the meeting paths.
     directory: PathBuf,
-    /// Groups formed so far. Each has a path of its own.
+    /// Number of groups that have met in shared memory so far. The count gives each group a path of its own.
     formed: u64,
     /// Secrets of groups whose leaders have not yet reported their ports.
     secrets: BTreeMap<WorkerId, [u8; 16]>,
@@ -44,7 +45,8 @@ impl GroupFormation {
 }
 
 impl Membership {
-    /// Forms the group of the rank that has just joined, if the group is complete. `secret` is for this group only.
+    /// Forms the group of rank `last`, which has just joined, if the group is now complete. `secret` is for this group
+    /// only.
     pub(super) fn form_group(&mut self, last: Rank, secret: [u8; 16]) {
         let tp = self.limits.topology.tp_of(last);
         let members = self.workers.group_of(last);
@@ -66,7 +68,7 @@ impl Membership {
         }
     }
 
-    /// Tells the other ranks of a group to dial their leader, which listens on this port.
+    /// Tells the other ranks of a group to dial their leader, which listens on `port`.
     pub(super) fn dial_leader(&mut self, leader: WorkerId, port: u32) {
         let Some(secret) = self.groups.secrets.remove(&leader) else { return };
         let Some((rank, host)) = self.workers.get_mut(leader).map(|worker| (worker.rank, worker.host)) else {

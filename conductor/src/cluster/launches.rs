@@ -1,4 +1,4 @@
-//! Launches of worker graphs: placement, the launch message, and rooms that workers reserve for transfers.
+//! Launches of worker graphs: placement, the launch message, and the room that workers reserve for transferred data.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -19,7 +19,7 @@ use crate::{
 
 impl Cluster {
     /// Secret and lease for the planes and embeddings of a new request. The secret is empty if nothing is transferred.
-    /// `encoders` are the walks of its media, none for text.
+    /// `encoders` are the walks that encode the request's media; empty for a request of text.
     pub(super) fn new_reservation(&self, encoders: &[WalkId]) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.faults.transfer_timeout().as_millis() as u32;
         let transfers = !encoders.is_empty() || self.limits.topology.is_disaggregated();
@@ -50,7 +50,8 @@ impl Cluster {
         }
     }
 
-    /// Adds the prompt of a placed request to the prefix index, and counts it. Returns the load that the graph adds.
+    /// Adds the prompt of a placed request to the prefix index, and counts the placement in metrics. Returns the load
+    /// that the request's graph adds to its worker.
     fn record_placement(
         &self,
         prefixes: &mut Prefixes,
@@ -68,8 +69,8 @@ impl Cluster {
         Booking::new(request, placement)
     }
 
-    /// Handles a worker that has reserved room for planes or embeddings: launches the graph that computes them, or gives
-    /// the room back if no worker is ready to run it.
+    /// Handles a worker's `Reserved` message: the worker has reserved room for planes or embeddings. Launches the graph
+    /// that computes them, or starts the request over if no worker is ready to run that graph.
     pub fn on_reserved(&self, from: WorkerId, reserved: pb::Reserved) {
         let state = &mut *self.state.lock();
         let workers = &mut state.membership.workers;
@@ -96,7 +97,7 @@ impl Cluster {
             return self.apply(state, key.request, effects);
         };
         let room = ReservedRoom {
-            // An invalid port becomes 0, which the sender fails to reach.
+            // An invalid port becomes 0, to which the sender fails to connect.
             address: SocketAddr::new(host, u16::try_from(reserved.port).unwrap_or_default()).to_string(),
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,

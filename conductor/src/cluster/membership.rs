@@ -1,6 +1,7 @@
 //! The cluster's workers: joined, loading, ready, draining, gone.
 //!
-//! The methods of [`Membership`] decide on its own state. `worker_events` connects them with requests and metrics.
+//! The methods of [`Membership`] decide on its own state. `worker_events` carries the decisions to requests and
+//! metrics.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -21,7 +22,7 @@ use super::{
     workers::{Worker, Workers},
 };
 
-/// The `Hello` of a joining worker.
+/// Identity of a joining worker, from its `Hello` and its connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Joining {
     /// The worker's rank.
@@ -32,12 +33,12 @@ pub struct Joining {
     pub host: IpAddr,
 }
 
-/// State of a spawned process as a worker.
+/// State of a spawned process in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The process has not joined yet.
     Awaited,
-    /// The process holds its stream.
+    /// The process has joined, and its stream is open.
     Here,
     /// The process's stream has ended.
     Left,
@@ -50,9 +51,9 @@ pub enum Presence {
 pub struct Exit {
     /// The exit status in words.
     pub status: String,
-    /// True if the process found its settings unusable.
+    /// True if the process ended because it found its settings unusable.
     pub usage: bool,
-    /// Processes of this rank in a row that ended early, this one included.
+    /// Number of consecutive processes of this rank that ended early, up to and including this one.
     pub early_exits: u32,
 }
 
@@ -64,9 +65,9 @@ pub(super) struct Membership {
     pub workers: Workers,
     pub ranks: Ranks,
     pub groups: GroupFormation,
-    /// Set by the first worker that is ready. All others must declare the same.
+    /// The model that the first worker to load it declared. All other workers must declare the same model.
     pub model: Option<ServedModel>,
-    /// True once all spawned workers have been ready at the same time.
+    /// True once all spawned workers have had the model loaded at the same time.
     pub started: bool,
     /// True once the cluster takes no new requests.
     pub draining: bool,
@@ -96,15 +97,15 @@ impl Membership {
         }
     }
 
-    /// Number of workers that the conductor spawns. Their ranks are below this.
+    /// Number of workers that the conductor spawns. Their ranks are all ranks below this number.
     pub fn spawned_workers(&self) -> u32 {
         self.limits.topology.spawned_workers()
     }
 
-    /// Adds a joining worker, and forms its group if that is now complete.
+    /// Adds a joining worker, and forms its TP group if the group is now complete.
     pub fn admit(&mut self, joining: Joining, link: Link, group_secret: [u8; 16]) -> Result<WorkerId, Error> {
         let Joining { rank, pid, host } = joining;
-        // A cluster that drains still needs workers that died, for requests that wait for them.
+        // While the cluster drains, workers that have died may join again: requests may be waiting for them.
         if self.dismissed {
             return Err(Error::unavailable("the conductor is shutting down"));
         }
@@ -119,7 +120,7 @@ impl Membership {
         Ok(id)
     }
 
-    /// Removes a worker whose stream has ended or who is fenced. A fenced worker may still send messages.
+    /// Removes a worker whose stream has ended or that is fenced. A fenced worker may still send messages.
     pub fn remove(&mut self, id: WorkerId, why: &str, manner: Manner) -> Option<Removed> {
         self.groups.forget(id);
         let worker = self.workers.remove(id)?;
@@ -127,7 +128,7 @@ impl Membership {
         let drained = worker.phase == pb::WorkerPhase::Draining && manner == Manner::Left;
         let expected = self.dismissed || drained;
         let record = self.ranks.entry(rank);
-        // A worker that has reported its own trouble is not reported again.
+        // A recorded fault was logged when it was recorded, so the departure that follows gets no second warning.
         if expected || (record.has_trouble() && manner == Manner::Left) {
             tracing::debug!(worker = %rank, why, "worker left");
         } else {
@@ -138,7 +139,7 @@ impl Membership {
         Some(Removed { worker, expected })
     }
 
-    /// Tells a worker's group to leave after its current requests. A group leaves as a whole.
+    /// Tells all workers of a worker's TP group to leave after their current requests.
     pub fn drain_group_of(&mut self, id: WorkerId) {
         let Some(rank) = self.workers.get_mut(id).map(|worker| worker.rank) else { return };
         for (_, id) in self.workers.group_of(rank) {
@@ -151,7 +152,8 @@ impl Membership {
         }
     }
 
-    /// Drains the worker of this rank for good: its process is not started again. Returns the worker's new phase.
+    /// Drains the worker of this rank and its TP group for good: spawned processes are not started again. Returns the
+    /// worker's new phase.
     pub fn drain_rank(&mut self, rank: Rank) -> Result<pb::WorkerPhase, Error> {
         let id = self.workers.by_rank(rank).map(|(id, _)| id);
         let spawned = rank.0 < self.spawned_workers();
@@ -159,7 +161,7 @@ impl Membership {
             let error = Error::new(ErrorKind::NotFound, format!("there is no worker {rank}"));
             return Err(error.with_field("worker"));
         }
-        // A worker that joined by hand may join again under the same rank.
+        // Only spawned ranks are marked: a worker that joined by hand may join again under the same rank.
         if spawned {
             let group = self.limits.topology.replica_of(rank);
             group.into_iter().flat_map(Replica::ranks).for_each(|rank| self.ranks.entry(rank).drained = true);
@@ -174,7 +176,7 @@ impl Membership {
         self.ranks.get(rank).is_some_and(|record| record.drained)
     }
 
-    /// State of the process that was spawned for this rank.
+    /// State of the process `pid` that was spawned for this rank.
     pub fn presence(&self, rank: Rank, pid: u32) -> Presence {
         let departure = self.ranks.get(rank).and_then(|record| record.departure);
         match (self.workers.by_rank(rank), departure.filter(|departure| departure.pid == pid)) {
@@ -185,14 +187,15 @@ impl Membership {
         }
     }
 
-    /// True if a spawned worker's error ends the cluster: at its start, where a restart without changes is useless.
+    /// True if this error of a spawned worker ends the cluster: the cluster has not started yet, and the worker would
+    /// fail in the same way after a restart.
     pub fn ends_start(&self, rank: Rank, error: &Error) -> bool {
         let useless = exit::code(error) == exit::USAGE;
         useless && !self.started && rank.0 < self.spawned_workers()
     }
 
-    /// Refuses a request that no worker could run now, or for which there is no room. `encoders` are the walks of its
-    /// media, none for text.
+    /// Refuses a request that no worker could run now, or for which the queue has no room. `encoders` are the walks
+    /// that encode the request's media; empty for a request of text.
     pub fn check_admission(&self, encoders: &[WalkId], in_flight: usize) -> Result<(), Error> {
         let mut ready = self.workers.ready_for(GroupRole::Whole).count() + self.disaggregated_replicas();
         if !encoders.is_empty() && self.workers.ready_for(GroupRole::Encode).next().is_none() {
@@ -210,19 +213,21 @@ impl Membership {
         Ok(())
     }
 
-    /// Ready replicas that only decode, or 0 if no replica is ready that prefills for them.
+    /// Number of ready replicas that only decode, or 0 if no replica that only prefills is ready.
     fn disaggregated_replicas(&self) -> usize {
         let decode = self.workers.ready_for(GroupRole::Decode).count();
         if self.workers.ready_for(GroupRole::Prefill).next().is_some() { decode } else { 0 }
     }
 
-    /// True if no request can run, now or later: some role has no worker and none is expected.
+    /// True if no request can run, now or later: [`Self::is_hopeless_for`] is true for whole requests, and for prefills
+    /// or for decodes.
     pub fn is_hopeless(&self) -> bool {
         let hopeless = |role| self.is_hopeless_for(role);
         hopeless(GroupRole::Whole) && (hopeless(GroupRole::Prefill) || hopeless(GroupRole::Decode))
     }
 
-    /// True if no worker of this role is present that could take a request, now or later, and none is expected.
+    /// True if no worker of this role takes requests, now or later: none is present except draining ones, and none is
+    /// expected.
     pub fn is_hopeless_for(&self, role: GroupRole) -> bool {
         let has_role = |rank| self.workers.duties(rank).include(role);
         let here = self.workers.iter().any(|(_, worker)| {

@@ -12,20 +12,21 @@ use super::{
 };
 use crate::request::TextWalks;
 
-/// The model as its first worker declared it.
+/// The model as the first worker to load it declared it.
 #[derive(Debug)]
 pub struct ServedModel {
-    /// Its `max_request_tokens` is the smallest of the ready workers'.
+    /// The worker's description, but with the smallest `max_request_tokens` of all ready workers.
     pub description: Arc<pb::ModelDescription>,
     /// The validated declaration of the description.
     pub declaration: Arc<ModelDeclaration>,
-    /// The walks of a request of text.
+    /// The walks that prefill and decode text.
     pub walks: TextWalks,
-    /// Layout of the planes and the rank that first declared it. A worker that only encodes has no planes.
+    /// Layout hash of the planes, and the rank that first declared it. `None` while all loaded workers only encode,
+    /// since those have no planes.
     layout: Option<(u64, Rank)>,
 }
 
-/// The model as a new request is validated against it.
+/// The parts of the model that the validation of a new request needs.
 pub struct ModelView {
     pub description: Arc<pb::ModelDescription>,
     pub declaration: Arc<ModelDeclaration>,
@@ -47,7 +48,7 @@ impl Membership {
     }
 
     /// Accepts a loaded worker's model: the first one as the cluster's, later ones only if they agree with it. Returns
-    /// the worker's description, completed by the conductor's settings.
+    /// the worker's description, completed with the conductor's settings.
     pub(super) fn accept_model(
         &mut self,
         rank: Rank,
@@ -106,8 +107,8 @@ fn complete(
     Ok(description)
 }
 
-/// A description without what groups of different sizes may differ in: the size of the pool, and each rank's share of
-/// the planes, for which the layout hash stands.
+/// Reduces a description to what all ranks must agree on. Groups may differ in `max_request_tokens`, which depends on
+/// the size of the KV pool, and in their ranks' shares of the planes. Planes are compared by layout hash instead.
 fn of_all_ranks(description: &pb::ModelDescription) -> pb::ModelDescription {
     let mut declaration = description.declaration.clone();
     if let Some(declaration) = &mut declaration {

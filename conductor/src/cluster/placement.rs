@@ -1,8 +1,8 @@
-//! Placement: the worker where a request costs least, in blocks of tokens.
+//! Placement: the choice of the worker on which a request costs least. Costs are in blocks of tokens.
 //!
 //! `cost = uncached prompt blocks + active decode blocks + queued prompt blocks`: the request's own prefill on that
-//! worker, the decodes that share its steps, and the prefills before it. A cached prefix counts no more than the wait
-//! for it, so load wins in the end.
+//! worker, the decodes that share the worker's steps, and the prefills that are queued before the request's own. A
+//! cached prefix saves at most its own blocks, so a worker with enough load loses in spite of its cache.
 
 use tutti_proto::WorkerId;
 
@@ -17,15 +17,15 @@ use crate::request::{GraphRole, Members, Request};
 /// A request that needs a placement.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementQuery<'a> {
-    /// True if a token may follow the first one.
+    /// True if a token may follow the one that the prefill samples, so that a decode is needed.
     pub may_decode: bool,
     /// True if the request may crash its workers.
     pub suspect: bool,
-    /// Blocks of the prompt and of the output so far.
+    /// Number of blocks of the prompt and of the output so far.
     pub blocks: u64,
-    /// Leading blocks that each worker has cached.
+    /// Number of leading blocks of the prompt that each worker has cached.
     pub cached: &'a Cached,
-    /// The most requests that a worker runs at a time. More requests wait there, whatever the load.
+    /// Maximum number of requests that a worker runs at a time. Further requests wait at the worker, whatever the load.
     pub most_requests: u64,
 }
 
@@ -45,13 +45,15 @@ impl<'a> PlacementQuery<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     pub role: GraphRole,
-    /// A group's leader alone: the other ranks follow it and hold nothing of a request, so its completion is the group's.
+    /// The worker that runs the graph. In a TP group this is the leader alone: the other ranks follow the leader and
+    /// keep no requests, so only the leader reports the graph's completion.
     pub members: Members,
-    /// Blocks of the prompt that the worker has cached.
+    /// Number of blocks of the prompt that the worker has cached.
     pub cached: u64,
 }
 
-/// Cost of a request on a worker. The smaller one wins; ties go to fewer requests, then to fewer launches so far.
+/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: first a worker that is not full
+/// wins, then fewer blocks, then fewer requests, then fewer launches so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
     full: bool,
@@ -70,7 +72,8 @@ impl Cost {
         }
     }
 
-    /// Cost of a prefill followed by a decode. The prompt is computed once, so the decode adds only its worker's load.
+    /// Cost of this prefill followed by a decode on another worker. The prefill computes the prompt, so the decode adds
+    /// only the load of its worker.
     fn with_decode(self, decode: &Candidate<'_>) -> Self {
         Self {
             full: self.full || decode.cost.full,
@@ -98,7 +101,8 @@ impl Candidate<'_> {
 }
 
 impl Workers {
-    /// The cheapest ready worker for a graph of this role. A suspect goes only where there is no other suspect.
+    /// The cheapest ready worker for a graph of this role. A suspect request goes only to a worker without another
+    /// suspect.
     fn cheapest(&self, role: GraphRole, query: &PlacementQuery<'_>) -> Option<Candidate<'_>> {
         self.ready_for(role.into())
             .filter(|(_, worker)| !query.suspect || worker.booked.suspects == 0)
@@ -106,8 +110,8 @@ impl Workers {
             .min_by_key(|candidate| candidate.cost)
     }
 
-    /// The first graph of a request: the whole request, a prefill that no decode follows, or a decode, which reserves
-    /// room and needs a ready worker for the prefill.
+    /// Places the first graph of a request: the whole request, a prefill that no decode follows, or a decode. A decode
+    /// reserves room for the planes of the prefill, so it also needs a ready worker for the prefill.
     pub fn place_request(&self, query: &PlacementQuery<'_>) -> Option<Placement> {
         let whole = self.cheapest(GraphRole::Whole, query);
         let prefill = self.cheapest(GraphRole::Prefill, query);
@@ -122,14 +126,15 @@ impl Workers {
         Some(cheapest.into_placement(query))
     }
 
-    /// The prefill of a request whose decode has reserved room.
+    /// Places the prefill of a request whose decode has reserved room.
     pub fn place_prefill(&self, query: &PlacementQuery<'_>) -> Option<Placement> {
         Some(self.cheapest(GraphRole::Prefill, query)?.into_placement(query))
     }
 
-    /// The encoder of a request's media: the worker that prefills if it encodes too, so that nothing leaves the worker.
+    /// Places the encoder of a request's media: on the worker `prefill` if that worker encodes too, so that the
+    /// embeddings do not leave the worker.
     pub fn place_encoder(&self, prefill: WorkerId, query: &PlacementQuery<'_>) -> Option<Placement> {
-        // Encoders keep no results.
+        // Encoders do not cache results, so no worker has cached blocks.
         let query = PlacementQuery { cached: &Cached::default(), ..*query };
         let itself = self.ready_for(GroupRole::Encode).find(|(id, _)| *id == prefill);
         let itself = itself.map(|(id, worker)| Candidate {

@@ -1,7 +1,7 @@
-//! An index of prompts by the workers that received them, which estimates the contents of their prefix caches.
+//! An index of the prompts that each worker has received, which estimates the contents of the workers' prefix caches.
 //!
-//! The index holds what was sent, not what is cached: a worker that had to make room has less. A wrong estimate costs a
-//! better placement, nothing else. A worker that comes back has a new id and nothing of its old cache.
+//! The index holds what was sent, not what is cached: a worker that had to make room has less. A wrong estimate can
+//! make a placement worse, nothing else. A worker that joins again has a new id, under which the index holds nothing.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use tutti_runtime::prefix_index::{Holder, PrefixIndex, PromptPieces, block_token
 
 use crate::request::Request;
 
-/// The most bytes of the index: room for 5 million tokens of short prompts, or 15 million of long ones.
+/// Maximum bytes of the index: room for 5 million tokens of short prompts, or 15 million of long ones.
 const MAX_BYTES: usize = 64 << 20;
 /// Time after which a prefix that was not sent again is forgotten.
 const MAX_AGE: Duration = Duration::from_secs(900);
 
-/// The index of prompts by worker. Absent if workers have no prefix cache.
+/// The index of prompts by worker. `None` if workers have no prefix cache.
 #[derive(Debug, Default)]
 pub struct Prefixes(Option<PrefixIndex>);
 
-/// Leading blocks of one prompt that each worker has.
+/// Number of leading blocks of one prompt that each worker is estimated to have cached.
 #[derive(Debug, Default)]
 pub struct Cached(Vec<(Holder, usize)>);
 
@@ -29,14 +29,14 @@ impl Cached {
         Self(held.iter().map(|(worker, blocks)| (holder_of(*worker), *blocks)).collect())
     }
 
-    /// Number of blocks that this worker has.
+    /// Number of leading blocks that this worker is estimated to have cached.
     pub fn at(&self, worker: WorkerId) -> u64 {
         let held = self.0.iter().find(|(holder, _)| *holder == holder_of(worker));
         held.map_or(0, |(_, blocks)| *blocks as u64)
     }
 }
 
-/// Size of the index.
+/// Size of the prefix index. An entry is one piece of a prompt: one or more whole blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IndexSize {
     pub entries: usize,
@@ -53,7 +53,8 @@ impl Prefixes {
         Self(Some(PrefixIndex::new(MAX_BYTES, MAX_AGE)))
     }
 
-    /// Bounds the index by the number of KV pages of all workers: more prefixes than these hold are useless.
+    /// Bounds the index by `pages`, the number of KV pages of all workers: prefixes beyond these pages cannot be
+    /// cached.
     pub fn bound(&mut self, pages: u64, model: &pb::ModelDescription) {
         if let Some(index) = &mut self.0 {
             let bytes = (pages as usize).saturating_mul(bytes_of_block(block_tokens(model)));
@@ -61,7 +62,7 @@ impl Prefixes {
         }
     }
 
-    /// The workers that have a prefix of this request's prompt.
+    /// The workers that have received a prefix of this request's prompt.
     pub fn cached(&self, request: &Request, now: Instant) -> Cached {
         let prompt = &request.spec().prompt;
         Cached(self.0.as_ref().map_or_else(Vec::new, |index| index.held(request.pieces(), prompt, now)))
@@ -82,12 +83,12 @@ impl Prefixes {
     }
 }
 
-/// Cuts a prompt for the index. This takes long for a long prompt, so it is not done under a lock.
+/// Cuts a prompt into pieces for the index. Cutting a long prompt takes long, so callers must hold no lock.
 pub fn cut(prompt: &[u32], model: &pb::ModelDescription) -> PromptPieces {
     PromptPieces::new(prompt, block_tokens(model))
 }
 
-/// A prompt that is not indexed, since no placement can depend on it.
+/// The size of a prompt that is not indexed, since its placement cannot depend on prefixes.
 pub fn uncut(prompt: &[u32], model: &pb::ModelDescription) -> PromptPieces {
     PromptPieces::uncut(prompt.len(), block_tokens(model))
 }

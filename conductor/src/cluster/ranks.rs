@@ -4,13 +4,13 @@ use std::{collections::BTreeMap, fmt};
 
 use tutti_proto::Rank;
 
-/// Number of early exits in a row that make a crash loop.
+/// Number of consecutive early exits that make a crash loop.
 const CRASH_LOOP: u32 = 3;
 
 /// A worker's latest fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Trouble {
-    /// A fault that the worker reported, or with which it was turned away.
+    /// A fault that the worker reported, or for which the conductor turned it away.
     Reported(String),
     /// A fault that the conductor observed. A later observation replaces an earlier one.
     Observed(String),
@@ -23,7 +23,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// The end of a rank's last worker.
+/// The departure of a rank's latest worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
     pub pid: u32,
@@ -43,18 +43,18 @@ pub enum Manner {
 #[derive(Debug, Default)]
 pub struct RankRecord {
     trouble: Option<Trouble>,
-    /// Cleared when the next worker joins.
+    /// The departure of the rank's latest worker. Cleared when the next worker joins.
     pub departure: Option<Departure>,
-    /// Processes in a row that ended early.
+    /// Number of consecutive processes that ended early.
     early_exits: u32,
-    /// Processes in a row that ended before they were ready.
+    /// Number of processes that have ended since a worker of this rank was last ready.
     unready_exits: u32,
     /// True if an operator has drained the rank for good.
     pub drained: bool,
 }
 
 impl RankRecord {
-    /// Records an observed fault, unless the worker has reported one itself, which says more.
+    /// Records an observed fault, unless the worker has reported a fault itself: a reported fault says more.
     pub fn observe_trouble(&mut self, why: String) {
         if !matches!(self.trouble, Some(Trouble::Reported(_))) {
             self.trouble = Some(Trouble::Observed(why));
@@ -70,7 +70,7 @@ impl RankRecord {
         self.trouble.is_some()
     }
 
-    /// Records that a worker has joined. A crash loop's last fault is kept, since it may recur.
+    /// Records that a worker has joined. During a crash loop the last fault is kept, since it may recur.
     pub fn joined(&mut self) {
         self.departure = None;
         if !self.is_crash_looping() {
@@ -89,18 +89,18 @@ impl RankRecord {
         self.trouble = None;
     }
 
-    /// Records the end of a process, and the number of early exits in a row.
+    /// Records the end of a process. `early_exits` is the number of consecutive early exits.
     pub fn ended(&mut self, early_exits: u32) {
         self.early_exits = early_exits;
         self.unready_exits += 1;
     }
 
-    /// True if the rank's processes end early again and again.
+    /// True if at least `CRASH_LOOP` consecutive processes of the rank have ended early.
     pub fn is_crash_looping(&self) -> bool {
         self.early_exits >= CRASH_LOOP
     }
 
-    /// True if no ready worker is expected of this rank.
+    /// True if this rank is not expected to have a ready worker again.
     pub fn is_hopeless(&self) -> bool {
         self.drained || self.unready_exits >= CRASH_LOOP
     }
@@ -137,7 +137,7 @@ impl Ranks {
         self.get(rank).and_then(RankRecord::detail).unwrap_or_default()
     }
 
-    /// All descriptions, in order of rank.
+    /// Descriptions of all ranks that have one, in order of rank.
     pub fn details(&self) -> Vec<String> {
         let say = |(rank, record): (&Rank, &RankRecord)| {
             record.detail().map(|detail| format!("worker {rank}: {detail}"))

@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl Cluster {
-    /// Accepts and launches a request with a timeout in milliseconds, or returns why it is refused. Dropping the
-    /// submission cancels the request. Must run inside a Tokio runtime.
+    /// Accepts and launches a request, or returns why it is refused. Without `timeout_ms`, in milliseconds, the request
+    /// has no deadline. Dropping the submission cancels the request. Must run inside a Tokio runtime.
     pub fn submit(
         self: &Arc<Self>,
         spec: pb::RequestSpec,
@@ -29,8 +29,8 @@ impl Cluster {
         self.resume(spec, timeout_ms, Vec::new())
     }
 
-    /// Accepts a request that already has this output from another conductor, and continues after it. Otherwise like
-    /// [`Cluster::submit`].
+    /// Like [`Cluster::submit`], for a request of which another conductor has generated the tokens `generated`. The
+    /// output continues after these tokens.
     pub fn resume(
         self: &Arc<Self>,
         spec: pb::RequestSpec,
@@ -52,13 +52,14 @@ impl Cluster {
         deadline: Option<Deadline>,
         generated: Vec<u32>,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
-        // Outside the lock: a prompt may be long, and a secret is read from a file.
+        // The lock is held only for the model here, not for the checks below: a prompt may be long, and a secret is
+        // read from a file.
         let model = self.state.lock().membership.model_view()?;
         validate::check_spec(&spec, &model.description)?;
         validate::check_generated(&generated, &spec, &model.description)?;
         let encoders = media::check(&spec, &model.declaration)?;
         self.digest.of(&mut spec.media);
-        // Placeholders are equal whatever media they stand for, so prompts with media are not comparable.
+        // Media of one kind have the same placeholder tokens, so the tokens of prompts with media cannot be compared.
         let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();
         let pieces = if comparable {
             prefixes::cut(&spec.prompt, &model.description)
@@ -119,7 +120,7 @@ impl Cluster {
                 self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);
             }
         }
-        // Rows before completions: a completion counts the tokens of its own step.
+        // Rows are handled before completions, since a completion counts the tokens of its own step.
         for row in report.rows {
             self.on_row(&mut state, from, row);
         }
@@ -128,7 +129,8 @@ impl Cluster {
         }
     }
 
-    /// Counts the report of a fenced worker. Its requests have already moved elsewhere.
+    /// Counts the tokens and completions of a fenced worker's report as dropped. The worker's requests have already
+    /// started over.
     fn drop_late(&self, report: pb::StepReport) {
         self.metrics.tokens(0, report.rows.iter().map(|row| row.tokens.len()).sum());
         report.completions.iter().for_each(|_| self.metrics.dropped(Dropped::Stale));

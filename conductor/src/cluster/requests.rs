@@ -1,4 +1,4 @@
-//! The cluster's requests, and those of them that wait for a placement.
+//! All requests of the cluster, and the subset that waits for a placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub(super) struct Requests {
     by_id: BTreeMap<RequestId, Request>,
     /// Requests that no worker could take when they needed a placement.
     waiting: BTreeSet<RequestId>,
-    /// The newest id. Ids are minted in order.
+    /// The most recently minted id. Ids count up from 1.
     newest: u64,
 }
 
@@ -62,7 +62,7 @@ impl Requests {
         waiting.filter(|id| self.by_id.get(id).is_some_and(&meets)).collect()
     }
 
-    /// Removes a request of which no worker holds anything any more. Returns true if it was removed.
+    /// Removes a request that has ended and of which no worker holds anything. Returns true if it was removed.
     pub fn remove_if_over(&mut self, id: RequestId) -> bool {
         let over = self.by_id.get(&id).is_some_and(Request::is_over);
         if over {
@@ -71,8 +71,8 @@ impl Requests {
         over
     }
 
-    /// Classifies a message about a request that is not present. An id up to the newest one was minted here, so that
-    /// request is over.
+    /// Classifies a message about a request that is not present. All ids up to the newest one were minted here, so a
+    /// request with such an id is over.
     pub fn why_unknown(&self, id: RequestId) -> Dropped {
         if (1..=self.newest).contains(&id.0) { Dropped::Stale } else { Dropped::Unknown }
     }

@@ -1,4 +1,4 @@
-//! Roles of a topology's groups, derived from the walks that the model declares and each group runs.
+//! Roles of a topology's groups, derived from the walks that the model declares and that each group runs.
 
 use std::collections::BTreeSet;
 
@@ -16,18 +16,18 @@ use crate::request::{GraphRole, TextWalks};
 pub enum GroupRole {
     /// The whole request.
     Whole,
-    /// The prefill alone, which the group hands over.
+    /// The prefill alone: the group hands each request over to a group that decodes.
     Prefill,
-    /// The decode alone, of prefills that other groups hand over.
+    /// The decode alone: the group continues requests that other groups have prefilled.
     Decode,
-    /// The encoding of media. A group may have this role beside one of the others.
+    /// The encoding of media. A group may have this role in addition to one of the other three.
     Encode,
 }
 
 impl GroupRole {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Prefill, Self::Decode, Self::Encode];
 
-    /// The article of the label.
+    /// The indefinite article that fits before the label.
     pub fn article(self) -> &'static str {
         if self == Self::Encode { "an" } else { "a" }
     }
@@ -43,10 +43,10 @@ impl GroupRole {
     }
 }
 
-/// All roles of a group: a part of the thinker's work, encoding, or both.
+/// All roles of a group: one part of the text generation, the encoding of media, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Duties {
-    /// Never `Encode`.
+    /// The group's part of the text generation; never `Encode`.
     pub thinks: Option<GroupRole>,
     pub encodes: bool,
 }
@@ -90,8 +90,8 @@ impl From<GroupRole> for pb::WorkerRole {
     }
 }
 
-/// The roles of each group, in order. Refuses a topology that cannot serve the model, with the group and the key at
-/// fault.
+/// Returns the roles of each group, in the order of the topology. Refuses a topology that cannot serve the model, with
+/// an error that names the group and the key at fault.
 pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> Result<Vec<Duties>, Error> {
     let duties = topology.groups().iter().map(|group| {
         let walks = served(group, model).map_err(|why| refused(group, &why))?;
@@ -145,8 +145,8 @@ pub fn roles(topology: &Topology, model: &ModelDeclaration, text: TextWalks) -> 
     Ok(duties)
 }
 
-/// True if a group of these walks encodes media. A group encodes all kinds or none, since a request with several kinds
-/// has one encoder.
+/// True if a group that runs `walks` encodes media. A group must encode all kinds of media or none, since one encoder
+/// handles all media of a request.
 fn encodes(group: &GroupSpec, walks: &BTreeSet<WalkId>, model: &ModelDeclaration) -> Result<bool, String> {
     let (some, missing): (Vec<_>, Vec<_>) =
         model.media().iter().partition(|input| walks.contains(&input.walk));

@@ -8,7 +8,8 @@ use tutti_runtime::{Error, health::State as HealthState};
 use super::{Cluster, State, membership::Membership, ranks::RankRecord, roles::GroupRole};
 
 impl Cluster {
-    /// The served model, and whether a request sent now would run. An error before the first worker has loaded it.
+    /// The served model, and whether a request sent now would run. Returns an error until the first worker has loaded
+    /// the model.
     pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
         let model = self.state.lock().membership.model_view()?.description;
         let model = Some(model.as_ref().clone());
@@ -47,7 +48,7 @@ impl Cluster {
 }
 
 impl Membership {
-    /// All workers that are present, and the spawned ones that are not, by rank.
+    /// The status of every present worker and of every spawned worker that is missing, in order of rank.
     fn statuses(&self) -> Vec<pb::WorkerStatus> {
         let present = self.workers.iter().map(|(_, worker)| pb::WorkerStatus {
             phase: worker.phase.into(),
@@ -82,7 +83,7 @@ impl Membership {
         }
     }
 
-    /// Sets the request limit of the served model to the smallest of the ready workers'.
+    /// Sets the request limit of the served model to the smallest limit of all ready workers.
     fn lower_request_limit(&mut self) {
         let pools = self.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
         if let (Some(smallest), Some(model)) = (pools.min(), &mut self.model)
@@ -92,12 +93,12 @@ impl Membership {
         }
     }
 
-    /// KV pages of all ready workers.
+    /// Number of KV pages of all ready workers.
     fn kv_pages(&self) -> u64 {
         self.workers.ready().map(|(_, worker)| u64::from(worker.load.kv_pages_total)).sum()
     }
 
-    /// Notes the end of the start once all spawned workers are loaded at the same time.
+    /// Records that the cluster has started, once all spawned workers have the model loaded at the same time.
     fn note_start(&mut self) {
         let spawned = self.spawned_workers();
         let loaded = self.workers.loaded().filter(|(_, worker)| worker.rank.0 < spawned).count();

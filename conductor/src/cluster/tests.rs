@@ -204,7 +204,7 @@ impl Client {
 #[derive(Default)]
 struct World {
     alive: BTreeMap<u32, Worker>,
-    /// Removed from the cluster, but still sending.
+    /// Workers that the cluster has removed and that still send messages.
     dead: Vec<Worker>,
     said: Vec<(WorkerId, Says)>,
     clients: Vec<Client>,
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    /// Transfers graphs: the receiver continues with the second token, if it is still there.
+    /// Transfers graphs: the receiver, if it is still present, continues with the second token.
     fn export(&mut self, from: &Worker, says: &mut Says) {
         for (to, key) in says.exports.drain(..) {
             let receiver = self.alive.values_mut().find_map(|worker| worker.running.get_mut(&to));

@@ -1,7 +1,7 @@
 //! The groups of workers and their ranks.
 //!
 //! A group has one or more *replicas*. Each replica holds the group's part of the model once, divided among `tp` ranks,
-//! of which the lowest is the leader. Ranks are numbered through all replicas of all groups in order.
+//! of which the lowest is the leader. Ranks are numbered consecutively over all replicas of all groups, in order.
 
 use tutti_proto::Rank;
 
@@ -12,7 +12,7 @@ pub struct GroupSpec {
     pub name: String,
     /// Nodes of the model that the group holds; `None` for all.
     pub nodes: Option<Vec<String>>,
-    /// Walks that the group runs; `None` for all over its nodes.
+    /// Walks that the group runs; `None` for all walks whose nodes the group holds.
     pub walks: Option<Vec<String>>,
     /// Ranks per replica, at least 1.
     pub tp: u32,
@@ -51,7 +51,7 @@ impl Replica {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     groups: Vec<GroupSpec>,
-    /// True if ranks beyond those of the groups are more replicas of the last group.
+    /// True if workers may join with ranks beyond those of the groups, as further replicas of the last group.
     open: bool,
 }
 
@@ -62,12 +62,13 @@ impl Default for Topology {
 }
 
 impl Topology {
-    /// A topology of these groups, at least one, and no others. Spawned groups come first, so that their ranks do.
+    /// A topology of exactly these groups, at least one. Spawned groups must come first, so that they have the lowest
+    /// ranks.
     pub fn new(groups: Vec<GroupSpec>) -> Self {
         Self { groups, open: false }
     }
 
-    /// One group of workers that run whole requests, `tp` ranks per replica. More replicas may join by hand.
+    /// One group of workers that run whole requests, `tp` ranks per replica. Further replicas may join by hand.
     pub fn all_in_one(workers: u32, tp: u32) -> Self {
         let tp = tp.max(1);
         let name = "all".to_owned();
@@ -91,12 +92,12 @@ impl Topology {
         group.map_or("", |group| &group.name)
     }
 
-    /// Number of ranks of a rank's replica.
+    /// Number of ranks of the replica that a rank belongs to; 1 for a rank of no group.
     pub fn tp_of(&self, rank: Rank) -> u32 {
         self.replica_of(rank).map_or(1, |replica| replica.tp)
     }
 
-    /// Number of workers that the conductor spawns. Their ranks are below this.
+    /// Number of workers that the conductor spawns. Their ranks are all ranks below this number.
     pub fn spawned_workers(&self) -> u32 {
         self.groups.iter().filter(|group| group.spawned).map(GroupSpec::ranks).sum()
     }
@@ -106,7 +107,8 @@ impl Topology {
         if self.open { u32::MAX } else { self.groups.iter().map(GroupSpec::ranks).sum() }
     }
 
-    /// True if groups may run different parts of a request, as far as this shows without the model.
+    /// True if groups may run different parts of a request: some group names its walks or nodes. Only with the model is
+    /// it known whether the groups do.
     pub fn is_disaggregated(&self) -> bool {
         self.groups.iter().any(|group| group.walks.is_some() || group.nodes.is_some())
     }

@@ -1,9 +1,10 @@
 //! Detects dead workers whose stream is still open.
 //!
-//! There are two cases. A *stopped* process (or machine, or network path) sends nothing: heartbeats come from a thread
-//! that does nothing else, so a few missing ones are enough. A process whose step *hangs* still sends heartbeats, but
-//! the counters in them stand still while it has work. An honest step may take long, so that bound is much longer. The
-//! counters move with each forward, and a long prefill has many.
+//! There are two cases. A *stopped* process (or machine, or network path) sends nothing. Heartbeats come from a thread
+//! that does nothing else, so a few missing heartbeats are enough to detect this. A process whose step *hangs* still
+//! sends heartbeats, but the counters in them stand still while the process has work. A sound step may take long, so
+//! the time limit for this case is much longer. The counters move with each forward, and a long prefill has many
+//! forwards.
 //!
 //! Time is counted in the watchdog's own ticks, so that a conductor that was itself stopped or starved does not blame
 //! its workers.
@@ -20,7 +21,7 @@ use super::{Cluster, Limits, ranks::Manner, roles::GroupRole, workers::Worker};
 const TICK: Duration = Duration::from_millis(250);
 
 impl Cluster {
-    /// Checks the workers for as long as it is polled.
+    /// Checks the workers for as long as the future is polled.
     pub async fn watch(&self) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -30,7 +31,8 @@ impl Cluster {
         }
     }
 
-    /// Checks the workers, `time` after the last check. Fails waiting requests for which no worker is expected.
+    /// Checks the workers. `time` is the time since the last check. Fails waiting requests for which no worker is
+    /// expected.
     pub fn tick(&self, time: Duration) {
         let mut state = self.state.lock();
         let dead: Vec<(WorkerId, Silence)> = state
@@ -63,7 +65,7 @@ enum Silence {
 }
 
 impl Silence {
-    /// Adds `time` to a worker's silence, and classifies it if it exceeds a limit.
+    /// Adds `time` to a worker's silence. Returns the kind of silence if it exceeds a limit.
     fn of(worker: &mut Worker, time: Duration, limits: &Limits) -> Option<Self> {
         worker.silent += time;
         worker.stuck = if worker.has_work() { worker.stuck + time } else { Duration::ZERO };

@@ -10,7 +10,7 @@ impl Cluster {
     /// Adds a worker. Its `link` must hold [`super::Limits::link_capacity`] messages.
     pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
         self.limits.check_rank(joining.rank)?;
-        // Before the lock, since the secret is read from a file.
+        // The secret is read from a file, so it is made before the lock is taken.
         let tp = self.limits.topology.tp_of(joining.rank);
         let secret = if tp > 1 { random_bytes()? } else { [0; 16] };
         self.state.lock().membership.admit(joining, link, secret)
@@ -25,7 +25,7 @@ impl Cluster {
         }
     }
 
-    /// Lets a loaded worker take requests, unless it serves another model than the rest.
+    /// Lets a loaded worker take requests, or turns it away if its model differs from that of the other workers.
     pub fn on_ready(&self, id: WorkerId, ready: pb::Ready) {
         let state = &mut *self.state.lock();
         let Some(rank) = state.membership.workers.hear(id).map(|worker| worker.rank) else { return };
@@ -57,7 +57,8 @@ impl Cluster {
         self.refresh_health(state);
     }
 
-    /// Handles a worker that cannot load the model. At the cluster's start, a fault that a restart cannot mend ends it.
+    /// Handles a worker that cannot load the model. At the cluster's start, a fault that a restart of the worker cannot
+    /// mend ends the cluster.
     pub fn on_load_failed(&self, id: WorkerId, fault: pb::Fault) {
         let error = Error::from(fault);
         let mut state = self.state.lock();
@@ -69,7 +70,8 @@ impl Cluster {
         self.refresh_health(&mut state);
     }
 
-    /// Handles a worker that wants to leave: it gets no new requests, and leaves once it has finished those it has.
+    /// Handles a worker that wants to leave: its TP group gets no new requests, and leaves once its current requests
+    /// are finished.
     pub fn on_leaving(&self, id: WorkerId) {
         let mut state = self.state.lock();
         if let Some(worker) = state.membership.workers.hear(id) {
@@ -79,7 +81,8 @@ impl Cluster {
         }
     }
 
-    /// Sends the worker of this rank away once it has finished its requests. Its process is not started again.
+    /// Drains the worker of this rank and its TP group: they leave once their requests are finished. Spawned processes
+    /// are not started again.
     pub fn drain_worker(&self, rank: Rank) -> Result<pb::WorkerPhase, Error> {
         let mut state = self.state.lock();
         let phase = state.membership.drain_rank(rank)?;
@@ -87,7 +90,7 @@ impl Cluster {
         Ok(phase)
     }
 
-    /// True if an operator has sent the rank's worker away for good.
+    /// True if an operator has drained this rank for good.
     pub fn is_drained(&self, rank: Rank) -> bool {
         self.state.lock().membership.is_drained(rank)
     }
@@ -108,15 +111,15 @@ impl Cluster {
         self.refresh_health(&mut state);
     }
 
-    /// Handles a spawned worker's process that has run for a while without ending.
+    /// Records that a spawned worker's process has run long enough to end a crash loop.
     pub fn on_well(&self, rank: Rank) {
         let mut state = self.state.lock();
         state.membership.ranks.entry(rank).well();
         self.refresh_health(&mut state);
     }
 
-    /// Ends the cluster where a spawned worker's error ends its start, and returns true. The first such error is kept,
-    /// since the others are most likely the same.
+    /// Ends the cluster and returns true if this error of a spawned worker comes at the cluster's start and would recur
+    /// after a restart. Only the first such error is kept, since later ones are most likely the same.
     fn ends_start(&self, state: &State, rank: Rank, error: &Error) -> bool {
         let ends = state.membership.ends_start(rank, error);
         if ends {
@@ -125,12 +128,12 @@ impl Cluster {
         ends
     }
 
-    /// Handles the end of a worker's stream: its requests start over elsewhere.
+    /// Handles the end of a worker's stream: requests that the worker held start over or fail.
     pub fn on_lost(&self, id: WorkerId, why: &str) {
         self.lose(&mut self.state.lock(), id, why, Manner::Left);
     }
 
-    /// Removes a worker from the cluster, and with it the rest of its group.
+    /// Removes a worker and the other ranks of its TP group from the cluster.
     pub(super) fn lose(&self, state: &mut State, id: WorkerId, why: &str, manner: Manner) {
         let Some(Removed { worker, expected }) = state.membership.remove(id, why, manner) else { return };
         let rank = worker.rank;
@@ -142,7 +145,8 @@ impl Cluster {
                 self.apply(state, request, effects);
             }
         }
-        // The others of the group may wait for a rank that did not leave by itself, and hear nothing: they are fenced.
+        // After an unexpected loss, the other ranks may be waiting for the lost rank and react to no message, so they
+        // are fenced.
         let manner = if expected { Manner::Left } else { Manner::Fenced };
         for (_, id) in state.membership.workers.group_of(rank) {
             self.lose(state, id, &format!("worker {rank} of its group is gone"), manner);
@@ -158,12 +162,12 @@ impl Cluster {
         }
     }
 
-    /// Handles the leader of a group over TCP that waits for the other ranks.
+    /// Handles a leader that listens on `port` for the other ranks of its TP group.
     pub fn on_group_listening(&self, leader: WorkerId, port: u32) {
         self.state.lock().membership.dial_leader(leader, port);
     }
 
-    /// State of the process that was spawned for this rank.
+    /// State of the process `pid` that was spawned for this rank.
     pub fn presence(&self, rank: Rank, pid: u32) -> Presence {
         self.state.lock().membership.presence(rank, pid)
     }

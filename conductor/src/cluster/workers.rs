@@ -22,8 +22,8 @@ use super::{
 };
 use crate::request::{GraphRole, Members, Request};
 
-/// The channel to one worker. Bounded so that it cannot fill while the conductor's own limits hold: each try of a
-/// request in flight is launched and cancelled at most once on a worker.
+/// The channel to one worker. It holds [`super::Limits::link_capacity`] messages, so it cannot fill while the
+/// conductor's own limits hold: each try of a request in flight is launched and cancelled at most once on a worker.
 pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 
 /// A worker from its Hello to the end of its stream.
@@ -35,11 +35,11 @@ pub struct Worker {
     pub host: IpAddr,
     pub phase: pb::WorkerPhase,
     pub load: pb::WorkerLoad,
-    /// Set by the worker's `Ready`.
+    /// The worker's own description of the model; `None` until the worker's `Ready`.
     pub model: Option<pb::ModelDescription>,
-    /// `None` once the worker is turned away: its stream ends, and with it the worker.
+    /// `None` once the worker is turned away. Without a link the worker's stream ends, and then the worker exits.
     pub link: Option<Link>,
-    /// Number of forwards, as of the last heartbeat.
+    /// Number of forwards that the worker had run at its last heartbeat.
     forwards: u64,
     /// Time since the worker's last message.
     pub silent: Duration,
@@ -47,9 +47,9 @@ pub struct Worker {
     pub stuck: Duration,
     /// Graphs that the worker holds.
     graphs: HashMap<GraphKey, Held>,
-    /// Number of these graphs that are resting.
+    /// Number of `graphs` that are [`Activity::Resting`]: they wait for another worker's data.
     resting: usize,
-    /// Sum of these graphs' bookings.
+    /// Sum of the bookings of all `graphs`.
     pub booked: Booking,
     /// Number of graphs launched on the worker so far.
     pub launched: u64,
@@ -87,7 +87,7 @@ impl Worker {
         !self.graphs.is_empty()
     }
 
-    /// True if the worker holds an active graph, so that steps are expected of it.
+    /// True if the worker holds an active graph, so that the worker is expected to make steps.
     pub fn has_work(&self) -> bool {
         self.graphs.len() > self.resting
     }
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Takes the counters of a heartbeat. A change in them is progress.
+    /// Stores the counters of a heartbeat. A changed counter is progress.
     pub fn take_heartbeat(&mut self, beat: &pb::Heartbeat) {
         let load = beat.load.unwrap_or_default();
         if (load.steps, beat.forwards) != (self.load.steps, self.forwards) {
@@ -114,7 +114,7 @@ impl Worker {
     /// Ends the worker's stream with an error. The worker gets no further messages, and is lost when its stream ends.
     pub fn turn_away(&mut self, why: Error) {
         if let Some(link) = self.link.take() {
-            // A full link is one that the worker does not read.
+            // An error is ignored: the link is full because the worker does not read it, or the stream has ended.
             let _ = link.try_send(Err(why.into()));
         }
     }
@@ -151,7 +151,7 @@ impl Booking {
         Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
     }
 
-    /// Blocks that a new request waits for or shares its steps with.
+    /// Number of blocks that a new request on the worker waits for or shares its steps with.
     pub fn blocks(&self) -> u64 {
         self.queued_blocks + self.active_blocks
     }
@@ -163,7 +163,7 @@ impl Booking {
         self.suspects += other.suspects;
     }
 
-    /// Subtracts a booking that was added before, so no field underflows.
+    /// Subtracts a booking. It must have been added before, so that no field underflows.
     fn subtract(&mut self, other: Self) {
         self.requests -= other.requests;
         self.queued_blocks -= other.queued_blocks;
@@ -177,7 +177,7 @@ impl Booking {
 pub enum Activity {
     /// The graph takes part in steps.
     Active,
-    /// The graph waits for another worker's planes or embeddings. Until then no steps are expected of it.
+    /// The graph waits for another worker's planes or embeddings. Until then the worker makes no steps for it.
     Resting,
 }
 
@@ -199,7 +199,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// No workers, in the groups of this topology.
+    /// No workers yet, in the groups of this topology.
     pub fn new(topology: Topology) -> Self {
         Self { topology, ..Self::default() }
     }
@@ -236,7 +236,7 @@ impl Workers {
         self.by_id.get_mut(&id)
     }
 
-    /// The sender of a message that has just arrived. Ends its silence.
+    /// Records that a message of this worker has arrived, which ends its silence. Returns the worker if it is present.
     pub fn hear(&mut self, id: WorkerId) -> Option<&mut Worker> {
         let worker = self.by_id.get_mut(&id)?;
         worker.silent = Duration::ZERO;
@@ -268,7 +268,7 @@ impl Workers {
         self.topology.replica_of(rank).is_some_and(|replica| replica.leader == rank)
     }
 
-    /// True if a worker needs no `Drain` message, since it ends when the leader of its group has gone.
+    /// True if a worker is a follower whose leader is present: it ends with its leader and needs no `Drain` message.
     pub fn leaves_with_its_leader(&self, id: WorkerId) -> bool {
         let Some(worker) = self.by_id.get(&id).filter(|worker| !self.is_leader(worker.rank)) else {
             return false;
@@ -302,7 +302,8 @@ impl Workers {
         self.ready().filter(move |(_, worker)| self.duties(worker.rank).include(role))
     }
 
-    /// True if prefix locality can affect placement: some role has at least two replicas, ready or not.
+    /// True if prefix locality can affect placement: at least two joined replicas prefill, or at least two only decode.
+    /// A replica that runs whole requests counts as one that prefills.
     pub fn have_choice(&self) -> bool {
         let mut seen = BTreeSet::new();
         let leaders = self.iter().filter(|(_, worker)| self.is_leader(worker.rank));
@@ -311,7 +312,7 @@ impl Workers {
         decodes.any(|decodes| !seen.insert(decodes))
     }
 
-    /// Sends a launch to all members of a graph, and books its load on each.
+    /// Sends a launch to all members of a graph, and books the graph's load on each of them.
     pub fn launch(
         &mut self,
         members: Members,
@@ -321,7 +322,7 @@ impl Workers {
     ) {
         let key = GraphKey::from(launch.key.unwrap_or_default());
         let mut workers: Vec<WorkerId> = members.into_values().collect();
-        // The last one takes the message itself: most graphs have one worker, and prompts may be long.
+        // The last worker gets the message itself, not a clone: most graphs have one worker, and prompts may be long.
         let last = workers.pop();
         for worker in workers {
             self.book(worker, key, booking, activity);
@@ -355,7 +356,7 @@ impl Workers {
         }
     }
 
-    /// Books a graph as decoding: its prompt is computed, and prompt and output take this many blocks.
+    /// Books a graph as decoding: its prompt is computed, and prompt and output together take `blocks` blocks.
     pub fn set_decoding(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(held) = worker.graphs.get_mut(&key) else { return };
@@ -364,7 +365,8 @@ impl Workers {
         worker.booked.add(booking);
     }
 
-    /// Removes a completed graph from its worker's load. Returns true if this makes room: a lost worker has none.
+    /// Removes a completed graph from its worker's load. Returns true if the worker has room for another graph now, and
+    /// false if the worker is lost or did not hold the graph.
     pub fn release(&mut self, id: WorkerId, key: GraphKey) -> bool {
         let Some(worker) = self.by_id.get_mut(&id) else { return false };
         let Some(held) = worker.graphs.remove(&key) else { return false };
@@ -373,7 +375,7 @@ impl Workers {
         true
     }
 
-    /// Tells every worker to leave. A follower leaves with its leader.
+    /// Tells every worker to leave. A follower whose leader is present gets no message: it leaves with its leader.
     pub fn dismiss(&mut self) {
         let ids: Vec<WorkerId> = self.by_id.keys().copied().collect();
         for id in ids {
@@ -386,7 +388,8 @@ impl Workers {
         }
     }
 
-    /// Sends without waiting. A worker whose link is full is turned away, since it must not miss a message.
+    /// Sends a message without waiting. If the link is full, the message is lost, so the worker is turned away: it must
+    /// not go on without the message.
     pub fn send(&mut self, id: WorkerId, message: ToWorker) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(link) = &worker.link else { return };

@@ -1,4 +1,4 @@
-//! Every layer of the settings reaches them, and what cannot serve is refused by name.
+//! Every layer of the settings takes effect, and settings that cannot serve are refused by name.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The topology file: groups of workers, and what each runs.
+//! The topology file: groups of workers, and the nodes, walks and device of each group.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -21,7 +21,7 @@ pub struct Layout {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TopologyFile {
-    /// In TOML, a `[[group]]` each.
+    /// One table per group: `[[group]]` in TOML.
     group: Vec<GroupTable>,
 }
 
@@ -29,19 +29,19 @@ struct TopologyFile {
 #[serde(deny_unknown_fields)]
 struct GroupTable {
     name: String,
-    /// The nodes that its workers hold; all if absent.
+    /// Nodes that the group's workers hold; all if absent.
     nodes: Option<Vec<String>>,
-    /// The walks that they run; all over their nodes if absent.
+    /// Walks that the group's workers run; all walks over their nodes if absent.
     walks: Option<Vec<String>>,
-    /// Workers that divide one model; 1 if absent.
+    /// Number of workers that share one replica of the model. Defaults to 1.
     tp: Option<u32>,
-    /// Number of such divided models; 1 if absent.
+    /// Number of replicas. Defaults to 1.
     replicas: Option<u32>,
-    /// Workers in all: `tp` times `replicas`. Any two of the three give the third.
+    /// Number of workers in all: `tp` times `replicas`. Any two of the three keys determine the third.
     ranks: Option<u32>,
-    /// Their device; the conductor's `device` if absent.
+    /// Device of the group's workers; the conductor's `device` if absent.
     device: Option<DeviceChoice>,
-    /// False if they join by hand.
+    /// False if the group's workers join by hand.
     #[serde(default = "yes")]
     spawn: bool,
 }
@@ -51,13 +51,13 @@ fn yes() -> bool {
 }
 
 impl Layout {
-    /// Workers that run whole requests, `tp` of them per replica: what `--workers` and `--tp` give.
+    /// One group of workers that run whole requests, `tp` workers per replica, as `--workers` and `--tp` set.
     pub fn all_in_one(workers: u32, tp: u32, device: DeviceChoice) -> Self {
         Self { topology: Topology::all_in_one(workers, tp), devices: vec![device] }
     }
 
-    /// Reads a topology file. Groups that name no device run on `device`. Names of walks and nodes are checked later, when
-    /// the model is loaded.
+    /// Reads a topology file. Groups that name no device run on `device`. Names of walks and nodes are checked later,
+    /// when the model is loaded.
     pub fn read(path: &Path, device: DeviceChoice) -> Result<Self, Error> {
         let file: TopologyFile = config::read("topology", path)?;
         let explain = |why: String| Error::invalid("topology", format!("{}: {why}", path.display()));
@@ -72,7 +72,8 @@ impl Layout {
         if let Some(twice) = file.group.iter().find(|group| !names.insert(&group.name)) {
             return Err(format!("group {:?}: name: is that of another group too", twice.name));
         }
-        // Workers that join by hand have the last ranks: the conductor tells them from its own by the rank.
+        // Workers that join by hand get the highest ranks: the conductor distinguishes them from spawned workers by
+        // rank.
         let (spawned, by_hand): (Vec<_>, Vec<_>) = file.group.into_iter().partition(|group| group.spawn);
         let (mut groups, mut devices) = (Vec::new(), Vec::new());
         for table in spawned.into_iter().chain(by_hand) {

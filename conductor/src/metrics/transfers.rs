@@ -27,7 +27,7 @@ struct TimeLabel {
     time: &'static str,
 }
 
-/// Totals since each worker's process began.
+/// Totals of transfers since each worker's process began.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TransferMetrics {
     bytes: Family<TransportLabel, Gauge>,

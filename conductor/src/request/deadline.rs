@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tutti_runtime::{Error, ErrorKind};
 
-/// The end of the time that a client gives its request.
+/// The time at which a request fails if it has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     /// The time at which the request fails.
@@ -13,7 +13,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The deadline `timeout_ms` milliseconds after `came`. A timeout of 0 is an error.
+    /// The deadline `timeout_ms` milliseconds after the request arrived at `came`. A timeout of 0 is an error.
     pub fn new(came: Instant, timeout_ms: u32) -> Result<Self, Error> {
         if timeout_ms == 0 {
             return Err(Error::new(ErrorKind::DeadlineExceeded, "no time is left for the request"));

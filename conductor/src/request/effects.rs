@@ -6,22 +6,22 @@ use tutti_runtime::ErrorKind;
 /// Why a message was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dropped {
-    /// About an earlier try, graph or epoch.
+    /// The message is about an earlier try, graph or epoch.
     Stale,
-    /// Received before.
+    /// The message was received before.
     Duplicate,
-    /// About a graph that this worker was never given.
+    /// The message is about a graph that this worker was never given.
     Unknown,
 }
 
-/// The outcome of a row.
+/// The outcome of a row: a worker's report of one request's share of a step.
 #[derive(Debug, Default, PartialEq)]
 pub struct RowOutcome {
-    /// Tokens that were new and are delivered.
+    /// Number of tokens that were new and are delivered.
     pub taken: usize,
-    /// Tokens that were dropped.
+    /// Number of tokens that were dropped.
     pub dropped: usize,
-    /// Effects of a row that broke the request.
+    /// Effects of a row that made the request fail; empty for any other row.
     pub effects: Effects,
 }
 
@@ -38,23 +38,23 @@ pub enum EndingKind {
     Refused(ErrorKind),
 }
 
-/// The caller's tasks after an event.
+/// The consequences of an event, which the caller carries out.
 #[derive(Debug, Default, PartialEq)]
 pub struct Effects {
     /// Graphs to cancel, each at its worker.
     pub cancel: Vec<(WorkerId, GraphKey)>,
     /// Graphs that their workers no longer hold.
     pub released: Vec<(WorkerId, GraphKey)>,
-    /// True if a prefill was handed over.
+    /// True if a prefill was handed over to the decode's worker.
     pub handed_over: bool,
     /// Graphs that have received what they waited for and now take part in steps.
     pub begun: Vec<(WorkerId, GraphKey)>,
     /// True if the request needs a placement.
     pub needs_placement: bool,
-    /// True if the request starts over at its next placement.
+    /// True if a try was lost or its hand-over failed, so that the request starts over.
     pub replayed: bool,
-    /// The ending that the client has received.
+    /// The kind of the request's ending, if the client has received it through this event.
     pub ended: Option<EndingKind>,
-    /// Why the message was dropped.
+    /// The reason, if the event's message was dropped.
     pub dropped: Option<Dropped>,
 }

@@ -1,20 +1,21 @@
 //! The state machine of one request.
 //!
 //! A request runs as one worker graph at one worker (or TP group), or as two: the *prefill* at one and the *decode* at
-//! another. The decode is launched first, so that it holds room for the planes that the prefill will push to it. A
-//! request with media has one more graph, which encodes them for the graph that prefills; see `encoding`.
+//! another. The decode is launched first, so that its worker reserves room for the planes that the prefill will push. A
+//! request with media has one more graph, which encodes the media for the graph that prefills; see `encoding`.
 //!
-//! The table of stages, events and consequences is in docs/. `tests/states.rs` produces it by driving this machine, and
-//! fails if the page differs.
+//! docs/request-states.md has the table of stages, events and consequences. `tests/states.rs` produces the table by
+//! driving this machine, and fails if the page differs.
 //!
-//! A run that has ended for the client may still hold a worker's memory. The request keeps it among the *leaving* runs
-//! until every rank has reported its completion, and counts as in flight until then. The ending consumes the
-//! mailbox's sender, so a request has exactly one ending.
+//! A *run* is a worker graph that has been launched. A worker may still hold memory for a run that the request no
+//! longer needs. The request keeps such a run among the *leaving* runs until every rank has reported its completion,
+//! and counts as in flight until then. The ending consumes the mailbox's sender, so a request has exactly one ending.
 //!
-//! A replay starts from the prompt and all tokens that have arrived so far. Those tokens are not sent again: the new
-//! incarnation's first token is the next one. Random numbers, penalties and counts depend on positions and on the whole
-//! output, so the client's stream continues unchanged. Lost workers and failed hand-overs are counted separately: a
-//! worker's death often shows first as a failed hand-over to it, and the next try may still be sent there.
+//! A replay starts from the prompt and all tokens that have arrived so far. Those tokens are not sent to the client
+//! again: the new incarnation's first token is the next one. Random numbers, penalties and counts depend on positions
+//! and on the whole output, so the client's stream continues unchanged. Lost workers and failed hand-overs are counted
+//! separately: the death of a worker often shows first as a failed hand-over to that worker, and the next try may still
+//! be placed on it.
 
 mod blocks;
 mod completions;
@@ -46,23 +47,23 @@ pub struct Request {
     reservation: pb::PlaneReservation,
     /// Prefixes of the prompt, by which earlier requests with the same prefix are found.
     pieces: PromptPieces,
-    /// Number of the current try. Each replay increments it.
+    /// Number of the current try. Each further try increments it.
     incarnation: Incarnation,
     max_replays: u32,
-    /// Tries that were lost with a worker.
+    /// Number of tries that were lost with a worker.
     lost: u32,
-    /// Tries whose planes or embeddings were not transferred.
+    /// Number of tries whose planes or embeddings could not be transferred.
     failed_handovers: u32,
-    /// True if the last try was lost before it produced a token: this request may crash its workers.
+    /// True if the latest try that was lost with a worker produced no token: this request may crash its workers.
     in_vain: bool,
     /// Output so far. A replay starts from the prompt and these tokens.
     generated: Vec<u32>,
-    /// The prompt token whose logprob comes next. Token 0 has none.
+    /// Index of the prompt token whose logprob comes next. Token 0 has no logprob.
     next_scored: u32,
-    /// Prompt tokens that the first complete prefill found in the prefix cache.
+    /// Number of prompt tokens that the first complete prefill found in the prefix cache.
     cached_tokens: Option<u32>,
     phase: Phase,
-    /// Runs that have ended for the client and that some worker still holds.
+    /// Runs that the request no longer needs and that some worker still holds.
     leaving: Vec<Run>,
     /// Tracing span from acceptance until no worker holds anything of the request.
     span: Span,
@@ -85,9 +86,9 @@ pub struct NewRequest {
     pub reservation: pb::PlaneReservation,
     /// Prefixes of the prompt, for placement.
     pub pieces: PromptPieces,
-    /// Output of an earlier conductor, after which this request continues; empty for a new one.
+    /// Output tokens that another conductor generated, after which this request continues; empty for a new request.
     pub generated: Vec<u32>,
-    /// Number of times that a request is tried again after its worker died, and likewise after a failed hand-over.
+    /// Maximum number of further tries after the loss of a worker, and likewise after a failed hand-over.
     pub max_replays: u32,
     /// Receives the request's tokens and its ending.
     pub output: mailbox::Sender,
@@ -100,7 +101,7 @@ enum Phase {
     Ended,
 }
 
-/// The graphs of the current try that run.
+/// The launched graphs of the current try, except the encoder's.
 #[derive(Debug)]
 enum Stage {
     Waiting,
@@ -110,8 +111,8 @@ enum Stage {
     Prefilling {
         prefill: Run,
         decode: Run,
-        /// Rows of the decode that arrived before the prefill's last row: messages of two workers overtake each other.
-        /// Bounded by the request's `max_tokens`.
+        /// Rows of the decode that arrived before the prefill's last row: messages of two workers may overtake each
+        /// other. They have at most the request's `max_tokens` tokens.
         early: Vec<pb::RowReport>,
     },
     Running {
@@ -119,7 +120,7 @@ enum Stage {
     },
 }
 
-/// The runs of a stage. Match ergonomics make the items `Run`, `&Run` or `&mut Run`, as the stage is.
+/// The runs of a stage. Match ergonomics make the items `Run`, `&Run` or `&mut Run`, like the stage itself.
 macro_rules! runs_of {
     ($stage:expr) => {{
         let (first, second) = match $stage {
@@ -132,7 +133,7 @@ macro_rules! runs_of {
 }
 
 impl Stage {
-    /// The run that prefills or has prefilled: the receiver of the media's embeddings.
+    /// The run that receives the media's embeddings: the prefill's, or the only one.
     fn prefilling(&self) -> Option<&Run> {
         match self {
             Self::Prefilling { prefill: run, .. } | Self::Running { run } => Some(run),
@@ -186,7 +187,7 @@ impl Request {
         &self.spec
     }
 
-    /// The key of the current try's graph of this role.
+    /// The key of the graph that has this role in the current try.
     pub fn key(&self, role: GraphRole) -> GraphKey {
         GraphKey { request: self.id, incarnation: self.incarnation, graph: role.id() }
     }
@@ -212,15 +213,15 @@ impl Request {
         most > self.generated.len() + 1
     }
 
-    /// True if the request may crash its workers: its last try produced nothing, and it has one try left. Two suspects
-    /// on one worker could cost each other that last try.
+    /// True if the request may crash its workers: the latest lost try produced no token, and there is only one try
+    /// left. Two suspects on one worker could cost each other that last try.
     pub fn is_suspect(&self) -> bool {
         self.in_vain && self.lost == self.max_replays
     }
 
-    /// Launches a graph of this role on `members`, with the time that is left of the deadline: the whole request, a
-    /// prefill without a decode, or a decode, which reserves room first. Returns `None` and changes nothing unless the
-    /// request waits for a placement.
+    /// Launches the request's first graph on `members`: the whole request, a prefill without a decode, or a decode,
+    /// which reserves room first. The message carries the time that is left until the deadline. Returns `None` and
+    /// changes nothing unless the request waits for a placement.
     pub fn launch(&mut self, role: GraphRole, members: Members, now: Instant) -> Option<pb::LaunchGraph> {
         if !self.is_waiting() {
             return None;
@@ -236,7 +237,7 @@ impl Request {
                 message.receive = Some(self.reservation.clone());
                 Stage::Reserving { decode: run }
             }
-            // An encoder has no receiver before a graph that prefills is launched.
+            // The first graph is never an encoder: its embeddings need a receiver, the graph that prefills.
             GraphRole::Encode => return None,
         };
         self.enter(stage);
@@ -258,8 +259,8 @@ impl Request {
         }
     }
 
-    /// Launches the prefill on `members`. It pushes its planes to `room`, which the decode's worker has reserved.
-    /// Returns `None` and changes nothing unless the request is `Reserving`.
+    /// Launches the prefill on `members`. The prefill pushes its planes to `room`, which the decode's worker has
+    /// reserved. Returns `None` and changes nothing unless the request is `Reserving`.
     pub fn launch_prefill(
         &mut self,
         members: Members,
@@ -357,7 +358,7 @@ impl Request {
         Effects { ended, cancel: self.leave(stage, encoding), ..Effects::default() }
     }
 
-    /// Moves all current runs to the leaving ones. Returns the workers that need a cancel, each with its graph.
+    /// Moves all current runs to the leaving runs. Returns the graphs to cancel, each with the worker that holds it.
     fn leave(&mut self, stage: Stage, encoding: Encoding) -> Vec<(WorkerId, GraphKey)> {
         let mut holders = Vec::new();
         for run in stage.into_runs().chain(encoding.into_run()).filter(|run| !run.is_over()) {

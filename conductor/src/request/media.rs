@@ -8,7 +8,7 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-/// Refuses media that the model cannot run. Returns the walks that encode them, each once.
+/// Refuses media that the model cannot run. Returns the walks that encode the media, each walk once.
 pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
     let mut walks = Vec::new();
     let mut end = 0;
@@ -60,8 +60,8 @@ fn check_placeholders(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Resul
     Err(Error::invalid("prompt", message))
 }
 
-/// Digests of media, by which equal data is found. The keys are random per process, so that no client can construct
-/// two items with the same digest.
+/// Computes digests of media, by which equal data is found. The keys are random per process, so that no client can
+/// construct two items with the same digest.
 #[derive(Debug, Default)]
 pub struct Digest {
     keys: [RandomState; 2],

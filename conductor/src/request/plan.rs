@@ -6,12 +6,12 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-/// The walks of a request of text.
+/// The walks that prefill and decode text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextWalks {
-    /// The prefill walk over the decode walk's nodes.
+    /// The prefill walk over the same nodes as the decode walk.
     pub prefill: WalkId,
-    /// The decode walk, whose loop stays in one worker.
+    /// The decode walk, whose loop stays on one worker.
     pub decode: WalkId,
 }
 
@@ -57,7 +57,7 @@ impl GraphRole {
         })
     }
 
-    /// The graph's walks in the order in which they run. `encoders` are those of the request's media.
+    /// The graph's walks in the order in which they run. `encoders` are the walks that encode the request's media.
     pub fn walks(self, text: TextWalks, encoders: &[WalkId]) -> Vec<u32> {
         match self {
             Self::Whole => vec![text.prefill.0, text.decode.0],

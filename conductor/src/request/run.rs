@@ -6,21 +6,21 @@ use tutti_proto::{Epoch, GraphKey, Rank, WorkerId, cluster::v1 as pb};
 
 use super::Dropped;
 
-/// The ranks that run a worker graph, each on its worker. The lowest rank is the leader: its rows carry the tokens.
+/// The ranks that run a worker graph, each with its worker. The lowest rank is the leader: its rows carry the tokens.
 pub type Members = BTreeMap<Rank, WorkerId>;
 
-/// A worker graph's ranks, and those that have not completed it.
+/// A worker graph's ranks, and the ranks that have not completed the graph yet.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Includes the incarnation, so that a leaving run differs from the next try's.
+    /// The key includes the incarnation, so that a leaving run and the next try's run have different keys.
     pub key: GraphKey,
     members: Members,
     pending: Members,
-    /// The epoch after the last one that a row has arrived of.
+    /// One more than the highest epoch of which a row has arrived.
     next_epoch: Epoch,
     /// The first rank's `Finished`. All other ranks must report the same.
     pub finished: Option<pb::Finished>,
-    /// Output tokens of the request when this run began.
+    /// Number of the request's output tokens when this run began.
     pub tokens_before: usize,
 }
 
@@ -48,7 +48,7 @@ impl Run {
         self.pending.values().map(|worker| (*worker, self.key)).collect()
     }
 
-    /// Removes a rank from the pending ones, or says why its completion is dropped.
+    /// Removes a rank from the pending ranks, or says why its completion is dropped.
     pub fn accept_completion(&mut self, from: WorkerId, completion: &pb::Completion) -> Result<(), Dropped> {
         let rank = Rank(completion.rank);
         if self.members.get(&rank) != Some(&from) {
@@ -65,7 +65,7 @@ impl Run {
         Ok(())
     }
 
-    /// Removes a lost worker. Returns true if it was pending.
+    /// Removes a lost worker from the pending ranks. Returns true if it was one of them.
     pub fn lose(&mut self, worker: WorkerId) -> bool {
         let before = self.pending.len();
         self.pending.retain(|_, holder| *holder != worker);

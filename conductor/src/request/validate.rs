@@ -76,7 +76,7 @@ fn check_sampling(sampling: &pb::Sampling, model: &pb::ModelDescription) -> Resu
     within("temperature", sampling.temperature, 0.0, f32::MAX, "0 or more")?;
     within("top_p", sampling.top_p, f32::MIN_POSITIVE, 1.0, "in (0, 1]")?;
     within("min_p", sampling.min_p, 0.0, 1.0, "in [0, 1]")?;
-    // A logit could overflow beyond these bounds.
+    // A logit could overflow with a penalty beyond these bounds.
     within("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0, "in [0.01, 100]")?;
     within("presence_penalty", sampling.presence_penalty, -2.0, 2.0, "in [-2, 2]")?;
     within("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0, "in [-2, 2]")?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(30);
-/// A process that ran this long was well: its next failure counts as a first one.
+/// A process that ran this long was well: its end is not an early exit, and the next pause is the shortest again.
 pub const WELL: Duration = Duration::from_secs(10);
 
 /// A pause that doubles with each early exit, up to a bound.
@@ -32,7 +32,7 @@ impl Backoff {
         pause
     }
 
-    /// Number of processes in a row that ended early.
+    /// Number of consecutive processes that ended early.
     pub fn early_exits(&self) -> u32 {
         self.early_exits
     }

@@ -14,12 +14,12 @@ use tutti_proto::Rank;
 
 use super::WorkerCommand;
 
-/// A worker's process, which is killed when this is dropped.
+/// A worker's process, which is killed when the value is dropped.
 #[derive(Debug)]
 pub struct Child {
     process: tokio::process::Child,
     pid: u32,
-    /// Held open: the child exits when it is closed.
+    /// The write end of the child's stdin, held open: the child exits when this end is closed.
     _lifeline: Option<ChildStdin>,
 }
 
@@ -51,11 +51,12 @@ impl Child {
 
     /// Completes when the process has ended. May be dropped and called again.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
-        // Tokio's `wait` closes a stdin that it still owns, so the lifeline was taken out before.
+        // Tokio's `wait` closes the child's stdin if `process` still owns it, so `spawn` has taken the stdin out of
+        // `process`.
         self.process.wait().await
     }
 
-    /// Kills the process and all that it has started.
+    /// Kills the process and its process group, to which the processes that it has started belong.
     pub fn kill(&mut self) {
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let killed = group.map(|group| kill_process_group(group, Signal::KILL));

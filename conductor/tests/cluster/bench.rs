@@ -80,7 +80,7 @@ impl Bench {
         self.try_join(hello(rank)).await.unwrap()
     }
 
-    /// Joins as a spawned worker of this rank, and waits until the cluster has it as ready.
+    /// Joins as a spawned worker of this rank, and waits until the cluster reports it as ready.
     pub async fn ready(&self, rank: u32) -> FakeWorker {
         let worker = self.join(rank).await;
         worker.say(ToConductor::Ready(ready())).await;

@@ -74,7 +74,7 @@ async fn a_request_that_crashes_its_workers_fails_alone() {
     let bench = Bench::new(limits(1)).await;
     let mut worker = bench.ready(0).await;
     let mut submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
-    // Both are on the worker at each of its two deaths, so either may have caused them.
+    // Both requests are on the worker at each of its two deaths, so either request may have caused them.
     for _ in 0..2 {
         worker.launched().await;
         worker.launched().await;
@@ -82,7 +82,7 @@ async fn a_request_that_crashes_its_workers_fails_alone() {
         metric(&bench, "tutti_workers_ready", 0).await;
         worker = bench.ready(0).await;
     }
-    // From then on the two never share a worker.
+    // From then on the two requests never share a worker.
     assert_eq!(worker.launched().await.key.unwrap().request, 1);
     drop(worker);
     let error = read(&mut submissions[0]).await.1.unwrap_err();
@@ -125,7 +125,7 @@ async fn a_worker_that_says_nothing_is_fenced_and_what_it_says_later_is_dropped(
     assert_eq!(first.hear().await, None, "its stream ends");
     second.finish(again.key, &[1]).await;
     assert_eq!(read(&mut submission).await.0, [0, 1]);
-    // Its rank is free.
+    // The rank of the fenced worker is free.
     bench.ready(0).await;
 }
 

@@ -34,7 +34,7 @@ async fn meeting_path(worker: &mut FakeWorker) -> (u32, String) {
 async fn a_group_meets_once_all_have_joined_and_serves_at_its_leader_once_all_have_loaded() {
     let bench = Bench::new(in_pairs(4)).await;
     let mut second = bench.join(1).await;
-    // A rank of another group does not complete the first one.
+    // A rank of another group does not complete the first group.
     let mut other = bench.join(2).await;
     let mut leader = bench.join(0).await;
     let meeting = meeting_path(&mut leader).await;
@@ -56,7 +56,7 @@ async fn a_group_meets_once_all_have_joined_and_serves_at_its_leader_once_all_ha
         worker.finish(launch.key, &[0]).await;
     }
     for submission in &mut submissions {
-        // The leader's completion is the group's.
+        // The leader's completion completes the group's graph.
         assert_eq!(read(submission).await.1.unwrap().generated, 1);
     }
     bench.idle().await;
@@ -115,7 +115,7 @@ async fn a_dismissed_group_leaves_with_its_leader() {
     let (mut leader, mut second) = (bench.join(0).await, bench.join(1).await);
     meeting_path(&mut leader).await;
     meeting_path(&mut second).await;
-    // Its leader has not joined, so the rank is told to leave itself.
+    // The leader of rank 3 has not joined, so rank 3 itself is told to leave.
     let mut alone = bench.join(3).await;
     bench.cluster.dismiss();
     assert!(matches!(leader.hear().await, Some(FromConductor::Drain(_))));

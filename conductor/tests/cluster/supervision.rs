@@ -1,4 +1,4 @@
-//! Spawned processes: their arguments and secret, restarts, and their end with the supervisor. A script is the worker.
+//! Spawned processes: their arguments and secret, restarts, and their end with the supervisor. The worker is a script.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process};
 

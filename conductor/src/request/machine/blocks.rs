@@ -1,4 +1,4 @@
-//! The size of a request in blocks, by which it is placed.
+//! The size of a request in blocks, which placement uses.
 
 use tutti_runtime::prefix_index::PromptPieces;
 
@@ -10,7 +10,7 @@ impl Request {
         &self.pieces
     }
 
-    /// Blocks of the prompt and of the output so far.
+    /// Number of blocks of the prompt and of the output so far.
     pub fn blocks(&self) -> u64 {
         (self.spec.prompt.len() + self.generated.len()).div_ceil(self.pieces.block_tokens()) as u64
     }

@@ -61,7 +61,8 @@ impl Request {
             Phase::Live { stage: Stage::Reserving { .. }, .. } => {
                 self.break_off("its decode ended before anything was handed over")
             }
-            // The prefill's `HandedOver` is still on its way.
+            // The decode has finished, but the prefill's `HandedOver` has not arrived yet. The request ends when
+            // `HandedOver` arrives.
             Phase::Live { stage: Stage::Prefilling { decode, .. }, .. } if decode.key == key => {
                 Effects::default()
             }
@@ -69,7 +70,7 @@ impl Request {
         }
     }
 
-    /// Handles the last rank's `Finished` of the graph that ends the request.
+    /// Handles the end of the graph that ends the request: all its ranks have reported `Finished`.
     fn on_finished(&mut self, finished: pb::Finished) -> Effects {
         if finished.generated as usize != self.generated.len() {
             return self.break_off(&format!(
@@ -88,7 +89,7 @@ impl Request {
         pb::Finished { cached_tokens: self.cached_tokens.unwrap_or(finished.cached_tokens), ..finished }
     }
 
-    /// Handles a prefill's `HandedOver`: the decode continues, or has ended already.
+    /// Handles a prefill's `HandedOver`: the decode continues, or the request ends if the decode has finished already.
     fn on_handed_over(&mut self, key: GraphKey, handed_over: pb::HandedOver) -> Effects {
         let Phase::Live { stage, .. } = &mut self.phase else { return Effects::default() };
         let (prefill, early) = match stage {

@@ -1,7 +1,8 @@
-//! Encoding of a request's media for its prefill. Its states go beside the stages of the request.
+//! Encoding of a request's media for its prefill. The states of the encoding are separate from the stages of the
+//! request.
 //!
-//! The table of its states is in docs/, beside that of the request's stages. An encoder's graph that fails, is refused, is
-//! lost with its worker or cannot hand over has the same consequences as any other graph of the request.
+//! docs/request-states.md has the table of these states. An encoder's graph that fails, is refused, is lost with its
+//! worker or cannot hand over has the same consequences as any other graph of the request.
 
 use std::time::Instant;
 
@@ -55,7 +56,8 @@ impl Encoding {
     }
 }
 
-/// The specification that a graph receives. Only the encoder gets the media's bytes, and it gets nothing else.
+/// The specification that a graph receives. Only the encoder gets the media's bytes, and it gets no prompt and no
+/// sampling.
 pub(super) fn spec_for(role: GraphRole, spec: &pb::RequestSpec) -> pb::RequestSpec {
     if role == GraphRole::Encode {
         return pb::RequestSpec { media: spec.media.clone(), priority: spec.priority, ..Default::default() };
@@ -83,13 +85,13 @@ impl Request {
         !self.encoders.is_empty()
     }
 
-    /// Blocks of the placeholder tokens of media.
+    /// Number of blocks that the placeholder tokens of the request's media take.
     pub fn media_blocks(&self) -> u64 {
         let tokens: u64 = self.spec.media.iter().map(|item| u64::from(item.tokens)).sum();
         tokens.div_ceil(self.pieces.block_tokens() as u64)
     }
 
-    /// Asks the graph that prefills to reserve room for embeddings, if there are media.
+    /// Makes the launch message ask for room for embeddings, if the request has media.
     pub(super) fn await_embeddings(&mut self, message: &mut pb::LaunchGraph) {
         if !self.has_media() {
             return;
@@ -100,8 +102,8 @@ impl Request {
         }
     }
 
-    /// Launches the encoder on `members`. It sends the embeddings to `room`, which the prefill's worker has reserved.
-    /// Returns `None` and changes nothing unless the encoding is `Due`.
+    /// Launches the encoder on `members`. The encoder sends the embeddings to `room`, which the prefill's worker has
+    /// reserved. Returns `None` and changes nothing unless the encoding is `Due`.
     pub fn launch_encode(
         &mut self,
         members: Members,
@@ -123,7 +125,7 @@ impl Request {
         matches!(&self.phase, Phase::Live { encoding, .. } if encoding.run().is_some_and(|run| run.key == key))
     }
 
-    /// Handles the transfer of all embeddings: the graph that prefills begins.
+    /// Handles the hand-over of all embeddings: the graph that prefills begins.
     pub(super) fn on_encoded(&mut self) -> Effects {
         let Phase::Live { stage, encoding, .. } = &mut self.phase else { return Effects::default() };
         if encoding.run().is_some_and(|run| !run.is_over()) {
@@ -134,7 +136,8 @@ impl Request {
         Effects { begun, ..Effects::default() }
     }
 
-    /// Gives up the reserved room, since no worker is ready that could fill it. This counts as no lost try.
+    /// Starts the request over and so gives up the reserved room, since no worker that could fill it is ready. This
+    /// does not count as a lost try.
     pub fn give_room_back(&mut self) -> Effects {
         match &self.phase {
             Phase::Live { stage: Stage::Reserving { .. }, .. }

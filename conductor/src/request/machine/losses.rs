@@ -7,7 +7,8 @@ use super::{Effects, Encoding, Phase, Request, Stage};
 use crate::mailbox::Ending;
 
 impl Request {
-    /// Handles the loss of a worker. A request that ran there is tried again, or fails with `why` after its last try.
+    /// Handles the loss of a worker. A request that ran on that worker is tried again, or fails with `why` after its
+    /// last try.
     pub fn on_worker_lost(&mut self, worker: WorkerId, why: &str) -> Effects {
         let mut released = Vec::new();
         for run in &mut self.leaving {

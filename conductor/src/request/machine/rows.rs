@@ -1,4 +1,4 @@
-//! Rows: tokens and prompt logprobs, delivered once and in order.
+//! Rows, each a request's share of one step: their tokens and prompt logprobs are delivered once and in order.
 
 use tutti_proto::{GraphKey, WorkerId, cluster::v1 as pb};
 
@@ -43,7 +43,7 @@ impl Request {
             let more = self.take(key, row);
             outcome.taken += more.taken;
             outcome.dropped += more.dropped;
-            // Only the end of the request has effects, and no row is taken after it.
+            // A row has effects only if it ends the request, and after that no row is taken.
             outcome.effects = more.effects;
         }
     }
@@ -70,7 +70,7 @@ impl Request {
         if let Some(run) = self.run_mut(key) {
             run.see_epoch(row.epoch);
         }
-        // A replay computes the prompt again, but usage reports the cache hits of the first time.
+        // A replay computes the prompt again, but usage reports the cache hits of the first prefill.
         if next == 0 && !fresh.is_empty() {
             self.cached_tokens = row.cached_tokens;
         }
@@ -93,7 +93,7 @@ fn is_ahead(row: &pb::RowReport, next: u32) -> bool {
     row.tokens.first().is_some_and(|token| token.index > next)
 }
 
-/// The logprobs of a piece that have not been sent yet. A replay computes all of them again.
+/// The logprobs of `piece` that have not been sent yet. A replay computes the prompt's logprobs again.
 fn unscored(piece: Option<pb::PromptLogprobs>, next: u32) -> Result<Option<pb::PromptLogprobs>, String> {
     let Some(mut piece) = piece else { return Ok(None) };
     let Some(seen) = next.checked_sub(piece.first) else {

@@ -23,7 +23,7 @@ fn spec() -> pb::RequestSpec {
     pb::RequestSpec { prompt: vec![1, 2, 3], ..Default::default() }
 }
 
-/// A request that waits for its placement, and its client's end.
+/// A request that waits for its placement, and the receiver of its output.
 fn accepted() -> (Request, mailbox::Receiver) {
     due(None)
 }

@@ -115,7 +115,7 @@ impl World {
         assert!(launch.generated.iter().zip(100..).all(|(token, expected)| *token == expected));
         for (rank, worker) in ranks {
             self.booked.insert((worker, launch.key.unwrap().into()));
-            // A try with output has no prompt to score.
+            // A try that continues after output does not compute logprobs of the prompt.
             let scored = if next > 0 { PROMPT } else { 1 };
             self.alive.push(FakeGraph {
                 worker,

@@ -42,11 +42,11 @@ struct World {
     request: Request,
     total: u32,
     chunk: u32,
-    /// True while a worker is ready that prefills, and one that encodes.
+    /// `prefills`: a worker that prefills is ready. `encodes`: a worker that encodes is ready.
     prefills: bool,
     encodes: bool,
     alive: Vec<FakeGraph>,
-    /// Messages that have not arrived yet. Those of one worker arrive in order.
+    /// Messages that have not arrived yet. Messages of one worker arrive in order.
     outboxes: BTreeMap<WorkerId, VecDeque<Said>>,
     heard: Vec<(WorkerId, Said)>,
     booked: BTreeSet<(WorkerId, GraphKey)>,

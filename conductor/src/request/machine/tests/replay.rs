@@ -121,7 +121,7 @@ fn prompt_logprobs_come_once_though_the_prompt_is_computed_again() {
     request.on_row(FIRST, scores(key, 0, 1, 3));
     request.on_worker_lost(FIRST, "killed");
     let key = request.launch(GraphRole::Whole, at(SECOND), Instant::now()).unwrap().key;
-    // The chunks differ from the first try's.
+    // The prompt's chunks differ from those of the first try.
     request.on_row(SECOND, scores(key, 0, 1, 2));
     request.on_row(SECOND, scores(key, 1, 3, 3));
     assert_eq!(read(&mut receiver).scored, [1, 2, 3, 4, 5]);
@@ -184,7 +184,7 @@ fn the_other_ranks_of_a_lost_group_complete_the_try_that_is_over() {
     let effects = request.on_worker_lost(SECOND, "killed");
     let first_try = (FIRST, GraphKey::from(key.unwrap()));
     assert_eq!(effects.cancel, [first_try]);
-    // The next try is on the same worker, before that has completed the first one.
+    // The next try is on the same worker, before that worker has completed the first try.
     let again = request.launch(GraphRole::Whole, at(FIRST), Instant::now()).unwrap().key;
     let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
     let released = pb::Completion { key, epoch: 0, rank: 0, outcome: Some(cancelled) };

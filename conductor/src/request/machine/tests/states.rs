@@ -1,7 +1,7 @@
 //! The tables of a request's states in docs/, produced by driving the machine through each transition.
 //!
-//! Every row is an event with the stages in which it may occur. Next stage and consequence are what the machine does,
-//! and must be the same for all these stages. The page has the tables between two markers.
+//! Every row of a table is an event with the stages in which it may occur. Next stage and consequence are what the
+//! machine does, and must be the same for all these stages. The page has the tables between two markers.
 
 use std::{fs, path::Path};
 
@@ -23,7 +23,7 @@ const STRANGER: WorkerId = WorkerId(9);
 /// A request in some stage. A worker still holds a graph of its first try, which was lost.
 struct Case {
     request: Request,
-    /// Keeps the client's end open.
+    /// The client's receiver, kept open.
     _receiver: mailbox::Receiver,
     /// Graph of the first try.
     earlier: Option<pb::GraphKey>,
@@ -212,7 +212,7 @@ fn members(workers: [WorkerId; 2]) -> Members {
     Members::from([(Rank(0), workers[0]), (Rank(1), workers[1])])
 }
 
-/// The workers and the key of the graph that was launched first, of those that run.
+/// The graph that was launched first, of the graphs that still run: its workers and its key.
 fn first_graph(case: &Case) -> ([WorkerId; 2], Option<pb::GraphKey>) {
     if case.graph.is_some() { (GRAPH, case.graph) } else { (DECODE, case.decode) }
 }
