@@ -70,8 +70,8 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Joins and serves once. The outer error comes from joining, the inner one from serving. A worker that is told to shut
-/// down while it joins ends without an error.
+/// Joins and serves once. The outer error comes from joining, the inner one from serving. If the worker is told to shut
+/// down while it joins, there is no error.
 async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), Error>, Error> {
     let joined = tokio::select! {
         joined = join::join(joining) => joined?,

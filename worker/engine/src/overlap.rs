@@ -37,7 +37,7 @@ const MIN_STEP_TO_PLAN_AHEAD: Duration = Duration::from_millis(1);
 pub(crate) struct Shared {
     state: Mutex<State>,
     pub hints: CopyHints,
-    /// Signalled when `notified` or `closed` is set.
+    /// Signalled when `State::notified` or `State::closed` is set.
     changed: Condvar,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct State {
 }
 
 impl Shared {
-    /// Locks the state. A poisoned lock is ignored: the panic on the other thread is about to end the process.
+    /// Locks the state. Ignores that the lock is poisoned: the panic on the other thread is about to end the process.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,7 +184,8 @@ impl EngineHandle {
         self.shared.update(|state| state.core.cancel(key));
     }
 
-    /// Allows requests to be divided between this engine and others. `courier` carries their planes.
+    /// Allows requests to be divided between this engine and others. `courier` carries the pages and embeddings of
+    /// these requests.
     pub fn connect(&mut self, courier: Box<dyn Courier>) {
         let width = self.embedding_width();
         self.shared.lock().core.connect(courier, &self.layout, width);

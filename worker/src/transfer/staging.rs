@@ -85,7 +85,7 @@ impl Drop for Staged {
 /// Staged items of one request, in order.
 pub(super) struct Queue {
     budget: Arc<StagingBudget>,
-    /// `None` once the request has ended here.
+    /// `None` once the queue is closed.
     parcels: Mutex<Option<VecDeque<Parcel>>>,
     changed: Notify,
 }

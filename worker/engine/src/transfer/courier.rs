@@ -54,7 +54,7 @@ pub struct ExportSummary {
     /// Token sampled at the end of the prefill. The pages do not hold this token's keys and values. `None` for
     /// embeddings.
     pub first: Option<OutputToken>,
-    /// Number of tokens whose planes or embeddings were sent.
+    /// Number of tokens whose keys and values, or embeddings, the other worker now has.
     pub computed: usize,
     /// Number of pages or embedding rows that the `computed` tokens take.
     pub pages: usize,

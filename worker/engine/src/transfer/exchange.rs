@@ -360,7 +360,7 @@ impl Exchange {
 #[derive(Default)]
 pub(crate) struct TransferEvents {
     pub completions: Vec<pb::Completion>,
-    /// Requests that continue here, with their first tokens.
+    /// Requests that continue here, each with the token that was sampled at the end of its prefill.
     pub imported: Vec<(GraphKey, u32)>,
     /// Requests whose media have arrived, with their embeddings.
     pub embedded: Vec<(GraphKey, Vec<f32>)>,
