@@ -1,12 +1,12 @@
 //! The engine's thread, with bounded commands in and bounded reports out.
 //!
-//! The thread loads the model, runs steps, and plans between two steps. Meanwhile a task on the stream's thread
-//! ([`serve_handle`]) takes commands and makes reports. That thread wakes for each report anyway, so the engine's
-//! thread spends no time on either, and no third thread takes a core from the device.
+//! The thread loads the model, runs steps, and plans between two steps. Meanwhile a task ([`serve_handle`]) takes
+//! commands and makes reports, so that the engine's thread spends no time on commands and reports. The task runs on the
+//! stream's thread, which wakes for each report anyway. No third thread takes a core from the device.
 //!
-//! The outputs of a few steps may wait for the task, which sends a report only when the outbox has room. A conductor
-//! that stops reading therefore stops the steps soon, but commands are still taken. A panic ends the process at once: a
-//! heartbeat must not go on while the engine is broken.
+//! The outputs of `PENDING_OUTPUTS` steps may wait for the task. The task sends a report only when the outbox has room.
+//! If the conductor stops reading, the steps therefore stop soon; the task still takes commands. A panic ends the
+//! process at once, because heartbeats must not continue while the engine is broken.
 
 use std::{
     io, process,
@@ -36,8 +36,8 @@ use crate::{
     transfer::Transfer,
 };
 
-/// Number of step outputs that may wait for the task. It is large enough that a task delayed by a busy machine stops no
-/// short step.
+/// Number of step outputs that may wait for the task. With this many, short steps continue while a busy machine delays
+/// the task.
 pub(crate) const PENDING_OUTPUTS: usize = 16;
 
 /// A command to the engine.
@@ -60,13 +60,14 @@ pub struct EngineChannels {
     pub outbox: mpsc::Sender<pb::WorkerMessage>,
     /// Load after the last step, for heartbeats.
     pub load: watch::Sender<pb::WorkerLoad>,
-    /// Number of returned forwards, for heartbeats during a step.
+    /// Number of forwards that have returned. Heartbeats report it, also while a step runs.
     pub forwards: Arc<AtomicU64>,
 }
 
-/// Starts the engine's thread. It loads, sends `Ready` or `LoadFailed`, and steps until it has drained or `commands`
-/// closes. A TP rank that is not the leader follows its leader until that leaves. The returned receiver yields the
-/// outcome. Must be called inside a Tokio runtime.
+/// Starts the engine's thread. The thread loads the model, sends `Ready` or `LoadFailed`, and runs steps until the
+/// engine has drained or `channels.commands` closes. On a TP rank that is not the leader, the thread instead runs the
+/// leader's plans until the leader leaves. The returned receiver yields the thread's outcome. Must be called inside a
+/// Tokio runtime.
 pub fn start(
     settings: WorkerSettings,
     rank: Rank,
@@ -77,7 +78,7 @@ pub fn start(
     let runtime = Handle::current();
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = ExitOnPanic;
-        // The receiver is dropped only when the process ends.
+        // Ignored: sending fails only if the receiver is dropped, and it is dropped only when the process ends.
         let _ = done.send(run(&settings, rank, group.as_ref(), channels, &runtime));
     })?;
     Ok(ended)
@@ -94,7 +95,7 @@ fn run(
     let on_progress = |progress: pb::LoadProgress| {
         let end = progress.bytes_done >= progress.bytes_total;
         let message = pb::WorkerMessage { message: Some(ToConductor::LoadProgress(progress)) };
-        // Intermediate progress may be lost if the outbox is full, the last message must not be.
+        // Intermediate progress is dropped if the outbox is full. The last message waits for room.
         let _ = if end { outbox.blocking_send(message).ok() } else { outbox.try_send(message).ok() };
     };
     let mut loaded = loading::load_worker(settings, rank, group, on_progress);
@@ -107,7 +108,7 @@ fn run(
         Ok(Loaded::Follower(member)) => ToConductor::Ready(loading::ready_to_follow(member)),
         Err(error) => ToConductor::LoadFailed(pb::LoadFailed { fault: Some(error.clone().into()) }),
     };
-    // If the outbox is closed, the process is ending and stepping ends at once.
+    // Ignored: sending fails only if the outbox is closed, which means that the process is ending.
     let _ = channels.outbox.blocking_send(pb::WorkerMessage { message: Some(greeting) });
     let mut engine = match loaded? {
         Loaded::Engine(engine) => *engine,
@@ -129,7 +130,8 @@ fn follow(member: Member, channels: &EngineChannels) -> Result<(), Error> {
     })
 }
 
-/// Runs the engine until it has drained or `commands` closes. On return, all reports are in the outbox.
+/// Runs the engine until it has drained or `channels.commands` closes. If the engine has drained, all reports are in
+/// the outbox on return.
 pub(crate) fn run_engine(
     mut device_loop: DeviceLoop,
     handle: EngineHandle,
@@ -140,7 +142,8 @@ pub(crate) fn run_engine(
     let serving = runtime.spawn(serve_handle(handle, channels, outputs));
     let ended = step_until_done(&mut device_loop, &sender);
     drop(sender);
-    // A panic in the task has ended the process. If the runtime is gone, no receiver of reports is left.
+    // Ignored: waiting fails if the task panicked, which has ended the process, or if the runtime has shut down, which
+    // leaves no receiver of reports.
     let _ = runtime.block_on(serving);
     ended
 }
@@ -161,14 +164,14 @@ fn step_until_done(device_loop: &mut DeviceLoop, sender: &mpsc::Sender<StepOutpu
 /// Behaviour of the engine once it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RunMode {
-    /// It waits for commands.
+    /// The engine waits for commands.
     Serving,
-    /// It ends.
+    /// The engine ends.
     Draining,
 }
 
-/// Takes commands and sends reports. Returns when the channels close, or when the engine has ended and all reports are
-/// sent.
+/// Takes commands and sends reports. Returns when a channel closes, or when the engine has drained and all its reports
+/// are sent.
 async fn serve_handle(
     mut handle: EngineHandle,
     channels: EngineChannels,
@@ -181,7 +184,8 @@ async fn serve_handle(
     while mode == RunMode::Serving || !handle.is_idle() {
         let output = tokio::select! {
             biased;
-            // Commands come first: with steps shorter than their reports, a cancel could otherwise wait forever.
+            // Commands come first: if reporting a step takes longer than the step, an output is always ready, and a
+            // cancel could otherwise wait forever.
             command = commands.recv() => match command {
                 Some(command) => {
                     handle_command(&mut handle, &transfer, command, &mut mode);
@@ -232,7 +236,7 @@ fn handle_command(handle: &mut EngineHandle, transfer: &Transfer, command: Comma
     }
 }
 
-/// Ends the process when its thread panics. The panic's message has been printed by then.
+/// Guard that ends the process when the thread that holds it panics. The panic's message has been printed by then.
 struct ExitOnPanic;
 
 impl Drop for ExitOnPanic {

@@ -15,7 +15,8 @@ use tutti_settings::ByteSize;
 
 /// Longest wait for ranks that are still starting.
 const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest wait for ranks that are still loading. The conductor detects a rank's death long before.
+/// Longest wait for ranks that are still loading. The conductor detects the death of a rank long before this time is
+/// up.
 const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Group of this rank, as the conductor describes it.
@@ -35,7 +36,7 @@ enum Meeting {
 }
 
 impl Formation {
-    /// Reads the conductor's message. A leader over TCP listens from here on.
+    /// Reads the conductor's message. The leader of a group over TCP starts to listen here.
     pub fn new(message: pb::FormGroup, deadline: Duration) -> Result<Self, Error> {
         let group_rank = GroupRank { rank: message.rank as usize, world_size: message.size as usize };
         let malformed = |what: &str| Error::internal(format!("the conductor's FormGroup lacks {what}"));
@@ -69,12 +70,12 @@ impl Formation {
         self.group_rank.is_leader()
     }
 
-    /// Forms the group that the device computes with. All ranks have been asked to come.
+    /// Forms the group for the device's collectives. The conductor has asked all ranks to join it.
     pub fn for_device(&self) -> Result<Box<dyn Collective>, Error> {
         self.meet("data", STARTING_TIMEOUT)
     }
 
-    /// Forms the group that carries the leader's plans, once all ranks have loaded.
+    /// Waits until all ranks have loaded, and forms the group that carries the leader's plans.
     fn for_plans(&self) -> Result<Box<dyn Collective>, Error> {
         self.meet("plans", LOADING_TIMEOUT)
     }
@@ -101,7 +102,8 @@ impl Formation {
         Ok(group)
     }
 
-    /// Waits until all ranks have loaded, and agrees on the smallest number of KV pages that any rank has room for.
+    /// Waits until all ranks have loaded. The ranks then agree on one number of KV pages: the smallest number that a
+    /// rank has room for.
     pub fn join(&self, model: Box<dyn Model>, settings: &EngineSettings) -> Result<Member, Error> {
         let mut plans = self.for_plans()?;
         let pages = kv_pages(&*model, settings)? as u64;
@@ -122,7 +124,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Number of KV pages of every rank, the null page included.
+    /// Number of KV pages on each rank, the null page included.
     pub fn pages(&self) -> usize {
         self.pages
     }
@@ -138,7 +140,7 @@ impl Member {
         (Box::new(lockstep::Leader::new(self.model, self.plans)), settings)
     }
 
-    /// Follows until the leader leaves. Calls `ran` with the number of forwards so far.
+    /// Runs the leader's plans until the leader leaves. Calls `ran` with the number of forwards so far.
     pub fn follow(mut self, ran: impl FnMut(u64)) -> Result<(), Error> {
         lockstep::follow(&mut *self.model, &mut *self.plans, ran)
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))

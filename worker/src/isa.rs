@@ -1,10 +1,11 @@
-//! Choice of the instruction path that a worker computes on.
+//! Chooses the instruction set that a worker computes with.
 
 use tutti_kernels::cpu::Isa;
 use tutti_runtime::Error;
 use tutti_settings::CpuIsa;
 
-/// Returns the path that the setting names. The error lists the paths that this machine has.
+/// Returns the instruction set that the setting names. If this machine lacks it, the error lists the instruction sets
+/// that this machine has.
 pub fn resolve(setting: CpuIsa) -> Result<Isa, Error> {
     let available: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.available()).collect();
     resolve_among(setting, &available)
@@ -12,7 +13,7 @@ pub fn resolve(setting: CpuIsa) -> Result<Isa, Error> {
 
 fn resolve_among(setting: CpuIsa, available: &[Isa]) -> Result<Isa, Error> {
     let isa = match setting {
-        // Paths are ordered from the plainest to the best.
+        // `available` is ordered from the plainest instruction set to the best.
         CpuIsa::Auto => available.last().copied().unwrap_or(Isa::Portable),
         CpuIsa::Portable => Isa::Portable,
         CpuIsa::Avx2 => Isa::Avx2,

@@ -32,23 +32,24 @@ use crate::{
     group::Formation,
 };
 
-/// Number of messages to the conductor that may be unsent. If more are due, the engine stops.
+/// Number of messages to the conductor that may wait to be sent. While the outbox is full, the engine soon pauses.
 pub(crate) const OUTBOX: usize = 64;
-/// Number of commands that may wait for the engine to finish a step. More wait in the stream.
+/// Number of received commands that may wait for the engine. Further commands wait in the stream.
 const INBOX: usize = 1024;
 /// Flow control window, in bytes: enough for a launch with a long prompt.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// Interval of pings, and time limit for an answer.
+/// Interval between keep-alive pings, and time limit for the answer to a ping.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Pause between heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Pauses between attempts to join.
+/// Pause after the first failed attempt to join. Each further pause is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause between attempts to join.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Time for which a rank may be reported as taken: as long as a conductor may need to detect the death of an earlier
-/// holder.
+/// Time for which joining is retried while the conductor reports the rank as taken. Within this time, a conductor
+/// detects the death of an earlier worker of the same rank.
 const RANK_TAKEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait for the conductor to close the stream of a worker that has ended.
+/// Longest wait at the end: for the conductor to close the stream, or for the engine to finish its step.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Address of the conductor, and this worker's identity.
@@ -62,7 +63,8 @@ pub struct Joining {
     pub join_token: String,
 }
 
-/// Joins, and retries while no conductor answers. An error means that the conductor rejects this worker as it is.
+/// Joins the conductor. Retries while the conductor is unavailable. An error means that a retry would not help, for
+/// example because the conductor rejects this worker.
 pub async fn join(joining: &Joining) -> Result<Joined, Error> {
     let endpoint = Endpoint::from_shared(joining.conductor.clone())
         .map_err(|e| Error::invalid("conductor", format!("{:?} is not an address: {e}", joining.conductor)))?
@@ -88,7 +90,7 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
     }
 }
 
-/// A stream after Hello and Welcome.
+/// A stream on which Hello and Welcome have been exchanged.
 pub struct Joined {
     rank: Rank,
     inbound: Streaming<pb::ConductorMessage>,
@@ -126,8 +128,8 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
 }
 
 /// Serves until the conductor drops this worker, or until the worker is told to shut down and all its requests have
-/// ended. The conductor already knows why loading failed, if it did. The error's kind is *unavailable* if the conductor
-/// is gone; the engine has ended by then.
+/// ended. The error's kind is *unavailable* if the conductor is gone; the engine has ended by then. If loading failed,
+/// the error is one that the conductor has already received.
 pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let Joined { rank, mut inbound, outbox, settings } = joined;
     let (commands, inbox) = mpsc::channel(INBOX);
@@ -151,7 +153,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     heartbeats.abort();
     match end {
         ServeEnd::Conductor(Ok(())) => Ok(()),
-        // Other ranks may never join the collective that this rank waits in, so it ends with its group.
+        // The engine is not waited for: it may be in a collective that the other ranks never join.
         ServeEnd::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
             Err(Error::internal(format!("{error}, which ends this rank's group")))
         }
@@ -160,8 +162,8 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
             Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
         },
         ServeEnd::Engine(outcome) => {
-            // The last sender of the outbox is gone. The conductor reads the remaining messages and then closes its
-            // side.
+            // All senders of the outbox are gone, which closes this side of the stream. The conductor reads the
+            // remaining messages and then closes its side.
             let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
             if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
                 tracing::warn!("the conductor does not close the stream");
@@ -195,7 +197,7 @@ async fn await_group(
             let group = Formation::new(group, deadline)?;
             if let Some(listening) = group.listening()? {
                 let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
-                // An error means that the stream has ended, as the next message shows.
+                // Ignored: sending fails if the stream has ended, and the next receive reports that.
                 let _ = outbox.send(message).await;
             }
             Ok(GroupAssignment::Ranks(group))
@@ -206,7 +208,7 @@ async fn await_group(
     }
 }
 
-/// Which side ended the service, and how.
+/// Side that ended the service, with its outcome.
 enum ServeEnd {
     /// The engine has drained or failed. Its last messages may still be unsent.
     Engine(Result<(), Error>),
@@ -241,7 +243,7 @@ async fn pass_commands(
                 Command::Launch(Box::new(graph))
             }
             Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
-            // Nothing is launched, so loading need not finish.
+            // No graph has been launched, so the worker can end before loading finishes.
             Some(FromConductor::Drain(_)) if !launched => return ServeEnd::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
             Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
@@ -250,7 +252,8 @@ async fn pass_commands(
                 continue;
             }
         };
-        // Waits during a long step. An error means that the engine has ended, as the next iteration sees.
+        // Waits while the inbox is full. The result is ignored: sending fails if the engine has ended, and the next
+        // iteration sees that.
         let _ = commands.send(command).await;
     }
 }
@@ -289,7 +292,8 @@ impl Heartbeats {
             let forwards = self.forwards.load(Ordering::Relaxed);
             let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
-            // A full outbox holds reports, which show as well that the worker is alive.
+            // A heartbeat is dropped if the outbox is full: the reports in the outbox also show that the worker is
+            // alive.
             if let Err(mpsc::error::TrySendError::Closed(_)) = self.outbox.try_send(message) {
                 return;
             }

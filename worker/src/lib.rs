@@ -1,9 +1,9 @@
 //! The worker process: one per GPU or CPU rank.
 //!
-//! It dials its conductor (`join`) and holds one stream for its whole life. A thread of its own (`engine_thread`)
-//! does all computing, so that a long step never delays a heartbeat, and the stream never delays a step unless the
-//! conductor stops reading. `transfer` moves requests that one worker prefills and another decodes. [`lifeline`] ties
-//! a spawned worker to its conductor.
+//! The process dials its conductor (`join`) and holds one stream for its whole life. A separate thread
+//! (`engine_thread`) does all computing. A long step therefore never delays a heartbeat, and the stream delays a step
+//! only if the conductor stops reading. `transfer` moves the data of requests that are divided between workers, for
+//! example if one worker prefills and another decodes. [`lifeline`] ties a spawned worker to its conductor.
 
 mod engine_thread;
 mod group;

@@ -1,8 +1,8 @@
 //! Ties a spawned worker to its conductor by a pipe at stdin and the parent-death signal.
 //!
-//! The pipe's first line carries private settings from the conductor. The pipe closes when the conductor ends, which
-//! ends the worker. The signal also ends a stopped worker, which cannot read. Neither depends on the conductor ending
-//! cleanly.
+//! The pipe's first line carries private settings from the conductor. The pipe closes when the conductor ends, and the
+//! worker ends when the pipe closes. The signal also ends a worker that is stopped and cannot read the pipe. Both work
+//! even if the conductor crashes or is killed.
 
 use std::{
     io::{BufRead, BufReader, Read},

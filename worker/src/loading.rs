@@ -1,4 +1,4 @@
-//! Builds a warm engine, or a rank that is ready to follow one, from settings.
+//! Builds from settings a warmed-up engine, or a TP rank that is ready to follow its leader.
 
 use std::time::{Duration, Instant};
 
@@ -29,13 +29,14 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A loaded worker.
 pub enum Loaded {
-    /// Takes requests.
+    /// A worker that takes requests.
     Engine(Box<Engine>),
-    /// Takes the plans of its group's leader.
+    /// A TP rank that runs the plans of its group's leader.
     Follower(Member),
 }
 
-/// Loads the model, and warms it up unless this rank follows another. Calls `on_progress` at intervals and at the end.
+/// Loads the model, and warms it up unless this rank follows a leader. Calls `on_progress` at intervals and when
+/// loading ends.
 pub fn load_worker(
     settings: &WorkerSettings,
     rank: Rank,
@@ -124,8 +125,8 @@ fn load_model(
     })
 }
 
-/// Creates the CPU device. A conductor's own workers have the first ranks, so the workers of its machine take cores in
-/// turn.
+/// Creates the CPU device. If threads are pinned, the rank selects the cores. The workers that a conductor spawns have
+/// the lowest ranks, so that the workers of its machine take consecutive shares of the cores.
 fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevice, DeviceError> {
     if !settings.device.pin_threads {
         return CpuDevice::new(threads(settings), isa);
@@ -135,12 +136,13 @@ fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevi
     CpuDevice::on_cores(&cores, isa)
 }
 
-/// Compute threads of this worker. Its conductor has resolved the number.
+/// Number of this worker's compute threads. The conductor fills in the default before it sends the settings, so 1 is
+/// only a fallback.
 fn threads(settings: &WorkerSettings) -> usize {
     settings.device.threads.unwrap_or(1) as usize
 }
 
-/// Memory of the largest step in this process.
+/// Memory that the largest step takes in this process.
 fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
     let longest = engine.max_request_tokens() as usize;
     StepMemory::of(engine.model(), &settings.engine, longest, PENDING_OUTPUTS + OUTBOX)
@@ -153,8 +155,9 @@ pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
     ready_with(engine.model(), engine.kv_pages_total(), engine.max_request_tokens(), kv_bytes, step_bytes)
 }
 
-/// Ready message of a rank that follows a leader. It differs from the leader's in its own bytes. A follower keeps no
-/// logprobs, and its first step may need memory that is not known yet.
+/// Ready message of a rank that follows a leader. It differs from the leader's message only in the numbers of bytes,
+/// which are this rank's own. `step_bytes` counts no host memory, since a follower keeps no logprobs. It may lack
+/// memory that the first step allocates.
 pub fn ready_to_follow(member: &Member) -> pb::Ready {
     let (model, pages) = (member.model(), member.pages().saturating_sub(1));
     let max_request_tokens = (pages * PAGE_TOKENS).min(model.limits().max_context_tokens);
@@ -162,7 +165,7 @@ pub fn ready_to_follow(member: &Member) -> pb::Ready {
     ready_with(model, pages as u32, max_request_tokens as u32, kv_bytes, model.step_bytes())
 }
 
-/// Leaves names and files for the conductor to add.
+/// Builds a Ready message. The conductor fills in the served name and whether there is a tokenizer.
 fn ready_with(
     model: &dyn Model,
     kv_pages_total: u32,

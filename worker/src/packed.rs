@@ -21,7 +21,7 @@ pub fn open(
     Ok(PackedWeights::open(dir, &key(settings, isa, group_rank).map_err(unreadable)?))
 }
 
-/// Key of everything that determines the packed bytes. The model is identified by its files, their sizes and their
+/// Key that identifies everything that determines the packed bytes. It lists the model's files with their sizes and
 /// modification times.
 fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
     let WorkerSettings { model_dir, weights: WeightSettings { quantize, .. }, nodes, .. } = settings;
@@ -30,7 +30,7 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name == "config.json" || name.ends_with(".safetensors") {
-            // Metadata of a link's target.
+            // `fs::metadata` follows a link, so that size and time are those of the link's target.
             let found = fs::metadata(entry.path())?;
             let written = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             files.push((name, found.len(), written.as_nanos()));
@@ -40,15 +40,15 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
     let mut key =
         format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", group_rank.rank, group_rank.world_size);
     for (name, bytes, written) in files {
-        // The key of a checkpoint with a thousand files exceeds the file's header page; the file's name then covers all
-        // of it.
+        // A long key, for example of a thousand files, exceeds the packed file's header page. The packed file's name is
+        // a hash of the whole key.
         let _ = writeln!(key, "{name} {bytes} {written}");
     }
     Ok(key)
 }
 
-/// Gives the written file its final name once all weights are in it, and logs the outcome. A failure is harmless:
-/// loading does not depend on the file.
+/// Gives a newly written file its final name, now that all weights are in it, and logs the outcome. A failure is
+/// harmless: loading does not depend on the packed file.
 pub fn finish(packed: &PackedWeights) {
     match packed.finish() {
         PackedOutcome::Mapped => tracing::info!("packed weights mapped from a file"),

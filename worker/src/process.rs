@@ -27,8 +27,9 @@ const PROCESS: Process = Process {
     prints_config: false,
 };
 
-/// `main` of a worker that a conductor has spawned. Its settings come from the conductor alone: by the command line,
-/// the lifeline at stdin, and the Welcome. Environment variables are the conductor's and are ignored.
+/// `main` of a worker that a conductor has spawned. The worker's settings come from the conductor alone: by the command
+/// line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are the
+/// conductor's.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let flags = exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(PROCESS, arguments));
     let ended = Lifeline::take().and_then(|lifeline| {
@@ -43,12 +44,14 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// True if the conductor reports this error, once for all workers: it went through the stream.
+/// True if the conductor reports this error, once for all workers, because the error passed through the stream. The
+/// worker then prints nothing.
 fn conductor_knows(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable || exit::code(error) == exit::USAGE
 }
 
-/// `main` of a worker that joins by hand. If its conductor goes away, it waits for the next one at the same address.
+/// `main` of a worker that is started by hand. If its conductor goes away, the worker waits for the next conductor at
+/// the same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
         let WorkerProcessSettings { join, telemetry } = config::load(PROCESS, arguments)?.settings;
@@ -67,8 +70,8 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Joins and serves once. The outer error comes from joining, the inner one from serving. A worker that is told to shut
-/// down while it joins ends without an error.
+/// Joins and serves once. The outer error comes from joining, the inner one from serving. If the worker is told to shut
+/// down while it joins, there is no error.
 async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), Error>, Error> {
     let joined = tokio::select! {
         joined = join::join(joining) => joined?,
@@ -83,7 +86,7 @@ fn address(settings: &JoinSettings) -> Result<(String, Rank), Error> {
     Ok((conductor, Rank(settings.rank.ok_or_else(|| missing("rank"))?)))
 }
 
-/// The secret of workers that join by hand. Empty if none is given.
+/// Join secret of a worker that is started by hand; empty if no file is set.
 fn join_token(settings: &JoinSettings) -> Result<String, Error> {
     let Some(path) = &settings.join_token_file else { return Ok(String::new()) };
     let text = std::fs::read_to_string(path)
@@ -91,7 +94,7 @@ fn join_token(settings: &JoinSettings) -> Result<String, Error> {
     Ok(text.trim().to_owned())
 }
 
-/// Runs a worker's life on one thread. That suffices for one stream; the other cores belong to the engine.
+/// Runs `life` on this thread alone. One thread suffices for one stream, and the other cores are left to the engine.
 fn run<T>(
     telemetry: &TelemetrySettings,
     life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>,
@@ -103,7 +106,7 @@ fn run<T>(
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
         let _telemetry = telemetry::install(telemetry, NAME)?;
-        // As the first process of a container, the worker would ignore a signal without a handler.
+        // The first process of a container ignores signals that it has no handler for.
         let shutdown = Shutdown::on_signals()?;
         life(&shutdown).await
     })

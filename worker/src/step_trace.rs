@@ -1,10 +1,11 @@
-//! `--trace-steps`: one JSON line per step, written by a thread of its own.
+//! `--trace-steps`: writes one JSON line per step, on a separate thread.
 //!
-//! The engine's thread passes each step on without waiting. If the writer has no room, the step is counted and left
-//! out. After a write fails, every step is counted and left out: a full disk costs the trace and nothing else.
+//! The thread that makes reports passes each step to the writer without waiting. If the writer has no room, the step is
+//! left out and counted as lost. After a failed write, every further step is lost: a full disk costs the trace and
+//! nothing else.
 //!
-//! The file is `FILE.rank0` and so on. A process appends to it, beginning with a header line, so that steps before a
-//! worker's death are kept.
+//! Each rank has its own file, for example `FILE.rank0`. A process appends to the file and begins with a header line,
+//! so that the steps of a worker that died are kept.
 
 use std::{
     fs::OpenOptions,
@@ -26,7 +27,7 @@ use tutti_proto::{
     declaration::{ModelDeclaration, WalkId},
 };
 
-/// Number of steps that may wait for the writer: some seconds of short ones.
+/// Number of steps that may wait for the writer: several seconds of short steps.
 const QUEUED_STEPS: usize = 1024;
 
 /// The engine's side of the trace.
@@ -36,7 +37,8 @@ pub struct StepTrace {
 }
 
 impl StepTrace {
-    /// Opens the rank's file and starts its writer. On failure all steps are lost, with one warning.
+    /// Starts the thread that writes this rank's file. If the thread cannot start or the file cannot be opened, all
+    /// steps are lost and one warning is logged.
     pub fn start(path: &Path, rank: Rank, engine: &Engine, budget: usize) -> Self {
         let (steps, inbox) = sync_channel(QUEUED_STEPS);
         let lost = Arc::new(AtomicU64::new(0));
@@ -49,7 +51,7 @@ impl StepTrace {
             declaration: engine.model().declaration().clone(),
             lost: lost.clone(),
         };
-        // Without a thread the inbox is dropped, and each step counts as lost.
+        // If the thread does not start, its inbox is dropped, and each step counts as lost.
         if let Err(error) = thread::Builder::new().name("step-trace".into()).spawn(move || writer.run(&inbox))
         {
             tracing::warn!(%error, "cannot start the step trace's thread; no step is traced");
@@ -82,7 +84,7 @@ impl Writer {
     fn run(self, steps: &Receiver<StepRecord>) {
         if let Err(error) = self.write(steps) {
             tracing::warn!(file = %self.path.display(), %error, "the step trace ends here");
-            // Steps in the buffer are lost as well, but not counted.
+            // Steps that were already in the file's buffer are lost as well, but are not counted.
             for _ in steps {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             }
@@ -98,7 +100,7 @@ impl Writer {
             let step = match steps.try_recv() {
                 Ok(step) => step,
                 Err(TryRecvError::Disconnected) => return file.flush(),
-                // Flushes before blocking, so that readers see every step soon.
+                // Flushes before blocking, so that readers of the file see every step soon.
                 Err(TryRecvError::Empty) => {
                     file.flush()?;
                     let Ok(step) = steps.recv() else { return Ok(()) };
@@ -156,7 +158,7 @@ fn line(file: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     file.write_all(b"\n")
 }
 
-/// First line of each process.
+/// First line that each process writes.
 #[derive(Serialize)]
 struct Header {
     worker: u32,
@@ -169,20 +171,20 @@ struct Header {
 struct Step<'a> {
     worker: u32,
     step: u64,
-    /// Walk that the engine ran.
+    /// Name of the walk that the engine ran for all rows together.
     batch_walk: &'a str,
-    /// Start of the step's turn, in microseconds since 1970.
+    /// Time at which planning began, in microseconds since 1970.
     start_us: u64,
-    /// Planning time while the step before ran; nothing waited for it.
+    /// Time spent preparing the plan while the previous step ran. The device did not wait for it.
     plan_ahead_us: u64,
-    /// Planning time between the step before and this one.
+    /// Time spent planning between the previous step and this one.
     plan_us: u64,
     run_us: u64,
     commit_us: u64,
     tokens: usize,
-    /// Limit of `tokens`; only an atomic prefill that runs alone may exceed it.
+    /// Limit on `tokens`. Only an undivided prefill that is alone in its step may exceed the limit.
     budget_tokens: usize,
-    /// KV pages in use after the step, and in the pool.
+    /// Number of KV pages in use after the step, and number of KV pages that requests can hold.
     kv_pages: [u32; 2],
     rows: Vec<Row<'a>>,
 }
@@ -194,7 +196,7 @@ struct Row<'a> {
     walk: &'a str,
     /// Start and end of the computed positions, end excluded.
     range: [usize; 2],
-    /// True if a token was sampled after the row.
+    /// True if a token is sampled from the row's last position.
     terminal: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     failed: bool,

@@ -1,5 +1,5 @@
-//! Transfer of divided requests between workers: planes from the worker that prefills to the one that decodes, and
-//! embeddings from the worker that encodes to the one that prefills.
+//! Transfer of requests that are divided between workers. Planes go from the worker that prefills to the worker that
+//! decodes. Embeddings go from the worker that encodes to the worker that prefills.
 //!
 //! ```text
 //! prefilling worker                                              decoding worker
@@ -7,15 +7,16 @@
 //!                         └──────────▶ segment of shared memory ─────┘
 //! ```
 //!
-//! - Pages of a plane and rows of embeddings are both units of one size, counted from 0. Nothing else tells them apart
-//!   here ([`Unit`]).
-//! - Engines copy pages between steps and between layers ([`tutti_engine::Courier`]). Everything here runs beside them.
+//! - Pages of a plane and rows of embeddings are handled alike, as units of fixed size that are counted from 0.
+//!   [`Unit`] says which of the two a transfer carries.
+//! - Engines copy pages between steps and between layers, and exchange them with this module through
+//!   [`tutti_engine::Courier`]. The tasks of this module run on other threads than the steps.
 //! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream
-//!   carries the pages. The sender chooses: it uses the receiver's segment if it can open it.
-//! - Both sides have a lease. A receiver frees its pages if its sender is silent ([`reservations`]). A sender gives up
-//!   if its receiver takes nothing.
-//! - Staged bytes are bounded ([`staging`]). A request that computes faster than its pages leave waits; other requests
-//!   do not.
+//!   carries the pages. The sender chooses: if it can open the receiver's segment, it uses the segment.
+//! - Both sides have a time limit, the lease. A receiver frees its pages if its sender is silent for that long
+//!   ([`reservations`]). A sender gives up if its receiver takes nothing for that long.
+//! - Staged bytes are bounded ([`staging`]). A request whose pages are computed faster than they are sent waits; other
+//!   requests do not.
 
 mod receiver;
 mod reservations;
@@ -59,17 +60,17 @@ use self::{
     tally::Tally,
 };
 
-/// Bytes of pages per message, unless one page is larger.
+/// Maximum bytes of units per message, unless one unit is larger.
 const FRAME_BYTES: usize = 1 << 20;
-/// Number of runs of pages that wait for the engine; more wait in their streams.
+/// Maximum number of arrivals that wait for the engine. Further arrivals wait in their streams.
 const QUEUED_ARRIVALS: usize = 16;
 /// Flow control window of one stream in bytes: a few messages.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// Number of concurrent pushes of one sender; more wait on its side.
+/// Maximum number of concurrent pushes on one sender's connection. Further pushes wait on the sender's side.
 const MAX_STREAMS: u32 = 1024;
-/// Interval of pings, and time limit for an answer.
+/// Interval between keep-alive pings, and time limit for the answer to a ping.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Bytes of a message beyond its pages.
+/// Maximum bytes of a message apart from its units.
 const ENVELOPE_BYTES: usize = 4096;
 
 /// Largest message of a stream, in bytes.
@@ -81,19 +82,19 @@ fn message_bytes(unit_bytes: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
     cargo: Cargo,
-    /// Hash of the layout. Two workers compare it before either uses a byte of the other.
+    /// Hash of the unit's layout. A receiver compares it with the sender's hash before it uses the sender's bytes.
     layout_id: u64,
-    /// Bytes per page or row.
+    /// Bytes per unit.
     bytes: usize,
 }
 
 impl Unit {
-    /// Number of units per message.
+    /// Maximum number of units per message.
     fn at_once(self) -> usize {
         (FRAME_BYTES / self.bytes.max(1)).max(1)
     }
 
-    /// Plural name for messages.
+    /// Plural name of the unit, for error messages.
     fn name(self) -> &'static str {
         match self.cargo {
             Cargo::Pages => "pages",
@@ -106,7 +107,7 @@ impl Unit {
         Self { cargo: Cargo::Pages, layout_id: layout.id(), bytes: layout.page_bytes() }
     }
 
-    /// A row of embeddings with `width` elements in f32.
+    /// Unit of embeddings: a row of `width` elements in f32.
     fn row(width: usize) -> Self {
         let mut hasher = DefaultHasher::new();
         ("rows of embeddings, little-endian f32", width).hash(&mut hasher);
@@ -126,19 +127,20 @@ struct Hub {
     page: Unit,
     row: Unit,
     arrivals: mpsc::Sender<Arrival>,
-    /// Weak, since the conductor takes the end of the last strong one for the end of the worker.
+    /// Weak, so that transfers do not keep the outbox open: the conductor takes a closed outbox for the end of the
+    /// worker.
     outbox: mpsc::WeakSender<pb::WorkerMessage>,
     staging: Arc<StagingBudget>,
     sending: Mutex<HashMap<GraphKey, Arc<Queue>>>,
     reservations: Arc<Reservations>,
     connections: Arc<Connections>,
     tally: Arc<Tally>,
-    /// Port of the receiver, which starts on first use.
+    /// Port on which the receiver listens; unset until the first use starts the receiver.
     port: OnceCell<u16>,
 }
 
 impl Transfer {
-    /// Allows a worker's requests to be divided between it and others. Must be called inside a Tokio runtime.
+    /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime.
     pub fn connect(engine: &mut EngineHandle, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
         let (page, row) = (Unit::page(engine), Unit::row(engine.embedding_width()));
         let (arrivals, inbox) = mpsc::channel(QUEUED_ARRIVALS);
@@ -164,7 +166,8 @@ impl Transfer {
     /// Registers a graph that is about to be launched.
     pub fn launched(&self, graph: &pb::LaunchGraph, engine: &EngineHandle) {
         let Some(key) = graph.key.map(GraphKey::from) else { return };
-        // A graph that waits for planes never waits for embeddings: its prefill needs those.
+        // At most one of the two is set: a graph that waits for planes needs no embeddings, since only a prefill uses
+        // embeddings.
         if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
             self.hub.reservations.expect(key, reservation);
         }
@@ -213,7 +216,7 @@ impl Hub {
         let hub = Arc::clone(self);
         self.runtime.spawn(async move {
             let Some(outcome) = push.run().await else { return };
-            // Units that are still staged have no destination.
+            // Drops units that are still staged, since nothing will send them.
             let queue = hub.sending().remove(&key);
             queue.iter().for_each(|queue| queue.close());
             hub.deliver(match outcome {
@@ -228,13 +231,13 @@ impl Hub {
     }
 
     async fn deliver(&self, arrival: Arrival) {
-        // An error means that the engine has ended.
+        // Sending fails only if the engine has ended.
         if self.arrivals.send(arrival).await.is_ok() {
             self.waker.wake();
         }
     }
 
-    /// Offers reserved space to the conductor, and watches its lease.
+    /// Announces reserved space to the conductor, and then waits until the reservation ends or its lease expires.
     async fn offer(self: Arc<Self>, key: GraphKey, space: reservations::ReservedSpace, secret: Vec<u8>) {
         let reservations::ReservedSpace { unit, count, known, .. } = space;
         let port = match self.port.get_or_try_init(|| self.serve()).await {
@@ -297,8 +300,8 @@ impl Hub {
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(4 * WINDOW_BYTES)
             .add_service(service);
-        // Without nodelay, an answer of two segments waits for the sender's delayed acknowledgement (about 40 ms). The
-        // server's own setting applies only to listeners that it opens itself.
+        // Without nodelay, an answer of two TCP segments waits for the sender's delayed acknowledgement (about 40 ms).
+        // The server's own setting applies only to listeners that it opens itself.
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         self.runtime.spawn(async move {
             if let Err(error) = server.serve_with_incoming(incoming).await {
@@ -323,7 +326,7 @@ impl Courier for TransferCourier {
 
     fn send(&mut self, run: PageRun) {
         let queue = self.hub.sending().get(&run.key).cloned();
-        // Without a queue the push has failed, and the engine is told so.
+        // Without a queue, the push is over. If it failed, an `Arrival::Failed` tells the engine.
         if let Some(queue) = queue {
             queue.put_pages(run);
         }

@@ -1,4 +1,4 @@
-//! Age of the oldest request that still waits for its first row.
+//! Age of the oldest request that has not run in any step yet.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -7,10 +7,11 @@ use std::{
 
 use tutti_proto::GraphKey;
 
-/// The queue is compacted when its stale entries exceed the number of waiting requests by this many.
+/// The queue is compacted when the number of its stale entries exceeds the number of waiting requests by more than
+/// this.
 const SLACK: usize = 64;
 
-/// Requests without a row in any step so far.
+/// Requests that have not run in any step yet.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     waiting: HashSet<GraphKey>,
@@ -28,7 +29,7 @@ impl Arrivals {
         self.queue.push_back((key, Instant::now()));
     }
 
-    /// Removes a request that has a row or has ended.
+    /// Removes a request that now runs in a step or has ended.
     pub fn remove(&mut self, key: GraphKey) {
         self.waiting.remove(&key);
     }

@@ -1,5 +1,5 @@
-//! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model and assigns its results
-//! to rows.
+//! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model, and assigns the model's
+//! results to the plan's rows.
 
 use std::{
     ops::Range,
@@ -15,7 +15,7 @@ use tutti_scheduler::{Row, Terminality};
 
 use crate::{media::Encoding, sequence::Sequence};
 
-/// Input buffers sized for the largest forward and refilled for each one.
+/// Input buffers sized for the largest forward and refilled for each forward.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     max_tokens: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Batch {
     page_tokens: usize,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
-    /// Block tables of all rows, end to end.
+    /// Block tables of all chunks of the forward, end to end.
     pages: Vec<PageId>,
     logit_rows: Vec<usize>,
     results: LogitResults,
@@ -31,14 +31,15 @@ pub(crate) struct Batch {
     pub forwards: Arc<AtomicU64>,
 }
 
-/// Results of one row of a step.
+/// Results of one row, which is one request's share of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct RowResult {
-    /// Token of a terminal row.
+    /// Token that was sampled; `None` unless the row is terminal.
     pub sampled: Option<Sampled>,
     /// Index of the prompt token that the first score belongs to.
     pub first_scored: usize,
-    /// Scores of the prompt tokens after the row's positions, as far as the request asks for them.
+    /// Scores of prompt tokens: each position of the row scores the token at the next position. Empty unless the
+    /// request asks for prompt logprobs.
     pub prompt_scores: Vec<TokenScore>,
     /// Embeddings of the row's tokens; empty unless the row belongs to an encoder's graph.
     pub encoded: Vec<f32>,
@@ -55,7 +56,7 @@ struct ForwardChunk<'a> {
 }
 
 impl ForwardChunk<'_> {
-    /// Token ids that must not be sampled after this chunk; `None` unless the chunk ends a terminal row.
+    /// Token ids that must not be sampled from this chunk's last position; `None` unless the chunk ends a terminal row.
     fn forbidden(&self) -> Option<&[u32]> {
         match &self.row.terminality {
             Terminality::Terminal { forbidden } if self.positions.end == self.row.positions.end => {
@@ -80,9 +81,9 @@ impl Batch {
         }
     }
 
-    /// Runs the rows on the model and returns one result per row, in their order. One forward suffices unless a row is
-    /// longer than `row_tokens` or the rows are longer than `max_tokens` in sum. Further forwards then compute the
-    /// rest, back to back.
+    /// Runs the rows on the model and returns one result per row, in the order of `rows`. One forward suffices unless a
+    /// row is longer than `row_tokens` or all rows together are longer than `max_tokens`. Further forwards then compute
+    /// the rest, back to back.
     pub fn run(
         &mut self,
         model: &mut dyn Model,
@@ -153,7 +154,7 @@ impl Batch {
             }
             if let Some((positions, _)) = chunk.sequence.scored(&chunk.positions) {
                 if result.prompt_scores.is_empty() {
-                    // The logits of a position score the token after it.
+                    // The logits of a position score the token at the next position.
                     result.first_scored = positions.start + 1;
                 }
                 result.prompt_scores.extend(scores.by_ref().take(positions.len()));
@@ -162,7 +163,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Fills the inputs with the chunks, end to end, and lists what is read from each logit row.
+    /// Fills the inputs with the chunks, end to end. Returns the samples and the scores to read from the logits, each
+    /// with its index in `logit_rows`.
     #[expect(clippy::type_complexity, reason = "the two lists of LogitRequests")]
     fn fill<'a>(
         &mut self,
@@ -213,13 +215,13 @@ impl Batch {
         chunks.iter().map(inputs).collect()
     }
 
-    /// Number of pages in the row's table that the chunk reads or writes.
+    /// Number of leading pages of the row's block table that the chunk reads or writes.
     fn pages_of(&self, chunk: &ForwardChunk<'_>) -> usize {
         chunk.positions.end.div_ceil(self.page_tokens)
     }
 }
 
-/// Runs an encoder over the items that lie within `rows`.
+/// Runs the encoders over the items whose embeddings lie within `rows`.
 fn encode(
     model: &mut dyn Model,
     rows: &Range<usize>,

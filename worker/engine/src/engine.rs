@@ -35,8 +35,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Sizes and allocates the KV pool. A launch beyond the running requests and `max_waiting_requests` is refused as
-    /// overload. Fails and names the setting if no request could run under it.
+    /// Creates an engine, and sizes and allocates its KV pool. While the engine holds `settings.max_running_requests +
+    /// max_waiting_requests` requests, a further launch is refused as overload. If no request could run under a
+    /// setting, the error names that setting.
     pub fn new(
         mut model: Box<dyn Model>,
         rank: Rank,
@@ -59,7 +60,7 @@ impl Engine {
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
             ConfigError::Invalid(refused) => refused.into(),
-            // Other errors are internal: the pool was sized above and the declaration is the model's own.
+            // No setting causes the other errors: the pool was sized above, and the declaration is the model's own.
             error => Error::internal(error.to_string()),
         })?;
         model
@@ -88,13 +89,13 @@ impl Engine {
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
     }
 
-    /// Passes every step from the next one on to `observer`.
+    /// Sets the observer that is shown every step from the next one on.
     pub fn set_observer(&mut self, observer: Box<dyn StepObserver>) {
         self.reporter.observer = Some(observer);
     }
 
-    /// Counts returned forwards in `forwards`, where another thread can watch them. The count also rises within a step
-    /// whose long prefill runs as several forwards.
+    /// Counts in `forwards` the forwards that have returned. Another thread can watch the count. It also rises within a
+    /// step whose long prefill runs as several forwards.
     pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
         self.runner.batch.forwards = forwards;
     }
@@ -115,10 +116,11 @@ impl Engine {
         self.core.cancel(key);
     }
 
-    /// Plans, runs and commits one step. Returns `None` if there is nothing to run and nothing to report; the next step
-    /// then waits for a launch. A report whose step ran nothing has no rows and the number of the next step.
+    /// Plans, runs and commits one step. Returns `None` if nothing ran and there is nothing to report; the caller then
+    /// waits for a launch. If nothing ran but there is something to report, the report has no rows and the number of
+    /// the next step.
     ///
-    /// Requests that are divided between workers need two threads, see [`split`](Self::split).
+    /// Requests that are divided between workers need two threads: see [`split`](Self::split).
     ///
     /// An error ends the worker: the device is lost and none of its pages can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
@@ -135,7 +137,8 @@ impl Engine {
         Ok(output.map(|output| self.reporter.report(output)))
     }
 
-    /// Splits the engine into the device's half and the other half, each for a thread of its own.
+    /// Splits the engine into two halves for two threads: one half runs the device, the other takes commands and makes
+    /// reports.
     pub fn split(self) -> (DeviceLoop, EngineHandle) {
         let Self { began, core, runner, reporter, .. } = self;
         overlap::split(core, runner, reporter, began)
@@ -169,13 +172,13 @@ impl Engine {
         (if self.model().has_thinker() { self.kv.tokens().min(context) } else { context }) as u32
     }
 
-    /// The model that runs.
+    /// The model that this engine runs.
     pub fn model(&self) -> &dyn Model {
         &*self.runner.model
     }
 }
 
-/// The most tokens of a row in one forward.
+/// Maximum number of tokens that one forward computes for one row.
 fn forward_tokens(settings: &EngineSettings) -> usize {
     match settings.chunking {
         Chunking::Scheduler | Chunking::Off => settings.max_step_tokens,

@@ -1,4 +1,4 @@
-//! Accepts launches and decides steps: all of an engine but the device.
+//! Accepts launches and decides steps: everything in an engine apart from the device.
 
 use std::{
     collections::HashMap,
@@ -28,21 +28,22 @@ pub(crate) struct EngineCore {
     scheduler: Scheduler,
     /// Time zero of the scheduler's clock; deadlines count from it.
     began: Instant,
-    /// Tokens of every request that the scheduler holds; `None` while a step computes the request.
+    /// One entry per request that the engine holds. The value is `None` while a step computes the request: the step's
+    /// [`Job`] then has the sequence.
     sequences: HashMap<GraphKey, Option<Sequence>>,
-    /// Completions that no plan has returned yet.
+    /// Completions that `plan` has not returned yet.
     pending_completions: Vec<pb::Completion>,
     arrivals: Arrivals,
-    /// `None` where requests are not divided between workers.
+    /// `None` if requests are not divided between workers.
     exchange: Option<Exchange>,
     /// Time spent preparing the next plan while a step ran.
     ahead: Duration,
 }
 
-/// A planned step, with all that its inputs are made from.
+/// A planned step, with the sequences that its inputs are made from.
 pub(crate) struct Job {
     pub step: StepPlan,
-    /// One sequence per row.
+    /// Sequences of the step's rows, in the order of the rows.
     pub sequences: Vec<Sequence>,
     started: SystemTime,
     times: StepTimes,
@@ -51,7 +52,7 @@ pub(crate) struct Job {
 /// Outcome of one planning turn.
 pub(crate) struct Planned {
     pub completions: Vec<pb::Completion>,
-    /// Copies to run before the step. Run later, they could read or write pages that have changed owners.
+    /// Page copies to run before the step. If they ran later, they could read or write pages that have changed owners.
     pub copies: PageCopies,
     pub job: Option<Job>,
 }
@@ -62,7 +63,7 @@ pub struct StepOutput {
     pub(crate) step: Option<CommittedStep>,
     /// Completions of graphs that ended outside of the step.
     pub(crate) completions: Vec<pb::Completion>,
-    /// Number of the step; if none ran, of the next one.
+    /// Number of the step. If no step ran, number of the next step.
     pub(crate) number: StepNumber,
     pub(crate) load: Load,
     pub(crate) oldest_waiting: Duration,
@@ -94,7 +95,7 @@ impl EngineCore {
     /// Accepts or refuses a launch that [`spec::parse`](crate::spec::parse) has read.
     pub fn launch(&mut self, key: GraphKey, parsed: Result<(GraphLaunch, Sequence), Error>) {
         if self.sequences.contains_key(&key) {
-            // A refusal would end the graph that runs under this key.
+            // Not refused: a refusal would end the graph that already runs under this key.
             tracing::error!(%key, "dropped a second launch of a running graph");
             return;
         }
@@ -216,7 +217,7 @@ impl EngineCore {
         self.exchange.as_ref().is_some_and(Exchange::is_active)
     }
 
-    /// Page copies that may run now, while a step is paused. They touch no page that the step uses.
+    /// Decides the page copies to run now, while a step is paused. The copies touch no page that the step uses.
     pub fn start_copies(&mut self) -> PageCopies {
         let Some(exchange) = &mut self.exchange else { return PageCopies::default() };
         let mut events = TransferEvents::default();
@@ -294,7 +295,7 @@ impl EngineCore {
         Some(self.scheduler.next_deadline()?.saturating_sub(self.began.elapsed()))
     }
 
-    /// Combines a step and completions with the current load; `None` if there are neither.
+    /// Combines a step and completions with the current load; `None` if there is no step and no completion.
     pub fn output(
         &mut self,
         step: Option<(StepNumber, CommittedStep)>,
@@ -309,7 +310,7 @@ impl EngineCore {
         Some(StepOutput { step, completions, number, load, oldest_waiting })
     }
 
-    /// Current load, and the time that the oldest request has waited for its first row.
+    /// Current load, and the waiting time of the oldest request that has not run in any step yet.
     pub fn load(&mut self) -> (Load, Duration) {
         (self.scheduler.load(), self.arrivals.oldest())
     }
@@ -321,7 +322,7 @@ impl EngineCore {
     }
 }
 
-/// Converts a refusal into the error that the client sees. The field is the one that the client could change.
+/// Converts a refusal into the error that the client sees. The error names the field that the client could change.
 fn refusal(refusal: Refusal) -> Error {
     let message = refusal.to_string();
     match refusal {
@@ -333,7 +334,7 @@ fn refusal(refusal: Refusal) -> Error {
             Error::invalid("max_tokens", message)
         }
         Refusal::QueueFull { .. } => Error::overloaded(message, Duration::from_secs(1)),
-        // The conductor caused these, not the client.
+        // The conductor causes these refusals, not the client.
         Refusal::Duplicate(_)
         | Refusal::WrongWalk { .. }
         | Refusal::WrongContent { .. }

@@ -8,11 +8,11 @@ use tutti_runtime::Error;
 
 use crate::EngineSettings;
 
-/// Largest size of a KV pool in bytes, unless `kv_cache_memory` sets another.
+/// Largest size of a KV pool in bytes, unless `kv_cache_memory` sets another size.
 pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
-/// Divisor of the available memory: a pool takes at most the quotient, unless `kv_cache_memory` is set. A worker does
-/// not know how many others start on its machine.
+/// Unless `kv_cache_memory` is set, a pool takes at most the available memory divided by this number. The rest is left
+/// to other workers: a worker does not know how many start on its machine.
 const DEFAULT_SHARE_DIVISOR: u64 = 8;
 
 /// Size of a pool: the number of its pages, the null page included, and the size of each.
@@ -67,8 +67,8 @@ impl KvSize {
     }
 }
 
-/// Number of KV pages, the null page included, that the settings and this machine give the model. Machines of a group
-/// may differ; its ranks agree on the minimum.
+/// Number of KV pages, the null page included, that the settings and this machine's memory allow. The ranks of a TP
+/// group may get different numbers and then agree on the minimum.
 pub fn kv_pages(model: &dyn Model, settings: &EngineSettings) -> Result<usize, Error> {
     Ok(KvSize::choose(model, settings)?.pages)
 }
@@ -86,8 +86,8 @@ fn default_bytes(
     enough.min(DEFAULT_KV_BYTES).min(share)
 }
 
-/// Bytes of memory that this process can still allocate: the minimum of what the machine and its control group have
-/// left.
+/// Bytes of memory that this process can still allocate: the minimum of the bytes left on the machine and the bytes
+/// left in the control group.
 fn available_memory() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
     let group = || {

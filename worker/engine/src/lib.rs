@@ -9,20 +9,21 @@
 //! StepReport  ◀──────────────────────────┘
 //! ```
 //!
-//! [`Engine::split`] divides it in two: a [`DeviceLoop`], whose thread runs the device and plans between two steps, and
-//! an [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the same
-//! either way.
+//! [`Engine::split`] divides the engine in two: a [`DeviceLoop`], whose thread runs the device and plans between two
+//! steps, and an [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the
+//! same either way.
 //!
-//! One report carries the tokens of all rows of a step, and the completions of all graphs that ended with it. The
-//! scheduler counts positions and pages and decides. The engine holds the tokens: it fills the step's host inputs, and
-//! asks the model only for the logits of terminal rows and of prompt positions whose logprobs are requested. Rows of an
-//! encoder's walk run by themselves, item by item. Their embeddings go to the engine that prefills the request
-//! (`transfer`), which may be the same engine.
+//! A row is one request's share of a step. One report carries the tokens of all rows of a step, and the completions of
+//! all graphs that ended with the step. The scheduler counts positions and pages, and decides what runs. The engine
+//! holds the tokens: it fills the step's host inputs, and asks the model only for the logits of terminal rows and of
+//! prompt positions whose logprobs are requested. A row of an encoder's walk runs the encoder on one media item at a
+//! time. The embeddings go to the engine that prefills the request (`transfer`), which may be the same engine.
 //!
 //! Errors:
 //!
 //! - An invalid launch fails its own request (`spec`).
-//! - The rows of a step that the device refuses run again one by one, and only rows at fault fail their requests.
+//! - If the device refuses a step, the rows of the step run again one by one, and only rows at fault fail their
+//!   requests.
 //! - A lost device ends the worker, by an error from [`Engine::step`] or [`DeviceLoop::run`].
 
 mod arrivals;

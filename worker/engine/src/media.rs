@@ -1,4 +1,4 @@
-//! A request's media in the engine: their positions in the prompt, the data to encode, and their embeddings.
+//! A request's media in the engine: the positions of the media in the prompt, the data to encode, and the embeddings.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use tutti_proto::{
 use tutti_runtime::Error;
 use tutti_scheduler::MediaMark;
 
-/// An item of an encoder's graph.
+/// A media item that an encoder's graph encodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Encoding {
     pub walk: WalkId,
-    /// The item's rows among the embeddings of all the request's items, end to end.
+    /// Range of the item's embeddings. Embeddings are counted over all items of the request, end to end.
     pub rows: Range<usize>,
     pub data: Vec<u8>,
 }
@@ -36,7 +36,8 @@ impl Media {
         self.ranges.iter().map(Range::len).sum()
     }
 
-    /// Embeddings of the `positions` that stand for media. The first of `positions` is token `first_token` of a step.
+    /// Embeddings for the part of `positions` that stands for media. `positions.start` is token `first_token` of a
+    /// forward.
     pub fn rows(
         &self,
         positions: &Range<usize>,
@@ -58,7 +59,7 @@ impl Media {
     }
 }
 
-/// Reads the items of an encoder's graph.
+/// Reads the media items of an encoder's graph.
 pub(crate) fn encodings(
     items: Vec<pb::MediaItem>,
     walks: &[u32],
@@ -82,7 +83,7 @@ pub(crate) fn encodings(
     items.into_iter().enumerate().map(encoding).collect()
 }
 
-/// Locates media in a prompt. The marks tell prompts with the same tokens but other media from each other.
+/// Locates media in a prompt. The returned marks distinguish prompts that have the same tokens but different media.
 pub(crate) fn locate(
     items: &[pb::MediaItem],
     prompt: &[u32],

@@ -12,11 +12,11 @@ use tutti_proto::{
 };
 use tutti_scheduler::{Outcome, RowCommit};
 
-/// Observes an engine's steps on the engine's thread. It must neither block nor fail.
+/// Observes an engine's steps, on the thread that makes the reports. An observer must neither block nor fail.
 pub trait StepObserver: Send {
     /// Observes a committed step.
     fn observe(&mut self, step: StepRecord);
-    /// Number of steps that were dropped for lack of room.
+    /// Number of steps that the observer has dropped.
     fn lost(&self) -> u64;
 }
 
@@ -25,7 +25,7 @@ pub trait StepObserver: Send {
 pub struct StepRecord {
     /// Step number, counted from 0 over the engine's life.
     pub number: StepNumber,
-    /// Walk that the engine ran.
+    /// Walk that the engine ran for all rows together.
     pub batch_walk: WalkId,
     /// Rows in the step's order.
     pub rows: Vec<RowRecord>,
@@ -39,7 +39,7 @@ pub struct StepRecord {
     pub kv_pages_total: u32,
 }
 
-/// A request's share of a step.
+/// Record of a row, which is one request's share of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowRecord {
     /// The row's graph.
@@ -48,7 +48,7 @@ pub struct RowRecord {
     pub walk: WalkId,
     /// Positions that the row computed.
     pub positions: Range<usize>,
-    /// True if a token was sampled after the row.
+    /// True if a token is sampled from the row's last position.
     pub terminal: bool,
     /// True if the row failed and ended its request.
     pub failed: bool,
@@ -57,9 +57,9 @@ pub struct RowRecord {
 /// Durations of a step's phases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
-    /// Time spent preparing the plan while the step before ran. Nothing waited for it.
+    /// Time spent preparing the plan while the previous step ran. The device did not wait for it.
     pub plan_ahead: Duration,
-    /// Time spent planning between the step before and this one.
+    /// Time spent planning between the previous step and this one.
     pub plan: Duration,
     /// Time spent filling the inputs and computing on the device.
     pub run: Duration,

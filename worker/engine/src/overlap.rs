@@ -1,5 +1,5 @@
 //! An engine on two threads. While the device runs a step, the handle's thread takes launches and cancels, reports the
-//! step before, and prepares the step after.
+//! previous step, and prepares the next step.
 //!
 //! ```text
 //! device's thread │ turn │     run step n      │ turn │    run step n+1     │
@@ -7,9 +7,9 @@
 //! handle's thread         report n-1, prepare n+1      report n, prepare n+2     and launches and cancels as they come
 //! ```
 //!
-//! The device's thread takes its turn between two steps: it commits the step that has run and plans the next. No step
-//! waits for another thread to wake up. Both threads share the [`EngineCore`] under one lock. The lock is never held
-//! while a step runs, a launch is parsed, or a report is sent.
+//! The device's thread takes its turn between two steps: it commits the step that has run and plans the next step. No
+//! step waits for another thread to wake up. Both threads share the [`EngineCore`] under one lock. The lock is never
+//! held while a step runs, a launch is parsed, or a report is sent.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
@@ -29,30 +29,30 @@ use crate::{
     transfer::{Cargo, CopyHints, CopyHook, Courier, IdleModel, PageCopies},
 };
 
-/// Shortest step beside which the next one is prepared. In shorter steps, the two threads only delay each other (`cargo
-/// bench -p tutti-engine --bench overlap`).
+/// Minimum duration of a step during which the next step is prepared. During shorter steps, the two threads would only
+/// delay each other (`cargo bench -p tutti-engine --bench overlap`).
 const MIN_STEP_TO_PLAN_AHEAD: Duration = Duration::from_millis(1);
 
 /// State that both threads share.
 pub(crate) struct Shared {
     state: Mutex<State>,
     pub hints: CopyHints,
-    /// Signalled when `notified` or `closed` is set.
+    /// Signalled when `State::notified` or `State::closed` is set.
     changed: Condvar,
 }
 
 pub(crate) struct State {
     pub core: EngineCore,
-    /// Set when there may be something to do.
+    /// Set when the device's thread may have something to do.
     notified: bool,
     /// Set when the [`EngineHandle`] is dropped.
     closed: bool,
-    /// Number of outputs that were returned but not reported yet.
+    /// Number of outputs that [`DeviceLoop::turn`] has returned but that are not reported yet.
     pending_outputs: usize,
 }
 
 impl Shared {
-    /// A panic on the other thread ends the process. Until then, the state it left is usable.
+    /// Locks the state. Ignores that the lock is poisoned: the panic on the other thread is about to end the process.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,7 +73,7 @@ pub struct DeviceLoop {
     shared: Arc<Shared>,
     runner: Runner,
     stage: Stage,
-    /// Copies to run before the step.
+    /// Page copies to run before the step.
     copies: PageCopies,
 }
 
@@ -85,7 +85,8 @@ enum Stage {
 }
 
 impl DeviceLoop {
-    /// Commits the step that has run and plans the next. The outputs go to [`EngineHandle::report`] in their order.
+    /// Commits the step that has run and plans the next step. The caller passes the outputs to [`EngineHandle::report`]
+    /// in the order in which they were returned.
     pub fn turn(&mut self) -> Result<Option<StepOutput>, Error> {
         let mut state = self.shared.lock();
         let State { core, notified, pending_outputs, .. } = &mut *state;
@@ -100,13 +101,13 @@ impl DeviceLoop {
         let exchanges = core.exchanges();
         let output = core.output(step, completions);
         *pending_outputs += usize::from(output.is_some());
-        // Copies beyond one batch run in the step's pauses.
+        // Page copies beyond the first batch run in the step's pauses.
         self.shared.hints.due.store(exchanges, Ordering::Release);
         self.shared.hints.expected.store(exchanges, Ordering::Relaxed);
         Ok(output)
     }
 
-    /// Runs what the last turn planned. Returns false if that was nothing.
+    /// Runs the page copies and the step that the last turn planned. Returns false if the turn planned neither.
     ///
     /// An error ends the worker: the device is lost and none of its pages can be trusted.
     pub fn run(&mut self) -> Result<bool, Error> {
@@ -143,8 +144,8 @@ impl DeviceLoop {
     }
 }
 
-/// Wakes the device's thread. It has no effect once the engine is dropped. A [`Courier`] must not call it from inside a
-/// call of its own: the engine's lock is held there.
+/// Wakes the device's thread. It has no effect once the engine is dropped. The methods of a [`Courier`] must not call
+/// [`wake`](Self::wake): the engine calls these methods while it holds its lock, and `wake` takes the same lock.
 #[derive(Clone)]
 pub struct Waker(Weak<Shared>);
 
@@ -157,8 +158,8 @@ impl Waker {
     }
 }
 
-/// The other half of an engine: takes commands and makes reports. Dropping it ends the [`DeviceLoop`] after its current
-/// step.
+/// The other half of an engine: takes commands and makes reports. Dropping the handle ends the [`DeviceLoop`] after the
+/// current step.
 pub struct EngineHandle {
     shared: Arc<Shared>,
     limits: Limits,
@@ -170,7 +171,7 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Same as [`Engine::launch`](crate::Engine::launch); may be notified while a step runs.
+    /// Same as [`Engine::launch`](crate::Engine::launch); may be called while a step runs.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
         let Some(key) = spec::key(&graph) else { return };
         let model = ServedModel { limits: &self.limits, declaration: &self.reporter.declaration };
@@ -178,12 +179,13 @@ impl EngineHandle {
         self.shared.update(|state| state.core.launch(key, parsed));
     }
 
-    /// Same as [`Engine::cancel`](crate::Engine::cancel); may be notified while a step runs.
+    /// Same as [`Engine::cancel`](crate::Engine::cancel); may be called while a step runs.
     pub fn cancel(&mut self, key: GraphKey) {
         self.shared.update(|state| state.core.cancel(key));
     }
 
-    /// Allows requests to be divided between this engine and others. `courier` carries their planes.
+    /// Allows requests to be divided between this engine and others. `courier` carries the pages and embeddings of
+    /// these requests.
     pub fn connect(&mut self, courier: Box<dyn Courier>) {
         let width = self.embedding_width();
         self.shared.lock().core.connect(courier, &self.layout, width);
@@ -222,7 +224,7 @@ impl EngineHandle {
         report
     }
 
-    /// Prepares the next step while one runs, if steps are long enough.
+    /// Prepares the next step while a step runs, if the last reported step was long enough.
     pub fn plan_ahead(&mut self) {
         if self.last_run < MIN_STEP_TO_PLAN_AHEAD {
             return;

@@ -9,7 +9,7 @@ use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit, TransferError};
 
 use crate::batch::RowResult;
 
-/// Report of a committed row; `None` if the row has no result, such as a chunk inside a prompt.
+/// Report of a committed row; `None` if the row has no result, such as a chunk that ends inside a prompt.
 pub(crate) fn row(commit: &RowCommit, result: RowResult) -> Option<pb::RowReport> {
     if commit.sampled.is_none() && result.prompt_scores.is_empty() {
         return None;

@@ -16,7 +16,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Report of an output. Without a step, it has no rows and the number of the next step.
+    /// Converts an output into a report. If no step ran, the report has no rows and the number of the next step.
     pub fn report(&mut self, output: StepOutput) -> pb::StepReport {
         let StepOutput { step, mut completions, number, load, oldest_waiting } = output;
         let mut batch_walk = 0;
@@ -47,7 +47,7 @@ impl Reporter {
         pb::StepReport { step: number.0, batch_walk, rows, completions, load, work }
     }
 
-    /// Number of steps that the observer had no room for.
+    /// Number of steps that the observer has dropped.
     pub fn lost(&self) -> u64 {
         self.observer.as_ref().map_or(0, |observer| observer.lost())
     }

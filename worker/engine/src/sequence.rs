@@ -1,4 +1,4 @@
-//! A request's tokens and sampling parameters: the engine's state of it apart from its pages.
+//! A request's tokens and sampling parameters: all that the engine holds for the request apart from its pages.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use tutti_kernels::{SampleRow, SamplingParams};
 
 use crate::media::{Encoding, Media};
 
-/// Created by [`crate::spec`]. Each committed terminal row adds one token.
+/// State of one request, created by [`crate::spec`]. Each committed terminal row adds one output token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
     pub prompt: Vec<u32>,
@@ -17,10 +17,10 @@ pub(crate) struct Sequence {
     pub logprobs: Option<u32>,
     /// Number of alternatives to report per prompt token; `None` reports no logprobs.
     pub prompt_logprobs: Option<u32>,
-    /// Number of leading pages that the decoding worker already has. They are not sent.
+    /// Number of leading pages that the decoding worker already has. These pages are not sent.
     pub known_elsewhere: usize,
-    /// Positions below this have their prompt logprobs reported. A preempted request computes them again but does not
-    /// report them again.
+    /// Number of leading positions whose prompt logprobs have been reported. A preempted request computes these
+    /// positions again, but does not report their logprobs again.
     pub scores_reported: usize,
     /// Media in the prompt.
     pub media: Media,
@@ -37,8 +37,9 @@ impl Sequence {
         }
     }
 
-    /// The `positions` whose logits score the prompt token after them, and the number of alternatives. A chunk's last
-    /// position scores the first token of the next chunk.
+    /// Part of `positions` whose prompt logprobs are still to be reported, and the number of alternatives per token. A
+    /// position scores the token at the next position, so a chunk's last position scores the first token of the next
+    /// chunk. `None` if there is nothing to report.
     pub fn scored(&self, positions: &Range<usize>) -> Option<(Range<usize>, u32)> {
         let top = self.prompt_logprobs?;
         let (start, end) =
@@ -46,7 +47,7 @@ impl Sequence {
         (start < end).then_some((start..end, top))
     }
 
-    /// Inputs for sampling the token at `position`, the first one without a token.
+    /// Inputs for sampling the token at `position`, which is the first position without a token.
     pub fn sample_row<'a>(&'a self, position: usize, forbidden: &'a [u32]) -> SampleRow<'a> {
         SampleRow {
             params: &self.sampling,

@@ -1,7 +1,7 @@
 //! Validates launch messages: the last check before the model.
 //!
-//! The router checks all of this already. A bad value that gets past it (another build, a bug, a hand-made message)
-//! must fail its own request and no other.
+//! The router has already made the same checks. A bad value that gets past the router (another build, a bug, a
+//! hand-made message) must fail its own request and no other.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use crate::{
     sequence::Sequence,
 };
 
-/// Length of the secret that opens a request's pages to another worker.
+/// Bytes of the secret that allows another worker to fill a request's pages.
 const SECRET_BYTES: usize = 16;
 
-/// Key of a launch.
+/// Key of a launch. A missing key is logged.
 pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {
     if message.key.is_none() {
         tracing::error!("dropped a launch without a key");
@@ -38,7 +38,8 @@ pub(crate) struct ServedModel<'a> {
     pub declaration: &'a ModelDeclaration,
 }
 
-/// Splits a launch into the scheduler's and the engine's share. The launch arrives at `now` on the scheduler's clock.
+/// Checks a launch, and splits it into the scheduler's part and the engine's part. `now` is the launch's arrival time
+/// on the scheduler's clock.
 pub(crate) fn parse(
     key: GraphKey,
     message: pb::LaunchGraph,
@@ -64,8 +65,8 @@ pub(crate) fn parse(
         return Err(Error::invalid("receive_media", "does not match the request's media and role"));
     }
     let tokens = [&*spec.prompt, &message.generated].concat();
-    // A replay with output sent all its prompt logprobs before its first token. The prefilling worker of a divided
-    // request sends them, too.
+    // Prompt logprobs are sent once. A replayed request that has output has already sent them all, before its first
+    // token. In a divided request, the prefilling worker sends them.
     let prompt_logprobs =
         spec.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
     let launch = GraphLaunch {
@@ -75,7 +76,7 @@ pub(crate) fn parse(
         decode,
         generated: message.generated.len() as u32,
         stopping: self::stopping(&stopping, limits)?,
-        // Logprobs need the hidden states of every position, not only its keys and values.
+        // The prefix cache holds only keys and values, but prompt logprobs need the hidden states of every position.
         content: Some(Content { tokens, media: marks, may_reuse: prompt_logprobs.is_none() }),
         priority: priority(spec.priority)?,
         awaits_media,
@@ -96,7 +97,7 @@ pub(crate) fn parse(
     Ok((launch, sequence))
 }
 
-/// Reads a graph of encoders alone: each item is a segment, and nothing is sampled.
+/// Reads a graph that runs only encoders: each media item is a segment, and nothing is sampled.
 fn encoding(
     key: GraphKey,
     message: pb::LaunchGraph,
@@ -215,7 +216,7 @@ fn alternatives(field: &str, asked: Option<u32>) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Checks a priority, which is also the scheduler's class: lower is more urgent and 0 is the default.
+/// Checks a priority, which is also the scheduler's class: a lower number is more urgent, and 0 is the default.
 fn priority(asked: i32) -> Result<i32, Error> {
     if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&asked) {
         return Ok(asked);
@@ -241,7 +242,7 @@ fn stopping(message: &pb::Stopping, limits: &Limits) -> Result<Stopping, Error> 
 
 fn sampling(message: pb::Sampling, limits: &Limits) -> Result<SamplingParams, Error> {
     let within = |field: &str, value: f32, fits: bool, range: &str| {
-        // No range contains NaN.
+        // NaN is refused as well, since no range contains it.
         if fits { Ok(value) } else { Err(Error::invalid(field, format!("is {value}, must be {range}"))) }
     };
     let penalty =

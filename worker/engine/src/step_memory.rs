@@ -1,7 +1,8 @@
 //! Memory that the largest step takes in addition to weights and KV pool.
 //!
-//! It is known at startup without running such a step. Device buffers have fixed sizes, and a step scores a bounded
-//! number of prompt tokens with a bounded number of alternatives each. Tokens that requests hold are not counted.
+//! This memory is known at startup, without running such a step. Device buffers have fixed sizes, and a step scores a
+//! bounded number of prompt tokens with a bounded number of alternatives each. The requests' stored tokens are not
+//! counted.
 
 use tutti_kernels::TokenScore;
 use tutti_models::Model;
@@ -15,10 +16,10 @@ const BLOCK_OVERHEAD: usize = 32;
 /// Bytes of step inputs per prompt token, in the engine and on the device: id, position, logit row, requested results,
 /// and a share of block tables and attention tiles.
 const INPUT_BYTES_PER_TOKEN: usize = 128;
-/// Number of steps whose scores are in memory before their reports reach the outbox: one runs, one waits, and one is
-/// held twice, as scores and as messages.
+/// Number of copies of a step's scores in memory before the reports reach the outbox: one of the step that runs, one of
+/// a step that waits, and two of the step that is being reported (as scores and as messages).
 const STEPS_AT_ONCE: usize = 4;
-/// Ratio of capacity to content of a buffer that grows by doubling, at most.
+/// Maximum ratio of capacity to content of a buffer that grows by doubling.
 const GROWTH: usize = 2;
 
 /// Largest number of bytes that steps take.
@@ -26,20 +27,20 @@ const GROWTH: usize = 2;
 pub struct StepMemory {
     /// Bytes on the device: activations of the largest forward, one tile of logits, scratch.
     pub device: u64,
-    /// Bytes on the host: inputs, and logprobs of all prompt tokens that steps can score until their reports are sent.
+    /// Bytes on the host: inputs, and logprobs of prompt tokens for all steps whose reports are not sent yet.
     pub host: u64,
 }
 
 impl StepMemory {
-    /// Memory of a model that has run once. `longest` is the largest number of tokens of a request. `waiting` is the
-    /// largest number of steps that wait to be reported or whose reports wait to be sent.
+    /// Memory that steps of `model` take. The model must have run once. `longest` is the largest number of tokens of a
+    /// request. `waiting` is the largest number of steps that wait to be reported or whose reports wait to be sent.
     pub fn of(model: &dyn Model, settings: &EngineSettings, longest: usize, waiting: usize) -> Self {
         let tokens = match settings.chunking {
             Chunking::Scheduler => settings.max_step_tokens,
             // One step can hold a whole prompt.
             Chunking::Engine | Chunking::Off => settings.max_step_tokens.max(longest),
         };
-        // One message is being encoded and one may be in transmission.
+        // `encoded` counts for two messages: one is being encoded and one may be in transmission.
         let host =
             tokens * (INPUT_BYTES_PER_TOKEN + (STEPS_AT_ONCE + waiting) * scored() + 2 * GROWTH * encoded());
         Self { device: model.step_bytes(), host: host as u64 }

@@ -3,7 +3,7 @@
 //!
 //! - [`courier`]: trait of the transport between workers.
 //! - [`exchange`]: decides which pages are copied and when a request leaves or arrives.
-//! - [`embeddings`]: the same for embeddings of media, which are no pages.
+//! - [`embeddings`]: decides the same for embeddings of media, which are not stored in pages.
 //! - [`page_copies`]: copies pages between device and host.
 //! - [`copy_hook`]: runs page copies inside a step, between layers.
 

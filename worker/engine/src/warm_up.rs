@@ -3,11 +3,12 @@
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, StepInputs};
 use tutti_models::{LogitRequests, LogitResults, Model};
 
-/// Enough tokens for the matrix kernels of a prefill, few enough that a large model on a small CPU is ready in seconds.
+/// Maximum number of tokens in the warm-up step: enough for the matrix kernels of a prefill, and few enough that a
+/// large model on a small CPU is ready in seconds.
 const MAX_TOKENS: usize = 32;
 
 /// Encodes one token of each kind of media, runs a small prefill and samples from it. Only the null page is written,
-/// and no request reads it.
+/// and no request reads that page.
 pub(crate) fn run(
     model: &mut dyn Model,
     max_step_tokens: usize,
@@ -15,7 +16,7 @@ pub(crate) fn run(
 ) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
         match model.encode(input.walk, &vec![0; input.bytes_per_token as usize], &mut Vec::new()) {
-            // Another worker holds this encoder.
+            // The model lacks this encoder, because another worker holds it.
             Err(DeviceError::Misuse(_)) => {}
             encoded => encoded?,
         }
@@ -24,7 +25,7 @@ pub(crate) fn run(
         return Ok(());
     }
     let context = model.limits().max_context_tokens;
-    // All tokens fit one page: two tokens of a request never share a slot.
+    // All tokens fit one page, so that no two of them share a slot of the null page.
     let tokens = MAX_TOKENS.min(max_step_tokens).min(context).min(page_tokens);
     let token_ids = vec![0; tokens];
     let positions: Vec<f32> = (0..tokens).map(|position| position as f32).collect();

@@ -88,7 +88,8 @@ async fn a_full_outbox_stops_the_steps_but_not_the_cancels() {
         steps += 1;
     }
     assert_eq!(ended, [key(1)]);
-    // Steps in the outbox, in the task and waiting for it, and a few that ran while the cancel was taken.
+    // Counts the steps whose reports are in the outbox, with the task or waiting for the task, and a few steps that ran
+    // while the cancel was taken.
     assert!(steps <= PENDING_OUTPUTS + 16, "{steps} steps ran");
     assert_eq!(bench.ended.await.unwrap(), Ok(()));
 }

@@ -1,7 +1,8 @@
-//! The receiving side: accepts pushes that show a reservation's secret, and passes them to the engine.
+//! The receiving side: accepts pushes that show a reservation's secret, and passes their units to the engine.
 //!
-//! A sender's input is checked before it is used: a message by its length before it is read, a run of pages by its
-//! range and length. Data that the engine has not taken stays in the stream, whose flow control holds the sender.
+//! A sender's input is checked before it is used: the length of a message before the message is read, and the range and
+//! length of a run of units before the run is passed on. Data that the engine has not taken stays in the stream, and
+//! the stream's flow control makes the sender wait.
 
 use std::sync::Arc;
 
@@ -78,7 +79,7 @@ impl Receiver {
         })
     }
 
-    /// Takes a run of pages or rows, in pieces of bounded size.
+    /// Takes a run of units. A run in shared memory is delivered in pieces of bounded size.
     async fn take(&self, key: GraphKey, space: &ReservedSpace, data: pb::PlaneData) -> Result<(), Status> {
         let pb::PlaneData { plane, first, count, place } = data;
         let (first, count, unit) = (first as usize, count as usize, space.unit);
@@ -160,11 +161,12 @@ impl Receiver {
             computed: hand_over.computed_tokens as usize,
             pages: pages as usize,
             answer: Box::new(move |outcome| {
-                // Recorded before the engine continues, so that it is remembered even if the request ends soon.
+                // Recorded before the engine runs the request, so that the hand-over is remembered even if the request
+                // ends soon.
                 if outcome.is_ok() {
                     reservations.accept(key, imported);
                 }
-                // A sender that has disconnected comes again.
+                // Ignored: sending fails if the sender has disconnected, and then the sender repeats the hand-over.
                 let _ = answer.send(outcome);
             }),
         }))
@@ -172,7 +174,8 @@ impl Receiver {
         let Some((_, lease)) = self.reservations.lease_until(key) else {
             return self.acknowledge(key, hand_over, answered.await.ok());
         };
-        // The engine's own delay must not count as silence of the sender.
+        // The lease is renewed while the engine prepares its answer: the engine's delay must not count as silence of
+        // the sender.
         let mut pace = interval(lease / 3);
         loop {
             tokio::select! {
@@ -199,8 +202,8 @@ impl Receiver {
     }
 }
 
-/// Answers a sender that comes again for a request that already continues here. Nothing changes. The hand-over must
-/// equal the accepted one.
+/// Answers a sender that repeats a hand-over. The request already continues here, and nothing changes. Fails if the
+/// repeated hand-over differs from the accepted one.
 async fn acknowledge_again(
     key: GraphKey,
     imported: &pb::HandOver,

@@ -1,4 +1,5 @@
-//! Reservations of requests that continue here: who may push, until when, and which hand-overs were accepted.
+//! Reservations of requests that will continue on this worker: the secret that allows a push, the lease, and the
+//! hand-overs that were accepted.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,7 +12,8 @@ use tutti_proto::{GraphKey, cluster::v1 as pb};
 
 use super::{Unit, segment::Segment};
 
-/// Number of accepted hand-overs that are remembered for senders that missed the answer. The oldest is forgotten first.
+/// Maximum number of accepted hand-overs that are remembered, for senders that did not receive the answer. The oldest
+/// is forgotten first.
 const MAX_REMEMBERED: usize = 1024;
 
 /// All reservations of a worker.
@@ -31,12 +33,12 @@ struct State {
 struct Reservation {
     secret: Vec<u8>,
     lease: Duration,
-    /// `None` until the request holds its pages.
+    /// `None` until the request holds the space for its units.
     held: Option<Held>,
 }
 
 struct Held {
-    /// Time at which the sender was last heard.
+    /// Time at which the sender was last heard from.
     heard: Instant,
     space: ReservedSpace,
 }
@@ -46,11 +48,11 @@ struct Held {
 pub(super) struct ReservedSpace {
     /// Unit of the space.
     pub unit: Unit,
-    /// Number of pages of the one plane, or of rows.
+    /// Number of units in the space.
     pub count: usize,
     /// Number of leading units that are already valid here. A sender must not fill them.
     pub known: usize,
-    /// `None` if it could not be created. Bytes then come within the messages.
+    /// `None` if no segment could be created. The messages then carry the bytes.
     pub segment: Option<Arc<Segment>>,
 }
 
@@ -63,7 +65,7 @@ struct Imported {
 pub(super) enum Found {
     /// Space that waits to be filled.
     Waiting(ReservedSpace),
-    /// The request already continues here, by this hand-over.
+    /// The request already continues here, and this is the accepted hand-over.
     Imported(pb::HandOver),
 }
 
@@ -79,7 +81,7 @@ impl Reservations {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a graph that is about to be launched and receives units. A second call with the same key has no
+    /// Registers a graph that is about to be launched and will receive units. A second call with the same key has no
     /// effect.
     pub fn expect(&self, key: GraphKey, reservation: &pb::PlaneReservation) {
         let lease = Duration::from_millis(reservation.lease_ms.into());
@@ -87,7 +89,8 @@ impl Reservations {
         self.lock().waiting.entry(key).or_insert(Reservation { secret, lease, held: None });
     }
 
-    /// Opens a reservation to pushes and starts its lease. Returns its secret; `None` if the request has ended.
+    /// Opens a reservation to pushes and starts the lease. Returns the reservation's secret; `None` if the request has
+    /// ended.
     pub fn hold(&self, key: GraphKey, space: ReservedSpace) -> Option<Vec<u8>> {
         let mut state = self.lock();
         let reservation = state.waiting.get_mut(&key)?;
@@ -117,14 +120,15 @@ impl Reservations {
         Ok(Found::Waiting(held.space.clone()))
     }
 
-    /// Restarts a lease when its sender is heard. Returns false if the reservation has ended.
+    /// Restarts a reservation's lease. Returns false if the reservation has ended.
     pub fn renew(&self, key: GraphKey) -> bool {
         let mut state = self.lock();
         let held = state.waiting.get_mut(&key).and_then(|waiting| waiting.held.as_mut());
         held.map(|held| held.heard = Instant::now()).is_some()
     }
 
-    /// Accepts a hand-over and remembers it, so that a repeated one finds it accepted.
+    /// Ends a waiting reservation by an accepted hand-over. The hand-over is remembered, so that a sender that repeats
+    /// it gets the same answer.
     pub fn accept(&self, key: GraphKey, hand_over: pb::HandOver) {
         let mut state = self.lock();
         let Some(Reservation { secret, .. }) = state.waiting.remove(&key) else { return };
@@ -142,7 +146,8 @@ impl Reservations {
         self.lock().waiting.remove(&key);
     }
 
-    /// End of the lease if its sender stays silent, and the lease's length. `None` if the reservation has ended.
+    /// Time at which the lease ends if the sender stays silent, and the lease's length. `None` if no open reservation
+    /// has this key.
     pub fn lease_until(&self, key: GraphKey) -> Option<(Instant, Duration)> {
         let state = self.lock();
         let Reservation { lease, held, .. } = state.waiting.get(&key)?;

@@ -1,8 +1,8 @@
-//! Shared memory of one host for the pages of one request.
+//! Shared memory on one host that holds the pages or embeddings of one request.
 //!
-//! The receiver creates the segment. The sender opens it by the receiver's path and writes to it. It has no name in any
-//! file system and disappears when both processes have closed it, however they end. Its size is sealed and neither side
-//! maps it, so that neither side can cause a fault in the other.
+//! The receiver creates the segment. The sender opens the path that the receiver has announced, and writes to the
+//! segment. The segment has no name in any file system. It disappears when both processes have closed it or have died.
+//! Its size is sealed and neither process maps it, so that neither process can cause a fault in the other.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,11 +13,11 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// Bytes before the pages. They hold the transfer's secret: the same path can mean another file to the sender, for
-/// example in another container.
+/// Bytes before the first unit. They hold the transfer's secret, which the sender checks: the same path can mean
+/// another file to the sender, for example in another container.
 const HEADER_BYTES: u64 = 4096;
 
-/// Handle of either side.
+/// Handle of a segment, on either side.
 #[derive(Debug)]
 pub(super) struct Segment {
     file: File,
@@ -25,7 +25,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Creates a segment for `bytes` bytes of pages.
+    /// Creates a segment with room for units of `bytes` bytes in sum.
     pub fn create(secret: &[u8], bytes: u64) -> io::Result<Self> {
         let file = File::from(memfd_create("tutti-planes", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(HEADER_BYTES + bytes)?;
@@ -52,7 +52,7 @@ impl Segment {
         Ok(Self { file, bytes: length - HEADER_BYTES })
     }
 
-    /// True if the range lies within the segment.
+    /// True if the range lies within the segment. Offset 0 is the end of the header.
     pub fn holds(&self, offset: u64, length: u64) -> bool {
         offset.checked_add(length).is_some_and(|end| end <= self.bytes)
     }

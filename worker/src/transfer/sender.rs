@@ -29,11 +29,11 @@ use super::{
     tally::{Tally, Transport},
 };
 
-/// Number of messages between the task and the stream.
+/// Maximum number of messages that wait between a push's task and its stream.
 const IN_FLIGHT: usize = 2;
-/// Number of times that a hand-over is repeated if its answer is lost.
+/// Maximum number of times that a hand-over is repeated after its answer was lost.
 const RETRIES: usize = 3;
-/// Number of receivers whose connections are kept.
+/// Maximum number of receivers whose connections are kept.
 const MAX_CONNECTIONS: usize = 64;
 
 /// Connections to receivers, opened on first use and again after a failure.
@@ -68,7 +68,7 @@ impl Connections {
         Ok(channel)
     }
 
-    /// Logs the transport to a receiver whenever it changes.
+    /// Logs the transport to a receiver whenever the transport changes.
     fn log_transport(&self, address: &str, transport: Transport) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(connection) = open.get_mut(address) else { return };
@@ -82,7 +82,7 @@ impl Connections {
 pub(super) struct Push {
     pub destination: pb::PlaneDestination,
     pub unit: Unit,
-    /// Number of pages of the whole prefill, or of rows of all embeddings.
+    /// Number of the request's units: pages of the whole prefill, or rows of all embeddings.
     pub count: usize,
     pub queue: Arc<Queue>,
     pub connections: Arc<Connections>,
@@ -92,15 +92,15 @@ pub(super) struct Push {
 /// Progress of a push.
 #[derive(Default)]
 struct Progress {
-    /// Time at which the first page could be sent.
+    /// Time at which the first unit could be sent.
     began: Option<Instant>,
-    /// Set once all pages are sent.
+    /// Set once all units and the hand-over are in the stream.
     summary: Option<ExportSummary>,
 }
 
 impl Push {
-    /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request has ended here
-    /// before.
+    /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request ends on this worker
+    /// before that.
     pub async fn run(self) -> Option<Result<(), TransferError>> {
         let mut progress = Progress::default();
         let mut outcome = self.attempt(&mut progress).await;
@@ -114,7 +114,8 @@ impl Push {
             Ok(Some(())) => {
                 if let Some(summary) = progress.summary {
                     let exposed = summary.since.elapsed();
-                    // All pages of a short prompt come after the prefill has ended.
+                    // Pages of a short prompt are staged only after the prefill has ended. The push then counts from
+                    // the prefill's end.
                     let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
                     self.tally.record_handover(pushing, exposed);
                 }
@@ -133,7 +134,7 @@ impl Push {
         Ok(PlaneTransferClient::new(channel).max_encoding_message_size(super::message_bytes(self.unit.bytes)))
     }
 
-    /// Pushes all units once. Returns `None` if the request has ended here.
+    /// Makes one attempt to push all units and the hand-over. Returns `None` if the request has ended on this worker.
     async fn attempt(&self, progress: &mut Progress) -> Result<Option<()>, TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
@@ -150,12 +151,12 @@ impl Push {
         self.await_receipt(call, &summary).await.map(Some)
     }
 
-    /// Repeats the hand-over alone, to a receiver that may have accepted it already.
+    /// Repeats the hand-over without the units. The receiver may have accepted the hand-over already.
     async fn resend_end(&self, summary: ExportSummary) -> Result<(), TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
         for piece in [self.manifest(), hand_over_piece(&summary)] {
-            // The channel has room for both.
+            // Ignored: the channel has room for both pieces.
             let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
         }
         drop(pieces);
@@ -180,7 +181,8 @@ impl Push {
         if same { Ok(()) } else { Err(TransferError::Refused(format!("unexpected receipt: {receipt:?}"))) }
     }
 
-    /// Sends all pages as they come, then the hand-over. Returns `None` if the request has ended here.
+    /// Sends the manifest, then the units as they are staged, then the hand-over. Returns `None` if the request has
+    /// ended on this worker.
     async fn send_all(
         &self,
         pieces: mpsc::Sender<pb::PlanePiece>,
@@ -250,8 +252,8 @@ impl Push {
         let (first, length) = (staged.run.first, staged.run.data.len());
         let offset = (first * self.unit.bytes) as u64;
         if !segment.holds(offset, length as u64) {
-            // The pages' size differs from the receiver's. The receiver refuses them, and the call's own error is
-            // clearer.
+            // The two workers differ in the size of a page, so the receiver refuses the push. The refusal arrives
+            // during this sleep and replaces the error below, which says less.
             tokio::time::sleep(self.lease()).await;
             return Err(TransferError::Lost("the receiver's segment has no room for these pages".to_owned()));
         }
@@ -288,7 +290,7 @@ impl Outlet {
     async fn send(&self, piece: Piece) -> Result<(), TransferError> {
         match timeout(self.lease, self.pieces.send(pb::PlanePiece { piece: Some(piece) })).await {
             Ok(Ok(())) => Ok(()),
-            // The call's own error, which follows, says why.
+            // The stream is closed. Waits for `attempt` to return the call's own error, which says why.
             Ok(Err(_)) => std::future::pending().await,
             Err(_) => {
                 Err(TransferError::Lost(format!("the receiver has taken nothing for {:?}", self.lease)))
@@ -308,7 +310,7 @@ fn hand_over_piece(summary: &ExportSummary) -> Piece {
     })
 }
 
-/// Tells a receiver that refuses from one that cannot be reached.
+/// Converts a receiver's status into an error: `Refused` if the receiver rejects what it was sent, else `Lost`.
 fn from_status(status: Status) -> TransferError {
     let message = format!("the receiver says: {}", status.message());
     match status.code() {

@@ -1,4 +1,4 @@
-//! Bounded staging of pages between the engine's thread and the tasks that push them.
+//! Bounded buffer of units between the engine's thread and the tasks that push the units.
 
 use std::{
     collections::VecDeque,
@@ -11,16 +11,16 @@ use std::{
 use tokio::sync::Notify;
 use tutti_engine::{ExportSummary, PageRun, Waker};
 
-/// Bytes that all requests may stage in sum. A larger page may be staged alone.
+/// Maximum bytes that all requests together may stage. A larger unit may be staged alone.
 pub(super) const STAGED_BYTES: usize = 64 << 20;
-/// Free bytes below which the engine may have to wait.
+/// If fewer bytes than this are free, the engine may have to wait.
 const ENOUGH_BYTES: usize = 16 << 20;
 
 /// Staging bytes that all requests share.
 pub(super) struct StagingBudget {
     bytes: usize,
     used: AtomicUsize,
-    /// Set if the engine has asked and may have found too little.
+    /// Set if the engine has asked for room and may have found too little.
     wanted: AtomicBool,
     freed: Notify,
 }
@@ -31,8 +31,9 @@ impl StagingBudget {
         Self { bytes, used: AtomicUsize::new(0), wanted: AtomicBool::new(false), freed: Notify::new() }
     }
 
-    /// Wakes the engine whenever bytes become free after it found too little. Never returns. It is a task of its own
-    /// because bytes are also freed inside the engine's own calls, which must not wake the engine.
+    /// Wakes the engine whenever bytes become free after the engine found too little room. Never returns. Runs as a
+    /// separate task, because bytes are also freed inside the methods of the [`Courier`](tutti_engine::Courier), which
+    /// must not wake the engine.
     pub async fn wake_when_freed(self: Arc<Self>, waker: Waker) {
         loop {
             self.freed.notified().await;
@@ -42,7 +43,7 @@ impl StagingBudget {
 
     /// Number of free bytes.
     pub fn left(&self) -> usize {
-        // Set before reading, so that bytes freed from here on wake the engine.
+        // `wanted` is set before `used` is read, so that bytes that are freed after the read wake the engine.
         self.wanted.store(true, Ordering::SeqCst);
         let left = self.bytes.saturating_sub(self.used.load(Ordering::SeqCst));
         if left >= ENOUGH_BYTES {
@@ -69,7 +70,7 @@ pub(super) enum Parcel {
     End(ExportSummary),
 }
 
-/// Pages that use the budget until they are dropped.
+/// A run of units whose bytes count against the budget until the run is dropped.
 pub(super) struct Staged {
     pub run: PageRun,
     budget: Arc<StagingBudget>,
@@ -84,7 +85,7 @@ impl Drop for Staged {
 /// Staged items of one request, in order.
 pub(super) struct Queue {
     budget: Arc<StagingBudget>,
-    /// `None` once the request has ended here.
+    /// `None` once the queue is closed.
     parcels: Mutex<Option<VecDeque<Parcel>>>,
     changed: Notify,
 }
@@ -103,14 +104,15 @@ impl Queue {
         self.put(Parcel::Pages(Staged { run, budget: Arc::clone(&self.budget) }));
     }
 
-    /// Queues the end of the request's pages. Nothing may follow.
+    /// Queues the end of the request's units. Nothing may be queued after it.
     pub fn put_end(&self, summary: ExportSummary) {
         self.put(Parcel::End(summary));
     }
 
     fn put(&self, parcel: Parcel) {
         let mut parcels = self.lock();
-        // A parcel after the end is dropped here, outside of the lock, and frees its bytes.
+        // If the queue is closed, the parcel is dropped below, after the lock is released. The drop frees the parcel's
+        // bytes.
         let late = match &mut *parcels {
             Some(parcels) => {
                 parcels.push_back(parcel);
@@ -123,14 +125,14 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// Ends the queue and drops its parcels.
+    /// Closes the queue and drops its parcels.
     pub fn close(&self) {
         let left = self.lock().take();
         drop(left);
         self.changed.notify_one();
     }
 
-    /// Waits for the next parcel. Returns `None` once the request has ended here. Only one task may call it.
+    /// Waits for the next parcel. Returns `None` once the queue is closed. Only one task may call this method.
     pub async fn next(&self) -> Option<Parcel> {
         loop {
             match self.lock().as_mut() {

@@ -45,8 +45,8 @@ impl Tally {
         count.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Counts a completed hand-over. `pushing` is the time since its first page could be sent, `exposed` the time since
-    /// its prefill ended.
+    /// Counts a completed transfer. `pushing` is the time since its first unit could be sent. `exposed` is the time
+    /// since the request's prefill or encoding ended.
     pub fn record_handover(&self, pushing: Duration, exposed: Duration) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
         self.pushing_us.fetch_add(pushing.as_micros() as u64, Ordering::Relaxed);

@@ -78,7 +78,7 @@ impl Worker {
         message.unwrap().message.unwrap()
     }
 
-    /// Launches a decode, and returns its offer once it holds its pages.
+    /// Launches a decode, waits until the decode holds its pages, and returns the worker's `Reserved` message.
     async fn reserve(&mut self, request: u64, lease_ms: u32) -> pb::Reserved {
         let receive = pb::PlaneReservation { secret: SECRET.into(), lease_ms };
         let key = Some(key(request, 1).into());

@@ -32,7 +32,7 @@ fn message() -> pb::LaunchGraph {
     }
 }
 
-/// The field that the error names after `change`.
+/// Field that the error names if `change` is applied to a valid spec.
 fn fault(change: impl FnOnce(&mut pb::RequestSpec)) -> String {
     let mut message = message();
     change(message.spec.as_mut().unwrap());

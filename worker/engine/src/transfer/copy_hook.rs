@@ -1,7 +1,7 @@
 //! Page copies inside a step, so that a transfer waits for a layer and not for a whole step.
 //!
-//! The device's thread runs them in the [hook](tutti_models::StepHook) between layers. A step gives up a bounded share
-//! of its time.
+//! The device's thread runs the copies in the [hook](tutti_models::StepHook) between layers. Copies take a bounded
+//! share of a step's time.
 
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use tutti_models::{Model, PausedPages, StepHook};
 
 use crate::overlap::Shared;
 
-/// Bytes per second that are copied at the expense of steps: about a tenth of one thread's memory bandwidth.
+/// Bytes per second that are copied while a step is paused: about a tenth of one thread's memory bandwidth.
 const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 /// Lock-free hints to the device's thread about page copies.
@@ -24,7 +24,7 @@ const COPY_BYTES_PER_SECOND: f64 = 400e6;
 pub(crate) struct CopyHints {
     /// True if there may be pages to copy or imports to finish now.
     pub due: AtomicBool,
-    /// True if there may be some before the next step ends.
+    /// True if there may be pages to copy or imports to finish before the next step ends.
     pub expected: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl PausedPages for IdleModel<'_> {
 /// Runs page copies between the layers of a model's steps.
 pub(crate) struct CopyHook {
     shared: Arc<Shared>,
-    /// Bytes that may be copied now; negative after a copy of more.
+    /// Number of bytes that may be copied now; negative after a batch that was larger than the credit.
     credit: f64,
     /// Time at which `credit` was last updated.
     updated: Instant,
@@ -75,7 +75,7 @@ impl StepHook for CopyHook {
         }
         self.earn_credit();
         while self.credit > 0.0 {
-            // Cleared before the copies are taken, so that a later wake-up is seen in the next pause.
+            // `due` is cleared before the copies are taken, so that a later wake-up is seen in the next pause.
             self.shared.hints.due.store(false, Ordering::Release);
             let mut copies = self.shared.lock().core.start_copies();
             if copies.is_empty() {
@@ -84,7 +84,7 @@ impl StepHook for CopyHook {
             self.credit -= copies.bytes() as f64;
             copies.run(pages)?;
             self.shared.lock().core.finish_copies(copies);
-            // More than one batch of copies may be due.
+            // A further batch of copies may be due.
             self.shared.hints.due.store(true, Ordering::Release);
         }
         Ok(())

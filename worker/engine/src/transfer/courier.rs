@@ -6,22 +6,25 @@ use tutti_proto::GraphKey;
 use tutti_runtime::Error;
 use tutti_scheduler::{OutputToken, TransferError};
 
-/// Carries planes between an engine and other workers. No call blocks. The courier announces later events through the
-/// engine's [`Waker`](crate::Waker).
+/// Carries pages and embeddings between an engine and other workers. No method blocks, and no method may call
+/// [`Waker::wake`](crate::Waker::wake), which takes a lock that the engine holds during the call. The courier's own
+/// tasks wake the engine when an event has occurred.
 pub trait Courier: Send {
-    /// Bytes of pages that the courier accepts now. After it had none, it wakes the engine when it has some.
+    /// Number of bytes that the courier accepts now. If the room was too small, the courier wakes the engine when room
+    /// becomes free.
     fn room(&self) -> usize;
-    /// Sends pages or rows of a request. Their content is final.
+    /// Sends a run of a request's pages or embedding rows. The content of the run is final.
     fn send(&mut self, run: PageRun);
-    /// Ends the pages of a request that continues elsewhere. All of them have been sent.
+    /// Announces that a request continues on another worker. All of its pages or embedding rows have been passed to
+    /// [`send`](Self::send).
     fn export(&mut self, key: GraphKey, summary: ExportSummary);
-    /// Announces that `count` pages or rows of embeddings are reserved for another worker to fill. The first `known`
-    /// units are already valid here and must not be sent.
+    /// Announces that room for `count` pages or embedding rows is reserved for another worker to fill. The first
+    /// `known` pages or rows are already valid here and must not be sent.
     fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize);
-    /// Announces that the request has ended here. Nothing more of it is sent or received. The courier may never have
-    /// heard of the request.
+    /// Announces that the request has ended here. No more data of the request is sent or received. The request may be
+    /// unknown to the courier.
     fn ended(&mut self, key: GraphKey);
-    /// Takes the next arrival from other workers, in order.
+    /// Takes the next arrival from other workers, in order of arrival; `None` if there is none now.
     fn take(&mut self) -> Option<Arrival>;
 }
 
@@ -30,31 +33,33 @@ pub trait Courier: Send {
 pub enum Cargo {
     /// Pages of a request's planes in the layout of [`PageLayout`](tutti_models::PageLayout).
     Pages,
-    /// Embeddings of a request's media: one row per token, in little-endian f32.
+    /// Embeddings of a request's media: one embedding row per media token, in little-endian f32.
     Embeddings,
 }
 
-/// Consecutive pages or rows of embeddings of a request.
+/// Consecutive pages, or consecutive embedding rows, of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRun {
     /// The request's graph.
     pub key: GraphKey,
-    /// Index of the first page or row within the request.
+    /// Index of the first page or embedding row within the request.
     pub first: usize,
-    /// Bytes of one or more whole pages or rows.
+    /// Bytes of one or more whole pages or embedding rows.
     pub data: Vec<u8>,
 }
 
 /// End of a prefill or of an encoder's work, as the exporting engine reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportSummary {
-    /// Token sampled after the prefill; the planes do not hold its keys and values. `None` for embeddings.
+    /// Token sampled at the end of the prefill. The pages do not hold this token's keys and values. `None` for
+    /// embeddings.
     pub first: Option<OutputToken>,
-    /// Number of tokens whose planes or embeddings were sent.
+    /// Number of tokens whose keys and values, or embeddings, the other worker now has.
     pub computed: usize,
-    /// Number of pages or rows of embeddings that those tokens take.
+    /// Number of pages or embedding rows that the `computed` tokens take.
     pub pages: usize,
-    /// Commit time of the last row. The part of the transfer after it is not hidden behind computation.
+    /// Time at which the last step of the prefill or encoding was committed. The part of the transfer after this time
+    /// is not hidden behind computation.
     pub since: Instant,
 }
 
@@ -62,21 +67,21 @@ pub struct ExportSummary {
 pub struct ImportRequest {
     /// The request's graph here.
     pub key: GraphKey,
-    /// Token sampled after the prefill. `None` for embeddings.
+    /// Token sampled at the end of the prefill. `None` for embeddings.
     pub first: Option<OutputToken>,
-    /// Number of tokens before it.
+    /// Number of tokens that the sender has computed, not counting `first`.
     pub computed: usize,
-    /// Number of pages or rows that the sender has sent.
+    /// Number of pages or embedding rows that the `computed` tokens take, as the sender states it.
     pub pages: usize,
-    /// Receives the outcome for the sender. After an error, nothing has changed here.
+    /// Called with the outcome, which goes to the sender. After an error, nothing has changed here.
     pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
 }
 
 /// An event from another worker.
 pub enum Arrival {
-    /// Pages or rows for a request that has reserved room for them.
+    /// Pages or embedding rows for a request that has reserved room for them.
     Pages(PageRun),
-    /// A request continues here. All of its pages or rows have arrived before.
+    /// A request continues here. All of its pages or embedding rows have arrived before this event.
     Import(ImportRequest),
     /// The other worker has accepted an exported request.
     Accepted(GraphKey),

@@ -1,8 +1,8 @@
-//! Embeddings of media on their way from the engine that encodes them to the engine that prefills. Both may be the
-//! same.
+//! Transfer of media embeddings from the engine that encodes the media to the engine that prefills. Both may be the
+//! same engine.
 //!
-//! Embeddings are never copied on the device. An encoder's rows reach the host with its step, and reach the device as
-//! inputs of prefill steps.
+//! Embeddings need no page copies: an encoder's step returns embeddings to the host, and a prefill step takes them as
+//! inputs. A row, here, is the embedding of one token.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,10 +14,11 @@ use tutti_runtime::{Error, ErrorKind};
 
 use super::courier::{Cargo, Courier, ExportSummary, ImportRequest, PageRun};
 
-/// Bytes per run of rows, unless one row is larger.
+/// Maximum bytes per run of embedding rows, unless one row is larger.
 const RUN_BYTES: usize = 1 << 20;
-/// Bytes of embeddings that requests may hold here, from their reservation until the request ends. One request may hold
-/// more if no other holds any. Further requests wait, and nothing is encoded for them yet.
+/// Maximum bytes of embeddings that requests may hold here. A request holds its bytes from the reservation until the
+/// request ends. One request may hold more if no other request holds bytes. Further requests wait, and nothing is
+/// encoded for them yet.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 #[derive(Default)]
@@ -27,19 +28,19 @@ pub(super) struct EmbeddingTransfers {
     outgoing: BTreeMap<GraphKey, Outgoing>,
     /// Requests that are prefilled here and have room for their embeddings.
     incoming: BTreeMap<GraphKey, Incoming>,
-    /// Requests that wait for room, in order of arrival, with their numbers of rows.
+    /// Requests that wait for room, in order of arrival, with their numbers of embedding rows.
     queue: VecDeque<(GraphKey, usize)>,
     /// Bytes that `incoming` holds.
     held: usize,
 }
 
 struct Outgoing {
-    /// Number of rows of all the request's items.
+    /// Number of embedding rows of all the request's items.
     rows: usize,
     encoded: usize,
-    /// Encoded rows that the courier had no room for.
+    /// Encoded rows that are not sent yet.
     unsent: VecDeque<PageRun>,
-    /// Commit time of the last row.
+    /// Time at which the most recently encoded rows were committed.
     since: Instant,
     /// True while the scheduler holds the request back.
     held_back: bool,
@@ -53,7 +54,7 @@ struct Incoming {
 
 struct Filling {
     data: Vec<u8>,
-    /// True for each row that has arrived.
+    /// True for each embedding row that has arrived.
     written: Vec<bool>,
 }
 
@@ -62,13 +63,13 @@ impl EmbeddingTransfers {
         Self { row_bytes: width * size_of::<f32>(), ..Self::default() }
     }
 
-    /// Registers an encoder's graph whose items have `rows` rows.
+    /// Registers an encoder's graph whose items have `rows` embedding rows in sum.
     pub fn will_send(&mut self, key: GraphKey, rows: usize) {
         let (unsent, since) = (VecDeque::new(), Instant::now());
         self.outgoing.insert(key, Outgoing { rows, encoded: 0, unsent, since, held_back: false });
     }
 
-    /// Registers a request that waits for `rows` rows.
+    /// Registers a request that waits for `rows` embedding rows.
     pub fn will_receive(&mut self, key: GraphKey, rows: usize, courier: &mut dyn Courier) {
         self.queue.push_back((key, rows));
         self.grant(courier);
@@ -88,7 +89,7 @@ impl EmbeddingTransfers {
         }
     }
 
-    /// Removes a request that has ended here, on either side.
+    /// Removes a request that has ended here, whether its media were encoded here or awaited here.
     pub fn ended(&mut self, key: GraphKey, courier: &mut dyn Courier) {
         self.outgoing.remove(&key);
         self.queue.retain(|(waiting, _)| *waiting != key);
@@ -98,7 +99,7 @@ impl EmbeddingTransfers {
         self.grant(courier);
     }
 
-    /// Queues the encoded rows from `first` on.
+    /// Queues the encoded rows in `values` to be sent. `first` is the index of their first row within the request.
     pub fn encoded(&mut self, key: GraphKey, first: usize, values: &[f32]) {
         let Some(outgoing) = self.outgoing.get_mut(&key) else { return };
         let at_once = (RUN_BYTES / self.row_bytes).max(1);
@@ -110,8 +111,8 @@ impl EmbeddingTransfers {
         outgoing.since = Instant::now();
     }
 
-    /// Sends as many rows as the courier has room for. Calls `hold_back` for requests with more. Returns the requests
-    /// that are sent completely.
+    /// Sends as many embedding rows as the courier has room for. Calls `hold_back` for a request that begins or ceases
+    /// to have unsent rows. Returns the requests whose rows have all been sent.
     pub fn send(
         &mut self,
         courier: &mut dyn Courier,
@@ -136,10 +137,11 @@ impl EmbeddingTransfers {
         sent
     }
 
-    /// Stores rows of a request that waits for them. Returns rows of any other request.
+    /// Stores a run of embedding rows for a request that waits for embeddings. Returns the run if it belongs to no such
+    /// request.
     pub fn fill(&mut self, run: PageRun) -> Option<PageRun> {
         let Some(incoming) = self.incoming.get_mut(&run.key) else { return Some(run) };
-        // The embeddings were taken before: a repeated run is dropped.
+        // If the embeddings have been taken already, the run is a repetition and is dropped.
         let filling = incoming.filling.as_mut()?;
         let (at, rows) = (run.first * self.row_bytes, run.data.len() / self.row_bytes);
         if let Some(slot) = filling.data.get_mut(at..at + run.data.len()) {
@@ -154,8 +156,8 @@ impl EmbeddingTransfers {
         self.incoming.contains_key(&key)
     }
 
-    /// Takes a request's embeddings if all rows have arrived and the sender counts as many. On an error nothing
-    /// changes.
+    /// Takes a request's embeddings if all rows have arrived and the sender states the same number of rows. On an
+    /// error, nothing changes.
     pub fn take(&mut self, request: &ImportRequest) -> Result<Vec<f32>, Error> {
         let ImportRequest { key, first, computed, pages, .. } = *request;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);

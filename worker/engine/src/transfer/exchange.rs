@@ -1,11 +1,11 @@
 //! Transfer of pages between this engine and others: decides which pages are copied, and which requests leave or
 //! arrive.
 //!
-//! The core decides under its lock, between steps or in a step's [pauses](super::copy_hook). The device's thread runs
-//! the copies ([`PageCopies`]) right after. Only plans free pages, and the same thread makes them, so no page changes
-//! owners between decision and copy. A pause copies no page that the step's rows use: only pages that were complete
-//! before the step, and pages that a request waits for. Each batch of copies is bounded, so that a decode waits for one
-//! batch at most.
+//! The engine core decides the copies under its lock, between two steps or in a step's [pauses](super::copy_hook). The
+//! device's thread then runs the copies ([`PageCopies`]). Only planning frees pages, and the device's thread does the
+//! planning as well, so no page changes owners between the decision and the copy. A pause copies no page that the
+//! step's rows use. It copies only pages that were complete before the step, and pages of requests that wait for their
+//! pages. Each batch of copies is bounded, so that a decode waits for at most one batch.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{batch::RowResult, report};
 
-/// Bytes per direction that one batch copies.
+/// Limit on the bytes that one batch copies in each direction.
 const BATCH_BYTES: usize = 8 << 20;
 
 pub(crate) struct Exchange {
@@ -36,7 +36,7 @@ pub(crate) struct Exchange {
     outgoing: BTreeMap<GraphKey, Outgoing>,
     /// Requests that are prefilled elsewhere and decoded here.
     incoming: BTreeMap<GraphKey, Incoming>,
-    /// Runs of pages to write, in order of arrival.
+    /// Runs of received pages to write to the device, in order of arrival.
     to_write: VecDeque<PageRun>,
     /// Bytes in `to_write`.
     unwritten: usize,
@@ -50,11 +50,12 @@ pub(crate) struct Exchange {
 #[derive(Default)]
 struct Outgoing {
     table: Arc<[scheduler::PageId]>,
-    /// Number of tokens whose planes are in the pages.
+    /// Number of tokens whose keys and values are in the pages of `table`.
     computed: usize,
-    /// Number of pages that the courier has, or that the other worker had before.
+    /// Number of leading pages that need no further copy: they are copied for the courier, or the other worker already
+    /// has them.
     sent: usize,
-    /// First sampled token and its time; `None` until the prefill is done.
+    /// First sampled token and the time of its commit; `None` until the prefill is done.
     first: Option<(OutputToken, Instant)>,
     /// True while the scheduler holds the request back.
     held_back: bool,
@@ -62,7 +63,8 @@ struct Outgoing {
 
 struct Incoming {
     pages: Arc<[scheduler::PageId]>,
-    /// Index of the first page that is the request's own. Pages before it are shared and valid, and are never written.
+    /// Index of the first page that belongs to this request alone. The pages before this index are shared and valid,
+    /// and are never written.
     first_own: usize,
     /// True for each page whose content is valid.
     written: Vec<bool>,
@@ -84,7 +86,7 @@ impl Exchange {
         Self {
             courier,
             page_tokens: layout.page_tokens,
-            // A model without pages never sends any; 1 avoids a division by zero.
+            // A model without pages sends no pages; 1 avoids a division by zero.
             page_bytes: layout.page_bytes().max(1),
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
@@ -106,15 +108,15 @@ impl Exchange {
         !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
-    /// Registers a request of `tokens` tokens that is prefilled for another worker. That worker has its first
-    /// `known_elsewhere` pages.
+    /// Registers a request of `tokens` tokens that is prefilled for another worker. That worker already has the
+    /// request's first `known_elsewhere` pages.
     pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
-        // The last page is always sent.
+        // The last page is sent even if the other worker has it.
         let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
         self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
     }
 
-    /// Registers a request whose media, `tokens` tokens of them, are encoded here.
+    /// Registers a request whose media are encoded here. The media take `tokens` tokens in sum.
     pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
         self.embeddings.will_send(key, tokens);
     }
@@ -124,7 +126,7 @@ impl Exchange {
         self.embeddings.will_receive(key, tokens, &mut *self.courier);
     }
 
-    /// Registers a request that holds the pages another worker fills.
+    /// Registers a request that holds reserved pages for another worker to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
         let Reserved { key, pages, known, .. } = reserved;
         self.courier.reserved(key, Cargo::Pages, pages.len(), known);
@@ -171,7 +173,7 @@ impl Exchange {
         }
     }
 
-    /// Takes the arrivals from other workers. `events` receives the completions that follow, and the requests that
+    /// Takes the arrivals from other workers. `events` receives the resulting completions, and the requests that
     /// continue here.
     pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
         while self.unwritten < BATCH_BYTES
@@ -179,7 +181,7 @@ impl Exchange {
         {
             match arrival {
                 Arrival::Pages(run) => {
-                    // Nothing waits for a run that is dropped here.
+                    // A run is dropped if no request waits for it, or if it would overwrite shared pages.
                     if let Some(run) = self.embeddings.fill(run).filter(|run| self.may_write(run)) {
                         self.unwritten += run.data.len();
                         self.to_write.push_back(run);
@@ -264,8 +266,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Decides the page copies to run now. Holds back requests that compute faster than their pages leave. Embeddings
-    /// need no copy and are sent at once.
+    /// Decides the page copies to run now. Holds back requests whose pages are computed faster than they are sent.
+    /// Embeddings need no copy, so this method sends them.
     pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
         let mut copies = PageCopies::default();
         let encoded =
@@ -295,7 +297,7 @@ impl Exchange {
             && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
         {
             self.unwritten -= data.len();
-            // The request may have ended; its pages are then no longer its own.
+            // The request may have ended since the run arrived. Its pages may then belong to another request.
             let Some(incoming) = self.incoming.get(&key) else { continue };
             let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
                 continue;
@@ -335,7 +337,8 @@ impl Exchange {
         self.finish_imports(scheduler, events);
     }
 
-    /// Exports a request whose pages the courier has. Its ending is reported once the other worker accepts it.
+    /// Exports a request whose pages or embeddings have all been given to the courier. The request's ending is reported
+    /// once the other worker accepts the request.
     fn export(
         &mut self,
         key: GraphKey,
@@ -343,7 +346,7 @@ impl Exchange {
         scheduler: &mut Scheduler,
         events: &mut TransferEvents,
     ) {
-        // `None` if it was cancelled meanwhile; its ending is then reported elsewhere.
+        // `None` if the request was cancelled meanwhile; the scheduler then reports its ending.
         if let Some(ending) = scheduler.complete_export(key) {
             self.courier.export(key, summary);
             self.unacknowledged.insert(key, ending);
@@ -357,10 +360,10 @@ impl Exchange {
 #[derive(Default)]
 pub(crate) struct TransferEvents {
     pub completions: Vec<pb::Completion>,
-    /// Requests that continue here, with their first tokens.
+    /// Requests that continue here, each with the token that was sampled at the end of its prefill.
     pub imported: Vec<(GraphKey, u32)>,
     /// Requests whose media have arrived, with their embeddings.
     pub embedded: Vec<(GraphKey, Vec<f32>)>,
-    /// Requests that have left this engine; their completions follow.
+    /// Requests that have left this engine. Their completions come once the other workers have accepted the requests.
     pub exported: Vec<GraphKey>,
 }

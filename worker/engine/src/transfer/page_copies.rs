@@ -5,7 +5,7 @@ use tutti_models::PausedPages;
 use tutti_proto::GraphKey;
 use tutti_scheduler as scheduler;
 
-/// Page copies that the device's thread runs between steps or in a pause of one.
+/// Page copies that the device's thread runs between two steps or in a pause of a step.
 #[derive(Default)]
 pub(crate) struct PageCopies {
     pub(super) reads: Vec<(Pages, Vec<u8>)>,

@@ -1,4 +1,4 @@
-//! Embeddings on their way from the encoding worker to the prefilling one.
+//! Tests of embeddings that go from the encoding worker to the prefilling worker.
 
 use super::*;
 
@@ -51,7 +51,7 @@ impl Worker {
     }
 }
 
-/// Tokens of a request whose worker encodes for itself.
+/// Output tokens of a request that is encoded and prefilled on the same worker.
 async fn by_itself(request: u64) -> Vec<u32> {
     let mut worker = worker(None);
     let reserved = worker.reserve_embeddings(request, 60_000).await;

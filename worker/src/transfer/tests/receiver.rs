@@ -123,7 +123,7 @@ async fn missing_misplaced_or_wrongly_sized_pages_are_an_error() {
     assert_eq!(code(sender.push(broken).await), Code::InvalidArgument);
     let empty = vec![Piece::HandOver(pb::HandOver { first: None, ..hand_over_message(5) })];
     assert_eq!(code(sender.push(empty).await), Code::InvalidArgument);
-    // The correct pages among all of those were kept.
+    // The correct pages of the failed pushes were kept, so that only page 3 is missing.
     sender.push(vec![pages(3, 1), hand_over_piece()]).await.unwrap();
     assert_eq!(to.ends().await.0.len(), 11);
 }

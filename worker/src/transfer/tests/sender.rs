@@ -14,7 +14,7 @@ use super::*;
 
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Behaviour of a receiver on one call. The last one in a list repeats.
+/// Behaviour of a receiver in one call. The last behaviour of a list repeats.
 #[derive(Clone, Copy)]
 enum Act {
     /// Reads nothing.
@@ -25,7 +25,7 @@ enum Act {
     Acknowledges(u32),
 }
 
-/// Pieces that the receiver got, by call.
+/// Pieces that the receiver got in each call.
 type Heard = Arc<Mutex<Vec<Vec<Piece>>>>;
 
 struct Fake {
@@ -70,7 +70,7 @@ struct Bench {
     push: Push,
 }
 
-/// A push to a receiver with this behaviour. With no behaviour given, nothing listens on the port.
+/// Creates a push to a receiver that behaves as `acts` says. If `acts` is empty, nothing listens on the port.
 async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
