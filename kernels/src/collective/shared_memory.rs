@@ -264,8 +264,8 @@ impl SharedMemory {
         for rank in (0..group_rank.world_size).filter(|&rank| rank != group_rank.rank) {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
             let share = share(rank);
-            // SAFETY: the rank has published this share with its second number, and does not write to it before its
-            // next number.
+            // SAFETY: the rank has published its share with its second number, and does not write to the share again
+            // before the calling rank publishes its next number.
             let theirs = unsafe { self.map.read_floats(rank, slot, share.start, share.len()) };
             tile[share].copy_from_slice(theirs);
         }

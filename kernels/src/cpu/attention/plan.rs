@@ -14,7 +14,7 @@ use crate::cpu::step::Step;
 pub(super) const MOST_PARTIALS: usize = 1 << 20;
 /// A tile is split into ranges if its cost is more than `1 / SHARES` of a thread's average work.
 const SHARES: usize = 4;
-/// Minimum number of pieces per thread. With fewer pieces, each piece takes fewer kv heads, which makes more pieces.
+/// Minimum number of pieces per thread. If there would be fewer pieces, each piece takes fewer kv heads.
 const PIECES: usize = 2;
 
 /// Consecutive tokens of one row.

@@ -105,8 +105,8 @@ impl Op for Top<'_> {
         for (index, chunk) in logits.chunks(LANES).enumerate() {
             let full = top.len() == count;
             let last = if full { top[count - 1].1 } else { f32::NEG_INFINITY };
-            // Equal logits are ordered by ascending id. Once the list is full, a later logit therefore enters it only
-            // if it is larger than the last.
+            // Equal logits are ordered by ascending id. Once the list is full, a later logit therefore enters the list
+            // only if it is larger than the list's last logit.
             if full && s.largest(s.load_some(chunk, f32::NEG_INFINITY)) <= last {
                 continue;
             }

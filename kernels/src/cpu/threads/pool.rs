@@ -164,8 +164,8 @@ impl ThreadPool {
         let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
         unsafe { *self.common.job.get() = Some(Job(task)) };
-        // One share per task at most, for the threads that are woken below. Other threads that are awake may take tasks
-        // from these shares.
+        // Only the caller and the threads that are woken below get a share: at most one thread per task. Other threads
+        // that are awake may take tasks from these shares.
         let sharing = tasks.min(self.threads());
         for (thread, share) in self.common.shares.iter().enumerate() {
             let first = |thread: usize| tasks * thread.min(sharing) / sharing;
