@@ -1,4 +1,4 @@
-//! Operations on single tokens: embedding, norms, the gated activation, rotary angles, gathering of rows.
+//! Operations on single tokens: embedding, addition, rotary angles, norms and the gated activation.
 
 use crate::cpu::memory::Shared;
 use crate::cpu::memory::format::{Format, STEP, with_format};

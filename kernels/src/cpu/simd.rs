@@ -263,7 +263,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         unsafe { self.load(lanes.as_ptr()) }
     }
 
-    /// Stores the first lanes of `x`, as many as `to` has room for, at most sixteen.
+    /// Stores the first lanes of `x`, up to the length of `to` or all sixteen.
     #[inline(always)]
     fn store_some(self, to: &mut [f32], x: Self::F) {
         if to.len() >= LANES {

@@ -35,8 +35,8 @@ impl CpuDevice {
         }
     }
 
-    /// Calls `f` for each entry of `rows`, in parallel, with the row of logits at the entry's index. Appends the results
-    /// to `out` in order.
+    /// Calls `f` for each entry of `rows`, in parallel, with the row of logits at the entry's index. Appends the
+    /// results to `out` in order.
     pub(super) fn each_logit_row<R, T>(
         &mut self,
         logits: &Tensor,
