@@ -1,8 +1,8 @@
 //! Collective operations of the ranks of a TP group.
 //!
-//! [`Collective`] is the seam: models call their device for a sum over ranks, and the device calls its group. Ranks on one machine
-//! use shared memory ([`SharedMemory`]), and ranks on several machines use TCP ([`Tcp`]). A group of GPUs will use its library's
-//! collectives, which its device enqueues.
+//! [`Collective`] is the seam: models call their device for a sum over ranks, and the device calls its group. Ranks on
+//! one machine use shared memory ([`SharedMemory`]), and ranks on several machines use TCP ([`Tcp`]). A group of GPUs
+//! will use the collectives of the GPUs' library, which the device enqueues.
 //!
 //! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, for every transport and
 //! order of arrival: for a given number of ranks, every run gives the same bits. Each call has a deadline. When it passes, the call
@@ -44,7 +44,7 @@ impl GroupRank {
 /// The limit on the wait for a broadcast to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// The deadline of every collective.
+    /// The deadline that applies to every other collective too.
     Deadline,
     /// No limit: rank 0 may be idle for hours.
     Forever,
@@ -58,10 +58,11 @@ pub trait Collective: Send {
     fn transport(&self) -> &'static str;
     /// Replaces every rank's `data` with the elementwise sum of all ranks' `data`, in the order of ranks.
     fn all_reduce(&mut self, data: &mut [f32]) -> Result<(), CollectiveError>;
-    /// Concatenates all ranks' `part`, which are equally long, in the order of ranks, into `out` at rank 0. Only rank 0 passes an
-    /// `out`.
+    /// Concatenates all ranks' `part` in the order of ranks, into `out` at rank 0. All parts have the same length. Only
+    /// rank 0 passes an `out`.
     fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError>;
-    /// Replaces every rank's `out` with the concatenation of all ranks' `part`, which are equally long, in the order of ranks.
+    /// Replaces every rank's `out` with the concatenation of all ranks' `part` in the order of ranks. All parts have
+    /// the same length.
     fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError>;
     /// Replaces every rank's `message` with rank 0's.
     fn broadcast(&mut self, message: &mut Vec<u8>, patience: Patience) -> Result<(), CollectiveError>;
@@ -114,12 +115,12 @@ pub enum CollectiveError {
 
 impl From<CollectiveError> for DeviceError {
     fn from(error: CollectiveError) -> Self {
-        // The state of other ranks is unknown.
+        // The error leaves the state of the other ranks unknown, so the device is unusable.
         Self::Lost(error.to_string())
     }
 }
 
-/// The kind of a collective. Ranks compare it to detect different calls.
+/// The kind of a collective. Ranks compare their kinds to detect that they made different calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {

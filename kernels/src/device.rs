@@ -62,7 +62,7 @@ impl KvShape {
     }
 }
 
-/// The heads of one attention layer. A fused `qkv` row is `[q heads | k heads | v heads] × head_dim`.
+/// The heads of one attention layer. A token's fused `qkv` is `[q heads | k heads | v heads] × head_dim`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Number of query heads, a multiple of `kv_heads`.
@@ -71,21 +71,21 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Factor of q·k.
+    /// Factor by which q·k is multiplied.
     pub scale: f32,
     /// Number of keys that a query sees, including its own; `None` if it sees all keys up to its own.
     pub window: Option<usize>,
 }
 
-/// An RMS norm over the width of a row: `x / sqrt(mean(x²) + eps) * weight`.
+/// An RMS norm of each row of a tensor: `x / sqrt(mean(x²) + eps) * weight`.
 pub struct Norm<'a, V> {
-    /// Weight, as wide as the row.
+    /// Weights, one per element of a row.
     pub weight: &'a V,
     /// Value added to the mean square.
     pub eps: f32,
 }
 
-/// RMS norms of each head of q and k before rotation (Qwen3).
+/// RMS norms that are applied to each head of q and k before rotation (Qwen3).
 pub struct HeadNorms<'a, V> {
     /// Weight for every query head, `[head_dim]`.
     pub q: &'a V,
@@ -100,7 +100,7 @@ pub struct HeadNorms<'a, V> {
 pub struct RopeFrequencies {
     /// Inverse frequencies, `[head_dim / 2]`.
     pub inverse: Vec<f32>,
-    /// Factor of cosine and sine (YaRN's attention factor); 1 without YaRN.
+    /// Factor by which cosine and sine are multiplied (YaRN's attention factor); 1 without YaRN.
     pub scale: f32,
 }
 
@@ -118,8 +118,8 @@ pub enum DeviceError {
     /// A shape that this device cannot run.
     #[error("unsupported on this device: {0}")]
     Unsupported(String),
-    /// A call that violates the contract of [`Device`]: operands of different shapes, an index out of range, a page that two
-    /// rows write to. The device remains usable.
+    /// A call that violates the contract of [`Device`]: operands of different shapes, an index out of range, a page
+    /// that two requests write to. The device remains usable.
     #[error("misuse of the device: {0}")]
     Misuse(String),
     /// The device failed, or computed a NaN or infinity.
@@ -129,10 +129,12 @@ pub enum DeviceError {
 
 /// Operations of one device, enqueued in order.
 ///
-/// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`. An operation works on its first rows, as many as the step
-/// has tokens (or, after [`Device::keep_logit_rows`], as many as it has logit rows). No memory is allocated inside a step.
+/// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`. Inside a step, an operation works on the
+/// tensor's first rows: one row per token of the step or, after [`Device::keep_logit_rows`], one per logit row. No
+/// memory is allocated inside a step.
 ///
-/// Results do not depend on a row's batch-mates: the order of every reduction depends only on shapes and absolute positions.
+/// A request's results do not depend on the other requests in the step: the order of every reduction depends only on
+/// shapes and absolute positions.
 pub trait Device: Send + Sized + 'static {
     /// A weight matrix in the device's own layout, `y = x · Wᵀ`.
     type Matrix: Send;
@@ -145,12 +147,14 @@ pub trait Device: Send + Sized + 'static {
 
     /// One line for logs: the device, its instruction path, its threads.
     fn describe(&self) -> String;
-    /// The device's rank in its TP group. Every rank calls the collective operations, in the same order, with tensors of
-    /// the same number of live rows. A rank that misses one makes the device lost for all.
+    /// The device's rank in its TP group. Every rank calls the collective operations, in the same order, with tensors
+    /// that have the same number of live rows (rows that hold values). If one rank omits a call, all ranks lose their
+    /// device.
     fn group_rank(&self) -> GroupRank;
 
-    /// Loads a matrix whose rows are the rows of `matrices`, one matrix after the other (fused q, k and v). All matrices have the
-    /// same number of columns and the same type. No memory of that size is allocated apart from the device's copy.
+    /// Loads a matrix whose rows are the rows of `matrices`, one matrix after the other (fused q, k and v). All
+    /// matrices have the same number of columns and the same type. Apart from the device's copy, no memory of the
+    /// matrix's size is allocated.
     fn matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -168,14 +172,15 @@ pub trait Device: Send + Sized + 'static {
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
     /// Allocates an activation buffer.
     fn tensor(&mut self, rows: usize, width: usize) -> Result<Self::Tensor, DeviceError>;
-    /// Size in bytes of the memory that steps use: all tensors, and the scratch memory of operations. It is known after the tensors
-    /// are made and one step has run.
+    /// Size in bytes of the memory that steps use: all tensors, and the scratch memory of operations. The size is final
+    /// once all tensors are allocated and one step has run.
     fn step_bytes(&self) -> u64;
-    /// Allocates a pool of KV pages. Their contents are undefined until they are written.
+    /// Allocates a pool of KV pages. The contents of a page are undefined until the page is written.
     fn kv_pool(&mut self, shape: KvShape) -> Result<Self::KvPool, DeviceError>;
     /// Name of the layout of keys and values within a page. Devices with the same name and shape can exchange pages.
     fn kv_format(&self) -> &'static str;
-    /// Appends the bytes of pages in the device's layout: page by page, layer by layer, head by head. Waits for the device.
+    /// Appends the bytes of `pages` to `out`, in the device's layout: page by page, layer by layer, head by head. Waits
+    /// for the device.
     fn read_pages(
         &mut self,
         kv: &Self::KvPool,
@@ -193,9 +198,11 @@ pub trait Device: Send + Sized + 'static {
     /// Copies the step's inputs into the device's fixed buffers. Later operations belong to this step.
     fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
 
-    /// Replaces `out` with rows from the host, `[values / width, width]`: the input of an encoder, which runs outside of a step.
+    /// Replaces the contents of `out` with `values` from the host, as `[values.len() / width, width]`. Used for the
+    /// input of an encoder, which runs outside of a step.
     fn upload(&mut self, values: &[f32], out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// Overwrites rows of `out` from `first` on with rows from the host: embeddings of media tokens.
+    /// Overwrites the rows of `out` from row `first` on with `values` from the host. Used for embeddings of media
+    /// tokens.
     fn overwrite_rows(
         &mut self,
         out: &mut Self::Tensor,
@@ -207,8 +214,9 @@ pub trait Device: Send + Sized + 'static {
 
     /// Computes `out[t] = table[token_ids[t]]`.
     fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// [`embed`](Self::embed) with a shard that holds the rows from `first` on of a table of `vocabulary` rows. The result is zeros
-    /// for ids of other shards, so that the sum over ranks is the result of the whole table.
+    /// [`embed`](Self::embed) with one shard of a table of `vocabulary` rows: `table` holds the whole table's rows from
+    /// `first` on. For a token id of another shard, the result is zeros. The sum of all ranks' results therefore equals
+    /// the result with the whole table.
     fn embed_shard(
         &mut self,
         table: &Self::Matrix,
@@ -250,9 +258,10 @@ pub trait Device: Send + Sized + 'static {
         bias: Option<&Self::Vector>,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
-    /// Replaces `x` with its sum over ranks.
+    /// Replaces each rank's `x` with the elementwise sum of all ranks' `x`.
     fn all_reduce(&mut self, x: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// Replaces `x` with its sum over ranks, and adds it to `out`: the residual add if inputs are divided among ranks.
+    /// [`all_reduce`](Self::all_reduce) of `x`, then `out += x`: the residual add after a product whose inputs are
+    /// divided among the ranks.
     fn all_reduce_add(&mut self, x: &mut Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;
     /// Gathers columns at rank 0: each row of `out` is the concatenation of the ranks' rows of `part`. Only rank 0 passes an `out`.
     fn gather_columns(
@@ -268,8 +277,8 @@ pub trait Device: Send + Sized + 'static {
         weight: &Self::Matrix,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
-    /// Normalises q and k of each token if there are norms, and rotates them by `angles` (halves convention). q stays in `qkv`; k
-    /// and v are written to the request's pages.
+    /// Normalises q and k of each token if there are norms, and rotates q and k by `angles`: element `i` of a head is
+    /// rotated with element `i + head_dim / 2`. q stays in `qkv`; k and v are written to the request's pages.
     fn rotate_and_store(
         &mut self,
         qkv: &mut Self::Tensor,
@@ -290,19 +299,20 @@ pub trait Device: Send + Sized + 'static {
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
 
-    /// Computes `x[i] = x[logit_rows[i]]`, which drops the rows that no logit is computed from. Later operations on `x`, and on
-    /// tensors computed from it, cover `logit_rows.len()` rows. The step's `logit_rows` ascend.
+    /// Keeps only the rows whose logits are needed: computes `x[i] = x[logit_rows[i]]`. Later operations on `x`, and on
+    /// tensors computed from `x`, cover `logit_rows.len()` rows. The step's `logit_rows` ascend.
     fn keep_logit_rows(&mut self, x: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// Computes `out[i] = x[rows.start + i]`. Later operations on `out`, and on tensors computed from it, cover `rows.len()` rows.
+    /// Computes `out[i] = x[rows.start + i]`. Later operations on `out`, and on tensors computed from `out`, cover
+    /// `rows.len()` rows.
     fn copy_rows(
         &mut self,
         x: &Self::Tensor,
         rows: std::ops::Range<usize>,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
-    /// Appends the likeliest token of each row of `norm(x) · Wᵀ`. The result is that of [`sample`](Self::sample) for rows that
-    /// [need nothing else](SampleRow::takes_the_likeliest). `logits` is scratch memory; its contents are undefined afterwards.
-    /// Waits for the device.
+    /// Appends the likeliest token of each row of `norm(x) · Wᵀ` to `out`. For a row that [takes the likeliest
+    /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample). `logits` is scratch
+    /// memory; its contents are undefined afterwards. Waits for the device.
     fn norm_argmax(
         &mut self,
         x: &Self::Tensor,
@@ -311,14 +321,16 @@ pub trait Device: Send + Sized + 'static {
         logits: &mut Self::Tensor,
         out: &mut Vec<Sampled>,
     ) -> Result<(), DeviceError>;
-    /// Samples one token from row `rows[i].0` of `logits` for each i, and appends them to `out`. Waits for the device.
+    /// Samples one token from row `rows[i].0` of `logits` for each i, and appends the tokens to `out`. Waits for the
+    /// device.
     fn sample(
         &mut self,
         logits: &Self::Tensor,
         rows: &[(usize, SampleRow<'_>)],
         out: &mut Vec<Sampled>,
     ) -> Result<(), DeviceError>;
-    /// Looks up the scores of known tokens, and appends them to `out`. `rows[i].0` is the row of `logits`. Waits for the device.
+    /// Looks up the score of the known token `rows[i].1` in row `rows[i].0` of `logits` for each i, and appends the
+    /// scores to `out`. Waits for the device.
     fn score(
         &mut self,
         logits: &Self::Tensor,

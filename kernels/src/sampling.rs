@@ -1,4 +1,4 @@
-//! Inputs and results of sampling. The arithmetic is the device's.
+//! Inputs and results of sampling. The device does the arithmetic.
 
 /// Sampling parameters of one request. The router validates them; see `tutti.v1.Sampling` for their ranges.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Penalty per occurrence of a token in the output; 0 has no effect.
     pub frequency_penalty: f32,
-    /// Values added to logits, by token id, ascending.
+    /// Pairs of a token id and the number that is added to the token's logit, by ascending id.
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed. Random numbers are a function of (seed, position).
     pub seed: u64,
@@ -32,11 +32,11 @@ pub struct SampleRow<'a> {
     pub prompt: &'a [u32],
     /// Tokens of the output so far, for all penalties.
     pub output: &'a [u32],
-    /// Tokens that must not be sampled (end-of-sequence tokens before `min_tokens`).
+    /// Tokens that must not be sampled: end-of-sequence tokens while the output is shorter than `min_tokens`.
     pub forbidden: &'a [u32],
-    /// Position of the sampled token. (seed, position) determines its random number.
+    /// Position of the sampled token. (seed, position) determines the random number of the draw.
     pub position: u64,
-    /// Number of likeliest tokens to report with the sampled one; `None` reports no logprobs.
+    /// Number of likeliest tokens to report in addition to the sampled token; `None` reports no logprobs.
     pub logprobs: Option<u32>,
 }
 
@@ -53,7 +53,7 @@ impl SampleRow<'_> {
 
     /// True if the row needs only the likeliest token, and not the logits.
     pub fn takes_the_likeliest(&self) -> bool {
-        // `sample` uses this comparison too, so that both agree on a NaN.
+        // `sample` compares the temperature in the same way, so that both decide alike if the temperature is NaN.
         let draws = self.params.temperature > 0.0;
         !draws && self.logprobs.is_none() && !self.adjusts()
     }
@@ -73,7 +73,7 @@ pub struct Sampled {
 pub struct ScoreRow {
     /// The known token.
     pub token: u32,
-    /// Number of likeliest tokens to report with it.
+    /// Number of likeliest tokens to report in addition to the known token.
     pub top: u32,
 }
 
@@ -85,6 +85,7 @@ pub struct TokenScore {
     pub logprob: f32,
     /// 1 + the number of strictly likelier tokens.
     pub rank: u32,
-    /// The likeliest tokens and their logprobs, in descending order. Equal ones are ordered by ascending id.
+    /// The likeliest tokens and their logprobs, by descending logprob. Tokens of equal logprob are in ascending order
+    /// of id.
     pub top: Vec<(u32, f32)>,
 }

@@ -1,11 +1,11 @@
 //! The inputs of one step, which the host gives to the device before any operation runs.
 
-/// A page of a paged plane. Page 0 is the null page: padded rows write to it, and it is never read.
+/// A page of a paged plane. Page 0 is the null page: rows that only pad a step write to it, and it is never read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// The page that padded rows write to.
+    /// The null page, which rows that only pad a step write to.
     pub const NULL: Self = Self(0);
 }
 
@@ -16,13 +16,14 @@ pub struct RowInputs<'a> {
     pub first_token: usize,
     /// Number of tokens that the row computes, at least 1.
     pub tokens: usize,
-    /// Position of the row's first token in its request: the number of tokens that are already in the planes.
+    /// Position of the row's first token in its request: the number of the request's tokens that are already in the
+    /// planes.
     pub start: usize,
     /// The request's pages in order of position. They cover at least `start + tokens` tokens.
     pub block_table: &'a [PageId],
 }
 
-/// The inputs of one forward: consecutive rows of different requests.
+/// The inputs of one forward pass: the rows of several requests, one after the other.
 ///
 /// `token_ids` and `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are the ascending
 /// indices of the tokens whose hidden states go to the LM head.
@@ -34,6 +35,7 @@ pub struct StepInputs<'a> {
     pub positions: &'a [f32],
     /// The rows, one per request of the step.
     pub rows: &'a [RowInputs<'a>],
-    /// Indices of the tokens whose logits are needed. A row that is not terminal and needs no prompt logprobs has none.
+    /// Indices of the tokens whose logits are needed. A row that samples no token and needs no prompt logprobs has
+    /// none.
     pub logit_rows: &'a [usize],
 }

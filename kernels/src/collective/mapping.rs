@@ -1,4 +1,4 @@
-//! Memory that the ranks of a group share: per rank, flags that publish its progress and slots for its data.
+//! Memory that the ranks of a group share. Each rank has flags, which publish its progress, and slots for its data.
 //!
 //! All unsafe access to shared memory is in this module. It is sound because of the order in which [`super::SharedMemory`] uses it:
 //! one rank writes a range of a slot while no other rank accesses it, and other ranks read the range only after its writer has
@@ -13,7 +13,7 @@ use std::{
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Number of slots per rank, which alternate: while other ranks still read one, the rank fills the other.
+/// Number of slots per rank. The slots alternate: while other ranks still read one slot, its owner fills the other.
 pub(super) const SLOTS: usize = 2;
 /// Bytes per slot. The two slots of each rank stay in a core's own cache while large data streams through them.
 pub(super) const SLOT_BYTES: usize = 256 << 10;
@@ -21,7 +21,8 @@ pub(super) const SLOT_BYTES: usize = 256 << 10;
 /// Progress of a rank, in its own cache lines because all other ranks poll it.
 #[repr(C, align(128))]
 pub(super) struct Flags {
-    /// The number of the rank's last publication, and a bit that says that it has left. Other ranks wait for a change.
+    /// Number of the rank's last publication, and a bit that is set once the rank has left the group. Other ranks wait
+    /// until this value changes.
     pub published: AtomicU32,
     /// Number of ranks that sleep until `published` changes.
     pub sleepers: AtomicU32,
@@ -45,11 +46,11 @@ impl Mapping {
         ranks * (size_of::<Flags>() + SLOTS * SLOT_BYTES)
     }
 
-    /// Extends a file to the group's size, which is the same at all ranks, and maps it.
+    /// Extends `file` to the size of the group's memory, which is the same at all ranks, and maps it.
     pub fn new(file: &File, ranks: usize) -> io::Result<Self> {
         let bytes = Self::bytes(ranks);
         file.set_len(bytes as u64)?;
-        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
+        // SAFETY: a new mapping at an address of the operating system's choice affects no other memory.
         let start = unsafe {
             mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
         }?;
@@ -80,7 +81,8 @@ impl Mapping {
     /// The rank is the caller's own, and no other rank accesses that range now.
     pub unsafe fn write(&self, rank: usize, slot: usize, first: usize, data: &[u8]) {
         let to = self.slot(rank, slot, first, data.len());
-        // SAFETY: in bounds, and not accessed by others by the contract. `data` does not overlap the mapping.
+        // SAFETY: the range is in bounds. By the contract, no other rank accesses it now. `data` does not overlap the
+        // mapping.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
     }
 
@@ -91,7 +93,8 @@ impl Mapping {
     /// The rank has published the range, and does not write to it while the slice exists.
     pub unsafe fn read(&self, rank: usize, slot: usize, first: usize, bytes: usize) -> &[u8] {
         let from = self.slot(rank, slot, first, bytes);
-        // SAFETY: in bounds, and written before but not meanwhile by the contract.
+        // SAFETY: the range is in bounds. By the contract, it was written before, and is not written while the slice
+        // exists.
         unsafe { std::slice::from_raw_parts(from.as_ptr(), bytes) }
     }
 
@@ -102,8 +105,8 @@ impl Mapping {
     /// As for [`Mapping::read`].
     pub unsafe fn read_floats(&self, rank: usize, slot: usize, first: usize, len: usize) -> &[f32] {
         let from = self.slot(rank, slot, 4 * first, 4 * len);
-        // SAFETY: in bounds, and written before but not meanwhile by the contract. The address is aligned, since flags and slots
-        // are multiples of 128 bytes, and any bits are a valid float.
+        // SAFETY: as in `read`. The address is aligned, since flags and slots are multiples of 128 bytes, and any bits
+        // are a valid float.
         unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), len) }
     }
 }

@@ -1,9 +1,11 @@
 //! Collectives of the ranks of one machine, in a file that all ranks map.
 //!
-//! Data is transferred in tiles of one slot. For each tile, a rank waits until all other ranks have published their last tile, so
-//! that the slot that it will fill is no longer read. It copies its data into the slot, publishes the next number, and waits for
-//! the numbers of the ranks whose data it needs. A small sum is then computed by every rank. Of a large sum, each rank computes a
-//! share in place, publishes again, and collects the other shares.
+//! Data is transferred in tiles of at most one slot. A rank numbers its publications, and its flags hold the last
+//! number. For each tile, a rank first waits until all other ranks have published the tile before it: then no rank
+//! still reads the slot that this rank fills next. The rank copies its data into the slot, publishes the next number,
+//! and waits until the ranks whose data it needs have published that number. A small sum is computed by every rank. Of
+//! a large sum, each rank computes one share in place, publishes its share with another number, and collects the other
+//! ranks' shares.
 //!
 //! A waiting rank spins briefly, then yields its core between polls, then sleeps on the awaited rank's number (a futex). Without
 //! the yields, two ranks that share a core on a busy machine would each spin while the other could run.
@@ -30,15 +32,15 @@ use super::{
 
 /// Number of floats per slot.
 const TILE: usize = SLOT_BYTES / 4;
-/// Maximum number of floats for which every rank computes the whole sum, which is faster than publishing twice.
+/// Maximum number of floats of a small sum, which every rank computes as a whole: that is faster than publishing twice.
 const SUMMED_BY_ALL: usize = 8 << 10;
-/// Number of floats that are summed at a time.
+/// Number of floats of a large sum that are summed at a time.
 const BLOCK: usize = 1 << 10;
 /// Duration of spinning before a waiting rank yields its core.
 const SPIN: Duration = Duration::from_micros(2);
 /// Duration of polling before a waiting rank sleeps.
 const LOOK: Duration = Duration::from_micros(50);
-/// Flag in a rank's number that is set when the rank has left. Numbers use the other bits and wrap around.
+/// Flag in a rank's published number that is set once the rank has left. Numbers use the other bits and wrap around.
 const LEFT: u32 = 1 << 31;
 
 /// One rank of a group on this machine.
@@ -81,7 +83,8 @@ impl SharedMemory {
         self.tiles % SLOTS
     }
 
-    /// Waits until no rank reads this rank's next slot, fills it, and publishes it. Ranks compare `operation` and `length`.
+    /// Waits until no rank reads this rank's next slot, fills the slot, and publishes it. The other ranks compare
+    /// `operation` and `length` with those of their own call.
     fn bring(
         &mut self,
         operation: Operation,
@@ -107,10 +110,11 @@ impl SharedMemory {
 
     fn say(&self, number: u32) {
         let flags = self.map.flags(self.group_rank.rank);
-        // A sleeper increments `sleepers` before it checks the number, so either it sees this number or it is counted here.
+        // A sleeper increments `sleepers` before it checks the number. So either the sleeper sees this number, or this
+        // rank sees the sleeper's increment.
         flags.published.store(number, Ordering::SeqCst);
         if flags.sleepers.load(Ordering::SeqCst) > 0 {
-            // On an error the sleeper is not woken before its deadline.
+            // Ignored: if the wake fails, the sleepers wake at their deadline.
             let _ = futex::wake(&flags.published, futex::Flags::empty(), i32::MAX as u32);
         }
     }
@@ -205,7 +209,7 @@ impl SharedMemory {
         }
     }
 
-    /// Sums one tile, which every rank sums completely.
+    /// Sums one tile of a small sum: every rank computes the whole tile.
     fn sum_small(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
         let (rank, slot, len) = (self.group_rank.rank, self.slot(), tile.len());
         // SAFETY: the slot is this rank's own, and `bring` calls back when no rank reads it.
@@ -223,8 +227,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Sums one tile, of which each rank sums a share. A rank publishes its data for the other shares first, and its own result
-    /// later.
+    /// Sums one tile of a large sum: each rank computes one share of the tile. A rank first publishes its data for the
+    /// other ranks' shares, and later the result of its own share.
     fn sum_large(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
         let (group_rank, slot, len) = (self.group_rank, self.slot(), tile.len());
         let share =
@@ -260,7 +264,8 @@ impl SharedMemory {
         for rank in (0..group_rank.world_size).filter(|&rank| rank != group_rank.rank) {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
             let share = share(rank);
-            // SAFETY: published with its second number, and not written again before this rank's next one.
+            // SAFETY: the rank has published its share with its second number, and does not write to the share again
+            // before the calling rank publishes its next number.
             let theirs = unsafe { self.map.read_floats(rank, slot, share.start, share.len()) };
             tile[share].copy_from_slice(theirs);
         }
@@ -268,7 +273,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Publishes `part` tile by tile. Calls `take` with every rank's tiles and their offsets in the rank's part.
+    /// Publishes `part` tile by tile. Calls `take(rank, offset, tile)` for every rank's tiles, with the tile's offset
+    /// in that rank's part.
     fn exchange(
         &mut self,
         operation: Operation,
@@ -371,7 +377,7 @@ fn reached(seen: u32, number: u32) -> bool {
     (seen.wrapping_sub(number) << 1) as i32 >= 0
 }
 
-/// Adds a rank's floats to the sum, which starts with rank 0's.
+/// Adds a rank's floats to `sum`. Rank 0 comes first: its floats replace the contents of `sum`.
 fn add(rank: usize, theirs: &[f32], sum: &mut [f32]) {
     if rank == 0 {
         sum.copy_from_slice(theirs);

@@ -1,7 +1,7 @@
 //! Collectives of ranks on several machines, over TCP: a star with rank 0 at the centre.
 //!
-//! All data goes through rank 0, so rank 0 detects a missing rank, and reports it to the others before its call fails. A secret
-//! keeps other clients out of the group. Data is not encrypted.
+//! All data goes through rank 0, so rank 0 detects a missing rank, and reports it to the other ranks before its own
+//! call fails. A secret keeps other clients out of the group. Data is not encrypted.
 
 use std::{
     io::{self, Read, Write},
@@ -16,11 +16,11 @@ use rustix::{
 
 use super::{Collective, CollectiveError, GroupRank, Operation, Patience, check_gather, mapping::bytes_of};
 
-/// Bytes per transfer. Rank 0 buffers one tile of another rank.
+/// Maximum number of bytes per transfer (a tile). Rank 0 buffers one tile of one other rank at a time.
 const TILE_BYTES: usize = 256 << 10;
 /// Size in bytes of a header: operation and length.
 const HEADER: usize = 8;
-/// Code in the operation field that says that rank 0 gives up. The reason follows.
+/// Operation code of a header that says that rank 0 gives up. The reason follows the header.
 const GIVEN_UP: u8 = 0;
 /// Maximum length of a reason in bytes.
 const MAX_REASON: usize = 1 << 10;
@@ -89,7 +89,7 @@ impl Tcp {
         Ok(group)
     }
 
-    /// Joins the group at another rank: dials rank 0 and waits up to `patience` until all ranks have joined.
+    /// Joins the group at a rank other than 0: dials rank 0 and waits up to `patience` until all ranks have joined.
     pub fn connect(
         address: SocketAddr,
         group_rank: GroupRank,
@@ -125,7 +125,8 @@ impl Tcp {
             let mut reason = error.to_string().into_bytes();
             reason.truncate(MAX_REASON);
             for peer in &mut self.peers {
-                // A rank that does not get the reason sees the end of the stream.
+                // Failures to send are ignored: a rank that does not get the reason sees its stream end when rank 0
+                // closes it. The timeout keeps a peer that does not read from blocking rank 0.
                 let _ = peer.stream.set_write_timeout(Some(Duration::from_millis(100)));
                 let _ = peer.stream.write_all(&header(GIVEN_UP, reason.len()));
                 let _ = peer.stream.write_all(&reason);
@@ -252,7 +253,7 @@ impl Collective for Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         for peer in &self.peers {
-            // An error means that the other side has already closed the stream.
+            // Ignored: an error means that the other side has already closed the stream.
             let _ = peer.stream.shutdown(Shutdown::Both);
         }
     }
@@ -272,7 +273,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Receives a header and returns the length of the data that follows; an error if it is of another operation.
+    /// Receives a header and returns the length of the data that follows. Returns an error if the header is of another
+    /// operation.
     fn receive_header(&mut self, call: Call) -> Result<usize, CollectiveError> {
         let mut bytes = [0; HEADER];
         self.receive(call, &mut bytes)?;
@@ -356,7 +358,7 @@ fn await_connection(listener: &TcpListener, limit: Duration) -> Result<(), Colle
     }
 }
 
-/// Authenticates a new connection and returns its rank; an error if it does not know the secret.
+/// Authenticates a new connection and returns its rank. Returns an error if the client does not know the secret.
 fn greet(mut stream: &TcpStream, secret: &[u8; 16]) -> io::Result<usize> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;

@@ -36,9 +36,10 @@ use crate::cpu::step::Step;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError};
 
-/// Number of keys per range: a multiple of every kernel's block. Merging a range costs a query about as much as two keys.
+/// Number of keys per range: a multiple of every kernel's block. For a query, merging a range costs about as much time
+/// as two keys.
 const RANGE: usize = 512;
-/// Maximum number of query rows (tokens by heads of a group) that share the reads of a block.
+/// Maximum number of queries (tokens times query heads per kv head) that share the reads of a block.
 const TILE_QUERIES: usize = 48;
 
 /// Memory that attention reuses from call to call.
@@ -116,7 +117,7 @@ fn attend<K: Kernel>(
         let state = State::new(floats, queries, shape.head_dim, K::BLOCK);
         let table = step.block_table(row);
         let (partials, out) = (&partials, &out);
-        // A thread usually runs consecutive pieces.
+        // The piece that this thread will probably run next: a thread usually runs consecutive pieces.
         let next = plan.pieces.get(task + 1).map(|piece| {
             let row = &step.rows[piece.tile.row];
             let first = sight.first(row.start + piece.tile.first);
@@ -193,17 +194,17 @@ impl Sight {
     }
 }
 
-/// The working memory of a task, by query.
+/// The working memory of a task. All arrays are ordered by query.
 struct State<'a> {
     /// Queries, `head_dim` elements each, in the kernel's layout.
     q: &'a mut [f32],
     /// Scores of a block, which the softmax replaces with weights, `[queries, block]`.
     scores: &'a mut [f32],
-    /// Factors that the sums of earlier blocks are multiplied by, followed by sixteen floats of padding.
+    /// Per query, the factor by which the sums of earlier blocks are multiplied. Sixteen floats of padding follow.
     decay: &'a mut [f32],
     /// The result of the current range.
     range: Partial<'a>,
-    /// The merged result of the ranges before it.
+    /// The merged result of the ranges before the current one.
     whole: Partial<'a>,
 }
 

@@ -28,7 +28,8 @@ pub struct CpuDevice {
     path: Path,
     pool: ThreadPool,
     step: Step,
-    /// Scratch memory for products of the largest tensor so far. The system commits its pages when they are first written.
+    /// Scratch memory of products, sized for the largest tensor so far. The system commits its pages when they are
+    /// first written.
     products: gemm::Scratch,
     /// Scratch memory for products in int8.
     int8: int8::Scratch,
@@ -276,7 +277,7 @@ impl Device for CpuDevice {
     }
 
     fn all_reduce_add(&mut self, x: &mut Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
-        // Checks the operands before any rank waits for this one.
+        // Checks the operands first, before this rank joins the collective.
         out.change(x.live(), x.width())?;
         self.all_reduce(x)?;
         rowwise::add(&mut self.pool, x.values(), x.width(), out.change(x.live(), x.width())?)
@@ -407,7 +408,7 @@ impl Device for CpuDevice {
     }
 }
 
-/// Number of elements per fused row of queries, keys and values.
+/// Number of elements of one token's fused queries, keys and values.
 fn qkv_width(shape: &AttentionShape) -> usize {
     (shape.heads + 2 * shape.kv_heads) * shape.head_dim
 }

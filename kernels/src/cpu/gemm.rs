@@ -1,7 +1,8 @@
 //! `y = x · Wᵀ` over packed panels.
 //!
-//! A product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so that its rows
-//! are side by side for each input, and rounded to the type that the [micro-kernel](micro_kernel) multiplies.
+//! A product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so that the
+//! elements of its rows for the same input are adjacent. It is rounded to the type that the
+//! [micro-kernel](micro_kernel) multiplies.
 //!
 //! Weights are then read from memory once for all rows: whole panels at a time if the rows fit one tile ([`small_m`]), in
 //! cache blocks otherwise ([`blocked`]).
@@ -39,7 +40,7 @@ pub(super) enum Epilogue<'a> {
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
     Add(Option<&'a [f32]>),
-    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix.
+    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix (gate and up).
     Gated,
     /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),
@@ -169,7 +170,7 @@ impl Work<'_> {
                 K::run(path, block);
             });
         }
-        // A multiple of four panels: the micro-kernel of a single row computes four at once.
+        // A multiple of four panels: the micro-kernel of a single row computes four panels at once.
         let share = share.next_multiple_of(4);
         pool.run(panels.div_ceil(share), |task, thread| {
             let panels = (task * share, panels.min((task + 1) * share));
@@ -227,7 +228,7 @@ impl Work<'_> {
     }
 
     /// Stores the sums of a gate panel in `out`, at the position of the results. For the up panel, which the same task
-    /// computes next, replaces them with the results.
+    /// computes next, replaces the stored sums with the results.
     #[inline(always)]
     fn store_or_apply_gate<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
         let out = self.gated(row, panel / 2);
@@ -240,8 +241,8 @@ impl Work<'_> {
         s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
     }
 
-    /// Stores the results of gate panel `pair` and of the up panel after it. Unlike [`Self::finish`], it is inlined, so that
-    /// the exponentials of successive rows overlap.
+    /// Stores the results of gate panel `pair` and of the up panel after it. Unlike [`Self::finish`], this function
+    /// inlines the activation, so that the exponentials of successive rows overlap.
     #[inline(always)]
     fn gate<S: Simd>(&self, s: S, row: usize, pair: usize, gate: &[f32; LANES], up: &[f32; LANES]) {
         let out = self.gated(row, pair / 2);

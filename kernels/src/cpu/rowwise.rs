@@ -1,4 +1,4 @@
-//! Operations on single tokens: embedding, norms, the gated activation, rotary angles, gathering of rows.
+//! Operations on single tokens: embedding, addition, rotary angles, norms and the gated activation.
 
 use crate::cpu::memory::Shared;
 use crate::cpu::memory::format::{Format, STEP, with_format};
@@ -30,8 +30,8 @@ fn each_row(
     })
 }
 
-/// Computes `out[t] = table[ids[t] - first]`. `table` holds the rows from `first` on of a table of `vocabulary` rows. The result
-/// is zeros for ids in other rows.
+/// Computes `out[t] = table[ids[t] - first]`. `table` holds the rows from `first` on of a table of `vocabulary` rows.
+/// The result is zeros for an id whose row `table` does not hold.
 pub(super) fn embed(
     path: Path,
     pool: &mut ThreadPool,
@@ -95,7 +95,8 @@ pub(super) fn rope_angles(
     each_row(pool, out, 2 * half, |row, out| {
         let (cos, sin) = out.split_at_mut(half);
         for (i, inverse) in rope.inverse.iter().enumerate() {
-            // The angle is rounded to f32 as in the reference. Its cosine and sine are correctly rounded.
+            // The angle is rounded to f32 as in the reference implementation. Its cosine and sine are correctly
+            // rounded.
             let (s, c) = f64::from(positions[row] * inverse).sin_cos();
             cos[i] = c as f32 * rope.scale;
             sin[i] = s as f32 * rope.scale;

@@ -36,7 +36,8 @@ pub(super) trait Op {
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F: Copy;
-    /// Number of rows of a product's largest tile: its sums with one panel, and their operands, fit the registers.
+    /// Number of rows of a product's largest tile. The tile's sums with one panel, and their operands, fit the
+    /// registers.
     const TILE_ROWS: usize;
     /// Maximum number of sums that a tile of several panels keeps in registers.
     const TILE_SUMS: usize;
@@ -234,7 +235,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn round(self, a: Self::F) -> Self::F;
     /// 2 to the power of `n`, which is an integer in -126 ..= 127.
     fn exp2_integer(self, n: Self::F) -> Self::F;
-    /// `p` times 2 to the power of `n`, where `n` is `x` rounded to an integer and `x` is at most 0. 0 if `x` is below -126.
+    /// `p` times 2 to the power of `n`, where `n` is `x` rounded to an integer and `x` is at most 0. The result is 0 if
+    /// `x` is below -126.
     #[inline(always)]
     fn scale_by_exp2(self, p: Self::F, n: Self::F, x: Self::F) -> Self::F {
         let lowest = self.splat(-126.0);
@@ -248,7 +250,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// True if any lane is NaN.
     fn any_nan(self, a: Self::F) -> bool;
 
-    /// Loads the first sixteen elements of `from`. Lanes beyond its end are `rest`.
+    /// Loads the first sixteen elements of `from`. Lanes beyond the end of `from` are `rest`.
     #[inline(always)]
     fn load_some(self, from: &[f32], rest: f32) -> Self::F {
         if from.len() >= LANES {
@@ -261,7 +263,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         unsafe { self.load(lanes.as_ptr()) }
     }
 
-    /// Stores the first lanes of `x`, as many as `to` has room for, at most sixteen.
+    /// Stores the first lanes of `x`, up to the length of `to` or all sixteen.
     #[inline(always)]
     fn store_some(self, to: &mut [f32], x: Self::F) {
         if to.len() >= LANES {

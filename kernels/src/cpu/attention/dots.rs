@@ -1,10 +1,10 @@
-//! Attention in dot products of bfloat16. Queries and weights are rounded to bfloat16, like the keys and values in their
-//! pages. Sums and the softmax are in f32.
+//! Attention by dot products of bfloat16. Queries and weights are rounded to bfloat16, like the keys and values in
+//! their pages. Sums and the softmax are in f32.
 //!
-//! A score is one chain of dot products over pairs of the head's elements in order. An element of a weighted sum is multiplied
-//! by the decay of the block, and then pairs of keys (an even position and the odd one after it) are added in order. If a
-//! query sees only one key of a pair, the other counts as zero: its value may never have been written. A query's bits
-//! therefore depend on its own position and not on its tile.
+//! A score is one chain of dot products over pairs of the head's elements in order. Each element of a weighted sum is
+//! first multiplied by the block's decay. Then pairs of keys (an even position and the odd one after it) are added in
+//! order. If a query sees only one key of a pair, the other key counts as zero, because its value may never have been
+//! written. A query's bits therefore depend on its own position and not on its tile.
 
 mod values;
 
@@ -49,7 +49,7 @@ impl Kernel for Dots {
     #[inline(always)]
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, any: Visible, largest: f32) -> S::F {
         let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
-        // A separate loop for the most frequent case, which the compiler unrolls.
+        // The most frequent case, in which the query sees the whole block. The compiler unrolls this separate loop.
         if (visible.first, visible.end) == (0, Self::BLOCK) {
             for pair in 0..Self::BLOCK / (2 * LANES) {
                 let low = weights_of_panel(s, &scores[2 * pair * LANES..], largest);
@@ -97,8 +97,8 @@ impl Kernel for Dots {
     }
 }
 
-/// Stores the weights of two panels as pairs of bfloat16, packed from the start of `scores` on. They overwrite scores that
-/// have been read already.
+/// Stores the weights of two panels as pairs of bfloat16, packed from the start of `scores` on. The pairs overwrite
+/// scores that have been read already.
 #[inline(always)]
 fn store_pairs<S: Simd>(s: S, scores: &mut [f32], pair: usize, low: S::F, high: S::F) {
     let words = &mut scores[pair * LANES..(pair + 1) * LANES];
@@ -156,7 +156,7 @@ impl<const R: usize, const P: usize> Op for Scores<'_, R, P> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let (mut panel, end) = self.panels;
-        // One or two queries need eight panels for enough independent chains.
+        // One or two queries need eight panels at a time for enough independent chains of dot products.
         while const { R <= 2 } && panel + MOST_PANELS <= end {
             self.panels::<S, MOST_PANELS>(s, panel);
             panel += MOST_PANELS;
@@ -198,7 +198,8 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
     }
 }
 
-/// The pairs of keys that some query of a tile sees (`any`), and the pairs of which all queries see both keys (`shared`).
+/// The pairs of keys that at least one query of a tile sees (`any`), and the pairs of which all queries see both keys
+/// (`shared`).
 #[derive(Clone, Copy)]
 struct Pairs {
     any: (usize, usize),

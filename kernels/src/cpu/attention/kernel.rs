@@ -16,7 +16,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// Number of keys per block: at most `16 * MOST_PANELS`, and a divisor of [`super::RANGE`].
     const BLOCK: usize;
 
-    /// Maximum number of kv heads per piece of few queries. One if the kernel is bound by arithmetic and not by memory.
+    /// Maximum number of kv heads of a piece that has few queries. One if the kernel is bound by arithmetic and not by
+    /// memory.
     const MOST_HEADS: usize;
 
     /// Runs `op` with all instructions that the kernel needs.
@@ -35,17 +36,18 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
         scores: &mut [f32],
     );
 
-    /// Turns a query's scores into weights, `2^(score - largest)`, and returns their sum, lane by lane. `scores` is as long as
-    /// a block. In a panel that the query sees only in part, the scores of the other keys are -infinity. `any` holds the keys
-    /// that some query of the tile sees.
+    /// Turns a query's scores into weights, `2^(score - largest)`, and returns the sum of the weights, lane by lane.
+    /// `scores` is as long as a block. In a panel of which the query sees only some keys, the scores of the remaining
+    /// keys are -infinity. `any` holds the keys that at least one query of the tile sees.
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, any: Visible, largest: f32) -> S::F;
 
     /// Adds the weighted values of a block to the sums of a tile's queries.
     fn add_values<S: Simd>(s: S, values: Values<'_, Self::Raw>);
 }
 
-/// Addresses of the panels of a block that the tile sees, and of the next block's panels, to prefetch. After a piece's last
-/// block, the next block is the first block of the next piece, or the same block if there is no next piece.
+/// Addresses of the panels of a block that the tile sees, and of the next block's panels, which are prefetched. After a
+/// piece's last block, the next block is the first block of the next piece, or the same block if there is no next
+/// piece.
 pub(super) struct Block<T> {
     pub(super) keys: [*const T; MOST_PANELS],
     pub(super) values: [*const T; MOST_PANELS],
@@ -59,9 +61,10 @@ pub(super) struct Block<T> {
 pub(super) enum Ask {
     /// One step of the next panel of keys.
     Keys,
-    /// Two steps of the next panel of keys and the panel of values, which are consecutive in memory.
+    /// Two steps of the memory that holds the next panel of keys and, directly after it, its panel of values.
     Both,
-    /// One step of the next panel of keys and of the panel of values, which begins this many elements after it.
+    /// One step of the next panel of keys, and one of its panel of values, which begins this many elements after the
+    /// keys.
     Separate(usize),
 }
 
@@ -92,7 +95,7 @@ pub(super) struct Values<'t, T> {
     pub(super) head_dim: usize,
     /// `[queries, BLOCK]`, as [`Kernel::weights`] left them.
     pub(super) weights: &'t [f32],
-    /// Factor of each query's earlier sums.
+    /// Per query, the factor by which the sums of earlier blocks are multiplied.
     pub(super) decay: &'t [f32],
     /// `[queries, head_dim]`.
     pub(super) sums: &'t mut [f32],

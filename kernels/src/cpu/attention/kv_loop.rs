@@ -36,8 +36,8 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) state: State<'a>,
 }
 
-/// Number of panels whose scores are computed for one head before the next head. With one panel, the heads of a page are read
-/// in the order of memory.
+/// Number of panels whose scores are computed for one head before those of the next head, in a piece of several heads.
+/// With one panel, the heads of a page are read in the order of memory.
 const PAGEWISE_PANELS: usize = 1;
 
 /// Keys of the next piece, which are prefetched: otherwise the first block of a task would come from memory while no other work
@@ -103,12 +103,12 @@ impl<K: Kernel> KvLoop<'_, K> {
         self.piece.tile.tokens * self.group()
     }
 
-    /// Number of queries of the piece, which are ordered by kv head.
+    /// Number of queries of the piece. They are ordered by kv head.
     fn queries(&self) -> usize {
         self.piece.kv_heads * self.head_queries()
     }
 
-    /// Position of a token, counted from the tile's first token.
+    /// Position of a token in its request. `token` is counted from the tile's first token.
     #[inline(always)]
     fn position(&self, token: usize) -> usize {
         self.row.start + self.piece.tile.first + token
@@ -121,7 +121,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
         let rows = self.row.first_token + self.piece.tile.first;
-        // A tile's rows are far from each other in memory, and another thread may have written them.
+        // Prefetched: the tokens of a tile are far from each other in memory, and another thread may have written them.
         for token in 0..self.piece.tile.tokens {
             let from = (rows + token) * width + self.piece.kv_head * group * head_dim;
             for line in (0..self.piece.kv_heads * group * head_dim).step_by(LANES) {
@@ -155,8 +155,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
     }
 
-    /// Adds the block at `start` to the results of all queries that see some of its keys. With several heads, scores are
-    /// computed page by page, so that the keys and values of a page's heads are read in the order of memory.
+    /// Adds the block at `start` to the results of all queries that see at least one of its keys. With several heads,
+    /// scores are computed page by page, so that the keys and values of a page's heads are read in the order of memory.
     #[inline(always)]
     fn block<S: Simd>(&mut self, s: S, tiling: Tiling, start: usize) {
         let (head_dim, own) = (self.shape.head_dim, self.head_queries());
@@ -179,7 +179,8 @@ impl<K: Kernel> KvLoop<'_, K> {
                     let q = &self.state.q[first * head_dim..(first + count) * head_dim];
                     let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
                     for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
-                    // Only the first tile prefetches the next block.
+                    // Only the first tile prefetches the next block. For later tiles, the addresses to prefetch are
+                    // those of this block.
                     block.next_keys = block.keys;
                     block.ask = Ask::Keys;
                 }
@@ -234,8 +235,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)
     }
 
-    /// The keys of the block at `start` that `count` queries from `first` on see; `None` if they see none. Both ends of a
-    /// query's visible keys grow with its position.
+    /// The keys of the block at `start` that `count` queries from `first` on see; `None` if they see none. Both ends of
+    /// a query's visible keys ascend with its position, so the first and the last query determine the result.
     #[inline(always)]
     fn seen(&self, first: usize, count: usize, start: usize) -> Option<Seen> {
         let (first, last) = (self.visible(first, start), self.visible(first + count - 1, start));
@@ -244,8 +245,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         (any.first < any.end).then_some(Seen { any, common })
     }
 
-    /// Addresses of the panels among `panels.0 .. panels.1` of the block at `start` that the tile sees, and of the panels to
-    /// prefetch. `head` is counted from the piece's first.
+    /// Addresses of the panels among `panels.0 .. panels.1` of the block at `start` that the tile sees, and of the
+    /// panels to prefetch. `head` is counted from the piece's first head.
     #[inline(always)]
     fn panels(&self, start: usize, head: usize, panels: (usize, usize)) -> Block<K::Raw> {
         let nothing = [self.data.as_ptr(); MOST_PANELS];
@@ -265,7 +266,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
-        // End of the piece's keys.
+        // Position after the piece's last key.
         let end = self.piece.split.map_or(last + 1, |split| (last + 1).min((split.range + 1) * RANGE));
         let kv_head = self.piece.kv_head + head;
         for panel in panels.0..panels.1 {
@@ -279,7 +280,8 @@ impl<K: Kernel> KvLoop<'_, K> {
                 (self.data[key..key + elements].as_ptr(), self.data[value..value + elements].as_ptr())
             };
             (block.keys[panel], block.values[panel]) = at(self.table, kv_head, position);
-            // With several heads, the next panel is the next head's. After the last head, it is the first head's next panel.
+            // The panel to prefetch. With several heads, it is the next head's panel or, after the last head, the first
+            // head's next panel.
             let (next_head, next) = match several {
                 true if head + 1 < self.piece.kv_heads => (kv_head + 1, position),
                 true => (self.piece.kv_head, position + (panels.1 - panels.0) * LANES),

@@ -26,16 +26,16 @@ impl<'a> Partial<'a> {
         Self { sums, largest, total }
     }
 
-    /// Resets to the result of no keys.
+    /// Resets to the result of queries that have seen no keys.
     pub(super) fn clear(&mut self) {
         self.sums.fill(0.0);
         self.largest.fill(f32::NEG_INFINITY);
         self.total.fill(0.0);
     }
 
-    /// Merges the result of later keys into this one. For a query that has seen no key on one side, the result is the other
-    /// side's, bit by bit. Two empty sides would otherwise subtract -infinity from itself, and a query's bits would depend on
-    /// its batch-mates.
+    /// Merges the result of later keys into this one. If a query has seen no key on one side, its result is the other
+    /// side's, bit by bit. Otherwise, -infinity would be subtracted from itself where both sides are empty, and a
+    /// query's bits would depend on its batch-mates.
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, s: S, later: &Partial<'_>) {
         let head_dim = self.sums.len() / self.total.len().max(1);

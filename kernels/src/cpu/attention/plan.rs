@@ -8,12 +8,13 @@ use super::{RANGE, Sight, TILE_QUERIES};
 use crate::AttentionShape;
 use crate::cpu::step::Step;
 
-/// Number of floats for the partial results of split tiles: enough for 8,000 results of heads of 128 elements, or sixteen
-/// heads with a context of 250,000 tokens. A tile that would need more is not split.
+/// Number of floats for the partial results of split tiles: enough for 8,000 partial results of one query head of 128
+/// elements each, such as those of sixteen heads over a context of 250,000 tokens. A tile that would need more is not
+/// split.
 pub(super) const MOST_PARTIALS: usize = 1 << 20;
-/// A tile is split into ranges if it is more than this fraction of a thread's work.
+/// A tile is split into ranges if its cost is more than `1 / SHARES` of a thread's average work.
 const SHARES: usize = 4;
-/// Minimum number of pieces per thread. Pieces take fewer heads until there are this many.
+/// Minimum number of pieces per thread. If there would be fewer pieces, each piece takes fewer kv heads.
 const PIECES: usize = 2;
 
 /// Consecutive tokens of one row.
@@ -25,7 +26,7 @@ pub(super) struct Tile {
     pub(super) tokens: usize,
 }
 
-/// One task: a tile under one or more consecutive kv heads, or a range of its keys.
+/// One task: a tile with one or more consecutive kv heads, over all its keys or over one range of them.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) tile: Tile,
@@ -48,14 +49,14 @@ pub(super) struct KvSplit {
 
 /// A tile with its kv heads, split into ranges of keys.
 pub(super) struct SplitTile {
-    /// Index of the first float of its partial results, which are ordered by range.
+    /// Index of the first float of the tile's partial results, which are ordered by range.
     pub(super) partials: usize,
     /// Number of ranges that are not done. The task that decrements it to zero merges the results.
     pub(super) left: AtomicUsize,
 }
 
-/// The pieces of one call, the longest first: a thread that starts a long piece late would keep the others waiting, and idle
-/// threads take pieces from the end of other threads' shares.
+/// The pieces of one call, the longest first. A thread that started a long piece late would keep the other threads
+/// waiting. Idle threads take pieces from the end of other threads' shares, where pieces are short.
 #[derive(Default)]
 pub(super) struct Plan {
     tiles: Vec<Tile>,
@@ -74,7 +75,7 @@ pub(super) fn tile_tokens(shape: &AttentionShape) -> usize {
 }
 
 impl Plan {
-    /// Makes the plan for the rows of a step. Splitting changes no result, so it may depend on the batch.
+    /// Makes the plan for the rows of a step. Splits change no result, so they may depend on the batch.
     pub(super) fn make(&mut self, step: &Step, shape: &AttentionShape, threads: usize, most_heads: usize) {
         let (tile_tokens, group) = (tile_tokens(shape), shape.heads / shape.kv_heads);
         self.tiles.clear();

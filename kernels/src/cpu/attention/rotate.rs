@@ -1,5 +1,5 @@
-//! Preparation of fused rows of queries, keys and values for attention: norms, rotation, and storing of keys and values in
-//! pages.
+//! Preparation of each token's queries, keys and values for attention: norms, rotation, and storing of keys and values
+//! in pages.
 
 use std::ops::Range;
 
@@ -13,14 +13,14 @@ use crate::cpu::step::{Row, Step};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError, PageId};
 
-/// Minimum and maximum number of tokens per task. Fewer are not worth waking a thread for. Sixteen tokens fill a panel, whose
-/// lines then stay in the cache.
+/// Minimum and maximum number of tokens per task. Fewer tokens are not worth waking a thread for. Sixteen tokens fill a
+/// panel, whose cache lines stay in the cache meanwhile.
 const SHARE: (usize, usize) = (4, LANES);
 
 /// Number of elements of a head that are converted to the pages' format at a time.
 const NARROW: usize = 8 * LANES;
 
-/// RMS norms of the heads of q and k.
+/// Weights of the RMS norms of the heads of q and k.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Norms<'a> {
     pub(in crate::cpu) q: &'a [f32],
@@ -92,16 +92,17 @@ impl<W: Format> Op for Tokens<'_, W> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let width = (heads + 2 * kv_heads) * head_dim;
         let start = self.row.start + (self.tokens.start - self.row.first_token);
-        // Heads are the outer loop, since the tokens of a panel write to the same lines.
+        // Heads are the outer loop, since the tokens of one head's panel write to the same cache lines.
         for head in 0..kv_heads {
             let mut token = 0;
             while token < self.tokens.len() {
                 let position = start + token;
-                // Two values that share lines are stored together.
+                // The values of an even position and the next one share cache lines, so they are stored together.
                 let pair = position.is_multiple_of(2) && token + 1 < self.tokens.len();
                 let rows = &self.qkv[token * width..(token + 1 + usize::from(pair)) * width];
                 token += 1 + usize::from(pair);
-                // The null page is never read, and several padded rows would write to it at once.
+                // Nothing is stored in the null page: it is never read, and several padding rows would write to it at
+                // once.
                 if self.table[position / self.layout.page_tokens] == PageId::NULL {
                     continue;
                 }
@@ -130,7 +131,7 @@ impl<W: Format> Op for Tokens<'_, W> {
 }
 
 impl<W: Format> Tokens<'_, W> {
-    /// Normalises q and k if there are norms, and rotates them.
+    /// Normalises q and k if there are norms, and rotates q and k.
     #[inline(always)]
     fn rotate<S: Simd>(&mut self, s: S) {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
@@ -162,7 +163,7 @@ unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
             // SAFETY: the caller's contract.
             unsafe {
                 if odd == even + 1 {
-                    // Both elements in one store.
+                    // The two elements are adjacent: one store writes both.
                     std::ptr::copy_nonoverlapping(key.as_ptr(), step.add(even), 2);
                 } else {
                     *step.add(even) = key[0];

@@ -6,20 +6,21 @@ use super::Visible;
 use super::kernel::Kernel;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// The softmax of up to sixteen queries over a block. It turns each query's visible scores into `2^(score - largest)`, where
-/// `largest` is the query's largest score in this block and the blocks before.
+/// The softmax of up to sixteen queries over a block. It turns each query's visible scores into `2^(score - largest)`,
+/// where `largest` is the query's largest score in this block and the blocks before it.
 pub(super) struct Softmax<'t, K: Kernel> {
     /// `[queries, BLOCK]`.
     pub(super) scores: &'t mut [f32],
     /// The keys that each query sees.
     pub(super) visible: &'t [Visible; LANES],
-    /// The keys that some query sees.
+    /// The keys that at least one query sees.
     pub(super) any: Visible,
-    /// The largest score of each query. Elements beyond the queries belong to other tiles and keep their values.
+    /// The largest score of each query. Elements beyond the last query belong to other tiles and keep their values.
     pub(super) largest: &'t mut [f32; LANES],
     /// The sum of exponentials of each query.
     pub(super) total: &'t mut [f32],
-    /// Factors of the sums of earlier blocks: 1 for a query that sees no key of this block, and beyond the queries.
+    /// Per query, the factor by which the sums of earlier blocks are multiplied: 1 if the query sees no key of this
+    /// block. Elements beyond the last query are 1.
     pub(super) decay: &'t mut [f32; LANES],
     pub(super) kernel: PhantomData<K>,
 }
@@ -34,8 +35,8 @@ impl<K: Kernel> Op for Softmax<'_, K> {
         }
         let before = s.load_some(self.largest, 0.0);
         let after = s.max(s.load_some(&lanes, 0.0), before);
-        // At a query's first key, `decay` is 2^-infinity = 0. For a query that has seen no key it is 1, so that
-        // -infinity is not subtracted from itself.
+        // In the block of a query's first key, `decay` is 2^-infinity = 0. For a query that has seen no key, `decay` is
+        // 1, so that -infinity is not subtracted from itself.
         let decay = s.less(before, after, exp2(s, s.sub(before, after)), s.splat(1.0));
         s.store_some(self.largest, after);
         s.store_some(self.decay, decay);

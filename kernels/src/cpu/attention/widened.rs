@@ -54,7 +54,7 @@ impl<W: Format> Kernel for Widened<W> {
     #[inline(always)]
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, _: Visible, largest: f32) -> S::F {
         let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
-        // A separate loop for the most frequent case, which the compiler unrolls.
+        // The most frequent case, in which the query sees the whole block. The compiler unrolls this separate loop.
         if (visible.first, visible.end) == (0, BLOCK) {
             for panel in 0..BLOCK / LANES {
                 weights_in_place(s, &mut scores[panel * LANES..], largest, &mut sum);
@@ -67,8 +67,9 @@ impl<W: Format> Kernel for Widened<W> {
         sum
     }
 
-    /// Keys that all queries see are read once for all of them. Each query adds the other keys that it sees before and after
-    /// these, in order.
+    /// Keys that all queries see (`common`) are read once for all queries. Each query first adds its own keys before
+    /// `common`, then all queries add `common`, and last each query adds its own keys after `common`. If `common` is
+    /// empty, each query adds all its keys alone.
     #[inline(always)]
     fn add_values<S: Simd>(s: S, values: Values<'_, W::Raw>) {
         let Values { block, seen, visible, head_dim, weights, decay, sums } = values;
@@ -112,7 +113,7 @@ fn weights_in_place<S: Simd>(s: S, scores: &mut [f32], largest: S::F, sum: &mut 
     *sum = s.add(*sum, weights);
 }
 
-/// Keys of a block that some queries of a tile all see.
+/// A range of keys of a block, all of which are visible to the queries that add them.
 struct Tile<'t, W: Format> {
     block: &'t Block<W::Raw>,
     head_dim: usize,

@@ -12,7 +12,7 @@ use crate::cpu::simd::isa::Path;
 use crate::{DeviceError, Norm, Sampled};
 
 impl CpuDevice {
-    /// Computes a product of `x`, normalised if there is a norm.
+    /// Computes a product of `x`, which is normalised first if there is a norm.
     pub(super) fn product(
         &mut self,
         x: &Tensor,
@@ -35,7 +35,8 @@ impl CpuDevice {
         }
     }
 
-    /// Calls `f` for each row of logits, in parallel, and appends the results in order.
+    /// Calls `f` for each entry of `rows`, in parallel, with the row of logits at the entry's index. Appends the
+    /// results to `out` in order.
     pub(super) fn each_logit_row<R, T>(
         &mut self,
         logits: &Tensor,
@@ -66,7 +67,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Appends the likeliest token of each row. `logits` is scratch memory.
+    /// Appends the likeliest token of each row to `out`. `logits` is scratch memory.
     pub(super) fn likeliest(
         &mut self,
         x: &Tensor,

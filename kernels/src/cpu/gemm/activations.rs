@@ -13,7 +13,8 @@ use crate::cpu::threads::pool::ThreadPool;
 /// Minimum number of elements per task, below which waking another thread costs more than it saves.
 const TASK_ELEMENTS: usize = 8 << 10;
 
-/// Prefetch distance within a row, in elements. A tile has more rows than a hardware prefetcher follows streams.
+/// Prefetch distance within a row, in elements. Needed because a tile has more rows than a hardware prefetcher can
+/// follow.
 const AHEAD: usize = 128;
 
 /// Packs the activations of all rows.
@@ -25,9 +26,9 @@ pub(super) struct PackActivations<'a> {
 }
 
 impl PackActivations<'_> {
-    /// Fills `to` tile by tile. Within a tile, the rows are side by side for each input or pair of inputs. In block floating
-    /// point, the second half of a tile's memory holds the powers of two of its BFP blocks. A row of zeros pads an odd number
-    /// of inputs.
+    /// Fills `to` tile by tile. Within a tile, the elements of all rows for one input, or one pair of inputs, are
+    /// adjacent. In block floating point, the second half of a tile's memory holds the powers of two of its BFP blocks.
+    /// If the number of inputs is odd, a zero per row pads it.
     pub(super) fn run<K: MicroKernel>(
         self,
         path: Path,

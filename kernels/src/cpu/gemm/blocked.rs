@@ -1,8 +1,8 @@
 //! Products of several tiles of rows, in blocks that fit the caches.
 //!
-//! A *block* is a range of inputs of one or two panels. All tiles of a *band* of rows are multiplied by a block while it is
-//! in the cache, and prefetch the next block meanwhile. Sums are kept in memory between blocks, so that each output is still
-//! one chain of additions over all inputs in order.
+//! A *block* is a range of inputs of one or two panels. All tiles of a *band* of rows are multiplied by a block while
+//! the block is in the cache. Meanwhile, the next block is prefetched. Sums are kept in memory between blocks, so that
+//! each output is still one chain of additions over all inputs in order.
 
 use super::micro_kernel::{Data, MicroKernel};
 use super::{Epilogue, Work};
@@ -11,28 +11,28 @@ use crate::cpu::memory::format::STEP;
 use crate::cpu::quant::block_float::SUPERBLOCK_STEPS;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Number of steps per block. A block exceeds the first-level cache: weights and inputs stream well from the second level,
-/// and every end of a block costs each tile a load and store of its sums.
+/// Number of steps per block. A block exceeds the first-level cache: weights and inputs stream well from the second
+/// level, and with shorter blocks each tile would load and store its sums more often.
 const BLOCK_STEPS: usize = 512;
 const _: () = assert!(BLOCK_STEPS.is_multiple_of(SUPERBLOCK_STEPS));
 /// Maximum number of rows per band. More rows mean fewer reads of the weights, but the inputs of a block must fit the
-/// second-level cache: 1 MiB or more on machines with AVX-512, half of that on others.
+/// second-level cache: 1 MiB or more on machines with AVX-512, half of that on other machines.
 const fn band_rows<S: Simd>() -> usize {
     if two_panels::<S>() { MOST_BAND_ROWS } else { 48 }
 }
 /// The largest value of [`band_rows`].
 const MOST_BAND_ROWS: usize = 168;
-/// True if the registers hold the sums of the largest tile and two panels.
+/// True if the registers can hold the sums of the largest tile with two panels.
 const fn two_panels<S: Simd>() -> bool {
     S::TILE_SUMS >= 2 * S::TILE_ROWS
 }
-/// Maximum number of panels per task. A thread keeps the sums of a band for each of them.
+/// Maximum number of panels per task. For each of these panels, a thread keeps the sums of a band.
 pub(super) const TASK_PANELS: usize = 8;
 
 /// Number of floats per thread for the sums of a band.
 pub(super) const SUMS: usize = TASK_PANELS * MOST_BAND_ROWS * LANES;
 
-/// Returns the number of bands into which these tiles are divided.
+/// Computes the number of bands into which the tiles of a tiling are divided.
 pub(super) struct Bands(pub(super) Tiling);
 
 impl Op for Bands {
@@ -48,9 +48,9 @@ impl Op for Bands {
 pub(super) struct Blocked<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
     pub(super) data: Data<'a, K>,
-    /// First panel and end, at most [`TASK_PANELS`] apart.
+    /// Panels `panels.0 .. panels.1`, at most [`TASK_PANELS`] of them.
     pub(super) panels: (usize, usize),
-    /// First tile and end.
+    /// Tiles `tiles.0 .. tiles.1`.
     pub(super) tiles: (usize, usize),
     /// The thread's sums, [`SUMS`] long.
     pub(super) sums: &'a mut [f32],
@@ -93,7 +93,7 @@ impl<K: MicroKernel> Op for Blocked<'_, K> {
     }
 }
 
-/// A range of tiles whose inputs of one block fit the second-level cache.
+/// A range of tiles whose activations for the inputs of one block fit the second-level cache.
 #[derive(Clone, Copy)]
 struct Band {
     tiles: (usize, usize),
@@ -174,12 +174,12 @@ impl<K: MicroKernel> Blocked<'_, K> {
 #[derive(Clone, Copy)]
 struct Ask<const N: usize> {
     start: [*const u8; N],
-    /// Number of bytes between the addresses that successive lines prefetch.
+    /// Number of bytes between the addresses that are prefetched for successive lines.
     stride: usize,
 }
 
 impl<const N: usize> Ask<N> {
-    /// The share of tile `index`, counted from the first of `tiles`.
+    /// The share of tile `index`, which is counted from the first of `tiles`.
     #[inline(always)]
     fn new<K: MicroKernel>(
         mut start: [*const u8; N],

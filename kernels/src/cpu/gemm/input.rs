@@ -1,6 +1,6 @@
-//! The input rows of a product, with an optional RMS norm that is applied as they are read.
+//! The input rows of a product, with an optional RMS norm that is applied as the rows are read.
 //!
-//! The norm costs little there: packing reads the row anyway, and the normalised row is never stored.
+//! The norm costs little there, because packing reads the row anyway. The normalised row is never stored.
 
 use crate::cpu::rowwise::rms_factor;
 use crate::cpu::simd::{LANES, Simd};
@@ -18,7 +18,7 @@ pub(in crate::cpu) struct Input<'a> {
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct InputRow<'a> {
     values: &'a [f32],
-    /// The norm's weight, and the row's normalisation factor, which is applied first.
+    /// The norm's weight, and the row's normalisation factor. The factor is applied first.
     norm: Option<(&'a [f32], f32)>,
 }
 

@@ -39,8 +39,8 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     type Raw: Element;
     const LAYOUT: Layout;
 
-    /// Number of lines of [`STEP`] elements that `steps` steps take. For the first step of a block, this is the index of its
-    /// first line.
+    /// Number of lines of [`STEP`] elements that `steps` steps take. If `steps` is the index of a block's first step,
+    /// the result is the index of the block's first line.
     #[inline(always)]
     fn lines(steps: usize) -> usize {
         steps

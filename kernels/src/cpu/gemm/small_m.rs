@@ -6,7 +6,7 @@ use crate::cpu::gemm::tile::{for_tile, prefetch};
 use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::{Op, Simd};
 
-/// Prefetch distance in lines, over all panels together.
+/// Prefetch distance in lines, summed over the panels that are read at once.
 const AHEAD: usize = 96;
 
 /// One task: a range of panels by all rows, which are one tile.

@@ -58,7 +58,7 @@ impl Tiling {
         if tiles < self.tiles { self.tile(tiles).0 } else { self.rows }
     }
 
-    /// Number of rows of the next tile when `left` rows remain, which is fewer than two of the largest tiles have.
+    /// Number of rows of the next tile when `left` rows remain. `left` is less than twice the size of the largest tile.
     fn end_tile(self, left: usize) -> usize {
         if left <= self.largest && HEIGHTS.contains(&left) {
             return left;
@@ -210,7 +210,7 @@ pub(in crate::cpu) unsafe fn dot_product_on<S: Simd, const R: usize, const P: us
 ) -> [[S::F; P]; R] {
     for step in 0..steps {
         (0..P).for_each(|p| ask(p, step));
-        // Panels are the inner loop, so that one load of a pair feeds all of them.
+        // The loop over panels is the inner one, so that each pair is loaded once and used for all panels.
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the caller's contract.
             let pair = unsafe { *x.add(step * R + r) };

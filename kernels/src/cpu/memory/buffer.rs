@@ -46,7 +46,7 @@ impl<T: Element> Buffer<T> {
         let len = len.into().unwrap_or(usize::MAX);
         let too_much = || DeviceError::OutOfMemory { what, wanted: len.saturating_mul(size_of::<T>()) };
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(too_much)?.max(1);
-        // SAFETY: a new private mapping at an address of the kernel's choice affects no other memory.
+        // SAFETY: a new private mapping at an address of the operating system's choice affects no other memory.
         let mapped = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -61,9 +61,9 @@ impl<T: Element> Buffer<T> {
         Ok(Self { start, len, bytes, owns: PhantomData })
     }
 
-    /// Maps `len` elements of `file` from byte `from` on, which is a multiple of the page size. A `len` of `None` stands for an
-    /// overflow and fails. Writes do not reach the file. All pages are read at once, so that a failing read is an error here and
-    /// not a signal later.
+    /// Maps `len` elements of `file` from byte `from` on. `from` is a multiple of the page size. A `len` of `None`
+    /// stands for an overflow and fails. Writes do not reach the file. All pages are read at once, so that a failing
+    /// read is an error here and not a signal later.
     pub(in crate::cpu) fn mapped(
         file: &File,
         from: u64,
@@ -75,7 +75,7 @@ impl<T: Element> Buffer<T> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0).ok_or_else(too_much)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new private mapping at an address of the kernel's choice affects no other memory.
+        // SAFETY: a new private mapping at an address of the operating system's choice affects no other memory.
         let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, from) }
             .map_err(|_| too_much())?;
         let start = NonNull::new(mapped.cast::<T>()).ok_or_else(too_much)?;
@@ -107,8 +107,8 @@ impl<T: Element> Buffer<T> {
 fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
     const WORTH_IT: usize = 4 << 20;
     if bytes >= WORTH_IT {
-        // SAFETY: the range is the mapping just made, and the advice changes no contents. A kernel that does not support it
-        // returns an error, and the pages stay small.
+        // SAFETY: the range is the mapping just made, and the advice changes no contents. Errors are ignored: an
+        // operating system without this advice returns one, and the pages stay small.
         let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
     }
 }
@@ -118,7 +118,7 @@ fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
 fn read_all(start: *mut std::ffi::c_void, bytes: usize) -> rustix::io::Result<()> {
     // SAFETY: the range is the mapping just made, and the advice only reads its pages.
     match unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateRead) } {
-        // A kernel that does not support the advice reads each page when it is first touched.
+        // An operating system without this advice reads each page when the page is first touched.
         Err(rustix::io::Errno::INVAL) => Ok(()),
         done => done,
     }

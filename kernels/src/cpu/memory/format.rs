@@ -1,8 +1,9 @@
 //! Storage formats: the layout of elements in panels, and their conversion to lanes of f32.
 //!
 //! A *panel* holds sixteen outputs (columns of the transposed weights, or sixteen keys) for all inputs. It consists of
-//! `[inputs / 2]` *steps* of two inputs by sixteen outputs. f32 and f16 store a step as two rows of sixteen elements. bfloat16
-//! stores it as sixteen pairs, the operand of a dot-product instruction. A row of zeros pads an odd number of inputs.
+//! `[inputs / 2]` *steps* of two inputs by sixteen outputs. f32 and f16 store a step as two rows of sixteen elements.
+//! bfloat16 stores a step as sixteen pairs, the operand of a dot-product instruction. If the number of inputs is odd,
+//! zeros pad the last step.
 
 use half::f16;
 
@@ -21,9 +22,9 @@ pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
     const ODD_FIRST: bool = Self::IS_BF16;
 
-    /// Index within a step of output `lane` of the even (`parity` 0) or odd (1) input.
+    /// Index within a step of the element of output `lane` and the even (`parity` 0) or odd (`parity` 1) input.
     fn index_in_step(parity: usize, lane: usize) -> usize;
-    /// Loads a step's row of the even (`ODD` false) or odd input.
+    /// Loads the sixteen elements of a step's odd input if `ODD` is true, or of its even input otherwise.
     ///
     /// # Safety
     ///
@@ -35,7 +36,7 @@ pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     ///
     /// Sixteen elements are readable at `from`.
     unsafe fn load_row<S: Simd>(s: S, from: *const Self::Raw) -> S::F;
-    /// Rounds to the nearest element, ties to even.
+    /// Rounds to the nearest number of this format, ties to even.
     fn narrow(x: f32) -> Self::Raw;
     /// Converts to f32, exactly.
     fn widen(x: Self::Raw) -> f32;

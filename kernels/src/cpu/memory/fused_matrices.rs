@@ -15,8 +15,8 @@ pub(in crate::cpu) struct Shape {
 }
 
 impl Shape {
-    /// Number of panels. The last panel may not be full; in a paired matrix, neither may the last of gate and the last
-    /// of up.
+    /// Number of panels. The last panel can be partly empty. In a paired matrix, so can the last panel of gate and the
+    /// last panel of up.
     pub(in crate::cpu) fn panels(self) -> usize {
         if self.paired { 2 * (self.outputs / 2).div_ceil(LANES) } else { self.outputs.div_ceil(LANES) }
     }
@@ -27,8 +27,8 @@ impl Shape {
     }
 }
 
-/// Matrices of a checkpoint that one packed matrix holds: stacked row by row (q, k and v), or a pair of as many rows each
-/// (gate and up). All have the same number of columns and the same element type.
+/// Matrices of a checkpoint that one packed matrix holds: stacked row by row (q, k and v), or a pair with the same
+/// number of rows (gate and up). All have the same number of columns and the same element type.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct FusedMatrices<'a> {
     matrices: &'a [HostMatrix<'a>],
@@ -54,8 +54,8 @@ impl<'a> FusedMatrices<'a> {
         self.matrices.iter()
     }
 
-    /// Calls `fill` for each panel, in parallel, with the bytes of the panel's sixteen rows and the panel's share of `to`,
-    /// which is zeroed. A row is `None` beyond the last output of a panel that is not full.
+    /// Calls `fill` for each panel, in parallel, with the bytes of the panel's sixteen rows of weights and the panel's
+    /// share of `to`. A row is `None` if it is beyond the last output. The share is zeroed.
     pub(in crate::cpu) fn pack(
         &self,
         pool: &mut ThreadPool,
@@ -71,8 +71,8 @@ impl<'a> FusedMatrices<'a> {
         })
     }
 
-    /// The rows of a panel. Panels of a pair alternate between gate and up, so that a gate and the value it multiplies are
-    /// computed side by side.
+    /// The rows of a panel. In a paired matrix, the panels of gate and up alternate, so that a gate and the value it
+    /// multiplies are computed side by side.
     fn rows(&self, panel: usize) -> [Option<&'a [u8]>; LANES] {
         let (matrices, first) = match self.shape.paired {
             true => (&self.matrices[panel % 2..][..1], panel / 2 * LANES),
@@ -82,7 +82,8 @@ impl<'a> FusedMatrices<'a> {
     }
 }
 
-/// Refuses a matrix whose bytes do not match its shape, or whose columns or type differ from the others'.
+/// Returns an error if a matrix's bytes do not match its shape, or if its columns or type differ from `inputs` and
+/// `dtype`.
 fn check(matrix: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
     let HostMatrix { rows, columns, .. } = *matrix;
     let bytes = rows.checked_mul(columns).and_then(|elements| elements.checked_mul(dtype.bytes()));
@@ -96,7 +97,7 @@ fn check(matrix: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<()
     Ok(())
 }
 
-/// The bytes of row `index` of the matrices stacked as one; `None` beyond the last.
+/// The bytes of row `index` of the matrices stacked as one; `None` beyond the last row.
 fn row<'a>(matrices: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
     for matrix in matrices {
         if index < matrix.rows {

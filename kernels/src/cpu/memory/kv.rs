@@ -1,9 +1,10 @@
 //! The paged KV plane and its layout.
 //!
-//! A page of a layer holds, for each head, `page_tokens` keys and then as many values, both in panels (see [`super::format`]).
-//! The lanes of a panel of keys are sixteen tokens and its inputs are the elements of the head, so that the scores of sixteen
-//! keys are one product. The lanes of a panel of values are sixteen elements of the head and its inputs are sixteen tokens, so
-//! that a weighted sum is one product too. The panels of values of the same sixteen tokens are consecutive.
+//! A page of a layer holds, for each head, `page_tokens` keys and then `page_tokens` values, both in panels (see
+//! [`super::format`]). The lanes of a panel of keys are sixteen tokens and its inputs are the elements of the head, so
+//! that the scores of sixteen keys are one product. The lanes of a panel of values are sixteen elements of the head and
+//! its inputs are sixteen tokens, so that a weighted sum is one product too. The panels of values of the same sixteen
+//! tokens are consecutive.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use crate::cpu::memory::format::Stored;
 use crate::cpu::simd::LANES;
 use crate::{AttentionShape, DeviceError, KvShape, PageId};
 
-/// The name of the layout above. Workers exchange pages only if their layouts have the same name.
+/// The name of the layout that this module documents. Workers exchange pages only if their layouts have the same name.
 pub(in crate::cpu) const FORMAT: &str = "cpu: panels of 16 keys, then panels of 16 values";
 
 /// Number of elements per panel of values: sixteen elements of the head by sixteen tokens.
@@ -87,7 +88,7 @@ impl KvPool {
         }
     }
 
-    /// Checks that the pool has the layer, and that its heads match the layer's.
+    /// Checks that the pool has layer `layer`, and that the pool's heads match `shape`.
     pub(in crate::cpu) fn check(&self, layer: usize, shape: &AttentionShape) -> Result<(), DeviceError> {
         check_head_dim(shape.head_dim)?;
         let pool = &self.shape;

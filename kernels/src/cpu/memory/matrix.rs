@@ -148,8 +148,9 @@ fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &m
     }
 }
 
-/// Packs all whole blocks of sixteen units by sixteen rows, and returns the number of bytes that they take of each row. Blocks
-/// are transposed one at a time, so that the panel is written in order while each row is read a cache line at a time.
+/// Packs all whole blocks of sixteen units by sixteen rows. Returns the number of bytes of each row that these blocks
+/// cover. Blocks are transposed one at a time, so that the panel is written in order while each row is read a cache
+/// line at a time.
 fn pack_blocks<const UNIT: usize>(rows: [&[u8]; LANES], panel: &mut [u8]) -> usize {
     let rows = rows.map(|row| row.as_chunks::<UNIT>().0.as_chunks::<LANES>().0);
     let blocks = panel.as_chunks_mut::<UNIT>().0.as_chunks_mut::<{ LANES * LANES }>().0;

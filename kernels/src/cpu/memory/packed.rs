@@ -1,9 +1,10 @@
 //! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of a
 //! machine share its pages.
 //!
-//! A file is one page that names its contents, and then, for each matrix in the order of loading, one page that describes the
-//! matrix and its bytes, padded to a page. The file is written under a temporary name and renamed when it is complete. A matrix
-//! is only taken from the file if its description (shape, type, and a few samples of its source bytes) matches.
+//! The first page of a file names its contents. Then each matrix follows, in the order of loading: one page that
+//! describes the matrix, and then the bytes of the matrix, padded to whole pages. The file is written under a temporary
+//! name and renamed when it is complete. A matrix is only taken from the file if its description (shape, type, and a
+//! hash of a few samples of its source bytes) matches.
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -80,7 +81,8 @@ impl PackedWeights {
         Self(Arc::new(Mutex::new(State { path, name, mode })))
     }
 
-    /// Returns the packed matrix of `source`: from the file, or else from `pack`. In the latter case it is written to the file.
+    /// Returns the packed matrix of `source`: from the file, or else from `pack`. If the file is being written, a
+    /// matrix from `pack` is appended to it.
     pub(in crate::cpu) fn matrix(
         &self,
         path: isa::Path,
@@ -110,7 +112,7 @@ impl PackedWeights {
                     return Weights::mapped(path, (file, from), shape, dtype, quantize);
                 }
                 None => {
-                    // The next start writes a new file.
+                    // The file is removed so that the next start writes a new one.
                     let _ = fs::remove_file(&*file_path);
                     let why = format!("{} is of other weights, and was removed", file_path.display());
                     *mode = Mode::Unused(why);
@@ -166,7 +168,7 @@ fn filled(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE)
 }
 
-/// True if the file begins with this name page and has the length that is recorded in it.
+/// True if the file begins with the name page `name`, and has the length that is recorded in its first page.
 fn is_whole(mut file: &File, name: &Page) -> io::Result<bool> {
     let mut found = [0; PAGE as usize];
     file.read_exact(&mut found)?;
@@ -187,7 +189,7 @@ fn begin(path: &Path) -> Result<(File, PathBuf), String> {
         }
         Err(TryLockError::Error(error)) => return Err(cannot(error)),
     }
-    // Another writer may have finished and renamed the file before it was locked here.
+    // Another writer may have finished and renamed the file before this process locked it.
     let (mine, there) = (file.metadata().map_err(cannot)?, fs::metadata(&partial).map_err(cannot)?);
     if (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
         return Err(format!("{} has just been written by another process", path.display()));

@@ -3,12 +3,12 @@
 use crate::DeviceError;
 use crate::cpu::memory::Buffer;
 
-/// Activations, `[rows, width]` in f32. The first [`Tensor::live`] rows hold values; the others are undefined.
+/// Activations, `[rows, width]` in f32. The first [`Tensor::live`] rows hold values; the remaining rows are undefined.
 pub struct Tensor {
     /// Maximum number of rows.
     capacity: usize,
     width: usize,
-    /// Rows that the last operation wrote: the step's tokens, or the rows of a logit tile.
+    /// Number of rows that the last operation wrote: one per token of the step, or one per row of logits.
     live: usize,
     data: Buffer<f32>,
 }
@@ -81,7 +81,7 @@ impl Tensor {
         &mut self.data[..self.live * self.width]
     }
 
-    /// Keeps only these of the live rows, which are in ascending order, and moves them to the front.
+    /// Keeps only the live rows whose indices are in `rows`, and moves them to the front. `rows` must ascend.
     pub(in crate::cpu) fn keep(&mut self, rows: &[usize]) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
         let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
@@ -96,7 +96,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Sets the number of live rows, and returns them for the caller to write.
+    /// Sets the number of live rows to `rows`, and returns these rows for the caller to write.
     pub(in crate::cpu) fn written(&mut self, rows: usize, width: usize) -> Result<&mut [f32], DeviceError> {
         self.check_width(width)?;
         if rows > self.capacity {

@@ -1,19 +1,20 @@
 //! Block floating point (BFP): bfloat16 weights as integers with shared exponents, for machines without dot products of
 //! bfloat16.
 //!
-//! Such machines multiply pairs of 16-bit integers and add them (`vpmaddwd`, `vpdpwssd`) faster than they multiply f32. A
-//! row of weights is cut into *BFP blocks* of [`BFP_BLOCK`] inputs: integers that share an exponent. Activations are
-//! converted to the same form before each product. The products within a BFP block are summed exactly in integers, and the
-//! sum is scaled once:
+//! Such machines multiply pairs of 16-bit integers and add the products (`vpmaddwd`, `vpdpwssd`) faster than they
+//! multiply f32. A row of weights is cut into *BFP blocks* of [`BFP_BLOCK`] inputs: integers that share an exponent.
+//! Activations are converted to the same form before each product. The products within a BFP block are summed exactly
+//! in integers, and the sum is scaled once:
 //!
 //! ```text
 //! y[o] = Σ over blocks b, in order: 2^(w_exponent[o,b] + x_exponent[b]) · Σ over inputs i of b: w[o,i] · x[i]
 //! ```
 //!
-//! The largest weight of a BFP block has twelve bits, which include all eight bits of bfloat16. A weight below 2^-4 of the
-//! largest loses low bits: its error is at most 2^-12 of the largest. The largest activation has thirteen bits, so an
-//! activation's error is at most 2^-13 of the largest. In bfloat16 the largest activation alone may be off by 2^-9 of
-//! itself: products are closer to those of f32 than products with activations in bfloat16.
+//! The largest weight of a BFP block has twelve bits, which include all eight bits of bfloat16. A weight below 2^-4 of
+//! the largest loses low bits: its error is at most 2^-12 of the largest. The largest activation has thirteen bits, so
+//! an activation's error is at most 2^-13 of the largest. By comparison, rounding to bfloat16 can change the largest
+//! activation by 2^-9 of its value. Products in block floating point are therefore closer to those of f32 than products
+//! with activations in bfloat16.
 //!
 //! Each operation is either exact or has one defined rounding, so the bits are the same on every instruction path and in any
 //! batch. A rank's share of the inputs consists of whole BFP blocks if it is a multiple of [`BFP_BLOCK`].
@@ -34,7 +35,7 @@ use crate::cpu::memory::format::STEP;
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::simd::LANES;
 
-/// Number of inputs that share an exponent. With more, the sum of their products could overflow an i32.
+/// Number of inputs that share an exponent. With more inputs, the sum of their products could overflow an i32.
 pub(in crate::cpu) const BFP_BLOCK: usize = 64;
 /// Number of steps per BFP block.
 pub(in crate::cpu) const BFP_BLOCK_STEPS: usize = BFP_BLOCK / 2;
@@ -42,7 +43,8 @@ pub(in crate::cpu) const BFP_BLOCK_STEPS: usize = BFP_BLOCK / 2;
 const WEIGHT_BITS: u8 = 12;
 /// Bits of the largest activation of a BFP block.
 const ACTIVATION_BITS: u8 = 13;
-// An activation may round up to the next power of two. A weight does not: the largest has eight significant bits.
+// The largest sum of a BFP block fits an i32. An activation may round up to 2^`ACTIVATION_BITS`. A weight has at most
+// eight significant bits, so it stays below 2^`WEIGHT_BITS` by at least 2^(`WEIGHT_BITS` - 8).
 const _: () = assert!(
     BFP_BLOCK as i64 * ((1 << WEIGHT_BITS) - (1 << (WEIGHT_BITS - 8))) * (1 << ACTIVATION_BITS)
         <= i32::MAX as i64
@@ -54,7 +56,8 @@ pub(in crate::cpu) const SUPERBLOCK_STEPS: usize = 4 * BFP_BLOCK_STEPS;
 /// The panels of a matrix.
 pub(in crate::cpu) struct BlockFloatPanels(Buffer<u16>);
 
-/// Number of lines that `steps` steps take. For the first step of a superblock, this is the index of the line of exponents.
+/// Number of lines that `steps` steps take. If `steps` is the index of a superblock's first step, the result is the
+/// index of the superblock's line of exponents.
 #[inline(always)]
 pub(in crate::cpu) const fn lines(steps: usize) -> usize {
     steps + steps.div_ceil(SUPERBLOCK_STEPS)

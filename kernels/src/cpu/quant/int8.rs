@@ -1,9 +1,9 @@
 //! Weights and activations in eight bits (W8A8). Weights are quantised when they are loaded.
 //!
-//! A row of weights is cut into *groups* of [`GROUP`] inputs. Each group of each output has its own scale, its largest
-//! magnitude divided by 127, and its weights are rounded to multiples of the scale. Activations are quantised in the same
-//! way before each product, with a scale per group and row. The products within a group are summed exactly in integers, and
-//! the sum is scaled once:
+//! A row of weights is cut into *groups* of [`GROUP`] inputs. Each group of each output has its own scale: the largest
+//! magnitude in the group divided by 127. The weights of the group are rounded to multiples of the scale. Activations
+//! are quantised in the same way before each product, with a scale per group and row. The products within a group are
+//! summed exactly in integers, and the sum is scaled once:
 //!
 //! ```text
 //! y[o] = Σ over groups g, in order: Σ over inputs i of g (w[o,i] · x[i]) · (w_scale[o,g] · x_scale[g])
@@ -11,15 +11,15 @@
 //!
 //! The sum starts with zero, or with the output's old value if the product is added to it. A bias is added last.
 //!
-//! Each operation is either exact or has one defined rounding (a group's sum is scaled and added with one rounding), so the
-//! bits are the same on every instruction path and in any batch. A rank's share of the inputs consists of whole groups if it
-//! is a multiple of [`GROUP`]; the ranks then hold the same quantised numbers as a single device. An embedding is read from
-//! the same bytes as its LM head, so a tied table is held once.
+//! Each operation is either exact or has one defined rounding (a group's sum is scaled and added with one rounding), so
+//! the bits are the same on every instruction path and in any batch. A rank's share of the inputs consists of whole
+//! groups if it is a multiple of [`GROUP`]; the ranks then hold the same quantised numbers as a single device.
+//! Embeddings can be read from the bytes of an LM head, so a table that a model uses for both is held once.
 //!
 //! A panel of sixteen outputs is a sequence of groups. A group is sixteen f32 scales and then steps. A step is sixteen
-//! outputs by as many inputs as the path's dot product takes (`Simd::DOT_INPUTS`). Weights are stored plus 128, since one
-//! operand of the dot-product instructions is unsigned. This adds 128 times the sum of the group's activations to each sum;
-//! the initial value of the sum compensates for it.
+//! outputs by as many inputs as the path's dot product takes (`Simd::DOT_INPUTS`). 128 is added to each weight when it
+//! is stored, since one operand of the dot-product instructions is unsigned. This adds 128 times the sum of the group's
+//! activations to each integer sum. The initial value of the integer sum compensates for that.
 
 mod activations;
 mod pack;
@@ -39,7 +39,7 @@ pub(in crate::cpu) const GROUP: usize = 128;
 const PAD: usize = 4;
 /// The offset that is added to weights when they are stored.
 const OFFSET: u8 = 128;
-/// Size in bytes of the scales of a panel's group.
+/// Size in bytes of the scales of one group of a panel.
 const SCALES: usize = LANES * size_of::<f32>();
 
 /// An int8 weight matrix, `[outputs, inputs]`.

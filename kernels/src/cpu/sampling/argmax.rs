@@ -1,5 +1,5 @@
-//! The arg max of each row of logits, computed while the logits are computed. If a request needs only the likeliest token, its
-//! logits are not needed otherwise.
+//! The arg max of each row of logits, computed while the logits are computed. A request that needs only the likeliest
+//! token has no other use for the logits.
 //!
 //! Each thread keeps the best token that it has seen. The assignment of tokens to threads does not affect the result: among
 //! equal logits, the lowest token id wins.
@@ -21,7 +21,7 @@ pub(in crate::cpu) struct Best {
 const NOTHING: Best = Best { logit: f32::NEG_INFINITY, token: u32::MAX, nan: false };
 
 impl Best {
-    /// Replaces this with `other` if that has a larger logit, or an equal logit and a lower token id.
+    /// Replaces this with `other` if `other` has a larger logit, or an equal logit and a lower token id.
     #[inline(always)]
     fn merge(&mut self, other: Self) {
         let nan = self.nan | other.nan;
@@ -86,7 +86,7 @@ impl Op for UpdateArgmax<'_> {
         // SAFETY: each thread has its own range.
         let best = unsafe { &mut partial.best.slice_mut(thread * partial.rows + row, 1)[0] };
         let lanes = s.load_some(logits, f32::NEG_INFINITY);
-        // Written only on a change, since the ranges of two threads may share a cache line.
+        // `best` is written only if it changes, since the ranges of two threads may share a cache line.
         if s.any_nan(lanes) {
             best.nan = true;
             return;

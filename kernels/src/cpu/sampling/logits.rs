@@ -4,12 +4,12 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd, exp};
 use crate::{DeviceError, TokenScore};
 
-/// Number of elements that are summed in f32. The sums of chunks are added in f64. The number is fixed, so that every sum has
-/// one order.
+/// Number of elements per chunk. A chunk is summed in f32, and the sums of chunks are added in f64. The number is
+/// fixed, so that the order of every sum is fixed.
 pub(in crate::cpu) const CHUNK: usize = 1024;
 
-/// Returns the largest element, or an error if an element is NaN or the largest is not finite. Such logits mean that the device
-/// or the weights are broken, and must not become a token.
+/// Returns the largest element, or an error if an element is NaN or the largest is not finite. An error means that the
+/// device or the weights are broken: no token may be sampled from such logits.
 pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceError> {
     match path.run(Largest(logits)) {
         Some(largest) if largest.is_finite() => Ok(largest),
@@ -105,7 +105,8 @@ impl Op for Top<'_> {
         for (index, chunk) in logits.chunks(LANES).enumerate() {
             let full = top.len() == count;
             let last = if full { top[count - 1].1 } else { f32::NEG_INFINITY };
-            // An equal logit with a higher id comes after, so only larger ones matter once the list is full.
+            // Equal logits are ordered by ascending id. Once the list is full, a later logit therefore enters the list
+            // only if it is larger than the list's last logit.
             if full && s.largest(s.load_some(chunk, f32::NEG_INFINITY)) <= last {
                 continue;
             }

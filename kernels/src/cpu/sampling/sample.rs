@@ -1,9 +1,9 @@
 //! Sampling: from a row of logits to a token.
 //!
-//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties. If the temperature is 0, the
-//! likeliest token follows; otherwise temperature, min-p, top-k, top-p, and one draw. The draw uses the random number of (seed,
-//! position) and inverts the distribution function over ascending token ids, whose sums have a fixed order. The same row
-//! therefore always gives the same token.
+//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties. If the temperature
+//! is 0, the likeliest token is taken next. Otherwise temperature, min-p, top-k, top-p and one draw follow. The draw
+//! uses the random number of (seed, position). It inverts the distribution function over ascending token ids, whose
+//! sums have a fixed order. The same row therefore always gives the same token.
 
 use crate::cpu::sampling::logits::{CHUNK, ChunkSum, Exponentials, largest, score};
 use crate::cpu::sampling::philox::uniform;
@@ -140,7 +140,8 @@ fn draw(
     for (index, chunk) in weights.chunks(CHUNK).enumerate() {
         let here = sum(chunk);
         if below + here <= target {
-            // Rounding may leave the target just beyond the end. Then the last chunk with a weight is used.
+            // Because of rounding, the target may lie just beyond the sum of all chunks. Then the last chunk with a
+            // weight is used.
             if here > 0.0 {
                 last = Some(index);
             }
@@ -157,7 +158,7 @@ fn draw(
         }
         break;
     }
-    // The chunk's f32 sum exceeded the running sum of its elements by rounding, so its last candidate is drawn.
+    // Because of rounding, no element of the chunk has reached the target: the chunk's last candidate is drawn.
     let chunk = last?;
     let candidates = &weights[chunk * CHUNK..weights.len().min((chunk + 1) * CHUNK)];
     candidates.iter().rposition(|&weight| weight > 0.0).map(|id| (chunk * CHUNK + id) as u32)

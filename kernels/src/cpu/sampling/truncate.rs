@@ -3,7 +3,7 @@
 //! Candidates are ordered by descending weight, and equal weights by ascending id. A histogram of the weights' leading bits finds
 //! the bucket that contains the cut, and only that bucket is sorted.
 
-/// Number of low bits that a bucket ignores: buckets differ in the exponent and three bits of the fraction.
+/// Number of a weight's low bits that do not affect its bucket: only the exponent and three bits of the fraction do.
 const SHIFT: u32 = 20;
 /// Number of buckets for weights in 0 ..= 1.
 const BUCKETS: usize = (0x3f80_0000 >> SHIFT) + 1;
@@ -43,9 +43,9 @@ fn bucket_of(weight: f32) -> usize {
     ((weight.to_bits() >> SHIFT) as usize).min(BUCKETS - 1)
 }
 
-/// Returns the cut that keeps the `top_k` likeliest candidates (0: all), and among them the smallest number of likeliest
-/// candidates whose share of their probability is at least `top_p` (1: all). `None` keeps everything. Weights of 0 are no
-/// candidates.
+/// Returns the cut that keeps the `top_k` likeliest candidates (0: all) and, among these, the smallest number of
+/// likeliest ones whose share of the kept probability is at least `top_p` (1: all). Returns `None` if all candidates
+/// are kept. A weight of 0 is not a candidate.
 pub(in crate::cpu) fn cut(weights: &[f32], top_k: usize, top_p: f32, scratch: &mut Scratch) -> Option<Cut> {
     scratch.counts.clear();
     scratch.counts.resize(BUCKETS, 0);
@@ -101,7 +101,8 @@ fn by_mass(weights: &[f32], wanted: f64, scratch: &mut Scratch) -> Option<Cut> {
                 return Some(Cut { weight, id });
             }
         }
-        // In this order the bucket's sum rounds to a little less than `wanted`, so the cut is its last candidate.
+        // The bucket's sum in this order rounds to a little less than `wanted`, so the cut is the bucket's last
+        // candidate.
         return scratch.bucket.last().map(|&(weight, id)| Cut { weight, id });
     }
     None

@@ -22,7 +22,7 @@ impl Avx2 {
 
 type F = [__m256; 2];
 
-/// Evaluates intrinsics. A `self` of this type proves that the machine has them.
+/// Evaluates intrinsics. A `self` of type `Avx2` proves that the machine has their instructions.
 macro_rules! avx2 {
     ($($body:tt)*) => {{
         // SAFETY: an `Avx2` exists only where its instructions do; memory access is the caller's contract.
@@ -30,7 +30,7 @@ macro_rules! avx2 {
     }};
 }
 
-/// Reduces all lanes with `op`, upper half onto lower half.
+/// Reduces all lanes to one with `op`: the upper half is combined with the lower half until one lane is left.
 macro_rules! fold {
     ($a:expr, $op256:ident, $op128:ident) => {
         avx2! {{
@@ -42,8 +42,9 @@ macro_rules! fold {
     };
 }
 
-/// Returns `from`, as an address that the compiler cannot identify with the argument. Otherwise the compiler loads the even and
-/// the odd halves of pairs together and keeps both, for which a tile of six rows has no registers left.
+/// Returns `from`, as an address that the compiler cannot identify with the argument. Otherwise the compiler loads the
+/// even and the odd halves of pairs together and keeps both in registers. A tile of six rows leaves too few registers
+/// for that.
 #[allow(clippy::pointers_in_nomem_asm_block)] // The assembly reads no memory.
 #[inline(always)]
 fn distinct_address(mut from: *const u16) -> *const u16 {
@@ -52,8 +53,8 @@ fn distinct_address(mut from: *const u16) -> *const u16 {
     from
 }
 
-/// [`Simd::dot_i16`] in assembly. The compiler would sum the products of several steps before it adds them to the sums, or load
-/// the pairs of several rows together, and has no registers for either.
+/// [`Simd::dot_i16`] in assembly. The compiler would sum the products of several steps before it adds them to the sums,
+/// or load the pairs of several rows together. There are too few registers for either.
 ///
 /// # Safety
 ///
@@ -192,7 +193,7 @@ impl Simd for Avx2 {
     fn to_i8(self, x: F) -> [i8; LANES] {
         avx2! {
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
-            // Packing works on each 128-bit half; this restores the order of the lanes.
+            // Packing works on each 128-bit half separately; the permutation restores the order of the lanes.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
             std::mem::transmute(_mm_packs_epi16(
                 _mm256_castsi256_si128(words),
@@ -226,7 +227,7 @@ impl Simd for Avx2 {
         avx2! {
             let low = _mm256_packs_epi32(_mm256_cvtps_epi32(low[0]), _mm256_cvtps_epi32(low[1]));
             let high = _mm256_packs_epi32(_mm256_cvtps_epi32(high[0]), _mm256_cvtps_epi32(high[1]));
-            // Packing works on each 128-bit half; this restores the order of the lanes.
+            // Packing works on each 128-bit half separately; the permutations restore the order of the lanes.
             [
                 _mm256_permute4x64_epi64::<0b11_01_10_00>(low),
                 _mm256_permute4x64_epi64::<0b11_01_10_00>(high),

@@ -52,7 +52,7 @@ impl Avx512Bf16 {
     }
 }
 
-/// Evaluates intrinsics. A `self` of a proof type proves that the machine has them.
+/// Evaluates intrinsics. A `self` of a proof type proves that the machine has their instructions.
 macro_rules! avx512 {
     ($($body:tt)*) => {{
         // SAFETY: the proof types exist only where their instructions do; memory access is the caller's contract.
@@ -60,7 +60,7 @@ macro_rules! avx512 {
     }};
 }
 
-/// Reduces all lanes with `op`, upper half onto lower half.
+/// Reduces all lanes to one with `op`: the upper half is combined with the lower half until one lane is left.
 macro_rules! fold {
     ($a:expr, $op256:ident, $op128:ident) => {
         avx512! {{
@@ -126,7 +126,8 @@ unsafe fn dot_words(sum: __m512i, weights: *const u8, x: u32) -> __m512i {
     }
 }
 
-/// [`Simd::store_transposed`]: transposes sixteen rows of sixteen words in registers. Only the first `R` rows are given.
+/// [`Simd::store_transposed`]: transposes sixteen rows of sixteen words in registers. Rows after the first `R` are
+/// zeros.
 ///
 /// # Safety
 ///

@@ -7,7 +7,8 @@ use crate::DeviceError;
 use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
 use crate::cpu::simd::{Op, Portable};
 
-/// An instruction path. All paths run the same code over sixteen lanes. Differences in rounding are noted at the path.
+/// An instruction path. All paths run the same code over sixteen lanes. The documentation of a path notes its
+/// differences in rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Plain code. If the target has no fused instruction, products and sums are rounded separately, so f32 results differ from

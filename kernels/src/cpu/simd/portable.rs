@@ -19,7 +19,7 @@ fn each(f: impl Fn(usize) -> f32) -> F {
     std::array::from_fn(f)
 }
 
-/// Reduces all lanes with `f`, upper half onto lower half.
+/// Reduces all lanes to one with `f`: the upper half is combined with the lower half until one lane is left.
 #[inline(always)]
 fn fold(mut lanes: F, f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES / 2;
@@ -193,8 +193,8 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn round(self, a: F) -> F {
-        // Adding and subtracting 1.5 * 2^23 rounds magnitudes below 2^22 to the nearest integer, ties to even. Callers pass no
-        // larger magnitudes that are not integers.
+        // Adding and subtracting 1.5 * 2^23 rounds magnitudes below 2^22 to the nearest integer, ties to even. Callers
+        // pass a larger magnitude only if it is an integer.
         const MAGIC: f32 = 12_582_912.0;
         each(|i| if a[i].abs() < 4_194_304.0 { (a[i] + MAGIC) - MAGIC } else { a[i] })
     }

@@ -2,8 +2,8 @@
 
 use crate::DeviceError;
 
-/// Logical CPUs in the order of their assignment to workers: ordered by NUMA node, package and physical core, so that adjacent
-/// ones share memory and caches.
+/// Logical CPUs in the order of their assignment to workers: ordered by NUMA node, package and physical core, so that
+/// adjacent CPUs share memory and caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores(Vec<usize>);
 

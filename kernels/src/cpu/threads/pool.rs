@@ -1,11 +1,12 @@
 //! Fork and join over threads that persist between operations.
 //!
-//! A step runs about two hundred operations back to back, and during decodes each takes tens of microseconds, so a waiting thread
-//! spins before it parks. The caller works too. A thread that wakes late finds the operation closed, and the caller does not wait
-//! for it.
+//! A step runs about two hundred operations back to back, and during decodes each operation takes tens of microseconds,
+//! so a waiting thread spins before it parks. The caller's thread runs tasks too. A thread that wakes late finds the
+//! operation closed, and the caller does not wait for that thread.
 //!
-//! Each thread starts with a share of consecutive tasks, from the front. Its reads are then one stream, from the nearest memory if
-//! the same thread wrote the same share. A thread whose share is empty takes tasks from the back of the other threads' shares.
+//! Each thread has a share of consecutive tasks, which it runs from the front. Its reads are then one stream. They come
+//! from the nearest memory if the same thread wrote the same share. A thread whose share is empty takes tasks from the
+//! back of the other threads' shares.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -20,8 +21,9 @@ use crate::cpu::threads::cores;
 
 /// Duration for which an idle thread polls for work without yielding its core.
 const SPIN: Duration = Duration::from_micros(50);
-/// Total duration for which an idle thread polls before it parks. After [`SPIN`] it yields between polls. It covers the pause
-/// between two steps: on a virtual machine the host takes an idle core, and waking a parked thread takes a millisecond.
+/// Total duration for which an idle thread polls before it parks. After [`SPIN`] it yields between polls. The duration
+/// covers the pause between two steps: on a virtual machine the host takes an idle core away, and waking a parked
+/// thread then takes a millisecond.
 const STAY: Duration = Duration::from_millis(2);
 /// Flag in [`Common::gate`] that is set while threads may not enter an operation.
 const CLOSED: usize = 1 << (usize::BITS - 1);
@@ -33,13 +35,14 @@ type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
 struct Job(*const Task<'static>);
 
 struct Common {
-    /// The current operation. Threads inside the gate read it. The caller writes it while the gate is closed and empty.
+    /// The current operation. Threads inside the gate read this field. The caller writes it while the gate is closed
+    /// and empty.
     job: UnsafeCell<Option<Job>>,
     /// Number of threads inside the current operation, and the flag [`CLOSED`].
     gate: AtomicUsize,
     /// The share of each thread.
     shares: Box<[Share]>,
-    /// Number of operations. A change signals a new operation.
+    /// Number of operations so far. A change signals a new operation.
     epoch: AtomicU64,
     stopping: AtomicBool,
     panicked: AtomicBool,
@@ -161,7 +164,8 @@ impl ThreadPool {
         let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
         unsafe { *self.common.job.get() = Some(Job(task)) };
-        // Threads that are woken below get a share. Other threads that are awake may still take tasks.
+        // Only the caller and the threads that are woken below get a share: at most one thread per task. Other threads
+        // that are awake may take tasks from these shares.
         let sharing = tasks.min(self.threads());
         for (thread, share) in self.common.shares.iter().enumerate() {
             let first = |thread: usize| tasks * thread.min(sharing) / sharing;
@@ -247,7 +251,7 @@ fn help(common: &Common, asleep: &AtomicBool, thread: usize) {
     }
 }
 
-/// Waits until the epoch differs from `seen`, and returns it.
+/// Waits until the epoch differs from `seen`, and returns the new epoch.
 fn wait_for_change(common: &Common, asleep: &AtomicBool, seen: u64) -> u64 {
     let began = Instant::now();
     let mut turns = 0u32;

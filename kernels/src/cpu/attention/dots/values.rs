@@ -14,7 +14,7 @@ const PANEL_PAIRS: usize = LANES / 2;
 pub(super) struct AddShared<'t, 'v, const R: usize, const P: usize> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),
-    /// Factors of the queries' sums, which are applied first.
+    /// Factors by which the queries' sums are multiplied before values are added.
     pub(super) decay: &'t [f32; LANES],
 }
 
@@ -92,7 +92,7 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
 pub(super) struct AddOwn<'t, 'v> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),
-    /// Factors of the queries' sums, which are applied first.
+    /// Factors by which the queries' sums are multiplied before values are added.
     pub(super) decay: &'t [f32; LANES],
 }
 

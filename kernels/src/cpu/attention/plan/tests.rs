@@ -28,7 +28,7 @@ fn shape(kv_heads: usize, window: Option<usize>) -> AttentionShape {
 
 #[test]
 fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
-    // Counted by head, since a piece may have several.
+    // Counted by head, since a piece may have several heads.
     let splits = |plan: &Plan| {
         let split = plan.pieces.iter().filter(|piece| piece.split.is_some());
         split.map(|piece| piece.kv_heads).sum::<usize>()

@@ -1,13 +1,15 @@
-//! The loop body that scores and weighted sums share: multiplication of a row of a panel into the sums of some queries.
+//! The loop body that scores and weighted sums share: it multiplies a row of a panel by one number per query, and adds
+//! the products to the queries' sums.
 
 use crate::cpu::memory::format::Format;
 use crate::cpu::simd::Simd;
 
-/// Returns `sums[r][p] + x[r * stride] * panels[p]`, with the even row of a step or, for `ODD`, the odd row.
+/// Returns `sums[r][p] + x[r * stride] * panels[p]`, where `panels[p]` stands for the odd row of a step if `ODD` is
+/// true, and for the even row otherwise.
 ///
 /// # Safety
 ///
-/// `x` is readable for `R` floats at distances of `stride`, and each panel for a step.
+/// `x` is readable for `R` floats at distances of `stride`, and each panel is readable for a step.
 #[inline(always)]
 pub(super) unsafe fn half_step<S: Simd, W: Format, const ODD: bool, const R: usize, const N: usize>(
     s: S,
@@ -22,7 +24,7 @@ pub(super) unsafe fn half_step<S: Simd, W: Format, const ODD: bool, const R: usi
             // SAFETY: the caller's contract.
             *row = unsafe { W::load_step::<S, ODD>(s, panel) };
         }
-        // Panels are the inner loop, so that one load of an `x` feeds all of them.
+        // The loop over panels is the inner one, so that each `x` is loaded once and used for all panels.
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the caller's contract.
             let x = s.splat(unsafe { *x.add(r * stride) });

@@ -1,7 +1,7 @@
-//! Scores: queries by panels of sixteen keys.
+//! Scores of queries with panels of sixteen keys.
 //!
-//! A score is one chain of fused multiply-adds over the head's elements, in the order of the keys' format: in bfloat16, the odd
-//! element of each pair comes before the even one.
+//! A score is one chain of fused multiply-adds over the head's elements. The order depends on the format of the keys:
+//! in bfloat16, the odd element of each pair comes before the even one.
 
 use super::super::kernel::Block;
 use super::BLOCK;
@@ -14,7 +14,7 @@ pub(super) struct Scores<'t, W: Format, const R: usize, const P: usize> {
     /// `[R, head_dim]`.
     pub(super) q: &'t [f32],
     pub(super) block: &'t Block<W::Raw>,
-    /// First and end of the panels that some of the queries see.
+    /// Panels `panels.0 .. panels.1` are computed. At least one of the queries sees a key in each of these panels.
     pub(super) panels: (usize, usize),
     /// `[R, BLOCK]`.
     pub(super) scores: &'t mut [f32],

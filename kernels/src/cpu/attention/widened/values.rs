@@ -1,6 +1,7 @@
 //! The weighted sum of a block's values.
 //!
-//! An element of a sum is multiplied by the decay of the block, and then the values of the block's keys are added in order.
+//! Each element of a sum is first multiplied by the block's decay. Then the weighted values of the block's keys are
+//! added in order.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use crate::cpu::memory::format::{Format, STEP};
 use crate::cpu::memory::kv::VALUE_PANEL;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Sums of `R` queries that see the same keys of a block, `P` times sixteen elements at a time.
+/// Adds the values of the `visible` keys of a block to the sums of `R` queries, `P` times sixteen elements at a time.
 pub(super) struct AddValues<'t, W: Format, const R: usize, const P: usize> {
     pub(super) block: &'t Block<W::Raw>,
     pub(super) visible: Visible,
@@ -68,7 +69,7 @@ impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
         }
     }
 
-    /// Adds the values of some keys of one panel.
+    /// Adds the weighted values of `keys`, which all belong to one panel.
     #[inline(always)]
     fn keys<S: Simd, const N: usize>(
         &self,

@@ -7,7 +7,7 @@ use crate::cpu::simd::{LANES, Simd};
 pub(in crate::cpu) struct BfpBlock<S: Simd> {
     /// The integers in order, two per word.
     pub(in crate::cpu) pairs: [S::I; BFP_BLOCK / (2 * LANES)],
-    /// NaN if any input is not finite, so that NaN propagates.
+    /// The power of two; NaN if any input is not finite, so that NaN propagates.
     pub(in crate::cpu) power: f32,
 }
 

@@ -16,8 +16,8 @@ pub(in crate::cpu) struct Inputs {
 }
 
 /// Returns `sums` plus the product: to each `sums[r][p]` it adds sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over
-/// `2 * steps` inputs, which begin with a superblock. Calls `ask(p, line)` for each line of each panel, to prefetch later
-/// lines.
+/// `2 * steps` inputs. The first input begins a superblock. Calls `ask(p, line)` for each line of each panel, to
+/// prefetch later lines.
 ///
 /// # Safety
 ///
@@ -32,8 +32,8 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, const R: usize, const P: usize>
     steps: usize,
     ask: impl Fn(usize, usize),
 ) -> [[S::F; P]; R] {
-    // Registers hold the integer sums of one BFP block. The f32 sums over all blocks stay in memory: `black_box` keeps the
-    // compiler from moving them to registers and spilling the integer sums.
+    // Registers hold the integer sums of one BFP block. The f32 sums over all blocks stay in memory: `black_box` keeps
+    // the compiler from moving the f32 sums to registers and spilling the integer sums.
     let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
     let Inputs { mut pairs, mut powers } = x;
     let (mut line, mut left) = (0, steps);
@@ -47,14 +47,14 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, const R: usize, const P: usize>
             let dots = unsafe { block_dots::<S, R, P>(s, pairs, panels, line, count, &ask) };
             let mut of_panels = [s.splat(0.0); P];
             for (of_panel, panel) in of_panels.iter_mut().zip(panels) {
-                // SAFETY: the caller's contract: the line of exponents.
+                // SAFETY: the line of exponents is readable by the caller's contract.
                 *of_panel = unsafe { s.powers(panel.add(exponents * STEP).cast::<u8>().add(block * LANES)) };
             }
             for (r, dots) in dots.iter().enumerate() {
-                // SAFETY: the caller's contract: the powers of a BFP block.
+                // SAFETY: the powers of a BFP block are readable by the caller's contract.
                 let power = s.splat(unsafe { *powers.add(r) });
                 for (p, (&of_panel, &dots)) in of_panels.iter().zip(dots).enumerate() {
-                    // SAFETY: the index of one of the sums.
+                    // SAFETY: `r * P + p` is the index of one of the `R * P` sums.
                     unsafe {
                         let sum = rest.add(r * P + p);
                         // Multiplication by a power of two is exact, so fused and separate rounding give the same result.
@@ -76,8 +76,8 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, const R: usize, const P: usize>
 /// Number of steps per iteration of the unrolled loop.
 const UNROLLED: usize = 4;
 
-/// Returns the integer sums of one BFP block of `count` steps, which begins with line `first` of the panels: sixteen lanes
-/// for each row and panel.
+/// Returns the integer sums of one BFP block: sixteen lanes for each row and panel. The block has `count` steps and
+/// begins with line `first` of the panels.
 ///
 /// # Safety
 ///
@@ -128,7 +128,7 @@ unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
         // SAFETY: the caller's contract.
         weights[p] = unsafe { s.load_i(panels[p].add(line * STEP)) };
     }
-    // Panels are the inner loop, so that one load of a pair feeds all of them.
+    // The loop over panels is the inner one, so that each pair is loaded once and used for all panels.
     for r in 0..R {
         for p in 0..P {
             // SAFETY: the caller's contract.

@@ -46,12 +46,14 @@ impl PackTile<'_> {
     }
 }
 
-/// Packs a group: the scales of the rows, the initial values of their sums, and the words of all rows, step by step.
+/// Packs a group: the scales of the rows, the initial values of the rows' integer sums, and the words of all rows, step
+/// by step.
 #[inline(always)]
 fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [u32]) {
     let (scales, rest) = to.split_at_mut(R);
     let (begins, steps) = rest.split_at_mut(R);
-    // At most four blocks of sixteen words per row.
+    // The words of the rows, in blocks of sixteen words per row. There are four blocks if a word holds two inputs. If
+    // it holds four, only the first two blocks are used.
     let mut words = [[s.splat_i(0); R]; GROUP / (2 * LANES)];
     for (r, row) in rows.iter().enumerate() {
         let mut x = [s.splat(0.0); GROUP / LANES];

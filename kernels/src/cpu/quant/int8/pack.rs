@@ -41,7 +41,7 @@ impl Int8Matrix {
     }
 }
 
-/// Fills one panel.
+/// Quantises the weights of one panel into `to`.
 struct Panel<'a, W: Format> {
     rows: &'a [Option<&'a [u8]>; LANES],
     inputs: usize,

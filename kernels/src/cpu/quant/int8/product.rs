@@ -1,7 +1,8 @@
 //! `y = x · Wᵀ` in eight bits.
 //!
-//! Activations are quantised first, into tiles of a few rows whose steps are side by side. Then every panel of weights is
-//! multiplied by every tile while it is in the cache, so that weights are read from memory once for all rows.
+//! Activations are quantised first, into tiles of a few rows. Within a tile, the words of all rows for one step are
+//! adjacent. Then every panel of weights is multiplied by every tile while the panel is in the cache, so that weights
+//! are read from memory once for all rows.
 
 use std::hint::black_box;
 
@@ -20,14 +21,14 @@ use crate::cpu::threads::pool::ThreadPool;
 
 /// Number of bytes of weights that stay in the second-level cache while all tiles are multiplied by them.
 const CACHED_WEIGHTS: usize = 204 << 10;
-/// Number of inputs per block, a multiple of [`GROUP`]. The block's inputs of a tile and of a panel fit the first-level cache
-/// together. Where tiles are large they fit the second-level cache instead, since every end of a block costs each tile a load
-/// and store of its sums.
+/// Number of inputs per block, a multiple of [`GROUP`]. For the inputs of a block, a tile's activations and a panel's
+/// weights together fit the first-level cache. On paths with large tiles they fit only the second-level cache: blocks
+/// are longer there, because each end of a block costs each tile a load and store of its sums.
 const fn block_inputs<S: Simd>() -> usize {
     if S::TILE_ROWS >= 12 { 16 * GROUP } else { 4 * GROUP }
 }
-/// Maximum number of panels that a tile is multiplied by at once. Tasks and blocks begin with a multiple of it, so that both
-/// panels of a pair belong to one task.
+/// Maximum number of panels that a tile is multiplied by at once. The first panel of a task or block is a multiple of
+/// this number, so that both panels of a pair belong to one task.
 const MOST_PANELS: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
@@ -38,16 +39,16 @@ pub(in crate::cpu) struct Product<'a> {
     pub(in crate::cpu) rows: usize,
     pub(in crate::cpu) matrix: &'a Int8Matrix,
     pub(in crate::cpu) epilogue: Epilogue<'a>,
-    /// `[rows, outputs]`.
+    /// Results: `[rows, outputs]`, or `[rows, gates]` for a paired matrix.
     pub(in crate::cpu) out: &'a mut [f32],
 }
 
 /// Scratch memory of products. The system commits pages only when they are first written.
 pub(in crate::cpu) struct Scratch {
     activations: Buffer<u32>,
-    /// Sums of gate and up between blocks, `[rows, panels * 16]`.
+    /// Sums of gate and up, which are kept between blocks of inputs, `[rows, panels * 16]`.
     sums: Buffer<f32>,
-    /// Largest number of rows, and largest width of [`Self::sums`].
+    /// Largest number of rows and largest width that [`Self::sums`] has room for.
     most: (usize, usize),
     /// True once a product has been computed.
     used: bool,
@@ -117,7 +118,8 @@ pub(in crate::cpu) fn linear(
         path.run_int8(PackTile { work, tile, groups: (first, groups.min(first + share)) });
     })?;
     let panels = matrix.shape.panels();
-    // Several tasks per thread balance the load. A single tile only fetches weights, so its tasks can be smaller.
+    // Several tasks per thread balance the load. With a single tile, most time is spent on fetching weights, so tasks
+    // can be smaller.
     let each = if tiling.tiles == 1 { 8 } else { 4 };
     let share = panels.div_ceil(each * pool.threads()).next_multiple_of(MOST_PANELS);
     let columns = panels.div_ceil(share);
@@ -144,7 +146,7 @@ pub(super) struct Work<'a> {
     pub(super) activations: &'a Shared<'a, u32>,
     pub(super) matrix: &'a Int8Matrix,
     epilogue: Epilogue<'a>,
-    /// Memory of the sums between blocks: `out`, or [`Scratch::sums`] for a pair.
+    /// Memory of the sums between blocks: `out`, or [`Scratch::sums`] for a paired matrix.
     sums: &'a Shared<'a, f32>,
     /// Width of a row of `sums`.
     width: usize,
@@ -182,10 +184,11 @@ impl Op for Block<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { work, panels: (mut first, end), tiles } = self;
         let inputs = work.matrix.shape.inputs;
-        // Whole sets of panels: reading one panel at a time uses less of the memory's bandwidth than reading four.
+        // A multiple of `MOST_PANELS` panels: reading one panel at a time uses less of the memory's bandwidth than
+        // reading four.
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
-        // A single tile reads weights from memory, in one pass in the order of memory.
+        // With a single tile, all inputs are one block, so that weights are read in the order of memory.
         let at_once = if tiles.0 + 1 < tiles.1 { const { block_inputs::<S>() } } else { usize::MAX };
         while first < end {
             let last = end.min(first + cached);
@@ -207,7 +210,7 @@ impl Op for Block<'_> {
 }
 
 impl Block<'_> {
-    /// Applies the gates of panels `first .. last`. Their sums are complete and still in a cache.
+    /// Applies the gated activation to panels `first .. last`, whose sums are complete and still in a cache.
     #[inline(always)]
     fn gate<S: Simd>(self, s: S, first: usize, last: usize) {
         let Self { work, tiles, .. } = self;
@@ -304,8 +307,8 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
 ///
 /// # Safety
 ///
-/// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups of as many weights.
-/// `panel_bytes` is the distance between panels.
+/// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups of `inputs`
+/// weights per output. `panel_bytes` is the distance between panels.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
@@ -318,7 +321,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
 ) {
     let step_bytes = S::DOT_INPUTS * LANES;
     // Registers hold the integer sums of one group. The f32 sums over all groups stay in memory: `black_box` keeps the
-    // compiler from moving them to registers and spilling the integer sums.
+    // compiler from moving the f32 sums to registers and spilling the integer sums.
     let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
     let (mut x, mut at) = (x, 0);
     let mut left = inputs;
@@ -343,7 +346,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
                 }
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
-                    // Panels are the inner loop, so that one load of a word feeds all of them.
+                    // The loop over panels is the inner one, so that each word is loaded once and used for all panels.
                     for r in 0..R {
                         let word = *steps.add(step * R + r);
                         for p in 0..P {

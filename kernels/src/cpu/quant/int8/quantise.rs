@@ -5,7 +5,7 @@ use crate::cpu::simd::{LANES, Simd};
 
 /// The largest magnitude of a quantised number. The range is symmetric, so that `x` and `-x` have the same magnitude.
 const MOST: f32 = 127.0;
-/// A group whose magnitudes are all below this is quantised to zeros: the reciprocal of its scale would overflow.
+/// A group whose magnitudes are all below this value is quantised to zeros: the reciprocal of its scale would overflow.
 const TINY: f32 = 1e-30;
 
 /// Quantises up to [`GROUP`] numbers, and fills the rest of `out` with zeros. Returns the scale: NaN if any input is not
@@ -38,7 +38,7 @@ pub(super) struct Quantised<S: Simd> {
     pub(super) scale: f32,
     /// Sum of the quantised numbers.
     pub(super) sum: i32,
-    /// Words of [`Simd::DOT_INPUTS`] numbers. With four numbers per word, only the first half is used.
+    /// Words of [`Simd::DOT_INPUTS`] numbers. With four numbers per word, only the first half of these words is used.
     pub(super) words: [S::I; GROUP / (2 * LANES)],
 }
 

@@ -47,7 +47,7 @@ impl Op for InRegisters<'_> {
         let Quantised { scale, sum, words } = quantise_lanes(s, lanes);
         let mut stored = vec![0; GROUP / S::DOT_INPUTS];
         for (words, to) in words.iter().zip(stored.chunks_exact_mut(LANES)) {
-            // SAFETY: room for sixteen.
+            // SAFETY: the destination has room for sixteen words.
             unsafe { s.store_i(to.as_mut_ptr(), *words) };
         }
         (scale, sum, stored)
