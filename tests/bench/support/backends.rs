@@ -2,7 +2,7 @@
 //! port. The process is this bench's executable, started again.
 //!
 //! A backend has the timing of the simulated device: it runs steps of equal length while it has requests. A request
-//! that arrives during a step takes part from the next one on. A token is a constant event.
+//! that arrives during a step takes part from the next step on. Every token is the same event.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -30,18 +30,18 @@ use super::cluster::{free_port, wait_until_ready};
 /// First argument of the process that serves the backends.
 const AS_BACKENDS: &str = "--as-backends";
 pub const MODEL: &str = "backend";
-/// Event of one token, as long as an event of Tutti.
+/// Event of one token. It has the length of Tutti's event.
 const TOKEN: &str = r#"data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1790000000,"model":"backend","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":[517]}],"usage":null}"#;
 /// Timeout of requests to a backend.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
-/// Largest number of requests that wait for a step.
+/// Maximum number of requests that wait for a backend's next step.
 const ARRIVALS: usize = 4096;
 
 /// The process that serves the backends.
 pub struct Backends {
     process: Child,
     pub urls: Vec<String>,
-    /// Client of a backend.
+    /// Client of one of the backends.
     pub target: Target,
 }
 
@@ -56,7 +56,7 @@ impl Backends {
             .spawn()
             .map_err(|e| format!("the backends do not start: {e}"))?;
         let urls: Vec<String> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
-        // Dropping `backends` ends the process, from here on.
+        // Once `backends` exists, dropping it ends the process.
         let mut backends = Self { process, target: Target::named(&urls[0], MODEL, TIMEOUT)?, urls };
         for url in &backends.urls {
             backends.target = wait_until_ready(url, Instant::now()).await?;
@@ -76,7 +76,7 @@ impl Drop for Backends {
     }
 }
 
-/// Serves the backends if this process was started for it. Returns `None` at once otherwise.
+/// Serves the backends if this process was started to do so. Returns `None` at once otherwise.
 pub fn serve_if_asked() -> Option<Result<(), String>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [flag, step_us, ports @ ..] = &arguments[..] else { return None };
@@ -110,7 +110,7 @@ fn tcp_nodelay(
 ) -> impl axum::serve::Listener<Io = tokio::net::TcpStream, Addr = std::net::SocketAddr> {
     use axum::serve::ListenerExt;
     listener.tap_io(|stream| {
-        // A connection without TCP_NODELAY is served, too.
+        // An error is ignored: a connection without TCP_NODELAY is served, too.
         let _ = stream.set_nodelay(true);
     })
 }
@@ -135,7 +135,7 @@ fn run_steps(mut arrivals: mpsc::Receiver<Arrival>, step: Duration) {
         thread::sleep(step);
         running.retain_mut(|request| {
             request.left -= 1;
-            // The channel has room for all tokens of the request, so this fails only if the client has gone.
+            // The channel has room for all tokens of the request, so sending fails only if the client has disconnected.
             request.events.try_send(token.clone()).is_ok() && request.left > 0
         });
     }
@@ -148,7 +148,7 @@ fn routes(arrivals: mpsc::Sender<Arrival>) -> Router {
     Router::new()
         .route("/v1/completions", post(complete))
         .route("/v1/models", fixed(models))
-        // Routes that the router of SGLang asks its servers for.
+        // Routes that SGLang's router queries on its servers.
         .route("/model_info", fixed(model.clone()))
         .route("/get_model_info", fixed(model.clone()))
         .route("/server_info", fixed(model.clone()))

@@ -12,7 +12,7 @@ use super::stream::prompts;
 
 const STREAMS: usize = 4;
 const PROMPT: usize = 512;
-/// More tokens than a run reaches.
+/// More tokens than a request generates during a run.
 const MAX_TOKENS: u32 = 30_000;
 
 /// Background requests.
@@ -50,7 +50,7 @@ impl Background {
     }
 
     /// Ends the requests. Returns the milliseconds between tokens that arrived from `from` to `until`. Fails if a
-    /// request has ended before.
+    /// request has already ended by itself.
     pub async fn stop(self, from: Instant, until: Instant) -> Result<Vec<f64>, String> {
         let mut gaps = Vec::new();
         for BackgroundRequest { arrivals, task } in self.0 {

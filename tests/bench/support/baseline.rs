@@ -26,7 +26,7 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// Starts the router. Installs it first if it is missing.
+    /// Starts the router in front of `backends`. Installs it first if it is missing.
     pub async fn start(backends: Backends) -> Result<Self, String> {
         let program = installed()?;
         let (port, metrics) = (free_port()?, free_port()?);
@@ -45,7 +45,7 @@ impl Baseline {
             .map_err(|e| format!("sglang-router does not start: {e}"))?;
         let target = Target::named(&format!("http://127.0.0.1:{port}"), MODEL, TIMEOUT)?;
         let baseline = Self { router, backends, target };
-        // The router accepts requests before it has found its servers, and fails them.
+        // The router fails requests until it has found its servers, so requests are sent until one succeeds.
         let since = Instant::now();
         let body = baseline.target.body("a", 1, 0);
         while let Some(why) = baseline.target.send(body.clone(), 1, |_| {}).await.failure {
@@ -70,7 +70,7 @@ impl Drop for Baseline {
     }
 }
 
-/// Path of the program, which is installed if it is missing.
+/// Returns the path of the router's program. Installs it if it is missing.
 fn installed() -> Result<PathBuf, String> {
     let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE);
     let program = venv.join("bin/smg");

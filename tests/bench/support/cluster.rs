@@ -30,7 +30,7 @@ pub struct Cluster {
 pub struct Start {
     /// Seconds from the start of the process until it is ready.
     ready_s: f64,
-    /// Seconds from the start of the process to the first token of a request that is sent when it is ready.
+    /// Seconds from the start of the process to the first token of a request that is sent when the process is ready.
     first_token_s: f64,
 }
 
@@ -53,7 +53,7 @@ impl Cluster {
         Ok(Self { conductor, spawned, url, target })
     }
 
-    /// Measures the time to the first token. Call it right after the start.
+    /// Measures the time to the first token. Call it right after [`Cluster::start`].
     pub async fn first_token(&self) -> Result<Start, String> {
         let ready_s = self.spawned.elapsed().as_secs_f64();
         let record = self.target.generate(&[1; 16], 1, 0).await;
@@ -78,7 +78,7 @@ impl Cluster {
         children(self.conductor.id())
     }
 
-    /// Sends SIGINT and waits for the end of the process.
+    /// Sends SIGINT to the conductor and waits until the process has ended.
     pub fn stop(mut self) -> Result<(), String> {
         let pid = Pid::from_raw(self.conductor.id() as i32).ok_or("no process id")?;
         kill_process(pid, Signal::INT).map_err(|e| format!("Ctrl-C: {e}"))?;
@@ -92,8 +92,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // No process may outlive a failed bench. Workers die with their conductor. `kill` fails if it has ended
-        // already.
+        // No process may outlive a failed bench. Workers die with their conductor. `kill` fails if the conductor has
+        // ended already.
         let _ = self.conductor.kill();
         let _ = self.conductor.wait();
     }
@@ -130,7 +130,8 @@ pub fn children(parent: u32) -> Result<Vec<u32>, String> {
         .collect())
 }
 
-/// Fields of /proc/PID/stat after the command name, which may contain spaces: state, parent, …
+/// Fields of /proc/PID/stat that follow the command name: first the state, then the parent. The command name may
+/// contain spaces.
 fn stat(pid: u32) -> Result<Vec<String>, String> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|e| format!("process {pid}: {e}"))?;
     let (_, fields) = text.rsplit_once(')').ok_or_else(|| format!("process {pid}: no stat"))?;

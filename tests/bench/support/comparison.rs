@@ -24,13 +24,13 @@ pub enum Better {
 
 /// Result of one run of a workload.
 pub trait Run: Debug + Serialize {
-    /// Figures of the run: the same ones in the same order for every run.
+    /// Figures of the run. Every run has the same figures in the same order.
     fn figures(&self) -> Vec<Figure>;
 }
 
-/// Runs the workload `repeats` times in each variant. Returns all figures, and the ratios of medians between `bases`
-/// and the other variants. Variants take turns, forwards and backwards, so that a machine whose speed changes favours
-/// none.
+/// Runs the workload `repeats` times in each variant. Returns all figures, and for each variant outside of `bases` how
+/// many times better its medians are than those of each base. Variants take turns, in alternating order, so that a
+/// machine whose speed changes favours no variant.
 pub async fn compare<R: Run>(
     variants: &[Variant],
     bases: &[&str],

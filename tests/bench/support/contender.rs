@@ -20,7 +20,7 @@ pub enum Contender {
     Tutti(Cluster),
     /// sglang-router in front of backends.
     SglangRouter(Baseline),
-    /// One backend without a router: the cost of client and connection.
+    /// One backend without a router. It shows the cost of client and connection.
     Nothing(Backends),
 }
 
@@ -43,7 +43,7 @@ impl Kind {
 }
 
 impl Contender {
-    /// Starts a contender whose devices take `step` for every step.
+    /// Starts a contender whose simulated devices take the time `step` for every step.
     pub async fn start(kind: Kind, step: Duration) -> Result<Self, String> {
         Ok(match kind {
             Kind::Tutti => Self::Tutti(tutti(step).await?),
@@ -62,7 +62,7 @@ impl Contender {
         }
     }
 
-    /// CPU seconds so far, by group of processes. This process, the load generator, is one of them.
+    /// CPU seconds so far, by group of processes. One of the groups is this process, the load generator.
     pub fn cpu(&self) -> Result<Cpu, String> {
         let mut spent = Cpu::from([("load generator", cpu_seconds(std::process::id())?)]);
         match self {
@@ -92,7 +92,7 @@ impl Contender {
 
 pub type Cpu = BTreeMap<&'static str, f64>;
 
-/// CPU microseconds used between two readings, per one of `number`.
+/// CPU microseconds used between two readings, divided by `number`: that of tokens or requests.
 pub fn cpu_us_per(number: f64, before: &Cpu, after: &Cpu) -> Cpu {
     after.iter().map(|(name, after)| (*name, (after - before[name]) / number * 1e6)).collect()
 }

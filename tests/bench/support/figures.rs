@@ -9,9 +9,9 @@ use super::{
     speed,
 };
 
-/// KV pool of the conductor, to which its memory is compared.
+/// Bytes of the worker's KV pool. The worker's peak memory is compared with weights and pool.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
-/// Goal for the ratio of a worker's peak memory to weights and pool.
+/// Maximum ratio of a worker's peak memory to the size of weights and KV pool.
 const MEMORY_LIMIT: f64 = 1.25;
 const REPEATS: usize = 3;
 
@@ -19,7 +19,8 @@ const REPEATS: usize = 3;
 pub struct Prefill {
     prompt_tokens: u32,
     samples: usize,
-    /// Prompt tokens per second up to the first token at the client: median of the samples, each of one prompt alone.
+    /// Prompt tokens per second up to the first token at the client: median of the samples. Each sample is one prompt
+    /// on an idle server.
     tokens_per_s: f64,
 }
 
@@ -61,7 +62,7 @@ pub struct Memory {
     kv_pool_bytes: u64,
     worker_peak_bytes: u64,
     conductor_peak_bytes: u64,
-    /// Peak memory of the worker divided by weights and pool.
+    /// Peak memory of the worker divided by the size of weights and KV pool.
     ratio: f64,
     limit: f64,
 }

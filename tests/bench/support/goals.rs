@@ -8,7 +8,7 @@ use super::{peers::KV_POOL_BYTES, scenario::Found};
 
 /// Bytes of all weights in bf16. Decoding one token reads all of them.
 const WEIGHT_BYTES: f64 = 1_192_099_840.0;
-/// Seconds from start to first token that are good enough even if a peer is faster.
+/// Seconds from start to first token that meet the goal even if a peer is faster.
 const START_S: f64 = 1.2;
 
 /// One goal. Fields are `None` if a figure was not measured.
@@ -16,9 +16,9 @@ const START_S: f64 = 1.2;
 pub struct Goal {
     what: String,
     ours: Option<f64>,
-    /// Figure that ours is compared with: that of the best peer, or a limit.
+    /// Figure that `ours` is compared with: a peer's, Tutti's own with other weights, or a limit.
     against: Option<Against>,
-    /// Ratio by which ours is better.
+    /// Ratio by which `ours` is better than `against`.
     ratio: Option<f64>,
     at_least: f64,
     met: Option<bool>,
@@ -37,7 +37,7 @@ enum Better {
     Higher,
 }
 
-/// Groups by name.
+/// Figures of each group, by name of the group.
 type Groups = BTreeMap<&'static str, Found>;
 
 /// Ratios to reach over the best peer. They depend on the CPU, because peers are not equally good on all CPUs.
@@ -124,7 +124,7 @@ fn best_peer(groups: &Groups, group: &str, figure: &str, better: Better) -> Opti
     best.map(|(name, value)| Against { name: name.clone(), value })
 }
 
-/// Rate at which one stream reads weights, relative to the memory bandwidth measured in the run.
+/// Goal for the rate at which one stream reads weights, relative to the memory bandwidth measured in the run.
 fn of_the_memory(groups: &Groups) -> Goal {
     let rate = ours(groups, "decode_bf16", "decode_1").map(|tokens| tokens * WEIGHT_BYTES / 1e9);
     let limits = groups.get("decode_bf16").filter(|found| !found.limits.is_empty());
@@ -137,7 +137,8 @@ fn of_the_memory(groups: &Groups) -> Goal {
     Goal::new("GB/s of weights at decode_1, of what can be read".into(), rate, limit, Better::Higher, 0.85)
 }
 
-/// Longest gap of the decoding streams, compared with the peer that has the best TTFT of the long prompt.
+/// Goal for the gaps between tokens of the decoding streams (99th percentile), compared with the gaps of the peer with
+/// the best TTFT of the long prompt.
 fn longest_gap(groups: &Groups) -> Goal {
     let (group, figure) = ("mixed_bf16", "itl_ms_during_p99");
     let first = best_peer(groups, group, "ttft_ms", Better::Lower);
@@ -157,7 +158,7 @@ fn start(groups: &Groups) -> Goal {
     Goal::new(what, ours(groups, group, figure), Some(against), Better::Lower, 1.0)
 }
 
-/// Peak memory of all processes after 16 streams.
+/// Goal for the peak memory of all processes after 16 streams, compared with weights and KV pool.
 fn memory(groups: &Groups) -> Goal {
     let held = WEIGHT_BYTES + KV_POOL_BYTES as f64;
     let against = Against { name: "weights and KV pool".into(), value: held };

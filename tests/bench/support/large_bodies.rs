@@ -1,8 +1,8 @@
 //! Control-plane overhead of prompts of 220 KB, with 100 concurrent streams.
 //!
-//! The starts of the streams are spread evenly over the duration of one stream. A stream that ends is followed by
-//! another one. No two prompts are alike, and each takes one step of its device. The rest of a step that runs when a
-//! prompt arrives counts as overhead.
+//! Each stream sends one request after another. The first requests of the streams are spread evenly over the duration
+//! of one request. No two prompts are alike, and the prefill of each takes one step of its simulated device. If a step
+//! is running when a prompt arrives, the rest of that step counts as overhead.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub const STREAMS: u32 = 100;
 pub const BYTES: usize = 220_000;
 /// Goal for the 99th percentile of the overhead.
 pub const AIM_MS: f64 = 100.0;
-/// Requests of each stream. The first one does not count: it has to open its connection.
+/// Number of requests per stream. The first one does not count, because it opens the connection.
 const ROUNDS: u64 = 3;
 
 /// Form of a prompt.
@@ -88,7 +88,8 @@ impl Form {
         }
     }
 
-    /// Tokens generated per request. They set the rate of new prompts to one that two cores can take.
+    /// Tokens generated per request. They determine the duration of a request and thus the rate of new prompts: one
+    /// that two cores can serve.
     fn tokens(self) -> u32 {
         match self {
             Self::TokenIds => 200,
@@ -96,11 +97,11 @@ impl Form {
         }
     }
 
-    /// Returns prompt `number`, about [`BYTES`] long in JSON.
+    /// Returns prompt `number`, about [`BYTES`] bytes long in JSON.
     fn prompt(self, number: u64) -> Value {
         let mut state = number;
         let mut draw = move || {
-            // Knuth's linear congruential generator, its high bits.
+            // The high bits of Knuth's linear congruential generator.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize
         };

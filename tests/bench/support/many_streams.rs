@@ -1,8 +1,8 @@
-//! Throughput of the control plane while streams stay even.
+//! Throughput of the control plane, and how evenly the tokens of each stream arrive.
 //!
 //! Every stream gets one token per step of its simulated device, so the number of streams sets the load. The overhead
-//! of an event is its distance from the event before, minus one step. Two tokens in one event count as one step of
-//! overhead.
+//! of an event is the time since the stream's previous event, minus the duration of one step. An event that brings two
+//! tokens thus has an overhead of one step.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const STEP: Duration = Duration::from_millis(20);
 pub const LIMIT_MS: f64 = 5.0;
 const TOKENS: u32 = 150;
 const PROMPT: &str = "Tell me how an orchestra tunes before it plays.";
-/// Time for which all streams run before events count.
+/// Time for which all streams have to run before events are counted.
 const SETTLING: Duration = Duration::from_millis(300);
 
 /// Figures of one number of concurrent streams.
@@ -28,7 +28,7 @@ pub struct Level {
     /// Tokens per second while all streams run.
     pub tokens_per_s: f64,
     pub itl_overhead_ms: Summary,
-    /// CPU time by process, over the whole run.
+    /// CPU microseconds per token by group of processes, over the whole run.
     pub cpu_us_per_token: Cpu,
 }
 

@@ -7,28 +7,29 @@ use super::stream::{Ended, Stream, prompts};
 
 const DECODING: usize = 4;
 const DECODING_PROMPT: usize = 128;
-/// Tokens that each of the four has before the long prompt is sent.
+/// Number of tokens that each of the four decoding requests has when the long prompt is sent.
 const BEFORE: usize = 48;
 const LONG_PROMPT: usize = 4096;
 const LONG_TOKENS: u32 = 16;
-/// Largest number of tokens of a request.
+/// Maximum number of tokens of a request.
 pub const CONTEXT: usize = LONG_PROMPT + LONG_TOKENS as usize;
 pub const REQUESTS: usize = DECODING + 1;
 
 pub struct Mixed {
     /// Milliseconds from sending the long prompt to its first token.
     pub ttft_ms: f64,
-    /// Milliseconds between tokens of the four, until the long prompt is sent.
+    /// Milliseconds between tokens of the four decoding requests, until the long prompt is sent.
     pub itl_ms_before: Summary,
-    /// Milliseconds between tokens of the four, from then to the first token of the long prompt.
+    /// Milliseconds between tokens of the four decoding requests, from sending the long prompt to its first token.
     pub itl_ms_during: Summary,
-    /// Prompt tokens of the long prompt plus generated tokens of the four, per second of that time.
+    /// Tokens of the long prompt plus tokens that the four decoding requests generate, per second, from sending the
+    /// long prompt to its first token.
     pub tokens_per_s_during: f64,
 }
 
 impl Mixed {
-    /// Runs the workload on an idle server. `steps` is a bound on the number of prefill steps of the long prompt. The
-    /// four generate enough tokens to outlast it.
+    /// Runs the workload on an idle server. `steps` is the maximum number of prefill steps of the long prompt. The four
+    /// decoding requests generate enough tokens to outlast this prefill.
     pub async fn measure(target: &Target, steps: u32, seed: u64) -> Result<Self, String> {
         let max_tokens = BEFORE as u32 + steps + 2 * LONG_TOKENS;
         let long_prompt = prompts(1, LONG_PROMPT, seed + 1).remove(0);

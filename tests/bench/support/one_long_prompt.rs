@@ -14,9 +14,9 @@ use super::{
 
 const DECODING: usize = 4;
 const DECODING_PROMPT: usize = 64;
-/// Tokens that each of the four has before the long prompt is sent.
+/// Number of tokens that each of the four decoding requests has when the long prompt is sent.
 const BEFORE: usize = 20;
-/// Tokens that the long and the short prompt ask for.
+/// Number of tokens that the long and the short prompt each ask for.
 const NEW_TOKENS: u32 = 8;
 
 /// Figures of one run.
@@ -24,13 +24,14 @@ const NEW_TOKENS: u32 = 8;
 pub struct Run {
     /// Milliseconds from sending the long prompt to its first token.
     ttft_ms_of_long: f64,
-    /// Milliseconds from sending the short prompt to its first token. It is sent when the long one has been accepted.
+    /// Milliseconds from sending the short prompt to its first token. The short prompt is sent when the server has
+    /// accepted the long one.
     ttft_ms_of_short: f64,
-    /// Milliseconds between tokens of the four, until the long prompt is sent.
+    /// Milliseconds between tokens of the four decoding requests, until the long prompt is sent.
     itl_ms_before: Summary,
-    /// Milliseconds between tokens of the four, from then to the first token of the long prompt.
+    /// Milliseconds between tokens of the four decoding requests, from sending the long prompt to its first token.
     itl_ms_during: Summary,
-    /// Tokens per second of all requests, from sending the long prompt to the last end.
+    /// Tokens per second of all requests, from sending the long prompt to the last token of the run.
     output_tokens_per_s: f64,
 }
 
@@ -42,7 +43,7 @@ impl Run {
         (long, short): (usize, usize),
         seed: u64,
     ) -> Result<Self, String> {
-        // Enough tokens for the four to outlast the long prompt in every variant.
+        // Enough tokens for the four decoding requests to outlast the long prompt's prefill in every variant.
         let max_tokens = BEFORE as u32 + if device == Device::Sim { 80 } else { 130 };
         let target = &cluster.target;
         let short = prompts(1, short, seed + 2).remove(0);
@@ -82,7 +83,8 @@ impl Run {
     }
 }
 
-/// Fails unless the four still decode at the long prompt's first token, and the short prompt is sent before it.
+/// Fails unless the four requests still decode at `first`, the arrival of the long prompt's first token, and the short
+/// prompt was sent before `first`.
 fn check_overlap(four: &[Ended], short: &Ended, first: Instant) -> Result<(), String> {
     if four.iter().any(|stream| stream.last_token() <= first) {
         return Err("a request stopped decoding before the long prompt had its first token".into());

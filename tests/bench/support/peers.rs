@@ -1,5 +1,5 @@
-//! The servers that are compared on a CPU: Tutti, and the peers that `tests/bench/peers/setup` installs. Each is a
-//! process that reads the same checkpoint and answers on loopback.
+//! The servers that are compared on a CPU: Tutti, and the peers that `tests/bench/peers/setup` installs. Each server is
+//! a process that answers on loopback. All of them read the same checkpoint.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use tutti_load::client::Target;
 
 use super::cluster::{children, free_port, peak_memory};
 
-/// Limit of a start. The slowest one takes a minute.
+/// Limit of the duration of a server's start. The slowest server takes a minute.
 const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Timeout of a request, sufficient for a long prompt on a slow machine.
@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 const BUDGET: &str = "512";
 /// Versions that `setup` installs, one per line.
 const VERSIONS: &str = include_str!("../peers/versions");
-/// KV pool for 16 requests of 512 tokens and their output.
+/// Bytes of Tutti's KV pool, enough for 16 requests of 512 tokens and their output.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -41,7 +41,8 @@ pub enum Peer {
     LlamaCpp,
 }
 
-/// Storage of weights. A peer without a fast path for bf16 on this machine runs its fastest type of 16 bits, or f32.
+/// Type of the weights. For `Bf16`, a peer without a fast path for bf16 on this machine runs its fastest type of 16
+/// bits, or f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     Bf16,
@@ -53,9 +54,9 @@ pub enum Weights {
 pub struct Purpose {
     pub weights: Weights,
     pub threads: usize,
-    /// Largest number of concurrent requests.
+    /// Maximum number of concurrent requests.
     pub requests: usize,
-    /// Largest number of tokens of a request.
+    /// Maximum number of tokens of a request.
     pub context: usize,
     /// ITL target of Tutti. The peers have no such setting.
     pub target_itl_ms: Option<u32>,
@@ -80,12 +81,12 @@ impl Peer {
         }
     }
 
-    /// Path that answers once the server takes requests.
+    /// URL path that answers with success once the server takes requests.
     fn ready(self) -> &'static str {
         if self == Self::Tutti { "/ready" } else { "/health" }
     }
 
-    /// Program and arguments. Fails if a path is missing.
+    /// Returns the server's program and arguments. Fails if a file that they name is missing.
     fn command(self, purpose: &Purpose, port: u16) -> Result<Vec<OsString>, String> {
         let Purpose { weights, threads, .. } = *purpose;
         let installed = installed()?;
@@ -136,7 +137,7 @@ impl Peer {
             .stderr(opened().map_err(failed)?)
             .spawn()
             .map_err(|e| format!("{}: {e}", command[0].display()))?;
-        // Dropping `running` ends the process, from here on.
+        // Once `running` exists, dropping it ends the process.
         let target = Target::named(&format!("http://127.0.0.1:{port}"), "checkpoint", TIMEOUT)?.greedy();
         let mut running = Running { process, spawned, target };
         while !running.target.answers(self.ready()).await {
@@ -152,7 +153,7 @@ impl Peer {
     }
 }
 
-/// Version of each package.
+/// Returns the version of each package that `setup` installs.
 pub fn versions() -> BTreeMap<&'static str, &'static str> {
     VERSIONS.lines().filter_map(|line| line.split_once('=')).collect()
 }
@@ -213,18 +214,18 @@ fn llama_server(purpose: &Purpose, port: u16, program: PathBuf, model: PathBuf) 
     [program.into()].into_iter().chain(model).chain(flags.chain(fixed).map(Into::into)).collect()
 }
 
-/// Model file of llama.cpp. It multiplies bf16 fast only with bf16 instructions, and f16 on every machine.
+/// Model file of llama.cpp. llama.cpp multiplies bf16 fast only with bf16 instructions, but f16 on every machine.
 fn llama_cpp_model() -> &'static str {
     if multiplies_bf16() { "model-bf16.gguf" } else { "model-f16.gguf" }
 }
 
-/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. With AVX-512 but no bf16 instructions, its bf16 does
-/// not start with an f16 KV cache, and f32 is its fastest compute type.
+/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. With AVX-512 but no bf16 instructions, OpenVINO does
+/// not start with bf16 compute and an f16 KV cache, and f32 is its fastest compute type.
 fn openvino_types() -> &'static str {
     if has_avx512() && !multiplies_bf16() { "f32:f16" } else { "bf16:f16" }
 }
 
-/// Data type of vLLM. Without bf16 instructions, its bf16 is several times slower than f32.
+/// Data type of vLLM. Without bf16 instructions, vLLM is several times slower with bf16 than with f32.
 fn vllm_dtype() -> &'static str {
     if multiplies_bf16() { "bfloat16" } else { "float32" }
 }
@@ -271,7 +272,7 @@ impl Running {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // `drop` kills the process.
+        // The process has not ended in time. Dropping `self` kills it.
         Ok(())
     }
 }

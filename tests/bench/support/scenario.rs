@@ -1,4 +1,4 @@
-//! Scenarios of the comparison with other servers, and their measurement in turns.
+//! Scenarios of the comparison with other servers. The servers of a scenario are measured in turns.
 
 use std::{collections::BTreeMap, mem};
 
@@ -12,11 +12,12 @@ use super::{
     speed::{self, Decode},
 };
 
-/// Tokens per stream of a decode. The first of 16 streams has a third of them before the last stream begins.
+/// Tokens per stream of a decode measurement. The first of 16 streams has a third of its tokens before the last stream
+/// begins to decode.
 const DECODED: u32 = 64;
-/// Bound on the prefill steps of a peer in the mixed workload, whose chunks have 512 tokens.
+/// Maximum number of prefill steps of a peer in the mixed workload. The chunks of peers have 512 tokens.
 const STEPS_OF_PEERS: u32 = 16;
-/// Bound on the prefill steps of Tutti, which may be many and short.
+/// Maximum number of prefill steps of Tutti in the mixed workload. These steps may be many and short.
 const STEPS_OF_OURS: u32 = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,7 +61,7 @@ enum Measurement {
     Start,
 }
 
-/// Servers that run at the same time, and their measurements.
+/// Servers that run at the same time, and the measurements that are made of each.
 pub struct Group {
     pub name: &'static str,
     weights: Weights,
@@ -101,7 +102,7 @@ struct Contender {
     purpose: Purpose,
     running: Option<Running>,
     figures: Figures,
-    /// Reason why it could not start or is measured no more.
+    /// Reason why the server could not start or is no longer measured; `None` while it works.
     failure: Option<String>,
 }
 
@@ -134,7 +135,8 @@ impl Group {
                 contender.start().await;
             }
         } else {
-            // One start per server that does not count fills the page cache and writes the packed weights.
+            // Each server is started once without being counted. That start fills the page cache and writes the packed
+            // weights.
             for contender in &mut contenders {
                 if let Err(why) = contender.sample(Measurement::Start, 0).await {
                     contender.failed(why);
@@ -146,7 +148,8 @@ impl Group {
             // The servers are idle during this measurement.
             limits.push(tokio::task::block_in_place(|| Limits::of(settings.threads)));
             for (index, measurement) in self.measurements.iter().enumerate() {
-                // No prompt repeats within a process, or a prefix cache would skip its prefill.
+                // Seeds differ, so that no prompt repeats within a process: a prefix cache would skip the prefill of a
+                // repeated prompt.
                 let seed = (round * self.measurements.len() + index) as u64 * 10 + 1;
                 for turn in 0..contenders.len() {
                     let turn = if round % 2 == 0 { turn } else { contenders.len() - 1 - turn };
@@ -183,7 +186,7 @@ impl Group {
         };
         let mut contenders = vec![contender(Peer::Tutti.name(), Peer::Tutti, self.weights)];
         if self.weights == Weights::Int8 {
-            // Our bf16 runs at the same time, for the ratio of int8 to bf16.
+            // Tutti with bf16 weights runs at the same time, for the ratio of int8 to bf16.
             contenders.push(contender("tutti-bf16", Peer::Tutti, Weights::Bf16));
         }
         contenders.extend(settings.peers.iter().map(|peer| contender(peer.name(), *peer, self.weights)));

@@ -8,7 +8,7 @@ use tutti_load::{
     run::run,
 };
 
-/// Upper bound of random prompt ids. Every model of the benches has as many tokens.
+/// Exclusive bound of random token ids of prompts. The vocabulary of every model in the benches is at least as large.
 const VOCABULARY: u32 = 150_000;
 
 /// Requests that decode at the same time.
@@ -27,7 +27,7 @@ impl Decode {
     }
 }
 
-/// Prompt tokens per second of one prompt alone, up to its first token at the client.
+/// Prompt tokens per second of a single request, from sending to its first token at the client.
 pub async fn prefill(target: &Target, prompt_tokens: u32, seed: u64) -> Result<f64, String> {
     let records = served(target, 1, prompt_tokens, 1, seed).await?;
     let (first, _) = records[0].arrivals.first().ok_or("no token came")?;

@@ -11,7 +11,8 @@ use tutti_load::{
 
 pub struct Stream {
     began: Instant,
-    /// True if the server has accepted the request, and the number of events with tokens so far.
+    /// `(accepted, events)`: true once the server has accepted the request, and the number of events with tokens so
+    /// far.
     seen: watch::Receiver<(bool, usize)>,
     task: JoinHandle<Record>,
 }
@@ -35,7 +36,7 @@ impl Stream {
         self.until(|(accepted, _)| accepted).await
     }
 
-    /// Waits for this many events with tokens.
+    /// Waits until this many events with tokens have arrived.
     pub async fn tokens(&mut self, events: usize) -> Result<(), String> {
         self.until(|(_, seen)| seen >= events).await
     }
@@ -47,7 +48,7 @@ impl Stream {
         }
     }
 
-    /// Waits for the end. Fails if the request was not served.
+    /// Waits for the end of the stream. Fails if the request was not served.
     pub async fn end(self) -> Result<Ended, String> {
         let record = self.task.await.map_err(|e| format!("a client failed: {e}"))?;
         match &record.failure {
@@ -88,7 +89,7 @@ impl Ended {
         late.map(|(_, tokens)| tokens).sum()
     }
 
-    /// Milliseconds between adjacent events with tokens, of gaps that overlap the time from `from` to `until`.
+    /// Milliseconds between adjacent events with tokens. Only gaps that overlap the time from `from` to `until` count.
     pub fn gaps_ms(&self, from: Instant, until: Instant) -> impl Iterator<Item = f64> {
         let pairs = self.record.arrivals.windows(2).map(|pair| (pair[0].0, pair[1].0));
         let inside = pairs.filter(move |(a, b)| self.at(*b) > from && self.at(*a) < until);
@@ -96,7 +97,7 @@ impl Ended {
     }
 }
 
-/// Random prompts of one length. The seed determines them.
+/// Returns `number` random prompts of `tokens` tokens each. The seed determines them.
 pub fn prompts(number: usize, tokens: usize, seed: u64) -> Vec<Vec<u32>> {
     let tokens = tokens as u32;
     let workload = Workload {

@@ -33,7 +33,8 @@ impl Device {
         shared.iter().chain(own).map(|&flag| flag.to_owned()).collect()
     }
 
-    /// Largest number of tokens per step if prompts are chunked. It costs a few times as much as an empty step.
+    /// Maximum number of tokens per step if prompts are chunked. A step with as many takes a few times as long as an
+    /// empty step.
     fn step_tokens(self) -> usize {
         match self {
             Self::Sim => 512,
@@ -41,7 +42,7 @@ impl Device {
         }
     }
 
-    /// Target of three to twenty times the duration of a step with four decodes.
+    /// ITL target: three to twenty times the duration of a step with four decodes.
     fn target_itl_ms(self) -> u32 {
         match self {
             Self::Sim => 12,
@@ -50,7 +51,7 @@ impl Device {
     }
 
     /// All variants, for prompts of up to `long` tokens. Without chunking, the budget of a step is larger than any
-    /// prompt, so that none is held back.
+    /// prompt, so that no prompt is held back.
     pub fn variants(self, long: usize) -> Vec<Variant> {
         let whole = format!("--max-step-tokens={}", long + 1024);
         let chunk = format!("--max-prefill-chunk-size={}", self.step_tokens());
@@ -66,7 +67,7 @@ impl Device {
             variant("scheduler", &["--chunking=scheduler", &cut]),
             variant("scheduler-fair", &["--chunking=scheduler", &cut, "--prefill-sharing=fair"]),
             variant("scheduler-first-come", &["--chunking=scheduler", &cut, "--prefill-sharing=first-come"]),
-            // The ITL target limits steps, not the budget.
+            // Here the ITL target limits the size of steps. The budget is too large to limit it.
             variant("scheduler-target", &["--chunking=scheduler", "--max-step-tokens=2048", &target]),
         ]
     }

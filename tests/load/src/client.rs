@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 
-/// Outcome of a request. Times count from sending.
+/// Outcome of a request. Times count from the moment of sending.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Delay between the planned and the actual time of sending, caused by the generator itself.
@@ -36,7 +36,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Connects to a server by its base URL. Without a model's name it asks for the first model that the server lists.
+    /// Connects to a server by its base URL. Without a `model`, requests ask for the first model that the server lists.
     pub async fn new(url: &str, model: Option<String>, timeout: Duration) -> Result<Self, String> {
         let mut target = Self::named(url, model.as_deref().unwrap_or_default(), timeout)?;
         if model.is_none() {
@@ -45,7 +45,8 @@ impl Target {
         Ok(target)
     }
 
-    /// Names a server by its base URL and its model. The server need not run yet.
+    /// Returns the target for a server's base URL and a model's name. Connects to nothing, so the server need not run
+    /// yet.
     pub fn named(url: &str, model: &str, timeout: Duration) -> Result<Self, String> {
         let client = reqwest::Client::builder()
             .timeout(timeout)
@@ -55,7 +56,7 @@ impl Target {
         Ok(Self { client, url: url.trim_end_matches('/').to_owned(), model: model.to_owned(), greedy: false })
     }
 
-    /// Returns the target with greedy requests.
+    /// Returns the target with requests at temperature 0.
     pub fn greedy(self) -> Self {
         Self { greedy: true, ..self }
     }
@@ -79,7 +80,8 @@ impl Target {
         text.await.map_err(|e| format!("{}/metrics: {e}", self.url))
     }
 
-    /// Sends one prompt and reads its stream to the end. A request that returns fewer tokens than asked for has failed.
+    /// Sends one prompt and reads its stream to the end. A request that does not return exactly `max_tokens` tokens has
+    /// failed.
     pub async fn generate(&self, prompt: &[u32], max_tokens: u32, seed: u64) -> Record {
         self.generate_watched(prompt, max_tokens, seed, |_| {}).await
     }
@@ -172,8 +174,8 @@ async fn first_model(client: &reqwest::Client, url: &str) -> Result<String, Stri
     Ok(model.to_owned())
 }
 
-/// The fields of an event that count. All others are skipped without parsing, because the generator shares its machine
-/// with the server that it measures.
+/// The fields of an event that the client uses. All other fields are skipped without parsing, because the generator
+/// shares its machine with the server that it measures.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
@@ -215,11 +217,11 @@ fn take(event: &str, now: Duration, record: &mut Record) -> Result<(), String> {
     Ok(())
 }
 
-/// Splits a byte stream into lines, independent of its chunks.
+/// Splits a stream of byte chunks into lines. A line may span chunks.
 #[derive(Default)]
 struct Lines {
     held: Vec<u8>,
-    /// Bytes of `held` that have been returned.
+    /// Number of bytes at the start of `held` that have been returned as lines.
     read: usize,
 }
 
@@ -230,7 +232,7 @@ impl Lines {
         self.held.extend_from_slice(chunk);
     }
 
-    /// Returns the next complete line.
+    /// Returns the next complete line, or `None` if it has not arrived yet.
     fn next(&mut self) -> Result<Option<&str>, String> {
         let rest = &self.held[self.read..];
         let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };

@@ -9,11 +9,11 @@ use serde::Serialize;
 pub struct Workload {
     /// Number of requests.
     pub requests: usize,
-    /// Requests per second on average, as a Poisson process. Infinity sends all at once.
+    /// Requests per second on average, as a Poisson process. An infinite rate sends all requests at once.
     pub rate: f64,
     /// Range of prompt lengths in tokens, both ends included. Lengths are drawn uniformly.
     pub prompt_tokens: (u32, u32),
-    /// Tokens asked for. End-of-sequence tokens are ignored, so exactly this many must come.
+    /// Tokens to generate per request. End-of-sequence tokens are ignored, so a served request has exactly this many.
     pub max_tokens: u32,
     /// Exclusive bound of prompt token ids.
     pub vocab_size: u32,

@@ -1,4 +1,4 @@
-//! A run in figures, and the reasons why they must not be used.
+//! The figures of a run, and the reasons why they must not be used, if any.
 
 use std::time::Duration;
 
@@ -7,19 +7,20 @@ use tutti_measure::statistics::Summary;
 
 use crate::{client::Record, plan::Workload};
 
-/// Largest 99th percentile of [`Report::lag_ms`] in a valid report. A later generator measures itself.
+/// Maximum 99th percentile of [`Report::lag_ms`] in a valid report. Figures of a generator with more lag describe the
+/// generator, not the server.
 pub const MAX_LAG: Duration = Duration::from_millis(50);
 
-/// A run in figures.
+/// The figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Requests that were sent.
+    /// Parameters of the requests that were sent.
     pub workload: Workload,
     /// Seconds from the first request to the last answer.
     pub duration_s: f64,
-    /// Requests that returned as many tokens as they asked for.
+    /// Number of requests that returned as many tokens as they asked for.
     pub served: usize,
-    /// Reasons of failures, each with the number of requests that failed for it.
+    /// Reasons of failures, each with the number of requests that failed for that reason.
     pub failures: Vec<(String, usize)>,
     /// Served requests per second.
     pub requests_per_s: f64,
@@ -33,7 +34,7 @@ pub struct Report {
     pub itl_ms: Summary,
     /// Milliseconds per token after the first; one sample per request.
     pub tpot_ms: Summary,
-    /// Milliseconds from sending to the end.
+    /// Milliseconds from sending to the end of the stream.
     pub latency_ms: Summary,
     /// Milliseconds between the planned and the actual time of sending.
     pub lag_ms: Summary,

@@ -9,7 +9,7 @@ use crate::{
     plan::Workload,
 };
 
-/// Sends every request of the plan at its time. Returns the records and the duration of the run.
+/// Sends every request of the plan at its planned time. Returns the records and the duration of the run.
 pub async fn run(target: &Target, workload: &Workload) -> (Vec<Record>, Duration) {
     let start = Instant::now();
     let max_tokens = workload.max_tokens;

@@ -1,6 +1,7 @@
 //! Limits of the machine: memory bandwidth of all threads, operations per second of each instruction path, and
-//! instructions per second of a core. The last one drops if something else runs on the same core. Measure them in the
-//! same minute as the figures that are compared with them: clocks and neighbours change.
+//! instructions per second of a core. The instructions per second drop if something else runs on the same core. Measure
+//! limits in the same minute as the figures that are compared with them, because clock rates and the load by other
+//! guests change.
 
 use std::{
     hint::black_box,
@@ -19,7 +20,7 @@ use crate::statistics::median;
 
 /// Memory that each thread reads, in bytes: far more than any cache holds.
 const READ_BYTES: usize = 256 << 20;
-/// Size of a huge page on x86-64. On other machines the advice covers slightly less memory.
+/// Size of a huge page on x86-64. On other machines, `madvise` covers slightly less memory.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Limits of `threads` threads, as medians of the rounds.
@@ -28,8 +29,8 @@ pub struct Limits {
     threads: usize,
     /// Memory bandwidth of all threads, in 10^9 bytes per second.
     pub memory_read_gb_per_s: f64,
-    /// `nop` instructions, in 10^9 per second. A hyperthread or another guest on the same core takes some of them, so a
-    /// low figure shows a neighbour.
+    /// `nop` instructions, in 10^9 per second. Another hyperthread or virtual machine on the same core takes a share of
+    /// them, so a low figure shows that the core is shared.
     pub nops_giga_per_s: f64,
     /// One entry per kind of multiply-add that this machine has.
     pub arithmetic: Vec<Arithmetic>,
@@ -38,7 +39,7 @@ pub struct Limits {
 /// Throughput of one kind of multiply-add.
 #[derive(Clone, Debug, Serialize)]
 pub struct Arithmetic {
-    /// Instruction path of the kernels.
+    /// Name of the kernels' instruction path.
     pub path: &'static str,
     /// Instructions of one multiply-add.
     pub instructions: &'static str,
@@ -49,7 +50,7 @@ pub struct Arithmetic {
 /// Number and length of the rounds that measure a limit.
 #[derive(Clone, Copy)]
 pub struct Effort {
-    /// Rounds of each limit.
+    /// Number of rounds per limit.
     pub rounds: usize,
     /// Length of a round.
     pub round: Duration,
@@ -62,7 +63,7 @@ impl Effort {
     pub const BRIEF: Self = Self { rounds: 3, round: Duration::from_millis(60) };
 }
 
-/// Measures limits. It holds the memory that its threads read.
+/// Measures limits. Holds the memory that the measuring threads read.
 pub struct Probe {
     memories: Vec<Vec<u64>>,
 }
@@ -82,7 +83,7 @@ impl Probe {
     }
 
     /// Returns the throughput of a path's instructions in each round, in 10^9 operations per second, or `None` if the
-    /// machine does not have them.
+    /// machine does not have these instructions.
     pub fn arithmetic_rounds(&self, path: &str, instructions: &str, effort: Effort) -> Option<Vec<f64>> {
         let loops = loops();
         let one = loops.iter().find(|one| one.path == path && one.instructions.starts_with(instructions))?;
@@ -108,14 +109,14 @@ impl Probe {
 }
 
 impl Limits {
-    /// Measures all limits on `threads` cores, for some seconds.
+    /// Measures all limits on `threads` cores. Takes some seconds.
     pub fn of(threads: usize) -> Self {
         Probe::new(threads).limits(Effort::THOROUGH)
     }
 }
 
-/// Returns the throughput of all threads in each round, in 10^9 units per second. `work` returns, for a thread, the
-/// units per call and the call.
+/// Runs the work of each thread in rounds. Returns the summed throughput of all threads in each round, in 10^9 units
+/// per second. `work` maps a thread's index to its number of units per call and the function to call.
 fn on_each_core<F: FnMut()>(
     threads: usize,
     effort: Effort,
@@ -155,7 +156,7 @@ fn pin(index: usize) {
     let _ = sched_setaffinity(None, &only);
 }
 
-/// Allocates committed memory, on huge pages if there are any.
+/// Allocates memory and writes to all of it, on huge pages if the system has any.
 fn memory() -> Vec<u64> {
     let mut memory: Vec<u64> = Vec::with_capacity(READ_BYTES / 8);
     let start = memory.as_mut_ptr().cast::<u8>();
@@ -166,9 +167,9 @@ fn memory() -> Vec<u64> {
     memory
 }
 
-/// Streams that a thread reads at once. A matrix product reads as many.
+/// Number of streams that a thread reads at once: as many as a matrix product reads.
 const STREAMS: usize = 4;
-/// Distance of a prefetch from its read, in words.
+/// Distance by which prefetches run ahead of reads, in words of 8 bytes.
 const AHEAD: usize = 2048 / 8;
 /// Words per cache line.
 const LINE: usize = 8;
@@ -190,7 +191,7 @@ fn read(memory: &[u64]) {
 /// Prefetches a word. Any address is valid.
 fn prefetch(word: *const u64) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: only a hint.
+    // SAFETY: a prefetch is only a hint, and no address makes it fault.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.cast())
     };
@@ -272,8 +273,8 @@ fn nop_rounds(threads: usize, effort: Effort) -> Vec<f64> {
 
 #[cfg(target_arch = "x86_64")]
 fn loops() -> Vec<Loop> {
-    /// A loop that runs the instructions once per sum. `\\sum` is a sum's register. A sum depends only on itself. All
-    /// other registers hold zero or finite numbers.
+    /// A loop that runs the instructions once per sum in each turn. `\\sum` stands for the number of a sum's register.
+    /// Each sum depends only on its own previous value. All other registers hold zero or finite numbers.
     macro_rules! turns {
         ($sums:literal: $($instruction:literal),+) => {
             || {
@@ -299,7 +300,8 @@ fn loops() -> Vec<Loop> {
             }
         };
     }
-    /// A loop of 12 sums, enough to hide every latency at one multiply-add per cycle. 24 sums hide it at two per cycle.
+    /// A loop of 12 sums, enough to hide the latency of instructions at one multiply-add per cycle. The 24 sums of
+    /// `sums_24` hide it at two multiply-adds per cycle.
     macro_rules! sums_12 {
         ($($instruction:literal),+) => { turns!("0,1,2,3,4,5,6,7,8,9,10,11": $($instruction),+) };
     }
@@ -379,7 +381,7 @@ fn loops() -> Vec<Loop> {
             bf16,
             "broadcast + two vdpbf16ps (bf16)",
             20.0 * 64.0,
-            // Sums are registers 0 to 9 and 20 to 29.
+            // The sums are in registers 0 to 9 and, by the prefix `zmm2`, 20 to 29.
             turns!(
                 "0,1,2,3,4,5,6,7,8,9":
                 "vbroadcastss zmm12, dword ptr [rsi]",

@@ -12,8 +12,8 @@ pub struct Machine {
     pub threads: usize,
     pub memory_gib: f64,
     pub kernel: String,
-    /// Mean number of runnable processes over the last minute. Well above 0 at the start of a run, something else was
-    /// busy.
+    /// Mean number of runnable processes over the last minute. If it is well above 0 at the start of a run, other
+    /// programs kept the machine busy.
     pub load_1m: f64,
 }
 

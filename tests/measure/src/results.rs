@@ -20,15 +20,15 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Describes a bench of the root package. Call it before the bench runs anything: it records the load of the
-    /// machine.
+    /// Describes a bench of the root package. Call it before the bench runs anything, because it records how busy the
+    /// machine is.
     pub fn now(bench: &str) -> Self {
         Self::of(&format!("cargo bench --bench {bench}"))
     }
 
     /// Describes the bench that `command` runs, with the arguments of this process added.
     pub fn of(command: &str) -> Self {
-        // Cargo adds `--bench`.
+        // `--bench` is left out: Cargo adds it.
         let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
         let command = format!("{command} -- {}", args.join(" "));
         Self {

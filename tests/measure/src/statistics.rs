@@ -15,7 +15,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises samples. Percentiles are by nearest rank, so each is a value that occurred.
+    /// Summarises samples. Percentiles are by nearest rank, so each percentile is one of the samples.
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let Some(max) = values.last().copied() else { return Self::default() };

@@ -12,7 +12,7 @@ use tutti_kernels::WeightType;
 
 use crate::LoadError;
 
-/// A checkpoint's `config.json`: the keys that name its family, and all keys for that family to read.
+/// A checkpoint's `config.json`: the keys that name the checkpoint's family, and all keys, which that family parses.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     /// Path of the file.
@@ -25,7 +25,7 @@ pub(crate) struct ConfigFile {
     pub value: Value,
 }
 
-/// The keys that name a config's family.
+/// The keys that are read before the family is known.
 #[derive(Deserialize)]
 struct Head {
     architectures: Option<Vec<String>>,
@@ -51,7 +51,7 @@ impl ConfigFile {
         Ok(Self { path, architectures, model_type: head.model_type, value })
     }
 
-    /// Deserialises a family's keys.
+    /// Deserialises the file's keys as `T`, the set of keys that a family reads.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
         serde_path_to_error::deserialize(&self.value).map_err(|error| {
             let (key, problem) = (error.path().to_string(), error.into_inner());
@@ -85,8 +85,8 @@ impl TokenIds {
     }
 }
 
-/// Returns the ids that end a sequence, ascending. As in transformers' `generate`, those of
-/// `dir/generation_config.json` win over `from_config`.
+/// Returns the token ids that end a sequence, ascending. As in transformers' `generate`, the ids in
+/// `dir/generation_config.json` take precedence over `from_config`.
 pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result<Vec<u32>, LoadError> {
     #[derive(Deserialize)]
     struct GenerationConfig {
@@ -101,7 +101,7 @@ pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result
     Ok(generation.or(from_config).map(TokenIds::into_sorted).unwrap_or_default())
 }
 
-/// Parses a config's `dtype`, which published configs call `torch_dtype`.
+/// Parses the value of a config's `dtype` or `torch_dtype`, two spellings of one key.
 pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
     match name.strip_prefix("torch.").unwrap_or(name) {
         "float32" | "float" => Some(WeightType::F32),

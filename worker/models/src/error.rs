@@ -14,7 +14,7 @@ pub enum LoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A JSON file is malformed, or a key in it is missing or unsupported.
@@ -22,7 +22,7 @@ pub enum LoadError {
     Config {
         /// The file.
         path: PathBuf,
-        /// The key, its value, and the supported values.
+        /// Description: the key, its value and the supported values, or the syntax error.
         problem: String,
     },
     /// The checkpoint is of a family that is not implemented.
@@ -30,19 +30,19 @@ pub enum LoadError {
     Architecture {
         /// The config file.
         path: PathBuf,
-        /// `architectures` as found.
+        /// Value of the config's `architectures`.
         architectures: Vec<String>,
-        /// `model_type` as found.
+        /// Value of the config's `model_type`.
         model_type: Option<String>,
         /// The supported architectures.
         supported: String,
     },
-    /// A weight file is damaged as a whole.
+    /// A weight file is damaged, or there is none.
     #[error("{}: {problem}", path.display())]
     Weights {
-        /// The file, or the directory that lacks one.
+        /// The damaged file, or the directory that holds no weight file.
         path: PathBuf,
-        /// The damage.
+        /// Description of the damage.
         problem: String,
     },
     /// A tensor is missing or does not match the config.
@@ -66,7 +66,8 @@ pub enum LoadError {
 impl From<LoadError> for Error {
     fn from(error: LoadError) -> Self {
         let kind = match &error {
-            // A shape that the device cannot run is a fault of the checkpoint. All else that a device reports is not.
+            // `Unsupported` is a shape that the device cannot run: a fault of the checkpoint. All other device errors
+            // are internal.
             LoadError::Device(DeviceError::Unsupported(_)) => ErrorKind::InvalidArgument,
             LoadError::Device(_) | LoadError::Declaration(_) => ErrorKind::Internal,
             _ => ErrorKind::InvalidArgument,

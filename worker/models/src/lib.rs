@@ -1,8 +1,8 @@
-//! Model families, written once against the device seam.
+//! Model families, each written once for all devices, against the [`Device`](tutti_kernels::Device) trait.
 //!
 //! [`load`] reads an unmodified Hugging Face directory and returns a [`Model`], which hides its family and its device.
 //! Each family is one module, whose header names the paper and the reference implementation. [`load_sim`] returns a
-//! simulated device that acts as a model, without weights.
+//! simulated model: it has no weights, and its steps only take time.
 
 mod config;
 mod error;

@@ -9,7 +9,7 @@ pub use tutti_settings::LoadFormat;
 use crate::media_test;
 use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
 
-/// The checkpoint to load, and the size of steps to load it for.
+/// The checkpoint to load, and the sizes of steps and pages that the model is loaded for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// The checkpoint's directory.
@@ -19,11 +19,12 @@ pub struct LoadOptions {
     /// Quantisation of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders keep
     /// their stored type.
     pub quantize: Quantize,
-    /// Maximum number of tokens per step: the size of the activation buffers.
+    /// Maximum number of tokens per step. It sets the size of the activation buffers.
     pub max_step_tokens: usize,
     /// Tokens per KV page.
     pub page_tokens: usize,
-    /// The nodes to load, or all if `None`. The conductor refuses names that the model's declaration lacks.
+    /// Names of the nodes to load; `None` loads all. Names that the model's declaration lacks are not checked here: the
+    /// conductor refuses them.
     pub nodes: Option<Vec<String>>,
     /// Seed of dummy weights.
     pub seed: u64,
@@ -36,10 +37,10 @@ const SUPPORTED: &[&str] = &[
     media_test::ARCHITECTURE,
 ];
 
-/// Loads the checkpoint of `options` onto `device`, and calls `progress` after each tensor.
+/// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
-/// The presence, type and shape of every tensor are checked before the first is read. The error names the file, and the
-/// key or tensor at fault.
+/// The presence, type and shape of every tensor are checked before the first tensor is read. An error names the file,
+/// and the key or tensor at fault.
 pub fn load<D: Device>(
     options: &LoadOptions,
     device: D,
@@ -48,7 +49,7 @@ pub fn load<D: Device>(
     let dir = &options.dir;
     let file = ConfigFile::read(dir)?;
     let named = |architecture, model_type| {
-        // Several architectures share one `model_type`, so it decides only where `architectures` is missing.
+        // Several architectures share one `model_type`, so `model_type` decides only where `architectures` is missing.
         file.architectures.iter().any(|name| name == architecture)
             || file.architectures.is_empty() && file.model_type.as_deref() == Some(model_type)
     };

@@ -1,13 +1,14 @@
-//! The ranks of a TP group in lockstep: the leader decides, the others apply.
+//! Keeps the ranks of a TP group in lockstep: the leader decides what to run, and the other ranks run the same.
 //!
 //! [`Leader`] is a [`Model`](crate::Model) that sends each operation to the other ranks as a numbered, complete plan
-//! and then runs it itself; the engine does not see the group. [`follow`] runs the plans on each other rank. A plan
-//! holds everything that a forward needs (tokens, positions, rows, block tables), so the other ranks keep no state of
-//! any request, and ranks cannot disagree. To remove a request, the leader gives its pages to another in a later plan.
+//! and then runs the operation itself; the engine does not see the group. [`follow`] runs the plans on each other rank.
+//! A plan holds everything that a forward needs (tokens, positions, rows, block tables), so the other ranks keep no
+//! state of any request, and ranks cannot disagree. No plan says that a request has ended: the leader gives the
+//! request's pages to another request in a later plan.
 //!
-//! Plans travel on a separate [`Collective`](tutti_kernels::collective::Collective), so the next plan arrives while the
-//! device computes this one. All ranks check the same plan and thus refuse it alike. A rank that fails alone ends, and
-//! the others notice in the next collective.
+//! Plans travel on a separate [`Collective`](tutti_kernels::collective::Collective), so the next plan can arrive while
+//! the device computes the current one. All ranks check the same plan, so either all of them refuse it or none does. If
+//! one rank alone fails, its process ends, and the other ranks notice that in their next collective operation.
 
 mod follower;
 mod leader;

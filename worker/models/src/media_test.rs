@@ -1,10 +1,10 @@
 //! A test model: a Qwen3 with a small, untrained audio encoder. It tests encoder nodes (declaration, placement,
-//! running, transfer) until a real family has one. Its weights are random (`--load-format dummy`) or made by a test.
-//! The cargo feature `media-test-model` adds it to a build.
+//! running, transfer) until a real family has an encoder. The test model's weights are random (`--load-format dummy`)
+//! or made by a test. The cargo feature `media-test-model` adds the family to a build.
 //!
 //! The thinker is [`qwen3`](crate::qwen3), unchanged. The encoder takes 16-bit samples in frames of
-//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest one of the item, so that
-//! an item cannot be encoded in chunks, and maps each frame to an embedding by a linear map and a norm.
+//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the item's loudest sample, so an item
+//! cannot be encoded in chunks. It then maps each frame to an embedding by a linear map and a norm.
 //!
 //! `config.json` is that of a Qwen3 with two more keys: `audio_token_id` and `audio_bytes_per_token`.
 
@@ -29,17 +29,17 @@ use crate::{
 
 /// The name of this family in a config's `architectures`.
 pub(crate) const ARCHITECTURE: &str = "TuttiMediaTestForCausalLM";
-/// The name of this family in `model_type`, which decides where `architectures` is missing.
+/// The name of this family in a config's `model_type`, which is used only if `architectures` is missing.
 pub(crate) const MODEL_TYPE: &str = "tutti_media_test";
 
-/// The keys that a Qwen3 does not have.
+/// The keys of this family that a Qwen3 config does not have.
 #[derive(Deserialize)]
 struct Keys {
     audio_token_id: u32,
     audio_bytes_per_token: usize,
 }
 
-/// Loads the nodes of the family that `options.nodes` names.
+/// Loads those nodes of the model that `options.nodes` names.
 pub(crate) fn load<D: Device>(
     file: &ConfigFile,
     dir: &Path,

@@ -8,26 +8,27 @@ use crate::{PageLayout, StepHook};
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Number of ids in the vocabulary. Token ids are below it.
+    /// Number of token ids in the vocabulary. Every token id is below this number.
     pub vocab_size: usize,
-    /// Maximum number of tokens of a request, prompt and output in sum.
+    /// Maximum number of tokens of a request, prompt and output together.
     pub max_context_tokens: usize,
-    /// The ids that end a sequence, ascending. Empty if the checkpoint names none.
+    /// The token ids that end a sequence, ascending. Empty if the checkpoint names none.
     pub eos_token_ids: Vec<u32>,
-    /// Maximum number of tokens of one step: the size of the activation buffers.
+    /// Maximum number of tokens per step. It sets the size of the activation buffers.
     pub max_step_tokens: usize,
 }
 
-/// Requests to a step's logit rows. Each has an index into the step's `logit_rows`, by which both lists ascend.
+/// Requests for results from a step's logit rows. Each entry begins with an index into [`StepInputs::logit_rows`], and
+/// each list is sorted by that index.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogitRequests<'a> {
-    /// Rows to sample a token from.
+    /// Logit rows to sample a token from.
     pub sample: &'a [(usize, SampleRow<'a>)],
-    /// Rows in which to look up the logprob of a known token.
+    /// Logit rows in which to look up the logprob of a known token.
     pub score: &'a [(usize, ScoreRow)],
 }
 
-/// The answers to [`LogitRequests`], in their order.
+/// The results of [`LogitRequests`], in the order of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct LogitResults {
     /// One result per entry of `sample`.
@@ -36,12 +37,12 @@ pub struct LogitResults {
     pub scores: Vec<TokenScore>,
 }
 
-/// Embeddings from an encoder, which replace those of consecutive tokens.
+/// Embeddings from an encoder. They replace the token embeddings of consecutive tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddedRows<'a> {
     /// Index of the first replaced token among the step's tokens.
     pub first_token: usize,
-    /// `[tokens, width]`, row by row.
+    /// The embeddings of the tokens, `[tokens, width]`.
     pub values: &'a [f32],
 }
 
@@ -56,7 +57,7 @@ pub trait Model: Send {
     /// Bytes of weights that the model holds: as stored in the checkpoint, or as quantised.
     fn weight_bytes(&self) -> u64;
     /// Bytes of buffers for the largest step, without weights and pages: activations of [`Limits::max_step_tokens`],
-    /// one tile of logits, scratch. The number is complete once a step has run and sampled.
+    /// one tile of logits, and scratch memory. The result is complete once a step has run and sampled.
     fn step_bytes(&self) -> u64;
     /// Bytes per KV page, over all layers.
     fn page_bytes(&self) -> usize;
@@ -65,16 +66,16 @@ pub trait Model: Send {
     /// the pool.
     fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError>;
 
-    /// Layout of pages on the wire. It is equal for all ranks of a group and for groups of any size.
+    /// Layout of pages on the wire. The layout is equal for all ranks of a group and for groups of any size.
     fn page_layout(&self) -> PageLayout;
-    /// Appends this rank's share of pages, in the order of [`Model::page_layout`]. The leader of a group appends whole
-    /// pages. Waits for the device.
+    /// Appends this rank's share of `pages` to `out`, in the order of [`Model::page_layout`]. The leader of a TP group
+    /// appends whole pages. Waits for the device.
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
-    /// Writes this rank's share of `data`, which holds whole pages.
+    /// Writes this rank's share of `data` to `pages`. `data` holds whole pages.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
-    /// Sets a hook that every step runs between its layers, or about as often. A model that cannot pause drops it. A TP
-    /// group cannot: its ranks would all have to pause at the same layer.
+    /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. A model
+    /// that cannot pause drops the hook. A TP group cannot pause: all its ranks would have to pause at the same layer.
     fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
         drop(hook);
     }
@@ -86,7 +87,7 @@ pub trait Model: Send {
     fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
 
     /// Runs [`forward`](Self::forward) with embeddings for the tokens that stand for media. The result does not depend
-    /// on how they are divided into rows and steps.
+    /// on how these tokens are divided among steps.
     fn forward_with(
         &mut self,
         inputs: &StepInputs<'_>,
@@ -98,27 +99,27 @@ pub trait Model: Send {
         }
     }
 
-    /// True if this model holds the node that prefills and decodes. Without the node there are no pages, and only
-    /// [`encode`](Self::encode) can run.
+    /// True if this model holds the node that prefills and decodes. A model without that node has no pages and can run
+    /// only [`encode`](Self::encode).
     fn has_thinker(&self) -> bool {
         true
     }
 
-    /// Runs an encoder over one item of media and appends the embeddings of its tokens, `[tokens, width]`. Waits for
-    /// the device. In a TP group only the leader does this.
+    /// Runs the encoder of `walk` over `data`, one item of media, and appends the embeddings of the item's tokens to
+    /// `out`: `[tokens, width]`. Waits for the device. In a TP group only the leader encodes.
     fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         let _ = (data, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
-    /// Computes logits of the last [`Model::forward`] and appends the answers to `wanted` to `out`. The LM head runs
-    /// over one tile of rows at a time, so that scratch does not grow with the prompt, and skips rows without a
-    /// request. Waits for the device.
+    /// Computes the logits that `wanted` needs, from the hidden states of the last [`Model::forward`], and appends the
+    /// results to `out`. The LM head runs over one tile of logit rows at a time, so that scratch memory does not grow
+    /// with the prompt. It may skip rows without a request. Waits for the device.
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError>;
 
     /// Computes this rank's share of logits while the leader of the TP group runs [`read_logits`](Self::read_logits).
-    /// `wanted` holds all rows that the leader's requests name, ascending. Does nothing in a model whose ranks do not
-    /// share that work.
+    /// `wanted` holds the indices of all logit rows that the leader's requests name, ascending. Does nothing in a model
+    /// whose LM head is not divided among ranks.
     fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
         let _ = wanted;
         Ok(())

@@ -1,8 +1,8 @@
 //! KV pages as bytes on the wire, independent of the number of ranks in a group.
 //!
-//! On the wire a page has the bytes that a group of one rank holds. The leader of a larger group joins the ranks'
-//! shares before it sends a page, and each rank cuts its share from a page that arrives. The two groups may thus differ
-//! in size.
+//! On the wire a page has the same bytes as in a group of one rank. The leader of a larger group joins the ranks'
+//! shares before it sends a page, and each rank cuts its share from a page that arrives. The sending and the receiving
+//! group may thus differ in size.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -16,15 +16,15 @@ use crate::weights::share;
 /// The layout of a page on the wire: sections (layers) in order, each with all its units (KV heads) in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PageLayout {
-    /// Number of sections per page, equally large.
+    /// Number of equally large sections per page.
     pub sections: usize,
-    /// Number of units per section. Ranks divide a section by units.
+    /// Number of units per section. The ranks of a group divide the units among themselves.
     pub units: usize,
     /// Bytes per unit of one section.
     pub unit_bytes: usize,
     /// Tokens per page.
     pub page_tokens: usize,
-    /// Meaning of a unit's bytes.
+    /// Name of the format of a unit's bytes.
     pub format: String,
 }
 
@@ -34,27 +34,28 @@ impl PageLayout {
         self.sections * self.units * self.unit_bytes
     }
 
-    /// A hash that two workers compare before either uses the other's bytes. Equal layouts have equal hashes in all
-    /// processes of one build.
+    /// Returns a hash of the layout. Two workers compare their hashes before either uses the other's bytes. Equal
+    /// layouts have equal hashes in all processes of one build.
     pub fn id(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Returns the units of a rank. With more ranks than units, neighbouring ranks hold the same unit.
+    /// Returns the range of units that a rank holds of every section. With more ranks than units, neighbouring ranks
+    /// hold the same unit.
     pub(crate) fn units_of(&self, group_rank: GroupRank) -> Range<usize> {
         share(self.units, group_rank)
     }
 
-    /// Cuts a rank's units from whole pages, section by section.
+    /// Cuts a rank's `units` from whole `pages`: one slice per section.
     pub(crate) fn cut<'a>(&self, pages: &'a [u8], units: Range<usize>) -> impl Iterator<Item = &'a [u8]> {
         let bytes = units.start * self.unit_bytes..units.end * self.unit_bytes;
         pages.chunks_exact(self.units * self.unit_bytes).map(move |section| &section[bytes.clone()])
     }
 
-    /// Joins the shares that the ranks of a group hold of the same pages. `shares` has them end to end, in order of
-    /// rank.
+    /// Joins the ranks' shares of the same pages into whole pages, and appends these to `out`. `shares` holds the
+    /// shares end to end, in order of rank.
     pub(crate) fn join(&self, shares: &[u8], ranks: usize, out: &mut Vec<u8>) {
         let section_bytes = self.units * self.unit_bytes;
         let extent_of = |rank| {

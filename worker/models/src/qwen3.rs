@@ -30,10 +30,10 @@ use crate::{
 
 /// The name of this family in a config's `architectures`.
 pub(crate) const ARCHITECTURE: &str = "Qwen3ForCausalLM";
-/// The name of this family in `model_type`, which decides where `architectures` is missing.
+/// The name of this family in a config's `model_type`, which is used only if `architectures` is missing.
 pub(crate) const MODEL_TYPE: &str = "qwen3";
 
-/// Number of logit rows computed at once. It bounds the logit scratch at this many vocabularies.
+/// Number of logit rows computed at once. It bounds the memory for logits: one row as wide as the vocabulary for each.
 const LOGIT_TILE: usize = 32;
 
 /// A dense Qwen3 on a device.
@@ -50,40 +50,42 @@ pub(crate) struct Qwen3<D: Device> {
     weight_type: WeightType,
     quantize: Quantize,
     rope: RopeFrequencies,
-    /// The attention of each layer on this rank; layers differ in their window.
+    /// Shape of each layer's attention on this rank. Layers differ only in their window.
     attention: Vec<AttentionShape>,
     activations: Activations<D>,
-    /// Shape of the KV pool; `pages` is 0 until it is allocated.
+    /// Shape of the KV pool. Its `pages` is 0 until the pool is allocated.
     kv_shape: KvShape,
     kv: Option<D::KvPool>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Number of logit rows that the last step left to be read.
+    /// Number of logit rows of the last step. `activations.hidden` holds their hidden states.
     logit_rows: usize,
 }
 
-/// Buffers for the largest step, of `T` tokens. Heads, intermediate width and vocabulary are this rank's.
+/// Buffers for the largest step, of `T` tokens. In the shapes below, `heads`, `kv_heads`, `intermediate` and `vocab`
+/// are the sizes of this rank's shard.
 struct Activations<D: Device> {
     /// The residual stream, `[T, hidden]`.
     hidden: D::Tensor,
-    /// This rank's summand of a sublayer's output, `[T, hidden]`. `None` if the rank is the whole group.
+    /// This rank's part of a sublayer's output, which is summed over ranks, `[T, hidden]`. `None` in a group of one
+    /// rank.
     partial: Option<D::Tensor>,
-    /// `[T, (heads + 2 * kv_heads) * head_dim]`.
+    /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,
-    /// `[T, head_dim]`.
+    /// Rotary angles, `[T, head_dim]`.
     angles: D::Tensor,
-    /// `[T, heads * head_dim]`.
+    /// Output of the attention, `[T, heads * head_dim]`.
     attended: D::Tensor,
-    /// `[T, intermediate]`.
+    /// Input of the down projection, `[T, intermediate]`.
     activated: D::Tensor,
     /// Hidden states of a tile's logit rows, `[LOGIT_TILE, hidden]`.
     tile: D::Tensor,
-    /// `[LOGIT_TILE, vocab]`.
+    /// Logits of a tile, `[LOGIT_TILE, vocab]`.
     logits: D::Tensor,
-    /// The logits of all ranks side by side, `[LOGIT_TILE, ranks * vocab]`. Only the leader of a TP group has them.
+    /// The logits of all ranks side by side, `[LOGIT_TILE, ranks * vocab]`. `None` except on the leader of a TP group.
     gathered: Option<D::Tensor>,
 }
 
-/// Loads the family from `dir`, whose config is `file`.
+/// Loads a model of this family from `dir`, whose `config.json` is `file`.
 pub(crate) fn load<D: Device>(
     file: &ConfigFile,
     dir: &Path,
@@ -95,7 +97,7 @@ pub(crate) fn load<D: Device>(
 }
 
 impl<D: Device> Qwen3<D> {
-    /// Loads the model as a concrete type, for families that have it as a node.
+    /// Loads the model as a concrete type, for families that use a Qwen3 as one of their nodes.
     pub(crate) fn load(
         file: &ConfigFile,
         dir: &Path,

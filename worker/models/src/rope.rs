@@ -1,4 +1,4 @@
-//! Rotary position embedding: frequencies, plain and YaRN, from both spellings of a config.
+//! Rotary position embedding: frequencies, plain or YaRN, from the keys of a config in either spelling.
 //!
 //! RoPE: Su et al., "RoFormer", arXiv:2104.09864. YaRN: Peng et al., arXiv:2309.00071, §3.2 and §3.4. Reference:
 //! transformers `modeling_rope_utils.py`.
@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use tutti_kernels::RopeFrequencies;
 
-/// Default of transformers for a config without `rope_theta`.
+/// `rope_theta` of a config without that key: the default of transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// The keys of a config that describe rotation. Published configs have `rope_theta` and `rope_scaling`. Those saved by
-/// transformers 5 have `rope_parameters`, possibly one set per kind of layer. Any key may be missing or null.
+/// The keys of a config that describe rotation. Older configs have `rope_theta` and `rope_scaling`. Configs saved by
+/// transformers 5 have `rope_parameters` instead, possibly one set per kind of layer. Any key may be missing or null.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct RopeKeys {
     rope_theta: Option<f64>,
@@ -118,7 +118,9 @@ impl Yarn {
                 return Err(format!("{name}: must be a positive number, not {value}"));
             }
         }
-        // The paper's sqrt(1/t) = 0.1 ln(s) + 1. It scales q and k alike, so it is applied to cosine and sine.
+        // YaRN's attention temperature (§3.4): sqrt(1/t) = 0.1 ln(s) + 1, where s is `factor`. transformers adds the
+        // weight `mscale`. Both q and k are multiplied by the result. It is folded into the cosines and sines that
+        // rotate them.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
         let attention_factor = parameters.attention_factor.unwrap_or_else(|| {
             match (parameters.mscale, parameters.mscale_all_dim) {
@@ -150,7 +152,7 @@ impl Rope {
         let Some(yarn) = &self.yarn else {
             return RopeFrequencies { inverse: (0..half).map(|i| plain(i) as f32).collect(), scale: 1.0 };
         };
-        // The index at which a frequency makes this number of turns over the original context.
+        // Returns the index, not rounded, of the frequency that makes this number of turns over the original context.
         let index_of = |turns: f64| {
             head_dim as f64 * (yarn.original_context / (turns * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
         };
@@ -162,7 +164,8 @@ impl Rope {
         if low == high {
             high += 0.001;
         }
-        // Fast frequencies stay as trained, slow ones are interpolated, and those in between are blended.
+        // Fast frequencies (index up to `low`) stay as trained, slow ones (from `high` on) are interpolated, and those
+        // between are blended.
         let inverse = |i: usize| {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (plain(i) / yarn.factor * ramp + plain(i) * (1.0 - ramp)) as f32

@@ -1,12 +1,12 @@
 //! The simulated device (`--device sim`): a model without weights whose steps only take time. It serves tests of
-//! scheduling, of faults and of the control plane. [`SimSettings`] (settings/src/sim.rs), which the conductor shares,
-//! sets costs and faults.
+//! scheduling, of faults and of the control plane. Its costs and faults come from [`SimSettings`]
+//! (settings/src/sim.rs), which the conductor reads, too.
 //!
 //! The KV pool holds 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at
-//! the position before. A sampled token is a function of the digest of its row's last position. The token is thus right
-//! only if every position of the request was computed, in order, in pages that no other request wrote to. A request has
-//! the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a test in
-//! another language can compute the expected tokens.
+//! the previous position. A sampled token is a function of the digest at the position that it is sampled from. The
+//! token is thus right only if every position of the request was computed, in order, in pages that no other request
+//! wrote to. A request has the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short,
+//! so that a test in another language can compute the expected tokens.
 
 mod audio;
 mod clock;
@@ -27,13 +27,13 @@ use crate::{
     thinker::{self, Audio, HeldNodes},
 };
 
-/// Interval between the pauses of a step while its hook may have work.
+/// Interval between the pauses of a step while the step hook may have work.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Bytes per token: one digest.
+/// Bytes per token in the KV pool: one digest.
 const BYTES_PER_TOKEN: usize = size_of::<u64>();
 
-/// The keys that the simulated model reads of any family's `config.json`.
+/// The keys that the simulated model reads from a `config.json` of any family.
 #[derive(Deserialize)]
 struct Keys {
     vocab_size: Option<usize>,
@@ -63,13 +63,13 @@ struct Sim {
 /// The checkpoint and the settings of a simulated model.
 #[derive(Clone, Copy, Debug)]
 pub struct SimOptions<'a> {
-    /// The checkpoint's directory. Its family does not matter.
+    /// Directory of the checkpoint, which may be of any family.
     pub dir: &'a Path,
     /// Maximum number of tokens per step.
     pub max_step_tokens: usize,
     /// Tokens per KV page.
     pub page_tokens: usize,
-    /// The nodes to load, or all if `None`.
+    /// Names of the nodes to load; `None` loads all.
     pub nodes: Option<&'a [String]>,
     /// Rank of the worker. It makes the jitter of workers differ.
     pub rank: u32,
@@ -77,7 +77,8 @@ pub struct SimOptions<'a> {
     pub settings: &'a SimSettings,
 }
 
-/// Loads a simulated model with the vocabulary, context, ends of sequence and audio of a checkpoint.
+/// Loads a simulated model. Vocabulary size, context length, end-of-sequence ids and audio input come from a
+/// checkpoint's config.
 pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
     let SimOptions { dir, max_step_tokens, page_tokens, nodes, rank, settings } = *options;
     let file = ConfigFile::read(dir)?;
@@ -232,7 +233,7 @@ impl Model for Sim {
     }
 }
 
-/// The pages, which can be read and written at any time.
+/// The KV pool, whose pages can be read and written at any time, even during a step.
 struct Pool<'a> {
     digests: &'a mut [u64],
     page_tokens: usize,
@@ -264,7 +265,7 @@ impl PausedPages for Pool<'_> {
 }
 
 impl Sim {
-    /// Waits for the time of a step with these rows, and fails it if the settings say so.
+    /// Waits as long as a step with these rows takes, then fails the step if the settings say so.
     fn begin(&mut self, rows: &[RowInputs<'_>], token_ids: &[u32]) -> Result<(), DeviceError> {
         let Self { clock, pool, page_tokens, step_hook, .. } = self;
         let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());
@@ -297,7 +298,7 @@ impl Sim {
         }
     }
 
-    /// Returns the index in the pool of a position of the row's request.
+    /// Returns the index into the pool of `position` in the row's request.
     fn pool_index(&self, row: &RowInputs<'_>, position: usize) -> Result<usize, DeviceError> {
         let (page, offset) = (position / self.page_tokens, position % self.page_tokens);
         let index = row.block_table.get(page).map(|page| page.0 as usize * self.page_tokens + offset);
@@ -315,7 +316,7 @@ impl Sim {
         let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
         let vocab_size = self.limits.vocab_size as u32;
         let mut token = digest::token(hidden, seed, vocab_size);
-        // The engine refuses requests that forbid the whole vocabulary, so this finds a token.
+        // The engine refuses requests that forbid the whole vocabulary, so the loop finds a token.
         for _ in 0..vocab_size {
             if !row.forbidden.contains(&token) {
                 break;
@@ -325,7 +326,7 @@ impl Sim {
         Sampled { token, score: row.logprobs.map(|top| self.score(top)) }
     }
 
-    /// Returns the score of any token in a uniform distribution, whose top tokens are ordered by id.
+    /// Returns the score of any token: all tokens are equally likely. The lowest ids are reported as the top tokens.
     fn score(&self, top: u32) -> TokenScore {
         let logprob = -(self.limits.vocab_size as f32).ln();
         let top = (0..top.min(self.limits.vocab_size as u32)).map(|id| (id, logprob)).collect();

@@ -12,17 +12,17 @@ pub(crate) const THINKER: &str = "thinker";
 /// Name of the encoder node that [`with_audio`] adds.
 pub(crate) const AUDIO_ENCODER: &str = "audio_encoder";
 
-/// The map from audio to tokens.
+/// The conversion of audio to tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Audio {
-    /// Id that stands in a prompt for each token of an item.
+    /// Token id that stands in a prompt for each token of an audio item.
     pub placeholder: u32,
     pub bytes_per_token: usize,
     /// Elements per embedding.
     pub width: usize,
 }
 
-/// The nodes of a model that a worker holds.
+/// The nodes of the model that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldNodes {
     pub thinker: bool,
@@ -30,14 +30,16 @@ pub(crate) struct HeldNodes {
 }
 
 impl HeldNodes {
-    /// Returns the nodes of these names, or all if `nodes` is `None`. The conductor refuses names that the model lacks.
+    /// Returns the nodes that `nodes` names; `None` stands for all. Names that the model lacks are ignored here: the
+    /// conductor refuses them.
     pub fn of(nodes: Option<&[String]>) -> Self {
         let held = |name| nodes.is_none_or(|nodes| nodes.iter().any(|node| node == name));
         Self { thinker: held(THINKER), encoder: held(AUDIO_ENCODER) }
     }
 }
 
-/// Declares one node, text prefill and decode batched in one mixed walk, and one plane of paged keys and values.
+/// Declares a text model: one node, a prefill walk and a decode walk that one mixed walk batches, and one plane of
+/// paged keys and values.
 pub(crate) fn declaration(
     page_tokens: usize,
     bytes_per_token: usize,
@@ -57,8 +59,8 @@ pub(crate) fn declaration(
     )
 }
 
-/// Adds an encoder to a text model's declaration. The encoder's items run one by one in steps of their own. Its
-/// embeddings are prefilled as text is, in chunks of any size.
+/// Adds an encoder to a text model's declaration. The encoder takes items one by one, in steps without other work. The
+/// thinker prefills the embeddings as it prefills text, in chunks of any size.
 pub(crate) fn with_audio(
     text: &ModelDeclaration,
     audio: Audio,

@@ -27,7 +27,8 @@ pub(crate) struct TensorSpec {
     pub cut: Cut,
 }
 
-/// The role of a tensor. Dummy weights are drawn by it, so that activations keep near unit size.
+/// The role of a tensor in the model. It determines the distribution of dummy weights, so that activations stay near
+/// unit size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// An embedding: one row per vocabulary id.
@@ -60,18 +61,18 @@ impl TensorSpec {
     pub fn shard_range(&self, group_rank: GroupRank) -> ShardRange {
         let (rows, columns) = match self.shape[..] {
             [rows, columns] => (rows, columns),
-            // Each element of a vector belongs to one output.
+            // A vector is cut as a matrix of one column: each element belongs to one output.
             _ => (self.elements(), 1),
         };
         self.cut.shard_range(rows, columns, group_rank)
     }
 
-    /// Number of elements. Saturates for an absurd config, which no file matches.
+    /// Number of elements. Saturates instead of overflowing, for a config so absurd that no file matches it.
     pub fn elements(&self) -> usize {
         self.shape.iter().fold(1, |product, &n| product.saturating_mul(n))
     }
 
-    /// Returns rows and columns; a vector is one row.
+    /// Returns the numbers of rows and columns; a vector is one row.
     fn rows_columns(&self) -> (usize, usize) {
         match self.shape[..] {
             [rows, columns] => (rows, columns),

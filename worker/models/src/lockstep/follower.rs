@@ -10,10 +10,10 @@ use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 use super::plan::Forward;
 use crate::Model;
 
-/// Runs the leader's plans on this rank's shard of the model until the leader leaves. After each forward, `ran` gets
-/// the number of forwards so far.
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward,
+/// calls `ran` with the number of forwards so far.
 ///
-/// An error means that this rank is out of step with the others. Its process must end.
+/// After an error this rank is out of step with the other ranks, so its process must end.
 pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
@@ -51,7 +51,8 @@ pub fn follow(
             Some(Action::ReadPages(pb::ReadPages { pages })) => {
                 let mut own = Vec::new();
                 let read = model.read_pages(&page_ids(&pages), &mut own);
-                // The leader refuses the same plan and then does not wait for pages.
+                // If reading fails, it fails on the leader, too, which then skips the `all_gather`. So this rank skips
+                // it, too.
                 match read {
                     Ok(()) => Ok(plans.all_gather(&own, &mut Vec::new())?),
                     Err(error) => Err(error),
@@ -63,7 +64,7 @@ pub fn follow(
             None => Err(DeviceError::Lost(format!("the leader's plan {number} has no known action"))),
         };
         match outcome {
-            // The leader refuses the same plan.
+            // This rank stays in step, because the leader refuses the same plan.
             Err(DeviceError::Misuse(why)) => tracing::debug!(number, why, "plan refused"),
             outcome => outcome?,
         }

@@ -15,7 +15,7 @@ use crate::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
 ///
-/// Dropping it ends the other ranks.
+/// Dropping the leader ends the other ranks.
 pub struct Leader {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
@@ -24,7 +24,8 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Combines the leader's shard with `plans`, the group on which all other ranks [follow](super::follow).
+    /// Combines `model`, the leader's own shard, with `plans`, the collective on which all other ranks
+    /// [follow](super::follow).
     pub fn new(model: Box<dyn Model>, plans: Box<dyn Collective>) -> Self {
         Self { model, plans, next: 0, message: Vec::new() }
     }

@@ -18,12 +18,12 @@ const TILE: usize = 64;
 pub(super) struct Encoder<D: Device> {
     audio: Audio,
     eps: f32,
-    /// `[width, samples]`.
+    /// Weight of the linear map, `[width, samples per frame]`.
     frames_in: D::Matrix,
     bias: D::Vector,
     norm: D::Vector,
     weight_bytes: u64,
-    /// `[TILE, samples]`.
+    /// Frames to encode, `[TILE, samples per frame]`.
     samples: D::Tensor,
     /// `[TILE, width]`.
     mapped: D::Tensor,
@@ -73,7 +73,7 @@ impl<D: Device> Encoder<D> {
         self.weight_bytes
     }
 
-    /// Appends one embedding per frame of the item. Zeros fill up the last frame.
+    /// Appends one embedding per frame of the item `data` to `out`. Zeros complete the last frame.
     pub fn run(&mut self, device: &mut D, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         if data.is_empty() {
             return Err(DeviceError::Misuse("audio without a sample".into()));

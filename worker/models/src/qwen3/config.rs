@@ -13,7 +13,8 @@ use crate::{
     weights::share,
 };
 
-/// The keys as published. Any may be null. Those with a default may be missing.
+/// The keys of a published config. Any key may be missing or null. [`Config::parse`] refuses a config that lacks a
+/// required key.
 #[derive(Deserialize)]
 struct Keys {
     vocab_size: Option<usize>,
@@ -29,7 +30,7 @@ struct Keys {
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     use_sliding_window: Option<bool>,
-    // A missing key means 4096, null means no window.
+    // A missing key means a window of 4096; null means no window.
     #[serde(default = "default_window")]
     sliding_window: Option<usize>,
     max_window_layers: Option<usize>,
@@ -57,15 +58,17 @@ pub(crate) struct Config {
     pub head_dim: usize,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f32,
-    /// True if the LM head is the embedding.
+    /// True if the embedding matrix serves as LM head.
     pub tied: bool,
     /// True if q, k, v and o have biases.
     pub attention_bias: bool,
-    /// Number of keys that a query of each layer sees, itself included. `None` means all.
+    /// Sliding window of each layer: the number of keys that a query sees, that of its own position included. `None`
+    /// means all keys.
     pub windows: Vec<Option<usize>>,
     pub rope: Rope,
     pub eos_token_id: Option<TokenIds>,
-    /// Type in which the weights were saved. It decides the type of dummy weights only.
+    /// Type in which the weights were saved. Only dummy weights take their type from it: a file states the type of each
+    /// tensor.
     pub dtype: WeightType,
 }
 
@@ -122,8 +125,8 @@ impl Config {
         Ok(())
     }
 
-    /// Returns one rank's shape: its heads, its share of the intermediate width and of the vocabulary. Refuses a number
-    /// of ranks that does not divide them.
+    /// Returns the shape of one rank's shard: its share of the heads, the intermediate width and the vocabulary.
+    /// Refuses a number of ranks among which these cannot be divided equally.
     pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         let Self { heads, kv_heads, intermediate_size, vocab_size, .. } = *self;
         for (key, number) in [
@@ -164,13 +167,13 @@ impl Config {
         })
     }
 
-    /// Number of positions that a request can have. YaRN extends a short original context; the extended one counts if
-    /// `max_position_embeddings` was not raised to match.
+    /// Maximum number of positions of a request: `max_position_embeddings`, or the context that YaRN extends to if that
+    /// is longer.
     pub fn max_context(&self) -> usize {
         self.max_position_embeddings.max(self.rope.extended_context().unwrap_or(0))
     }
 
-    /// The attention of a layer with this window.
+    /// Returns the shape of the attention of a layer with this window.
     pub fn attention(&self, window: Option<usize>) -> AttentionShape {
         AttentionShape {
             heads: self.heads,
@@ -183,7 +186,7 @@ impl Config {
 }
 
 impl Keys {
-    /// The window of each layer, by `layer_types` if given, else by `max_window_layers`.
+    /// Returns the window of each layer: from `layer_types` if given, else from `max_window_layers`.
     fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, String> {
         let window = self.sliding_window.filter(|_| self.use_sliding_window == Some(true));
         if window == Some(0) {
@@ -210,7 +213,7 @@ impl Keys {
         types.iter().map(of_type).collect()
     }
 
-    /// The type that `dtype` or `torch_dtype` names. The default is f32, as in torch.
+    /// Returns the type that `dtype` or `torch_dtype` names. The default is f32, as in torch.
     fn weight_type(&self) -> Result<WeightType, String> {
         let Some(name) = self.dtype.as_deref().or(self.torch_dtype.as_deref()) else {
             return Ok(WeightType::F32);

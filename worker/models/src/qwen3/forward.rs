@@ -140,7 +140,8 @@ impl<D: Device> Model for Qwen3<D> {
             }
             device.attention(&a.qkv, shape, kv, index, &mut a.attended)?;
             if last {
-                // After the last attention no row reads another, so rows without logits are computed no further.
+                // After the last attention no token's result depends on another token, so only the tokens of
+                // `logit_rows` are computed further.
                 device.keep_logit_rows(&mut a.attended)?;
                 device.keep_logit_rows(&mut a.hidden)?;
             }
@@ -177,7 +178,8 @@ impl<D: Device> Model for Qwen3<D> {
             }
             self.compute_logits(tile)?;
             match self.answer(&now, &then, out) {
-                // The other ranks go on to compute the remaining tiles, and collectives need this rank, too.
+                // The other ranks compute the remaining tiles, too, in collective operations that need this rank. So it
+                // goes on and returns the error at the end.
                 Err(error @ DeviceError::Misuse(_)) if !self.group_rank.is_alone() => {
                     refused.get_or_insert(error);
                 }
@@ -197,7 +199,7 @@ impl<D: Device> Model for Qwen3<D> {
     }
 }
 
-/// The KV pages of a model that is its whole group, between two layers.
+/// Access to KV pages between two layers of a step, in a group of one rank.
 struct Paused<'a, D: Device> {
     device: &'a mut D,
     kv: &'a mut D::KvPool,
@@ -213,7 +215,8 @@ impl<D: Device> PausedPages for Paused<'_, D> {
     }
 }
 
-/// A sublayer's addition to the residual stream: `x · Wᵀ (+ bias)`. Each rank holds a share of the inputs.
+/// A sublayer's addition to the residual stream: `x · Wᵀ (+ bias)`. Each rank holds a share of the columns of `x` and
+/// `W`.
 struct Output<'a, D: Device> {
     x: &'a D::Tensor,
     weight: &'a D::Matrix,
@@ -221,7 +224,8 @@ struct Output<'a, D: Device> {
 }
 
 impl<D: Device> Output<'_, D> {
-    /// Adds the product to `hidden`. If the group has several ranks, it is summed over them in `partial` first.
+    /// Adds the product to `hidden`. If the group has several ranks, the product is first summed over the ranks in
+    /// `partial`.
     fn add(
         self,
         device: &mut D,
@@ -237,7 +241,8 @@ impl<D: Device> Output<'_, D> {
 }
 
 impl<D: Device> Qwen3<D> {
-    /// Computes the final norm and the LM head of a tile of the step's logit rows. Rows without logits are gone by then.
+    /// Computes the final norm and the LM head of a tile of the step's logit rows. The forward has left only logit rows
+    /// in `hidden`.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
         let Self { device, group_rank, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
@@ -280,7 +285,7 @@ fn first_index<T>(rows: &[(usize, T)]) -> Option<usize> {
     rows.first().map(|(row, _)| *row)
 }
 
-/// Returns the tile that starts at the lowest row still wanted, or `None` if no row is left.
+/// Returns the tile that starts at the lowest of the `wanted` logit rows, or `None` if no row is wanted.
 fn next_tile(
     wanted: impl Iterator<Item = usize>,
     logit_rows: usize,
@@ -292,12 +297,13 @@ fn next_tile(
     }
 }
 
-/// True if each of a tile's rows has exactly one request, in order, and it takes the likeliest token alone.
+/// True if `sample` holds exactly one request for each of a tile's `rows` logit rows, in order, and every request needs
+/// only the likeliest token.
 fn all_take_the_likeliest(sample: &[(usize, SampleRow<'_>)], rows: usize) -> bool {
     sample.iter().map(|(row, _)| *row).eq(0..rows) && sample.iter().all(|(_, row)| row.takes_the_likeliest())
 }
 
-/// Returns the requests with their rows counted from the tile's first.
+/// Returns the requests with row indices that count from `start`, the tile's first row.
 fn rebase<T: Copy>(rows: &[(usize, T)], start: usize) -> Vec<(usize, T)> {
     rows.iter().map(|&(row, request)| (row - start, request)).collect()
 }

@@ -1,8 +1,7 @@
 //! The tensors of a Qwen3 checkpoint: their names, their division among ranks, and their fusion on a device.
 //!
-//! The division is Megatron's (arXiv:1909.08053). Vocabularies and the projections into heads and into the intermediate
-//! width are cut by outputs, the projections back by inputs. Each layer thus needs two sums over ranks. Norms are
-//! replicated.
+//! The division among ranks is Megatron's (arXiv:1909.08053). Embedding, LM head, q, k, v, gate and up are cut by
+//! outputs; o and down are cut by inputs. Each layer thus needs two sums over ranks. Norms are replicated.
 
 use tutti_kernels::{Device, HeadNorms};
 
@@ -48,7 +47,7 @@ impl Specs {
         }
     }
 
-    /// All tensors in the order of loading: the largest come first, while little memory is taken.
+    /// All tensors: first those outside of the layers, then layer by layer.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
         let ends = [Some(&self.embedding), self.lm_head.as_ref(), Some(&self.final_norm)];
         ends.into_iter().flatten().chain(self.layers.iter().flat_map(LayerSpecs::all))
@@ -122,7 +121,7 @@ pub(super) struct Layer<D: Device> {
     k_norm: D::Vector,
     /// `[hidden, heads * head_dim]`.
     pub o: D::Matrix,
-    /// Held by rank 0 only, so that a sum over ranks adds it once.
+    /// Only rank 0 holds this bias, so that the sum over ranks adds it once.
     pub o_bias: Option<D::Vector>,
     pub post_norm: D::Vector,
     /// gate and up fused: `[2 * intermediate, hidden]`.
@@ -141,7 +140,7 @@ impl<D: Device> Weights<D> {
         })
     }
 
-    /// The LM head, `[vocab, hidden]`: the embedding if they are tied.
+    /// The LM head, `[vocab, hidden]`: the embedding matrix if the two are tied.
     pub fn lm_head(&self) -> &D::Matrix {
         self.lm_head.as_ref().unwrap_or(&self.embedding)
     }
@@ -168,7 +167,7 @@ impl<D: Device> Layer<D> {
         })
     }
 
-    /// The norms of each head of q and k.
+    /// The norms that apply to each head of q and of k.
     pub fn head_norms(&self, eps: f32) -> HeadNorms<'_, D::Vector> {
         HeadNorms { q: &self.q_norm, k: &self.k_norm, eps }
     }

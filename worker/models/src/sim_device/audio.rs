@@ -1,5 +1,6 @@
 //! Simulated audio: an encoder without weights. The embedding of each token of an item is a digest of the item and the
-//! token's index, as four numbers that an f32 holds exactly. The thinker mixes it into its own digest.
+//! token's index, split into four numbers that an f32 holds exactly. The simulated thinker mixes this digest into the
+//! digest of its sequence.
 
 use serde::Deserialize;
 
@@ -9,14 +10,14 @@ use crate::{LoadError, config::ConfigFile, thinker::Audio};
 /// Elements per embedding.
 const WIDTH: usize = 4;
 
-/// The keys of a model that takes audio.
+/// The keys that a model's config has if the model takes audio.
 #[derive(Deserialize)]
 struct Keys {
     audio_token_id: Option<u32>,
     audio_bytes_per_token: Option<usize>,
 }
 
-/// Reads how the checkpoint's model takes audio; `None` if it takes none.
+/// Returns the conversion of audio to tokens that the config declares, or `None` if the model takes no audio.
 pub fn of(file: &ConfigFile) -> Result<Option<Audio>, LoadError> {
     let Keys { audio_token_id: Some(placeholder), audio_bytes_per_token } = file.parse()? else {
         return Ok(None);
@@ -29,7 +30,7 @@ pub fn of(file: &ConfigFile) -> Result<Option<Audio>, LoadError> {
     }
 }
 
-/// Appends the embeddings of an item's tokens. Each depends on the whole item.
+/// Appends the embeddings of the tokens of `data`, one item, to `out`. Each embedding depends on the whole item.
 pub fn encode(data: &[u8], audio: Audio, out: &mut Vec<f32>) {
     let item = data.iter().fold(digest::EMPTY, |digest, byte| digest::extend(digest, u32::from(*byte)));
     for token in 0..data.len().div_ceil(audio.bytes_per_token) {

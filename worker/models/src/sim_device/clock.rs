@@ -25,7 +25,7 @@ impl SimClock {
         Self { costs: settings.costs(), jitter_percent: settings.jitter_percent, random }
     }
 
-    /// Waits for the time of a step with these rows, and calls `pause` at intervals of `until_pause`.
+    /// Waits as long as a step with these rows takes, and calls `pause` at intervals of `until_pause`.
     pub fn pass<E>(
         &mut self,
         rows: &[RowInputs<'_>],
@@ -41,7 +41,7 @@ impl SimClock {
         Ok(())
     }
 
-    /// Returns the time of a step with these rows, jitter included.
+    /// Returns the duration of a step with these rows, jitter included.
     pub fn step_time(&mut self, rows: &[RowInputs<'_>]) -> Duration {
         let exact =
             u64::from(self.costs.fixed_us) * 1000 + rows.iter().map(|row| self.row_ns(row)).sum::<u64>();
@@ -54,7 +54,8 @@ impl SimClock {
         Duration::from_nanos(exact + (u128::from(exact) * u128::from(share) / 100_000) as u64)
     }
 
-    /// Returns the nanoseconds of a row. A row of one token costs as a decode, even if it is the end of a prompt.
+    /// Returns the nanoseconds that a request's row adds to a step. A row of one token costs as much as a decode, even
+    /// if the token is the end of a prompt.
     fn row_ns(&self, row: &RowInputs<'_>) -> u64 {
         let (tokens, start) = (row.tokens as u64, row.start as u64);
         let attended = tokens * start + tokens * (tokens + 1) / 2;
@@ -66,7 +67,7 @@ impl SimClock {
     }
 }
 
-/// Never returns, as a device that hangs.
+/// Simulates a device that hangs: never returns.
 pub fn hang() -> ! {
     loop {
         thread::park();

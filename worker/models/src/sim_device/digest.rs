@@ -1,9 +1,9 @@
-//! The rule that gives a request's next token. `tests/cluster/simulated.py` implements it in Python.
+//! The rule that gives a request's next token. `tests/cluster/simulated.py` implements the same rule in Python.
 
-/// The digest of no tokens.
+/// The digest of an empty sequence.
 pub const EMPTY: u64 = 0;
 
-/// 2^64 over the golden ratio: odd, with its bits well spread.
+/// 2^64 divided by the golden ratio: an odd number whose bits are well spread.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Returns the digest of a sequence extended by one token.

@@ -1,4 +1,4 @@
-//! Tests that wrong bookkeeping shows in the simulated tokens, and that steps take the time of the settings.
+//! Tests that wrong bookkeeping shows in the simulated tokens, and that steps take the time that the settings give.
 
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ fn steps_take_the_time_that_the_settings_say() {
         ..SimSettings::default()
     };
     let row = |tokens, start| RowInputs { first_token: 0, tokens, start, block_table: &PAGES };
-    // A decode attends to itself, too. Three tokens after two attend to 3, 4 and 5 tokens.
+    // A token attends to itself, too. Three new tokens after two computed ones attend to 3, 4 and 5 tokens.
     let exact = 100_000 + (500 + 7 * 3) + (3 * 1000 + 12 * 10);
     let rows = [row(1, 6), row(3, 2)];
     assert_eq!(SimClock::new(&settings, 0).step_time(&rows), Duration::from_nanos(exact));

@@ -16,8 +16,8 @@ pub(crate) struct Dummy {
 }
 
 impl Dummy {
-    /// Returns the elements of a tensor that `range` covers, little endian. Norms are one and biases zero. All others
-    /// are uniform, with the variance that keeps activations near unit size.
+    /// Returns the elements of a tensor that `range` covers, little endian. Norms consist of ones and biases of zeros.
+    /// All other tensors are uniformly random, with the variance that keeps activations near unit size.
     pub fn bytes(&self, spec: &TensorSpec, range: &ShardRange) -> Vec<u8> {
         let deviation = match spec.role {
             Role::Norm => return self.constant(range, 1.0),
@@ -26,7 +26,7 @@ impl Dummy {
             Role::Projection => (spec.rows_columns().1.max(1) as f32).sqrt().recip(),
         };
         let stream = spec.name.bytes().fold(self.seed, |state, byte| mix(state ^ u64::from(byte)));
-        // Sixteen random bits per element, uniform in -√3σ..√3σ: variance σ².
+        // Sixteen random bits per element, uniform in -√3σ..√3σ, where σ is `deviation`: the variance is σ².
         let step = 3f32.sqrt() * deviation / 32_768.0;
         let mut bytes = vec![0; range.elements() * self.dtype.bytes()];
         let mut rest = &mut bytes[..];
@@ -40,7 +40,7 @@ impl Dummy {
                 WeightType::F16 => {
                     fill(now, stream, first, |r| f16::from_f32(f32::from(r) * step).to_le_bytes());
                 }
-                // Truncated, not rounded: as random, and far faster.
+                // Truncated, not rounded: the result is as random, and truncation is far faster.
                 WeightType::Bf16 => fill(now, stream, first, |r| {
                     (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes()
                 }),
@@ -58,7 +58,8 @@ impl Dummy {
     }
 }
 
-/// Fills `bytes` with the elements from `first` on, of `N` bytes each. Each random word gives four elements.
+/// Fills `bytes` with the tensor's elements from index `first` on, `N` bytes each. Each random `u64` gives four
+/// elements.
 fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: impl Fn(i16) -> [u8; N]) {
     let draw = |block: usize, lane: usize, elements: &mut [u8]| {
         let word = mix(stream.wrapping_add(block as u64));
@@ -66,7 +67,7 @@ fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: im
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
     };
-    // The number of elements that complete the word of `first`; 0 if `first` starts a word.
+    // Number of elements that come from the rest of the `u64` of `first`; 0 if `first` is the first of a `u64`.
     let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
     let (head, whole) = bytes.split_at_mut(begun * N);
     draw(first / 4, first % 4, head);

@@ -12,10 +12,10 @@ use serde::{
 };
 use serde_json::Value;
 
-/// The key of free text, which is no tensor.
+/// The key of the file's free-text metadata, which is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// A parsed header, in which every tensor's extent lies in the file.
+/// A parsed header. Every tensor lies within the file.
 #[derive(Debug)]
 pub(super) struct Header {
     /// Offset of the data in the file, in bytes.
@@ -24,7 +24,7 @@ pub(super) struct Header {
     pub tensors: HashMap<String, TensorInfo>,
 }
 
-/// A fault of a header, and the tensor it is about, if any.
+/// A fault of a header. `tensor` is `None` if the fault is not about a single tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HeaderError {
     pub tensor: Option<String>,
@@ -60,7 +60,8 @@ impl Header {
         let data_bytes = rest.len() - json.len();
         let mut tensors = HashMap::with_capacity(entries.len());
         let mut end_of_data = 0;
-        // The header mostly follows the order of the data, so a truncated file is reported by its first lost tensor.
+        // The header mostly follows the order of the data, so the error about a truncated file usually names the first
+        // tensor that is cut off.
         for (name, entry) in entries {
             if name == METADATA {
                 continue;
@@ -103,7 +104,8 @@ fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// The entries of a JSON object in order. A name that occurs twice is an error; a map would silently keep the last.
+/// The entries of a JSON object in order. A name that occurs twice is an error; a map would silently keep the last
+/// entry.
 struct Entries(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Entries {

@@ -42,7 +42,7 @@ pub(crate) struct Loader<'a, D: Device> {
     device: &'a mut D,
     progress: Progress<'a>,
     state: LoadProgress,
-    /// Bytes that the device holds of the tensors loaded so far.
+    /// Bytes of the tensors loaded so far, as the device holds them.
     held: u64,
 }
 
@@ -65,7 +65,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(Self { source, quantize, device, progress, state, held: 0 })
     }
 
-    /// The rank that loads, and its group's size.
+    /// This rank and the size of its group.
     pub fn group_rank(&self) -> GroupRank {
         self.device.group_rank()
     }
@@ -117,7 +117,7 @@ impl<'a, D: Device> Loader<'a, D> {
         }
         let stored = self.advance(specs)?;
         self.held += match self.quantize {
-            // Without the padding of the device's layout.
+            // The padding of the device's layout is not counted.
             Quantize::None => stored,
             Quantize::Int8 => self.device.matrix_bytes(&matrix),
         };
@@ -147,7 +147,8 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(vector)
     }
 
-    /// Logs the tensors that the model does not use, and returns the number of bytes that the device holds.
+    /// Logs the tensors that the model does not use, and returns the number of bytes of the loaded tensors on the
+    /// device.
     pub fn finish(self) -> u64 {
         if let Source::Files(files) = &self.source {
             for tensor in files.unused() {
@@ -157,7 +158,7 @@ impl<'a, D: Device> Loader<'a, D> {
         self.held
     }
 
-    /// Reports progress, and returns the number of bytes of this rank's shard of these tensors in their stored type.
+    /// Reports these tensors as loaded. Returns the size of this rank's shard of them, in bytes of their stored type.
     fn advance(&mut self, specs: &[&TensorSpec]) -> Result<u64, LoadError> {
         let mut stored = 0;
         for spec in specs {

@@ -17,7 +17,7 @@ use crate::{LoadError, config::read_json};
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The safetensors files of a directory: one, or those that an index names.
+/// The safetensors files of a directory: a single file, or the files that an index names.
 pub(crate) struct SafetensorsDir {
     dir: PathBuf,
     files: Vec<WeightFile>,
@@ -102,7 +102,7 @@ impl SafetensorsDir {
         Ok(HostMatrix { bytes: &file.map[file.extent(&spec.name)], dtype, rows, columns })
     }
 
-    /// Releases a tensor's mapped pages, since the device holds its own copy. They stay in the page cache.
+    /// Releases the mapped pages of a tensor that the device has copied. The pages stay in the page cache.
     pub fn release(&mut self, spec: &TensorSpec) {
         self.unused.remove(&spec.name);
         let file = &self.files[self.file_of[&spec.name]];
@@ -116,7 +116,7 @@ impl SafetensorsDir {
         }
     }
 
-    /// Returns the names of the tensors that were never released, in order.
+    /// Returns the names of the tensors that were never released, in order of name.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.unused.iter().map(String::as_str)
     }
@@ -138,7 +138,8 @@ impl WeightFile {
         }
     }
 
-    /// Returns the range of the tensor's bytes in the file. The header was checked against the file's length.
+    /// Returns the range of the tensor's bytes in the file. `Header::parse` has checked that the range lies within the
+    /// file.
     fn extent(&self, name: &str) -> std::ops::Range<usize> {
         let (start, end) = self.header.tensors[name].data_offsets;
         self.header.data_start + start..self.header.data_start + end

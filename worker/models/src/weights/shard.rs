@@ -4,16 +4,17 @@ use std::{borrow::Cow, ops::Range};
 
 use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
 
-/// The rule by which one tensor is divided.
+/// The rule by which one tensor is divided among the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// Every rank holds the whole tensor.
     Replicated,
-    /// The ranks divide the outputs, in this number of equal units (heads or single outputs), which stay whole.
+    /// The ranks divide the outputs. These form this number of equal units (heads or single outputs), and no unit is
+    /// split.
     Rows(usize),
-    /// The ranks divide the inputs, in this number of equal units. The ranks' products are summed.
+    /// The ranks divide the inputs, which form this number of equal units. The ranks' products are summed.
     Columns(usize),
-    /// Only rank 0 holds the tensor: the bias of a sum over ranks, which must be added once.
+    /// Only rank 0 holds the tensor. For a bias that is added to a sum over ranks, and must be added once.
     Leader,
 }
 
@@ -26,8 +27,8 @@ pub(crate) struct ShardRange {
     pub columns: Range<usize>,
 }
 
-/// Returns a rank's share of `units`. With more ranks than units, neighbouring ranks hold the same unit. The family has
-/// checked that one number divides the other.
+/// Returns a rank's share of `units`. With more ranks than units, neighbouring ranks hold the same unit. The caller has
+/// checked that the number of units is a multiple or a divisor of the number of ranks.
 pub(crate) fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
     let first = group_rank.rank * units / group_rank.world_size;
     first..first + (units / group_rank.world_size).max(1)
@@ -50,12 +51,13 @@ impl Cut {
 }
 
 impl ShardRange {
-    /// Number of elements. Saturates for an absurd config, which no file matches.
+    /// Number of elements. Saturates instead of overflowing, for a config so absurd that no file matches it.
     pub fn elements(&self) -> usize {
         self.rows.len().saturating_mul(self.columns.len())
     }
 
-    /// Returns the bytes of this range of a whole matrix: borrowed if they are contiguous, copied if inputs are cut.
+    /// Returns the bytes of this range of the matrix `whole`. They are borrowed if the range has all columns, since
+    /// they are then contiguous. Else they are copied.
     pub fn slice<'a>(&self, whole: HostMatrix<'a>) -> Cow<'a, [u8]> {
         let Self { rows, columns } = self;
         let size = whole.dtype.bytes();
@@ -71,13 +73,13 @@ impl ShardRange {
         Cow::Owned(bytes)
     }
 
-    /// Returns a matrix over the bytes of this range.
+    /// Returns `bytes`, the contents of this range, as a matrix.
     pub fn view<'a>(&self, bytes: &'a [u8], dtype: WeightType) -> HostMatrix<'a> {
         HostMatrix { bytes, dtype, rows: self.rows.len(), columns: self.columns.len() }
     }
 
-    /// Returns the indices of the range's elements in the whole tensor, whose rows are `width` long, as contiguous
-    /// runs.
+    /// Returns contiguous runs of indices: those of the range's elements in the whole tensor, whose rows have `width`
+    /// elements.
     pub fn runs(&self, width: usize) -> impl Iterator<Item = Range<usize>> {
         let Self { rows, columns } = self.clone();
         let (count, step) = match (rows.len(), columns.len()) {

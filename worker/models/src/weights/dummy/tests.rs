@@ -37,7 +37,7 @@ fn name_and_seed_decide() {
 
 #[test]
 fn a_shard_is_what_the_whole_has_there() {
-    // With rows of nine elements, shards begin inside a random word.
+    // Rows have nine elements, so shards begin between the four elements of a random `u64`.
     let dummy = Dummy { seed: 5, dtype: WeightType::F32 };
     for cut in [Cut::Rows(6), Cut::Columns(9), Cut::Rows(3), Cut::Replicated] {
         let spec = TensorSpec::matrix("w", Role::Projection, 6, 9).cut(cut);
