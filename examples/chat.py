@@ -17,7 +17,7 @@ def main():
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="OpenAI API (default: %(default)s)")
     arguments = parser.parse_args()
 
-    # The cluster checks no key, but the client requires one.
+    # The cluster checks no API key, but the client library requires one.
     client = openai.OpenAI(base_url=arguments.url, api_key="unused")
     model = client.models.list().data[0].id
     stream = client.chat.completions.create(

@@ -27,7 +27,7 @@ def main():
         stopping=tutti.Stopping(max_tokens=200),
     )
     with grpc.insecure_channel(arguments.address) as channel:
-        # Each response has the text generated since the one before. The last response has the token counts.
+        # Each response has the text generated since the previous response. The last response has the token counts.
         for response in inference_pb2_grpc.InferenceStub(channel).Generate(request):
             print(response.text, end="", flush=True)
             if response.HasField("usage"):

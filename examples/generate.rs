@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut client = InferenceClient::connect(address).await?;
     let mut responses = client.generate(request).await?.into_inner();
     let mut stdout = std::io::stdout();
-    // Each response has the text generated since the one before. The last response has the token counts.
+    // Each response has the text generated since the previous response. The last response has the token counts.
     while let Some(response) = responses.message().await? {
         write!(stdout, "{}", response.text)?;
         stdout.flush()?;

@@ -1,7 +1,7 @@
 //! The channel to a conductor: gRPC over a connection, or direct calls into the service of an embedded conductor.
 //!
-//! A direct call uses no HTTP/2 frames. A token passes through one task only, the task that writes it to the client.
-//! Unread tokens wait in the conductor's mailbox in both cases.
+//! A direct call uses no HTTP/2 frames, and a token passes through a single task: the task that writes the token to the
+//! client. With both kinds of channel, unread tokens wait in the conductor's mailbox.
 
 use std::error::Error;
 
@@ -21,6 +21,6 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Future: Send> + Clone + Send + Sync + 'static,
     S::Error: Into<Box<dyn Error + Send + Sync>> + 'static,
 {
-    // A gRPC status anywhere in the error's chain of sources is kept.
+    // If the error's chain of sources has a gRPC status, `from_error` keeps that status.
     BoxCloneSyncService::new(service.map_err(|error| Status::from_error(error.into())))
 }

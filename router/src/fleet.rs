@@ -1,4 +1,4 @@
-//! The conductors behind a router: membership, state, and the choice of a conductor for each request.
+//! The conductors behind a router: membership, state, and the pick of a conductor for each request.
 
 mod address;
 mod breaker;
@@ -52,7 +52,7 @@ pub struct Fleet {
     texts: Texts,
     discover: Option<String>,
     roster: RwLock<Roster>,
-    /// Error of the last lookup of the name in `discover`.
+    /// Error of the last DNS lookup of `discover`; `None` if the lookup succeeded.
     lookup_trouble: Mutex<Option<String>>,
     index: Mutex<PrefixIndex>,
     agreed: RwLock<Option<Agreed>>,
@@ -60,7 +60,7 @@ pub struct Fleet {
     deciding: tokio::sync::Mutex<()>,
     /// Number of picks so far.
     picks: AtomicU64,
-    /// Number of holder ids given out so far.
+    /// Number of [`Holder`] ids given out so far. A holder is a conductor's process in the prefix index.
     holders: AtomicU64,
     /// Incremented whenever a member may have changed.
     changed: watch::Sender<u64>,
@@ -74,7 +74,8 @@ struct Agreed {
     served: Arc<ServedModel>,
 }
 
-/// A conductor that failed a choice. The choice avoids it until the conductor answers a later poll with "ready".
+/// A conductor on which an attempt at a choice failed. The choice avoids the conductor until the conductor answers a
+/// later poll with "ready".
 pub struct Avoided {
     member: Arc<Member>,
     since: Instant,
@@ -97,37 +98,39 @@ impl Avoided {
 pub enum Need {
     /// The conductor was ready at its last poll.
     Ready,
-    /// The conductor serves the model. If no conductor is ready, its refusal is better than no answer.
+    /// The conductor serves the model, ready or not. If no conductor is ready, a conductor's refusal is better than no
+    /// answer.
     Any,
 }
 
-/// Input of [`Fleet::pick`].
+/// Input of [`Fleet::pick`]. A *choice* is one of the answers that a request asks for. Each choice is sent to a
+/// conductor independently of the request's other choices.
 #[derive(Clone, Copy)]
 pub struct PickRequest<'a> {
     /// The model that the choice was prepared for.
     pub model: &'a ServedModel,
     /// The choice's prompt.
     pub prompt: &'a PromptBlocks,
-    /// Number of tokens that the choice has generated already.
+    /// Number of output tokens that earlier attempts at the choice have generated.
     pub generated: usize,
-    /// Conductors that failed the choice.
+    /// Conductors to avoid, because an attempt at this choice failed on them.
     pub avoided: &'a [Avoided],
     /// Requirement on the conductor's state.
     pub need: Need,
 }
 
-/// A further attempt at a choice, on another conductor.
+/// The kind of a further attempt at a choice, on another conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// The choice had no token yet: the same request is sent again.
+    /// The choice had no output token yet: the same request is sent again.
     Retry,
-    /// The choice had tokens: the next conductor continues after them.
+    /// The choice had output tokens: the next conductor continues after those tokens.
     Replay,
 }
 
 impl Fleet {
-    /// Creates a fleet. The state of every conductor is unknown. `text` is the parsed text of an embedded router's only
-    /// conductor, if known.
+    /// Creates a fleet. The state of every conductor is unknown at first. `text` is the parsed text of an embedded
+    /// router's only conductor, if known.
     pub fn new(
         conductors: Conductors,
         settings: FleetSettings,
@@ -166,7 +169,8 @@ impl Fleet {
         self.agreed.read().as_ref().map(|agreed| agreed.served.clone())
     }
 
-    /// Polls every conductor now, and not after its poll interval. Called when a conductor may have changed.
+    /// Polls every conductor now, without waiting for the end of its poll interval. Called when a conductor may have
+    /// changed.
     pub fn ask_again(&self) {
         self.roster.read().members().iter().for_each(|member| member.doubt());
     }
@@ -176,10 +180,10 @@ impl Fleet {
         self.changed.subscribe()
     }
 
-    /// Cuts a prompt into blocks, by which conductors are compared.
+    /// Cuts a prompt into blocks. Conductors are compared by the number of these blocks that they have cached.
     pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>) -> PromptBlocks {
         let block_tokens = block_tokens(&model.description);
-        // With one conductor there is no choice, and hashing a long prompt takes time.
+        // A single conductor is not compared, and hashing a long prompt takes time.
         let pieces = match self.roster.read().members().len() {
             0 | 1 => PromptPieces::uncut(prompt.len(), block_tokens),
             _ => PromptPieces::new(&prompt, block_tokens),
@@ -187,8 +191,8 @@ impl Fleet {
         PromptBlocks { tokens: prompt, pieces }
     }
 
-    /// Picks the best conductor for a choice. Returns `None` if no conductor qualifies, or if the fleet serves another
-    /// model by now.
+    /// Picks the best conductor for a choice. Returns `None` if no conductor qualifies, or if the fleet no longer
+    /// serves the model that the choice was prepared for.
     pub fn pick(&self, request: PickRequest<'_>) -> Option<Lease> {
         let PickRequest { model, prompt, generated, avoided, need } = request;
         let now = Instant::now();
@@ -230,7 +234,7 @@ impl Fleet {
         Some(Lease::new(hold, booking, block_tokens, self.metrics.clone()))
     }
 
-    /// Counts a choice that leaves a conductor for another.
+    /// Counts a choice that moves from `member` to another conductor.
     pub fn count_leaving(&self, member: &Member, recovery: Recovery) {
         self.metrics.left(member, recovery);
     }

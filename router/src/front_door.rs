@@ -20,10 +20,11 @@ use crate::{
     served::CheckedText,
 };
 
-/// HTTP/2 window of one stream from the conductor, in bytes. It bounds the data that a slow client leaves unread.
+/// HTTP/2 window of one stream from the conductor, in bytes. The window bounds the data that a slow client leaves
+/// unread.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// HTTP/2 window of one connection, in bytes. A thousand full streams fit into it, so that slow clients do not stall
-/// the other streams.
+/// HTTP/2 window of one connection, in bytes. The full windows of a thousand streams fit into it, so that slow clients
+/// do not stall other clients' streams.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// Sets the flow-control windows that every connection to a conductor needs.
@@ -31,7 +32,7 @@ pub fn tune(endpoint: Endpoint) -> Endpoint {
     endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW)
 }
 
-/// A front door to one or more conductors. Clones share its state.
+/// A front door to one or more conductors. Clones share the state.
 #[derive(Clone)]
 pub struct FrontDoor {
     generator: Arc<Generator>,
@@ -40,10 +41,11 @@ pub struct FrontDoor {
 
 impl FrontDoor {
     /// Creates the front door that is embedded in a conductor. `conductor` is the conductor's gRPC service, or a
-    /// channel to it (see [`tune`]).
+    /// channel to that service (see [`tune`]).
     ///
-    /// The conductor's refusals are final: nothing is sent elsewhere. Requests get 503 until [`FrontDoor::follow`] has
-    /// the model's description and text. The text files are fetched from the conductor unless `text` is given.
+    /// The conductor's refusals are final: no refused request is sent to another conductor. Requests get 503 until
+    /// [`FrontDoor::follow`] has fetched the model's description and text. The text files are fetched from the
+    /// conductor unless `text` is given.
     pub fn new<S>(
         conductor: S,
         text: Option<CheckedText>,
@@ -98,21 +100,23 @@ impl FrontDoor {
         grpc::routes(self.generator.clone(), self.max_body_bytes, health)
     }
 
-    /// Follows the conductors for as long as it is polled.
+    /// Follows the conductors for as long as the future is polled.
     ///
-    /// It fetches the model's description and text when a conductor becomes ready, and again when they change. It is
-    /// the only writer of the readiness in `health`: ready means that a request sent now would be served.
+    /// Fetches the model's description and text when a conductor becomes ready, and again when the description or the
+    /// text changes. Nothing else may write the readiness in `health` meanwhile. "Ready" means that a request sent now
+    /// would be served.
     pub async fn follow(self, health: Health) {
         self.generator.fleet().clone().follow(health).await;
     }
 
-    /// Makes [`FrontDoor::follow`] ask every conductor for its state now, and not after its poll interval. Called when
-    /// a conductor may have become ready.
+    /// Makes [`FrontDoor::follow`] poll every conductor now, without waiting for the end of its poll interval. Called
+    /// when a conductor may have become ready.
     pub fn ask_again(&self) {
         self.generator.fleet().ask_again();
     }
 
-    /// Completes when no generation is running. No generation is admitted while this is polled, so it is for shutdown.
+    /// Completes when no generation is running. Called only at shutdown, because no generation is admitted while the
+    /// future is polled.
     pub async fn idle(&self) {
         self.generator.idle().await;
     }

@@ -1,4 +1,5 @@
-//! The core below the HTTP and gRPC surfaces: it turns a request into the deltas of its choices.
+//! The core below the HTTP and gRPC surfaces: turns a request into choices (the answers that the request asks for), and
+//! each choice into a stream of deltas (new text and tokens).
 
 mod attempts;
 mod choice;

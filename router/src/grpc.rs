@@ -27,7 +27,7 @@ pub fn routes(generator: Arc<Generator>, max_request_bytes: usize, health: &Heal
     let health = grpc_health::service::<InferenceServer<InferenceService>>(health.clone());
     Ok(Routes::new(inference)
         .add_service(reflection().build_v1().map_err(broken)?)
-        // The version that grpcio's reflection client and older tools use.
+        // v1alpha is the version that grpcio's reflection client and older tools use.
         .add_service(reflection().build_v1alpha().map_err(broken)?)
         .add_service(health))
 }

@@ -1,7 +1,7 @@
 //! The front door: clients send text over OpenAI HTTP or gRPC, and the router sends token ids to the best conductor.
 //!
-//! The router is stateless. It tokenises, applies the chat template, submits each choice to a conductor, turns tokens
-//! back into text, cuts at stop strings, and writes the response.
+//! The router is stateless. It tokenises, applies the chat template, submits each choice (one of the answers that a
+//! request asks for) to a conductor, turns tokens back into text, cuts at stop strings, and writes the response.
 
 mod conductor_channel;
 mod fleet;

@@ -31,7 +31,7 @@ pub enum Outcome {
     Refused,
     /// The request was accepted and then failed.
     Failed,
-    /// The request's time ran out, or was known to be too short.
+    /// The request's deadline passed, or could not be met.
     DeadlineExceeded,
     /// The client disconnected.
     Cancelled,
@@ -64,7 +64,7 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
-/// Metrics of the front door. Clones share them.
+/// Metrics of the front door. Clones share the metrics.
 #[derive(Clone)]
 pub struct RouterMetrics {
     requests: Family<RouteStatus, Counter>,
@@ -122,14 +122,14 @@ impl RouterMetrics {
     }
 }
 
-/// Measures one generation. It records the end when dropped, so that every kind of end is counted.
+/// Measures one generation. Dropping the meter records the generation's end, so that every kind of end is counted.
 pub struct RequestMeter {
     metrics: RouterMetrics,
     span: Span,
     arrived: Instant,
-    /// Time of each choice's last delivery of tokens.
+    /// For each choice, by index: the time of the last delivery of tokens.
     last: Vec<Option<Instant>>,
-    /// True after the first token of any choice.
+    /// True once any choice has got a token.
     any: bool,
     outcome: Outcome,
 }
@@ -139,7 +139,7 @@ impl RequestMeter {
     pub fn start(metrics: &RouterMetrics) -> Self {
         metrics.in_flight.inc();
         let span = tracing::info_span!("generation", prompt_tokens = Empty, outcome = Empty);
-        // A generation that is dropped before `ends` is called was abandoned by its client.
+        // The outcome if `ends` is never called: the generation is dropped because its client has disconnected.
         let outcome = Outcome::Cancelled;
         Self {
             metrics: metrics.clone(),

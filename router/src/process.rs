@@ -19,10 +19,11 @@ use tutti_settings::RouterProcessSettings;
 
 use crate::{Conductors, FrontDoor, fleet::check_conductors};
 
-/// Time that connections have to close after the last request. A client's health watch never closes by itself.
+/// Time for which the process waits, after the last request, for connections to close. The wait is bounded because a
+/// client's health watch never closes by itself.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// The router, as `--help` describes it.
+/// The description of the router in `--help`.
 const PROCESS: Process = Process {
     name: "router",
     about: "Serves the OpenAI HTTP API and the gRPC API in front of conductors that run elsewhere.",

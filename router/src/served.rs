@@ -19,7 +19,7 @@ use crate::{
     text::{template::ChatTemplate, tokenizer::Tokenizer},
 };
 
-/// A model as the front door knows it.
+/// The served model: its description and its parsed text files.
 pub struct ServedModel {
     /// The conductor's description.
     pub description: ModelDescription,
@@ -55,7 +55,8 @@ pub struct SamplingDefaults {
 }
 
 impl SamplingDefaults {
-    /// Reads generation_config.json. Values out of range are refused here, once, and not again for every request.
+    /// Reads generation_config.json. Values out of range are refused once, when the file is read, instead of in every
+    /// request.
     fn read(json: &[u8]) -> Result<Self, Error> {
         let defaults = serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
         validate::sampling(&Sampling::default(), &defaults, 0)?;
@@ -85,7 +86,8 @@ pub struct CheckedText {
 }
 
 /// Reads a checkpoint's text files before the front door starts: a missing or broken file is an error at startup, and
-/// the text is ready when the first worker is. A missing tokenizer is an error unless `skip_tokenizer_init` is set.
+/// the text is parsed by the time the first worker is ready. A missing tokenizer is an error unless
+/// `skip_tokenizer_init` is set.
 pub fn check_checkpoint(checkpoint: &Checkpoint, skip_tokenizer_init: bool) -> Result<CheckedText, Error> {
     CheckedText::read(&TextFiles::of(checkpoint)?, skip_tokenizer_init)
 }
@@ -110,7 +112,7 @@ impl TextFiles {
         })
     }
 
-    /// A hash of the contents. Two conductors serve the same text if their digests are equal.
+    /// A hash of the contents. Two conductors have the same text files if their digests are equal.
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -142,7 +144,7 @@ async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8
 }
 
 impl ServedText {
-    /// Parses tokenizer, template and defaults.
+    /// Parses the tokenizer, the chat template and the sampling defaults.
     pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let defaults = match &files.generation_config {
             Some(bytes) => SamplingDefaults::read(bytes)
@@ -167,7 +169,7 @@ impl ServedText {
 }
 
 impl ServedModel {
-    /// The tokenizer, or an error that says why `kind` (such as "text") cannot be accepted without one.
+    /// The tokenizer. Without a tokenizer, an error about `field`, which says that `kind` (such as "text") needs one.
     pub fn tokenizer(&self, field: &str, kind: &str) -> Result<&Arc<Tokenizer>, Error> {
         self.text.tokenizer.as_ref().ok_or_else(|| {
             let message = format!(
@@ -184,7 +186,7 @@ impl ServedModel {
         Some(self.text.tokenizer.as_ref()?.token_string(input.placeholder))
     }
 
-    /// A token's string in logprobs; without a tokenizer, `token_id:N`.
+    /// A token's string, for logprobs; `token_id:N` without a tokenizer.
     pub fn token_string(&self, id: u32) -> String {
         match &self.text.tokenizer {
             Some(tokenizer) => tokenizer.token_string(id),
@@ -198,7 +200,7 @@ impl ServedModel {
         declared.cloned().map(Into::into).collect()
     }
 
-    /// Maximum number of prompt and output tokens per request, and the reason for that limit.
+    /// Maximum number of tokens per request, prompt and output together, and the reason for that limit.
     pub fn token_limit(&self) -> (u32, &'static str) {
         let context = self.description.max_context_tokens;
         match self.description.max_request_tokens {

@@ -19,7 +19,7 @@ pub fn tokenizer() -> Arc<Tokenizer> {
     BUILT.clone()
 }
 
-/// A tokenizer whose decoder puts spaces between words and none before the first.
+/// A tokenizer whose decoder puts a space between two words, and no space before the first word.
 pub fn metaspace_tokenizer() -> Arc<Tokenizer> {
     let vocab = json!({ "▁a": 0, "▁b": 1, "c": 2, "▁": 3, "é": 4, "▁日": 5, "<unk>": 6 });
     let json = json!({

@@ -18,13 +18,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Conductors {
     /// Permanent conductors, each with its name in logs and metrics.
     pub fixed: Vec<(String, ConductorChannel)>,
-    /// `HOST:PORT`. Every address of the host is a conductor.
+    /// `HOST:PORT`, looked up by DNS. Every address of the host is a conductor.
     pub discover: Option<String>,
 }
 
 impl Conductors {
-    /// The conductors at these URLs and behind this name. They need not be reachable yet. Must be called inside a Tokio
-    /// runtime.
+    /// The conductors at `urls`, and those found by DNS lookup of `discover`. They need not be reachable yet. Must be
+    /// called inside a Tokio runtime.
     ///
     /// # Errors
     /// Names the setting at fault, `conductor` or `discover`.

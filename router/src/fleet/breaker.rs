@@ -2,11 +2,11 @@
 //!
 //! | state     | event                                          | next state | effect                               |
 //! |-----------|------------------------------------------------|------------|--------------------------------------|
-//! | Closed    | `THRESHOLD` faults in a row                    | Open       | the pause is the shortest            |
+//! | Closed    | `THRESHOLD` faults in a row                    | Open       | the pause is `SHORTEST_PAUSE`        |
 //! | Open      | the pause is over                              | Open       | one request may be sent as a probe   |
-//! | Open      | a pick: the pause is over, or no other is left | Half-open  | that request is the probe            |
+//! | Open      | a pick after the pause, or without alternative | Half-open  | the picked request is the probe      |
 //! | Half-open | the probe gets a token                         | Closed     |                                      |
-//! | Half-open | the probe meets a fault                        | Open       | the pause doubles, up to the longest |
+//! | Half-open | the probe meets a fault                        | Open       | doubled pause, up to `LONGEST_PAUSE` |
 //! | Half-open | the probe ends without a verdict               | Half-open  | another probe may be sent            |
 //!
 //! Only faults of the conductor or of its connection count. A refusal (a bad request, a full queue) shows that the
@@ -20,7 +20,7 @@ const THRESHOLD: u32 = 3;
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause of an open breaker.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Time after which a probe without a verdict is taken to wait in a queue: the next probe may be sent.
+/// Time after which a probe without a verdict is presumed to wait in a queue, so that another probe may be sent.
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The breaker of one conductor. Pure: the caller passes the time.
@@ -37,10 +37,11 @@ enum State {
     HalfOpen { probe: Option<(u64, Instant)>, pause: Duration },
 }
 
-/// Identifies a request that passed the breaker. The request's verdict comes with it.
+/// Identifies a request that the breaker let pass. The caller hands the ticket back to [`Breaker::judge`] with the
+/// request's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// Number of the probe, if the request is one.
+    /// Serial number of the probe; `None` if the request is not a probe.
     probe: Option<u64>,
 }
 
@@ -60,9 +61,9 @@ pub enum Verdict {
 pub enum Position {
     /// Requests pass.
     Closed,
-    /// The result of a probe decides.
+    /// The verdict of a probe decides whether the breaker closes or opens.
     HalfOpen,
-    /// No request passes.
+    /// No request passes until the pause is over, unless no better conductor exists.
     Open,
 }
 

@@ -1,31 +1,32 @@
-//! The choice of a conductor for a request: the conductor with the lowest cost, in blocks of tokens.
+//! Selects the conductor for a request: the conductor with the lowest cost. The unit of cost is a block of tokens.
 //!
 //! `cost = uncached prompt blocks + (active decode blocks + queued prompt blocks) / workers`. The first term is the
-//! request's own prefill. The second is the work that each worker of the conductor has already.
+//! request's own prefill. The second term is the work that each of the conductor's workers already has.
 
 use std::cmp::Ordering;
 
 /// The load of a conductor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Running requests of this router.
+    /// Unfinished requests that this router has sent to the conductor.
     pub requests: u64,
     /// KV blocks of decoding requests.
     pub active_blocks: u64,
-    /// Prompt blocks still to be computed, of requests without tokens.
+    /// Prompt blocks still to be computed for requests that have no output token yet.
     pub queued_blocks: u64,
-    /// Workers that share the load; 0 counts as 1.
+    /// Number of workers that share the load; 0 counts as 1.
     pub workers: u32,
 }
 
-/// Suitability of a conductor, best first. A request goes to the best tier that any candidate has.
+/// Suitability of a conductor, best tier first. A request goes to a conductor of the best tier among the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
-    /// The conductor reports that it is ready, and its requests succeed.
+    /// The conductor reports that it is ready, and its circuit breaker lets a request pass.
     Good,
-    /// The conductor reports that it is ready, but its requests have failed.
+    /// The conductor reports that it is ready, but its circuit breaker lets no request pass, since requests have
+    /// failed.
     Failing,
-    /// The conductor was not ready at its last poll.
+    /// The conductor was not ready at its last poll, or did not answer the poll.
     Unready,
 }
 
@@ -36,9 +37,9 @@ pub struct Candidate {
     pub tier: Tier,
     /// The conductor's load.
     pub load: Load,
-    /// Number of the request's prompt blocks that the conductor holds.
+    /// Number of the request's prompt blocks that the conductor has cached, by the router's prefix index.
     pub cached_blocks: usize,
-    /// Number of the fleet's pick that last chose the conductor.
+    /// Serial number of the last pick that chose the conductor; 0 before the first such pick.
     pub last_pick: u64,
 }
 
@@ -51,7 +52,7 @@ impl Candidate {
     }
 
     /// Orders by tier, then by cost, number of requests, and time of the last pick. Conductors below `Tier::Good` are
-    /// picked in turn whatever they cost, so that a recovered one is found soonest.
+    /// picked in turn, regardless of cost, so that the router soon finds a conductor that has recovered.
     fn compare(&self, other: &Self, prompt_blocks: usize) -> Ordering {
         let by_turn = self.last_pick.cmp(&other.last_pick);
         match self.tier.cmp(&other.tier) {

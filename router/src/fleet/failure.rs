@@ -24,7 +24,7 @@ impl Failure {
         &self.error
     }
 
-    /// See [`Failure::error`].
+    /// Returns the error; see [`Failure::error`].
     pub fn into_error(self) -> Error {
         self.error
     }

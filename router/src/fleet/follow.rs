@@ -36,8 +36,8 @@ struct Answer {
 }
 
 impl Fleet {
-    /// Follows the conductors for as long as it is polled. It is the only writer of the readiness in `health`: ready
-    /// means that a request sent now would be served.
+    /// Follows the conductors for as long as the future is polled. No other task writes the readiness in `health`.
+    /// "Ready" means that a request sent now would be served.
     pub async fn follow(self: Arc<Self>, health: Health) {
         let mut tasks = JoinSet::new();
         if let Some(name) = self.discover.clone() {
@@ -60,11 +60,11 @@ impl Fleet {
             if health.ready() != state {
                 match &state {
                     State::Ok if was_ready => tracing::info!("ready for requests again"),
-                    // The process announces its first readiness, with its addresses.
+                    // Not logged: the process announces its first readiness elsewhere, with its addresses.
                     State::Ok => {}
                     State::Not(reason) if was_ready => tracing::info!(%reason, "not ready for requests"),
                     State::Not(reason) if polled => tracing::info!(%reason, "not ready for requests yet"),
-                    // No conductor can have answered yet.
+                    // Not logged: in the first iteration, no conductor has had time to answer.
                     State::Not(_) => {}
                 }
             }
@@ -72,7 +72,7 @@ impl Fleet {
             was_ready |= state == State::Ok;
             health.set_remarks(remarks);
             health.set_ready(state);
-            // Tasks end when their member is removed.
+            // Forgets the tasks that have ended because their member was removed.
             while tasks.try_join_next().is_some() {}
             if changes.changed().await.is_err() {
                 return;
@@ -139,8 +139,9 @@ impl Fleet {
         Ok(Answer { description, identity, misfit, ready, reported })
     }
 
-    /// The identity of the conductor's model, and how it differs from the fleet's model. If no other conductor serves
-    /// the fleet's model, the fleet switches to this conductor's.
+    /// Returns the identity of the conductor's model, and its difference from the fleet's model, as text. If the models
+    /// differ and no other conductor serves the fleet's model, the fleet switches to this conductor's model, and no
+    /// difference is left.
     async fn compare(
         &self,
         member: &Arc<Member>,
@@ -165,19 +166,20 @@ impl Fleet {
             }
         }
         self.agree(identity.clone(), description.clone(), offer).await?;
-        // Written before another task decides, so that it sees that this conductor serves the fleet's model.
+        // Written while `deciding` is held: the next task that decides must see that this conductor serves the fleet's
+        // model.
         member.standing.lock().identity = Some(identity.clone());
         Ok((identity, None))
     }
 
-    /// True if another conductor serves this model. Lost conductors count.
+    /// True if another conductor serves this model. A lost conductor counts with the model that it last served.
     fn others_serve(&self, member: &Arc<Member>, identity: &Identity) -> bool {
         let roster = self.roster.read();
         let mut others = roster.members().iter().filter(|other| !Arc::ptr_eq(other, member));
         others.any(|other| other.standing.lock().identity.as_ref() == Some(identity))
     }
 
-    /// Makes this the fleet's model. Running requests keep the model that they began with.
+    /// Makes the offered model the fleet's model. Running requests keep the model that they began with.
     async fn agree(
         &self,
         identity: Identity,
@@ -211,7 +213,7 @@ impl Fleet {
         }
     }
 
-    /// Records an answer. Returns the time until the next poll.
+    /// Records a conductor's answer to a poll. Returns the time until the next poll.
     fn note_answer(&self, member: &Member, asked: Instant, answer: Answer) -> Duration {
         let contact = match answer.ready {
             State::Ok => Contact::Ready(asked),
@@ -240,14 +242,15 @@ impl Fleet {
         });
         match error.kind() {
             ErrorKind::Unavailable => POLL_STARTING,
-            // Such as a file that cannot be parsed. Another attempt is expensive and unlikely to succeed.
+            // For example, a file of the conductor cannot be parsed. Another attempt is expensive and unlikely to
+            // succeed.
             _ => self.settings.poll(),
         }
     }
 
     fn note(&self, member: &Member, change: impl FnOnce(&mut Standing)) {
-        // A change of the only conductor is logged as a change of the router itself. The roster's lock is taken first,
-        // as in a pick.
+        // A change of the only conductor is not logged here: `follow` logs it as a change of the router's readiness.
+        // The roster is locked before the member, in the same order as in a pick.
         let alone = self.roster.read().members().len() == 1;
         let mut standing = member.standing.lock();
         let before = standing.why_out();
@@ -288,7 +291,7 @@ impl Fleet {
         }
     }
 
-    /// Updates the roster with the addresses found. Returns an error text if there are none.
+    /// Updates the roster with the addresses found. Returns an error text if `found` is empty.
     fn take_found(&self, name: &str, found: BTreeSet<String>) -> Option<String> {
         if found.is_empty() {
             return Some(format!("discover: {name} has no address"));

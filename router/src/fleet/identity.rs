@@ -17,12 +17,13 @@ impl Identity {
         Self { description: without_request_limit(description), text_files }
     }
 
-    /// True if the description is that of this identity.
+    /// True if the description is equal to this identity's description, apart from `max_request_tokens`.
     pub fn describes(&self, description: &ModelDescription) -> bool {
         self.description == without_request_limit(description)
     }
 
-    /// A text that says how this identity differs from that of the other conductors; `None` if they are equal.
+    /// Text that says how this identity differs from `others`, the identity of the other conductors' model; `None` if
+    /// both are equal.
     pub fn difference(&self, others: &Self) -> Option<String> {
         let (ours, theirs) = (&self.description, &others.description);
         if ours.served_name != theirs.served_name {

@@ -1,4 +1,5 @@
-//! A choice's lease on its conductor. It counts as load of the conductor, and reports the result to the breaker.
+//! A choice's lease on the conductor that the choice is sent to. The lease counts as load of the conductor, and reports
+//! the choice's result to the conductor's circuit breaker.
 
 use std::{sync::Arc, time::Instant};
 
@@ -16,19 +17,19 @@ use super::{
 pub struct Hold {
     /// The conductor.
     pub member: Arc<Member>,
-    /// Id of the conductor's process lifetime.
+    /// Id that the conductor's process had in the prefix index when the choice was sent.
     pub holder: Holder,
     /// Ticket from the conductor's breaker.
     pub ticket: Ticket,
 }
 
-/// A choice on a conductor. Its drop removes the choice from the conductor's load.
+/// A choice's lease on a conductor. Dropping the lease removes the choice from the conductor's load.
 pub struct Lease {
     hold: Hold,
     booking: Booking,
     block_tokens: usize,
     metrics: FleetMetrics,
-    /// True after the breaker got a verdict.
+    /// True once the lease has reported a verdict to the breaker.
     judged: bool,
 }
 
@@ -42,7 +43,7 @@ impl Lease {
         &self.hold.member
     }
 
-    /// Records that the choice has this many prompt and output tokens.
+    /// Records that the choice has this many tokens, prompt and output together.
     pub fn holds(&mut self, tokens: usize) {
         self.booking.decodes(tokens.div_ceil(self.block_tokens));
         if !self.judged {
@@ -62,7 +63,8 @@ impl Lease {
         self.judged = true;
         let Hold { member, holder, ticket } = &self.hold;
         let mut standing = member.standing.lock();
-        // The conductor has restarted since: the result says nothing about the new process.
+        // The conductor's id has changed: the conductor may have restarted, and the result says nothing about the new
+        // process.
         if standing.holder != *holder {
             return;
         }

@@ -14,7 +14,7 @@ use super::choice::Load;
 #[derive(Debug, Default)]
 pub struct OwnLoad {
     requests: AtomicU64,
-    /// Requests without a token so far.
+    /// Requests that have no output token yet.
     waiting: AtomicU64,
     queued_blocks: AtomicU64,
     active_blocks: AtomicU64,
@@ -57,8 +57,8 @@ impl Reported {
         sum
     }
 
-    /// The current load. Waiting requests of other routers count `prompt_blocks` each, the length of the request to be
-    /// placed.
+    /// The current load. `prompt_blocks` is the length of the request to be placed. Each waiting request of another
+    /// router is assumed to have the same length, since its own length is unknown.
     pub fn load(&self, own: &OwnLoad, prompt_blocks: usize) -> Load {
         Load {
             requests: own.requests.load(Relaxed),
@@ -72,7 +72,7 @@ impl Reported {
     }
 }
 
-/// One request's share of a conductor's load. Its drop removes the share.
+/// One request's share of a conductor's load. Dropping the booking removes the share.
 #[derive(Debug)]
 pub struct Booking {
     own: Arc<OwnLoad>,

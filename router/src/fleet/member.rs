@@ -33,13 +33,14 @@ use super::{
 };
 use crate::conductor_channel::ConductorChannel;
 
-/// Maximum size of a text file from a conductor. It guards against an endless stream, and is far above real tokenizers.
+/// Maximum size of a text file from a conductor. The limit guards against an endless stream, and is far above the size
+/// of real tokenizers.
 const MAX_FILE_BYTES: usize = 256 << 20;
 
 /// Error of a call that the conductor does not answer in time.
 const SILENT: &str = "the conductor does not answer";
 
-/// One conductor, from its joining the fleet to its removal. A conductor that comes back is a new member.
+/// One conductor, from the time it joins the fleet until its removal. A conductor that joins again is a new member.
 #[derive(Debug)]
 pub struct Member {
     /// The conductor's URL, or `embedded`.
@@ -51,11 +52,12 @@ pub struct Member {
     client: ConductorClient<ConductorChannel>,
     timeouts: Timeouts,
     removed: AtomicBool,
-    /// Notified when the conductor should be polled at once: a request found it lost, or its state may have changed.
+    /// Notified when the conductor should be polled at once: a request lost its connection to the conductor, or the
+    /// conductor's state may have changed.
     doubted: Notify,
 }
 
-/// Times that a conductor has to answer.
+/// Maximum times that a conductor may take to answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
     /// Time to answer a poll.
@@ -73,15 +75,17 @@ pub struct Standing {
     pub identity: Option<Identity>,
     /// Maximum number of prompt and output tokens of one request.
     pub max_request_tokens: u32,
-    /// Difference of the conductor's model from the fleet's. A conductor with a difference gets no requests.
+    /// Text that says how the conductor's model differs from the fleet's model; `None` if the models are equal. A
+    /// conductor whose model differs gets no requests.
     pub misfit: Option<String>,
     /// Load from the conductor's last report.
     pub reported: Reported,
     /// The conductor's circuit breaker.
     pub breaker: Breaker,
-    /// Id of the conductor's process lifetime. A restart gives a new one, since the prefix cache is lost.
+    /// Id of the conductor's process in the prefix index. A conductor that was lost gets a new id, since the conductor
+    /// may have restarted with an empty prefix cache.
     pub holder: Holder,
-    /// Number of the fleet's pick that last chose the conductor.
+    /// Serial number of the last pick that chose the conductor; 0 before the first such pick.
     pub last_pick: u64,
 }
 
@@ -90,11 +94,11 @@ pub struct Standing {
 pub enum Contact {
     /// The conductor has not answered a poll yet.
     Unknown,
-    /// The conductor does not answer, or answers with an error: the reason.
+    /// The conductor does not answer, or answers with an error. The text is the reason.
     Lost(String),
-    /// The conductor accepts no requests: its reason.
+    /// The conductor accepts no requests. The text is the conductor's reason.
     NotReady(String),
-    /// The conductor accepts requests. The time is that at which the poll was sent.
+    /// The conductor accepts requests. The `Instant` is the time at which the poll was sent.
     Ready(Instant),
 }
 
@@ -130,12 +134,12 @@ impl Member {
         self.removed.store(true, Relaxed);
     }
 
-    /// See [`Member::remove`].
+    /// True after [`Member::remove`].
     pub fn is_removed(&self) -> bool {
         self.removed.load(Relaxed)
     }
 
-    /// Requests a poll now: a request found the conductor lost, or the conductor may have become ready.
+    /// Requests a poll now: a request lost its connection to the conductor, or the conductor may have become ready.
     pub fn doubt(&self) {
         self.doubted.notify_one();
     }
@@ -200,8 +204,8 @@ impl Standing {
 
     /// The conductor's tier for a request, or `None` if it must not get the request.
     ///
-    /// `failed` is the time at which the conductor failed the same request before. A conductor that failed it qualifies
-    /// again when a later poll says that it is ready.
+    /// `failed` is the time at which an earlier attempt at the request failed on this conductor, if one did. The
+    /// conductor qualifies again once a poll sent after that time says that the conductor is ready.
     pub fn tier(&self, failed: Option<Instant>, need: Need, now: Instant) -> Option<Tier> {
         if self.misfit.is_some() || self.identity.is_none() {
             return None;

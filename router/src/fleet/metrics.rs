@@ -17,7 +17,7 @@ struct ConductorLabel {
     conductor: String,
 }
 
-/// Metrics of a fleet. Clones share them.
+/// Metrics of a fleet. Clones share the metrics.
 #[derive(Clone, Default)]
 pub struct FleetMetrics {
     up: Family<ConductorLabel, Gauge>,
@@ -65,14 +65,15 @@ impl FleetMetrics {
         own
     }
 
-    /// Counts a choice with `blocks` prompt blocks that is sent to a conductor, which holds `held` of them.
+    /// Counts a choice that is sent to a conductor. The choice's prompt has `blocks` whole blocks, of which the
+    /// conductor has cached `held`.
     pub fn picked(&self, member: &Member, blocks: usize, held: usize) {
         self.picks.get_or_create(&label(member)).inc();
         self.prefix_blocks.inc_by(blocks as u64);
         self.prefix_hits.inc_by(held as u64);
     }
 
-    /// Counts a choice that leaves a conductor for another.
+    /// Counts a choice that moves from `member` to another conductor.
     pub fn left(&self, member: &Member, recovery: Recovery) {
         if member.is_removed() {
             return;
@@ -101,8 +102,8 @@ impl FleetMetrics {
         self.reported_waiting.get_or_create(&label).set(standing.reported.waiting.into());
     }
 
-    /// Removes the metrics of a conductor that left the fleet. Addresses come and go, and the number of label values
-    /// must stay bounded.
+    /// Removes the metrics of a conductor that left the fleet. Otherwise the number of label values would grow with
+    /// every new address.
     pub fn removed(&self, member: &Member) {
         let label = label(member);
         for family in [&self.up, &self.breaker, &self.reported_running, &self.reported_waiting] {

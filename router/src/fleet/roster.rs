@@ -8,7 +8,7 @@ use super::member::Member;
 #[derive(Debug, Default)]
 pub struct Roster {
     members: Vec<Arc<Member>>,
-    /// Number of permanent members, which come first.
+    /// Number of permanent members, which come first in `members`.
     fixed: usize,
 }
 
@@ -32,7 +32,8 @@ impl Roster {
         &self.members
     }
 
-    /// Makes the non-permanent members those in `names`: creates new ones with `join`, and removes the others.
+    /// Makes the names of the non-permanent members equal to `names`: creates the missing members with `join`, and
+    /// removes the members that are not in `names`.
     pub fn update(
         &mut self,
         names: &BTreeSet<String>,

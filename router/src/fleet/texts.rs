@@ -1,8 +1,8 @@
 //! The text files of conductors (tokenizer, chat template, generation config) and the parsed text.
 //!
-//! Parsing a tokenizer takes time, and loading a worker takes longer. So a router parses the files of a conductor that
-//! is still starting. An embedded router gets the text that its conductor has parsed. Text that was parsed ahead is
-//! used only if the conductor later serves the same files.
+//! Parsing a tokenizer takes time, but less time than loading a worker. So a router parses a conductor's files while
+//! the conductor is still starting. An embedded router gets the text that its conductor has parsed. Text that was
+//! parsed ahead is used only if the conductor later serves the same files.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ pub struct Texts {
 /// Files that were parsed before their conductor described its model.
 struct Ahead {
     digest: u64,
-    /// `None` if the files are broken. The error is reported when they are offered.
+    /// `None` if the files could not be parsed. If the conductor offers the same files, they are parsed again, and the
+    /// error is reported then.
     text: Option<Arc<ServedText>>,
 }
 
@@ -70,7 +71,7 @@ impl Texts {
         }
     }
 
-    /// Parses an offer that was accepted.
+    /// Returns the text of an accepted offer. Parses the files unless they are parsed already.
     pub async fn read(&self, offer: Offer) -> Result<Arc<ServedText>, Error> {
         let text = match offer {
             Offer::Read(checked) => checked.text,
@@ -81,12 +82,13 @@ impl Texts {
         Ok(text)
     }
 
-    /// Parses the files of a conductor that has not described its model yet. Does so once, successful or not.
+    /// Parses the files of a conductor that has not described its model yet. The files are parsed at most once, even if
+    /// parsing fails.
     pub async fn read_ahead(&self, member: &Member) {
         if self.own.is_some() || self.ahead.lock().is_some() {
             return;
         }
-        // A conductor that cannot be reached is asked again later.
+        // If the files cannot be fetched, the next call tries again.
         if let Ok(files) = TextFiles::fetch(member, self.skip_tokenizer_init).await {
             self.keep_ahead(files).await;
         }

@@ -1,8 +1,9 @@
-//! The attempts at one choice: it is sent to a conductor, and to another one if the first is lost.
+//! The attempts at one choice: the choice is sent to a conductor, and to another conductor if that attempt fails.
 //!
 //! After a failure before the first token, the same request is sent again: a **retry**. After a later failure, the
 //! tokens received so far are sent with the request as `generated`: a **replay**. The next conductor continues after
-//! them, with the same random numbers, penalties and counts. The client sees the events of one request in both cases.
+//! these tokens, with the same random numbers, penalties and counts. In both cases the client sees the events of a
+//! single request.
 
 use std::{
     sync::Arc,
@@ -23,7 +24,7 @@ use crate::{
 
 /// A choice to be generated.
 pub struct Wanted {
-    /// The model that the choice was prepared for. It is not sent to a conductor that serves another model.
+    /// The model that the choice was prepared for. The choice is not sent to a conductor that serves another model.
     pub model: Arc<ServedModel>,
     /// The prompt.
     pub prompt: Arc<PromptBlocks>,
@@ -33,7 +34,7 @@ pub struct Wanted {
     pub deadline: Option<Instant>,
 }
 
-/// The state of a choice over all attempts at it.
+/// The state of a choice over all attempts.
 pub struct Attempts {
     fleet: Arc<Fleet>,
     wanted: Wanted,
@@ -52,8 +53,8 @@ struct Running {
 }
 
 impl Attempts {
-    /// Sends the choice, and returns when a conductor has accepted it. If no conductor can accept it now, it is refused
-    /// at once.
+    /// Sends the choice, and returns when a conductor has accepted it. If no conductor can accept the choice now,
+    /// returns an error at once.
     pub async fn start(fleet: Arc<Fleet>, wanted: Wanted) -> Result<Self, Error> {
         let mut attempts = Self {
             fleet,
@@ -112,7 +113,7 @@ impl Attempts {
         }
     }
 
-    /// Records an event's tokens, and removes from it the tokens that an earlier attempt has delivered.
+    /// Records an event's tokens, and removes from the event the tokens that an earlier attempt has delivered.
     fn take(&mut self, event: &mut RequestEvent) {
         let known = self.generated.len();
         event.tokens.retain(|token| token.index as usize >= known);
@@ -124,8 +125,8 @@ impl Attempts {
         }
     }
 
-    /// Sends the choice to another conductor after a failed attempt, and waits for one if necessary. If the choice has
-    /// all its tokens and lacks the terminal event only, returns that event.
+    /// Sends the choice to another conductor after a failed attempt, and waits for a ready conductor if necessary. If
+    /// the choice already has all its tokens and only the terminal event is missing, returns that event instead.
     async fn recover(&mut self, failure: Failure) -> Result<Option<RequestEvent>, Error> {
         let recovery = if self.generated.is_empty() { Recovery::Retry } else { Recovery::Replay };
         let Some(running) = self.running.take() else { return Err(failure.into_error()) };
@@ -154,8 +155,8 @@ impl Attempts {
         Ok(None)
     }
 
-    /// Sends the choice to a conductor that is ready, or that becomes ready in time. A conductor that failed the choice
-    /// qualifies again only after a later poll says that it is ready.
+    /// Sends the choice to a conductor that is ready, or that becomes ready in time. A conductor on which an attempt
+    /// failed qualifies again only after a later poll says that the conductor is ready.
     async fn resend(&mut self, mut failure: Failure) -> Result<(), Error> {
         let until = Instant::now() + self.fleet.settings().recovery();
         let mut changes = self.fleet.changes();
@@ -177,7 +178,7 @@ impl Attempts {
         }
     }
 
-    /// Time until `then` or the client's deadline, whichever is first. An error if the deadline has passed.
+    /// Time until `then` or the client's deadline, whichever is earlier. An error if the deadline has passed.
     fn until(&self, then: Instant) -> Result<Duration, Error> {
         let now = Instant::now();
         match self.wanted.deadline {
@@ -190,14 +191,14 @@ impl Attempts {
         }
     }
 
-    /// Sends the choice to the lease's conductor, and waits until it is accepted.
+    /// Sends the choice to the lease's conductor, and waits until the conductor accepts or refuses it.
     async fn submit(&mut self, lease: Lease) -> Result<(), Failure> {
         let left = |deadline: Instant| millis(deadline.saturating_duration_since(Instant::now()));
         let spec = &self.wanted.spec;
         let request = SubmitRequest {
             spec: Some(pb::RequestSpec {
                 prompt: self.wanted.prompt.tokens().to_vec(),
-                // All logprobs of the prompt arrive before the first token.
+                // Not requested again in a replay: all logprobs of the prompt arrive before the first output token.
                 prompt_logprobs: spec.prompt_logprobs.filter(|_| self.generated.is_empty()),
                 ..spec.clone()
             }),
@@ -217,13 +218,13 @@ impl Attempts {
         }
     }
 
-    /// Avoids a conductor until a later poll says that it is ready.
+    /// Avoids a conductor until a later poll says that the conductor is ready.
     fn avoid(&mut self, member: Arc<Member>) {
         self.avoided.retain(|avoided| !Arc::ptr_eq(avoided.member(), &member));
         self.avoided.push(Avoided::now(member));
     }
 
-    /// Counts an attempt that was refused. Returns an error if it was the last, or if no other conductor may succeed.
+    /// Counts a refused attempt. Returns an error if no retry is left, or if no other conductor may succeed.
     fn may_retry(&mut self, failure: Failure) -> Result<Failure, Error> {
         if !failure.may_go_elsewhere() {
             return Err(failure.into_error());
@@ -238,7 +239,8 @@ impl Attempts {
         Ok(failure)
     }
 
-    /// The terminal event that a worker would send after the tokens received so far; `None` if more tokens follow.
+    /// The terminal event that a worker would send after the tokens received so far; `None` if more tokens would
+    /// follow.
     fn ending(&self) -> Option<Finished> {
         let stopping = self.wanted.spec.stopping.as_ref()?;
         let (last, before) = self.generated.split_last()?;
@@ -258,7 +260,7 @@ impl Attempts {
     }
 }
 
-/// The client's error after the last attempt.
+/// The error that the client gets when no attempt is left. `tries` is the number of retries or replays made.
 fn gave_up(failure: &Failure, tries: u32, recovery: Recovery) -> Error {
     let error = failure.error();
     if tries == 0 {

@@ -1,4 +1,4 @@
-//! One choice: turns the conductor's events into text and tokens.
+//! One choice (one of the answers that a request asks for): turns the conductor's events into text and tokens.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -27,9 +27,9 @@ pub struct OutputToken {
 pub struct Delta {
     /// Index of the choice.
     pub choice: u32,
-    /// Set in the first delta of each choice.
+    /// True in the first delta of each choice.
     pub first: bool,
-    /// Logprobs of all prompt tokens but the first, in the first delta and if requested.
+    /// Logprobs of all prompt tokens but the first. Empty if not requested, and in every delta but the first.
     pub prompt_logprobs: Vec<TokenLogprob>,
     /// New text, whole characters only.
     pub text: String,
@@ -73,7 +73,7 @@ pub struct ChoiceSettings {
     pub stops: Arc<[String]>,
     /// True if the stop string or stop token stays in the text.
     pub include_stop: bool,
-    /// Number of tokens before which no stop string ends the output.
+    /// Number of tokens at the start of the output whose text is not searched for stop strings.
     pub min_tokens: u32,
     /// Tokens that may end the output: the request's stop tokens, and the model's end-of-sequence tokens unless
     /// `ignore_eos` is set.
@@ -87,15 +87,16 @@ pub struct Choice {
     settings: ChoiceSettings,
     matcher: StopMatcher,
     prompt_logprobs: Option<PromptLogprobs>,
-    /// Tokens whose text is not released yet. Each has the value of `produced` after it.
+    /// Tokens whose text is not released yet, each with the value of `produced` after that token.
     held: VecDeque<(OutputToken, usize)>,
-    /// The last token, if it may have ended the output. A token that ends the output shows no text.
+    /// The last token, if it is one of `ending_tokens` and `include_stop` is false. The token's text is shown only if a
+    /// later event says that the token did not end the output.
     undecided: Option<OutputToken>,
-    /// Bytes of text from all tokens.
+    /// Number of bytes of text that the tokens have given so far.
     produced: usize,
-    /// Bytes of text that passed the stop strings.
+    /// Number of bytes of text that are released so far. The bytes after them may still be part of a stop string.
     released: usize,
-    /// Characters of text from all tokens.
+    /// Number of characters of text that the tokens have given so far.
     produced_chars: usize,
     /// Number of tokens received.
     generated: u32,
@@ -104,7 +105,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Creates a choice without events.
+    /// Creates a choice that has received no event.
     pub fn new(settings: ChoiceSettings) -> Self {
         Self {
             matcher: StopMatcher::new(settings.stops.clone()),
@@ -166,14 +167,16 @@ impl Choice {
         Ok(self.show(token, out))
     }
 
-    /// Turns a token into text.
+    /// Turns a token into text, and appends the released text to `out`. Returns a reason if a stop string ended the
+    /// choice.
     fn show(&mut self, mut token: OutputToken, out: &mut String) -> Option<Reason> {
         token.offset = self.produced_chars;
         let text = self.settings.detokenizer.as_mut().map(|d| d.push(token.id)).unwrap_or_default();
         self.produced += text.len();
         self.produced_chars += text.chars().count();
         self.held.push_back((token, self.produced));
-        // A stop string may end the output only with a token after the first min_tokens, as an end-of-sequence token.
+        // A stop string may end the output only after the first `min_tokens` tokens. The same holds for an
+        // end-of-sequence token.
         if self.generated <= self.settings.min_tokens {
             self.released += text.len();
             out.push_str(&text);
@@ -182,7 +185,8 @@ impl Choice {
         self.search(&text, out)
     }
 
-    /// Passes text through the stop strings, and appends the released text to `out`.
+    /// Searches text for the stop strings, and appends the released text to `out`. Returns a reason if a stop string
+    /// ended the choice.
     fn search(&mut self, text: &str, out: &mut String) -> Option<Reason> {
         match self.matcher.push(text) {
             Progress::Text(text) => {
@@ -239,7 +243,7 @@ impl Choice {
         Ok(delta)
     }
 
-    /// Releases the tokens whose whole text is released.
+    /// Moves the tokens whose whole text is released from `held` to `out`.
     fn release_tokens(&mut self, out: &mut Vec<OutputToken>) {
         while let Some((token, _)) = self.held.pop_front_if(|(_, end)| *end <= self.released) {
             out.push(token);

@@ -1,4 +1,4 @@
-//! Starts generations: admission, validation, tokenising, and one `Submit` per choice.
+//! Starts generations: admission, validation, tokenising, and one `Submit` call per choice.
 
 use std::{
     sync::Arc,
@@ -27,7 +27,7 @@ use crate::{
     text::{detokenizer::Detokenizer, pool::TextPool, tokenizer::SpecialTokens},
 };
 
-/// State shared by both surfaces: the conductors, the served model, and the bounds on running work.
+/// State shared by the HTTP and gRPC surfaces: the conductors, the served model, and the bounds on running work.
 pub struct Generator {
     fleet: Arc<Fleet>,
     pool: TextPool,
@@ -130,7 +130,7 @@ impl Generator {
         Ok(Accepted { model, prompts, n, output: request.output, choices, permits })
     }
 
-    /// The prompt and the request without its prompt, for each choice in order.
+    /// For each choice in order: the prompt, and the request without its prompt.
     fn specs(
         &self,
         request: &GenerationRequest,
@@ -166,9 +166,10 @@ impl Generator {
         Ok(specs)
     }
 
-    /// Completes when no generation is running. No generation is admitted while this is polled.
+    /// Completes when no generation is running. No generation is admitted while the future is polled.
     pub async fn idle(&self) {
-        // All permits are free only if no choice runs. An error would mean a closed semaphore, and it is never closed.
+        // All permits are free only if no choice runs. The only possible error is a closed semaphore, and this
+        // semaphore is never closed.
         let _ = self.permits.acquire_many(self.max_choices).await;
     }
 

@@ -1,5 +1,5 @@
-//! Placeholders of media in a prompt: the client's prompt has one placeholder token per item, and the conductor's has
-//! one per token of the item.
+//! Placeholders of media in a prompt: the client's prompt has one placeholder token per item. The prompt sent to the
+//! conductor has one placeholder token for every token that the item takes.
 
 use tutti_proto::{cluster::v1 as pb, declaration::MediaInput};
 use tutti_runtime::Error;
@@ -7,8 +7,9 @@ use tutti_runtime::Error;
 use super::request::Media;
 use crate::served::ServedModel;
 
-/// Repeats each placeholder for every token of its item. Returns the token ids, and the items with their positions.
-/// Refuses items that the model does not accept, and placeholders that do not match the items one for one.
+/// Replaces each placeholder by as many copies as its item takes tokens. Returns the token ids, and the items with
+/// their positions. Refuses items that the model does not accept, and placeholders that do not match the items one for
+/// one.
 pub fn expand(
     ids: Vec<u32>,
     media: Vec<Media>,
@@ -47,7 +48,7 @@ pub fn expand(
         // The counts are equal, so every placeholder has an item.
         let Some((input, item)) = waiting.next() else { continue };
         if input.placeholder != id {
-            // The kinds differ: the model has a placeholder for each kind.
+            // The item and the placeholder are of different kinds: each kind of media has a placeholder of its own.
             let kind = item.kind.as_str_name().to_lowercase();
             return Err(Error::invalid(
                 item.path,

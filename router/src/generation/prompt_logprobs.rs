@@ -1,10 +1,10 @@
-//! Logprobs of a prompt's tokens, joined from the runs that a chunked prefill sends.
+//! Logprobs of a prompt's tokens, joined from the runs of consecutive tokens that a chunked prefill sends.
 
 use tutti_proto::cluster::v1::{PromptLogprobs as Run, TokenLogprob};
 use tutti_runtime::Error;
 
-/// The logprobs received so far. Runs arrive in order. A later attempt at the request may repeat tokens, which are then
-/// skipped.
+/// The logprobs received so far. Runs arrive in order. A later attempt at the request may send tokens again: the
+/// repeated tokens are skipped.
 pub struct PromptLogprobs {
     tokens: Vec<TokenLogprob>,
     /// Number of logprobs of the whole prompt.
@@ -12,12 +12,12 @@ pub struct PromptLogprobs {
 }
 
 impl PromptLogprobs {
-    /// Expects this many logprobs: one for each prompt token but the first.
+    /// Creates an empty list that expects this many logprobs: one for each prompt token but the first.
     pub fn new(expected: usize) -> Self {
         Self { tokens: Vec::new(), expected }
     }
 
-    /// Adds a run.
+    /// Adds a run of consecutive tokens.
     pub fn add(&mut self, run: Run) -> Result<(), Error> {
         let next = self.tokens.len() + 1;
         let first = run.first as usize;

@@ -26,18 +26,18 @@ pub struct EncodedPrompt {
     pub ids: Arc<[u32]>,
     /// Media items, with their positions among the tokens.
     pub media: Vec<MediaItem>,
-    /// The text to echo. Empty unless an echo is requested, and with `skip_tokenizer_init`.
+    /// The text to echo. Empty if no echo is requested, or with `skip_tokenizer_init`.
     pub text: Arc<str>,
     /// Number of characters in `text`.
     pub chars: usize,
-    /// Number of characters of `text` before each token. Empty unless an echo is requested.
+    /// For each token, the number of characters of `text` before it. Empty if no echo is requested.
     pub offsets: Arc<[usize]>,
 }
 
 /// Options of an echo.
 #[derive(Clone, Copy, Debug)]
 pub struct Echo {
-    /// True if special tokens given by id are shown.
+    /// True if the text of a prompt that was given as token ids shows special tokens.
     pub keep_special_tokens: bool,
 }
 
@@ -62,7 +62,7 @@ pub fn encode(
         .collect()
 }
 
-/// Adds the index of the prompt in its list to an error.
+/// Adds the prompt's index in the request's list of prompts to an error.
 fn locate(error: Error, index: usize) -> Error {
     let message = format!("prompt {index} of the list: {}", error.message());
     let located = Error::new(error.kind(), message);
@@ -95,11 +95,11 @@ fn encode_one(
     Ok(EncodedPrompt { ids: ids.into(), media, text: text.into(), chars, offsets: offsets.into() })
 }
 
-/// Encodes a prompt. Returns its token ids, and its text unless it was given as token ids. CPU-bound: run it in the
-/// text pool.
+/// Encodes a prompt. Returns the prompt's token ids, and its text unless the prompt was given as token ids. CPU-bound:
+/// run it in the text pool.
 ///
-/// `limit` is the maximum number of tokens and the reason for it. A text that is certainly over the limit is refused
-/// without being encoded.
+/// `limit` is the maximum number of tokens and the reason for it. A text that certainly has more tokens than `limit` is
+/// refused without being encoded.
 pub fn to_tokens(
     prompt: Prompt,
     model: &ServedModel,

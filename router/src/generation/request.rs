@@ -9,9 +9,9 @@ use crate::text::template::{Message, RenderOptions};
 /// One request. Fields that are `None` take the checkpoint's default, or OpenAI's if the checkpoint has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationRequest {
-    /// The served model's name; `None` means the only one.
+    /// Name of the requested model; `None` means the served model.
     pub model: Option<String>,
-    /// Prompts to continue. Each yields `n` choices.
+    /// Prompts to continue. Each prompt gets `n` choices.
     pub prompts: Vec<Prompt>,
     /// Media items of the prompt, in order. Allowed with a single prompt only.
     pub media: Vec<Media>,
@@ -23,10 +23,10 @@ pub struct GenerationRequest {
     pub stopping: Stopping,
     /// Outputs besides the text.
     pub output: Output,
-    /// Order in the queue: requests with lower values run earlier. 0 is the default, and `MAX_PRIORITY` the largest
-    /// absolute value.
+    /// Order in the queue: requests with lower values run earlier. 0 is the default. The absolute value is at most
+    /// `MAX_PRIORITY`.
     pub priority: i32,
-    /// Time that the client waits.
+    /// Time that the client waits; `None` means no limit.
     pub timeout: Option<Duration>,
 }
 
@@ -58,11 +58,11 @@ pub enum Prompt {
 pub struct Media {
     /// Path of the item in the request, for errors.
     pub path: String,
-    /// Kind of media.
+    /// Kind of the item, such as audio.
     pub kind: MediaKind,
     /// Format, as the model's declaration spells it.
     pub format: String,
-    /// The client's bytes.
+    /// The item's content.
     pub data: Vec<u8>,
 }
 
@@ -96,7 +96,7 @@ pub struct Stopping {
     pub max_tokens: Option<u32>,
     /// Default of `max_tokens`; `None` means as many as the limit per request allows.
     pub default_max_tokens: Option<u32>,
-    /// Number of output tokens before which no end-of-sequence token, stop token or stop string ends the output.
+    /// Minimum number of output tokens before an end-of-sequence token, stop token or stop string may end the output.
     pub min_tokens: u32,
     /// Strings that end the output.
     pub stop: Vec<String>,
@@ -123,7 +123,7 @@ pub struct Output {
 
 impl Output {
     /// Number of alternatives needed with the prompt's logprobs; `None` if neither `prompt_logprobs` nor an echo needs
-    /// them.
+    /// logprobs of the prompt.
     pub fn prompt_logprobs_needed(&self) -> Option<u32> {
         let echoed = if self.echo { self.logprobs } else { None };
         self.prompt_logprobs.max(echoed)

@@ -26,10 +26,10 @@ use crate::{
     served::ServedModel,
 };
 
-/// Tokens in and out of one request, as OpenAI's `usage` counts them.
+/// Numbers of prompt and output tokens of one request, as in OpenAI's `usage`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of all prompts. Each prompt counts once, whatever `n` is.
+    /// Tokens of all prompts. Each prompt counts once, even if it has several choices.
     pub prompt_tokens: u32,
     /// Output tokens of all choices.
     pub completion_tokens: u32,
@@ -37,7 +37,7 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
-/// A running request. Its drop drops the conductors' streams, which cancels the running choices.
+/// A running request. Dropping it closes the conductors' streams, which cancels the running choices.
 pub struct Generation {
     /// The served model.
     pub model: Arc<ServedModel>,
@@ -54,7 +54,7 @@ pub struct Generation {
     _permits: OwnedSemaphorePermit,
 }
 
-/// A request whose choices conductors have accepted.
+/// A request of which every choice has been accepted by a conductor.
 pub(super) struct Accepted {
     /// The served model.
     pub model: Arc<ServedModel>,
@@ -131,7 +131,8 @@ impl Generation {
     }
 }
 
-/// One choice's stream of deltas. It drops the conductor's stream and ends after the delta with `finish`.
+/// One choice's stream of deltas. After the delta with `finish`, or after an error, the stream ends and drops the
+/// conductor's stream.
 pub struct ChoiceStream {
     choice: Choice,
     events: Option<BoxStream<'static, Result<RequestEvent, Error>>>,

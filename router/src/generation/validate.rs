@@ -11,9 +11,9 @@ use crate::served::SamplingDefaults;
 
 /// Maximum number of choices per prompt.
 pub const MAX_N: u32 = 128;
-/// Maximum number of stop strings per request. It bounds the text held back from the client.
+/// Maximum number of stop strings per request. The limit bounds the text held back from the client.
 pub const MAX_STOPS: usize = 16;
-/// Maximum length of a stop string in bytes. It bounds the text held back from the client.
+/// Maximum length of a stop string in bytes. The limit bounds the text held back from the client.
 pub const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of biased tokens per request.
 pub const MAX_BIASES: usize = 1024;
@@ -76,7 +76,7 @@ pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) 
         let message = format!("is {}, but must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", request.priority);
         return Err(Error::invalid("priority", message));
     }
-    // Not an invalid argument: a client passes on the time that it has left, which may be 0.
+    // A timeout of 0 is not an invalid argument: a client passes on the time that it has left, which may be 0.
     if request.timeout == Some(Duration::ZERO) {
         let error = Error::new(ErrorKind::DeadlineExceeded, "is 0: no time is left for the request");
         return Err(error.with_field("timeout_ms"));
@@ -162,8 +162,8 @@ fn logit_bias(asked: &[(u32, f32)], vocab_size: u32) -> Result<Vec<pb::LogitBias
     }
 }
 
-/// Maximum number of output tokens for a prompt of this length. `limit` is the maximum number of prompt and output
-/// tokens, with the reason for it.
+/// Maximum number of output tokens for a prompt of this length. `limit` is the maximum number of tokens per request,
+/// prompt and output together, with the reason for that maximum.
 pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: (u32, &str)) -> Result<u32, Error> {
     let (limit, what) = limit;
     let room = u32::try_from(prompt).ok().and_then(|prompt| limit.checked_sub(prompt));
@@ -194,7 +194,7 @@ pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: (u32, &str)) -> Res
     Ok(max_tokens)
 }
 
-/// The seed of a choice. Choice 0 has the request's seed, so that it is the same for every `n`.
+/// The seed of a choice. Choice 0 has the request's seed, so that its output does not depend on `n`.
 pub fn choice_seed(seed: u64, choice: u32) -> u64 {
     if choice == 0 {
         return seed;

@@ -10,7 +10,7 @@ use crate::{
     served::ServedModel,
 };
 
-/// The generation's messages. The last message has the usage.
+/// Streams the generation's messages. The last message has the usage.
 pub fn respond(
     generation: Generation,
     kind: PromptKind,

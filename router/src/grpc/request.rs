@@ -14,7 +14,7 @@ use crate::{
 /// Default of `max_tokens`, as documented in the proto.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// The kind of a request's prompt, by which errors name the field.
+/// The kind of a request's prompt. The kind decides which proto field an error about the prompt names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptKind {
     Text,
@@ -22,7 +22,7 @@ pub enum PromptKind {
     Chat,
 }
 
-/// Converts a request. The timeout is the shorter of `timeout_ms` and the deadline in the gRPC metadata.
+/// Converts a request. The resulting timeout is the shorter of `timeout_ms` and the deadline in the gRPC metadata.
 pub fn read(
     request: pb::GenerateRequest,
     metadata: &MetadataMap,
@@ -73,7 +73,7 @@ fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, Promp
                 role: m.role,
                 content: m.content,
                 name: None,
-                // The client's text has the placeholders already.
+                // Empty: the text of a gRPC client has the placeholders already.
                 media_at: Vec::new(),
             };
             let messages = chat.messages.into_iter().map(message).collect();

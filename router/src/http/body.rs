@@ -14,16 +14,16 @@ use tokio::{
 };
 use tutti_runtime::{Error, ErrorKind};
 
-/// Limit of the memory for all bodies, as a multiple of the largest body.
+/// Limit of the memory for all bodies together, as a multiple of the maximum size of one body.
 const LARGEST_AT_ONCE: usize = 16;
 /// Unit of the memory limit, in bytes.
 const PIECE_BYTES: usize = 4096;
-/// Time that a client has to send the next piece of a body.
+/// Maximum time between two pieces of a body from a client.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Number of bytes of a refused body that are still read, so that a client that sends everything before it reads gets
-/// the answer and not a connection reset.
+/// Maximum number of bytes of a refused body that are still read. A client that sends its whole body before it reads
+/// the answer would otherwise get a connection reset instead of the answer.
 const MAX_DRAIN_BYTES: usize = 256 << 20;
-/// Time for which a refused body is still read.
+/// Maximum time for which a refused body is still read.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
 
 /// Reads bodies within the limits. Clones share the memory limit.
@@ -61,7 +61,8 @@ impl BodyReader {
         let declared: Option<usize> = declared.and_then(|value| value.to_str().ok()?.parse().ok());
         let mut body = request.into_body().into_data_stream();
         if declared.is_some_and(|length| length > self.limit) {
-            // A client that sent `Expect: 100-continue` waits, and gets the refusal before it sends the body.
+            // A client that sent `Expect: 100-continue` waits for an answer before it sends the body: there is nothing
+            // to drain.
             if !expects_continue {
                 drain(body);
             }

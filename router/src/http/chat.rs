@@ -49,7 +49,7 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
     Ok(Json(render.body("chat.completion", choices, usage, prompt_token_ids)).into_response())
 }
 
-/// Renames the field of an error from the core's name to that of the chat API.
+/// Renames the field of an error from the core's name to the chat API's name.
 fn respell(error: Error, max_tokens_name: &'static str) -> Error {
     match error.field() {
         Some("prompt") => error.with_field("messages"),
@@ -112,7 +112,7 @@ fn logprobs(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Refuses OpenAI parameters that Tutti does not support, with the reason. Values without effect pass.
+/// Refuses OpenAI parameters that Tutti does not support, with the reason. Values that have no effect are accepted.
 fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
     let no_tools = "tools are not available";
     fields.refuse("tools", &[json!([])], no_tools)?;
@@ -141,7 +141,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     choices: Vec<Choice>,
-    /// Null in all chunks of a stream but the last, if the client requested usage.
+    /// In a stream: absent if the client did not request usage; else null in all chunks but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,7 +179,7 @@ struct Piece {
 
 const ROLE: &str = "assistant";
 
-/// Writes the answer to one request.
+/// Writes the answer to one request, whole or streamed.
 struct Renderer {
     id: String,
     created: u64,
@@ -241,7 +241,7 @@ impl Renderer {
 }
 
 impl sse::Render for Renderer {
-    /// Every choice begins with a chunk that has the role.
+    /// One chunk per choice: every choice begins with a chunk that has the role.
     fn opening(&mut self, generation: &Generation) -> Vec<Frame> {
         let first = |index| {
             let said = Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) });

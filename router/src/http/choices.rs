@@ -1,4 +1,4 @@
-//! Fields of a choice that both routes share, streamed or not.
+//! Fields of a choice that completions and chat completions share, streamed or not.
 
 use serde::Serialize;
 use tutti_runtime::Error;
@@ -23,7 +23,7 @@ pub fn finish_reason(finish: Option<&Finish>) -> Option<&'static str> {
     })
 }
 
-/// vLLM's `stop_reason`; `None` if the choice ended otherwise.
+/// vLLM's `stop_reason`; `None` if neither a stop string nor a stop token ended the choice.
 pub fn stop_reason(finish: Option<&Finish>) -> Option<StopReason> {
     match &finish?.reason {
         Reason::StopString(text) => Some(StopReason::Text(text.clone())),

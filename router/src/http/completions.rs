@@ -85,7 +85,7 @@ fn parse(body: &[u8]) -> Result<Completion, Error> {
     Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
 }
 
-/// Parses the prompt: a text, a list of token ids, or a list of either.
+/// Parses the prompt: a text, a list of token ids, a list of texts, or a list of lists of token ids.
 fn prompts(value: &RawValue, add_special_tokens: bool) -> Result<Vec<Prompt>, Error> {
     let text = |text| Prompt::Text { text, add_special_tokens };
     let json = value.get();
@@ -113,7 +113,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     choices: Vec<Choice>,
-    /// Null in all chunks of a stream but the last, if the client requested usage.
+    /// In a stream: absent if the client did not request usage; else null in all chunks but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
 }
@@ -133,7 +133,7 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// Writes the answer to one request.
+/// Writes the answer to one request, whole or streamed.
 struct Renderer {
     id: String,
     created: u64,

@@ -37,7 +37,7 @@ impl<'a> From<&'a Error> for ErrorBody<'a> {
         let code = match (error.kind(), error.field()) {
             (ErrorKind::NotFound, Some("model")) => Some("model_not_found"),
             (ErrorKind::Overloaded, _) => Some("rate_limit_exceeded"),
-            // A stream that has begun has no status that tells the error.
+            // A code of its own, for streams: a stream that has begun can no longer report the error by an HTTP status.
             (ErrorKind::DeadlineExceeded, _) => Some("deadline_exceeded"),
             _ => None,
         };
@@ -52,7 +52,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// An error as an answer with the given status, for statuses that do not follow from the error's kind.
+/// Turns an error into an answer with the given status. The status need not follow from the error's kind.
 pub fn respond(status: StatusCode, error: &Error) -> Response {
     if error.kind() == ErrorKind::Internal {
         tracing::error!(%error, "answering with an internal error");

@@ -15,7 +15,8 @@ const MAX_MEMBERS: usize = 256;
 /// Maximum size in bytes of a value that can be harmless; see [`Fields::refuse`].
 const MAX_HARMLESS_BYTES: usize = 256;
 
-/// The members of an object that have not been taken yet. `null` counts as absent, as in OpenAI's clients.
+/// The members of an object that have not been taken yet. A member whose value is `null` counts as absent, as in
+/// OpenAI's clients.
 pub struct Fields<'a> {
     /// Path of the object in the request, such as `messages[0].`; empty for the request itself.
     path: String,
@@ -69,23 +70,24 @@ impl<'a> Fields<'a> {
         (value.get() != "null").then_some(value)
     }
 
-    /// Takes a member of this type.
+    /// Takes a member and parses it as `T`.
     pub fn take<T: Deserialize<'a>>(&mut self, name: &str) -> Result<Option<T>, Error> {
         self.take_raw(name).map(|value| parse(&self.name(name), value)).transpose()
     }
 
-    /// Takes a member of this type, or its default.
+    /// Takes a member and parses it as `T`; the default of `T` if the member is absent.
     pub fn take_or_default<T: Deserialize<'a> + Default>(&mut self, name: &str) -> Result<T, Error> {
         Ok(self.take(name)?.unwrap_or_default())
     }
 
-    /// Takes a member that is required.
+    /// Takes a member and parses it as `T`; an error if the member is absent.
     pub fn require<T: Deserialize<'a>>(&mut self, name: &str) -> Result<T, Error> {
         let full = self.name(name);
         self.take(name)?.ok_or_else(|| Error::invalid(full, "is required"))
     }
 
-    /// Refuses a known member that Tutti does not support, unless its value is one of `harmless`, which have no effect.
+    /// Refuses a known member that Tutti does not support, unless its value is in `harmless`, the values that have no
+    /// effect.
     pub fn refuse(&mut self, name: &str, harmless: &[Value], why: &str) -> Result<(), Error> {
         let full = self.name(name);
         let Some(value) = self.take_raw(name) else { return Ok(()) };
@@ -115,7 +117,8 @@ impl<'a> Fields<'a> {
 pub fn parse<'a, T: Deserialize<'a>>(name: &str, value: &'a RawValue) -> Result<T, Error> {
     serde_json::from_str(value.get()).map_err(|e| {
         let message = e.to_string();
-        // The position is relative to the value, so it would mislead the client.
+        // The position in the message is relative to the value and not to the body. It would mislead the client, so it
+        // is cut off.
         let message = message.rfind(" at line ").map_or(message.as_str(), |end| &message[..end]);
         Error::invalid(name, message)
     })

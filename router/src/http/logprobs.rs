@@ -8,7 +8,8 @@ use crate::{
     served::ServedModel,
 };
 
-/// The logprob of an impossible token, as in vLLM. JSON has no infinities.
+/// The lowest logprob that is reported, as in vLLM. An impossible token's logprob is minus infinity, which JSON cannot
+/// express.
 const LEAST: f32 = -9999.0;
 
 fn finite(logprob: f32) -> f32 {
@@ -41,7 +42,8 @@ impl TopByToken {
         let own = (!logprob.top.iter().any(|t| t.token_id == id)).then_some((id, logprob.logprob));
         for (id, value) in logprob.top.iter().map(|t| (t.token_id, t.logprob)).chain(own) {
             let token = model.token_string(id);
-            // Two tokens may have the same string. The likelier one stays, since keys must be unique.
+            // Two tokens may have the same string. Keys must be unique, so only the first of them, the likelier one,
+            // stays.
             if !top.iter().any(|(seen, _)| *seen == token) {
                 top.push((token, finite(value)));
             }
@@ -66,7 +68,8 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds output tokens. `text_before` is the number of characters of the echo before the output.
+    /// Adds output tokens. `text_before` is the number of characters of the echoed prompt, which comes before the
+    /// output.
     pub fn push_output(&mut self, model: &ServedModel, tokens: &[OutputToken], text_before: usize) {
         for token in tokens {
             self.push(model, token.id, token.logprob.as_ref(), text_before + token.offset);
@@ -128,7 +131,7 @@ struct PromptEntry {
 }
 
 impl PromptLogprobs {
-    /// The logprobs of all prompt tokens but the first.
+    /// The logprobs of a prompt. `logprobs` has one entry for each prompt token but the first.
     pub fn new(model: &ServedModel, prompt: &EncodedPrompt, logprobs: &[TokenLogprob]) -> Self {
         let entry = |id, logprob, rank| {
             let decoded_token = model.token_string(id);

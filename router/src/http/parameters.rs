@@ -1,4 +1,4 @@
-//! Parameters shared by completions and chat. `docs/api.md` has a table of them for clients.
+//! Parameters shared by completions and chat. For clients, `docs/api.md` lists the parameters in a table.
 
 use std::{fmt, time::Duration};
 
@@ -12,7 +12,7 @@ use tutti_runtime::Error;
 use super::fields::{self, Fields};
 use crate::generation::{Sampling, Stopping};
 
-/// Parameters shared by both routes.
+/// Parameters shared by the routes of completions and chat.
 pub struct Shared {
     /// The served model's name.
     pub model: Option<String>,
@@ -41,7 +41,7 @@ pub struct StreamOptions {
     pub include_usage: bool,
 }
 
-/// Takes the shared parameters. Refuses unsupported ones, and ignores those without effect on the answer.
+/// Takes the shared parameters. Refuses unsupported parameters, and ignores parameters that do not affect the answer.
 pub fn take(fields: &mut Fields<'_>) -> Result<Shared, Error> {
     refuse(fields)?;
     Ok(Shared {
@@ -115,7 +115,8 @@ fn stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, Error> {
     let Some(options) = options else { return Ok(Some(StreamOptions::default())) };
     let mut options = Fields::of_value("stream_options", options)?;
     let include_usage = options.take_or_default("include_usage")?;
-    // OpenAI pads chunks against eavesdroppers that measure their sizes. The padding is optional.
+    // The option asks for padding, which hides the sizes of chunks from eavesdroppers. Padding is optional, and Tutti
+    // adds none.
     options.ignore(&["include_obfuscation"]);
     options.finish()?;
     Ok(Some(StreamOptions { include_usage }))
@@ -131,12 +132,12 @@ fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
         &[json!(false)],
         "tokens are sampled one by one; use n for several choices",
     )?;
-    // OpenAI uses these for its accounts. They do not affect the answer.
+    // OpenAI uses these parameters for its accounts. They do not affect the answer.
     fields.ignore(&["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]);
     Ok(())
 }
 
-/// `logit_bias`: a JSON object with token ids as keys, which are strings: `{"1234": -100}`.
+/// `logit_bias`: a JSON object from token ids, written as strings, to biases: `{"1234": -100}`.
 #[derive(Default)]
 struct LogitBias(Vec<(u32, f32)>);
 

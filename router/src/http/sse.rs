@@ -14,10 +14,10 @@ use tutti_runtime::Error;
 use super::error::ErrorBody;
 use crate::generation::{Delta, Generation};
 
-/// Time without events after which a comment is sent, so that proxies and clients keep the connection.
+/// Time without events after which a comment line is sent, so that proxies and clients keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Writes the chunks of a route.
+/// Writes the chunks of a streamed answer, in the format of one route.
 pub trait Render: Send + 'static {
     /// Chunks sent before the first delta.
     fn opening(&mut self, generation: &Generation) -> Vec<Frame>;
@@ -27,7 +27,7 @@ pub trait Render: Send + 'static {
     fn closing(&mut self, generation: &Generation) -> Vec<Frame>;
 }
 
-/// One event.
+/// One event, as the bytes that are sent.
 pub struct Frame(Bytes);
 
 impl Frame {
@@ -72,13 +72,13 @@ pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        // Stops nginx from buffering the events, its default.
+        // Stops nginx from buffering the events, which it does by default.
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     (headers, Body::from_stream(frames)).into_response()
 }
 
-/// The next events, and true if they are the last.
+/// The next events, and true if they are the stream's last events.
 async fn next(generation: &mut Generation, render: &mut impl Render) -> (Vec<Frame>, bool) {
     match tokio::time::timeout(KEEP_ALIVE, generation.next()).await {
         Err(_) => (vec![COMMENT], false),

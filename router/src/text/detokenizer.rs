@@ -1,18 +1,19 @@
 //! Incremental detokenisation: text from tokens as they arrive.
 //!
 //! Only whole characters are released. Each token is decoded a bounded number of times. The concatenated text equals
-//! the text of decoding all tokens at once. One exception: with byte fallback, the number of U+FFFD for bytes that are
-//! not valid UTF-8 may differ, because that decoder needs the end of a run of bytes, and a stream cannot wait for it.
+//! the text of decoding all tokens at once. One exception: with byte fallback, bytes that are not valid UTF-8 may give
+//! another number of U+FFFD. A byte-fallback decoder needs the whole run of such bytes, and a stream cannot wait for
+//! the end of the run.
 
 use std::sync::Arc;
 
 use super::tokenizer::{SpecialTokens, Tokenizer};
 
-/// Number of tokens that may wait for a character to become complete, with decoders that are not byte-level. The
-/// longest UTF-8 character has four bytes, and a decoder may look at a neighbour.
+/// Maximum number of tokens that wait for a character to become complete, with decoders that are not byte-level. The
+/// longest UTF-8 character has four bytes, and a decoder may look at a neighbouring token.
 const MAX_HELD: usize = 8;
 
-/// The text of one output.
+/// Turns the tokens of one output into text.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     special_tokens: SpecialTokens,
@@ -23,10 +24,10 @@ enum State {
     /// Byte-level decoder: text is the concatenation of the tokens' bytes. Only an incomplete character is held.
     Bytes { held: Vec<u8> },
     /// Any other decoder: it may add or strip spaces depending on neighbouring tokens. A window of tokens is decoded
-    /// with and without the new token, and the difference is the new text.
+    /// twice, with and without the tokens whose text is not released yet. The difference is the new text.
     Window {
         tokens: Vec<u32>,
-        /// Number of `tokens` whose text has been released.
+        /// Number of leading `tokens` whose text has been released.
         taken: usize,
     },
 }
@@ -60,7 +61,8 @@ impl Detokenizer {
                     return String::new();
                 }
                 let new = after(&all, &before);
-                // The tokens released now stay as the left neighbours of the next token. Older tokens have no effect.
+                // The tokens released now stay as the left neighbours of the next token. Older tokens no longer affect
+                // the text and are dropped.
                 tokens.drain(..*taken);
                 *taken = tokens.len();
                 new
@@ -90,7 +92,8 @@ fn window(tokenizer: &Tokenizer, tokens: &[u32], taken: usize) -> (String, Strin
     (decode(&tokens[..taken]), decode(tokens))
 }
 
-/// The text of `all` after `before`. If the decoder changed the text of `before`, as many characters are skipped.
+/// The text of `all` after `before`. If `all` does not begin with `before`, the decoder has changed the earlier text:
+/// the same number of characters is skipped.
 fn after(all: &str, before: &str) -> String {
     match all.strip_prefix(before) {
         Some(new) => new.to_owned(),
@@ -98,8 +101,8 @@ fn after(all: &str, before: &str) -> String {
     }
 }
 
-/// Removes all complete characters from the front and returns them. Invalid bytes become U+FFFD, exactly as in decoding
-/// the whole text at once.
+/// Removes all complete characters from the front of `held` and returns them. Invalid bytes become U+FFFD, exactly as
+/// if the whole text were decoded at once.
 fn take_whole_characters(held: &mut Vec<u8>) -> String {
     let mut text = String::new();
     loop {

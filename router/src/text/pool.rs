@@ -11,8 +11,8 @@ use std::{
 use tokio::sync::Semaphore;
 use tutti_runtime::Error;
 
-/// Runs closures on blocking threads. It bounds the number that run at once and the number that wait, and refuses the
-/// rest at once.
+/// Runs closures on blocking threads. The pool bounds the number of closures that run and the number that wait. It
+/// refuses further closures at once.
 pub struct TextPool {
     running: Arc<Semaphore>,
     /// Number of closures that run or wait.
@@ -21,7 +21,7 @@ pub struct TextPool {
     limit: usize,
 }
 
-/// Permission to run or wait. Its drop gives the permission back, also when a waiting request is cancelled.
+/// Permission to run or wait. Dropping the permit gives the permission back, also if a waiting request is cancelled.
 struct Permit<'a>(&'a AtomicUsize);
 
 impl Drop for Permit<'_> {
@@ -31,7 +31,7 @@ impl Drop for Permit<'_> {
 }
 
 impl TextPool {
-    /// Creates a pool of `threads` threads in which up to `queue` further closures wait.
+    /// Creates a pool of `threads` threads for which up to `queue` further closures may wait.
     pub fn new(threads: usize, queue: usize) -> Self {
         Self {
             running: Arc::new(Semaphore::new(threads)),

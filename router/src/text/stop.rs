@@ -15,11 +15,11 @@ pub struct StopMatcher {
 /// Result of one piece of text.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Text that can no longer be part of a stop string.
+    /// No stop string was found. The text can no longer be part of a stop string, and is released.
     Text(String),
     /// A stop string was found.
     Matched {
-        /// The text before it.
+        /// The text before the stop string, apart from text released earlier.
         before: String,
         /// Index of the stop string.
         stop: usize,
@@ -53,7 +53,7 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// Byte offset of the winning match, and the index of its stop string.
+    /// Byte offset of the winning match in `held`, and the index of its stop string.
     fn first_match(&self) -> Option<(usize, usize)> {
         let matches = self.stops.iter().enumerate();
         matches

@@ -13,7 +13,7 @@ use tutti_runtime::Error;
 
 const NAME: &str = "chat_template";
 
-/// A compiled chat template and the special tokens it may name.
+/// A compiled chat template, and the special tokens that the template may name.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: BTreeMap<String, String>,
@@ -38,9 +38,9 @@ pub struct Message {
 /// Options of rendering: the end of the prompt, and the template's variables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RenderOptions {
-    /// End with the start of an assistant's turn.
+    /// True if the prompt ends with the start of an assistant's turn.
     pub add_generation_prompt: bool,
-    /// End inside the last message, so that the output continues it.
+    /// True if the prompt ends inside the last message, so that the output continues that message.
     pub continue_final_message: bool,
     /// Further variables of the template (`enable_thinking`, …).
     pub variables: serde_json::Map<String, serde_json::Value>,
@@ -97,7 +97,7 @@ impl ChatTemplate {
 
     fn compile(source: String, special_tokens: BTreeMap<String, String>) -> Result<Self, Error> {
         let mut environment = Environment::new();
-        // Hugging Face's transformers sets both, and templates rely on them.
+        // Hugging Face's transformers sets `trim_blocks` and `lstrip_blocks`, and templates rely on them.
         let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|e| Error::internal(format!("jinja's syntax: {e}")))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -143,8 +143,8 @@ fn cut_after_last_message(text: &mut String, messages: &[Message]) -> Result<(),
     Ok(())
 }
 
-/// The template named `default`. Checkpoints with several templates (for tools, for retrieval) give the plain one this
-/// name.
+/// The template named `default`. Checkpoints with several templates (for tools, for retrieval) give this name to the
+/// plain template.
 fn default_of(named: Vec<NamedTemplate>) -> Option<String> {
     named.into_iter().find(|t| t.name == "default").map(|t| t.template)
 }

@@ -32,8 +32,8 @@ pub struct Tokenizer {
     longest: usize,
 }
 
-/// A bound on the factor by which normalisation shortens a text. Unicode composition shortens the most, by a factor of
-/// three.
+/// Upper bound of the factor by which normalisation shortens a text. Unicode composition shortens a text the most, by a
+/// factor of at most three.
 const MOST_SHORTENED: usize = 4;
 
 impl Tokenizer {
@@ -66,7 +66,7 @@ impl Tokenizer {
 
     /// True if a text of this many bytes certainly has more than `tokens` tokens. The text need not be encoded.
     pub fn surely_exceeds(&self, bytes: usize, tokens: u32) -> bool {
-        // Other tokenizers have a token for unknown words of any length.
+        // A tokenizer that is not byte-level may have one token for an unknown word of any length.
         self.byte_level && bytes / MOST_SHORTENED > self.longest.saturating_mul(tokens as usize)
     }
 
@@ -92,7 +92,7 @@ impl Tokenizer {
         self.byte_level
     }
 
-    /// The bytes of a single token. They may be an incomplete character. Empty for an unknown id.
+    /// The bytes of a single token. They may be an incomplete character. An unknown id has no bytes.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         if self.byte_level {
@@ -126,8 +126,8 @@ fn fallback_byte(token: &str) -> Option<u8> {
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
-/// Undoes the byte-level alphabet. A token with a character outside of the alphabet gives its own UTF-8 bytes, as in
-/// the decoder.
+/// Undoes the byte-level alphabet. A token with a character outside of the alphabet gives its own UTF-8 bytes, as the
+/// decoder does.
 fn byte_level_bytes(token: &str) -> Vec<u8> {
     token.chars().map(byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }

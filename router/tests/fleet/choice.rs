@@ -7,7 +7,7 @@ use tutti_runtime::{Error, health::State};
 
 use crate::support::{Fake, Router, ask, expected, settings, token_ids};
 
-/// A prompt that shares its first blocks with all prompts of the same kind.
+/// A prompt that shares its first 64 tokens with all prompts of the same `kind`.
 fn prompt(kind: u32, last: u32) -> Vec<u32> {
     let mut prompt = vec![kind; 64];
     prompt.push(last);
@@ -79,8 +79,8 @@ async fn a_conductor_with_another_model_gets_no_requests_and_is_named() {
     let asked =
         || router.health.remarks().iter().all(|remark| !remark.contains("no answer from the conductor yet"));
     router.until("two are out", || router.health.remarks().len() == 2 && asked()).await;
-    // The first conductor to answer decides the served model. The others get no requests, and remarks say how they
-    // differ.
+    // The first conductor to answer decides the served model. The other conductors get no requests, and remarks say how
+    // their models differ.
     let served =
         [&a, &b, &c].into_iter().find(|fake| router.metric_of("tutti_router_conductor_up", fake) == 1);
     let served = served.unwrap();

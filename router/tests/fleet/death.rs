@@ -10,7 +10,7 @@ use crate::support::{Fake, Router, ask, expected, impatient, settings};
 
 const PROMPT: [u32; 3] = [5, 6, 7];
 
-/// A router with two conductors, and a stream that has received three tokens from the first.
+/// A router with two conductors, and a stream that has received three tokens from the first conductor.
 async fn running(
     body: &serde_json::Value,
     settings: FleetSettings,
@@ -36,7 +36,8 @@ async fn a_stream_continues_after_its_tokens_when_its_conductor_dies() {
     a.kill();
     let (tokens, errors) = stream.rest(1).await;
     assert_eq!((tokens, errors), (vec![expected(&PROMPT, 10)[3..].to_vec()], vec![]));
-    // b gets the request that a got, with a's tokens and without prompt logprobs, which the client has already.
+    // `b` gets the same request as `a`, with the tokens from `a`. It does not request prompt logprobs again, since the
+    // client has them already.
     let (first, second) = (a.last(), b.last());
     assert_eq!((second.generated, a.count(), b.count()), (expected(&PROMPT, 3), 1, 1));
     let (mut wanted, got) = (first.spec.unwrap(), second.spec.unwrap());
@@ -69,7 +70,7 @@ async fn many_streams_lose_nothing_when_one_of_two_dies() {
     for (kind, stream) in streams {
         assert_eq!(stream.await.unwrap(), (vec![expected(&[kind; 40], 12)], vec![]), "stream {kind}");
     }
-    // Some streams may have ended before. All others continue on b.
+    // Some streams may have ended before `a` was killed. All other streams continue on `b`.
     let moved = ["retries", "replays"]
         .map(|what| router.metric_of(&format!("tutti_router_conductor_{what}_total"), &a))
         .iter()

@@ -122,8 +122,9 @@ async fn a_conductor_that_does_not_answer_delays_requests_until_its_breaker_open
     for kind in 0..10 {
         assert_eq!(router.complete(&ask(&[kind; 20], 2)).await.0, StatusCode::OK);
     }
-    // On a slow machine the remaining requests may outlast the breaker's pause, and one becomes a probe.
+    // On a slow machine, the breaker's pause may be over before the last requests are sent. Some of them are then
+    // probes.
     assert!((3..6).contains(&a.count()) && b.count() == 10, "{}", a.count());
-    // Its polls still say that it is ready, but the breaker is open.
+    // `a` still answers polls with "ready", but its breaker is open.
     assert_eq!(router.metric_of("tutti_router_conductor_breaker", &a), 2);
 }

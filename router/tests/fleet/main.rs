@@ -1,4 +1,4 @@
-//! A router with several conductors that die, fall silent, refuse requests, and come back.
+//! A router with several conductors that die, fall silent, refuse requests, and recover.
 
 // clippy.toml allows `unwrap` in tests, but does not recognise the shared helpers as tests.
 #![allow(clippy::unwrap_used)]

@@ -85,14 +85,14 @@ impl Router {
             .unwrap_or_else(|_| panic!("{what}: {:?} {:?}", self.health.ready(), self.health.remarks()));
     }
 
-    /// The value of a metric with these labels; 0 if it does not exist.
+    /// The value of a metric with these labels; 0 if the metric does not exist.
     pub fn metric(&self, name: &str) -> u64 {
         let text = self.metrics.encode();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0, |value| value.parse().unwrap())
     }
 
-    /// A conductor's value of a metric.
+    /// The value of a metric for one conductor.
     pub fn metric_of(&self, name: &str, fake: &Fake) -> u64 {
         self.metric(&format!("{name}{{conductor=\"{}\"}}", fake.url))
     }

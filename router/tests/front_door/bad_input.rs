@@ -14,7 +14,7 @@ use crate::support::{self, Setup, Step, post, ready, ready_with};
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// Checks the shape of an error and returns its `param`.
+/// Checks the shape of an error and returns the error's `param`.
 fn param(answer: &support::Answer) -> Value {
     let mut body = answer.json();
     let error = body["error"].as_object_mut().unwrap_or_else(|| panic!("{}", answer.text));
@@ -45,7 +45,7 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
     let many: Vec<String> = (0..17).map(|i| i.to_string()).collect();
     let biases: Value = (0..300).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into();
     let cases = [
-        // On both routes.
+        // Cases for both routes.
         ("", json!({ "temperature": -0.1 }), "temperature"),
         ("", json!({ "temperature": 2.5 }), "temperature"),
         ("", json!({ "temperature": "hot" }), "temperature"),
@@ -90,7 +90,7 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         ("", json!({ "priority": 0.5 }), "priority"),
         ("", json!({ "timeout_ms": -1 }), "timeout_ms"),
         ("", json!({ "timeout_ms": 4_294_967_296_u64 }), "timeout_ms"),
-        // Completions.
+        // Cases for completions.
         (COMPLETIONS, json!({ "prompt": null }), "prompt"),
         (COMPLETIONS, json!({ "prompt": "" }), "prompt"),
         (COMPLETIONS, json!({ "prompt": [] }), "prompt"),
@@ -114,7 +114,7 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         (COMPLETIONS, json!({ "best_of": 2 }), "best_of"),
         (COMPLETIONS, json!({ "echo": "yes" }), "echo"),
         (COMPLETIONS, json!({ "messages": [] }), "messages"),
-        // Chat.
+        // Cases for chat.
         (CHAT, json!({ "messages": null }), "messages"),
         (CHAT, json!({ "messages": [] }), "messages"),
         (CHAT, json!({ "messages": "hi" }), "messages"),
@@ -195,7 +195,7 @@ async fn a_large_body_is_refused_before_it_is_read() {
     let setup = ready_with(RouterSettings { max_body_bytes: 1000, ..Default::default() }, true).await;
     let declared = Request::post(COMPLETIONS)
         .header(header::CONTENT_LENGTH, 50 << 20)
-        // The rest of the body is never sent, so the answer must not wait for it.
+        // The body is never sent, so the answer must not wait for the body.
         .body(Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>()))
         .unwrap();
     let streamed: Vec<_> = (0..20).map(|_| Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 100]))).collect();

@@ -54,7 +54,7 @@ async fn a_stream_is_exact() {
     let usage = format!(
         "data: {{\"id\":\"{id}\",\"object\":\"text_completion\",\"created\":{created},\"model\":\"tiny\",\"choices\":[],\"usage\":{{\"prompt_tokens\":1,\"completion_tokens\":4,\"total_tokens\":5,\"prompt_tokens_details\":{{\"cached_tokens\":0}}}}}}\n\n"
     );
-    // The first byte of é has no text, but starts the choice.
+    // The token of é's first byte gives no text, but the choice's first chunk is sent.
     let expected = [
         chunk("", "null"),
         chunk("é", "null"),
@@ -101,7 +101,8 @@ async fn every_end_has_its_reason() {
     // The stop token is reported as a token, and has no text.
     let stop = ask(&[97, 33], FinishReason::StopToken).await;
     assert_eq!(stop, [json!("a"), json!("stop"), json!(33), json!([97, 33])]);
-    // Before min_tokens, and as the last token allowed, a stop token has text like any other token.
+    // A stop token that does not end the output has text like any other token: one within `min_tokens`, or one that
+    // ends the output by its length.
     let passed = ask(&[33, 97, 33], FinishReason::Length).await;
     assert_eq!(passed, [json!("!a!"), json!("length"), json!(null), json!([33, 97, 33])]);
 }
@@ -119,7 +120,8 @@ async fn a_stop_string_across_tokens_is_cut_out_and_cancels() {
     let ids: Vec<&Value> =
         events.iter().filter_map(|e| e["choices"][0]["token_ids"].as_array()).flatten().collect();
     assert_eq!(ids, [97, 83, 84, 79, 80]);
-    // Tokens are delivered with their text. Tokens of a possible stop string are held back with it.
+    // Tokens are delivered with their text. While text may be part of a stop string, the text's tokens are held back
+    // with the text.
     assert_eq!(events[0]["choices"][0]["token_ids"], json!([97]));
     assert_eq!(events[1]["choices"][0]["stop_reason"], "STOP");
     assert_eq!(events[2]["usage"]["completion_tokens"], 5);

@@ -157,7 +157,7 @@ async fn the_earlier_of_both_deadlines_goes_to_the_conductor() {
     let mut request = Request::new(GenerateRequest { timeout_ms: Some(60_000), ..text("x") });
     request.set_timeout(std::time::Duration::from_millis(2500));
     client(&setup).generate(request).await.unwrap();
-    // The conductor gets the remaining time.
+    // The conductor gets the time that remains of the shorter timeout.
     assert!((1..=2500).contains(&setup.conductor.last().timeout_ms.unwrap()));
     request = Request::new(GenerateRequest { timeout_ms: Some(20_000), ..text("x") });
     request.set_timeout(std::time::Duration::from_secs(60));

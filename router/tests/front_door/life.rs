@@ -60,7 +60,7 @@ async fn an_error_in_a_stream_is_an_event_and_no_done_follows() {
     assert_eq!(events[0]["choices"][0]["text"], "hi");
     assert_eq!(events[1]["error"]["type"], "server_error");
     assert_eq!(events.len(), 2, "{}", answer.text);
-    // The other choice is cancelled, since its request has ended.
+    // The other choice is cancelled, since the request has ended.
     setup.cancelled.recv().await.unwrap();
     let whole = setup.post(PATH, &json!({ "prompt": "a" })).await;
     assert_eq!(whole.status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -79,7 +79,7 @@ async fn priority_and_deadline_go_to_the_conductor_from_both_routes() {
         assert_eq!(setup.post(path, &body).await.status, StatusCode::OK);
         let submitted = setup.conductor.last();
         assert_eq!(i64::from(submitted.spec.unwrap().priority), body["priority"]);
-        // The conductor gets the remaining time.
+        // The conductor gets the time that remains of the client's timeout.
         assert!((1..=60_000).contains(&submitted.timeout_ms.unwrap()));
     }
     assert_eq!(setup.post(PATH, &json!({ "prompt": "a" })).await.status, StatusCode::OK);
@@ -98,7 +98,7 @@ async fn a_deadline_is_a_status_or_an_event_of_a_stream_that_has_begun() {
     let streamed = setup.post(PATH, &json!({ "prompt": "a", "timeout_ms": 70, "stream": true })).await;
     assert_eq!(streamed.status, StatusCode::OK);
     assert_eq!(streamed.events().last().unwrap()["error"]["code"], "deadline_exceeded");
-    // Nothing has begun where there was no time to begin with.
+    // A timeout of 0 is refused with a status, even for a stream, since no stream has begun.
     let submitted = setup.conductor.count();
     for stream in [false, true] {
         let body = json!({ "prompt": "a", "timeout_ms": 0, "stream": stream });
@@ -144,7 +144,7 @@ async fn running_choices_are_bounded_and_permits_come_back() {
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(refused.headers["retry-after"], "1");
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
-    // A request over the limit can never be served: it is an invalid argument.
+    // A request with more choices than the limit can never be served: the error is an invalid argument.
     let impossible = setup.post(PATH, &json!({ "prompt": "a", "n": 4 })).await;
     assert_eq!(impossible.status, StatusCode::BAD_REQUEST);
     drop(running);

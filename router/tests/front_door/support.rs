@@ -45,7 +45,7 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'forbidden' %}{{ 
 pub enum Step {
     Event(RequestEvent),
     Fail(Status),
-    /// Sends nothing more, without ending the stream.
+    /// Sends nothing further, but leaves the stream open.
     Hang,
 }
 
@@ -98,7 +98,7 @@ impl Stream for Playing {
                 self.cancelled = None;
                 Some(Err(status))
             }
-            // Only a drop ends the stream, so no waker is needed.
+            // Only dropping the stream ends it, so no waker is needed.
             Some(Step::Hang) => {
                 self.steps = vec![Step::Hang].into_iter();
                 return Poll::Pending;
@@ -235,7 +235,7 @@ pub async fn start_with(config: RouterSettings, has_tokenizer: bool, text: Optio
     Setup { conductor, front_door, health: Health::default(), metrics, cancelled }
 }
 
-/// A channel to services over memory.
+/// A channel to gRPC services through memory instead of a socket.
 pub fn connect(services: Routes) -> Channel {
     let endpoint = tutti_router::tune(Endpoint::from_static("http://in.process"));
     endpoint.connect_with_connector_lazy(service_fn(move |_| {

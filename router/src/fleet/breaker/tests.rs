@@ -45,7 +45,7 @@ fn one_probe_at_a_time_decides() {
     assert!(!breaker.permits(start) && breaker.permits(later));
     let probe = breaker.pass(later);
     assert!(!breaker.permits(later), "one probe is running");
-    // A stream from before the fault gives no verdict.
+    // A verdict on a request that passed before the breaker opened does not count.
     breaker.judge(Ticket { probe: None }, Verdict::Good, later);
     assert_eq!(breaker.position(), Position::HalfOpen);
     breaker.judge(probe, Verdict::Good, later);
@@ -79,7 +79,7 @@ fn pauses_double_up_to_the_longest() {
 }
 
 proptest! {
-    /// After any sequence of events, time alone makes the breaker permit a request again.
+    /// After any sequence of events, the breaker permits a request again once enough time has passed.
     #[test]
     fn a_conductor_is_never_shut_out_for_good(
         events in prop::collection::vec((0usize..4, 0u8..3, 0u64..20_000), 0..60),

@@ -67,7 +67,7 @@ proptest! {
         }
     }
 
-    /// If prompts share no prefix, the numbers of requests of two conductors differ by at most one.
+    /// If prompts share no prefix, the numbers of requests on any two conductors differ by at most one.
     #[test]
     fn equal_requests_spread_evenly(members in 1usize..6, requests in 1usize..40, prompt in 1usize..9) {
         let mut all = vec![candidate(0, 0, 0); members];

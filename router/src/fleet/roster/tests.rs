@@ -26,7 +26,7 @@ async fn members_come_and_go_with_the_name_and_the_fixed_ones_stay() {
     let change = roster.update(&set(&[c]), member);
     assert_eq!((names(&change.left), names(roster.members())), (vec![b], vec![a, c]));
     assert!(first_b.is_removed() && !roster.members()[0].is_removed());
-    // A conductor that comes back is a new member, without its earlier history.
+    // A conductor that joins again is a new member, without its earlier history.
     roster.update(&set(&[b, c]), member);
     assert!(!roster.members().iter().any(|member| Arc::ptr_eq(member, &first_b)));
     assert_eq!(names(roster.members()), [a, c, b]);

@@ -14,7 +14,7 @@ async fn text_that_was_read_ahead_is_used_for_the_same_files_only() {
     let is_read = |files: &TextFiles| matches!(texts.offer_of(files.clone()), Offer::Read(_));
     assert!(is_read(&first) && !is_read(&other));
     assert_eq!(texts.offer_of(first.clone()).digest(), first.digest());
-    // After an offer is accepted, no other text is kept.
+    // Once an offer is read, the text that was parsed ahead is dropped.
     texts.read(texts.offer_of(other)).await.unwrap();
     assert!(!is_read(&first));
 }

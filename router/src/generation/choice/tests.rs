@@ -4,7 +4,7 @@ use super::*;
 use crate::{test_support, text::tokenizer::SpecialTokens};
 
 const END: u32 = 261;
-/// A stop token with a text, `c`.
+/// A stop token whose text is `c`.
 const STOP: u32 = 99;
 
 fn choice(stops: &[String], min_tokens: u32) -> Choice {
@@ -19,14 +19,15 @@ fn choice(stops: &[String], min_tokens: u32) -> Choice {
     })
 }
 
-/// The event that carries the terminal `finished`.
+/// The event that carries `finished`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
     WithLastTokens,
     InOwnEvent,
 }
 
-/// Plays tokens in events of these sizes. Returns the concatenation of all deltas, and the deltas.
+/// Feeds `ids` to the choice, in events with `sizes` tokens each. Returns the concatenation of all deltas, and the
+/// deltas.
 fn play(choice: &mut Choice, ids: &[u32], sizes: &[usize], ending: Ending) -> (Delta, Vec<Delta>) {
     let reason = match ids.last() {
         Some(&END) => FinishReason::EndOfSequence,

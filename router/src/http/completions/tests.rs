@@ -6,7 +6,7 @@ const GOOD: &str = r#"{"prompt": ["a", "é"], "temperature": 0.5,
     "logit_bias": {"5": -1}, "stop": ["x"], "stream": true, "stream_options": {"include_usage": true}}"#;
 
 fn is_answered(body: &[u8]) {
-    // Any body gives a request or an error with a message, and no panic.
+    // Parsing any body gives a request or an error with a message, and never panics.
     if let Err(error) = parse(body) {
         assert!(!error.message().is_empty());
     }

@@ -1,4 +1,5 @@
-//! A fake conductor. Its tokens are a function of prompt and index, so that every fake continues a request equally.
+//! A fake conductor. A token depends only on the prompt and the token's index, so that all fakes continue a request
+//! with the same tokens.
 
 use std::{
     net::SocketAddr,
@@ -34,7 +35,7 @@ pub fn token_at(prompt: &[u32], index: usize) -> u32 {
 
 /// Behaviour of a fake. Changes take effect at once.
 pub struct Behaviour {
-    /// The model's name, and true if the tokenizer's file has an additional byte.
+    /// The model's name, and a flag: true adds a byte to the tokenizer's file, so that the file differs.
     pub model: Mutex<(String, bool)>,
     /// True while the first worker loads: the model is not described yet.
     pub loads: Mutex<bool>,
@@ -48,7 +49,7 @@ pub struct Behaviour {
     pub ignores: Mutex<bool>,
     /// One permit for each token that may still be sent.
     pub tokens: Semaphore,
-    /// True if the fake sends tokens again that a request had from another conductor.
+    /// True if the fake repeats tokens that a request has already received from another conductor.
     pub starts_over: Mutex<bool>,
     /// True if the terminal event is never sent.
     pub swallows_endings: Mutex<bool>,
@@ -104,7 +105,7 @@ impl Fake {
 
     /// Freezes the fake for this long, like SIGSTOP: its sockets stay open, and it answers nothing.
     pub fn freeze(&self, time: Duration) {
-        // The runtime has one thread only.
+        // The runtime has a single thread, so blocking it freezes the fake.
         self.runtime.as_ref().unwrap().spawn(async move { std::thread::sleep(time) });
     }
 
@@ -141,7 +142,7 @@ fn serve(address: SocketAddr, behaviour: Arc<Behaviour>) -> (Runtime, SocketAddr
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (address_sender, address_receiver) = std::sync::mpsc::sync_channel(1);
     runtime.spawn(async move {
-        // After a kill, the old sockets may take a moment to close.
+        // If binding fails, tries again: after a kill, the old sockets may take a moment to close.
         let listener = loop {
             match TcpListener::bind(address).await {
                 Ok(listener) => break listener,
