@@ -1,4 +1,4 @@
-//! A model's declaration of its nodes, walks, planes and media. It is checked once, when it is made.
+//! A model's declaration of its nodes, walks, planes and media. A declaration is checked once, when it is constructed.
 
 use std::fmt;
 
@@ -21,31 +21,32 @@ impl fmt::Display for WalkId {
 /// The kind of a walk: how it may be cut and batched. Tutti distinguishes walks by kind alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WalkKind {
-    /// A prefill that may be cut at any token. Its rows run under `batched_by`.
+    /// A prefill that may be cut at any token. A step with rows of this walk runs as the walk `batched_by`.
     Chunkable {
-        /// The mixed walk that batches it.
+        /// The mixed walk that batches rows of this walk.
         batched_by: WalkId,
     },
-    /// A prefill that must not be cut. Its rows run under `batched_by`.
+    /// A prefill that must not be cut. A step with rows of this walk runs as the walk `batched_by`.
     Atomic {
-        /// The mixed walk that batches it.
+        /// The mixed walk that batches rows of this walk.
         batched_by: WalkId,
     },
-    /// One token per pass. A step of decodes alone runs under this walk itself, any other step under `batched_by`.
+    /// A decode of one token per forward pass. A step whose rows all have this walk runs as this walk. Any other step
+    /// with rows of this walk runs as the walk `batched_by`.
     Decode {
-        /// The mixed walk that batches it.
+        /// The mixed walk that batches rows of this walk.
         batched_by: WalkId,
     },
-    /// Batches rows of the walks that name it.
+    /// A walk that only steps run as. It batches rows of the walks whose `batched_by` names it.
     Mixed,
 }
 
-/// A named pass over nodes.
+/// A named pass over the model's nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walk {
     /// The name used in logs, traces and topology files.
     pub name: String,
-    /// The nodes it passes, in order.
+    /// The nodes that the walk passes, in order.
     pub nodes: Vec<NodeId>,
     /// The kind: how the walk may be cut and batched.
     pub kind: WalkKind,
@@ -77,15 +78,15 @@ pub enum PlaneKind {
 pub struct MediaInput {
     /// The kind of media.
     pub kind: pb::MediaKind,
-    /// The atomic walk that encodes an item into the embeddings of the item's tokens.
+    /// The atomic walk that encodes a media item into one embedding for each of the item's tokens.
     pub walk: WalkId,
-    /// The token id that stands in a prompt for each token of an item.
+    /// The token id that a prompt has at each position of a media item.
     pub placeholder: u32,
-    /// Bytes of data per token of an item, at least 1. The last token may cover fewer.
+    /// Bytes of an item's data per token, at least 1. The last token may cover fewer bytes.
     pub bytes_per_token: u32,
     /// Elements per embedding.
     pub width: u32,
-    /// Accepted formats of the data.
+    /// Names of the data formats that the model accepts.
     pub formats: Vec<String>,
 }
 
@@ -96,7 +97,7 @@ impl MediaInput {
     }
 }
 
-/// A model's nodes, walks, planes and media. Every index is in range.
+/// A model's nodes, walks, planes and media. Every index of a node or a walk is in range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelDeclaration {
     nodes: Vec<String>,
@@ -126,24 +127,24 @@ pub enum DeclarationError {
         /// The value of `batched_by`.
         by: u32,
     },
-    /// A message lacks a walk's kind, or `batched_by` where the kind needs it.
+    /// A protobuf message has a walk without a kind, or with a `batched_by` that does not fit the kind.
     #[error("walk {walk:?} has no valid kind")]
     NoKind {
         /// The walk's name.
         walk: String,
     },
-    /// A message lacks a plane's kind.
+    /// A protobuf message has a plane without a kind.
     #[error("plane {plane:?} has no kind")]
     NoPlaneKind {
         /// The plane's name.
         plane: String,
     },
-    /// Media of an unknown kind, declared twice, not encoded by an atomic walk, or with a size of 0.
+    /// A media input is of an unknown kind, is declared twice, is not encoded by an atomic walk, or has a size of 0.
     #[error("media {kind:?}: {problem}")]
     Media {
         /// The declared kind.
         kind: pb::MediaKind,
-        /// The problem, as the end of a sentence.
+        /// The problem, as a predicate such as "is declared twice".
         problem: &'static str,
     },
 }
@@ -206,7 +207,7 @@ impl ModelDeclaration {
         &self.media
     }
 
-    /// The declaration of media of this kind. None if the model does not accept it.
+    /// The declaration of media of this kind. None if the model accepts no media of this kind.
     pub fn media_input(&self, kind: pb::MediaKind) -> Option<&MediaInput> {
         self.media.iter().find(|input| input.kind == kind)
     }
@@ -216,7 +217,7 @@ impl ModelDeclaration {
         self.media.iter().any(|input| input.walk == walk)
     }
 
-    /// The walk of this id. None if it is not declared.
+    /// The walk of this id. None if no such walk is declared.
     pub fn walk(&self, id: WalkId) -> Option<&Walk> {
         self.walks.get(id.0 as usize)
     }

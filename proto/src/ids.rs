@@ -22,15 +22,15 @@ macro_rules! id {
 }
 
 id! {
-    /// A request, numbered by the conductor that accepted it. Never chosen by a client.
+    /// A request, numbered by the conductor that accepted it. A client never chooses the number.
     RequestId(u64)
 }
 id! {
-    /// The try of a request: 0, and one more for each replay.
+    /// The number of a request's try: 0 for the first, and one more for each replay.
     Incarnation(u32)
 }
 id! {
-    /// A worker graph of a request.
+    /// A worker graph, by its number within one try of a request.
     GraphId(u32)
 }
 id! {
@@ -38,15 +38,16 @@ id! {
     Epoch(u32)
 }
 id! {
-    /// A worker's index among the cluster's workers, or within its TP group. Rank 0 of a group is its leader.
+    /// A worker's index among the cluster's workers, or within its tensor-parallel (TP) group. Rank 0 of a TP group is
+    /// the group's leader.
     Rank(u32)
 }
 id! {
-    /// A worker process. A restarted worker gets a new id, so that messages of the old process match nothing.
+    /// A worker process. A restarted worker gets a new id, so that late messages of the old process match no worker.
     WorkerId(u32)
 }
 id! {
-    /// A step, counted by its worker.
+    /// A step, by its number. Each worker counts its own steps.
     StepNumber(u64)
 }
 
@@ -71,7 +72,7 @@ impl Epoch {
 pub struct GraphKey {
     /// The request.
     pub request: RequestId,
-    /// The try.
+    /// The try of the request.
     pub incarnation: Incarnation,
     /// The worker graph.
     pub graph: GraphId,

@@ -1,5 +1,5 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
-//! model's declaration. This crate depends on no other crate of the workspace.
+//! declaration of a model. This crate depends on no other crate of the workspace.
 
 pub mod declaration;
 mod ids;
@@ -24,13 +24,13 @@ pub mod cluster {
     }
 }
 
-/// The largest absolute value of a request's priority. A lower number runs earlier, as in vLLM.
+/// The largest absolute value of a request's priority. Requests with a lower number run earlier, as in vLLM.
 pub const MAX_PRIORITY: i32 = 8;
 
-/// The most alternatives beside the logprob of a token.
+/// Maximum number of most likely tokens whose logprobs a request may ask for at each position.
 pub const MAX_LOGPROBS: u32 = 20;
 
-/// The most stop tokens of a request. Each sampled token is compared with all of them.
+/// Maximum number of stop tokens of a request. Each sampled token is compared with every stop token.
 pub const MAX_STOP_TOKENS: usize = 128;
 
 /// The largest gRPC message that a service sends or accepts, in bytes. A prompt of 4 Mi token ids fits.

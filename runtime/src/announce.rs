@@ -10,7 +10,7 @@ use crate::{
     listen::reachable,
 };
 
-/// The prompt of the command to try.
+/// The prompt in the command to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// The process takes text.
@@ -26,7 +26,7 @@ pub struct Announcement {
     pub http: SocketAddr,
     /// Bound address of gRPC.
     pub grpc: SocketAddr,
-    /// `None` for a process without completions over HTTP.
+    /// The prompt in the command to try. `None` for a process without completions over HTTP.
     pub prompt: Option<Prompt>,
 }
 
@@ -41,7 +41,7 @@ impl Announcement {
         let (http, grpc) = (reachable(self.http), reachable(self.grpc));
         tracing::info!(http = %format!("http://{http}"), grpc = %grpc, "ready for requests");
         if let Some(command) = self.command().filter(|_| stderr().is_terminal()) {
-            // The command is a courtesy, so a closed terminal is no fault.
+            // Errors are ignored: the command is only a courtesy, and the terminal may be closed.
             let _ = writeln!(stderr(), "Try it:\n  {command}");
         }
     }

@@ -17,16 +17,16 @@ pub struct Process {
     pub name: &'static str,
     /// One sentence about what it does.
     pub about: &'static str,
-    /// A setting and a value, as an example of the file and of the environment.
+    /// A setting and a value for it, with which `--help` shows the syntax of the file and of environment variables.
     pub example: (&'static str, &'static str),
-    /// True if there is `--print-config`.
+    /// True if the executable has the flag `--print-config`.
     pub prints_config: bool,
 }
 
-/// What was given on the command line.
+/// The content of a parsed command line.
 #[derive(Clone, Debug)]
 pub struct CommandLine {
-    /// The file with settings.
+    /// The file with settings that `--config` names.
     pub config: Option<PathBuf>,
     /// True if the settings are to be printed.
     pub print_config: bool,
@@ -100,7 +100,8 @@ fn flag(setting: &Setting) -> Arg {
         .value_name(setting.unit.map_or_else(|| setting.name.to_uppercase(), str::to_owned))
 }
 
-/// The settings that `matches` has from the command line, each of its kind, in the table where it belongs.
+/// The settings that were given on the command line. Each value has the type of its setting's kind and stands in its
+/// setting's table.
 fn given(declared: &[Setting], matches: &ArgMatches) -> Result<Map<String, Value>, serde_json::Error> {
     let mut settings = Map::new();
     for setting in declared.iter().filter(|setting| setting.is_flag) {
@@ -134,7 +135,7 @@ fn given(declared: &[Setting], matches: &ArgMatches) -> Result<Map<String, Value
     Ok(settings)
 }
 
-/// Settings by the command line alone, over their defaults. File and environment do not count.
+/// Settings from the command line alone, with defaults for the rest. File and environment are not read.
 pub fn settings<S: serde::de::DeserializeOwned>(command_line: CommandLine) -> Result<S, Error> {
     serde_json::from_value(Value::Object(command_line.settings))
         .map_err(|error| Error::internal(format!("the command line does not fit the settings: {error}")))

@@ -16,10 +16,12 @@ use crate::{
     exit,
 };
 
-/// Prefix of environment variables: `TUTTI_MAX_STEP_TOKENS=512` is `max_step_tokens`; `__` steps into a table.
+/// Prefix of environment variables: `TUTTI_MAX_STEP_TOKENS=512` sets `max_step_tokens`. `__` separates the name of a
+/// table from a key in it.
 pub const ENV_PREFIX: &str = "TUTTI_";
 
-/// Merges the layers into a `C`, whose `Default` is the lowest one. `flags` serialises only the given ones.
+/// Merges the layers into a `C`, whose `Default` is the lowest layer. `flags` serialises only the flags that were
+/// given.
 ///
 /// `C` refuses unknown keys, so a misspelt key in a file or variable is an error that names it and its source.
 pub fn layered<C>(file: Option<&Path>, flags: &impl Serialize) -> Result<C, Error>
@@ -42,7 +44,7 @@ where
 pub struct Loaded<S> {
     /// The settings, not validated yet.
     pub settings: S,
-    /// True if they are to be printed.
+    /// True if the settings are to be printed.
     pub print: bool,
 }
 
@@ -74,7 +76,7 @@ fn merge_file(layers: Figment, field: &str, path: &Path) -> Result<Figment, Erro
     }
 }
 
-/// Joins the problems, each with its key and the layer that has it.
+/// Makes one error of all problems. Each problem has its key and the layer that the value came from.
 fn explain(field: &str, errors: &figment::Error) -> Error {
     let first_key = errors.path.join(".");
     let lines: Vec<String> = errors
@@ -86,7 +88,7 @@ fn explain(field: &str, errors: &figment::Error) -> Error {
                 Some(source) => format!(" in {} {source}", m.name),
                 None => format!(" in {}", m.name),
             });
-            // The first key is the error's field, which is shown before the message.
+            // The first key is left out: it becomes the error's field, which is shown before the message.
             let at = if key.is_empty() || key == first_key { String::new() } else { format!("{key}: ") };
             format!("{at}{}{}", error.kind, source.unwrap_or_default())
         })

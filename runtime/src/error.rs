@@ -1,4 +1,4 @@
-//! The error type of everything that a client may see, with its mapping to gRPC and HTTP.
+//! The type of every error that a client may see, with the mapping to gRPC and HTTP.
 
 use std::{fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use http::StatusCode;
 use tonic::{Code, Status, metadata::MetadataValue};
 use tutti_proto::cluster::v1 as pb;
 
-/// Metadata keys that carry across gRPC what a status code alone cannot.
+/// gRPC metadata keys for the parts of an error that a status code cannot express.
 const KIND: &str = "tutti-error-kind";
 const FIELD: &str = "tutti-error-field";
 const RETRY_AFTER: &str = "retry-after";
@@ -14,7 +14,7 @@ const RETRY_AFTER: &str = "retry-after";
 /// The kind of an error, from the caller's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The request is invalid. A retry fails too.
+    /// The request is invalid. A retry of the same request fails too.
     InvalidArgument,
     /// No such model, route or file.
     NotFound,
@@ -98,7 +98,7 @@ impl ErrorKind {
     };
 
     fn row(self) -> &'static (Self, Code, StatusCode, &'static str, pb::ErrorKind) {
-        // The table has a row for every kind, in the order of the enum; a test checks this.
+        // The table has one entry for every kind, in the order of the enum; a test checks this.
         &Self::TABLE[self as usize]
     }
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use crate::{Error, ErrorKind};
 
-/// Bad usage, config or checkpoint. An unchanged restart fails too.
+/// Bad usage, config or checkpoint. A restart without a change fails too.
 pub const USAGE: u8 = 64;
 /// A fault of Tutti's own.
 pub const INTERNAL: u8 = 70;

@@ -9,7 +9,7 @@ use tonic_health::{
 use crate::health::{Health, State};
 
 /// The health service, which answers for the whole process (the empty name) and for `S`. Must be called inside a Tokio
-/// runtime, whose task follows the readiness.
+/// runtime, since it spawns a task that follows the readiness.
 pub fn service<S: NamedService>(health: Health) -> HealthServer<impl HealthService> {
     let (reporter, service) = tonic_health::server::health_reporter();
     tokio::spawn(async move {

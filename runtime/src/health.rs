@@ -1,5 +1,4 @@
-//! Liveness and readiness. A ready process serves a request that is sent now. A live process would not get better by a
-//! restart.
+//! Liveness and readiness. A ready process serves a request that is sent now. A live process needs no restart.
 
 use tokio::sync::watch;
 

@@ -6,7 +6,8 @@ use tokio::net::TcpListener;
 
 use crate::Error;
 
-/// Binds a TCP address. `field` is the setting that names it. A port in use is an error of usage, not an internal one.
+/// Binds a TCP address. `field` is the setting with the address, which an error names. A port in use is an error of
+/// usage, not an internal one.
 pub async fn tcp(field: &str, address: SocketAddr) -> Result<TcpListener, Error> {
     TcpListener::bind(address)
         .await

@@ -1,12 +1,12 @@
 //! An index of the holders to which prompt prefixes were sent, bounded in bytes and in age.
 //!
-//! Router and conductor both use it: a router's holders are conductors, a conductor's are its groups of workers.
-//! Neither crate depends on the other, and `proto` has no logic, so the index is here, in the one crate that both
-//! depend on.
+//! Router and conductor both use it: a router's holders are conductors, and a conductor's holders are its groups of
+//! workers. Neither crate depends on the other, and `proto` has no logic, so the index is here, in the one crate that
+//! both depend on.
 //!
-//! A prefix is a chain of pieces, each of one or more whole blocks of tokens. An entry is found by a hash that is
-//! chained over the pieces before it. It counts only if its tokens are those of the prompt and its parent is the entry
-//! of the piece before, so a hash collision can cost a hit but never gives a wrong one.
+//! A prefix is a chain of pieces, each of one or more whole blocks of tokens. The entry of a piece is found by the hash
+//! of all tokens up to the piece's end. A found entry counts only if its tokens equal the piece's and its parent is the
+//! entry of the previous piece, so a hash collision can cost a hit but never gives a wrong one.
 //!
 //! Using a prefix touches its entries from the last piece to the first, so that a parent is always more recent than its
 //! children. The least recent entry, which is evicted first, therefore has no children.
@@ -28,7 +28,7 @@ use self::recency::Recency;
 /// Tokens per block for a model that declares no paged plane.
 const BLOCK_TOKENS: usize = 16;
 
-/// Tokens per block: those of a page of the model's KV cache.
+/// Tokens per block: as many as in a page of the model's KV cache.
 pub fn block_tokens(model: &pb::ModelDescription) -> usize {
     let planes = model.declaration.as_ref().map_or(&[][..], |declaration| &declaration.planes);
     let paged = planes.iter().find_map(|plane| plane.kind);
@@ -43,10 +43,10 @@ pub struct Holder(pub u64);
 #[derive(Debug)]
 struct Entry {
     hash: u64,
-    /// The slot of the piece before. None for a prompt's first piece.
+    /// The slot of the previous piece's entry. None for a prompt's first piece.
     parent: Option<u32>,
     tokens: Box<[u32]>,
-    /// Holders to which it was sent, with the last time.
+    /// Holders to which the prefix was sent, each with the time of the last sending.
     holders: Vec<(Holder, Instant)>,
     used: Instant,
 }
@@ -86,7 +86,8 @@ impl PrefixIndex {
 
     /// The holders of prefixes of the prompt, each with the number of the prompt's blocks that it holds.
     pub fn held(&self, pieces: &PromptPieces, prompt: &[u32], now: Instant) -> Vec<(Holder, usize)> {
-        // Only a holder of all pieces so far, whose count is `before`, can hold the next one.
+        // Only a holder of all pieces so far can hold the next one. `before` is the number of blocks in the pieces so
+        // far.
         let mut found: Vec<(Holder, usize)> = Vec::new();
         let (mut parent, mut before) = (None, 0);
         for piece in pieces.of(prompt) {
@@ -125,7 +126,8 @@ impl PrefixIndex {
             let parent = path.last().copied();
             let slot = match self.find(piece.hash, parent, piece.tokens) {
                 Some(slot) => slot,
-                // Another prefix with the same hash is there, and stays.
+                // The entry of another prefix has the same hash. That entry stays, and the rest of this prompt is not
+                // indexed.
                 None if self.by_hash.contains_key(&piece.hash) => break,
                 None => self.add(piece.hash, parent, piece.tokens, now),
             };
@@ -143,7 +145,7 @@ impl PrefixIndex {
         self.by_hash.len()
     }
 
-    /// Bytes of the indexed pieces, as the bound counts them.
+    /// Bytes of the indexed pieces, as they count towards `max_bytes`.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -171,7 +173,7 @@ impl PrefixIndex {
         slot
     }
 
-    /// Records the holder at an entry, and removes holders that are too old.
+    /// Records the holder at an entry, and removes the entry's holders that are older than `max_age`.
     fn record_holder(&mut self, slot: u32, holder: Holder, now: Instant) {
         let max_age = self.max_age;
         let Some(entry) = &mut self.slots[slot as usize] else { return };

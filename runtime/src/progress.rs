@@ -11,7 +11,7 @@ use std::{
 use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 
-/// The least time between two log lines of one load, except before the last line.
+/// Minimum time between two log lines of one load. The last line of a load is written at once.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// A display of the progress of several loads. Clones share the display.
@@ -46,8 +46,8 @@ impl LoadDisplay {
         Self { shown: Arc::new(Mutex::new(shown)) }
     }
 
-    /// Reports that the load `name` (a file, a worker) has `done` of `total` bytes. When all are done, its bar is
-    /// removed and a log line is written.
+    /// Reports that the load `name` (a file, a worker) has `done` of `total` bytes. When all bytes are done, the load's
+    /// bar is removed and a log line is written.
     pub fn update(&self, name: impl Display, done: u64, total: u64) {
         let name = name.to_string();
         let mut shown = self.shown.lock();

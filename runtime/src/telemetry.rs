@@ -25,7 +25,7 @@ impl Drop for TelemetryGuard {
     }
 }
 
-/// Installs the subscriber of this process. With an endpoint, it must run inside a Tokio runtime.
+/// Installs the subscriber of this process. If `otlp_endpoint` is set, it must be called inside a Tokio runtime.
 pub fn install(settings: &TelemetrySettings, process: &'static str) -> Result<TelemetryGuard, Error> {
     let filter = EnvFilter::try_new(&settings.log)
         .map_err(|e| Error::invalid("log", format!("{:?}: {e}", settings.log)))?;

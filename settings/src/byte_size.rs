@@ -9,7 +9,7 @@ use crate::{
     value::{self, Value},
 };
 
-/// A number of bytes. Written with a unit where one divides it, or as a bare number.
+/// A number of bytes. It is read with or without a unit, and printed in the first of the `UNITS` that divides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 

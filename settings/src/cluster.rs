@@ -9,10 +9,11 @@ use crate::{
     value::{self, Value},
 };
 
-/// The most workers that one conductor's settings and topology file can name.
+/// Maximum number of workers that one conductor's settings or topology file can name.
 pub const MAX_WORKERS: u32 = 256;
 
-/// The most ranks of one conductor. Workers that join by hand have ranks beyond those that the settings name.
+/// Maximum number of ranks of one conductor. Workers that join by hand have ranks above those of the workers that the
+/// settings name.
 pub const MAX_RANKS: u32 = 1024;
 
 settings! {
@@ -105,12 +106,12 @@ choices! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// The best one of the machine.
+    /// The best device of the worker's machine.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A cost model that takes a device's time and gives tokens without meaning.
+    /// A simulated device: its steps take the time of a cost model, and its tokens have no meaning.
     Sim,
 }
 

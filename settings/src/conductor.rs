@@ -13,7 +13,7 @@ process! {
     pub struct ConductorSettings {
         /// The model.
         model: ModelSettings,
-        /// The form of its weights.
+        /// The form of the model's weights.
         weights: WeightSettings,
         /// The number of workers.
         cluster: ClusterSettings,
@@ -44,7 +44,7 @@ process! {
 }
 
 impl ConductorSettings {
-    /// Refuses settings under which nothing could be served, as far as they show it by themselves.
+    /// Refuses settings under which nothing could be served, as far as the settings alone show it.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         let (workers, tp) = (self.cluster.workers, self.tensor_parallel.tp);
@@ -65,7 +65,7 @@ impl ConductorSettings {
         self.check_addresses()
     }
 
-    /// Refuses two services on one port. Port 0 is a free one each time.
+    /// Refuses two services on one port. Port 0 never clashes, since it stands for a free port each time.
     fn check_addresses(&self) -> Result<(), Invalid> {
         let workers = match self.membership.worker_listen {
             Some(WorkerAddress::Tcp(address)) => Some(address),

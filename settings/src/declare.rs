@@ -1,4 +1,4 @@
-//! The three macros that declare settings, and what a declaration leaves behind at run time.
+//! The three macros that declare settings, and the types that describe the declarations at run time.
 
 use std::{fmt, marker::PhantomData};
 
@@ -12,9 +12,10 @@ use crate::Invalid;
 /// The declaration of one setting.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The key in the file. The flag has hyphens for its underscores, the variable capitals after `TUTTI_`.
+    /// The key in the file. The flag is the key with hyphens for underscores. The environment variable is the key in
+    /// capitals, after `TUTTI_`.
     pub name: &'static str,
-    /// The table in which the key stands; none at the top of the file.
+    /// The table in which the key stands. None for a key at the top of the file.
     pub table: Option<&'static str>,
     /// The section of `--help`.
     pub heading: &'static str,
@@ -22,13 +23,14 @@ pub struct Setting {
     pub help: String,
     /// The kind of value.
     pub kind: Kind,
-    /// The value's unit, or what it is, in capitals.
+    /// The value's unit or meaning in capitals, such as `TOKENS` or `FILE`.
     pub unit: Option<&'static str>,
-    /// The default, as it is written or in words. None if there is none, and for switches, which are off.
+    /// The default, as a value or in words. None if the setting has no default. Also None for switches, which are off
+    /// by default.
     pub default: Option<String>,
-    /// The least and the largest number allowed.
+    /// The minimum and the maximum of a number.
     pub range: (u64, u64),
-    /// True if there is a flag. Keys of tables have flags only where declared so.
+    /// True if the setting has a flag. A key of a table has one only if it is declared with `also a flag`.
     pub is_flag: bool,
 }
 
@@ -55,7 +57,7 @@ impl Setting {
 /// The kind of a setting's value.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// True if the flag is given. The flag takes no value.
+    /// A boolean, true if its flag is given. The flag takes no value.
     Switch,
     /// A whole number.
     Number,
@@ -74,9 +76,9 @@ pub enum Kind {
 /// A name that a setting may have as its value.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
-    /// As it is written on the command line, in files and on the wire.
+    /// The name, as it is written on the command line, in files and on the wire.
     pub name: &'static str,
-    /// Its meaning.
+    /// The meaning of the name.
     pub help: &'static str,
 }
 
@@ -88,14 +90,14 @@ pub trait Settings: Default {
     /// All keys, and the names of tables.
     fn keys() -> Vec<&'static str>;
 
-    /// Reads the value of `key`, which `map` gives next. False if there is no such key.
+    /// Sets the setting `key` to the next value of `map`. False if there is no such key.
     fn set<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
 
-    /// Refuses numbers outside of their range.
+    /// Returns an error if a number is outside its setting's range.
     fn check_ranges(&self) -> Result<(), Invalid>;
 }
 
-/// Reads settings over their defaults. An unknown key is an error.
+/// Reads settings. An absent setting keeps its default, and an unknown key is an error.
 pub fn deserialize<'de, S: Settings, D: Deserializer<'de>>(deserializer: D) -> Result<S, D::Error> {
     struct Over<S>(PhantomData<S>);
 
@@ -131,14 +133,14 @@ pub fn in_order(mut declared: Vec<Setting>) -> Vec<Setting> {
     declared
 }
 
-/// Refuses a key in place of its value, so that the error has the key's path and source.
+/// Reports an unknown key when its value is to be read. At that point the error gets the key's path and source.
 struct UnknownKey<'a, S>(&'a str, PhantomData<S>);
 
 impl<'de, S: Settings> DeserializeSeed<'de> for UnknownKey<'_, S> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, _: D) -> Result<(), D::Error> {
-        // serde wants the keys for ever; the process ends soon after this error.
+        // The keys are leaked because serde needs `'static` ones; the process ends soon after this error.
         Err(D::Error::unknown_field(self.0, S::keys().leak()))
     }
 }
@@ -212,10 +214,10 @@ macro_rules! choices {
 
 /// Declares a group of settings, under one or more headings of `--help`.
 ///
-/// Each setting is `name: type = default`, followed by any of these, in this order: `unit "UNIT"`, `default "in words"`,
-/// `at least N`, `at most N`. The doc comment is the help. `table "NAME"` after the struct's name says that the keys stand in
-/// a table of the file and have no flags, except those that end in `also a flag`. `errors "PREFIX"` is what their names
-/// begin with in errors.
+/// Each setting is `name: type = default`, followed by any of these, in this order: `unit "UNIT"`,
+/// `default "in words"`, `at least N`, `at most N`. The doc comment is the help. `table "NAME"` after the struct's name
+/// says that the keys stand in a table of the file and have no flags, except settings that end in `also a flag`.
+/// `errors "PREFIX"` sets the prefix of the keys in errors.
 macro_rules! settings {
     (
         $(#[doc = $doc:literal])+

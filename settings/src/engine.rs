@@ -1,4 +1,4 @@
-//! The engine and its scheduler: what a step holds, which requests get into it, and what they may keep.
+//! The engine and its scheduler: the budget of a step, its division among requests, and the memory of requests.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ settings! {
 }
 
 impl EngineSettings {
-    /// The target for the time of a step that decodes.
+    /// `target_itl_ms` as a duration: the target for the duration of a step with decodes.
     pub fn target_itl(&self) -> Option<Duration> {
         self.target_itl_ms.map(|ms| Duration::from_millis(ms.into()))
     }

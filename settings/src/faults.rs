@@ -1,4 +1,4 @@
-//! What a cluster does about workers that die, hang or fall silent, and about its own end.
+//! Limits for workers that die, hang or fall silent, and for the end of a process.
 
 use std::time::Duration;
 

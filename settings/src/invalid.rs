@@ -5,9 +5,9 @@ use std::fmt;
 /// A setting that is refused, by name, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
-    /// The setting's key, with its table's name before it where it stands in one.
+    /// The setting's key. The keys of some tables have the table's name before them, as in `sim.fail_every`.
     pub field: String,
-    /// The value and the limit, in words that follow the key.
+    /// The value and the limit, in words that follow the key, such as "is 0, but must be at least 1".
     pub message: String,
 }
 

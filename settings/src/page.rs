@@ -52,7 +52,8 @@ pub fn page() -> String {
     page
 }
 
-/// Settings by section, in the order of their first one: those at the top of the file by heading, then each table.
+/// Groups settings into sections: settings at the top of the file by heading, then settings in tables by table.
+/// Sections are in the order of their first settings.
 fn sections(settings: &[Setting]) -> Vec<Vec<&Setting>> {
     let mut sections: Vec<Vec<&Setting>> = Vec::new();
     let title = |setting: &Setting| setting.table.unwrap_or(setting.heading);

@@ -25,7 +25,7 @@ settings! {
     }
 }
 
-/// Tokenising on more than half of the cores would slow the streams that already run.
+/// Half of the cores, from 1 to 8. Tokenising on more cores would slow the streams that already run.
 fn default_tokenizer_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 2).clamp(1, 8)

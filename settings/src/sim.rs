@@ -47,7 +47,7 @@ choices! {
     }
 }
 
-/// Costs of a step: the settings of the same names, none left open.
+/// Costs of a step: the settings of the same names, with the profile's values for those that are not given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimCosts {
     /// Microseconds per step.
@@ -84,7 +84,7 @@ impl SimProfile {
 }
 
 impl SimSettings {
-    /// The profile's costs, and over them those that are given.
+    /// The costs that are given, and the profile's costs for all others.
     pub fn costs(&self) -> SimCosts {
         let profile = self.profile.costs();
         SimCosts {

@@ -8,20 +8,21 @@ use crate::Kind;
 
 /// A setting's type.
 pub trait Value: for<'de> Deserialize<'de> {
-    /// The kind of value that people write.
+    /// The kind of value that a user writes.
     const KIND: Kind;
 
-    /// Reads the value that `map` gives next.
+    /// Reads the next value of `map`.
     fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
         map.next_value()
     }
 
-    /// The value as people write it. None if it is absent, and for switches.
+    /// The value as a user would write it. None if the value is absent, and for types such as switches whose default is
+    /// not shown.
     fn written(&self) -> Option<String> {
         None
     }
 
-    /// The number that a range bounds, if this is one.
+    /// The value as a number, which is checked against the setting's range. None if the value is no number.
     fn number(&self) -> Option<u64> {
         None
     }
@@ -87,7 +88,7 @@ impl Value for SocketAddr {
     }
 }
 
-/// A list, or one text with commas between its parts, as in a variable.
+/// Read from a list, or from one text with commas between its parts, as in an environment variable.
 impl Value for Vec<String> {
     const KIND: Kind = Kind::List;
 
@@ -117,7 +118,7 @@ impl<T: Value> Value for Option<T> {
     }
 }
 
-/// Checks that `text` is a `T`.
+/// Checks that `text` parses as a `T`.
 pub fn parse<T: FromStr<Err: ToString>>(text: &str) -> Result<(), String> {
     text.parse::<T>().map(drop).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! A worker: what it is started with, and what its conductor sends it.
+//! The settings of a worker: those that it is started with, and those that its conductor sends it.
 
 use std::path::PathBuf;
 
@@ -9,27 +9,28 @@ use crate::{
     WeightSettings,
 };
 
-/// The settings in a conductor's Welcome, as JSON. One build serves both ends, so there are no versions.
+/// The settings that a conductor sends to a worker in its `Welcome`, as JSON. Both processes are of the same version,
+/// so the format has no version of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerSettings {
     /// The checkpoint's directory.
     pub model_dir: PathBuf,
-    /// The nodes of the model that this worker holds; all if absent.
+    /// The nodes of the model that this worker holds. None means all nodes.
     pub nodes: Option<Vec<String>>,
-    /// Requests that may wait beyond the running ones. The conductor sends no more.
+    /// Maximum number of requests that wait beyond the running ones. The conductor sends no more than that.
     pub max_waiting_requests: usize,
     /// The form in which weights are loaded.
     pub weights: WeightSettings,
-    /// The device, as the topology gives it to this worker's group. The number of threads is resolved.
+    /// The device, as the topology gives it to this worker's group. The number of threads is already computed.
     pub device: DeviceSettings,
-    /// Ranks of this worker's group, and their patience.
+    /// The number of ranks in this worker's group, and the time that they wait for each other.
     pub tensor_parallel: TensorParallelSettings,
     /// The engine.
     pub engine: EngineSettings,
     /// The step trace.
     pub trace: TraceSettings,
-    /// The simulated device, if it is that.
+    /// The simulated device. Used only if `device` names it.
     pub sim: SimSettings,
 }
 

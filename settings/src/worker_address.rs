@@ -15,7 +15,7 @@ use crate::{
 pub enum WorkerAddress {
     /// `unix:/path`.
     Unix(PathBuf),
-    /// `host:port`, for workers of other machines.
+    /// `ip:port`, for workers on other machines.
     Tcp(SocketAddr),
 }
 

@@ -28,7 +28,7 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The revision that is downloaded.
 const REVISION: &str = "main";
-/// Time within which the hub must begin to answer.
+/// Time that the hub has to answer the first request, which asks for the model's revision and files.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// A model's name on a hub: `org/name`, or `name` alone.
@@ -146,7 +146,7 @@ pub(super) async fn download(
                 Ok(Err(error)) => explain(id, &asked, options, &error),
                 _ => unreachable_hub(id, &asked, &format!("no answer within {ANSWER:?}")),
             };
-            // A hub that refuses is believed. If the hub cannot be reached, a cached copy is served.
+            // If the hub cannot be reached, a cached copy is served. If the hub refuses the request, that is final.
             return match cached(&cache, &main, wanted) {
                 Some(dir) if error.kind() == ErrorKind::Unavailable => {
                     tracing::warn!(%error, dir = %dir.display(), "serving the cached copy");
@@ -192,7 +192,8 @@ struct Download<'a> {
 impl Download<'_> {
     async fn text_files(&self, info: &RepoInfo) -> Result<(), Error> {
         for file in CheckpointFile::ALL {
-            // The config is requested even if it is not listed. Without it nothing works, and the error says so.
+            // The config is requested even if the hub does not list it. Nothing works without a config, and the hub's
+            // answer becomes the error.
             if file == CheckpointFile::Config || lists(info, file.name()) {
                 self.file(file.name()).await?;
             }
@@ -304,7 +305,7 @@ fn unreachable_hub(id: &HubId, asked: &ApiRepo, why: &str) -> Error {
     model_error(ErrorKind::Unavailable, message)
 }
 
-/// The root cause of an HTTP client's error, whose top only says that sending failed.
+/// The root cause of an HTTP client's error. The outermost error only says that sending failed.
 fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(deeper) = cause.source() {
@@ -313,7 +314,7 @@ fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     cause.to_string()
 }
 
-/// Progress of one file's download. Clones share a count: hf-hub makes one clone per part of the file.
+/// Progress of one file's download. Clones share `done`: hf-hub makes one clone per part of the file.
 #[derive(Clone, Default)]
 struct FileProgress {
     display: LoadDisplay,

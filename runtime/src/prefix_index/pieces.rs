@@ -4,10 +4,10 @@
 //! rest is small relative to the prompt. The boundaries of a piece depend on its index alone, so prompts that begin
 //! alike have the same pieces.
 
-/// Number of pieces of one size, after which pieces are twice as large.
+/// Number of consecutive pieces of one size. The pieces after them are twice as large.
 const PIECES_OF_A_SIZE: usize = 32;
 
-/// The cuts of a prompt, with a hash for each piece. It does not hold the prompt's tokens.
+/// The cuts of a prompt, with a hash for each piece. The prompt's tokens are not in it.
 #[derive(Clone, Debug)]
 pub struct PromptPieces {
     /// Number of tokens of the prompt.
@@ -29,8 +29,8 @@ pub(super) struct Piece<'a> {
 }
 
 impl PromptPieces {
-    /// Cuts a prompt into pieces of blocks of `block_tokens` tokens, at least 1. The rest at the end belongs to no
-    /// piece.
+    /// Cuts a prompt into pieces of blocks of `block_tokens` tokens, at least 1. Tokens at the end that do not fill a
+    /// piece belong to none.
     pub fn new(prompt: &[u32], block_tokens: usize) -> Self {
         Self::growing(prompt, block_tokens, PIECES_OF_A_SIZE)
     }
@@ -48,7 +48,7 @@ impl PromptPieces {
         cut
     }
 
-    /// The size of a prompt without pieces, for a caller that has no index.
+    /// A prompt's size, with no pieces, for a caller that has no index.
     pub fn uncut(tokens: usize, block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
         Self { tokens, block_tokens, pieces_of_a_size: PIECES_OF_A_SIZE, hashes: Vec::new() }
@@ -59,7 +59,7 @@ impl PromptPieces {
         self.block_tokens
     }
 
-    /// Number of blocks that the whole prompt takes. The last may be partial.
+    /// Number of blocks that the whole prompt takes. The last block may be partial.
     pub fn needed(&self) -> usize {
         self.tokens.div_ceil(self.block_tokens)
     }

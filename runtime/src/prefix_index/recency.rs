@@ -1,6 +1,6 @@
 //! An order of slots by how recently each was used: a doubly linked list over indices, every operation O(1).
 
-/// No slot.
+/// Stands for the absence of a slot.
 const NONE: u32 = u32::MAX;
 
 /// The order of the slots that were [pushed](Recency::push) and not removed.
@@ -24,7 +24,7 @@ impl Default for Recency {
 }
 
 impl Recency {
-    /// Adds a slot as the newest. It must not be in the order.
+    /// Adds a slot as the newest. The slot must not be in the order already.
     pub fn push(&mut self, slot: u32) {
         let index = slot as usize;
         if self.links.len() <= index {

@@ -86,7 +86,7 @@ fn a_collision_costs_a_hit_and_never_gives_a_wrong_one() {
     assert_eq!(index.has(&collide(&[3, 3, 2, 2]), now), []);
 }
 
-/// A model without bounds: all inserted prefixes by holder, with the last time.
+/// A model without bounds: all inserted prefixes with their holders, and the time of the last insertion.
 #[derive(Default)]
 struct Model(BTreeMap<(Vec<u32>, Holder), Instant>);
 

@@ -1,5 +1,5 @@
-//! The resources that a request holds from admission to its end, as a vector. A request is admitted when every
-//! component is available.
+//! The resources that a request holds from admission to its end, as a vector with one component per resource. A request
+//! is admitted when all of them are available.
 //!
 //! Every admission policy reserves the pages of the whole prefill at once, so that a pool never fills up with
 //! half-prefilled requests that block each other. Scratch memory for activations and logits is bounded by the step
@@ -9,7 +9,7 @@ use tutti_settings::Admission;
 
 use crate::{launch::Refusal, pages::PagePool};
 
-/// An amount of each resource that can run out.
+/// The amounts that a request needs of the resources that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Slots of the running set.
@@ -19,7 +19,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Needs of a request that may come to hold `tokens` tokens, over its whole life. Refused if the empty pool could
+    /// The needs, over its whole life, of a request with at most `tokens` tokens. An error if even the empty pool could
     /// not hold the request.
     pub fn of_whole_life(tokens: usize, pool: &PagePool) -> Result<Self, Refusal> {
         let (needed, total) = (pool.pages_for(tokens), pool.total());
@@ -29,11 +29,13 @@ impl Needs {
         Ok(Self { slots: 1, pages: needed })
     }
 
-    /// The share of these whole-life needs that a request with this prefill must hold before it runs.
+    /// The part of the needs that a request must hold before it runs. `self` is the request's needs over its whole
+    /// life, and `prefill_tokens` the length of its prefill.
     pub fn to_run(self, admission: Admission, prefill_tokens: usize, pool: &PagePool) -> Self {
         match admission {
             Admission::WholeLife => self,
-            // The page of the first token is included. Without it a request could be admitted only to be preempted.
+            // The page of the first output token is included. Without that page, a request could be preempted as soon
+            // as it is admitted.
             Admission::Optimistic => {
                 Self { pages: pool.pages_for(prefill_tokens + 1).min(self.pages), ..self }
             }

@@ -2,14 +2,14 @@
 
 use tutti_settings::{EngineSettings, Invalid, Settings};
 
-/// The settings that the scheduler follows, and the bounds of its worker. Fixed for its life.
+/// The settings that a scheduler follows, and the limits of its worker. Both are fixed for the scheduler's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// Budget and policies of a step. The pool's size is `pages`, not `kv_cache_memory`.
+    /// The budget and the policies of a step. The pool has `pages` pages; `kv_cache_memory` is not used here.
     pub settings: EngineSettings,
-    /// The most requests that are held beyond those that may run.
+    /// Maximum number of requests held beyond the settings' `max_running_requests`.
     pub max_waiting_requests: usize,
-    /// The most tokens of a request, prompt and output together.
+    /// Maximum number of tokens of a request, prompt and output together.
     pub max_context: usize,
     /// Tokens per page.
     pub page_tokens: usize,
@@ -23,13 +23,13 @@ pub enum ConfigError {
     /// A setting is out of its range.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The bound of this name is 0.
+    /// The limit of this name is 0.
     #[error("{0}: is 0, but must be at least 1")]
     Zero(&'static str),
     /// The pool has no page besides the null page.
     #[error("the pool has {0} pages, but needs at least 2: the null page and one for requests")]
     PoolTooSmall(usize),
-    /// The model has no walk to run a step as.
+    /// The model declares no mixed walk. A step with a prefill runs as one.
     #[error("the model declares no mixed walk")]
     NoMixedWalk,
 }
@@ -47,18 +47,18 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// The most requests that run. They are no more than the budget has tokens, so that no decode misses a step and
-    /// each prefill finds a token left.
+    /// Maximum number of running requests. It is at most the token budget of a step, so that every step has a token for
+    /// each decode and at least one more if any request prefills.
     pub(crate) fn slots(&self) -> usize {
         self.settings.max_running_requests.min(self.settings.max_step_tokens)
     }
 
-    /// The most tokens in one step of a prefill that is cut.
+    /// Maximum number of tokens that one step computes of a prefill that may be cut.
     pub(crate) fn max_chunk(&self) -> usize {
         self.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(self.settings.max_step_tokens)
     }
 
-    /// The most requests that are held, running and waiting.
+    /// Maximum number of requests held, running and waiting together.
     pub(crate) fn max_held_requests(&self) -> usize {
         self.settings.max_running_requests.saturating_add(self.max_waiting_requests)
     }

@@ -7,13 +7,13 @@ use tutti_proto::{GraphKey, declaration::WalkId};
 
 use crate::stopping::Stopping;
 
-/// A request's worker graph: prefill segments in order, then a decode loop. It has lengths only; the engine has the
-/// tokens.
+/// A request's worker graph: prefill segments in order, then a decode loop. Segments are given by their lengths; the
+/// engine has the tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphLaunch {
     /// The graph's name, unique among all graphs that the scheduler holds.
     pub key: GraphKey,
-    /// The phases of the request that run here.
+    /// The phases of the request that this worker runs.
     pub role: GraphRole,
     /// The prefill, at least one segment. Output of earlier incarnations belongs to the last segment. For
     /// [`GraphRole::Decode`] only the lengths count, not the walks.
@@ -26,12 +26,13 @@ pub struct GraphLaunch {
     pub stopping: Stopping,
     /// The prefill's content. Without it the request shares no page with others.
     pub content: Option<Content>,
-    /// Priority class: below 0 runs before the ordinary class 0, above 0 after it; see [`MAX_PRIORITY`].
+    /// Priority class: requests below 0 run before the ordinary class 0, requests above 0 after it; see
+    /// [`MAX_PRIORITY`].
     pub priority: i32,
-    /// True if the request is not admitted before its media's embeddings [are here](crate::Scheduler::media_here).
-    /// Until then no other request waits for it.
+    /// True if the request is not admitted before the embeddings of its media [are here](crate::Scheduler::media_here).
+    /// Until then it delays no other request.
     pub awaits_media: bool,
-    /// Time at which the request is ended if it still runs, on the clock of
+    /// Time at which the request is ended if it has not ended before, on the clock of
     /// [`Scheduler::plan`](crate::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
@@ -42,23 +43,24 @@ pub enum GraphRole {
     /// All phases.
     #[default]
     Whole,
-    /// The prefill and the first token. Unless the first token ends the request, it keeps its pages until the decoding
-    /// worker has its planes and [the export is complete](crate::Scheduler::complete_export).
+    /// The prefill and the first token. Unless the first token ends the request, the request keeps its pages until the
+    /// decoding worker has the planes and [the export is complete](crate::Scheduler::complete_export).
     Prefill,
-    /// The tokens after the first. The request holds its pages but takes part in no step until
-    /// [the import is complete](crate::Scheduler::complete_import); from then on it runs like any other.
+    /// The tokens after the first. The request holds its pages but takes part in no step until [the import is
+    /// complete](crate::Scheduler::complete_import); from then on the request runs like any other.
     Decode,
-    /// The encoding of media into embeddings: prefill segments of the encoders' walks, which hold no pages. After the
-    /// last segment the graph stays until the prefilling worker has the embeddings and [the export is
-    /// complete](crate::Scheduler::complete_export).
+    /// The encoding of media into embeddings. The prefill segments have the encoders' walks and hold no pages. After
+    /// the last segment the graph stays in the scheduler until the prefilling worker has the embeddings and [the export
+    /// is complete](crate::Scheduler::complete_export).
     Encode,
 }
 
 /// Head start of each priority class over the next one, in steps: a request is ordered as if it had arrived this many
-/// steps before a request of the next class. The lowest class waits longer, but never for ever.
+/// steps earlier than a request of the next class that arrived with it. The lowest class waits longer, but never for
+/// ever.
 pub const HEAD_START: i64 = 256;
 
-/// The prefill's tokens. Requests whose content starts alike share pages.
+/// The prefill's tokens and media. Requests whose content starts alike can share pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// One token for each position of the prefill.
@@ -85,8 +87,9 @@ impl Content {
         (0..tokens / page_tokens).map(move |index| self.block(index, page_tokens))
     }
 
-    /// The content of one block: its tokens, then the position and digest of each media item that begins in it. A block
-    /// with media is longer than a page, so it never equals a block without.
+    /// The content of block `index`: the tokens of the block, then the position and digest of each media item that
+    /// begins inside the block. The content of a block with media has more than `page_tokens` elements, so it never
+    /// equals the content of a block without media.
     pub(crate) fn block(&self, index: usize, page_tokens: usize) -> Cow<'_, [u32]> {
         let positions = index * page_tokens..(index + 1) * page_tokens;
         let tokens = &self.tokens[positions.clone()];
@@ -109,34 +112,34 @@ impl Content {
 pub struct Segment {
     /// A chunkable or an atomic walk.
     pub walk: WalkId,
-    /// At least 1.
+    /// Number of tokens, at least 1.
     pub tokens: usize,
 }
 
 impl GraphLaunch {
-    /// Tokens to compute before the first token is sampled.
+    /// Number of tokens to compute before the first token is sampled.
     pub fn prefill_tokens(&self) -> usize {
         self.prefill.iter().map(|segment| segment.tokens).sum()
     }
 
-    /// Tokens of the prompt, without output of earlier incarnations.
+    /// Number of tokens of the prompt, without output of earlier incarnations.
     pub fn prompt_tokens(&self) -> usize {
         self.prefill_tokens().saturating_sub(self.generated as usize)
     }
 
-    /// The most tokens that the request may ever hold.
+    /// Maximum number of tokens that the request can come to have, prompt and output together.
     pub fn max_total_tokens(&self) -> usize {
         self.prompt_tokens() + (self.stopping.max_tokens().max(self.generated)) as usize
     }
 }
 
-/// The reason for which a launch is refused on arrival, with the numbers.
+/// The reason for which a launch is refused on arrival, with the values that were compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// No prompt, or an empty segment.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// The content's length is not the prefill's.
+    /// The content and the prefill have different lengths.
     #[error("the content has {tokens} tokens, but the prefill {prefill}")]
     WrongContent {
         /// Tokens of the content.
@@ -155,7 +158,7 @@ pub enum Refusal {
         /// The kind that the walk would have to be.
         wanted: &'static str,
     },
-    /// More than one token is asked for, without a walk to compute the later ones.
+    /// The request asks for more than one token, but names no walk that computes the tokens after the first.
     #[error("max_tokens is {max_tokens}, but the graph has no decode walk")]
     NoDecodeWalk {
         /// Tokens asked for.
@@ -186,7 +189,7 @@ pub enum Refusal {
     QueueFull {
         /// Requests running and waiting.
         held: usize,
-        /// The most requests that may be held.
+        /// Maximum number of requests held, running and waiting.
         limit: usize,
     },
 }

@@ -1,11 +1,12 @@
-//! The least time that a prefill takes: the proof, ahead of time, that a deadline cannot be met.
+//! A lower bound on the time that a prefill takes. It proves in advance that a deadline cannot be met.
 //!
-//! Requests are ended by this bound, so it must never be too long; an estimate may err either way. It rests on two
-//! properties of every device: a step with more work takes no less time, and two steps take no less time than one step
-//! with the tokens of both. So a step that computed only prompts from their start, with no decodes and no logits but
-//! those of each last position, bounds every step of at least as many tokens of that walk. Only the fastest such step
-//! counts. A step that did more work in less time lowers the bound of smaller steps. [`MARGIN`] allows for a device
-//! that becomes faster.
+//! Requests are ended by this bound, so it must never be too long, unlike an estimate, which may err either way. The
+//! bound rests on two properties of every device: a step with more work takes no less time, and two steps take no less
+//! time than one step with the tokens of both. So the bound comes from steps that computed only prompts from their
+//! start: no decodes, and no logits but those of each last position. The duration of such a step is a lower bound for
+//! every step of the same walk with at least as many tokens. Of the steps of one size, only the fastest counts. A step
+//! that did more work in less time lowers the bound of smaller steps. [`MARGIN`] allows for a device that becomes
+//! faster.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,17 +20,18 @@ use crate::{
 /// Factor by which a device may become faster than its fastest step so far.
 const MARGIN: u32 = 2;
 
-/// Steps of a size that must have run before they count. The first steps may be slow for reasons of their own.
+/// Number of steps of one size that must have run before the bound uses that size. The first steps may be slow for
+/// reasons that do not last.
 const MIN_STEPS: u32 = 3;
 
-/// The fastest steps so far, by walk and the binary logarithm of their tokens.
+/// The fastest steps so far, by walk and by the binary logarithm, rounded down, of their number of tokens.
 #[derive(Debug, Default)]
 pub(crate) struct LeastTime(BTreeMap<(WalkId, u32), Fastest>);
 
 #[derive(Debug)]
 struct Fastest {
     steps: u32,
-    /// Tokens of the largest of these steps. The bound holds from this size on.
+    /// Number of tokens of the largest of the counted steps. The bound holds for at least this many tokens.
     tokens: usize,
     took: Duration,
 }
@@ -37,7 +39,7 @@ struct Fastest {
 impl LeastTime {
     /// Records the duration of a step. `scored` is true for a row whose request wants logits of every position.
     pub fn observe(&mut self, step: &StepPlan, walks: &Walks, scored: impl Fn(&Row) -> bool, took: Duration) {
-        // Decodes come first, so a step of decodes alone costs nothing here.
+        // Decodes come first in a step, so reading from the end visits the prefills only.
         let prefills = step.rows.iter().rev().take_while(|row| !walks.is_decode(row.walk));
         let mut tokens = BTreeMap::<WalkId, usize>::new();
         let (mut rows, mut plain) = (0, true);
@@ -52,7 +54,7 @@ impl LeastTime {
         }
     }
 
-    /// Records a step that computed `tokens` tokens of a prefill walk. `bare` is true if it did nothing else.
+    /// Records a step that computed `tokens` tokens of a prefill walk. `bare` is true if the step did nothing else.
     fn record(&mut self, walk: WalkId, tokens: usize, bare: bool, took: Duration) {
         let Some(size) = tokens.checked_ilog2() else { return };
         if bare {
@@ -67,8 +69,8 @@ impl LeastTime {
         }
     }
 
-    /// The least time of `tokens` tokens of one request, of which a step takes at most `most`. Zero while nothing is
-    /// known.
+    /// Lower bound on the time to prefill `tokens` tokens of one request, if a step takes at most `most` of them. Zero
+    /// while nothing is known.
     pub fn of(&self, walk: WalkId, tokens: usize, most: usize) -> Duration {
         let of_step = |tokens| self.of_step(walk, tokens);
         let steps = u32::try_from(tokens / most).unwrap_or(u32::MAX);
@@ -76,7 +78,7 @@ impl LeastTime {
         of_step(tokens).max(in_steps) / MARGIN
     }
 
-    /// As [`of`](Self::of), for the walk that takes longest.
+    /// The largest [`of`](Self::of) over all walks.
     pub fn of_any(&self, tokens: usize, most: usize) -> Duration {
         self.0.keys().map(|&(walk, _)| self.of(walk, tokens, most)).max().unwrap_or_default()
     }

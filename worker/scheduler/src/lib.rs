@@ -1,7 +1,7 @@
 //! The micro-scheduler: decides what each step of a worker computes.
 //!
-//! The scheduler is pure: it does no I/O, reads no clock and knows no device. It counts positions and pages, compares
-//! tokens, and its decisions are a function of the calls made to it. One turn of a worker:
+//! The scheduler is pure: it does no I/O, reads no clock and knows no device. It counts positions and pages and
+//! compares tokens. Its decisions depend only on the calls made to it. One turn of a worker:
 //!
 //! ```text
 //! add(launch) ─▶ waiting ──plan()──▶ running ──commit()──▶ Ending
@@ -16,40 +16,43 @@
 //!    for each request that takes part: the positions it computes, its block table, and [its
 //!    terminality](Row::is_terminal).
 //! 2. The engine runs the plan. Meanwhile [`Scheduler::plan_ahead`] prepares rows that the next plan is likely to need
-//!    (`prepared`). It never changes what is planned.
+//!    (`prepared`). `plan_ahead` never changes what is planned.
 //! 3. [`Scheduler::commit`] takes the plan back with an outcome for each row. Requests advance here and nowhere else,
 //!    and each request that reaches its end gets its one [`Ending`].
 //!
 //! # Invariants
 //!
-//! - **Every accepted request ends once**, after a number of steps bounded by the work ahead of it. A request that
-//!   could never run is refused on arrival by a [`Refusal`] that says what it would have needed.
+//! - **Every accepted request ends exactly once**, after a number of steps bounded by the work ahead of it. A request
+//!   that could never run is refused on arrival by a [`Refusal`] that says what the request would have needed.
 //! - **One order for everything**: arrival, with a head start for each priority class ([`HEAD_START`]). Admission and
-//!   first-come prefill follow this order, and preemption takes from its end. A request's position in the order never
-//!   changes, so the first request stays first until it ends, and no request waits for ever.
+//!   first-come prefill follow this order, and preemption takes requests from its end. A request's position in the
+//!   order never changes, so the first request stays first until it ends, and no request waits for ever.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills with the rest of
 //!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that must not be cut exceeds the
-//!   budget, and then it runs alone; see [`PATIENCE`]. With a [target] for the time between tokens, prefill beside
-//!   decodes gets the time that the decodes leave, by a model of past steps.
-//! - **A walk is identified by its kind** in the model's declaration, never by name. A step of decodes alone is
-//!   labelled with the decode walk, any other step with the mixed walk that batches its rows. Each row keeps its own
-//!   walk. Partitions that no mixed walk batches together take turns.
-//! - **A row is terminal** when it computes the last position of the prefill or a decode, and output is still wanted.
-//!   The prefill includes output of earlier incarnations, and all tokens that a preempted request had sampled.
-//! - **Memory first.** A request runs only once it holds the pages of its whole prefill, and by default
-//!   ([`Admission`][admission]) those of its whole output, so that a running request never waits for a page.
-//! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Only its
-//!   readers hold it. A page without readers is kept until it is needed for other content, the longest idle first.
+//!   budget, and then it runs alone; see [`PATIENCE`]. With a [target] for the time between tokens, prefills that share
+//!   a step with decodes get only the time that the decodes leave, as estimated from past steps.
+//! - **A walk is identified by its kind** in the model's declaration, never by name. A step whose rows are all decodes
+//!   of one walk runs as that decode walk. Any other step runs as the mixed walk that batches its rows. Each row keeps
+//!   its own walk. Requests that no mixed walk batches together take turns.
+//! - **A row is terminal** when it is a decode or computes the last position of the prefill, and output is still
+//!   wanted. The prefill includes output of earlier incarnations, and all tokens that a preempted request had sampled.
+//! - **Memory first.** A request runs only once it holds the pages of its whole prefill. By default
+//!   ([`Admission`][admission]) it must also hold the pages of its longest possible output, so that a running request
+//!   never waits for a page.
+//! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Each request
+//!   that reads a page holds it. A page that no request holds is kept until it is needed for other content; the page
+//!   idle for longest is taken first.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
 //!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and gives
-//!   up no page; it can be cancelled, be late or [fail](Scheduler::fail_transfer) like any other. A request that waits
-//!   for embeddings of its media holds nothing, and no other request waits for it.
+//!   up no page. Like any other request it can be cancelled, miss its deadline or [fail](Scheduler::fail_transfer). A
+//!   request that waits for embeddings of its media holds nothing, and no other request waits for it.
 //!
 //! # Modules
 //!
 //! - `scheduler`: the turn above; below it `expiry` ends requests, `memory` admits and preempts, and `disaggregated`
 //!   completes transfers.
-//! - `launch`: what arrives; `validate`: what is refused; `admission`: what a request must hold; `request`: its states.
+//! - `launch`: the requests that arrive; `validate`: the requests that are refused; `admission`: the resources that a
+//!   request must hold; `request`: the states of a request.
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
 //! - [`pages`]: the pool and its block tables; `prefix`: the content of pages; `stopping`: the end of an output.

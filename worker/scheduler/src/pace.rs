@@ -1,33 +1,35 @@
-//! The prefill that a step has time for beside its decodes, when the time between tokens has a target.
+//! The number of prefill tokens that a step has time for beside its decodes, if there is a target for the time between
+//! tokens.
 //!
 //! [`StepTime`] estimates how long a step takes. Feedback makes up for its errors: steps that take longer than
-//! estimated, by jitter or because the device has changed, make the next steps smaller until the error is gone. At
-//! first nothing is known, so prefill beside decodes begins with the least chunk and at most doubles from step to step.
-//! There is no clock here: the caller measures each step.
+//! estimated, by jitter or because the device has changed, make the next steps smaller until the error is gone. Before
+//! the first measurement nothing is known, so prefill beside decodes begins with the smallest chunk and at most doubles
+//! from step to step. There is no clock here: the caller measures each step.
 
 use std::time::Duration;
 
 use crate::step_time::{StepTime, Work};
 
-/// Share of the allowance for overruns that is left after another step.
+/// Factor by which the excess of [`Pace::overrun`] over 1 shrinks with each step.
 const DECAY: f64 = 0.9;
-/// The largest allowance for overruns, as a factor, since a stalled step says nothing about the next one. Also the
-/// initial allowance.
+/// Upper limit of [`Pace::overrun`], since a stalled step says nothing about the next one. Also its initial value.
 const MAX_OVERRUN: f64 = 1.25;
 
-/// The target, and what past steps say about reaching it.
+/// The target for the duration of steps with decodes, and the measurements from which the prefill that meets it is
+/// computed.
 #[derive(Debug)]
 pub(crate) struct Pace {
     target: Option<Duration>,
     time: StepTime,
     /// Factor by which recent steps exceeded their estimate, at least 1.
     overrun: f64,
-    /// The most tokens that a step has prefilled.
+    /// Largest number of tokens that any step so far has prefilled.
     most_prefill: usize,
 }
 
 impl Pace {
-    /// Steps with decodes should take no longer than `target`. Without a target nothing is bounded.
+    /// Makes a pace for steps with decodes that should take no longer than `target`. Without a target, prefill is not
+    /// bounded.
     pub fn new(target: Option<Duration>) -> Self {
         Self { target, time: StepTime::default(), overrun: MAX_OVERRUN, most_prefill: 0 }
     }
@@ -35,7 +37,7 @@ impl Pace {
     /// Records the duration of a step.
     pub fn observe(&mut self, work: &Work, took: Duration) {
         if work.decodes() > 0 && work.prefill() > 0 {
-            // Infinite before the first estimate.
+            // Infinite before the first observation, when the estimate is 0.
             let overrun = took.as_secs_f64() / self.time.of(work);
             self.overrun = overrun.min(MAX_OVERRUN).max(1.0 + (self.overrun - 1.0) * DECAY);
         }
@@ -62,9 +64,9 @@ impl Pace {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowance {
     seconds: f64,
-    /// Seconds per token.
+    /// Seconds per prefill token.
     token: f64,
-    /// Seconds per token that a token attends to.
+    /// Seconds per pair of a prefill token and a token that it attends to.
     attended: f64,
     most: usize,
     least: usize,
@@ -75,10 +77,10 @@ impl Allowance {
     pub const ALL: Self =
         Self { seconds: f64::INFINITY, token: 0.0, attended: 0.0, most: usize::MAX, least: usize::MAX };
 
-    /// Number of tokens from position `start` on that there is time for.
+    /// Number of prefill tokens from position `start` on for which the step has time.
     pub fn tokens(&self, start: usize) -> usize {
-        // n tokens attend to n * start + n² / 2: the root of a parabola, in the form that is stable for small
-        // curvatures.
+        // n tokens attend to n * start + n² / 2 tokens, so their time is quadratic in n. This is the root of the
+        // quadratic, in the form that is stable if `attended` is small.
         let slope = self.token + self.attended * start as f64;
         let seconds = self.seconds.max(0.0);
         let tokens = 2.0 * seconds / (slope + (slope * slope + 2.0 * self.attended * seconds).sqrt());
@@ -86,7 +88,7 @@ impl Allowance {
         (tokens as usize).max(self.least).min(self.most)
     }
 
-    /// Subtracts `tokens` tokens from position `start` on.
+    /// Subtracts a prefill of `tokens` tokens from position `start` on.
     pub fn spend(&mut self, start: usize, tokens: usize) {
         let (start, n) = (start as f64, tokens as f64);
         self.seconds -= self.token * n + self.attended * n * (start + n / 2.0);

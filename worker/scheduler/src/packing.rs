@@ -1,10 +1,11 @@
 //! The policy of a step: the requests that share it, and the number of tokens that each computes.
 //!
 //! Every decode gets its token first, and prefills share the rest of the budget. A prefill that may be cut gets a chunk
-//! that ends at a page boundary where possible, so that a small rest of a budget does not cut a prompt into slivers. A
-//! prefill that must not be cut is packed when it fits. When it does not fit it is passed over, but not for ever: once
-//! [`PATIENCE`] steps have run without it, it comes before all other prefills, the longest passed over first. If even
-//! then it does not fit beside the decodes, it gets a step alone, over budget if necessary.
+//! that ends at a page boundary where possible, so that a small remainder of the budget does not cut a prompt into
+//! slivers. A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but not for
+//! ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not. Of
+//! several overdue prefills, the one passed over for longest comes first. If even then it does not fit beside the
+//! decodes, it gets a step alone, over budget if necessary.
 
 use std::cmp::Reverse;
 
@@ -19,8 +20,8 @@ use crate::{
     walks::Walks,
 };
 
-/// Number of steps that may pass a prefill over before it comes first. Also the number of steps that decodes have
-/// between two prefills that run alone.
+/// Number of steps that may pass a prefill over before it comes first. Also the minimum number of steps between two
+/// prefills that run alone while decodes wait.
 pub const PATIENCE: u32 = 4;
 
 /// The composition of the next step.
@@ -28,11 +29,12 @@ pub const PATIENCE: u32 = 4;
 pub(crate) struct Packing {
     /// The mixed walk that batches all rows.
     pub mixed: WalkId,
-    /// Decodes first. Within the budget, unless a prefill runs alone.
+    /// The shares of the step's requests, decodes first. Their tokens are within the budget, unless a prefill runs
+    /// alone.
     pub shares: Vec<Share>,
     /// Prefills that were passed over, as indices into the candidates.
     pub passed_over: Vec<usize>,
-    /// True if a prefill runs alone and decodes wait for it.
+    /// True if one prefill runs alone. Decodes, if there are any, wait for it.
     pub alone: bool,
 }
 
@@ -77,7 +79,7 @@ impl<'a> Candidate<'a> {
 pub(crate) struct PastSteps {
     /// The mixed walk that batched the last step.
     pub mixed: Option<WalkId>,
-    /// Steps since the last one in which a prefill ran alone.
+    /// Number of steps since the last one in which a prefill ran alone.
     pub since_alone: u32,
 }
 
@@ -89,11 +91,11 @@ struct Prefill {
     cut: Cut,
     /// The next position to compute.
     start: usize,
-    /// Tokens left of the segment.
+    /// Number of tokens of the current segment that are not computed yet.
     left: usize,
-    /// Steps that have passed the prefill over.
+    /// Number of steps that have passed the prefill over since it was last served.
     age: u32,
-    /// Tokens that it gets in this step.
+    /// Number of tokens given to the prefill in this step so far.
     tokens: usize,
 }
 
@@ -135,12 +137,12 @@ pub(crate) fn pack(
     })
 }
 
-/// The mixed walk whose turn it is, of those that have a candidate.
+/// The mixed walk whose turn it is: of those that have a candidate, the next one after `last`, in cyclic order.
 fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Option<WalkId> {
     ready.min_by_key(|&walk| (last.is_some_and(|last| walk <= last), walk))
 }
 
-/// Gives each prefill its tokens. True if the first prefill runs alone.
+/// Sets the `tokens` of each prefill. True if the first prefill runs alone.
 fn share_out(
     prefills: &mut [Prefill],
     decodes: &Work,
@@ -180,8 +182,8 @@ fn share_out(
     false
 }
 
-/// Prefills that get no tokens although they were entitled to some: those that may never be cut, all under fair
-/// sharing, and those that precede a served one.
+/// Prefills that get no tokens although they were entitled to some, as indices into the candidates. Entitled are
+/// prefills that must not be cut, prefills that precede a served one, and under fair sharing all prefills.
 fn passed_over(prefills: &[Prefill], sharing: PrefillSharing) -> Vec<usize> {
     let last_served = prefills.iter().filter(|prefill| prefill.tokens > 0).map(|p| p.candidate).max();
     let left_out = prefills.iter().filter(|prefill| prefill.tokens == 0);
@@ -203,13 +205,13 @@ impl Prefill {
 /// The budget of a step that is left for prefills.
 #[derive(Debug)]
 struct PrefillBudget {
-    /// Tokens left of the step's budget.
+    /// Number of tokens left of the step's budget.
     tokens: usize,
-    /// The prefill that the step has time for.
+    /// The prefill for which the step still has time.
     paced: Allowance,
-    /// The most tokens of one prefill that may be cut.
+    /// Maximum number of tokens in this step for one prefill that may be cut.
     cap: usize,
-    /// Chunks end at multiples of this.
+    /// Chunks end at positions that are multiples of this number.
     grid: usize,
     /// True once a prefill has been served.
     begun: bool,
@@ -224,15 +226,15 @@ impl PrefillBudget {
         Self { tokens, paced: Allowance::ALL, cap, grid, begun: false }
     }
 
-    /// The most tokens that a prefill can get now. A prefill that must not be cut and is overdue has waited long enough
-    /// to ignore the decodes' pace.
+    /// Maximum number of tokens that a prefill can still get in this step. For a prefill that must not be cut and is
+    /// overdue, `paced` is ignored: it has waited long enough.
     fn left_for(&self, prefill: &Prefill) -> usize {
         let unpaced = prefill.is_whole() && prefill.is_overdue();
         let from = prefill.start + prefill.tokens;
         if unpaced { self.tokens } else { self.tokens.min(self.paced.tokens(from)) }
     }
 
-    /// Gives a prefill as many more tokens as it can get, up to `share`.
+    /// Gives a prefill as many further tokens as it can get, at most `share`.
     fn serve(&mut self, prefill: &mut Prefill, share: usize) {
         let most = self.left_for(prefill).min(share);
         let left = prefill.left - prefill.tokens;
@@ -247,8 +249,9 @@ impl PrefillBudget {
         self.begun |= tokens > 0;
     }
 
-    /// The size of a chunk of at most `most` tokens. A chunk ends with its segment or on the grid. Only the step's
-    /// first prefill may end elsewhere, so that it advances however small the budget is.
+    /// The size of a chunk of at most `most` tokens. A chunk ends with its segment or on the grid. Only the chunk of
+    /// the first prefill that the step serves may end elsewhere, so that this prefill advances however small the budget
+    /// is.
     fn chunk(&self, prefill: &Prefill, left: usize, most: usize) -> usize {
         let most = left.min(self.cap.saturating_sub(prefill.tokens)).min(most);
         let from = prefill.start + prefill.tokens;
@@ -260,18 +263,19 @@ impl PrefillBudget {
         }
     }
 
-    /// Half of the budget, or all of it if half is less than a chunk or the prefill cannot be cut.
+    /// Half of the tokens that the prefill could get. No limit (`usize::MAX`) if half is less than the grid or the
+    /// prefill cannot be cut.
     fn half_for(&self, prefill: &Prefill) -> usize {
         let half = self.left_for(prefill) / 2;
         if prefill.is_whole() || half < self.grid { usize::MAX } else { half }
     }
 
-    /// Shares the budget max-min fairly: equal shares, and the rest of a share that a small prefill does not need goes
-    /// to the others. If there is less than a chunk for each, the first prefills get a chunk and the others come first
-    /// in a later step.
+    /// Shares the budget max-min fairly: all shares are equal, and what a small prefill does not need of its share goes
+    /// to the other prefills. If the budget has less than one chunk per prefill, the first prefills get one chunk each,
+    /// and the remaining prefills come first in a later step.
     fn share_equally(&mut self, prefills: &mut [Prefill]) {
-        // The pace is counted as if all prefills were at the farthest position. The time that this leaves goes to the
-        // first.
+        // Time is counted as if all prefills were at the farthest position, where a token takes longest. The caller
+        // gives the time that this leaves to the first prefills.
         let farthest = prefills.iter().map(|prefill| prefill.start).max().unwrap_or(0);
         let mut left = self.tokens.min(self.paced.tokens(farthest));
         let served = prefills.len().min((left / self.grid).max(1));

@@ -1,7 +1,7 @@
-//! Pages of the paged planes: a pool that counts references, and the block tables that hold them.
+//! Pages of the paged planes: a pool that counts references, and the block tables that hold pages.
 //!
 //! A page is held (its reference count is above 0), idle (not held, but its content can still be found), or free. Idle
-//! pages count as available: they are allocated when no free page is left, the longest idle first.
+//! pages count as available: they are allocated when no free page is left, the page idle for longest first.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,8 +18,8 @@ impl PageId {
 
 /// One request's pages in order of position: page `i` holds positions from `i * page_tokens` on.
 ///
-/// A table holds one reference on each of its pages and gives it back exactly once: [`PagePool::release`] consumes the
-/// table, and tables cannot be cloned.
+/// A table holds one reference on each of its pages and gives each reference back exactly once: [`PagePool::release`]
+/// consumes the table, and tables cannot be cloned.
 #[derive(Debug)]
 #[must_use = "a dropped table leaks its pages; give it to PagePool::release"]
 pub struct BlockTable {
@@ -27,12 +27,12 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// The pages, for a plan. The table outlives the step, so the plan's copy holds no references.
+    /// The list of pages, for a plan. The table outlives the step, so the plan's list counts no references of its own.
     pub fn pages(&self) -> Arc<[PageId]> {
         Arc::clone(&self.pages)
     }
 
-    /// True if `pages` is this table's current list of pages.
+    /// True if `pages` is this table's current list of pages itself, not an equal copy.
     pub(crate) fn is(&self, pages: &Arc<[PageId]>) -> bool {
         Arc::ptr_eq(&self.pages, pages)
     }
@@ -51,13 +51,13 @@ impl BlockTable {
 #[derive(Debug)]
 pub struct PagePool {
     page_tokens: usize,
-    /// Number of references on each page.
+    /// Number of references on each page, by the page's index.
     ref_count: Vec<u32>,
-    /// Used as a stack: the page freed last is the likeliest to be in a CPU cache.
+    /// The free pages, used as a stack: the page freed last is the likeliest to be in a CPU cache.
     free: Vec<PageId>,
     /// Idle pages, by the time at which they became idle.
     idle: BTreeMap<u64, PageId>,
-    /// The time at which each idle page became idle.
+    /// For each page, by its index, the time at which it last became idle: its key in `idle`.
     idle_since: Vec<u64>,
     /// Logical time: counts pages that became idle.
     clock: u64,
@@ -96,7 +96,7 @@ impl PagePool {
     }
 
     /// Finds the pages that hold these blocks, up to the first block that is not found. Each page comes with the chain
-    /// that it ends.
+    /// that ends with the page's block.
     pub(crate) fn find<B: AsRef<[u32]>>(&self, blocks: impl IntoIterator<Item = B>) -> Vec<(PageId, Chain)> {
         let mut chain = Chain::Start;
         let known = |block: B| {
@@ -107,10 +107,11 @@ impl PagePool {
         blocks.into_iter().map_while(known).collect()
     }
 
-    /// Allocates a table of `pages` pages that begins with the `known` ones, which are shared and only read. None if
+    /// Allocates a table of `pages` pages that begins with the `known` pages. Those are shared and only read. None if
     /// too few pages are available.
     pub(crate) fn allocate_behind(&mut self, known: &[(PageId, Chain)], pages: usize) -> Option<BlockTable> {
-        // Held before anything is allocated, or the known pages could be allocated as fresh ones.
+        // The known pages are held before any page is allocated. Otherwise idle ones among them could be allocated as
+        // fresh pages.
         for &(page, _) in known {
             self.hold(page);
         }
@@ -136,7 +137,7 @@ impl PagePool {
     }
 
     /// Records the content of the table's page at `index`, so that the page can be shared. Returns the chain that ends
-    /// with it; see [`PrefixCache::record`].
+    /// with the page's block; see [`PrefixCache::record`].
     pub(crate) fn record(
         &mut self,
         table: &BlockTable,
@@ -147,9 +148,10 @@ impl PagePool {
         self.content.record(table.pages[index], before, tokens)
     }
 
-    /// Gives back a table's references. A page whose last reference this was becomes idle or free.
+    /// Gives back a table's references. A page without any reference left becomes idle if its content is recorded, else
+    /// free.
     pub fn release(&mut self, table: BlockTable) {
-        // From the end, so that of two blocks of a chain the later one is evicted first.
+        // The last page is released first, so that of two blocks of a chain the later one is evicted first.
         for &page in table.pages.iter().rev() {
             let index = page.0 as usize;
             let count = &mut self.ref_count[index];
@@ -188,7 +190,7 @@ impl PagePool {
         self.free.len() + self.idle.len()
     }
 
-    /// Number of available pages whose content is known.
+    /// Number of idle pages: no request holds them, but their content can still be found.
     pub fn idle(&self) -> usize {
         self.idle.len()
     }

@@ -1,8 +1,8 @@
 //! Pages found by their content, so that the common start of two prompts is computed once.
 //!
 //! A block is the content of a full page: its tokens, and the media that begin among them. A block is identified by its
-//! content and by the block before it, back to position 0, so that equal identities mean equal keys and values. Hashes
-//! only find candidates: a block is used after its tokens and its predecessor have been compared.
+//! content and by the block before it, back to position 0, so that equal identities mean equal keys and values. A hash
+//! only finds a candidate: a block is used only if its tokens and the block before it are found equal, too.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,8 @@ use std::{
 
 use crate::pages::PageId;
 
-/// The blocks before a block. Equal chains mean equal content from position 0 on.
+/// A sequence of blocks from position 0 on, identified by its last block. Equal chains mean equal content from position
+/// 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Chain {
     /// No block.
@@ -27,7 +28,7 @@ struct Block {
     tokens: Box<[u32]>,
 }
 
-/// An index of pages by content. The pool knows whether a page is held.
+/// An index of pages by content. Whether a page is held is recorded in the pool, not here.
 #[derive(Debug, Default)]
 pub(crate) struct PrefixCache {
     pages: HashMap<u64, PageId>,
@@ -36,7 +37,7 @@ pub(crate) struct PrefixCache {
     next_number: u64,
 }
 
-/// SipHash with fixed keys, so that plans stay a function of the calls to the scheduler.
+/// A hash with fixed keys (SipHash), so that equal calls to the scheduler give equal plans.
 fn hash(before: Chain, tokens: &[u32]) -> u64 {
     let mut hasher = DefaultHasher::new();
     (before, tokens).hash(&mut hasher);
@@ -44,7 +45,8 @@ fn hash(before: Chain, tokens: &[u32]) -> u64 {
 }
 
 impl PrefixCache {
-    /// Finds the page that holds these tokens after the chain `before`, with the chain that the page ends.
+    /// Finds the page whose block has these tokens and follows the chain `before`. Also returns the chain that ends
+    /// with that block.
     pub fn find(&self, before: Chain, tokens: &[u32]) -> Option<(PageId, Chain)> {
         let page = *self.pages.get(&hash(before, tokens))?;
         let block = self.blocks.get(&page)?;
@@ -74,7 +76,7 @@ impl PrefixCache {
         self.blocks.contains_key(&page)
     }
 
-    /// Removes the page's content, before the page is used for other content.
+    /// Removes the record of the page's content. Called before the page is used for other content.
     pub fn forget(&mut self, page: PageId) {
         if let Some(block) = self.blocks.remove(&page) {
             self.pages.remove(&hash(block.before, &block.tokens));

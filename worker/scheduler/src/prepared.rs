@@ -1,13 +1,13 @@
 //! Decode rows that are prepared for the next plan while the device still runs the current step.
 //!
-//! Most rows of a step are decodes, and all of a decode row but its input token is known before the step before it
-//! returns; the engine fills the token in. Rows are prepared on the assumption that the step succeeds and ends no
-//! request. Once the step is committed, the plan takes each prepared row whose assumption held, drops the others, and
-//! makes the missing rows afresh.
+//! Most rows of a step are decodes. Everything in a decode row but its input token is known before the previous step
+//! returns, and the engine fills in the token. Rows are prepared on the assumption that the current step succeeds and
+//! ends no request. Once that step is committed, the plan takes each prepared row whose assumption held, drops the
+//! other prepared rows, and makes the missing rows itself.
 //!
-//! Arrivals, ends and the duration of the step are not known ahead. Admission, preemption and the share of each prefill
-//! follow from them and stay with the plan. So a plan with prepared rows is, row by row, the plan that would have been
-//! made without them, and a prepared row holds no page and no slot.
+//! Arrivals, the ends of requests and the step's duration are not known in advance. Admission, preemption and the
+//! tokens of each prefill depend on them, so the plan alone decides these. A plan with prepared rows is therefore
+//! equal, row by row, to the plan without them. A prepared row holds no page and no slot.
 
 use std::{collections::BTreeMap, iter::Peekable, vec};
 
@@ -34,8 +34,8 @@ impl PreparedDecodes {
         Self(rows.into_iter().peekable())
     }
 
-    /// Takes the row of a request, if one was prepared and it still `holds`. Requests must be asked for in order: the
-    /// rows of the requests before this one are dropped.
+    /// Takes the prepared row of the request of `ticket`, if there is one and `holds` is true for it. Calls must come
+    /// in the order of tickets: the rows of earlier tickets are dropped.
     pub fn take(&mut self, ticket: Ticket, holds: impl FnOnce(&Row) -> bool) -> Option<Row> {
         while self.0.next_if(|row| row.ticket < ticket).is_some() {}
         self.0.next_if(|row| row.ticket == ticket).filter(holds)

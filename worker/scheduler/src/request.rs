@@ -1,7 +1,7 @@
 //! A request on its way through the scheduler: waiting, then running, then ended.
 //!
 //! Each state is a type and each transition consumes the state before, so a request is in one state and ends once. A
-//! running request that is preempted waits again, and all tokens that it had computed and sampled are then its prefill.
+//! running request that is preempted waits again. Its prefill then covers all its tokens so far, prompt and output.
 
 mod running;
 
@@ -21,21 +21,22 @@ use crate::{
     stopping::{Finish, Stopping},
 };
 
-/// A request's position in the one order that every policy follows: requests are admitted and served from its start,
-/// and preempted from its end. The position never changes, so the first request stays first until it ends.
+/// A request's position in the one order that every policy follows: requests are admitted and served from the start of
+/// the order, and preempted from its end. The position never changes, so the first request stays first until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket {
-    /// The step at which the request arrived, less the head start of its priority.
+    /// The number of the next step when the request arrived, plus `HEAD_START` times the request's priority. A lower
+    /// value comes first.
     pub came: i64,
-    /// Order among requests of the same step.
+    /// Serial number of the request, which orders requests with an equal `came`.
     pub number: u64,
 }
 
-/// The positions at which a prefill may be cut.
+/// The positions at which a segment of a prefill may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     Anywhere,
-    /// The prefill may begin anywhere, as behind a cached prefix, and then runs to its end.
+    /// The segment may begin at any position, for example behind a cached prefix, and then runs uncut to its end.
     BeforeOnly,
     Nowhere,
 }
@@ -45,55 +46,56 @@ pub(crate) enum Cut {
 pub(crate) struct PrefillSegment {
     pub walk: WalkId,
     pub cut: Cut,
-    /// The position after the segment's last.
+    /// One more than the segment's last position.
     pub end: usize,
 }
 
-/// The state that a request keeps while it waits and runs.
+/// The data that a request keeps both while it waits and while it runs.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub key: GraphKey,
-    /// The phases that run here. Becomes [`GraphRole::Whole`] once another worker's prefill has been imported.
+    /// The phases that this worker runs. Becomes [`GraphRole::Whole`] once another worker's prefill has been imported.
     pub role: GraphRole,
-    /// True while the request waits for embeddings of its media; it then waits for nothing else.
+    /// True while the request waits for embeddings of its media. Only after their arrival does the request wait for
+    /// pages.
     pub awaits_media: bool,
-    /// True if the request never gives up a page: its planes were imported and have media, which cannot be encoded
-    /// here.
+    /// True if the request is never preempted: another worker computes its prefill, and the prefill has media, which
+    /// this worker could not encode again.
     pub is_pinned: bool,
-    /// Ascending by `end`, without gaps from position 0; at least one segment. Fixed while the request runs.
+    /// At least one segment, ascending by `end`, without gaps from position 0. Fixed while the request runs.
     pub prefill: Vec<PrefillSegment>,
-    /// The walk that computes sampled tokens again.
+    /// The walk that computes sampled tokens again after a preemption, and the walk's cut.
     pub recompute: (WalkId, Cut),
     pub prompt_tokens: usize,
     pub decode: Option<WalkId>,
     pub generated: u32,
     pub stopping: Stopping,
-    /// Needs over the whole life.
+    /// Resources that the request needs over its whole life.
     pub life: Needs,
     pub epoch: Epoch,
     /// Content of all positions so far. None if the request shares no pages.
     pub content: Option<Content>,
-    /// True if logits of every position are wanted, which takes time of its own.
+    /// True if logits of every prefill position are wanted. Computing them takes extra time.
     pub is_scored: bool,
-    /// Prompt tokens found in the prefix cache. Set when the request first runs.
+    /// Number of prompt tokens found in the prefix cache. None until the request first runs.
     pub cached_tokens: Option<usize>,
-    /// The most prefill tokens that the prefix cache has been seen to hold.
+    /// Largest number of the prefill's tokens that a lookup has found in the prefix cache.
     pub known_tokens: usize,
     pub deadline: Option<Duration>,
 }
 
-/// Pages that a request begins to run with.
+/// The pages with which a request begins to run.
 #[derive(Debug)]
 pub(crate) struct AdmittedPages {
     table: BlockTable,
-    /// Number of pages, from the first on, that come from the prefix cache.
+    /// The first `shared` pages of `table` come from the prefix cache.
     shared: usize,
-    /// The chain that those pages end. None if the request shares no pages.
+    /// The chain of blocks in the shared pages. None if the request has no content by which pages could be shared.
     chain: Option<Chain>,
 }
 
 impl Request {
-    /// Ends a waiting request. It holds nothing, so no pool is needed.
+    /// Ends a request that holds no pages, so no pool is needed.
     pub fn end(self, outcome: Outcome) -> Ending {
         Ending { key: self.key, passes: self.epoch, cached_tokens: self.cached_tokens(), outcome }
     }
@@ -114,7 +116,8 @@ impl Request {
             return Some(AdmittedPages { table: pool.allocate(pages)?, shared: 0, chain: None });
         };
         let computed_here = self.role != GraphRole::Decode;
-        // At least one position is always computed, here or elsewhere, since a token is sampled from it.
+        // The last position never comes from the cache: this or another worker must compute it, since the first token
+        // is sampled from it.
         let most = if content.may_reuse || !computed_here { self.prefill_end() - 1 } else { 0 };
         let mut known = pool.find(content.blocks(most, pool.page_tokens()));
         if computed_here {
@@ -125,7 +128,7 @@ impl Request {
         Some(AdmittedPages { table, shared: known.len(), chain: Some(chain) })
     }
 
-    /// Looks up how much of the prefill is in the prefix cache. False if the request may not use the cache.
+    /// Looks the prefill up in the prefix cache and updates `known_tokens`. False if the request may not use the cache.
     pub fn look_up(&mut self, pool: &PagePool) -> bool {
         let Some(content) = self.content.as_ref().filter(|content| content.may_reuse) else { return false };
         let most = self.prefill_end() - 1;
@@ -134,8 +137,8 @@ impl Request {
         true
     }
 
-    /// The least time that the prefill takes from position `from` on, if segments that may be cut run in chunks of at
-    /// most `chunk` tokens.
+    /// Lower bound on the time of the prefill from position `from` on. Segments that may be cut anywhere run in chunks
+    /// of at most `chunk` tokens.
     pub fn least_time(&self, from: usize, chunk: usize, known: &LeastTime) -> Duration {
         let left = self.prefill.iter().scan(from, |start, segment| {
             let tokens = segment.end.saturating_sub(*start);
@@ -146,7 +149,8 @@ impl Request {
         left.sum()
     }
 
-    /// The most of `blocks` blocks that end at a position where the prefill may begin.
+    /// Largest number of blocks, at most `blocks`, behind which the prefill may begin: not inside a segment that must
+    /// not be cut.
     fn blocks_to_resume_behind(&self, blocks: usize, page_tokens: usize) -> usize {
         let mut resume = blocks * page_tokens;
         for index in (0..self.prefill.len()).rev().filter(|&index| self.prefill[index].cut == Cut::Nowhere) {

@@ -28,10 +28,10 @@ use crate::{
     walks::Walks,
 };
 
-/// Number of remembered cancels whose launches have not arrived. The oldest is forgotten first.
+/// Maximum number of remembered cancels of requests that have not arrived. The oldest is forgotten first.
 const REMEMBERED_CANCELS: usize = 1024;
 
-/// The micro-scheduler; its invariants are on the crate's page.
+/// The micro-scheduler. The crate's documentation lists its invariants.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
@@ -39,11 +39,11 @@ pub struct Scheduler {
     pool: PagePool,
     pace: Pace,
     least_time: LeastTime,
-    /// Accepted requests that hold nothing, in order.
+    /// Accepted requests that hold no pages and wait for them, in the order of their tickets.
     waiting: BTreeMap<Ticket, Request>,
-    /// Accepted requests that hold nothing and wait for embeddings of their media.
+    /// Accepted requests that hold no pages and wait for embeddings of their media.
     parked: BTreeMap<Ticket, Request>,
-    /// Requests that hold pages, in order.
+    /// Requests that hold their pages and a slot, in the order of their tickets.
     running: BTreeMap<Ticket, Running>,
     /// The ticket of every request in `waiting`, `parked` or `running`.
     tickets: HashMap<GraphKey, Ticket>,
@@ -66,13 +66,13 @@ pub struct Scheduler {
 /// Counters over the scheduler's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Times that a request gave up its pages.
+    /// Number of preemptions: a request's pages were released before its end.
     pub preemptions: u64,
-    /// Prefill tokens of admitted requests. Each admission of a request counts.
+    /// Number of prefill tokens of admitted requests, counted again at each admission of a request.
     pub prefill_tokens: u64,
-    /// Prefill tokens of admitted requests that came from the prefix cache.
+    /// Number of those prefill tokens that came from the prefix cache.
     pub cached_tokens: u64,
-    /// Rows that were [prepared](Scheduler::plan_ahead) when their step was planned.
+    /// Number of planned rows that had been [prepared](Scheduler::plan_ahead) before their step was planned.
     pub rows_ahead: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct Load {
     pub waiting: usize,
     /// Pages held by requests.
     pub pages_used: usize,
-    /// Idle pages, kept for prompts that start with their content.
+    /// Pages that no request holds, kept because new prompts may start with the pages' content.
     pub pages_cached: usize,
     /// Pages that requests can hold.
     pub pages_total: usize,
@@ -146,8 +146,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Cancels a request. The next plan ends it, or, if a step computes it, the first plan after that step. A request
-    /// that has not arrived is ended after it arrives. For a request that has ended this does nothing.
+    /// Cancels a request. The next plan ends the request; if a step computes the request now, the first plan after that
+    /// step does. A request that has not arrived yet is ended by the first plan after its arrival. For a request that
+    /// has ended, the call has no effect.
     pub fn cancel(&mut self, key: GraphKey) {
         if self.tickets.contains_key(&key) {
             self.cancelled.insert(key);
@@ -160,9 +161,10 @@ impl Scheduler {
     }
 
     /// Ends requests that are cancelled, late or certain to be late, admits those that fit, and packs the next step.
-    /// `now` is a monotonic clock; it is only compared with deadlines.
+    /// `now` is the time on a monotonic clock; it is only compared with deadlines.
     ///
-    /// Requests that an earlier step still computes are left to it, so a step may be planned while another runs.
+    /// A request that an earlier step still computes takes no part in the new step, so a step may be planned while
+    /// another runs.
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
         let preempted =
@@ -178,8 +180,8 @@ impl Scheduler {
         self.prepared = PreparedDecodes::new(&self.running, self.config.page_tokens);
     }
 
-    /// Takes back a step that has run, with one outcome for each row, in order, and the step's duration. Requests
-    /// advance here and nowhere else, each by its own row.
+    /// Takes back a step that has run, with one outcome for each row, in the order of the rows, and the step's
+    /// duration. A request advances by its own row, here and nowhere else.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
         if !step.rows.iter().any(|row| self.running.get(&row.ticket).is_some_and(Running::encodes)) {
@@ -204,7 +206,7 @@ impl Scheduler {
         commits
     }
 
-    /// Takes back a step that has not run. No request has advanced, and every row will be planned again.
+    /// Takes back a step that has not run. No request advances, so later plans compute the same positions.
     pub fn abort(&mut self, step: StepPlan) {
         for row in step.rows {
             if let Some(request) = self.running.get_mut(&row.ticket) {
@@ -226,7 +228,8 @@ impl Scheduler {
         }
     }
 
-    /// The earliest deadline of a held request. If nothing runs, the caller must plan at that time.
+    /// The earliest deadline of a held request. If no step runs until then, the caller must call [`plan`](Self::plan)
+    /// at that time.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }

@@ -10,43 +10,46 @@ use crate::{pages::PageId, request::Ticket, stopping::Finish};
 #[derive(Debug)]
 #[must_use]
 pub struct Turn {
-    /// Requests that were cancelled or whose time is up. Their pages are free.
+    /// Requests that ended because they were cancelled, because their deadline cannot be met, or because a transfer
+    /// failed. Their pages are released.
     pub endings: Vec<Ending>,
-    /// Requests that gave up their pages. They wait for new ones, and then compute everything again.
+    /// Requests that were preempted: their pages are released. They wait for new pages, and then compute their
+    /// positions again.
     pub preempted: Vec<GraphKey>,
-    /// Requests that now hold the pages for another worker to fill.
+    /// Pages newly reserved for planes that another worker computes.
     pub reserved: Vec<Reserved>,
     /// The next step. None if nothing can run now.
     pub step: Option<StepPlan>,
 }
 
-/// Room for planes that another worker computes.
+/// Pages of one request, reserved for planes that another worker computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// The request that holds the room.
+    /// The request that holds the pages.
     pub key: GraphKey,
     /// The pages of the prefill, in order. The request holds them until it ends.
     pub pages: Vec<PageId>,
     /// The first `known` pages already hold the prefill's planes and are read-only, since other requests share them.
-    /// The rest, at least one, are the request's own and are to be filled.
+    /// The other pages, at least one, belong to this request alone, and the other worker fills them.
     pub known: usize,
     /// Tokens of the prefill.
     pub tokens: usize,
 }
 
-/// One forward over one batch. The plan is complete: the engine applies it and makes no decision of its own.
+/// The plan of one forward pass over one batch. The plan is complete: the engine applies it and makes no decision of
+/// its own.
 ///
 /// Each plan goes back to the scheduler exactly once, by [`Scheduler::commit`](crate::Scheduler::commit) or
-/// [`Scheduler::abort`](crate::Scheduler::abort). Until then its requests do not advance.
+/// [`Scheduler::abort`](crate::Scheduler::abort). Until then the plan's requests do not advance.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "its requests wait until the step is committed or aborted"]
 pub struct StepPlan {
     /// Counted from 0 over the scheduler's life. The number of an aborted step is not used again.
     pub number: StepNumber,
-    /// The walk that the engine runs: the decode walk if every row is a decode of it, else the mixed walk. Completions
-    /// are never routed by it.
+    /// The walk that the engine runs the batch as: a decode walk if every row is a decode of that walk, else a mixed
+    /// walk. Completions are routed by each row's own `walk`, never by `batch_walk`.
     pub batch_walk: WalkId,
-    /// Decodes first, then prefills.
+    /// The rows: decodes first, then prefills.
     pub rows: Vec<Row>,
 }
 
@@ -62,15 +65,15 @@ impl StepPlan {
 pub struct Row {
     /// The request's worker graph.
     pub key: GraphKey,
-    /// The row's own walk, which may differ from the batch's.
+    /// The row's own walk, which may differ from the step's `batch_walk`.
     pub walk: WalkId,
-    /// The pass of the worker graph, counted from 0.
+    /// Index of the forward pass among all passes of the request's worker graph, counted from 0.
     pub epoch: Epoch,
-    /// The positions that the row computes. The planes of all positions before are already computed.
+    /// The positions that the row computes. The planes of all earlier positions are already computed.
     pub positions: Range<usize>,
-    /// Terminality with its data; [`Row::is_terminal`] is the flag.
+    /// Whether a token is sampled from the row, with the data for sampling. [`Row::is_terminal`] is the flag alone.
     pub terminality: Terminality,
-    /// The request's pages, which cover `positions` and all positions before.
+    /// The request's pages, which cover `positions` and all earlier positions.
     pub block_table: Arc<[PageId]>,
     pub(crate) ticket: Ticket,
 }
@@ -87,11 +90,11 @@ impl Row {
 /// The kind of a row, by whether a token is sampled from its last position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Terminality {
-    /// More of the prefill follows, or no output is wanted: no LM head, no sample.
+    /// More of the prefill follows, or no output is wanted. No token is sampled.
     NotTerminal,
     /// A decode, or the last chunk of a prefill.
     Terminal {
-        /// Ids that must not be sampled now.
+        /// Token ids that must not be sampled from this row.
         forbidden: Arc<[u32]>,
     },
 }
@@ -113,9 +116,9 @@ pub enum RowOutcome {
 pub struct RowCommit {
     /// The row as planned.
     pub row: Row,
-    /// The token that the output has grown by.
+    /// The token that this row added to the output, if any.
     pub sampled: Option<OutputToken>,
-    /// Prompt tokens that came from the prefix cache.
+    /// Number of the request's prompt tokens that came from the prefix cache.
     pub cached_tokens: u32,
     /// Set if this was the request's last row.
     pub ending: Option<Ending>,
@@ -137,9 +140,9 @@ pub struct OutputToken {
 pub struct Ending {
     /// The request's worker graph.
     pub key: GraphKey,
-    /// Passes that were committed: the last row's epoch plus one.
+    /// Number of committed forward passes: the epoch of the last committed row, plus one.
     pub passes: Epoch,
-    /// Prompt tokens that came from the prefix cache.
+    /// Number of the request's prompt tokens that came from the prefix cache.
     pub cached_tokens: u32,
     /// The request's outcome.
     pub outcome: Outcome,
@@ -151,7 +154,7 @@ pub enum TransferError {
     /// The other worker is gone or too slow. The request itself is sound.
     #[error("{0}")]
     Lost(String),
-    /// The receiver refuses the planes, because they are not those that it waits for.
+    /// The receiver refuses the planes, because they are not the planes that it waits for.
     #[error("{0}")]
     Refused(String),
 }
@@ -179,9 +182,9 @@ pub enum Outcome {
     DeadlineExceeded,
     /// The deadline would pass before the first token even if the request ran alone from now on.
     DeadlineUnreachable {
-        /// The least time that the rest of the prefill takes.
+        /// Lower bound on the time that the rest of the prefill takes.
         needed: Duration,
-        /// The time left, which is less.
+        /// Time left until the deadline, which is less than `needed`.
         left: Duration,
     },
     /// The engine could not run the request, for this reason.

@@ -4,7 +4,8 @@
 //! decodes attend to, per prefill token, and per token that prefill tokens attend to. These costs differ a thousandfold
 //! between devices and drift with other load on the machine, so they are fitted to the last few steps by Kaczmarz's
 //! method: each step in turn moves the costs, along the shortest path, towards values that explain its duration. Costs
-//! that these steps do not distinguish keep their earlier ratio. No cost is negative: more work is not faster.
+//! that the last few steps do not distinguish keep their earlier ratio. No cost is negative, since more work makes no
+//! step faster.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
@@ -12,10 +13,10 @@ use std::{collections::VecDeque, ops::Range, time::Duration};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
     decodes: usize,
-    /// Tokens that the decodes attend to, themselves included.
+    /// Number of tokens that each decode attends to, itself included, summed over the decodes.
     decode_attended: usize,
     prefill: usize,
-    /// Tokens that the prefill tokens attend to, themselves included.
+    /// Number of tokens that each prefill token attends to, itself included, summed over the prefill tokens.
     prefill_attended: usize,
 }
 
@@ -48,24 +49,25 @@ impl Work {
 const TERMS: usize = 5;
 type Terms = [f64; TERMS];
 
-/// The count of each term that costs about as much as the fixed cost. These weights decide which term an error is
-/// attributed to while no step distinguishes the terms.
+/// For each term, the count that costs about as much as the fixed cost of a step. These weights decide which term an
+/// error is attributed to while no step distinguishes the terms.
 const UNITS: Terms = [1.0, 16.0, 16.0 * 8192.0, 64.0, 64.0 * 8192.0];
 /// Number of steps that the fit uses.
 const WINDOW: usize = 16;
-/// Number of passes over these steps for each new one.
+/// Number of passes over the last [`WINDOW`] steps after each new step.
 const PASSES: usize = 4;
 /// Share of an error that one move corrects. A smaller gain is steadier, a larger one adapts faster.
 const GAIN: f64 = 0.3;
-/// Factor to which a step's duration is clamped around its estimate once the window is full: a stall says nothing.
+/// Once the window is full, a step's duration is clamped to at most this factor above or below its estimate, since a
+/// stall says nothing about other steps.
 const MAX_DEVIATION: f64 = 2.0;
 
 /// The costs of a step's terms.
 #[derive(Debug, Default)]
 pub(crate) struct StepTime {
-    /// Seconds per unit of each term.
+    /// Seconds per unit of each term; [`UNITS`] has the units.
     seconds: Terms,
-    /// The last steps with their durations in seconds.
+    /// The terms of the last [`WINDOW`] steps, with the steps' durations in seconds.
     recent: VecDeque<(Terms, f64)>,
 }
 
@@ -94,7 +96,7 @@ impl StepTime {
         dot(&self.seconds, &work.terms())
     }
 
-    /// Seconds per prefill token, and per token that a prefill token attends to.
+    /// Seconds per prefill token, and seconds per pair of a prefill token and a token that it attends to.
     pub fn of_prefill_token(&self) -> (f64, f64) {
         (self.seconds[3] / UNITS[3], self.seconds[4] / UNITS[4])
     }

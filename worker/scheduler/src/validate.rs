@@ -1,4 +1,4 @@
-//! Validation on arrival: turns a launch into a request that is certain to end, or refuses it.
+//! Validation on arrival: turns a launch into a request that is certain to end, or refuses the launch.
 
 use tutti_proto::{Epoch, declaration::WalkId};
 
@@ -11,7 +11,7 @@ use crate::{
     walks::Walks,
 };
 
-/// Refuses a launch that could not end even on an empty worker.
+/// Makes a request from a launch. Refuses a launch that could not run to its end even on an empty worker.
 pub(crate) fn validate(
     launch: GraphLaunch,
     walks: &Walks,
@@ -27,7 +27,7 @@ pub(crate) fn validate(
     for segment in &launch.prefill {
         end += segment.tokens;
         let walk = match (launch.role, launch.decode) {
-            // Another worker computes the prefill. It is computed here only after a preemption.
+            // Another worker computes the prefill. This worker computes it only after a preemption.
             (GraphRole::Decode, Some(decode)) => walks.recompute(decode),
             _ => segment.walk,
         };

@@ -25,7 +25,7 @@ impl Walks {
         self.kinds.get(walk.0 as usize).copied()
     }
 
-    /// The positions at which a prefill under this walk may be cut.
+    /// The positions at which a prefill under this walk may be cut. An error if the walk is no prefill.
     pub fn cut(&self, walk: WalkId) -> Result<Cut, Refusal> {
         match (self.kind(walk), self.chunking) {
             (Some(WalkKind::Chunkable { .. }), Chunking::Scheduler) => Ok(Cut::Anywhere),
@@ -40,7 +40,7 @@ impl Walks {
     }
 
     /// The walk that recomputes sampled tokens after a prefill that ended under `last`: `last` itself if it is
-    /// chunkable, else a chunkable walk of the same mixed walk.
+    /// chunkable, else a chunkable walk that the same mixed walk batches. Returns `last` if there is none.
     pub fn recompute(&self, last: WalkId) -> WalkId {
         let chunkable =
             |walk: WalkId| self.kind(walk).filter(|kind| matches!(kind, WalkKind::Chunkable { .. }));
@@ -59,8 +59,8 @@ impl Walks {
         self.kind(walk).and_then(WalkKind::batched_by)
     }
 
-    /// The walk that a step of rows of these walks runs as: their decode walk if all rows are decodes of it, so that
-    /// captured decode graphs can be used; else the mixed walk that batches them.
+    /// The walk that a step runs as, given the walks of its rows. If all rows are decodes of one walk, this is that
+    /// decode walk, so that a device can use graphs that it captured for decodes. Otherwise it is `mixed`.
     pub fn batch_walk(&self, mixed: WalkId, mut rows: impl Iterator<Item = WalkId>) -> WalkId {
         match rows.next() {
             Some(first) if self.is_decode(first) && rows.all(|walk| walk == first) => first,

@@ -25,7 +25,7 @@ struct Device {
     decode: u64,
     /// Per token and thousand tokens that it attends to.
     attended: u64,
-    /// The most by which a step is longer than its costs, in percent. `MARGIN` allows for up to 100.
+    /// Largest extra time of a step, in percent of its costs. `MARGIN` allows for up to 100.
     jitter: u64,
 }
 
@@ -157,7 +157,7 @@ fn a_prompt_that_is_too_long_for_its_time_ends_at_once_and_frees_what_it_holds()
 fn a_prefill_that_falls_behind_is_ended_before_its_time_is_up() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     worker.learn(64);
-    // Half of each step goes to the other request, so it takes twice as long as alone, which is known halfway.
+    // Half of each step goes to request 1, so request 2 takes twice as long as alone. Halfway it is certain to be late.
     worker.scheduler.add(text(1, 1280, 1)).unwrap();
     let late = worker.due(text(2, 1280, 1), us(160_000));
     let deadline = late.deadline.unwrap();

@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// The least tokens that a step prefills.
+/// Minimum number of tokens that a step prefills.
 const LEAST: usize = 16;
-/// The most tokens that a step prefills: the rest of the step's budget.
+/// Maximum number of tokens that a step prefills: what decodes leave of the step's budget.
 const BUDGET: usize = 2048;
 /// Number of steps that the pace may take to learn.
 const FEW: usize = 8;
@@ -17,7 +17,7 @@ struct Device {
     row_attended: f64,
     token: f64,
     token_attended: f64,
-    /// The most by which a step is longer than its costs, as a share; uniformly distributed.
+    /// Largest extra time of a step, as a share of its costs. The extra time is uniformly distributed.
     jitter: f64,
 }
 
@@ -34,9 +34,9 @@ struct Run {
     device: Device,
     target: Duration,
     decodes: usize,
-    /// The position of all decodes.
+    /// The position of every decode.
     context: usize,
-    /// The position of the prompt.
+    /// The next position of the prompt to prefill.
     position: usize,
     prompt: usize,
     random: u64,
@@ -125,8 +125,8 @@ const fn ms(ms: u64) -> Duration {
 fn the_target_is_kept_and_its_time_used() {
     for (device, target) in [(H200, ms(12)), (H200, ms(20)), (CPU, ms(1000))] {
         for jitter in [0.0, 0.05, 0.1] {
-            // A token costs more at later positions: half as much again over 16k on the one device, fourfold over 8k on
-            // the other.
+            // A token costs more at later positions: on the H200 1.5 times as much after 16k positions, on the CPU four
+            // times as much after 8k.
             for prompt in [1024, 8192, 16_384] {
                 for decoded_before in [0, 50] {
                     let mut run = Run { prompt, ..Run::new(Device { jitter, ..device }, target) };

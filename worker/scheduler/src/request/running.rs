@@ -1,7 +1,7 @@
-//! A request that holds what it needs.
+//! A running request: it holds its pages and a slot of the running set.
 //!
-//! `computed` alone says how far the request is. The current segment, whether it prefills or decodes, and whether a row
-//! is terminal all follow from it.
+//! The field `computed` alone records how far the request is. The current segment, the phase (prefill or decode), and
+//! whether a row reaches the end of the prefill all follow from `computed`.
 
 mod disaggregated;
 
@@ -24,25 +24,27 @@ use crate::{
 pub(crate) struct Running {
     request: Request,
     block_table: BlockTable,
-    /// Number of positions whose planes are computed. Grows at commit and nowhere else.
+    /// Number of positions whose planes are computed. Grows only when a row is committed or an import is completed.
     computed: usize,
-    /// The step that computes the request now. Until it returns, it owns the request's pages and progress.
+    /// The request's row in the step that computes the request now, if any. Until that step is committed or aborted,
+    /// the request's pages and progress stay as they are.
     in_step: Option<InStep>,
-    /// Steps that have passed the request over since its last one.
+    /// Number of steps that have passed the request over since it last took part in one.
     pub passed_over: u32,
-    /// True while the request is left out of steps because its planes leave more slowly than it computes them.
+    /// True while the request is left out of steps because it computes planes faster than they can be sent to the other
+    /// worker.
     pub held_back: bool,
-    /// The chain of the blocks that are recorded in the pool. None once no more can be recorded.
+    /// The chain of the request's blocks that are recorded in the pool. None if no further block can be recorded.
     chain: Option<Chain>,
-    /// Number of recorded blocks.
+    /// Number of the request's blocks that are recorded in the pool.
     recorded: usize,
 }
 
-/// The row of a request in the step that runs.
+/// A request's row in a step that is neither committed nor aborted yet.
 #[derive(Clone, Copy, Debug)]
 struct InStep {
     number: StepNumber,
-    /// The position after the row's last.
+    /// One more than the row's last position.
     end: usize,
     samples: bool,
 }
@@ -74,7 +76,8 @@ impl Request {
     /// Moves the request from waiting to running.
     pub fn admit(mut self, pages: AdmittedPages, pool: &PagePool) -> Running {
         let AdmittedPages { table: block_table, shared, chain } = pages;
-        // For a decode here, another worker computes the whole prefill and reports its own cached tokens.
+        // With [`GraphRole::Decode`], another worker computes the whole prefill and reports the cached tokens, so none
+        // count here.
         let computed = if self.role == GraphRole::Decode { 0 } else { shared * pool.page_tokens() };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
         Running {
@@ -95,7 +98,7 @@ impl Running {
         self.in_step.is_some()
     }
 
-    /// True if the request keeps its pages until it ends.
+    /// True if the request is never preempted: it keeps its pages until it ends.
     pub fn is_pinned(&self) -> bool {
         self.request.is_pinned || self.is_disaggregated()
     }
@@ -133,7 +136,7 @@ impl Running {
         self.computed
     }
 
-    /// True if the request holds the page of its next position, or needs none.
+    /// True if the request holds the page of its next position, or needs no pages.
     pub fn has_room(&self, page_tokens: usize) -> bool {
         self.request.role == GraphRole::Encode || self.computed < self.block_table.len() * page_tokens
     }
@@ -143,13 +146,14 @@ impl Running {
         !self.is_in_step() && self.has_room(page_tokens) && !self.held_back && !self.awaits_planes()
     }
 
-    /// Adds a page for the next positions. False if none is available.
+    /// Adds a page for the next positions. False if no page is available.
     pub fn grow(&mut self, pool: &mut PagePool) -> bool {
         let page = pool.allocate(1);
         page.map(|page| self.block_table.extend(page)).is_some()
     }
 
-    /// Gives up the request's pages. Its sampled tokens become prefill, which is computed again before it samples.
+    /// Releases the request's pages. Its sampled tokens become part of its prefill, which is computed again before the
+    /// next token is sampled.
     pub fn preempt(self, pool: &mut PagePool) -> Request {
         let mut request = self.request;
         pool.release(self.block_table);
@@ -163,14 +167,16 @@ impl Running {
         request
     }
 
-    /// Gives the next `tokens` positions to a step. Nothing else changes until the step returns.
+    /// Puts the next `tokens` positions into a step, as a row. The request's progress does not change until the step is
+    /// committed.
     pub fn launch(&mut self, ticket: Ticket, step: StepNumber, walk: WalkId, tokens: usize) -> Row {
         let row = self.row(ticket, self.progress(), walk, tokens);
         self.enter_step(step, &row);
         row
     }
 
-    /// Gives a row of [`next_decode`](Self::next_decode) to a step, if the row's assumption held. False if it did not.
+    /// Puts a row made by [`next_decode`](Self::next_decode) into a step. False, without effect, if the assumption
+    /// under which the row was made did not hold.
     pub fn launch_prepared(&mut self, step: StepNumber, row: &Row) -> bool {
         let Progress { computed, epoch, .. } = self.progress();
         let same_pages = self.block_table.is(&row.block_table);
@@ -182,8 +188,9 @@ impl Running {
         holds
     }
 
-    /// The decode that comes next, on the assumption that the step that now computes the request, if any, succeeds and
-    /// does not end it. None if the request does not decode next or has no page for it.
+    /// The request's next row, if that is a decode. If a step computes the request now, the row is made on the
+    /// assumption that this step succeeds and does not end the request. None if the next row is not a decode, if the
+    /// request lacks a page for the row, or if no more output is wanted.
     pub fn next_decode(&self, ticket: Ticket, page_tokens: usize) -> Option<Row> {
         let mut progress = self.progress();
         if let Some(InStep { end, samples, .. }) = self.in_step {
@@ -205,7 +212,8 @@ impl Running {
         let Progress { computed, generated, epoch } = from;
         let positions = computed..computed + tokens;
         let request = &self.request;
-        // Compared with the end of the prefill, not of the prompt: replayed output is prefill too.
+        // `positions.end` is compared with the end of the prefill, not of the prompt: replayed output is part of the
+        // prefill.
         let terminality = if positions.end >= request.prefill_end() && request.wants_output(generated) {
             Terminality::Terminal { forbidden: request.stopping.forbidden(generated) }
         } else {
@@ -220,14 +228,15 @@ impl Running {
         self.in_step = Some(InStep { number, end: row.positions.end, samples });
     }
 
-    /// Takes the request out of its step. By itself this undoes the step: nothing else changes.
+    /// Takes the request out of its step. The request's progress does not change, so this alone undoes the row.
     pub fn leave_step(&mut self, step: StepNumber) {
         let left = self.in_step.take().map(|in_step| in_step.number);
         assert_eq!(left, Some(step), "{} was not in step {step}", self.request.key);
     }
 
-    /// Advances the request by its row of a step that has run; a request advances nowhere else. Returns the token that
-    /// the output has grown by and, if the request has ended, the outcome to [`end`](Self::end) it with.
+    /// Advances the request by its row of a step that has run; a row takes effect nowhere else. Returns the token that
+    /// the row added to the output, if any. If the request has reached its end, also returns the outcome to pass to
+    /// [`end`](Self::end).
     pub fn commit(
         &mut self,
         step: StepNumber,
@@ -248,7 +257,8 @@ impl Running {
         let request = &mut self.request;
         request.epoch = request.epoch.next();
         let Some(token) = token else {
-            // Nothing is sampled inside a prompt. At the prompt's end, a request that wants no output has ended.
+            // No token was sampled: either the prefill goes on, or no output is wanted. In the second case the request
+            // has ended, unless its rows encode media.
             let done =
                 prefilled && !request.wants_output(request.generated) && request.role != GraphRole::Encode;
             return (None, done.then(|| request.finished(Finish::Length)));
@@ -260,7 +270,7 @@ impl Running {
         (Some(OutputToken { token, index }), finish.map(|reason| request.finished(reason)))
     }
 
-    /// Records the blocks that are now full, so that other requests can find them.
+    /// Records the blocks whose positions are now all computed, so that other requests can find them.
     fn record(&mut self, pool: &mut PagePool) {
         let page_tokens = pool.page_tokens();
         let Some(content) = &self.request.content else { return };

@@ -1,4 +1,5 @@
-//! Requests that share their phases with another worker: prefilled for it, or decoded after its prefill.
+//! Requests whose phases are divided between two workers: this worker prefills or encodes for another one, or decodes
+//! after the prefill of another one.
 //!
 //! The scheduler moves no planes. The engine reports when a transfer is complete or has failed.
 
@@ -13,8 +14,9 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Continues a request whose [reserved](crate::Reserved) pages are filled, after a prefill of `computed` tokens and
-    /// its first sampled token. On an error, which says why it cannot continue, nothing has changed.
+    /// Continues a request whose [reserved](crate::Reserved) pages another worker has filled with the planes of
+    /// `computed` tokens. That worker has also sampled the token `first`. On an error nothing has changed; the error
+    /// says why the request cannot continue.
     pub fn complete_import(
         &mut self,
         key: GraphKey,
@@ -28,8 +30,8 @@ impl Scheduler {
         request.complete_import(first, computed, &mut self.pool)
     }
 
-    /// Queues a request once the embeddings of its media are here. It keeps its position in the order. False if it
-    /// waits for no embeddings.
+    /// Queues a request once the embeddings of its media are here. The request keeps its position in the order. False
+    /// if the request waits for no embeddings.
     pub fn media_here(&mut self, key: GraphKey) -> bool {
         let Some(&ticket) = self.tickets.get(&key) else { return false };
         let Some(mut request) = self.parked.remove(&ticket) else { return false };
@@ -38,8 +40,8 @@ impl Scheduler {
         true
     }
 
-    /// Ends a request that was prefilled for another worker, once its planes are copied, and frees its pages. None if
-    /// it has ended before or its prefill is not done.
+    /// Ends a request that was prefilled or encoded for another worker, once its planes or embeddings are copied, and
+    /// frees its pages. None if the request is not held, has not finished its prefill, or exports nothing.
     pub fn complete_export(&mut self, key: GraphKey) -> Option<Ending> {
         let Entry::Occupied(request) = self.running.entry(*self.tickets.get(&key)?) else { return None };
         let outcome = request.get().export_outcome()?;
@@ -48,16 +50,16 @@ impl Scheduler {
         Some(request.end(outcome, &mut self.pool))
     }
 
-    /// Leaves a request out of steps while `held_back` is true, because its planes leave more slowly than it computes
-    /// them.
+    /// Leaves a request out of steps while `held_back` is true, because the request computes planes faster than they
+    /// can be sent to the other worker.
     pub fn hold_back(&mut self, key: GraphKey, held_back: bool) {
         if let Some(request) = self.running_mut(key) {
             request.held_back = held_back;
         }
     }
 
-    /// Ends a request whose planes will never arrive or never leave. The next plan ends it, or, if a step computes it,
-    /// the first plan after that step. Does nothing for a request that is not held.
+    /// Ends a request whose planes will never arrive or never leave. The next plan ends the request; if a step computes
+    /// the request now, the first plan after that step does. Does nothing for a request that is not held.
     pub fn fail_transfer(&mut self, key: GraphKey, why: TransferError) {
         if self.tickets.contains_key(&key) {
             self.failed_transfers.insert(key, why);

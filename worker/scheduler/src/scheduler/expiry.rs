@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Ends requests that are cancelled, late or certain to be late, or whose transfer failed, in every state but one:
-    /// a request inside a step keeps its pages until the step returns.
+    /// Ends requests that are cancelled, late or certain to be late, or whose transfer failed. A request inside a step
+    /// keeps its pages until the step returns, so it is ended by a later call.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Ending> {
         let mut endings = Vec::new();
         for key in std::mem::take(&mut self.cancelled) {
@@ -29,7 +29,8 @@ impl Scheduler {
                 self.failed_transfers.insert(key, why);
             }
         }
-        // A request with more time left than the longest prefill needs is in no danger.
+        // Only deadlines up to `near` are checked. Every later deadline leaves more time than the bound for the longest
+        // possible prefill.
         let near = now + self.least_time.of_any(self.config.max_context, self.config.max_chunk());
         let near: Vec<_> =
             self.deadlines.iter().take_while(|(deadline, _)| *deadline <= near).copied().collect();
@@ -45,31 +46,33 @@ impl Scheduler {
         endings
     }
 
-    /// The least time until a request's next token if it ran alone from now on. Exact enough to compare with `left`.
+    /// Lower bound on the time until a request's next token if the request ran alone from now on. Cached prefixes are
+    /// counted only if the bound would otherwise exceed `left`.
     fn least_time_needed(&mut self, key: GraphKey, left: Duration) -> Duration {
         let Some(ticket) = self.tickets.get(&key) else { return Duration::ZERO };
         let (known, chunk) = (&self.least_time, self.config.max_chunk());
         if let Some(request) = self.running.get(ticket) {
             return if request.awaits_planes() { Duration::ZERO } else { request.least_time(chunk, known) };
         }
-        // The time that another worker needs is not known here.
+        // The time of another worker's prefill is not known here, so such a request has no bound.
         let prefilled_here = |request: &&mut Request| request.role != GraphRole::Decode;
         let Some(request) = self.waiting.get_mut(ticket).filter(prefilled_here) else {
             return Duration::ZERO;
         };
         let needed = request.least_time(request.known_tokens, chunk, known);
-        // The prefix cache is looked up only if that decides, since a lookup takes time.
+        // A lookup in the prefix cache takes time, so it is made only if the bound without it exceeds the time left.
         if needed <= left || !request.look_up(&self.pool) {
             return needed;
         }
         if self.running.values().any(Running::is_in_step) {
-            // The running step may be computing the same prefix.
+            // A step that runs now may be computing a prefix that the request can share, so there is no bound before it
+            // returns.
             return Duration::ZERO;
         }
         request.least_time(request.known_tokens, chunk, known)
     }
 
-    /// Ends a request unless it is inside a step. False if it is.
+    /// Ends a request, if it is held. False, without effect, if the request is inside a step.
     fn end(&mut self, key: GraphKey, outcome: Outcome, endings: &mut Vec<Ending>) -> bool {
         let Some(&ticket) = self.tickets.get(&key) else { return true };
         let waiting = self.waiting.remove(&ticket).or_else(|| self.parked.remove(&ticket));

@@ -11,8 +11,9 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Gives each request that needs a page its next one, in order. If none is available, the last request in order
-    /// gives up its pages. The first request never gives up a page, so it ends, and then the next request is the first.
+    /// Gives a page to each request that needs one, in the order of tickets. If no page is available, the last request
+    /// in that order is preempted. The first request is never preempted, so it ends, and then the next request is the
+    /// first.
     pub(super) fn grow(&mut self) -> Vec<GraphKey> {
         let page_tokens = self.config.page_tokens;
         let short = |(ticket, request): (&Ticket, &Running)| {
@@ -37,8 +38,9 @@ impl Scheduler {
         preempted
     }
 
-    /// The request that gives up its pages for `ticket`: the last in order that is in no step and not pinned. None if
-    /// all requests behind `ticket` are in a step or pinned; those end by themselves.
+    /// The request to preempt for the request of `ticket`: the last in order that is in no step and not pinned. If the
+    /// request of `ticket` is the last in order, it is preempted itself. None if all requests behind `ticket` are in a
+    /// step or pinned. Then the request of `ticket` waits until others release pages.
     fn victim(&self, ticket: Ticket) -> Option<Ticket> {
         let (&last, _) = self.running.last_key_value()?;
         if last == ticket {
@@ -49,8 +51,9 @@ impl Scheduler {
         behind.rfind(|(_, request)| !pinned(request)).map(|(&victim, _)| victim)
     }
 
-    /// Moves requests from waiting to running, strictly in order. The empty pool can hold the first request, so it only
-    /// ever waits for requests that end. Returns the rooms of requests whose planes another worker computes.
+    /// Moves requests from waiting to running, strictly in order. The empty pool can hold the first waiting request, so
+    /// that request waits only until enough running requests have ended. Returns the pages that were reserved for
+    /// planes of other workers.
     pub(super) fn admit(&mut self) -> Vec<Reserved> {
         let slots = self.config.slots();
         let mut reserved = Vec::new();

@@ -11,14 +11,14 @@ use crate::{
     memory::{History, remember},
 };
 
-/// The most turns that a request is held back.
+/// Maximum number of turns for which a request is held back.
 pub const LONGEST_HOLD: usize = 6;
 
 /// The reason for which no step may compute a request.
 #[derive(Debug, PartialEq)]
 pub enum Away {
     No,
-    /// An encoder computes its media until that turn. The request holds nothing.
+    /// An encoder computes the request's media until that turn. The request holds no pages.
     Parked {
         until: usize,
     },
@@ -28,11 +28,11 @@ pub enum Away {
         known: usize,
         until: usize,
     },
-    /// Its planes leave too slowly until that turn.
+    /// The request's planes are sent too slowly until that turn.
     HeldBack {
         until: usize,
     },
-    /// Its prefill is done, and another worker copies these pages until that turn.
+    /// The request's prefill is done, and another worker copies these pages until that turn.
     Copied {
         room: Vec<PageId>,
         until: usize,

@@ -30,22 +30,25 @@ struct Live<'a> {
     arrival: &'a Arrival,
     history: History,
     computed: usize,
-    /// Tokens to compute before it samples: the prefill, and after a preemption also its output.
+    /// Number of tokens to compute before the request samples: the prefill, and after a preemption also the output so
+    /// far.
     target: usize,
-    /// True if no step has computed it since its admission, so that it may start behind a cached prefix.
+    /// True if no step has computed the request since its admission. Its first row may then start behind a cached
+    /// prefix.
     fresh: bool,
-    /// Cached tokens before its first step.
+    /// Number of the request's cached tokens before its first step.
     cached: Option<usize>,
     preempted: bool,
     generated: u32,
     passes: u32,
     in_step: bool,
     cancelled: bool,
-    /// The event at another worker that it waits for.
+    /// The event at another worker that the request waits for.
     away: Away,
-    /// True once its transfer has been reported as failed.
+    /// True once the request's transfer has been reported as failed.
     failing: bool,
-    /// Steps planned without it since its last one. Counted once it has pages.
+    /// Number of steps planned without the request since its last one. Counted once the request has computed a
+    /// position.
     passed_over: usize,
 }
 
@@ -282,8 +285,8 @@ impl<'a> Simulation<'a> {
             self.check_row(row);
         }
         let in_step: Vec<GraphKey> = step.rows.iter().map(|row| row.key).collect();
-        // The bound: its own patience, and for each other request a step alone with as many steps in between. The
-        // factor is 2 because each of the two partitions has every other step.
+        // The bound: the request's own `PATIENCE`, and for each other request a step alone with `PATIENCE` steps in
+        // between. The factor is 2 because each of the two partitions has every other step.
         let most = 2 * (PATIENCE as usize + 1) * config.settings.max_running_requests;
         for (key, live) in self.live.iter_mut().filter(|(_, live)| !live.in_step) {
             let admitted = live.computed > 0 && !live.is_away() && !pinned;

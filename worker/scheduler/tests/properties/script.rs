@@ -35,7 +35,7 @@ pub struct Arrival {
     pub max_tokens: u32,
     pub min_tokens: u32,
     pub stops: bool,
-    /// Prompts of one family start with the same tokens, each with its first `alike` ones.
+    /// Each prompt of a family starts with the family's first `alike` tokens.
     pub family: u32,
     pub alike: usize,
     pub shares: bool,
@@ -88,7 +88,7 @@ impl Arrival {
         self.prefill_tokens() - self.generated as usize
     }
 
-    /// The most tokens that the request holds pages for.
+    /// Maximum number of tokens for which the request holds pages.
     pub fn max_held(&self) -> usize {
         if self.role == GraphRole::Prefill { self.prefill_tokens() } else { self.max_total() }
     }
@@ -116,7 +116,7 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
             let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
             if role == GraphRole::Decode {
-                // The prefill is computed here only after a preemption, and then as one segment.
+                // This worker computes the prefill only after a preemption, and then as one segment.
                 let walk = if prefill[0].0 == SPEECH { SPEECH } else { TEXT };
                 prefill = vec![(walk, prefill.iter().map(|segment| segment.1).sum())];
             }

@@ -1,4 +1,4 @@
-//! A running request that shares its phases with another worker.
+//! A running request whose phases are divided between this worker and another.
 
 use super::Running;
 use crate::{
@@ -8,7 +8,8 @@ use crate::{
 };
 
 impl Running {
-    /// True if another worker fills or reads the request's pages, so that it gives them up to no other request.
+    /// True if the request's phases are divided between two workers. Another worker fills or reads the request's pages,
+    /// so the request is never preempted.
     pub fn is_disaggregated(&self) -> bool {
         self.request.role != GraphRole::Whole
     }
@@ -18,8 +19,9 @@ impl Running {
         self.request.role == GraphRole::Decode
     }
 
-    /// Continues the request after another worker's prefill of `computed` tokens and its first sampled token. From here
-    /// on the request runs like any other. On an error, which says why it cannot continue, nothing has changed.
+    /// Completes the import: another worker has computed the planes of `computed` tokens and sampled the token `first`.
+    /// From then on the request runs like any other. On an error nothing has changed; the error says why the request
+    /// cannot continue.
     pub fn complete_import(
         &mut self,
         first: OutputToken,
@@ -48,14 +50,14 @@ impl Running {
         Ok(())
     }
 
-    /// The pages that another worker fills. None unless the request awaits planes.
+    /// The pages that another worker fills. None if the request awaits no planes.
     pub fn reserved(&self, pool: &PagePool) -> Option<Reserved> {
         if !self.awaits_planes() {
             return None;
         }
         let tokens = self.request.prefill_end();
         let pages = self.block_table.pages()[..pool.pages_for(tokens)].to_vec();
-        // Before the import is complete, only the blocks from the prefix cache are recorded.
+        // Until the import is complete, the recorded blocks are exactly those from the prefix cache.
         Some(Reserved { key: self.request.key, pages, known: self.recorded, tokens })
     }
 
@@ -64,7 +66,8 @@ impl Running {
         self.request.role == GraphRole::Encode
     }
 
-    /// The outcome of the request once its planes, or embeddings, are copied. None before its prefill is done.
+    /// The outcome with which the request ends once its planes or embeddings are copied to the other worker. None if
+    /// its prefill is not done or if it exports nothing.
     pub fn export_outcome(&self) -> Option<Outcome> {
         let prefilled = self.computed >= self.request.prefill_end() && !self.is_in_step();
         let done = prefilled && matches!(self.request.role, GraphRole::Prefill | GraphRole::Encode);
