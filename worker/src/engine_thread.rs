@@ -2,7 +2,7 @@
 //!
 //! The thread loads the model, runs steps, and plans between two steps. Meanwhile a task ([`serve_handle`]) takes
 //! commands and makes reports, so that the engine's thread spends no time on commands and reports. The task runs on the
-//! stream's thread, which wakes for each report anyway. No third thread takes a core from the device.
+//! stream's thread, which wakes for each report anyway, so no third thread takes a core from the device.
 //!
 //! The outputs of `PENDING_OUTPUTS` steps may wait for the task. The task sends a report only when the outbox has room.
 //! If the conductor stops reading, the steps therefore stop soon; the task still takes commands. A panic ends the
@@ -60,7 +60,7 @@ pub struct EngineChannels {
     pub outbox: mpsc::Sender<pb::WorkerMessage>,
     /// Load after the last step, for heartbeats.
     pub load: watch::Sender<pb::WorkerLoad>,
-    /// Number of forwards that have returned. Heartbeats report it, also while a step runs.
+    /// Number of forward passes that have returned. Heartbeats report this number, also while a step runs.
     pub forwards: Arc<AtomicU64>,
 }
 
@@ -184,8 +184,8 @@ async fn serve_handle(
     while mode == RunMode::Serving || !handle.is_idle() {
         let output = tokio::select! {
             biased;
-            // Commands come first: if reporting a step takes longer than the step, an output is always ready, and a
-            // cancel could otherwise wait forever.
+            // Commands come first. Otherwise, if reporting a step takes longer than the step, an output is always ready
+            // and a cancel could wait forever.
             command = commands.recv() => match command {
                 Some(command) => {
                     handle_command(&mut handle, &transfer, command, &mut mode);

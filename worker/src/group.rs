@@ -24,7 +24,7 @@ const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 pub struct Formation {
     group_rank: GroupRank,
     meeting: Meeting,
-    /// Time limit of each collective.
+    /// Time limit of each collective operation.
     deadline: Duration,
 }
 
@@ -70,7 +70,8 @@ impl Formation {
         self.group_rank.is_leader()
     }
 
-    /// Forms the group for the device's collectives. The conductor has asked all ranks to join it.
+    /// Forms the group for the device's collective operations. The conductor has already asked all ranks to join this
+    /// group.
     pub fn for_device(&self) -> Result<Box<dyn Collective>, Error> {
         self.meet("data", STARTING_TIMEOUT)
     }
@@ -140,7 +141,7 @@ impl Member {
         (Box::new(lockstep::Leader::new(self.model, self.plans)), settings)
     }
 
-    /// Runs the leader's plans until the leader leaves. Calls `ran` with the number of forwards so far.
+    /// Runs the leader's plans until the leader leaves. Calls `ran` with the number of forward passes so far.
     pub fn follow(mut self, ran: impl FnMut(u64)) -> Result<(), Error> {
         lockstep::follow(&mut *self.model, &mut *self.plans, ran)
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))

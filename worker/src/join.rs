@@ -32,7 +32,7 @@ use crate::{
     group::Formation,
 };
 
-/// Number of messages to the conductor that may wait to be sent. While the outbox is full, the engine soon pauses.
+/// Number of messages to the conductor that may wait to be sent. If the outbox stays full, the engine soon pauses.
 pub(crate) const OUTBOX: usize = 64;
 /// Number of received commands that may wait for the engine. Further commands wait in the stream.
 const INBOX: usize = 1024;
@@ -128,8 +128,8 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
 }
 
 /// Serves until the conductor drops this worker, or until the worker is told to shut down and all its requests have
-/// ended. The error's kind is *unavailable* if the conductor is gone; the engine has ended by then. If loading failed,
-/// the error is one that the conductor has already received.
+/// ended. An error of kind *unavailable* means that the conductor is gone and that no engine runs any more. If loading
+/// failed, the conductor has already received the error.
 pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let Joined { rank, mut inbound, outbox, settings } = joined;
     let (commands, inbox) = mpsc::channel(INBOX);
@@ -153,7 +153,8 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     heartbeats.abort();
     match end {
         ServeEnd::Conductor(Ok(())) => Ok(()),
-        // The engine is not waited for: it may be in a collective that the other ranks never join.
+        // Returns without waiting for the engine, because the engine may be in a collective operation that the other
+        // ranks never join.
         ServeEnd::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
             Err(Error::internal(format!("{error}, which ends this rank's group")))
         }
@@ -162,8 +163,8 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
             Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
         },
         ServeEnd::Engine(outcome) => {
-            // All senders of the outbox are gone, which closes this side of the stream. The conductor reads the
-            // remaining messages and then closes its side.
+            // All senders of the outbox have been dropped, so this side of the stream is closed. The conductor reads
+            // the remaining messages and then closes its side.
             let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
             if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
                 tracing::warn!("the conductor does not close the stream");
@@ -292,8 +293,8 @@ impl Heartbeats {
             let forwards = self.forwards.load(Ordering::Relaxed);
             let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
-            // A heartbeat is dropped if the outbox is full: the reports in the outbox also show that the worker is
-            // alive.
+            // If the outbox is full, the heartbeat is dropped, because the reports in the outbox also show that the
+            // worker is alive.
             if let Err(mpsc::error::TrySendError::Closed(_)) = self.outbox.try_send(message) {
                 return;
             }

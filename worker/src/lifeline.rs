@@ -1,8 +1,8 @@
 //! Ties a spawned worker to its conductor by a pipe at stdin and the parent-death signal.
 //!
 //! The pipe's first line carries private settings from the conductor. The pipe closes when the conductor ends, and the
-//! worker ends when the pipe closes. The signal also ends a worker that is stopped and cannot read the pipe. Both work
-//! even if the conductor crashes or is killed.
+//! worker ends when the pipe closes. The signal also ends a worker that is stopped and cannot read the pipe. Pipe and
+//! signal work even if the conductor crashes or is killed.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -36,7 +36,8 @@ impl Lifeline {
         stdin.read_line(&mut line).map_err(|e| Error::internal(format!("cannot read the lifeline: {e}")))?;
         let lifeline: Self = serde_json::from_str(&line)
             .map_err(|e| Error::internal(format!("cannot parse the lifeline: {e}")))?;
-        // If the conductor died before the signal was requested, this process has another parent.
+        // If the conductor died before the signal was requested, no signal comes, but this process has another parent
+        // by now.
         if getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs()) != Some(lifeline.parent_pid) {
             return Err(Error::internal("the conductor has died already"));
         }

@@ -22,7 +22,7 @@ use crate::{
 
 /// Tokens per KV page: small enough to waste little at a sequence's end, large enough to keep block tables short.
 const PAGE_TOKENS: usize = 16;
-/// Seed of dummy weights. Any value will do if all workers use the same.
+/// Seed of dummy weights. Any value works, but all workers must use the same value.
 const DUMMY_SEED: u64 = 0;
 /// Shortest interval between progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -126,7 +126,7 @@ fn load_model(
 }
 
 /// Creates the CPU device. If threads are pinned, the rank selects the cores. The workers that a conductor spawns have
-/// the lowest ranks, so that the workers of its machine take consecutive shares of the cores.
+/// the lowest ranks, so the workers on the conductor's machine take consecutive shares of its cores.
 fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevice, DeviceError> {
     if !settings.device.pin_threads {
         return CpuDevice::new(threads(settings), isa);
@@ -156,8 +156,8 @@ pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
 }
 
 /// Ready message of a rank that follows a leader. It differs from the leader's message only in the numbers of bytes,
-/// which are this rank's own. `step_bytes` counts no host memory, since a follower keeps no logprobs. It may lack
-/// memory that the first step allocates.
+/// which are this rank's own. `step_bytes` counts no host memory, since a follower keeps no logprobs. `step_bytes` may
+/// also lack memory that the first step allocates, because the follower has not run a step yet.
 pub fn ready_to_follow(member: &Member) -> pb::Ready {
     let (model, pages) = (member.model(), member.pages().saturating_sub(1));
     let max_request_tokens = (pages * PAGE_TOKENS).min(model.limits().max_context_tokens);

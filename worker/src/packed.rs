@@ -30,7 +30,7 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name == "config.json" || name.ends_with(".safetensors") {
-            // `fs::metadata` follows a link, so that size and time are those of the link's target.
+            // `fs::metadata` follows a link, so size and time are those of the link's target.
             let found = fs::metadata(entry.path())?;
             let written = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             files.push((name, found.len(), written.as_nanos()));
@@ -40,15 +40,15 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
     let mut key =
         format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", group_rank.rank, group_rank.world_size);
     for (name, bytes, written) in files {
-        // A long key, for example of a thousand files, exceeds the packed file's header page. The packed file's name is
-        // a hash of the whole key.
+        // The packed file's header page holds only the start of a long key, for example of a thousand files. The whole
+        // key still counts, because its hash is part of the packed file's name.
         let _ = writeln!(key, "{name} {bytes} {written}");
     }
     Ok(key)
 }
 
-/// Gives a newly written file its final name, now that all weights are in it, and logs the outcome. A failure is
-/// harmless: loading does not depend on the packed file.
+/// Gives a newly written packed file its final name, and logs the outcome. Must be called after all weights are loaded.
+/// A failure is harmless: loading does not depend on the packed file.
 pub fn finish(packed: &PackedWeights) {
     match packed.finish() {
         PackedOutcome::Mapped => tracing::info!("packed weights mapped from a file"),

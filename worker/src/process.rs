@@ -44,8 +44,8 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// True if the conductor reports this error, once for all workers, because the error passed through the stream. The
-/// worker then prints nothing.
+/// True if the conductor knows this error from the stream and reports it once for all workers. The worker then prints
+/// nothing.
 fn conductor_knows(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable || exit::code(error) == exit::USAGE
 }
@@ -106,7 +106,7 @@ fn run<T>(
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
         let _telemetry = telemetry::install(telemetry, NAME)?;
-        // The first process of a container ignores signals that it has no handler for.
+        // The first process of a container ignores signals without a handler, so handlers are installed.
         let shutdown = Shutdown::on_signals()?;
         life(&shutdown).await
     })

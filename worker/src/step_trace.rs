@@ -4,8 +4,8 @@
 //! left out and counted as lost. After a failed write, every further step is lost: a full disk costs the trace and
 //! nothing else.
 //!
-//! Each rank has its own file, for example `FILE.rank0`. A process appends to the file and begins with a header line,
-//! so that the steps of a worker that died are kept.
+//! Each rank has its own file, for example `FILE.rank0`. A process appends to an existing file, so that the steps of an
+//! earlier process that died are kept. The first line that each process writes is a header.
 
 use std::{
     fs::OpenOptions,
@@ -175,7 +175,7 @@ struct Step<'a> {
     batch_walk: &'a str,
     /// Time at which planning began, in microseconds since 1970.
     start_us: u64,
-    /// Time spent preparing the plan while the previous step ran. The device did not wait for it.
+    /// Time spent preparing the plan while the previous step ran. The device did not wait for this preparation.
     plan_ahead_us: u64,
     /// Time spent planning between the previous step and this one.
     plan_us: u64,

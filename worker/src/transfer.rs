@@ -13,8 +13,8 @@
 //!   [`tutti_engine::Courier`]. The tasks of this module run on other threads than the steps.
 //! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream
 //!   carries the pages. The sender chooses: if it can open the receiver's segment, it uses the segment.
-//! - Both sides have a time limit, the lease. A receiver frees its pages if its sender is silent for that long
-//!   ([`reservations`]). A sender gives up if its receiver takes nothing for that long.
+//! - Both sides have the same time limit, the lease. A receiver frees its pages if its sender is silent for the whole
+//!   lease ([`reservations`]). A sender gives up if its receiver takes nothing for the whole lease.
 //! - Staged bytes are bounded ([`staging`]). A request whose pages are computed faster than they are sent waits; other
 //!   requests do not.
 
@@ -78,7 +78,7 @@ fn message_bytes(unit_bytes: usize) -> usize {
     FRAME_BYTES.max(unit_bytes) + ENVELOPE_BYTES
 }
 
-/// Unit of transfer: a page or a row of embeddings.
+/// Unit of transfer: a page, or a row of embeddings, which is the embedding of one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
     cargo: Cargo,
@@ -127,8 +127,8 @@ struct Hub {
     page: Unit,
     row: Unit,
     arrivals: mpsc::Sender<Arrival>,
-    /// Weak, so that transfers do not keep the outbox open: the conductor takes a closed outbox for the end of the
-    /// worker.
+    /// Weak, because a strong sender would keep the outbox open. The closed outbox tells the conductor that the worker
+    /// has ended.
     outbox: mpsc::WeakSender<pb::WorkerMessage>,
     staging: Arc<StagingBudget>,
     sending: Mutex<HashMap<GraphKey, Arc<Queue>>>,
@@ -166,8 +166,8 @@ impl Transfer {
     /// Registers a graph that is about to be launched.
     pub fn launched(&self, graph: &pb::LaunchGraph, engine: &EngineHandle) {
         let Some(key) = graph.key.map(GraphKey::from) else { return };
-        // At most one of the two is set: a graph that waits for planes needs no embeddings, since only a prefill uses
-        // embeddings.
+        // At most one of `receive` and `receive_media` is set: a graph that waits for planes needs no embeddings, since
+        // only a prefill uses embeddings.
         if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
             self.hub.reservations.expect(key, reservation);
         }
@@ -231,7 +231,7 @@ impl Hub {
     }
 
     async fn deliver(&self, arrival: Arrival) {
-        // Sending fails only if the engine has ended.
+        // Sending fails only if the engine has ended, and then there is nothing to wake.
         if self.arrivals.send(arrival).await.is_ok() {
             self.waker.wake();
         }
@@ -301,7 +301,7 @@ impl Hub {
             .initial_connection_window_size(4 * WINDOW_BYTES)
             .add_service(service);
         // Without nodelay, an answer of two TCP segments waits for the sender's delayed acknowledgement (about 40 ms).
-        // The server's own setting applies only to listeners that it opens itself.
+        // The setting of `Server` would apply only to listeners that the server opens itself.
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         self.runtime.spawn(async move {
             if let Err(error) = server.serve_with_incoming(incoming).await {
@@ -326,7 +326,8 @@ impl Courier for TransferCourier {
 
     fn send(&mut self, run: PageRun) {
         let queue = self.hub.sending().get(&run.key).cloned();
-        // Without a queue, the push is over. If it failed, an `Arrival::Failed` tells the engine.
+        // The run is dropped if the request has no queue any more, because its push has then ended. The engine learns
+        // of a failed push from an `Arrival::Failed`.
         if let Some(queue) = queue {
             queue.put_pages(run);
         }

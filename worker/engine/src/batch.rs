@@ -15,7 +15,7 @@ use tutti_scheduler::{Row, Terminality};
 
 use crate::{media::Encoding, sequence::Sequence};
 
-/// Input buffers sized for the largest forward and refilled for each forward.
+/// Input buffers of forward passes (forwards), sized for the largest forward and refilled for each forward.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     max_tokens: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Batch {
 /// Results of one row, which is one request's share of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct RowResult {
-    /// Token that was sampled; `None` unless the row is terminal.
+    /// Token that was sampled; `None` unless the row is terminal ([`Row::is_terminal`]).
     pub sampled: Option<Sampled>,
     /// Index of the prompt token that the first score belongs to.
     pub first_scored: usize,
@@ -221,7 +221,7 @@ impl Batch {
     }
 }
 
-/// Runs the encoders over the items whose embeddings lie within `rows`.
+/// Runs the encoders over the items whose embeddings lie within the range `rows`, and appends the embeddings to `out`.
 fn encode(
     model: &mut dyn Model,
     rows: &Range<usize>,

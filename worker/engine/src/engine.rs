@@ -94,8 +94,8 @@ impl Engine {
         self.reporter.observer = Some(observer);
     }
 
-    /// Counts in `forwards` the forwards that have returned. Another thread can watch the count. It also rises within a
-    /// step whose long prefill runs as several forwards.
+    /// Counts in `forwards` the forward passes that have returned. Another thread can watch the count. The count also
+    /// rises within a step whose long prefill runs as several forward passes.
     pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
         self.runner.batch.forwards = forwards;
     }
@@ -111,7 +111,7 @@ impl Engine {
     }
 
     /// Cancels a graph in any state; a graph that is not launched yet is cancelled at its launch. The next report
-    /// carries its completion. Has no effect on a graph that has ended.
+    /// carries the graph's completion. Cancelling has no effect on a graph that has ended.
     pub fn cancel(&mut self, key: GraphKey) {
         self.core.cancel(key);
     }

@@ -217,7 +217,8 @@ impl EngineCore {
         self.exchange.as_ref().is_some_and(Exchange::is_active)
     }
 
-    /// Decides the page copies to run now, while a step is paused. The copies touch no page that the step uses.
+    /// Decides the page copies to run now, while a step is paused. The copies write to no page that the step uses, and
+    /// read no page that the step writes to.
     pub fn start_copies(&mut self) -> PageCopies {
         let Some(exchange) = &mut self.exchange else { return PageCopies::default() };
         let mut events = TransferEvents::default();

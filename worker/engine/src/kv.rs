@@ -12,7 +12,7 @@ use crate::EngineSettings;
 pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
 /// Unless `kv_cache_memory` is set, a pool takes at most the available memory divided by this number. The rest is left
-/// to other workers: a worker does not know how many start on its machine.
+/// to other workers, because a worker does not know how many others start on its machine.
 const DEFAULT_SHARE_DIVISOR: u64 = 8;
 
 /// Size of a pool: the number of its pages, the null page included, and the size of each.
@@ -24,7 +24,7 @@ pub(crate) struct KvSize {
 }
 
 impl KvSize {
-    /// Largest number of tokens that requests can hold.
+    /// Largest number of tokens that all requests together can hold.
     pub fn tokens(&self) -> usize {
         self.pages.saturating_sub(1) * self.page_tokens
     }

@@ -36,8 +36,8 @@ impl Media {
         self.ranges.iter().map(Range::len).sum()
     }
 
-    /// Embeddings for the part of `positions` that stands for media. `positions.start` is token `first_token` of a
-    /// forward.
+    /// Returns the embeddings of those `positions` of the prompt that stand for media. `first_token` is the index,
+    /// within the forward pass, of the token at `positions.start`.
     pub fn rows(
         &self,
         positions: &Range<usize>,

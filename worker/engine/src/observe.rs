@@ -57,7 +57,7 @@ pub struct RowRecord {
 /// Durations of a step's phases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
-    /// Time spent preparing the plan while the previous step ran. The device did not wait for it.
+    /// Time spent preparing the plan while the previous step ran. The device did not wait for this preparation.
     pub plan_ahead: Duration,
     /// Time spent planning between the previous step and this one.
     pub plan: Duration,
@@ -75,7 +75,7 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
-    /// Time since the start or the last lap.
+    /// Time since the last lap, or since the start if this is the first lap.
     pub fn lap(&mut self) -> Duration {
         let last = std::mem::replace(&mut self.0, Instant::now());
         self.0 - last

@@ -7,9 +7,9 @@
 //! handle's thread         report n-1, prepare n+1      report n, prepare n+2     and launches and cancels as they come
 //! ```
 //!
-//! The device's thread takes its turn between two steps: it commits the step that has run and plans the next step. No
-//! step waits for another thread to wake up. Both threads share the [`EngineCore`] under one lock. The lock is never
-//! held while a step runs, a launch is parsed, or a report is sent.
+//! The device's thread takes its turn between two steps: it commits the step that has run and plans the next step
+//! itself, so that no step waits for another thread to wake up. Both threads share the [`EngineCore`] under one lock.
+//! The lock is never held while a step runs, a launch is parsed, or a report is sent.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
@@ -52,7 +52,7 @@ pub(crate) struct State {
 }
 
 impl Shared {
-    /// Locks the state. Ignores that the lock is poisoned: the panic on the other thread is about to end the process.
+    /// Locks the state. A poisoned lock is ignored, because the panic that poisoned it is about to end the process.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,7 +73,7 @@ pub struct DeviceLoop {
     shared: Arc<Shared>,
     runner: Runner,
     stage: Stage,
-    /// Page copies to run before the step.
+    /// Page copies to run before the planned step.
     copies: PageCopies,
 }
 
@@ -101,7 +101,8 @@ impl DeviceLoop {
         let exchanges = core.exchanges();
         let output = core.output(step, completions);
         *pending_outputs += usize::from(output.is_some());
-        // Page copies beyond the first batch run in the step's pauses.
+        // Page copies beyond the first batch run in the step's pauses, so the hints tell the step whether copies may be
+        // due.
         self.shared.hints.due.store(exchanges, Ordering::Release);
         self.shared.hints.expected.store(exchanges, Ordering::Relaxed);
         Ok(output)
@@ -144,8 +145,8 @@ impl DeviceLoop {
     }
 }
 
-/// Wakes the device's thread. It has no effect once the engine is dropped. The methods of a [`Courier`] must not call
-/// [`wake`](Self::wake): the engine calls these methods while it holds its lock, and `wake` takes the same lock.
+/// Wakes the device's thread. A waker has no effect once the engine is dropped. The methods of a [`Courier`] must not
+/// call [`wake`](Self::wake): the engine calls these methods while it holds its lock, and `wake` takes the same lock.
 #[derive(Clone)]
 pub struct Waker(Weak<Shared>);
 

@@ -33,8 +33,8 @@ impl Runner {
         }
     }
 
-    /// Runs the rows of a failed step one by one, so that only rows at fault fail. Running a row twice is harmless: it
-    /// writes the same keys and values to the same slots.
+    /// Runs the rows of a failed step one by one, so that only rows at fault fail. Running a row twice is harmless: the
+    /// second run writes the same keys and values to the same slots.
     fn run_one_by_one(&mut self, rows: &[(&Row, &Sequence)]) -> Result<RowResults, Error> {
         let mut results = Vec::with_capacity(rows.len());
         for row in rows {

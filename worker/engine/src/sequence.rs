@@ -6,11 +6,12 @@ use tutti_kernels::{SampleRow, SamplingParams};
 
 use crate::media::{Encoding, Media};
 
-/// State of one request, created by [`crate::spec`]. Each committed terminal row adds one output token.
+/// State of one request, created by [`crate::spec`]. Each committed row from which a token was sampled adds one output
+/// token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
     pub prompt: Vec<u32>,
-    /// Output so far, including that of earlier incarnations.
+    /// Output so far, including the output of the request's earlier incarnations.
     pub output: Vec<u32>,
     pub sampling: SamplingParams,
     /// Number of alternatives to report per sampled token; `None` reports no logprobs.

@@ -65,8 +65,8 @@ pub(crate) fn parse(
         return Err(Error::invalid("receive_media", "does not match the request's media and role"));
     }
     let tokens = [&*spec.prompt, &message.generated].concat();
-    // Prompt logprobs are sent once. A replayed request that has output has already sent them all, before its first
-    // token. In a divided request, the prefilling worker sends them.
+    // Prompt logprobs are sent once. A replayed request that has output sent all of them before its first token, so it
+    // sends none again. In a divided request, the prefilling worker sends them.
     let prompt_logprobs =
         spec.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
     let launch = GraphLaunch {
@@ -97,7 +97,7 @@ pub(crate) fn parse(
     Ok((launch, sequence))
 }
 
-/// Reads a graph that runs only encoders: each media item is a segment, and nothing is sampled.
+/// Reads a graph that runs only encoders: each media item becomes a [`Segment`], and nothing is sampled.
 fn encoding(
     key: GraphKey,
     message: pb::LaunchGraph,
@@ -158,7 +158,7 @@ fn secret(field: &str, secret: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// Role of a graph in its request, and the walks that it runs.
+/// Role of a graph in its request, and the walks that the graph runs.
 struct GraphWalks {
     role: GraphRole,
     prefill: WalkId,

@@ -1,8 +1,8 @@
 //! Memory that the largest step takes in addition to weights and KV pool.
 //!
-//! This memory is known at startup, without running such a step. Device buffers have fixed sizes, and a step scores a
-//! bounded number of prompt tokens with a bounded number of alternatives each. The requests' stored tokens are not
-//! counted.
+//! This memory is known at startup, without running such a step, because device buffers have fixed sizes and a step
+//! scores a bounded number of prompt tokens with a bounded number of alternatives each. The requests' stored tokens are
+//! not counted.
 
 use tutti_kernels::TokenScore;
 use tutti_models::Model;
@@ -25,7 +25,7 @@ const GROWTH: usize = 2;
 /// Largest number of bytes that steps take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepMemory {
-    /// Bytes on the device: activations of the largest forward, one tile of logits, scratch.
+    /// Bytes on the device: activations of the largest forward pass, one tile of logits, scratch.
     pub device: u64,
     /// Bytes on the host: inputs, and logprobs of prompt tokens for all steps whose reports are not sent yet.
     pub host: u64,
@@ -40,7 +40,7 @@ impl StepMemory {
             // One step can hold a whole prompt.
             Chunking::Engine | Chunking::Off => settings.max_step_tokens.max(longest),
         };
-        // `encoded` counts for two messages: one is being encoded and one may be in transmission.
+        // The factor 2 before `GROWTH` stands for two messages: one is being encoded and one may be in transmission.
         let host =
             tokens * (INPUT_BYTES_PER_TOKEN + (STEPS_AT_ONCE + waiting) * scored() + 2 * GROWTH * encoded());
         Self { device: model.step_bytes(), host: host as u64 }

@@ -1,8 +1,8 @@
 //! The receiving side: accepts pushes that show a reservation's secret, and passes their units to the engine.
 //!
 //! A sender's input is checked before it is used: the length of a message before the message is read, and the range and
-//! length of a run of units before the run is passed on. Data that the engine has not taken stays in the stream, and
-//! the stream's flow control makes the sender wait.
+//! length of a run (consecutive units) before the run is passed on. Data that the engine has not taken stays in the
+//! stream, and the stream's flow control makes the sender wait.
 
 use std::sync::Arc;
 
@@ -129,7 +129,7 @@ impl Receiver {
         self.deliver(Arrival::Pages(run)).await
     }
 
-    /// Delivers an arrival to the engine, and waits while its inbox is full.
+    /// Delivers an arrival to the engine, and waits while the engine's inbox is full.
     async fn deliver(&self, arrival: Arrival) -> Result<(), Status> {
         self.arrivals.send(arrival).await.map_err(|_| Status::unavailable("the worker is ending"))?;
         self.waker.wake();

@@ -46,7 +46,7 @@ struct Held {
 /// Space that a sender may fill.
 #[derive(Clone)]
 pub(super) struct ReservedSpace {
-    /// Unit of the space.
+    /// Kind of the units in the space.
     pub unit: Unit,
     /// Number of units in the space.
     pub count: usize,
@@ -128,7 +128,7 @@ impl Reservations {
     }
 
     /// Ends a waiting reservation by an accepted hand-over. The hand-over is remembered, so that a sender that repeats
-    /// it gets the same answer.
+    /// the hand-over gets the same answer.
     pub fn accept(&self, key: GraphKey, hand_over: pb::HandOver) {
         let mut state = self.lock();
         let Some(Reservation { secret, .. }) = state.waiting.remove(&key) else { return };

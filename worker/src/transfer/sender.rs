@@ -82,7 +82,7 @@ impl Connections {
 pub(super) struct Push {
     pub destination: pb::PlaneDestination,
     pub unit: Unit,
-    /// Number of the request's units: pages of the whole prefill, or rows of all embeddings.
+    /// Number of the request's units: all pages of the prefill, or all embedding rows of the media.
     pub count: usize,
     pub queue: Arc<Queue>,
     pub connections: Arc<Connections>,
@@ -100,7 +100,7 @@ struct Progress {
 
 impl Push {
     /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request ends on this worker
-    /// before that.
+    /// earlier.
     pub async fn run(self) -> Option<Result<(), TransferError>> {
         let mut progress = Progress::default();
         let mut outcome = self.attempt(&mut progress).await;
@@ -114,8 +114,8 @@ impl Push {
             Ok(Some(())) => {
                 if let Some(summary) = progress.summary {
                     let exposed = summary.since.elapsed();
-                    // Pages of a short prompt are staged only after the prefill has ended. The push then counts from
-                    // the prefill's end.
+                    // Pages of a short prompt are staged only after the prefill has ended, so the time of the push
+                    // counts from the prefill's end at the latest.
                     let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
                     self.tally.record_handover(pushing, exposed);
                 }
@@ -156,7 +156,7 @@ impl Push {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
         for piece in [self.manifest(), hand_over_piece(&summary)] {
-            // Ignored: the channel has room for both pieces.
+            // The result is ignored: sending cannot fail, because the channel has room for both pieces.
             let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
         }
         drop(pieces);
@@ -290,7 +290,8 @@ impl Outlet {
     async fn send(&self, piece: Piece) -> Result<(), TransferError> {
         match timeout(self.lease, self.pieces.send(pb::PlanePiece { piece: Some(piece) })).await {
             Ok(Ok(())) => Ok(()),
-            // The stream is closed. Waits for `attempt` to return the call's own error, which says why.
+            // The stream is closed. Waits forever, because `attempt` then ends with the call's error, which says why
+            // the stream is closed.
             Ok(Err(_)) => std::future::pending().await,
             Err(_) => {
                 Err(TransferError::Lost(format!("the receiver has taken nothing for {:?}", self.lease)))

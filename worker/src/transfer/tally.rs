@@ -7,12 +7,12 @@ use std::{
 
 use tutti_proto::cluster::v1 as pb;
 
-/// Transport of planes.
+/// Way in which a push moves units to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
-    /// Through the receiver's segment on this host.
+    /// The units go through the receiver's segment of shared memory on this host.
     SharedMemory,
-    /// As bytes in the stream.
+    /// The stream carries the units.
     Tcp,
 }
 
@@ -45,8 +45,8 @@ impl Tally {
         count.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Counts a completed transfer. `pushing` is the time since its first unit could be sent. `exposed` is the time
-    /// since the request's prefill or encoding ended.
+    /// Counts a completed transfer. `pushing` is the time since the transfer's first unit could be sent. `exposed` is
+    /// the time since the request's prefill or encoding ended.
     pub fn record_handover(&self, pushing: Duration, exposed: Duration) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
         self.pushing_us.fetch_add(pushing.as_micros() as u64, Ordering::Relaxed);

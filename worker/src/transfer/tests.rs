@@ -162,7 +162,7 @@ async fn a_divided_request_gives_the_same_tokens_over_either_transport() {
         let mut reserved = to.reserve(request, 60_000).await;
         assert!(!reserved.shared_memory.is_empty());
         if !shared {
-            // Looks like a path of another host.
+            // This path does not exist here, as if the receiver were on another host.
             reserved.shared_memory = "/proc/1/fd/none".into();
         }
         from.launch(prefill(request, &reserved)).await;

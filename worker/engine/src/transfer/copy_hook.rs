@@ -55,8 +55,8 @@ impl CopyHook {
         Self { shared, credit: 0.0, updated: Instant::now() }
     }
 
-    /// Adds the bytes that `COPY_BYTES_PER_SECOND` allows since the last update. `credit` never exceeds the bytes of
-    /// one second.
+    /// Adds to `credit` the bytes that `COPY_BYTES_PER_SECOND` allows for the time since the last update. `credit`
+    /// never exceeds the bytes of one second.
     fn earn_credit(&mut self) {
         let now = Instant::now();
         let earned = now.duration_since(self.updated).as_secs_f64() * COPY_BYTES_PER_SECOND;
@@ -84,7 +84,7 @@ impl StepHook for CopyHook {
             self.credit -= copies.bytes() as f64;
             copies.run(pages)?;
             self.shared.lock().core.finish_copies(copies);
-            // A further batch of copies may be due.
+            // A further batch of copies may be due, so `due` is set again.
             self.shared.hints.due.store(true, Ordering::Release);
         }
         Ok(())

@@ -73,7 +73,8 @@ pub struct ImportRequest {
     pub computed: usize,
     /// Number of pages or embedding rows that the `computed` tokens take, as the sender states it.
     pub pages: usize,
-    /// Called with the outcome, which goes to the sender. After an error, nothing has changed here.
+    /// Called with the outcome of the import, which is passed on to the sender. An import that fails changes nothing
+    /// here.
     pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
 }
 

@@ -42,7 +42,7 @@ struct Outgoing {
     unsent: VecDeque<PageRun>,
     /// Time at which the most recently encoded rows were committed.
     since: Instant,
-    /// True while the scheduler holds the request back.
+    /// True while the scheduler leaves the request out of steps, because the request has unsent rows.
     held_back: bool,
 }
 
@@ -156,7 +156,7 @@ impl EmbeddingTransfers {
         self.incoming.contains_key(&key)
     }
 
-    /// Takes a request's embeddings if all rows have arrived and the sender states the same number of rows. On an
+    /// Takes a request's embeddings if all rows have arrived and the sender states the number of rows correctly. On an
     /// error, nothing changes.
     pub fn take(&mut self, request: &ImportRequest) -> Result<Vec<f32>, Error> {
         let ImportRequest { key, first, computed, pages, .. } = *request;

@@ -3,9 +3,10 @@
 //!
 //! The engine core decides the copies under its lock, between two steps or in a step's [pauses](super::copy_hook). The
 //! device's thread then runs the copies ([`PageCopies`]). Only planning frees pages, and the device's thread does the
-//! planning as well, so no page changes owners between the decision and the copy. A pause copies no page that the
-//! step's rows use. It copies only pages that were complete before the step, and pages of requests that wait for their
-//! pages. Each batch of copies is bounded, so that a decode waits for at most one batch.
+//! planning as well, so no page changes owners between the decision and the copy. In a pause, pages are read only if
+//! they were complete before the step, and written only if they belong to requests that still wait for their pages. The
+//! copies therefore do not disturb the step. Each batch of copies is bounded, so that a decode waits for at most one
+//! batch.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -42,7 +43,7 @@ pub(crate) struct Exchange {
     unwritten: usize,
     /// Import requests whose pages are not all written yet.
     pending_imports: VecDeque<ImportRequest>,
-    /// Endings of exported requests that the other worker has not accepted yet.
+    /// Exported requests that the receiving worker has not accepted yet, each with the ending to report once it has.
     unacknowledged: BTreeMap<GraphKey, Ending>,
     embeddings: EmbeddingTransfers,
 }
@@ -57,7 +58,7 @@ struct Outgoing {
     sent: usize,
     /// First sampled token and the time of its commit; `None` until the prefill is done.
     first: Option<(OutputToken, Instant)>,
-    /// True while the scheduler holds the request back.
+    /// True while the scheduler leaves the request out of steps, because the request has unsent pages.
     held_back: bool,
 }
 
@@ -210,7 +211,8 @@ impl Exchange {
         self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
     }
 
-    /// Answers the import requests whose pages are all written, and continues their requests.
+    /// Answers each import request that has no received pages left to write. If the import succeeds, the imported
+    /// request continues here.
     fn finish_imports(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) {
         for request in std::mem::take(&mut self.pending_imports) {
             let key = request.key;
@@ -267,7 +269,7 @@ impl Exchange {
     }
 
     /// Decides the page copies to run now. Holds back requests whose pages are computed faster than they are sent.
-    /// Embeddings need no copy, so this method sends them.
+    /// Embeddings need no copy, so this method sends them directly.
     pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
         let mut copies = PageCopies::default();
         let encoded =
@@ -297,7 +299,8 @@ impl Exchange {
             && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
         {
             self.unwritten -= data.len();
-            // The request may have ended since the run arrived. Its pages may then belong to another request.
+            // The run is dropped if the request has ended since the run arrived, because the request's pages may then
+            // belong to another request.
             let Some(incoming) = self.incoming.get(&key) else { continue };
             let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
                 continue;
@@ -362,7 +365,7 @@ pub(crate) struct TransferEvents {
     pub completions: Vec<pb::Completion>,
     /// Requests that continue here, each with the token that was sampled at the end of its prefill.
     pub imported: Vec<(GraphKey, u32)>,
-    /// Requests whose media have arrived, with their embeddings.
+    /// Requests whose embeddings have arrived, each with the embeddings.
     pub embedded: Vec<(GraphKey, Vec<f32>)>,
     /// Requests that have left this engine. Their completions come once the other workers have accepted the requests.
     pub exported: Vec<GraphKey>,

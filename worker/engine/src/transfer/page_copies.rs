@@ -30,7 +30,7 @@ impl PageCopies {
         read + self.writes.iter().map(|(_, data)| data.len()).sum::<usize>()
     }
 
-    /// Runs the copies. An error ends the worker: copied and uncopied pages cannot be told apart.
+    /// Runs the copies. An error ends the worker, because copied and uncopied pages cannot be told apart.
     pub fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError> {
         let failed = |e| DeviceError::Lost(format!("cannot copy pages for another worker: {e}"));
         for (read, data) in &mut self.reads {

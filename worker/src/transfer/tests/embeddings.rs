@@ -4,7 +4,7 @@ use super::*;
 
 const CONFIG: &str = r#"{"vocab_size": 1000, "max_position_embeddings": 512, "audio_token_id": 999,
     "audio_bytes_per_token": 8}"#;
-/// Tokens and bytes of an item.
+/// Number of tokens of a media item. `BYTES` is the number of the item's bytes.
 const TOKENS: u32 = 20;
 const BYTES: usize = 8 * 20 - 5;
 const ROW_BYTES: usize = 4 * 4;
@@ -76,7 +76,7 @@ async fn tokens_are_the_same_for_any_encoding_worker_and_transport() {
     for (request, shared) in [(1, true), (2, false), (3, true)] {
         let mut reserved = to.reserve_embeddings(request, 60_000).await;
         if !shared {
-            // Looks like a path of another host.
+            // This path does not exist here, as if the receiver were on another host.
             reserved.shared_memory = "/proc/1/fd/none".into();
         }
         from.launch(encode(request, &reserved)).await;

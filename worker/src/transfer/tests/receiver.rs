@@ -1,4 +1,4 @@
-//! The receiving side against senders that are wrong, broken, late or duplicated.
+//! Tests of the receiving side against senders that are wrong, broken, late or duplicated.
 
 use tokio_stream::iter;
 use tonic::{Code, Status, transport::Channel};
@@ -159,7 +159,7 @@ async fn only_the_accepted_hand_over_is_acknowledged_again() {
     assert_eq!(sender.push(vec![hand_over_piece()]).await.unwrap(), receipt);
     assert_eq!(code(sender.push(vec![other()]).await), Code::FailedPrecondition);
     assert_eq!(to.ends().await.0.len(), 11);
-    // A repeated hand-over after the request has ended, with pages that are no longer needed.
+    // The sender repeats the hand-over after the request has ended, and sends pages that are no longer needed.
     assert_eq!(sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap(), receipt);
     assert_eq!(code(sender.push(vec![other()]).await), Code::FailedPrecondition);
     assert_eq!(sender.announce(|manifest| manifest.secret[0] ^= 1).await, Code::Unauthenticated);

@@ -1,4 +1,4 @@
-//! The sending side against receivers that are slow, gone, or refuse.
+//! Tests of the sending side against receivers that are slow, gone, or refuse.
 
 use std::sync::Mutex;
 
