@@ -119,7 +119,7 @@ pub struct PickRequest<'a> {
     pub need: Need,
 }
 
-/// The kind of a further attempt at a choice, on another conductor.
+/// How a choice goes on with another conductor after an attempt at the choice failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
     /// The choice had no output token yet: the same request is sent again.
@@ -183,7 +183,8 @@ impl Fleet {
     /// Cuts a prompt into blocks. Conductors are compared by the number of these blocks that they have cached.
     pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>) -> PromptBlocks {
         let block_tokens = block_tokens(&model.description);
-        // A single conductor is not compared, and hashing a long prompt takes time.
+        // With a single conductor there is nothing to compare, and hashing a long prompt takes time. So the prompt
+        // stays uncut.
         let pieces = match self.roster.read().members().len() {
             0 | 1 => PromptPieces::uncut(prompt.len(), block_tokens),
             _ => PromptPieces::new(&prompt, block_tokens),

@@ -139,7 +139,8 @@ impl RequestMeter {
     pub fn start(metrics: &RouterMetrics) -> Self {
         metrics.in_flight.inc();
         let span = tracing::info_span!("generation", prompt_tokens = Empty, outcome = Empty);
-        // The outcome if `ends` is never called: the generation is dropped because its client has disconnected.
+        // If `ends` is never called, the generation was dropped because its client disconnected, so this is the
+        // outcome.
         let outcome = Outcome::Cancelled;
         Self {
             metrics: metrics.clone(),

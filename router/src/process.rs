@@ -79,7 +79,8 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     };
     let drained = async {
         shutdown.begun().await;
-        // Readiness has one writer at a time. From here on the drain writes it.
+        // Readiness must have a single writer. From here on the drain writes it, so the task that wrote it until now is
+        // stopped.
         following.abort();
         health.set_ready(State::Not("draining".into()));
         let patience = drain.drain_timeout();

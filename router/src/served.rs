@@ -85,9 +85,9 @@ pub struct CheckedText {
     pub(crate) text: Arc<ServedText>,
 }
 
-/// Reads a checkpoint's text files before the front door starts: a missing or broken file is an error at startup, and
-/// the text is parsed by the time the first worker is ready. A missing tokenizer is an error unless
-/// `skip_tokenizer_init` is set.
+/// Reads a checkpoint's text files before the front door starts. A missing or broken file is therefore an error at
+/// startup, and the files are already parsed when the first worker becomes ready. A missing tokenizer is an error
+/// unless `skip_tokenizer_init` is set.
 pub fn check_checkpoint(checkpoint: &Checkpoint, skip_tokenizer_init: bool) -> Result<CheckedText, Error> {
     CheckedText::read(&TextFiles::of(checkpoint)?, skip_tokenizer_init)
 }
@@ -134,7 +134,7 @@ impl TextFiles {
     }
 }
 
-/// Fetches a file. Returns `None` if the checkpoint lacks it.
+/// Fetches a file. Returns `None` if the checkpoint lacks the file.
 async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
     match conductor.read_file(file).await {
         Ok(bytes) => Ok(Some(bytes)),
@@ -169,7 +169,8 @@ impl ServedText {
 }
 
 impl ServedModel {
-    /// The tokenizer. Without a tokenizer, an error about `field`, which says that `kind` (such as "text") needs one.
+    /// Returns the tokenizer. If there is none, returns an error about the request's field `field`. The error says that
+    /// `kind` (such as "text") needs a tokenizer.
     pub fn tokenizer(&self, field: &str, kind: &str) -> Result<&Arc<Tokenizer>, Error> {
         self.text.tokenizer.as_ref().ok_or_else(|| {
             let message = format!(

@@ -34,7 +34,7 @@ impl Announcement {
     /// Waits until the process is ready for the first time, and announces it.
     pub async fn when_ready(self, health: Health) {
         let mut ready = health.watch_ready();
-        // An error means that the process is ending.
+        // Waiting fails only if no `Health` is left. The process is then ending, so there is nothing to announce.
         if ready.wait_for(|state| *state == State::Ok).await.is_err() {
             return;
         }

@@ -25,7 +25,8 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Parses a directory or a hub id. An existing directory wins, so that `org/name` can be a local copy.
+    /// Parses a directory or a hub id. An existing directory takes precedence over a hub id, so that `org/name` can be
+    /// a local copy.
     pub fn parse(model: Option<&str>) -> Result<Self, Error> {
         let Some(model) = model else { return Ok(Self::Shipped) };
         let path = Path::new(model);
@@ -48,7 +49,7 @@ impl ModelSource {
     }
 }
 
-/// The files of a checkpoint that are needed.
+/// Which of a checkpoint's files the process needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// All files that serving needs.

@@ -53,7 +53,7 @@ pub fn parse<S: Settings>(
     })
 }
 
-/// The flags of a process: one for each setting that has one, under its heading.
+/// The flags of a process: one for each setting that is declared as a flag, under the setting's heading.
 fn command<S: Settings>(process: Process) -> Command {
     let (key, value) = process.example;
     let variable = format!("{}{}", crate::config::ENV_PREFIX, key.to_uppercase());
@@ -69,7 +69,7 @@ fn command<S: Settings>(process: Process) -> Command {
     Command::new(process.name)
         .version(VERSION)
         .about(process.about)
-        // One line per flag, however long.
+        // A width of 0 turns wrapping off, so each flag takes one line.
         .term_width(0)
         .after_help(format!(
             "Each setting can also stand in the file, as in {key} = {value}, or in a variable, as in {variable}={value}.\n\
@@ -100,8 +100,8 @@ fn flag(setting: &Setting) -> Arg {
         .value_name(setting.unit.map_or_else(|| setting.name.to_uppercase(), str::to_owned))
 }
 
-/// The settings that were given on the command line. Each value has the type of its setting's kind and stands in its
-/// setting's table.
+/// The settings that were given on the command line. The kind of a setting decides the type of the value. A setting
+/// that belongs to a table is put into that table.
 fn given(declared: &[Setting], matches: &ArgMatches) -> Result<Map<String, Value>, serde_json::Error> {
     let mut settings = Map::new();
     for setting in declared.iter().filter(|setting| setting.is_flag) {

@@ -76,7 +76,8 @@ fn merge_file(layers: Figment, field: &str, path: &Path) -> Result<Figment, Erro
     }
 }
 
-/// Makes one error of all problems. Each problem has its key and the layer that the value came from.
+/// Combines all problems into one error. For each problem, the message names the key, and the layer that gave the
+/// value.
 fn explain(field: &str, errors: &figment::Error) -> Error {
     let first_key = errors.path.join(".");
     let lines: Vec<String> = errors

@@ -11,7 +11,7 @@ pub enum State {
     Not(String),
 }
 
-/// Readiness and liveness of a process. Each has one writer. Clones share the state.
+/// Readiness and liveness of a process. At any time a single task writes each of the two. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Health {
     ready: watch::Sender<State>,

@@ -33,7 +33,8 @@ impl Metrics {
     /// The text of all metrics.
     pub fn encode(&self) -> String {
         let mut text = String::new();
-        // Writing to a String cannot fail. After a collector's own error the text ends before that collector.
+        // Writing to a String cannot fail, so an error comes from a collector. The text then ends at that collector and
+        // lacks all later ones.
         if prometheus_client::encoding::text::encode(&mut text, &self.registry.read()).is_err() {
             tracing::error!("a metrics collector failed; /metrics is incomplete");
         }

@@ -1,8 +1,8 @@
-//! An index of the holders to which prompt prefixes were sent, bounded in bytes and in age.
+//! An index that tells to which holders a prompt's prefixes were sent. It is bounded in bytes and in age.
 //!
-//! Router and conductor both use it: a router's holders are conductors, and a conductor's holders are its groups of
-//! workers. Neither crate depends on the other, and `proto` has no logic, so the index is here, in the one crate that
-//! both depend on.
+//! Router and conductor both use this index: a router's holders are conductors, and a conductor's holders are its
+//! groups of workers. Neither crate depends on the other, and `proto` has no logic, so the index is here, in the one
+//! crate that both depend on.
 //!
 //! A prefix is a chain of pieces, each of one or more whole blocks of tokens. The entry of a piece is found by the hash
 //! of all tokens up to the piece's end. A found entry counts only if its tokens equal the piece's and its parent is the
@@ -84,7 +84,7 @@ impl PrefixIndex {
         self.make_room();
     }
 
-    /// The holders of prefixes of the prompt, each with the number of the prompt's blocks that it holds.
+    /// The holders of prefixes of the prompt, each with the number of the prompt's blocks that this holder has.
     pub fn held(&self, pieces: &PromptPieces, prompt: &[u32], now: Instant) -> Vec<(Holder, usize)> {
         // Only a holder of all pieces so far can hold the next one. `before` is the number of blocks in the pieces so
         // far.
@@ -118,7 +118,7 @@ impl PrefixIndex {
         let mut path = Vec::new();
         let mut room = self.max_bytes;
         for piece in pieces.of(prompt) {
-            // A prompt that is larger than the whole index keeps its beginning.
+            // Of a prompt that is larger than the whole index, only the beginning is indexed.
             let Some(left) = room.checked_sub(entry_bytes(piece.tokens.len()) + holders_bytes(1)) else {
                 break;
             };
@@ -126,7 +126,7 @@ impl PrefixIndex {
             let parent = path.last().copied();
             let slot = match self.find(piece.hash, parent, piece.tokens) {
                 Some(slot) => slot,
-                // The entry of another prefix has the same hash. That entry stays, and the rest of this prompt is not
+                // If the entry of another prefix has the same hash, that entry stays and the rest of this prompt is not
                 // indexed.
                 None if self.by_hash.contains_key(&piece.hash) => break,
                 None => self.add(piece.hash, parent, piece.tokens, now),
@@ -215,8 +215,8 @@ pub const fn bytes_of_block(block_tokens: usize) -> usize {
     entry_bytes(block_tokens) + holders_bytes(1)
 }
 
-/// Bytes of an entry without its holders: the entry, its tokens, its hash-table slot and its links in the recency
-/// order.
+/// Bytes of an entry without its holders: the entry itself, and the entry's tokens, hash-table slot and links in the
+/// recency order.
 const fn entry_bytes(tokens: usize) -> usize {
     size_of::<Option<Entry>>() + tokens * size_of::<u32>() + 3 * size_of::<u64>() + 2 * size_of::<u32>()
 }

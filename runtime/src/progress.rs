@@ -11,7 +11,7 @@ use std::{
 use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 
-/// Minimum time between two log lines of one load. The last line of a load is written at once.
+/// Minimum time between two log lines of one load. The last line of a load is written without this wait.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// A display of the progress of several loads. Clones share the display.
@@ -21,12 +21,12 @@ pub struct LoadDisplay {
 }
 
 struct Shown {
-    /// `None` if there is no terminal.
+    /// `None` if progress is written as log lines.
     bars: Option<MultiProgress>,
     loads: HashMap<String, Load>,
 }
 
-/// A load that is not done.
+/// An unfinished download of a file, or an unfinished load of a worker's model.
 struct Load {
     started: Instant,
     last_line: Instant,

@@ -15,7 +15,7 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response.
 pub async fn http(listener: TcpListener, routes: axum::Router, closing: Shutdown) -> Result<(), Error> {
-    // Token messages are small and must not wait for a packet to fill up.
+    // Token messages are small and must not wait for a packet to fill up, so Nagle's algorithm is turned off.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
             tracing::debug!(%error, "a connection keeps Nagle's algorithm");

@@ -19,13 +19,14 @@ pub struct TelemetryGuard {
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
         if let Some(tracer) = self.tracer.take() {
-            // An error here cannot be reported: the process ends.
+            // The process is ending, so an error here cannot be reported.
             let _ = tracer.shutdown();
         }
     }
 }
 
-/// Installs the subscriber of this process. If `otlp_endpoint` is set, it must be called inside a Tokio runtime.
+/// Installs the subscriber of this process. If `otlp_endpoint` is set, this function must be called inside a Tokio
+/// runtime.
 pub fn install(settings: &TelemetrySettings, process: &'static str) -> Result<TelemetryGuard, Error> {
     let filter = EnvFilter::try_new(&settings.log)
         .map_err(|e| Error::invalid("log", format!("{:?}: {e}", settings.log)))?;

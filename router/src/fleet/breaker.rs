@@ -56,7 +56,7 @@ pub enum Verdict {
     Fault,
 }
 
-/// A breaker's state without data, for metrics and messages.
+/// A breaker's state, without counts and times, for metrics and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// Requests pass.
@@ -118,7 +118,7 @@ impl Breaker {
         };
     }
 
-    /// The state without data.
+    /// The state, without counts and times.
     pub fn position(&self) -> Position {
         match self.state {
             State::Closed { .. } => Position::Closed,

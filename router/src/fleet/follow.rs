@@ -110,7 +110,8 @@ impl Fleet {
             let pause = match self.ask(&member).await {
                 Ok(answer) => self.note_answer(&member, asked, answer),
                 Err(error) => {
-                    // The conductor may be loading its model. The router parses the text files in the meantime.
+                    // The conductor may still be loading its model, so the router uses the time to parse the text
+                    // files.
                     if error.kind() == ErrorKind::Unavailable && self.agreed.read().is_none() {
                         self.texts.read_ahead(&member).await;
                     }
@@ -131,7 +132,7 @@ impl Fleet {
         };
         let known = {
             let standing = member.standing.lock();
-            // A conductor that was lost may have restarted with another model.
+            // A conductor that was lost may have restarted with another model, so the earlier identity is not reused.
             let same_life = !matches!(standing.contact, Contact::Unknown | Contact::Lost(_));
             standing.identity.clone().filter(|identity| same_life && identity.describes(&description))
         };
@@ -242,8 +243,8 @@ impl Fleet {
         });
         match error.kind() {
             ErrorKind::Unavailable => POLL_STARTING,
-            // For example, a file of the conductor cannot be parsed. Another attempt is expensive and unlikely to
-            // succeed.
+            // An example is a file of the conductor that cannot be parsed. Another attempt would be expensive and would
+            // probably fail too, so the next poll waits for a whole poll interval.
             _ => self.settings.poll(),
         }
     }

@@ -63,8 +63,8 @@ impl Lease {
         self.judged = true;
         let Hold { member, holder, ticket } = &self.hold;
         let mut standing = member.standing.lock();
-        // The conductor's id has changed: the conductor may have restarted, and the result says nothing about the new
-        // process.
+        // If the conductor's id has changed, the conductor may have restarted. The verdict then says nothing about the
+        // new process, so the verdict is ignored.
         if standing.holder != *holder {
             return;
         }

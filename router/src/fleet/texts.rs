@@ -77,7 +77,7 @@ impl Texts {
             Offer::Read(checked) => checked.text,
             Offer::Files(_, files) => read(files, self.skip_tokenizer_init).await?.text,
         };
-        // Text that was parsed ahead is not needed any more, and tokenizers are large.
+        // Text that was parsed ahead is not needed any more, and tokenizers are large, so that text is dropped.
         *self.ahead.lock() = None;
         Ok(text)
     }

@@ -178,7 +178,7 @@ impl Attempts {
         }
     }
 
-    /// Time until `then` or the client's deadline, whichever is earlier. An error if the deadline has passed.
+    /// Time until `then` or the client's deadline, whichever is earlier. Returns an error if the deadline has passed.
     fn until(&self, then: Instant) -> Result<Duration, Error> {
         let now = Instant::now();
         match self.wanted.deadline {

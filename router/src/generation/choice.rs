@@ -44,7 +44,7 @@ pub struct Delta {
 pub struct Finish {
     /// The reason for the end.
     pub reason: Reason,
-    /// Number of generated tokens, including tokens that a stop string removed.
+    /// Number of generated tokens, including tokens whose text was cut off with a stop string.
     pub generated: u32,
     /// Number of prompt tokens from the prefix cache.
     pub cached_tokens: u32,
@@ -73,7 +73,7 @@ pub struct ChoiceSettings {
     pub stops: Arc<[String]>,
     /// True if the stop string or stop token stays in the text.
     pub include_stop: bool,
-    /// Number of tokens at the start of the output whose text is not searched for stop strings.
+    /// The text of this many tokens, from the start of the output, is not searched for stop strings.
     pub min_tokens: u32,
     /// Tokens that may end the output: the request's stop tokens, and the model's end-of-sequence tokens unless
     /// `ignore_eos` is set.
@@ -175,8 +175,8 @@ impl Choice {
         self.produced += text.len();
         self.produced_chars += text.chars().count();
         self.held.push_back((token, self.produced));
-        // A stop string may end the output only after the first `min_tokens` tokens. The same holds for an
-        // end-of-sequence token.
+        // A stop string may end the output only after the first `min_tokens` tokens, so the text of those tokens is
+        // released without a search.
         if self.generated <= self.settings.min_tokens {
             self.released += text.len();
             out.push_str(&text);

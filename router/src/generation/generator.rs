@@ -117,7 +117,8 @@ impl Generator {
         };
         let specs = self.specs(&request, sampling, &prompts, n, &model)?;
         let settings = settings(&request, &model, &prompts, n);
-        // The deadline counts from the arrival, before tokenising. The conductor refuses a request without time left.
+        // The timeout runs from the request's arrival, so tokenising uses some of it. If no time is left, the conductor
+        // refuses the request.
         let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
             let wanted = Wanted { model: model.clone(), prompt, spec, deadline };
@@ -130,7 +131,7 @@ impl Generator {
         Ok(Accepted { model, prompts, n, output: request.output, choices, permits })
     }
 
-    /// For each choice in order: the prompt, and the request without its prompt.
+    /// Returns, for each choice in order, the prompt, and the request without the prompt.
     fn specs(
         &self,
         request: &GenerationRequest,
@@ -190,8 +191,8 @@ impl Generator {
     }
 }
 
-/// Limits the time until a request is accepted, whether it waits for a tokenising thread or for a conductor. After the
-/// acceptance, the conductor enforces the deadline.
+/// Limits the time until a request is accepted. The request may wait for a tokenising thread or for a conductor. Once
+/// it is accepted, the conductor enforces the deadline.
 async fn within<T>(
     timeout: Option<Duration>,
     work: impl Future<Output = Result<T, Error>>,

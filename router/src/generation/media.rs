@@ -7,9 +7,9 @@ use tutti_runtime::Error;
 use super::request::Media;
 use crate::served::ServedModel;
 
-/// Replaces each placeholder by as many copies as its item takes tokens. Returns the token ids, and the items with
-/// their positions. Refuses items that the model does not accept, and placeholders that do not match the items one for
-/// one.
+/// Replaces each placeholder by several copies: one for each token that the placeholder's item takes. Returns the token
+/// ids, and the items with their positions. Refuses items that the model does not accept, and placeholders that do not
+/// match the items one for one.
 pub fn expand(
     ids: Vec<u32>,
     media: Vec<Media>,

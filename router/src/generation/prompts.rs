@@ -34,7 +34,7 @@ pub struct EncodedPrompt {
     pub offsets: Arc<[usize]>,
 }
 
-/// Options of an echo.
+/// Options of an echo: the repetition of the prompt before the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Echo {
     /// True if the text of a prompt that was given as token ids shows special tokens.
@@ -98,8 +98,8 @@ fn encode_one(
 /// Encodes a prompt. Returns the prompt's token ids, and its text unless the prompt was given as token ids. CPU-bound:
 /// run it in the text pool.
 ///
-/// `limit` is the maximum number of tokens and the reason for it. A text that certainly has more tokens than `limit` is
-/// refused without being encoded.
+/// `limit` is the maximum number of tokens, with the reason for that maximum. A text that certainly has more tokens
+/// than `limit` is refused without being encoded.
 pub fn to_tokens(
     prompt: Prompt,
     model: &ServedModel,

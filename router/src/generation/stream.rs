@@ -88,7 +88,7 @@ impl Generation {
         }
     }
 
-    /// The next delta of any choice; `None` when all have finished. The request ends after an error.
+    /// The next delta of any choice. `None` once all choices have finished, or after an error, which ends the request.
     pub async fn next(&mut self) -> Option<Result<Delta, Error>> {
         if self.choices.is_terminated() {
             return None;

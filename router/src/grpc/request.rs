@@ -73,7 +73,7 @@ fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, Promp
                 role: m.role,
                 content: m.content,
                 name: None,
-                // Empty: the text of a gRPC client has the placeholders already.
+                // Empty, because a gRPC client has already written the placeholders into the text.
                 media_at: Vec::new(),
             };
             let messages = chat.messages.into_iter().map(message).collect();

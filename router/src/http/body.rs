@@ -18,7 +18,7 @@ use tutti_runtime::{Error, ErrorKind};
 const LARGEST_AT_ONCE: usize = 16;
 /// Unit of the memory limit, in bytes.
 const PIECE_BYTES: usize = 4096;
-/// Maximum time between two pieces of a body from a client.
+/// Maximum time that a client may take to send the next part of a body.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum number of bytes of a refused body that are still read. A client that sends its whole body before it reads
 /// the answer would otherwise get a connection reset instead of the answer.
@@ -61,8 +61,8 @@ impl BodyReader {
         let declared: Option<usize> = declared.and_then(|value| value.to_str().ok()?.parse().ok());
         let mut body = request.into_body().into_data_stream();
         if declared.is_some_and(|length| length > self.limit) {
-            // A client that sent `Expect: 100-continue` waits for an answer before it sends the body: there is nothing
-            // to drain.
+            // A client that sent `Expect: 100-continue` waits for an answer before it sends the body, so there is
+            // nothing to drain.
             if !expects_continue {
                 drain(body);
             }

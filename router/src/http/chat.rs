@@ -29,7 +29,8 @@ struct Chat {
     request: GenerationRequest,
     return_token_ids: bool,
     stream: Option<StreamOptions>,
-    /// The parameter by which the client set the limit of output tokens, for errors.
+    /// The name by which the client set the limit of output tokens: `max_completion_tokens` or `max_tokens`. Errors
+    /// about the limit use this name.
     max_tokens_name: &'static str,
 }
 
@@ -222,7 +223,7 @@ impl Renderer {
         self.return_token_ids.then(|| generation.prompt_of(0).ids.to_vec())
     }
 
-    /// Writes a whole choice, or a delta of it in a stream.
+    /// Writes a whole choice or, in a stream, one delta of a choice.
     fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
         let asked = generation.output.logprobs.filter(|_| !self.streams || !delta.tokens.is_empty());
         Choice {

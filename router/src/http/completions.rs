@@ -158,7 +158,7 @@ impl Renderer {
         Body { id, object: "text_completion", created: *created, model, choices, usage }
     }
 
-    /// Writes a whole choice, or a delta of it in a stream.
+    /// Writes a whole choice or, in a stream, one delta of a choice.
     fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
         let Generation { model, output, .. } = generation;
         let prompt = generation.prompt_of(delta.choice);

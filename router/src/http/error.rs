@@ -37,7 +37,7 @@ impl<'a> From<&'a Error> for ErrorBody<'a> {
         let code = match (error.kind(), error.field()) {
             (ErrorKind::NotFound, Some("model")) => Some("model_not_found"),
             (ErrorKind::Overloaded, _) => Some("rate_limit_exceeded"),
-            // A code of its own, for streams: a stream that has begun can no longer report the error by an HTTP status.
+            // This error needs a code, because a stream that has begun can no longer report it by an HTTP status.
             (ErrorKind::DeadlineExceeded, _) => Some("deadline_exceeded"),
             _ => None,
         };

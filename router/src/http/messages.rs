@@ -68,7 +68,8 @@ fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Messa
         fields.refuse(member, &[json!([])], "tools are not available")?;
     }
     fields.refuse("audio", &[], "the server keeps no answers; send the audio itself, as input_audio")?;
-    // OpenAI's answers have these members, and clients send earlier answers back as messages.
+    // OpenAI's answers have these members, and clients send earlier answers back as messages, so the members are
+    // ignored.
     fields.ignore(&["refusal", "annotations"]);
     let content_name = fields.name("content");
     let (content, media_at) = match fields.take_raw("content") {

@@ -115,8 +115,8 @@ fn stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, Error> {
     let Some(options) = options else { return Ok(Some(StreamOptions::default())) };
     let mut options = Fields::of_value("stream_options", options)?;
     let include_usage = options.take_or_default("include_usage")?;
-    // The option asks for padding, which hides the sizes of chunks from eavesdroppers. Padding is optional, and Tutti
-    // adds none.
+    // `include_obfuscation` asks for padding, which hides the sizes of chunks from eavesdroppers. Padding is optional,
+    // and Tutti adds none.
     options.ignore(&["include_obfuscation"]);
     options.finish()?;
     Ok(Some(StreamOptions { include_usage }))

@@ -64,7 +64,8 @@ pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
             let (frames, over) = next(generation, render).await;
             ready.extend(frames);
             if over {
-                // Drops the generation now, which cancels its running choices before the client reads the last event.
+                // The new state drops the generation now, which cancels the running choices before the client reads the
+                // last event.
                 state = State::Over;
             }
         }
@@ -72,13 +73,13 @@ pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        // Stops nginx from buffering the events, which it does by default.
+        // By default nginx buffers the events. This header turns the buffering off.
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     (headers, Body::from_stream(frames)).into_response()
 }
 
-/// The next events, and true if they are the stream's last events.
+/// Returns the next events, and true if these events are the stream's last.
 async fn next(generation: &mut Generation, render: &mut impl Render) -> (Vec<Frame>, bool) {
     match tokio::time::timeout(KEEP_ALIVE, generation.next()).await {
         Err(_) => (vec![COMMENT], false),

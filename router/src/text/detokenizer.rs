@@ -2,8 +2,8 @@
 //!
 //! Only whole characters are released. Each token is decoded a bounded number of times. The concatenated text equals
 //! the text of decoding all tokens at once. One exception: with byte fallback, bytes that are not valid UTF-8 may give
-//! another number of U+FFFD. A byte-fallback decoder needs the whole run of such bytes, and a stream cannot wait for
-//! the end of the run.
+//! a different number of U+FFFD characters. A byte-fallback decoder needs the whole run of such bytes, and a stream
+//! cannot wait for the end of the run.
 
 use std::sync::Arc;
 
@@ -92,8 +92,8 @@ fn window(tokenizer: &Tokenizer, tokens: &[u32], taken: usize) -> (String, Strin
     (decode(&tokens[..taken]), decode(tokens))
 }
 
-/// The text of `all` after `before`. If `all` does not begin with `before`, the decoder has changed the earlier text:
-/// the same number of characters is skipped.
+/// The text of `all` after `before`. If `all` does not begin with `before`, the decoder has changed the earlier text.
+/// In that case, as many characters as `before` has are skipped.
 fn after(all: &str, before: &str) -> String {
     match all.strip_prefix(before) {
         Some(new) => new.to_owned(),

@@ -21,7 +21,8 @@ pub struct TextPool {
     limit: usize,
 }
 
-/// Permission to run or wait. Dropping the permit gives the permission back, also if a waiting request is cancelled.
+/// Counts one closure in `admitted`. Dropping the permit removes the closure from the count, also if the request is
+/// cancelled.
 struct Permit<'a>(&'a AtomicUsize);
 
 impl Drop for Permit<'_> {
@@ -54,7 +55,8 @@ impl TextPool {
         }
         let closed = |_| Error::internal("the tokenising pool is closed");
         let permit = self.running.clone().acquire_owned().await.map_err(closed)?;
-        // The permit moves into the closure: a cancelled request keeps its thread busy until the closure returns.
+        // The permit moves into the closure, because the closure of a cancelled request keeps a thread busy until the
+        // closure returns.
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             work()

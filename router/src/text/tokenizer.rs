@@ -41,7 +41,8 @@ impl Tokenizer {
     pub fn from_bytes(json: &[u8]) -> Result<Self, Error> {
         let invalid = |e: tokenizers::Error| Error::invalid("tokenizer", format!("tokenizer.json: {e}"));
         let mut inner = Inner::from_bytes(json).map_err(invalid)?;
-        // A prompt is encoded whole: truncation and padding are settings of training.
+        // A prompt is encoded whole, so the file's settings of truncation and padding, which are meant for training,
+        // are turned off.
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
         let added = inner.get_added_tokens_decoder();
@@ -64,7 +65,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// True if a text of this many bytes certainly has more than `tokens` tokens. The text need not be encoded.
+    /// True if a text of this many bytes certainly has more than `tokens` tokens. This is decided without encoding the
+    /// text.
     pub fn surely_exceeds(&self, bytes: usize, tokens: u32) -> bool {
         // A tokenizer that is not byte-level may have one token for an unknown word of any length.
         self.byte_level && bytes / MOST_SHORTENED > self.longest.saturating_mul(tokens as usize)
@@ -126,8 +128,8 @@ fn fallback_byte(token: &str) -> Option<u8> {
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
-/// Undoes the byte-level alphabet. A token with a character outside of the alphabet gives its own UTF-8 bytes, as the
-/// decoder does.
+/// Undoes the byte-level alphabet. If a token has a character outside of the alphabet, the result is the token's UTF-8,
+/// as in the decoder.
 fn byte_level_bytes(token: &str) -> Vec<u8> {
     token.chars().map(byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }

@@ -78,8 +78,8 @@ pub struct HubOptions {
 }
 
 impl HubOptions {
-    /// Reads the options from the environment: `HF_ENDPOINT`, `HF_HOME` or `HF_HUB_CACHE`, `HF_TOKEN` or the token file
-    /// that a login left in `HF_HOME`, `HF_HUB_OFFLINE`.
+    /// Reads the options from the environment variables `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and
+    /// `HF_HUB_OFFLINE`. If `HF_TOKEN` is not set, the token is read from the file that a login left in `HF_HOME`.
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var(name).ok())
     }
@@ -192,8 +192,8 @@ struct Download<'a> {
 impl Download<'_> {
     async fn text_files(&self, info: &RepoInfo) -> Result<(), Error> {
         for file in CheckpointFile::ALL {
-            // The config is requested even if the hub does not list it. Nothing works without a config, and the hub's
-            // answer becomes the error.
+            // The config is requested even if the hub does not list it. No model can be served without a config, so the
+            // hub's refusal becomes the error.
             if file == CheckpointFile::Config || lists(info, file.name()) {
                 self.file(file.name()).await?;
             }

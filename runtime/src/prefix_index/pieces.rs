@@ -7,7 +7,7 @@
 /// Number of consecutive pieces of one size. The pieces after them are twice as large.
 const PIECES_OF_A_SIZE: usize = 32;
 
-/// The cuts of a prompt, with a hash for each piece. The prompt's tokens are not in it.
+/// The pieces into which a prompt is cut, as one hash per piece. The prompt's tokens are not stored.
 #[derive(Clone, Debug)]
 pub struct PromptPieces {
     /// Number of tokens of the prompt.
@@ -30,7 +30,7 @@ pub(super) struct Piece<'a> {
 
 impl PromptPieces {
     /// Cuts a prompt into pieces of blocks of `block_tokens` tokens, at least 1. Tokens at the end that do not fill a
-    /// piece belong to none.
+    /// piece belong to no piece.
     pub fn new(prompt: &[u32], block_tokens: usize) -> Self {
         Self::growing(prompt, block_tokens, PIECES_OF_A_SIZE)
     }
@@ -48,7 +48,7 @@ impl PromptPieces {
         cut
     }
 
-    /// A prompt's size, with no pieces, for a caller that has no index.
+    /// The size of a prompt, without pieces. For callers that do not look the prompt up in an index.
     pub fn uncut(tokens: usize, block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
         Self { tokens, block_tokens, pieces_of_a_size: PIECES_OF_A_SIZE, hashes: Vec::new() }
