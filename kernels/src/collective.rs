@@ -1,12 +1,13 @@
-//! Collective operations of the ranks of a TP group.
+//! Collective operations of the ranks of a TP (tensor parallel) group.
 //!
 //! [`Collective`] is the seam: models call their device for a sum over ranks, and the device calls its group. Ranks on
 //! one machine use shared memory ([`SharedMemory`]), and ranks on several machines use TCP ([`Tcp`]). A group of GPUs
 //! will use the collectives of the GPUs' library, which the device enqueues.
 //!
-//! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, for every transport and
-//! order of arrival: for a given number of ranks, every run gives the same bits. Each call has a deadline. When it passes, the call
-//! fails and names the missing rank. After any error the group is unusable.
+//! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, for every
+//! transport and order of arrival: for a given number of ranks, every run gives the same bits. Each call has a
+//! deadline. When the deadline passes, the call fails and names the missing rank. After any error the group is
+//! unusable.
 
 mod mapping;
 mod shared_memory;
@@ -72,7 +73,7 @@ pub trait Collective: Send {
     }
 }
 
-/// An error of a collective. It leaves the group unusable, except for [`CollectiveError::Misuse`].
+/// An error of a collective. The error leaves the group unusable, except for [`CollectiveError::Misuse`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     /// A rank did not join a collective within the deadline.
@@ -120,7 +121,7 @@ impl From<CollectiveError> for DeviceError {
     }
 }
 
-/// The kind of a collective. Ranks compare their kinds to detect that they made different calls.
+/// The kind of a collective. Ranks compare the kinds of their calls, to detect that two ranks made different calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {

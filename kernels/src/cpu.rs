@@ -1,5 +1,5 @@
-//! The CPU device: packed weights, a few threads, and kernels compiled for several instruction paths. The best path that the
-//! machine supports is chosen at run time.
+//! The CPU device: packed weights, a few threads, and kernels compiled for several instruction paths. The best path
+//! that the machine supports is chosen at run time.
 
 mod attention;
 mod device;

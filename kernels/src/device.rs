@@ -147,9 +147,9 @@ pub trait Device: Send + Sized + 'static {
 
     /// One line for logs: the device, its instruction path, its threads.
     fn describe(&self) -> String;
-    /// The device's rank in its TP group. Every rank calls the collective operations, in the same order, with tensors
-    /// that have the same number of live rows (rows that hold values). If one rank omits a call, all ranks lose their
-    /// device.
+    /// The device's rank in its TP (tensor parallel) group. Every rank calls the collective operations, in the same
+    /// order, with tensors that have the same number of live rows (rows that hold values). If one rank omits a call,
+    /// all ranks lose their device.
     fn group_rank(&self) -> GroupRank;
 
     /// Loads a matrix whose rows are the rows of `matrices`, one matrix after the other (fused q, k and v). All
@@ -214,9 +214,9 @@ pub trait Device: Send + Sized + 'static {
 
     /// Computes `out[t] = table[token_ids[t]]`.
     fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// [`embed`](Self::embed) with one shard of a table of `vocabulary` rows: `table` holds the whole table's rows from
-    /// `first` on. For a token id of another shard, the result is zeros. The sum of all ranks' results therefore equals
-    /// the result with the whole table.
+    /// [`embed`](Self::embed) with one shard of a table of `vocabulary` rows: `table` holds the rows of the whole table
+    /// from row `first` on. For a token id of another shard, the result is zeros. The sum of all ranks' results
+    /// therefore equals the result with the whole table.
     fn embed_shard(
         &mut self,
         table: &Self::Matrix,
@@ -224,7 +224,8 @@ pub trait Device: Send + Sized + 'static {
         vocabulary: usize,
         out: &mut Self::Tensor,
     ) -> Result<(), DeviceError>;
-    /// Computes `out[t] = [cos | sin](positions[t] * inverse) * scale`, `[tokens, head_dim]`, once per step for all layers.
+    /// Computes `out[t] = [cos | sin](positions[t] * inverse) * scale`, `[tokens, head_dim]`, once per step for all
+    /// layers.
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Self::Tensor) -> Result<(), DeviceError>;
     /// Computes `out = norm(x)`.
     fn rms_norm(
@@ -263,7 +264,8 @@ pub trait Device: Send + Sized + 'static {
     /// [`all_reduce`](Self::all_reduce) of `x`, then `out += x`: the residual add after a product whose inputs are
     /// divided among the ranks.
     fn all_reduce_add(&mut self, x: &mut Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// Gathers columns at rank 0: each row of `out` is the concatenation of the ranks' rows of `part`. Only rank 0 passes an `out`.
+    /// Gathers columns at rank 0: each row of `out` is the concatenation of the ranks' rows of `part`. Only rank 0
+    /// passes an `out`.
     fn gather_columns(
         &mut self,
         part: &Self::Tensor,

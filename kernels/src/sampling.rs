@@ -77,8 +77,8 @@ pub struct ScoreRow {
     pub top: u32,
 }
 
-/// A token's score in the model's own distribution: the log-softmax of the raw logits, before penalties, temperature and
-/// truncation (`raw_logprobs` in vLLM).
+/// A token's score in the model's own distribution: the log-softmax of the raw logits, before penalties, temperature
+/// and truncation (`raw_logprobs` in vLLM).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenScore {
     /// Natural logarithm of the token's probability.

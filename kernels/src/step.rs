@@ -1,6 +1,7 @@
 //! The inputs of one step, which the host gives to the device before any operation runs.
 
-/// A page of a paged plane. Page 0 is the null page: rows that only pad a step write to it, and it is never read.
+/// A page of a paged plane, such as a pool of keys and values. Page 0 is the null page: rows ([`RowInputs`]) that only
+/// pad a step write to it, and it is never read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 
@@ -16,17 +17,17 @@ pub struct RowInputs<'a> {
     pub first_token: usize,
     /// Number of tokens that the row computes, at least 1.
     pub tokens: usize,
-    /// Position of the row's first token in its request: the number of the request's tokens that are already in the
-    /// planes.
+    /// Position of the row's first token in its request. The planes already hold the request's tokens at earlier
+    /// positions.
     pub start: usize,
     /// The request's pages in order of position. They cover at least `start + tokens` tokens.
     pub block_table: &'a [PageId],
 }
 
-/// The inputs of one forward pass: the rows of several requests, one after the other.
+/// The inputs of one forward pass (a step): the rows of several requests, one after the other.
 ///
-/// `token_ids` and `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are the ascending
-/// indices of the tokens whose hidden states go to the LM head.
+/// `token_ids` and `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are the
+/// ascending indices of the tokens whose hidden states go to the LM head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInputs<'a> {
     /// Vocabulary id of each token.

@@ -1,8 +1,8 @@
 //! Memory that the ranks of a group share. Each rank has flags, which publish its progress, and slots for its data.
 //!
-//! All unsafe access to shared memory is in this module. It is sound because of the order in which [`super::SharedMemory`] uses it:
-//! one rank writes a range of a slot while no other rank accesses it, and other ranks read the range only after its writer has
-//! published it through its flag (release and acquire).
+//! All unsafe access to shared memory is in this module. The access is sound because of the order in which
+//! [`super::SharedMemory`] uses the slots: one rank writes a range of a slot while no other rank accesses it, and other
+//! ranks read the range only after the writer has published the range through the writer's flags (release and acquire).
 
 use std::{
     fs::File,
@@ -37,7 +37,8 @@ pub(super) struct Mapping {
     ranks: usize,
 }
 
-// SAFETY: this value owns the mapping, and its contents are accessed only in the order that the module's documentation states.
+// SAFETY: this value owns the mapping. The contents of the mapping are accessed only in the order that the module's
+// documentation states.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -46,7 +47,7 @@ impl Mapping {
         ranks * (size_of::<Flags>() + SLOTS * SLOT_BYTES)
     }
 
-    /// Extends `file` to the size of the group's memory, which is the same at all ranks, and maps it.
+    /// Extends `file` to the size of the group's memory and maps it. The size is the same at all ranks.
     pub fn new(file: &File, ranks: usize) -> io::Result<Self> {
         let bytes = Self::bytes(ranks);
         file.set_len(bytes as u64)?;
@@ -61,8 +62,8 @@ impl Mapping {
     /// A rank's flags.
     pub fn flags(&self, rank: usize) -> &Flags {
         assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
-        // SAFETY: inside the mapping, which is page-aligned. It was zeroed, a valid state of atomics, and is only accessed through
-        // shared references.
+        // SAFETY: the flags lie inside the mapping, which is page-aligned. They are atomics, for which the zeros of a
+        // new file are valid, and they are accessed only through shared references.
         unsafe { self.start.cast::<Flags>().add(rank).as_ref() }
     }
 
@@ -70,7 +71,7 @@ impl Mapping {
         assert!(rank < self.ranks && slot < SLOTS, "slot {slot} of rank {rank}");
         assert!(first <= SLOT_BYTES && bytes <= SLOT_BYTES - first, "{bytes} bytes from {first} on");
         let before = self.ranks * size_of::<Flags>() + (rank * SLOTS + slot) * SLOT_BYTES + first;
-        // SAFETY: inside the mapping by the assertions above.
+        // SAFETY: the address lies inside the mapping, by the assertions above.
         unsafe { self.start.add(before) }
     }
 
@@ -78,11 +79,11 @@ impl Mapping {
     ///
     /// # Safety
     ///
-    /// The rank is the caller's own, and no other rank accesses that range now.
+    /// The rank is the caller's own, and no other rank accesses the range during the call.
     pub unsafe fn write(&self, rank: usize, slot: usize, first: usize, data: &[u8]) {
         let to = self.slot(rank, slot, first, data.len());
-        // SAFETY: the range is in bounds. By the contract, no other rank accesses it now. `data` does not overlap the
-        // mapping.
+        // SAFETY: the range is in bounds. By the contract, no other rank accesses the range during the call. `data`
+        // does not overlap the mapping.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
     }
 
@@ -93,8 +94,8 @@ impl Mapping {
     /// The rank has published the range, and does not write to it while the slice exists.
     pub unsafe fn read(&self, rank: usize, slot: usize, first: usize, bytes: usize) -> &[u8] {
         let from = self.slot(rank, slot, first, bytes);
-        // SAFETY: the range is in bounds. By the contract, it was written before, and is not written while the slice
-        // exists.
+        // SAFETY: the range is in bounds. By the contract, the range was written before, and nobody writes to it while
+        // the slice exists.
         unsafe { std::slice::from_raw_parts(from.as_ptr(), bytes) }
     }
 
@@ -105,8 +106,8 @@ impl Mapping {
     /// As for [`Mapping::read`].
     pub unsafe fn read_floats(&self, rank: usize, slot: usize, first: usize, len: usize) -> &[f32] {
         let from = self.slot(rank, slot, 4 * first, 4 * len);
-        // SAFETY: as in `read`. The address is aligned, since flags and slots are multiples of 128 bytes, and any bits
-        // are a valid float.
+        // SAFETY: the range is in bounds, and by the contract nobody writes to it while the slice exists. The address
+        // is aligned, because the sizes of flags and slots are multiples of 128 bytes. Any bits are a valid float.
         unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), len) }
     }
 }

@@ -1,14 +1,14 @@
 //! Collectives of the ranks of one machine, in a file that all ranks map.
 //!
 //! Data is transferred in tiles of at most one slot. A rank numbers its publications, and its flags hold the last
-//! number. For each tile, a rank first waits until all other ranks have published the tile before it: then no rank
-//! still reads the slot that this rank fills next. The rank copies its data into the slot, publishes the next number,
-//! and waits until the ranks whose data it needs have published that number. A small sum is computed by every rank. Of
-//! a large sum, each rank computes one share in place, publishes its share with another number, and collects the other
-//! ranks' shares.
+//! number. For each tile, a rank first waits until all other ranks have published the previous tile. A rank reads a
+//! tile to its end before it publishes the next one, so no rank still reads the slot that the waiting rank fills next.
+//! The waiting rank then copies its data into the slot, publishes the next number, and waits until the ranks whose data
+//! it needs have published that number. A small sum is computed by every rank. Of a large sum, each rank computes one
+//! share in place, publishes its share with another number, and collects the other ranks' shares.
 //!
-//! A waiting rank spins briefly, then yields its core between polls, then sleeps on the awaited rank's number (a futex). Without
-//! the yields, two ranks that share a core on a busy machine would each spin while the other could run.
+//! A waiting rank spins briefly, then yields its core between polls, then sleeps on the awaited rank's number (a
+//! futex). Without the yields, two ranks that share a core on a busy machine would each spin while the other could run.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -34,13 +34,14 @@ use super::{
 const TILE: usize = SLOT_BYTES / 4;
 /// Maximum number of floats of a small sum, which every rank computes as a whole: that is faster than publishing twice.
 const SUMMED_BY_ALL: usize = 8 << 10;
-/// Number of floats of a large sum that are summed at a time.
+/// Number of floats that a rank sums at a time in its share of a large sum.
 const BLOCK: usize = 1 << 10;
 /// Duration of spinning before a waiting rank yields its core.
 const SPIN: Duration = Duration::from_micros(2);
 /// Duration of polling before a waiting rank sleeps.
 const LOOK: Duration = Duration::from_micros(50);
-/// Flag in a rank's published number that is set once the rank has left. Numbers use the other bits and wrap around.
+/// Bit of a rank's published number that is set once the rank has left the group. Numbers use the other 31 bits and
+/// wrap around.
 const LEFT: u32 = 1 << 31;
 
 /// One rank of a group on this machine.
@@ -55,8 +56,9 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Forms the group with the other ranks through the file at `path`, and waits for them up to `patience`. `deadline` applies to
-    /// every later collective. The path must be new for each group. The file is removed when all ranks have joined.
+    /// Forms the group with the other ranks through the file at `path`, and waits for them up to `patience`. `deadline`
+    /// applies to every later collective. The path must be new for each group. The file is removed when all ranks have
+    /// joined.
     pub fn meet(
         path: &Path,
         group_rank: GroupRank,
@@ -111,7 +113,7 @@ impl SharedMemory {
     fn say(&self, number: u32) {
         let flags = self.map.flags(self.group_rank.rank);
         // A sleeper increments `sleepers` before it checks the number. So either the sleeper sees this number, or this
-        // rank sees the sleeper's increment.
+        // rank sees that `sleepers` is above 0.
         flags.published.store(number, Ordering::SeqCst);
         if flags.sleepers.load(Ordering::SeqCst) > 0 {
             // Ignored: if the wake fails, the sleepers wake at their deadline.
@@ -119,7 +121,8 @@ impl SharedMemory {
         }
     }
 
-    /// Waits until a rank has published the current tile, and checks that it made the same call.
+    /// Waits until `rank` has published the current tile, and checks that `rank` made the same call as this rank.
+    /// Returns the length that `rank` published.
     fn await_rank(
         &self,
         rank: usize,
@@ -212,14 +215,15 @@ impl SharedMemory {
     /// Sums one tile of a small sum: every rank computes the whole tile.
     fn sum_small(&mut self, tile: &mut [f32]) -> Result<(), CollectiveError> {
         let (rank, slot, len) = (self.group_rank.rank, self.slot(), tile.len());
-        // SAFETY: the slot is this rank's own, and `bring` calls back when no rank reads it.
+        // SAFETY: the slot is this rank's own, and `bring` runs the closure when no other rank reads the slot.
         self.bring(Operation::AllReduce, len, |map, slot| unsafe {
             map.write(rank, slot, 0, bytes_of(tile))
         })?;
         let since = Instant::now();
         for rank in 0..self.group_rank.world_size {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
-            // SAFETY: published, and not written again before this rank publishes its next number.
+            // SAFETY: `await_rank` has returned, so `rank` has published its slot. `rank` does not write to the slot
+            // again before our own rank publishes its next number.
             let theirs = unsafe { self.map.read_floats(rank, slot, 0, len) };
             add(rank, theirs, tile);
         }
@@ -236,7 +240,7 @@ impl SharedMemory {
         let own = share(group_rank.rank);
         self.bring(Operation::AllReduce, len, |map, slot| {
             for others in [0..own.start, own.end..len] {
-                // SAFETY: the slot is this rank's own, and `bring` calls back when no rank reads it.
+                // SAFETY: the slot is this rank's own, and `bring` runs the closure when no other rank reads the slot.
                 unsafe { map.write(group_rank.rank, slot, 4 * others.start, bytes_of(&tile[others])) };
             }
         })?;
@@ -252,20 +256,22 @@ impl SharedMemory {
                 if rank == group_rank.rank {
                     add(rank, &tile[block.clone()], sums);
                 } else {
-                    // SAFETY: published, and its owner does not write to this share before this rank's next number.
+                    // SAFETY: `await_rank` has returned, so `rank` has published this range of its slot. `rank` does
+                    // not write to the range again before our own rank publishes its next number.
                     add(rank, unsafe { self.map.read_floats(rank, slot, first, block.len()) }, sums);
                 }
             }
             tile[block].copy_from_slice(sums);
         }
-        // SAFETY: the slot is this rank's own, and others read this share of it only after the next number.
+        // SAFETY: the slot is this rank's own. Other ranks read this share of the slot only after this rank has
+        // published its next number.
         unsafe { self.map.write(group_rank.rank, slot, 4 * own.start, bytes_of(&tile[own])) };
         self.publish();
         for rank in (0..group_rank.world_size).filter(|&rank| rank != group_rank.rank) {
             self.await_rank(rank, Operation::AllReduce, Some(len), since, Patience::Deadline)?;
             let share = share(rank);
-            // SAFETY: the rank has published its share with its second number, and does not write to the share again
-            // before the calling rank publishes its next number.
+            // SAFETY: `await_rank` has returned, so `rank` has published its share with its second number. `rank` does
+            // not write to the share again before our own rank publishes its next number.
             let theirs = unsafe { self.map.read_floats(rank, slot, share.start, share.len()) };
             tile[share].copy_from_slice(theirs);
         }
@@ -282,16 +288,17 @@ impl SharedMemory {
         mut take: Option<impl FnMut(usize, usize, &[u8])>,
     ) -> Result<(), CollectiveError> {
         let rank = self.group_rank.rank;
-        // An empty part is one tile, so that the ranks synchronise.
+        // An empty part counts as one empty tile, so that the ranks synchronise.
         for first in (0..part.len().max(1)).step_by(SLOT_BYTES) {
             let tile = &part[first..part.len().min(first + SLOT_BYTES)];
-            // SAFETY: the slot is this rank's own, and `bring` calls back when no rank reads it.
+            // SAFETY: the slot is this rank's own, and `bring` runs the closure when no other rank reads the slot.
             self.bring(operation, part.len(), |map, slot| unsafe { map.write(rank, slot, 0, tile) })?;
             if let Some(take) = &mut take {
                 let since = Instant::now();
                 for rank in 0..self.group_rank.world_size {
                     self.await_rank(rank, operation, Some(part.len()), since, Patience::Deadline)?;
-                    // SAFETY: published, and not written again before this rank publishes its next number.
+                    // SAFETY: `await_rank` has returned, so `rank` has published its slot. `rank` does not write to the
+                    // slot again before our own rank publishes its next number.
                     take(rank, first, unsafe { self.map.read(rank, self.slot(), 0, tile.len()) });
                 }
             }
@@ -354,7 +361,8 @@ impl Collective for SharedMemory {
             self.bring(Operation::Broadcast, 0, |_, _| {})?;
             let total = self.await_rank(0, Operation::Broadcast, None, Instant::now(), patience)?;
             let tile = (total - message.len()).min(SLOT_BYTES);
-            // SAFETY: published, and not written again before this rank publishes its next number.
+            // SAFETY: `await_rank` has returned, so rank 0 has published its slot. Rank 0 does not write to the slot
+            // again before our own rank publishes its next number.
             message.extend_from_slice(unsafe { self.map.read(0, self.slot(), 0, tile) });
             self.tiles += 1;
             if message.len() == total {
@@ -373,7 +381,8 @@ impl Drop for SharedMemory {
 
 /// True if a rank whose last number is `seen` has reached `number`.
 fn reached(seen: u32, number: u32) -> bool {
-    // Numbers have 31 bits. Their difference shifted left by one has the sign of the order.
+    // Numbers have 31 bits and wrap around. Shifted left by one, the difference is negative if `seen` is before
+    // `number`.
     (seen.wrapping_sub(number) << 1) as i32 >= 0
 }
 

@@ -1,7 +1,7 @@
 //! Collectives of ranks on several machines, over TCP: a star with rank 0 at the centre.
 //!
-//! All data goes through rank 0, so rank 0 detects a missing rank, and reports it to the other ranks before its own
-//! call fails. A secret keeps other clients out of the group. Data is not encrypted.
+//! All data goes through rank 0. Rank 0 therefore detects a missing rank, and reports it to the other ranks before rank
+//! 0's own call fails. A secret keeps other clients out of the group. Data is not encrypted.
 
 use std::{
     io::{self, Read, Write},
@@ -52,8 +52,8 @@ struct Call {
 }
 
 impl Tcp {
-    /// Forms the group at rank 0: waits up to `patience` for `size - 1` ranks that know the secret. `deadline` applies to every
-    /// later collective.
+    /// Forms the group at rank 0: waits up to `patience` for `size - 1` ranks that know the secret. `deadline` applies
+    /// to every later collective.
     pub fn accept(
         listener: &TcpListener,
         size: usize,
@@ -273,8 +273,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Receives a header and returns the length of the data that follows. Returns an error if the header is of another
-    /// operation.
+    /// Receives a header and returns the length of the data that follows. Returns an error if the header names another
+    /// operation than `call`.
     fn receive_header(&mut self, call: Call) -> Result<usize, CollectiveError> {
         let mut bytes = [0; HEADER];
         self.receive(call, &mut bytes)?;
@@ -366,7 +366,7 @@ fn greet(mut stream: &TcpStream, secret: &[u8; 16]) -> io::Result<usize> {
     let (mut theirs, mut rank) = ([0; 16], [0; 4]);
     stream.read_exact(&mut theirs)?;
     stream.read_exact(&mut rank)?;
-    // Compares in constant time.
+    // Compares in constant time, so that the duration reveals nothing about the secret.
     let differences = theirs.iter().zip(secret).fold(0, |differences, (a, b)| differences | (a ^ b));
     if differences != 0 {
         return Err(io::ErrorKind::PermissionDenied.into());

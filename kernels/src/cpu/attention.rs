@@ -1,16 +1,17 @@
 //! Causal attention over paged keys and values, for ragged batches of prefills and decodes alike.
 //!
-//! A query loops over *blocks* of [`Kernel::BLOCK`] keys, aligned to absolute positions, from the first key in its window to
-//! its own position. It keeps a running maximum, sum and weighted sum of values (online softmax). Every [`RANGE`] keys, also
-//! aligned, it starts a new partial result, and the partial results are merged in order.
+//! A query loops over *blocks* of [`Kernel::BLOCK`] keys, aligned to absolute positions, from the first key in its
+//! window to its own position. The query keeps a running maximum, sum and weighted sum of values (online softmax). At
+//! every position that is a multiple of [`RANGE`], the query starts a new partial result. The partial results are
+//! merged in order.
 //!
-//! The blocks, the ranges, their order and every sum within them depend only on the query's position and the window. The
-//! result therefore has the same bits in any chunk, with any batch-mates and on any number of threads. Queries that share
-//! keys (the query heads of one kv head, for a few tokens of one request) are computed together only to share reads. The
-//! ranges of one query run on several threads only to balance the load.
+//! The blocks, the ranges, their order and every sum within them depend only on the query's position and the window.
+//! The result therefore has the same bits in any chunk, with any batch-mates and on any number of threads. Queries that
+//! share keys (the query heads of one kv head, for a few tokens of one request) are computed together only to share
+//! reads. The ranges of one query run on several threads only to balance the load.
 //!
-//! Keys outside a query's window are masked before the softmax, and their values are never read: an unwritten slot of a page
-//! may hold NaN, and 0 * NaN is NaN.
+//! Keys outside a query's window are masked before the softmax, and their values are never read: an unwritten slot of a
+//! page may hold NaN, and 0 * NaN is NaN.
 
 mod dots;
 mod kernel;
@@ -36,8 +37,8 @@ use crate::cpu::step::Step;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError};
 
-/// Number of keys per range: a multiple of every kernel's block. For a query, merging a range costs about as much time
-/// as two keys.
+/// Number of keys per range: a multiple of every kernel's block. For a query, merging the result of a range takes about
+/// as long as computing two keys.
 const RANGE: usize = 512;
 /// Maximum number of queries (tokens times query heads per kv head) that share the reads of a block.
 const TILE_QUERIES: usize = 48;
@@ -53,7 +54,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Size in bytes without the lists of the plan. It is the same for every step of a model.
+    /// Size in bytes without the lists of the plan. This size is the same for every step of a model.
     pub(super) fn bytes(&self) -> usize {
         let floats = |buffer: &Option<Buffer<f32>>| buffer.as_ref().map_or(0, |floats| floats.len());
         (floats(&self.floats) + floats(&self.partials)) * size_of::<f32>()
@@ -111,7 +112,7 @@ fn attend<K: Kernel>(
     pool.run(plan.pieces.len(), |task, thread| {
         let piece = plan.pieces[task];
         let row = &step.rows[piece.tile.row];
-        // SAFETY: each thread has its own range, and runs one task at a time.
+        // SAFETY: each thread has its own range of `floats`, and runs one task at a time.
         let floats = unsafe { floats.slice_mut(thread * state_floats, state_floats) };
         let queries = piece.kv_heads * piece.tile.tokens * (shape.heads / shape.kv_heads);
         let state = State::new(floats, queries, shape.head_dim, K::BLOCK);
@@ -162,7 +163,7 @@ struct Sight {
     window: Option<usize>,
 }
 
-/// The keys of a block that a query sees, counted from the block's start. Empty if `end <= first`.
+/// The keys `first .. end` of a block that a query sees, counted from the block's start. No key if `end <= first`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Visible {
     first: usize,
@@ -185,7 +186,8 @@ impl Sight {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// The keys that a query at `position` sees in the block of `keys` keys at `start`.
+    /// Returns which keys of a block a query at `position` sees, counted from the block's start. The block holds `keys`
+    /// keys; its first key is at position `start`.
     #[inline(always)]
     fn of_block(self, keys: usize, position: usize, start: usize) -> Visible {
         let first = self.first(position).saturating_sub(start).min(keys);

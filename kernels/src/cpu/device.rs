@@ -28,8 +28,8 @@ pub struct CpuDevice {
     path: Path,
     pool: ThreadPool,
     step: Step,
-    /// Scratch memory of products, sized for the largest tensor so far. The system commits its pages when they are
-    /// first written.
+    /// Scratch memory of products, sized for the largest tensor so far. The system commits the pages of this memory
+    /// when they are first written.
     products: gemm::Scratch,
     /// Scratch memory for products in int8.
     int8: int8::Scratch,
@@ -50,14 +50,14 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// Creates a device with `threads` threads, including the caller's (0 counts as 1). The machine must support the instruction
-    /// path; [`Isa::detect`] returns the best one.
+    /// Creates a device with `threads` threads, including the caller's (0 counts as 1). The machine must support the
+    /// instruction path; [`Isa::detect`] returns the best one.
     pub fn new(threads: usize, isa: Isa) -> Result<Self, DeviceError> {
         Self::with_pool(ThreadPool::new(threads.max(1))?, isa)
     }
 
-    /// Creates a device with one thread pinned to each of these cores. The caller's thread, which must run the device, is pinned
-    /// to the first.
+    /// Creates a device with one thread pinned to each of these cores. The caller's thread, which must run the device,
+    /// is pinned to the first.
     pub fn on_cores(cores: &Cores, isa: Isa) -> Result<Self, DeviceError> {
         let device = Self::with_pool(ThreadPool::on_cores(cores.numbers())?, isa)?;
         // The caller is pinned last, since threads that it starts inherit its core.
@@ -164,7 +164,7 @@ impl Device for CpuDevice {
     fn step_bytes(&self) -> u64 {
         let (rows, width) = self.widest;
         let sampling = self.sampling.len() * sample::Scratch::bytes(width);
-        // Rank 0 gathers the columns of the widest tensor.
+        // Only rank 0 gathers columns, so only rank 0 needs memory for the widest tensor's columns.
         let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
         let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes();
@@ -277,7 +277,7 @@ impl Device for CpuDevice {
     }
 
     fn all_reduce_add(&mut self, x: &mut Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
-        // Checks the operands first, before this rank joins the collective.
+        // The operands are checked before this rank joins the collective.
         out.change(x.live(), x.width())?;
         self.all_reduce(x)?;
         rowwise::add(&mut self.pool, x.values(), x.width(), out.change(x.live(), x.width())?)

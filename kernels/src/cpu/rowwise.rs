@@ -24,7 +24,7 @@ fn each_row(
     let out = Shared::new(out);
     pool.run(rows.div_ceil(share), |task, _| {
         for row in task * share..rows.min((task + 1) * share) {
-            // SAFETY: each row belongs to one task.
+            // SAFETY: each row belongs to one task, so no other task accesses the row.
             f(row, unsafe { out.slice_mut(row * width, width) });
         }
     })
@@ -72,7 +72,7 @@ pub(super) fn embed(
     }
 }
 
-/// `out += x`.
+/// Computes `out += x`.
 pub(super) fn add(
     pool: &mut ThreadPool,
     x: &[f32],
@@ -84,7 +84,7 @@ pub(super) fn add(
     })
 }
 
-/// `out[t] = [cos | sin](positions[t] * inverse) * scale`.
+/// Computes `out[t] = [cos | sin](positions[t] * inverse) * scale`.
 pub(super) fn rope_angles(
     pool: &mut ThreadPool,
     rope: &RopeFrequencies,
@@ -104,7 +104,7 @@ pub(super) fn rope_angles(
     })
 }
 
-/// `out = x / sqrt(mean(x²) + eps) * weight`, row by row.
+/// Computes `out = x / sqrt(mean(x²) + eps) * weight`, row by row.
 pub(super) fn rms_norm(
     path: Path,
     pool: &mut ThreadPool,

@@ -23,7 +23,7 @@ pub(super) struct Step {
     pub(super) rows: Vec<Row>,
     pages: Vec<PageId>,
     pub(super) logit_rows: Vec<usize>,
-    /// The arguments with which [`Step::check_pages`] has succeeded.
+    /// The arguments with which [`Step::check_pages`] has succeeded for this step.
     checked: Option<(usize, usize)>,
     /// Pages that the step writes to, sorted. Used only by [`Step::check_pages`].
     written: Vec<PageId>,
@@ -80,8 +80,8 @@ impl Step {
         &self.pages[row.first_page..row.first_page + row.pages]
     }
 
-    /// Checks, once per step, that block tables are long enough and name pages of the pool, and that no two rows write to one
-    /// page: the tasks of a step write pages without synchronisation.
+    /// Checks, once per step, that block tables are long enough and name pages of the pool, and that no two rows write
+    /// to one page. Such rows would race, because the tasks of a step write pages without synchronisation.
     pub(super) fn check_pages(&mut self, page_tokens: usize, pages: usize) -> Result<(), DeviceError> {
         if self.checked == Some((page_tokens, pages)) {
             return Ok(());

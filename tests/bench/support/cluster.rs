@@ -92,8 +92,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // No process may outlive a failed bench. Workers die with their conductor. `kill` fails if the conductor has
-        // ended already.
+        // No process may outlive a failed bench. Workers die with their conductor. Errors are ignored: `kill` fails if
+        // the conductor has ended already.
         let _ = self.conductor.kill();
         let _ = self.conductor.wait();
     }

@@ -92,7 +92,7 @@ impl Contender {
 
 pub type Cpu = BTreeMap<&'static str, f64>;
 
-/// CPU microseconds used between two readings, divided by `number`: that of tokens or requests.
+/// CPU microseconds used between two readings, divided by `number`, the number of tokens or of requests.
 pub fn cpu_us_per(number: f64, before: &Cpu, after: &Cpu) -> Cpu {
     after.iter().map(|(name, after)| (*name, (after - before[name]) / number * 1e6)).collect()
 }

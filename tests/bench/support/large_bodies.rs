@@ -88,8 +88,8 @@ impl Form {
         }
     }
 
-    /// Tokens generated per request. They determine the duration of a request and thus the rate of new prompts: one
-    /// that two cores can serve.
+    /// Tokens generated per request. The number determines the duration of a request and thus the rate of new prompts.
+    /// Two cores can serve this rate.
     fn tokens(self) -> u32 {
         match self {
             Self::TokenIds => 200,

@@ -21,7 +21,7 @@ const PROMPT: &str = "Tell me how an orchestra tunes before it plays.";
 /// Time for which all streams have to run before events are counted.
 const SETTLING: Duration = Duration::from_millis(300);
 
-/// Figures of one number of concurrent streams.
+/// Figures for one number of concurrent streams.
 #[derive(Debug, Serialize)]
 pub struct Level {
     pub streams: usize,

@@ -33,8 +33,8 @@ impl Device {
         shared.iter().chain(own).map(|&flag| flag.to_owned()).collect()
     }
 
-    /// Maximum number of tokens per step if prompts are chunked. A step with as many takes a few times as long as an
-    /// empty step.
+    /// Maximum number of tokens per step if prompts are chunked. A step of this many tokens takes a few times as long
+    /// as an empty step.
     fn step_tokens(self) -> usize {
         match self {
             Self::Sim => 512,

@@ -199,7 +199,7 @@ fn prefetch(word: *const u64) {
     let _ = word;
 }
 
-/// A loop of one kind of multiply-add.
+/// A loop of one kind of multiply-add. A turn is one iteration of the loop.
 struct Loop {
     path: &'static str,
     instructions: &'static str,
@@ -301,7 +301,7 @@ fn loops() -> Vec<Loop> {
         };
     }
     /// A loop of 12 sums, enough to hide the latency of instructions at one multiply-add per cycle. The 24 sums of
-    /// `sums_24` hide it at two multiply-adds per cycle.
+    /// `sums_24` hide the latency at two multiply-adds per cycle.
     macro_rules! sums_12 {
         ($($instruction:literal),+) => { turns!("0,1,2,3,4,5,6,7,8,9,10,11": $($instruction),+) };
     }

@@ -49,7 +49,7 @@ impl Kernel for Dots {
     #[inline(always)]
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, any: Visible, largest: f32) -> S::F {
         let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
-        // The most frequent case, in which the query sees the whole block. The compiler unrolls this separate loop.
+        // Usually the query sees the whole block. This case has its own loop, because the compiler can unroll it.
         if (visible.first, visible.end) == (0, Self::BLOCK) {
             for pair in 0..Self::BLOCK / (2 * LANES) {
                 let low = weights_of_panel(s, &scores[2 * pair * LANES..], largest);
@@ -102,7 +102,7 @@ impl Kernel for Dots {
 #[inline(always)]
 fn store_pairs<S: Simd>(s: S, scores: &mut [f32], pair: usize, low: S::F, high: S::F) {
     let words = &mut scores[pair * LANES..(pair + 1) * LANES];
-    // SAFETY: `words` holds sixteen words.
+    // SAFETY: `words` has room for sixteen words.
     unsafe { s.store_i(words.as_mut_ptr().cast(), s.pairs_bf16(low, high)) }
 }
 
@@ -132,7 +132,8 @@ impl<const R: usize> Op for LayOutQueries<'_, R> {
                 unsafe { s.store_transposed(&words, to.as_mut_ptr().cast()) };
                 continue;
             }
-            // Half a block, at the end of a head whose size is an odd multiple of sixteen.
+            // This is the last block of a head whose size is an odd multiple of sixteen, so the block is half as long
+            // as others.
             let mut whole = [[0u32; R]; LANES];
             // SAFETY: `whole` has room for sixteen words of each query.
             unsafe { s.store_transposed(&words, whole.as_mut_ptr().cast()) };
@@ -141,7 +142,7 @@ impl<const R: usize> Op for LayOutQueries<'_, R> {
     }
 }
 
-/// Scores of `R` queries, `P` panels at a time.
+/// The operands for the scores of `R` queries with the keys of a block, computed `P` panels at a time.
 struct Scores<'t, const R: usize, const P: usize> {
     /// `[head_dim / 2][R]` pairs.
     q: &'t [f32],
@@ -187,7 +188,8 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
         let what = self.block.ask;
         let ask = |p: usize, step: usize| what.step(s, next[p], step);
         let zeros = [[s.splat(0.0); N]; R];
-        // SAFETY: `KvLoop::panels` has checked the visible panels for all of a head, and `q` holds all its pairs.
+        // SAFETY: `KvLoop::panels` has checked that the visible panels are in bounds for all elements of a head. `q`
+        // holds all pairs of elements of the `R` queries.
         let sums =
             unsafe { dot_product_on::<S, R, N>(s, zeros, self.q.as_ptr().cast(), keys, head_dim / 2, ask) };
         for (sums, scores) in sums.iter().zip(self.scores.chunks_exact_mut(Dots::BLOCK)) {
@@ -215,7 +217,8 @@ impl Pairs {
     }
 }
 
-/// Mask of the halves of a pair of keys that a query sees.
+/// Returns a mask with sixteen one bits for each key of a pair that the query sees. The low half stands for the even
+/// key.
 #[inline(always)]
 fn mask(visible: Visible, pair: usize) -> u32 {
     let sees = |key: usize| visible.first <= key && key < visible.end;

@@ -16,8 +16,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// Number of keys per block: at most `16 * MOST_PANELS`, and a divisor of [`super::RANGE`].
     const BLOCK: usize;
 
-    /// Maximum number of kv heads of a piece that has few queries. One if the kernel is bound by arithmetic and not by
-    /// memory.
+    /// Maximum number of kv heads per piece (a task of the [`Plan`](super::plan::Plan)) if the piece has few queries.
+    /// The number is 1 if the kernel is bound by arithmetic and not by memory.
     const MOST_HEADS: usize;
 
     /// Runs `op` with all instructions that the kernel needs.
@@ -26,8 +26,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// Writes the queries of a tile, multiplied by `scale`, to `q`, which is as long as all queries together.
     fn lay_out_queries<S: Simd, const R: usize>(s: S, queries: &[&[f32]; R], scale: f32, q: &mut [f32]);
 
-    /// Computes the scores of `R` queries with the keys of panels `panels.0 .. panels.1`, `P` panels at a time. `scores` is
-    /// `[R, BLOCK]`.
+    /// Computes the scores of `R` queries with the keys of panels `panels.0 .. panels.1`, `P` panels at a time.
+    /// `scores` is `[R, BLOCK]`.
     fn scores<S: Simd, const R: usize, const P: usize>(
         s: S,
         q: &[f32],
@@ -61,10 +61,11 @@ pub(super) struct Block<T> {
 pub(super) enum Ask {
     /// One step of the next panel of keys.
     Keys,
-    /// Two steps of the memory that holds the next panel of keys and, directly after it, its panel of values.
+    /// Two steps of the memory that holds the next panel of keys and, directly after it, the same keys' panel of
+    /// values.
     Both,
-    /// One step of the next panel of keys, and one of its panel of values, which begins this many elements after the
-    /// keys.
+    /// One step of the next panel of keys, and one step of the same keys' panel of values. The values begin this many
+    /// elements after the keys.
     Separate(usize),
 }
 

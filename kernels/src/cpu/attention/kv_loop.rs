@@ -36,12 +36,12 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) state: State<'a>,
 }
 
-/// Number of panels whose scores are computed for one head before those of the next head, in a piece of several heads.
-/// With one panel, the heads of a page are read in the order of memory.
+/// In a piece of several heads, the number of panels whose scores are computed for one head before the next head
+/// follows. With one panel, the heads of a page are read in the order of memory.
 const PAGEWISE_PANELS: usize = 1;
 
-/// Keys of the next piece, which are prefetched: otherwise the first block of a task would come from memory while no other work
-/// is available.
+/// Keys of the next piece, which are prefetched. Without the prefetch, a thread would wait for memory at the first
+/// block of each task.
 pub(super) struct Next<'a> {
     pub(super) table: &'a [PageId],
     pub(super) kv_head: usize,
@@ -75,8 +75,8 @@ impl<K: Kernel> Op for KvLoop<'_, K> {
         let floats = Partial::floats(count, head_dim);
         let partial = |range: usize| {
             let first = split_tile.partials + (range - ranges.start) * floats;
-            // SAFETY: each range has its own slice. Only the range's task accesses it until the range is counted as done. Then
-            // only the task that counts the last range accesses it.
+            // SAFETY: each range has its own slice. Only the range's task accesses it until the range is counted as
+            // done. Then only the task that counts the last range accesses it.
             Partial::new(unsafe { self.partials.slice_mut(first, floats) }, count, head_dim)
         };
         let own = std::mem::replace(&mut self.state.range, partial(split.range));
@@ -121,7 +121,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
         let rows = self.row.first_token + self.piece.tile.first;
-        // Prefetched: the tokens of a tile are far from each other in memory, and another thread may have written them.
+        // Prefetched, because the tokens of a tile are far from each other in memory, and another thread may have
+        // written them.
         for token in 0..self.piece.tile.tokens {
             let from = (rows + token) * width + self.piece.kv_head * group * head_dim;
             for line in (0..self.piece.kv_heads * group * head_dim).step_by(LANES) {
@@ -235,8 +236,9 @@ impl<K: Kernel> KvLoop<'_, K> {
         self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)
     }
 
-    /// The keys of the block at `start` that `count` queries from `first` on see; `None` if they see none. Both ends of
-    /// a query's visible keys ascend with its position, so the first and the last query determine the result.
+    /// The keys of the block at `start` that `count` queries from `first` on see; `None` if the queries see no key of
+    /// the block. Both ends of a query's visible keys ascend with the query's position, so the first and the last query
+    /// determine the result.
     #[inline(always)]
     fn seen(&self, first: usize, count: usize, start: usize) -> Option<Seen> {
         let (first, last) = (self.visible(first, start), self.visible(first + count - 1, start));
@@ -245,8 +247,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         (any.first < any.end).then_some(Seen { any, common })
     }
 
-    /// Addresses of the panels among `panels.0 .. panels.1` of the block at `start` that the tile sees, and of the
-    /// panels to prefetch. `head` is counted from the piece's first head.
+    /// Returns the addresses of panels `panels.0 .. panels.1` of the block at `start`, as far as the tile sees these
+    /// panels, and the addresses to prefetch. `head` is counted from the piece's first head.
     #[inline(always)]
     fn panels(&self, start: usize, head: usize, panels: (usize, usize)) -> Block<K::Raw> {
         let nothing = [self.data.as_ptr(); MOST_PANELS];
@@ -266,7 +268,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
         let elements = LANES * self.shape.head_dim;
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
-        // Position after the piece's last key.
+        // The position after the piece's last key.
         let end = self.piece.split.map_or(last + 1, |split| (last + 1).min((split.range + 1) * RANGE));
         let kv_head = self.piece.kv_head + head;
         for panel in panels.0..panels.1 {
@@ -305,7 +307,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         for query in 0..self.queries() {
             let token = self.row.first_token + self.piece.tile.first + query % own / group;
             let head = (self.piece.kv_head + query / own) * group + query % group;
-            // SAFETY: each (token, head) belongs to one tile, and one task writes its results.
+            // SAFETY: each (token, head) belongs to one tile, and only one task writes the tile's results.
             let to = unsafe { self.out.slice_mut((token * self.shape.heads + head) * head_dim, head_dim) };
             let total = s.splat(self.state.whole.total[query]);
             let sums = &self.state.whole.sums[query * head_dim..(query + 1) * head_dim];
@@ -316,8 +318,8 @@ impl<K: Kernel> KvLoop<'_, K> {
     }
 }
 
-/// Writes the `R` queries of a tile that begins with query `first` to `q`. `_P` is the number of panels that [`for_tile`]
-/// assigns to `R`.
+/// Writes the `R` queries of a tile that begins with query `first` to `q`. `_P` is the number of panels that
+/// [`for_tile`] assigns to `R`.
 #[inline(always)]
 fn lay_out_queries<'q, S: Simd, K: Kernel, const R: usize, const _P: usize>(
     s: S,

@@ -26,7 +26,7 @@ impl<'a> Partial<'a> {
         Self { sums, largest, total }
     }
 
-    /// Resets to the result of queries that have seen no keys.
+    /// Resets this to the result of queries that have seen no keys.
     pub(super) fn clear(&mut self) {
         self.sums.fill(0.0);
         self.largest.fill(f32::NEG_INFINITY);
@@ -34,8 +34,8 @@ impl<'a> Partial<'a> {
     }
 
     /// Merges the result of later keys into this one. If a query has seen no key on one side, its result is the other
-    /// side's, bit by bit. Otherwise, -infinity would be subtracted from itself where both sides are empty, and a
-    /// query's bits would depend on its batch-mates.
+    /// side's, bit by bit. Without this rule, -infinity would be subtracted from itself where both sides are empty, and
+    /// a query's bits would depend on its batch-mates.
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, s: S, later: &Partial<'_>) {
         let head_dim = self.sums.len() / self.total.len().max(1);

@@ -1,5 +1,5 @@
-//! The division of attention into tasks: tiles of queries by kv heads, and ranges of keys for tiles that take too long for one
-//! task.
+//! The division of attention into tasks. A task computes one tile of queries for one or more kv heads. A tile that
+//! takes too long for one task is divided into ranges of keys, with one task per range.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -8,8 +8,8 @@ use super::{RANGE, Sight, TILE_QUERIES};
 use crate::AttentionShape;
 use crate::cpu::step::Step;
 
-/// Number of floats for the partial results of split tiles: enough for 8,000 partial results of one query head of 128
-/// elements each, such as those of sixteen heads over a context of 250,000 tokens. A tile that would need more is not
+/// Number of floats for the partial results of split tiles: enough for 8,000 partial results of a query head with 128
+/// elements, for example those of sixteen heads over a context of 250,000 tokens. A tile that would need more is not
 /// split.
 pub(super) const MOST_PARTIALS: usize = 1 << 20;
 /// A tile is split into ranges if its cost is more than `1 / SHARES` of a thread's average work.
@@ -21,7 +21,7 @@ const PIECES: usize = 2;
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) row: usize,
-    /// Counted from the row's first token.
+    /// Index of the tile's first token, counted from the row's first token.
     pub(super) first: usize,
     pub(super) tokens: usize,
 }
@@ -31,8 +31,8 @@ pub(super) struct Tile {
 pub(super) struct Piece {
     pub(super) tile: Tile,
     pub(super) kv_head: usize,
-    /// Number of heads from `kv_head` on. Several if the tile has few queries: a page's heads are adjacent in memory, and long
-    /// reads use more of the memory's bandwidth.
+    /// Number of heads from `kv_head` on. A piece with few queries has several heads, because a page's heads are
+    /// adjacent in memory, and long reads use more of the memory's bandwidth.
     pub(super) kv_heads: usize,
     /// The range of keys; `None` if the tile is not split.
     pub(super) split: Option<KvSplit>,
@@ -51,12 +51,12 @@ pub(super) struct KvSplit {
 pub(super) struct SplitTile {
     /// Index of the first float of the tile's partial results, which are ordered by range.
     pub(super) partials: usize,
-    /// Number of ranges that are not done. The task that decrements it to zero merges the results.
+    /// Number of ranges that are not done. The task that decrements this number to zero merges the results.
     pub(super) left: AtomicUsize,
 }
 
-/// The pieces of one call, the longest first. A thread that started a long piece late would keep the other threads
-/// waiting. Idle threads take pieces from the end of other threads' shares, where pieces are short.
+/// The pieces of one call, the longest first, because a thread that started a long piece late would keep the other
+/// threads waiting. Idle threads take pieces from the end of other threads' shares, where pieces are short.
 #[derive(Default)]
 pub(super) struct Plan {
     tiles: Vec<Tile>,

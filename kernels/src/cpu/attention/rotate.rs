@@ -14,7 +14,7 @@ use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError, PageId};
 
 /// Minimum and maximum number of tokens per task. Fewer tokens are not worth waking a thread for. Sixteen tokens fill a
-/// panel, whose cache lines stay in the cache meanwhile.
+/// panel, and the panel's cache lines stay in the cache while one task fills it.
 const SHARE: (usize, usize) = (4, LANES);
 
 /// Number of elements of a head that are converted to the pages' format at a time.
@@ -61,7 +61,7 @@ pub(in crate::cpu) fn rotate_and_store(
             while first < end {
                 let (of, table) = (&step.rows[row], step.block_table(&step.rows[row]));
                 let tokens = first..end.min(of.first_token + of.tokens);
-                // SAFETY: each token belongs to one task.
+                // SAFETY: each token belongs to one task, so no other task accesses these elements of `qkv`.
                 let qkv = unsafe { qkv.slice_mut(first * width, tokens.len() * width) };
                 let angles = &angles[first * shape.head_dim..tokens.end * shape.head_dim];
                 (first, row) = (tokens.end, row + 1);
@@ -111,9 +111,9 @@ impl<W: Format> Op for Tokens<'_, W> {
                 assert!(values.max(keys) + LANES * head_dim <= self.data.len());
                 let of = |row: usize, head: usize| &rows[row * width + head * head_dim..][..head_dim];
                 let slot = position % LANES;
-                // SAFETY: only this row writes to the page, as `Step::check_pages` has checked. The row's other tokens, which
-                // may be in other tasks, write other elements of the panels. Elements are written through a pointer, so that
-                // no two slices overlap.
+                // SAFETY: only this row writes to the page, as `Step::check_pages` has checked. The row's other tokens,
+                // which may be in other tasks, write other elements of the panels. Elements are written through a
+                // pointer, so that no two slices overlap.
                 unsafe {
                     let (keys, values) = (self.data.as_ptr().add(keys), self.data.as_ptr().add(values));
                     store_key::<W>(keys, slot, of(0, heads + head));
@@ -152,7 +152,7 @@ impl<W: Format> Tokens<'_, W> {
 ///
 /// # Safety
 ///
-/// The panel's slot is writable, for all elements of the key.
+/// Lane `slot` of the panel is writable, for all elements of the key.
 #[inline(always)]
 unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
     let (even, odd) = (W::index_in_step(0, slot), W::index_in_step(1, slot));
@@ -160,7 +160,7 @@ unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
         let narrow = narrow::<W>(key);
         for (pair, key) in narrow.chunks_exact(2).enumerate().take(key.len() / 2) {
             let step = panel.wrapping_add((at * NARROW / 2 + pair) * STEP);
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, lane `slot` is writable for all elements of the key.
             unsafe {
                 if odd == even + 1 {
                     // The two elements are adjacent: one store writes both.
@@ -178,7 +178,7 @@ unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
 ///
 /// # Safety
 ///
-/// The panels' slot is writable, for all elements of the value.
+/// Row `slot` of the panels is writable, for all elements of the value.
 #[inline(always)]
 unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]) {
     for (at, value) in value.chunks(NARROW).enumerate() {
@@ -186,7 +186,7 @@ unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]
         for (panel, value) in narrow.chunks_exact(LANES).enumerate().take(value.len() / LANES) {
             let step = panels.wrapping_add((at * NARROW / LANES + panel) * VALUE_PANEL + slot / 2 * STEP);
             for (lane, &value) in value.iter().enumerate() {
-                // SAFETY: the caller's contract.
+                // SAFETY: by the caller's contract, row `slot` is writable for all elements of the value.
                 unsafe { *step.add(W::index_in_step(slot % 2, lane)) = value };
             }
         }
@@ -212,7 +212,7 @@ unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32]
                 step[W::index_in_step(1, lane)] = odd[lane];
             }
             let to = panels.wrapping_add((at * NARROW / LANES + panel) * VALUE_PANEL + slot / 2 * STEP);
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, both rows are writable for all elements.
             unsafe { std::ptr::copy_nonoverlapping(step.as_ptr(), to, STEP) };
         }
     }

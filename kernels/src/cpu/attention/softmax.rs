@@ -66,7 +66,7 @@ fn largest<S: Simd, K: Kernel>(s: S, scores: &mut [f32], visible: Visible) -> S:
     block
 }
 
-/// The weights of the first sixteen scores: `2^(score - largest)`.
+/// Returns the weights of the first sixteen scores: `2^(score - largest)`.
 #[inline(always)]
 pub(super) fn weights_of_panel<S: Simd>(s: S, scores: &[f32], largest: S::F) -> S::F {
     exp2(s, s.sub(s.load_some(&scores[..LANES], 0.0), largest))
@@ -82,10 +82,12 @@ fn mask<S: Simd>(s: S, scores: S::F, panel: usize, visible: Visible) -> S::F {
     s.less(lane, s.splat(first), lowest, s.less(lane, s.splat(end), scores, lowest))
 }
 
-/// 2 to the power of `x`, for x of at most 0: within three units in the last place, 0 below -126, 1 for 0, NaN for NaN.
+/// Returns 2 to the power of `x`, for `x` of at most 0. The error is at most three units in the last place. The result
+/// is 0 if `x` is below -126, exactly 1 for 0, and NaN for NaN.
 ///
-/// Writes `x = n + r` with |r| at most a half. `2^r` is the minimax polynomial of degree five with the constant term 1, found
-/// by Lawson's iteration; its relative error is at most 9.1e-8.
+/// With `x = n + r`, where `n` is an integer and |r| is at most a half, the result is `2^n * 2^r`. `2^r` is
+/// approximated by the minimax polynomial of degree five with the constant term 1, found by Lawson's iteration. The
+/// polynomial's relative error is at most 9.1e-8.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
     #[allow(clippy::approx_constant)] // A coefficient of the minimax polynomial, close to ln 2 but not equal.

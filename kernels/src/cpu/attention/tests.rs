@@ -11,8 +11,8 @@ enum Arithmetic {
     Dots,
 }
 
-/// Checks everything around the dot-product instruction without the instruction: every path multiplies pairs, by other means
-/// if necessary, and gives a result close to attention in f32.
+/// Checks everything around the dot-product instruction without the instruction: every path multiplies pairs, by other
+/// means if necessary, and gives a result close to attention in f32.
 #[test]
 fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() {
     const PAGES: u32 = 60;

@@ -54,7 +54,7 @@ impl<W: Format> Kernel for Widened<W> {
     #[inline(always)]
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, _: Visible, largest: f32) -> S::F {
         let (mut sum, largest) = (s.splat(0.0), s.splat(largest));
-        // The most frequent case, in which the query sees the whole block. The compiler unrolls this separate loop.
+        // Usually the query sees the whole block. This case has its own loop, because the compiler can unroll it.
         if (visible.first, visible.end) == (0, BLOCK) {
             for panel in 0..BLOCK / LANES {
                 weights_in_place(s, &mut scores[panel * LANES..], largest, &mut sum);

@@ -1,14 +1,14 @@
 //! The arg max of each row of logits, computed while the logits are computed. A request that needs only the likeliest
 //! token has no other use for the logits.
 //!
-//! Each thread keeps the best token that it has seen. The assignment of tokens to threads does not affect the result: among
-//! equal logits, the lowest token id wins.
+//! Each thread keeps the best token that it has seen. The assignment of tokens to threads does not affect the result:
+//! among equal logits, the lowest token id wins.
 
 use crate::cpu::memory::Shared;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::{DeviceError, Sampled};
 
-/// The best token of a row that a thread has seen.
+/// The best token that a thread has seen in a row of logits.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Best {
     logit: f32,
@@ -83,7 +83,7 @@ impl Op for UpdateArgmax<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { partial, thread, row, first, logits } = self;
-        // SAFETY: each thread has its own range.
+        // SAFETY: each thread has its own range of `partial.best`, so no other thread accesses this element.
         let best = unsafe { &mut partial.best.slice_mut(thread * partial.rows + row, 1)[0] };
         let lanes = s.load_some(logits, f32::NEG_INFINITY);
         // `best` is written only if it changes, since the ranges of two threads may share a cache line.

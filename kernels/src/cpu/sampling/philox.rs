@@ -1,5 +1,5 @@
-//! Random numbers as a function of (seed, position): Philox4x32 with ten rounds, from Salmon et al., "Parallel random numbers:
-//! as easy as 1, 2, 3" (SC 2011).
+//! Random numbers as a function of (seed, position): Philox4x32 with ten rounds, from Salmon et al., "Parallel random
+//! numbers: as easy as 1, 2, 3" (SC 2011).
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];

@@ -2,8 +2,8 @@
 //!
 //! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties. If the temperature
 //! is 0, the likeliest token is taken next. Otherwise temperature, min-p, top-k, top-p and one draw follow. The draw
-//! uses the random number of (seed, position). It inverts the distribution function over ascending token ids, whose
-//! sums have a fixed order. The same row therefore always gives the same token.
+//! uses the random number of (seed, position). The draw inverts the distribution function over ascending token ids. The
+//! sums of this function have a fixed order, so the same row always gives the same token.
 
 use crate::cpu::sampling::logits::{CHUNK, ChunkSum, Exponentials, largest, score};
 use crate::cpu::sampling::philox::uniform;
@@ -80,8 +80,8 @@ fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Res
     Ok(())
 }
 
-/// Applies the repetition penalty once per token that has occurred, and the presence and frequency penalties to tokens of the
-/// output.
+/// Applies the repetition penalty once per token that has occurred, and the presence and frequency penalties to tokens
+/// of the output.
 fn penalise(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) {
     let params = row.params;
     counts.resize(logits.len(), 0);
@@ -110,7 +110,8 @@ fn penalise(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) {
     row.prompt.iter().chain(row.output).for_each(|&token| counts[token as usize] = 0);
 }
 
-/// Draws a token from weights, of which the largest is 1, after setting to 0 the weights that min-p, top-k and top-p exclude.
+/// Sets the weights that min-p, top-k and top-p exclude to 0, and draws a token by the remaining weights. The largest
+/// weight is 1.
 fn draw(
     path: Path,
     row: &SampleRow<'_>,
@@ -119,7 +120,7 @@ fn draw(
 ) -> Option<u32> {
     let params = row.params;
     if params.min_p > 0.0 {
-        // The largest weight always stays, even if min_p is above 1.
+        // The bound is at most 1, so the largest weight stays even if min_p is above 1.
         let least = params.min_p.min(1.0);
         weights.iter_mut().filter(|weight| **weight < least).for_each(|weight| *weight = 0.0);
     }
@@ -140,8 +141,8 @@ fn draw(
     for (index, chunk) in weights.chunks(CHUNK).enumerate() {
         let here = sum(chunk);
         if below + here <= target {
-            // Because of rounding, the target may lie just beyond the sum of all chunks. Then the last chunk with a
-            // weight is used.
+            // Because of rounding, the target may lie just beyond the sum of all chunks. The last chunk with a weight
+            // above 0 is remembered for that case.
             if here > 0.0 {
                 last = Some(index);
             }
@@ -158,7 +159,7 @@ fn draw(
         }
         break;
     }
-    // Because of rounding, no element of the chunk has reached the target: the chunk's last candidate is drawn.
+    // No element has reached the target, because of rounding, so the last candidate of chunk `last` is drawn.
     let chunk = last?;
     let candidates = &weights[chunk * CHUNK..weights.len().min((chunk + 1) * CHUNK)];
     candidates.iter().rposition(|&weight| weight > 0.0).map(|id| (chunk * CHUNK + id) as u32)

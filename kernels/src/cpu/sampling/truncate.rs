@@ -1,7 +1,7 @@
 //! Top-k and top-p over unnormalised probabilities, by selection instead of a full sort.
 //!
-//! Candidates are ordered by descending weight, and equal weights by ascending id. A histogram of the weights' leading bits finds
-//! the bucket that contains the cut, and only that bucket is sorted.
+//! Candidates are ordered by descending weight, and equal weights by ascending id. A histogram of the weights' leading
+//! bits finds the bucket that contains the cut, and only that bucket is sorted.
 
 /// Number of a weight's low bits that do not affect its bucket: only the exponent and three bits of the fraction do.
 const SHIFT: u32 = 20;
@@ -43,9 +43,9 @@ fn bucket_of(weight: f32) -> usize {
     ((weight.to_bits() >> SHIFT) as usize).min(BUCKETS - 1)
 }
 
-/// Returns the cut that keeps the `top_k` likeliest candidates (0: all) and, among these, the smallest number of
-/// likeliest ones whose share of the kept probability is at least `top_p` (1: all). Returns `None` if all candidates
-/// are kept. A weight of 0 is not a candidate.
+/// Returns the cut for `top_k` and `top_p`. `top_k` keeps that many of the likeliest candidates (0 keeps all). `top_p`
+/// then keeps the fewest likeliest candidates that together hold at least this share of the weight that `top_k` kept (1
+/// keeps all). Returns `None` if all candidates are kept. A weight of 0 is not a candidate.
 pub(in crate::cpu) fn cut(weights: &[f32], top_k: usize, top_p: f32, scratch: &mut Scratch) -> Option<Cut> {
     scratch.counts.clear();
     scratch.counts.resize(BUCKETS, 0);
@@ -69,7 +69,8 @@ pub(in crate::cpu) fn cut(weights: &[f32], top_k: usize, top_p: f32, scratch: &m
     }
 }
 
-/// Returns the candidate of rank `top_k` and the mass up to it; `None` if there are fewer candidates.
+/// Returns the candidate of rank `top_k` and the mass (sum of weights) of all candidates up to that one; `None` if
+/// there are fewer candidates.
 fn by_count(weights: &[f32], top_k: usize, scratch: &mut Scratch) -> Option<(Cut, f64)> {
     let (mut count, mut mass) = (0, 0.0);
     for bucket in (0..BUCKETS).rev() {
@@ -101,8 +102,8 @@ fn by_mass(weights: &[f32], wanted: f64, scratch: &mut Scratch) -> Option<Cut> {
                 return Some(Cut { weight, id });
             }
         }
-        // The bucket's sum in this order rounds to a little less than `wanted`, so the cut is the bucket's last
-        // candidate.
+        // Summed in this order, the bucket's weights round to a little less than `wanted`, so the cut is the bucket's
+        // last candidate.
         return scratch.bucket.last().map(|&(weight, id)| Cut { weight, id });
     }
     None

@@ -4,9 +4,9 @@
 //! so a waiting thread spins before it parks. The caller's thread runs tasks too. A thread that wakes late finds the
 //! operation closed, and the caller does not wait for that thread.
 //!
-//! Each thread has a share of consecutive tasks, which it runs from the front. Its reads are then one stream. They come
-//! from the nearest memory if the same thread wrote the same share. A thread whose share is empty takes tasks from the
-//! back of the other threads' shares.
+//! Each thread has a share of consecutive tasks, which it runs from the front. The thread's reads are then one stream.
+//! The reads come from the nearest memory if the same thread wrote the same share. A thread whose share is empty takes
+//! tasks from the back of the other threads' shares.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -48,12 +48,14 @@ struct Common {
     panicked: AtomicBool,
 }
 
-// SAFETY: `job` is the only field that is not `Sync`. The gate orders its reads and writes (see its doc).
+// SAFETY: `job` is the only field that is not `Sync`. The gate orders the reads and writes of `job` (see the doc of
+// `job`).
 unsafe impl Sync for Common {}
 // SAFETY: the pointer in `job` is dereferenced only inside the gate, while the closure that it points to is borrowed.
 unsafe impl Send for Common {}
 
-/// The remaining tasks of a thread's share: `first .. end` as the two halves of one word, in its own pair of cache lines.
+/// The remaining tasks of a thread's share: `first` in the high half and `end` in the low half of one word. Each share
+/// has its own pair of cache lines.
 #[repr(align(128))]
 struct Share(AtomicU64);
 
@@ -99,7 +101,8 @@ impl ThreadPool {
         Self::start(threads, |_| Ok(()))
     }
 
-    /// Starts a pool with one thread pinned to each of these cores. The caller's thread counts as the first; the caller must pin it.
+    /// Starts a pool with one thread pinned to each of these cores. The caller's thread counts as the first; the caller
+    /// must pin it.
     pub(in crate::cpu) fn on_cores(numbers: &[usize]) -> Result<Self, DeviceError> {
         let numbers = numbers.to_vec();
         Self::start(numbers.len(), move |thread| cores::pin(numbers[thread]))
@@ -129,7 +132,7 @@ impl ThreadPool {
                 .spawn(move || {
                     let begins = begin(index);
                     let works = begins.is_ok();
-                    // The receiver exists: `start` waits for this message.
+                    // Ignored: sending cannot fail, because `start` keeps the receiver and waits for this message.
                     let _ = tell.send(begins);
                     if works {
                         help(&common, &flag, index);
@@ -147,8 +150,9 @@ impl ThreadPool {
         self.helpers.len() + 1
     }
 
-    /// Calls `task(i, thread)` for every i below `tasks`, in any order and on any thread. `thread` is below [`Self::threads`], and
-    /// calls with the same `thread` do not overlap. Returns when all calls are done. A panic in a task is a lost device.
+    /// Calls `task(i, thread)` for every i below `tasks`, in any order and on any thread. `thread` is below
+    /// [`Self::threads`], and calls with the same `thread` do not overlap. Returns when all calls are done. If a task
+    /// panics, the device is lost.
     pub(in crate::cpu) fn run(
         &mut self,
         tasks: usize,
@@ -159,8 +163,8 @@ impl ThreadPool {
             return catch_unwind(inline).map_err(|panic| lost(panic.as_ref()));
         }
         let task: &Task<'_> = &task;
-        // SAFETY: only the lifetime changes. Only threads inside the gate dereference the pointer, and this call returns after the
-        // gate is closed and empty, so the closure outlives every use.
+        // SAFETY: only the lifetime changes. Only threads inside the gate dereference the pointer, and this call
+        // returns after the gate is closed and empty, so the closure outlives every use.
         let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
         unsafe { *self.common.job.get() = Some(Job(task)) };
@@ -172,7 +176,8 @@ impl ThreadPool {
             share.set(first(thread), first(thread + 1));
         }
         self.common.gate.store(0, Ordering::Release);
-        // Sequentially consistent with `asleep`: either the helper sees the new epoch, or the caller sees the helper asleep.
+        // The accesses to the epoch and to `asleep` are sequentially consistent, so either the helper sees the new
+        // epoch, or the caller sees the helper asleep.
         self.common.epoch.fetch_add(1, Ordering::SeqCst);
         for helper in self.helpers.iter().take(tasks - 1) {
             if helper.asleep.load(Ordering::SeqCst) {
@@ -219,7 +224,8 @@ fn lost(panic: &(dyn Any + Send)) -> DeviceError {
 fn take_tasks(common: &Common, thread: usize) {
     // SAFETY: the calling thread is inside the gate or has opened it, so `job` is set and not being written.
     let Some(job) = (unsafe { *common.job.get() }) else { return };
-    // SAFETY: inside the gate, the closure exists (see `run`).
+    // SAFETY: the calling thread is inside the gate or has opened it, and `run` keeps the closure until the gate is
+    // closed and empty.
     let run = |index| unsafe { (*job.0)(index, thread) };
     while let Some(index) = common.shares[thread].take_first() {
         run(index);

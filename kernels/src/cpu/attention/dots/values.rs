@@ -69,10 +69,10 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
                 // SAFETY: `weights` holds `R` rows of `BLOCK` words, by the assertion.
                 let weights = unsafe { weights.as_ptr().cast::<u32>().add(pair + step) };
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: as above.
+                    // SAFETY: `weights` holds `R` rows of `BLOCK` words, by the assertion.
                     let weight = unsafe { *weights.add(r * Dots::BLOCK) };
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: `KvLoop::panels` has checked the visible panels of the block.
+                        // SAFETY: `KvLoop::panels` has checked that the visible panels of the block are in bounds.
                         *sum = unsafe { s.dot_bf16(*sum, values.add(p * VALUE_PANEL + step * STEP), weight) };
                     }
                 }
@@ -81,7 +81,7 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
         }
         for (r, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: `rest` holds `R` rows of `head_dim` sums, by the assertion.
                 unsafe { s.store(rest.add(r * head_dim + p * LANES), sum) };
             }
         }
@@ -135,7 +135,7 @@ impl AddOwn<'_, '_> {
             let at = column / LANES * VALUE_PANEL + pair % PANEL_PAIRS * STEP;
             let values = block.values[pair / PANEL_PAIRS].wrapping_add(at);
             for (p, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: `KvLoop::panels` has checked the visible panels of the block.
+                // SAFETY: `KvLoop::panels` has checked that the visible panels of the block are in bounds.
                 *sum = unsafe { s.dot_bf16_masked(*sum, values.add(p * VALUE_PANEL), word.to_bits(), mask) };
             }
         }

@@ -9,7 +9,7 @@ use super::panel::half_step;
 use crate::cpu::memory::format::{Format, STEP};
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Scores of `R` queries, `P` panels at a time.
+/// The operands for the scores of `R` queries with the keys of a block, computed `P` panels at a time.
 pub(super) struct Scores<'t, W: Format, const R: usize, const P: usize> {
     /// `[R, head_dim]`.
     pub(super) q: &'t [f32],
@@ -56,7 +56,8 @@ impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
             for next in next {
                 ask.step(s, next, step);
             }
-            // SAFETY: `KvLoop::panels` has checked the visible panels for all of a head. `q` is long enough by the assertion.
+            // SAFETY: `KvLoop::panels` has checked that the visible panels are in bounds for all elements of a head.
+            // `q` holds `R * head_dim` elements, by the assertion.
             unsafe {
                 if W::ODD_FIRST {
                     sums = half_step::<S, W, true, R, N>(s, sums, q.add(1), head_dim, keys);

@@ -85,8 +85,8 @@ impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
             panels[p] = panels[p].wrapping_add(at + p * VALUE_PANEL);
             next[p] = next[p].wrapping_add(at + p * VALUE_PANEL);
         }
-        // SAFETY: `weights` holds `R` rows of `BLOCK` weights, by the assertion in `columns`. `KvLoop::panels` has checked the
-        // visible panels of the block for all of `head_dim`.
+        // SAFETY: `weights` holds `R` rows of `BLOCK` weights, by the assertion in `columns`. `KvLoop::panels` has
+        // checked that the visible panels are in bounds for all elements of a head.
         unsafe {
             let mut weights = self.weights.as_ptr().add(keys.start);
             let mut left = keys.len();
@@ -113,7 +113,7 @@ impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
     }
 }
 
-/// Advances the addresses of panels by one step.
+/// Returns the addresses of panels, advanced by one step.
 #[inline(always)]
 fn later<T, const N: usize>(mut panels: [*const T; N]) -> [*const T; N] {
     for panel in &mut panels {
