@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::cluster::v1 as pb;
 
-/// A node, by its index in the model's declaration.
+/// A node (part) of a model, by its index in the model's declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
@@ -37,7 +37,7 @@ pub enum WalkKind {
         /// The mixed walk that batches rows of this walk.
         batched_by: WalkId,
     },
-    /// A walk that only steps run as. It batches rows of the walks whose `batched_by` names it.
+    /// A walk that a step can run as, but that no row has. It batches rows of the walks whose `batched_by` names it.
     Mixed,
 }
 

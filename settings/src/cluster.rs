@@ -85,7 +85,7 @@ settings! {
 }
 
 choices! {
-    /// The instruction path of CPU workers. Its names are those that the kernels give their paths.
+    /// The instruction path of CPU workers. The names are the same as those of the instruction paths in the kernels.
     pub enum CpuIsa {
         /// The best path of the worker's machine. Each other path gives the same bits on all CPUs that have it.
         Auto = "auto",

@@ -44,7 +44,7 @@ process! {
 }
 
 impl ConductorSettings {
-    /// Refuses settings under which nothing could be served, as far as the settings alone show it.
+    /// Refuses settings that cannot work, where the settings alone (without files or devices) show it.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         let (workers, tp) = (self.cluster.workers, self.tensor_parallel.tp);

@@ -133,7 +133,8 @@ pub fn in_order(mut declared: Vec<Setting>) -> Vec<Setting> {
     declared
 }
 
-/// Reports an unknown key when its value is to be read. At that point the error gets the key's path and source.
+/// Reports an unknown key when the key's value is to be read, because an error at that point gets the key's path and
+/// source.
 struct UnknownKey<'a, S>(&'a str, PhantomData<S>);
 
 impl<'de, S: Settings> DeserializeSeed<'de> for UnknownKey<'_, S> {

@@ -43,7 +43,7 @@ impl EngineSettings {
 }
 
 choices! {
-    /// The component that cuts long prefills. The tokens are the same for each.
+    /// The component that cuts long prefills. The sampled tokens do not depend on this choice.
     pub enum Chunking {
         /// The scheduler: each step mixes decodes and prefill chunks under its budget.
         Scheduler = "scheduler",
@@ -55,7 +55,7 @@ choices! {
 }
 
 choices! {
-    /// The division among prefills of what the decodes leave of a step.
+    /// How prefills share the part of a step that decodes do not use.
     pub enum PrefillSharing {
         /// Half goes to the earliest request, so that none starves. The rest goes to the request with the least left to
         /// prefill, which makes the mean wait short.

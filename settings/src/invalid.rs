@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A setting that is refused, by name, and the reason.
+/// The key of a refused setting, and the reason for the refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
     /// The setting's key. The keys of some tables have the table's name before them, as in `sim.fail_every`.

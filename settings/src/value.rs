@@ -88,7 +88,8 @@ impl Value for SocketAddr {
     }
 }
 
-/// Read from a list, or from one text with commas between its parts, as in an environment variable.
+/// A list of texts. It is read from a list, or from one text with commas between the parts, as in an environment
+/// variable.
 impl Value for Vec<String> {
     const KIND: Kind = Kind::List;
 

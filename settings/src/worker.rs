@@ -18,7 +18,7 @@ pub struct WorkerSettings {
     pub model_dir: PathBuf,
     /// The nodes of the model that this worker holds. None means all nodes.
     pub nodes: Option<Vec<String>>,
-    /// Maximum number of requests that wait beyond the running ones. The conductor sends no more than that.
+    /// Maximum number of requests that wait beyond the running ones. The conductor sends no more requests than that.
     pub max_waiting_requests: usize,
     /// The form in which weights are loaded.
     pub weights: WeightSettings,

@@ -66,8 +66,8 @@ pub enum LoadError {
 impl From<LoadError> for Error {
     fn from(error: LoadError) -> Self {
         let kind = match &error {
-            // `Unsupported` is a shape that the device cannot run: a fault of the checkpoint. All other device errors
-            // are internal.
+            // `Unsupported` means that the device cannot run the shape of the model, which is a fault of the
+            // checkpoint. All other device errors are internal.
             LoadError::Device(DeviceError::Unsupported(_)) => ErrorKind::InvalidArgument,
             LoadError::Device(_) | LoadError::Declaration(_) => ErrorKind::Internal,
             _ => ErrorKind::InvalidArgument,

@@ -2,9 +2,9 @@
 //!
 //! [`Leader`] is a [`Model`](crate::Model) that sends each operation to the other ranks as a numbered, complete plan
 //! and then runs the operation itself; the engine does not see the group. [`follow`] runs the plans on each other rank.
-//! A plan holds everything that a forward needs (tokens, positions, rows, block tables), so the other ranks keep no
-//! state of any request, and ranks cannot disagree. No plan says that a request has ended: the leader gives the
-//! request's pages to another request in a later plan.
+//! A plan holds everything that a forward pass needs (tokens, positions, rows, block tables), so the other ranks keep
+//! no state of any request, and ranks cannot disagree. No plan says that a request has ended. Instead, a later plan
+//! uses the request's pages for another request.
 //!
 //! Plans travel on a separate [`Collective`](tutti_kernels::collective::Collective), so the next plan can arrive while
 //! the device computes the current one. All ranks check the same plan, so either all of them refuse it or none does. If

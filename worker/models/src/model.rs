@@ -52,12 +52,13 @@ pub trait Model: Send {
     fn declaration(&self) -> &ModelDeclaration;
     /// The model's bounds.
     fn limits(&self) -> &Limits;
-    /// One line for logs: family, size, type of weights, device.
+    /// Returns one line for logs: family, size, type of weights, device.
     fn describe(&self) -> String;
     /// Bytes of weights that the model holds: as stored in the checkpoint, or as quantised.
     fn weight_bytes(&self) -> u64;
     /// Bytes of buffers for the largest step, without weights and pages: activations of [`Limits::max_step_tokens`],
-    /// one tile of logits, and scratch memory. The result is complete once a step has run and sampled.
+    /// one tile of logits, and scratch memory. The result includes every buffer only after a step has run and sampled a
+    /// token.
     fn step_bytes(&self) -> u64;
     /// Bytes per KV page, over all layers.
     fn page_bytes(&self) -> usize;
@@ -75,7 +76,8 @@ pub trait Model: Send {
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
     /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. A model
-    /// that cannot pause drops the hook. A TP group cannot pause: all its ranks would have to pause at the same layer.
+    /// that cannot pause drops the hook. A TP group drops the hook, because all ranks of the group would have to pause
+    /// at the same layer.
     fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
         drop(hook);
     }

@@ -118,9 +118,9 @@ impl Yarn {
                 return Err(format!("{name}: must be a positive number, not {value}"));
             }
         }
-        // YaRN's attention temperature (§3.4): sqrt(1/t) = 0.1 ln(s) + 1, where s is `factor`. transformers adds the
-        // weight `mscale`. Both q and k are multiplied by the result. It is folded into the cosines and sines that
-        // rotate them.
+        // YaRN's attention temperature t (§3.4): sqrt(1/t) = 0.1 ln(s) + 1, where s is `factor`. transformers also
+        // multiplies the logarithm by `mscale`. Both q and k are multiplied by the result. It is folded into the
+        // cosines and sines that rotate them.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
         let attention_factor = parameters.attention_factor.unwrap_or_else(|| {
             match (parameters.mscale, parameters.mscale_all_dim) {

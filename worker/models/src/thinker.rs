@@ -22,7 +22,7 @@ pub(crate) struct Audio {
     pub width: usize,
 }
 
-/// The nodes of the model that a worker holds.
+/// Which of the model's nodes a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldNodes {
     pub thinker: bool,

@@ -1,5 +1,5 @@
 //! The resources that a request holds from admission to its end, as a vector with one component per resource. A request
-//! is admitted when all of them are available.
+//! is admitted when all these resources are available.
 //!
 //! Every admission policy reserves the pages of the whole prefill at once, so that a pool never fills up with
 //! half-prefilled requests that block each other. Scratch memory for activations and logits is bounded by the step
@@ -19,8 +19,8 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// The needs, over its whole life, of a request with at most `tokens` tokens. An error if even the empty pool could
-    /// not hold the request.
+    /// Returns what a request with at most `tokens` tokens needs over its whole life. Fails if even the empty pool
+    /// could not hold the request.
     pub fn of_whole_life(tokens: usize, pool: &PagePool) -> Result<Self, Refusal> {
         let (needed, total) = (pool.pages_for(tokens), pool.total());
         if needed > total {
@@ -30,7 +30,7 @@ impl Needs {
     }
 
     /// The part of the needs that a request must hold before it runs. `self` is the request's needs over its whole
-    /// life, and `prefill_tokens` the length of its prefill.
+    /// life, and `prefill_tokens` is the length of the request's prefill.
     pub fn to_run(self, admission: Admission, prefill_tokens: usize, pool: &PagePool) -> Self {
         match admission {
             Admission::WholeLife => self,

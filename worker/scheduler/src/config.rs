@@ -5,7 +5,8 @@ use tutti_settings::{EngineSettings, Invalid, Settings};
 /// The settings that a scheduler follows, and the limits of its worker. Both are fixed for the scheduler's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// The budget and the policies of a step. The pool has `pages` pages; `kv_cache_memory` is not used here.
+    /// The budget and the policies of a step. `kv_cache_memory` is not used here: the field `pages` gives the size of
+    /// the pool.
     pub settings: EngineSettings,
     /// Maximum number of requests held beyond the settings' `max_running_requests`.
     pub max_waiting_requests: usize,
@@ -29,7 +30,7 @@ pub enum ConfigError {
     /// The pool has no page besides the null page.
     #[error("the pool has {0} pages, but needs at least 2: the null page and one for requests")]
     PoolTooSmall(usize),
-    /// The model declares no mixed walk. A step with a prefill runs as one.
+    /// The model declares no mixed walk, but a step with a prefill must run as a mixed walk.
     #[error("the model declares no mixed walk")]
     NoMixedWalk,
 }
@@ -53,7 +54,7 @@ impl SchedulerConfig {
         self.settings.max_running_requests.min(self.settings.max_step_tokens)
     }
 
-    /// Maximum number of tokens that one step computes of a prefill that may be cut.
+    /// Maximum number of tokens of one prefill that a step computes, if the prefill may be cut.
     pub(crate) fn max_chunk(&self) -> usize {
         self.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(self.settings.max_step_tokens)
     }

@@ -15,8 +15,8 @@ pub struct GraphLaunch {
     pub key: GraphKey,
     /// The phases of the request that this worker runs.
     pub role: GraphRole,
-    /// The prefill, at least one segment. Output of earlier incarnations belongs to the last segment. For
-    /// [`GraphRole::Decode`] only the lengths count, not the walks.
+    /// The prefill, as at least one segment. The last segment includes the output of earlier incarnations (tries) of
+    /// the request. With [`GraphRole::Decode`], only the segments' lengths count, not their walks.
     pub prefill: Vec<Segment>,
     /// The walk of the passes after the prefill. Required when more than one token may be sampled.
     pub decode: Option<WalkId>,
@@ -30,14 +30,14 @@ pub struct GraphLaunch {
     /// [`MAX_PRIORITY`].
     pub priority: i32,
     /// True if the request is not admitted before the embeddings of its media [are here](crate::Scheduler::media_here).
-    /// Until then it delays no other request.
+    /// Until then the request delays no other request.
     pub awaits_media: bool,
-    /// Time at which the request is ended if it has not ended before, on the clock of
-    /// [`Scheduler::plan`](crate::Scheduler::plan).
+    /// Time at which the request is ended if it has not ended before. The time is on the clock that
+    /// [`Scheduler::plan`](crate::Scheduler::plan) is called with.
     pub deadline: Option<Duration>,
 }
 
-/// The phases of a request that one worker graph runs. The conductor's `GraphRole` is the same set.
+/// The phases of a request that one worker graph runs. The conductor's `GraphRole` has the same variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphRole {
     /// All phases.
@@ -55,9 +55,9 @@ pub enum GraphRole {
     Encode,
 }
 
-/// Head start of each priority class over the next one, in steps: a request is ordered as if it had arrived this many
-/// steps earlier than a request of the next class that arrived with it. The lowest class waits longer, but never for
-/// ever.
+/// Head start of each priority class over the next one, in steps. If two requests of neighbouring classes arrive
+/// together, the more urgent one is ordered as if it had arrived this many steps before the other one. Requests of the
+/// lowest class wait longer, but never for ever.
 pub const HEAD_START: i64 = 256;
 
 /// The prefill's tokens and media. Requests whose content starts alike can share pages.
@@ -67,8 +67,8 @@ pub struct Content {
     pub tokens: Vec<u32>,
     /// Media among the tokens, in the order of the prompt.
     pub media: Vec<MediaMark>,
-    /// True if pages of other requests may replace computation. False where every position must be computed, as for the
-    /// prompt's logprobs.
+    /// True if the request may use pages that other requests computed. False if the request must compute every position
+    /// itself, for example to return the prompt's logprobs.
     pub may_reuse: bool,
 }
 
@@ -127,7 +127,7 @@ impl GraphLaunch {
         self.prefill_tokens().saturating_sub(self.generated as usize)
     }
 
-    /// Maximum number of tokens that the request can come to have, prompt and output together.
+    /// Maximum number of tokens of the request, prompt and output together.
     pub fn max_total_tokens(&self) -> usize {
         self.prompt_tokens() + (self.stopping.max_tokens().max(self.generated)) as usize
     }
@@ -136,7 +136,7 @@ impl GraphLaunch {
 /// The reason for which a launch is refused on arrival, with the values that were compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No prompt, or an empty segment.
+    /// The prompt is empty, or a segment is.
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The content and the prefill have different lengths.

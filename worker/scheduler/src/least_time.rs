@@ -1,9 +1,10 @@
 //! A lower bound on the time that a prefill takes. It proves in advance that a deadline cannot be met.
 //!
-//! Requests are ended by this bound, so it must never be too long, unlike an estimate, which may err either way. The
-//! bound rests on two properties of every device: a step with more work takes no less time, and two steps take no less
-//! time than one step with the tokens of both. So the bound comes from steps that computed only prompts from their
-//! start: no decodes, and no logits but those of each last position. The duration of such a step is a lower bound for
+//! A request is ended if the bound exceeds the time that it has left, so the bound must never be too long. An estimate,
+//! in contrast, may err either way. The bound rests on two properties of every device: a step with more work takes no
+//! less time, and two steps take no less time than one step with the tokens of both. The bound therefore comes from
+//! steps that did the least work for their number of tokens. Such a step computed prefills from position 0 on and no
+//! decodes, and needed logits only at each prefill's last position. The duration of such a step is a lower bound for
 //! every step of the same walk with at least as many tokens. Of the steps of one size, only the fastest counts. A step
 //! that did more work in less time lowers the bound of smaller steps. [`MARGIN`] allows for a device that becomes
 //! faster.
@@ -31,13 +32,14 @@ pub(crate) struct LeastTime(BTreeMap<(WalkId, u32), Fastest>);
 #[derive(Debug)]
 struct Fastest {
     steps: u32,
-    /// Number of tokens of the largest of the counted steps. The bound holds for at least this many tokens.
+    /// Largest number of tokens that a step counted in `steps` computed. `took` is a lower bound for steps with at
+    /// least this many tokens.
     tokens: usize,
     took: Duration,
 }
 
 impl LeastTime {
-    /// Records the duration of a step. `scored` is true for a row whose request wants logits of every position.
+    /// Records the duration of a step. `scored` tells whether a row's request wants logits of every position.
     pub fn observe(&mut self, step: &StepPlan, walks: &Walks, scored: impl Fn(&Row) -> bool, took: Duration) {
         // Decodes come first in a step, so reading from the end visits the prefills only.
         let prefills = step.rows.iter().rev().take_while(|row| !walks.is_decode(row.walk));
@@ -69,8 +71,8 @@ impl LeastTime {
         }
     }
 
-    /// Lower bound on the time to prefill `tokens` tokens of one request, if a step takes at most `most` of them. Zero
-    /// while nothing is known.
+    /// Lower bound on the time to prefill `tokens` tokens of one request, if a step takes at most `most` of them. The
+    /// bound is zero until enough steps have been recorded.
     pub fn of(&self, walk: WalkId, tokens: usize, most: usize) -> Duration {
         let of_step = |tokens| self.of_step(walk, tokens);
         let steps = u32::try_from(tokens / most).unwrap_or(u32::MAX);
@@ -78,7 +80,7 @@ impl LeastTime {
         of_step(tokens).max(in_steps) / MARGIN
     }
 
-    /// The largest [`of`](Self::of) over all walks.
+    /// The largest value of [`of`](Self::of) over all walks.
     pub fn of_any(&self, tokens: usize, most: usize) -> Duration {
         self.0.keys().map(|&(walk, _)| self.of(walk, tokens, most)).max().unwrap_or_default()
     }

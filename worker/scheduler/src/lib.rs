@@ -13,8 +13,8 @@
 //!
 //! 1. [`Scheduler::plan`] ends requests that are [cancelled](Scheduler::cancel) or cannot meet their deadline, moves
 //!    requests from *waiting* to *running* while their pages fit, and packs one [`StepPlan`]. The plan has a [`Row`]
-//!    for each request that takes part: the positions it computes, its block table, and [its
-//!    terminality](Row::is_terminal).
+//!    for each request that takes part: the positions it computes, its block table, and [whether a token is sampled
+//!    from it](Row::is_terminal).
 //! 2. The engine runs the plan. Meanwhile [`Scheduler::plan_ahead`] prepares rows that the next plan is likely to need
 //!    (`prepared`). `plan_ahead` never changes what is planned.
 //! 3. [`Scheduler::commit`] takes the plan back with an outcome for each row. Requests advance here and nowhere else,
@@ -33,24 +33,26 @@
 //!   a step with decodes get only the time that the decodes leave, as estimated from past steps.
 //! - **A walk is identified by its kind** in the model's declaration, never by name. A step whose rows are all decodes
 //!   of one walk runs as that decode walk. Any other step runs as the mixed walk that batches its rows. Each row keeps
-//!   its own walk. Requests that no mixed walk batches together take turns.
-//! - **A row is terminal** when it is a decode or computes the last position of the prefill, and output is still
-//!   wanted. The prefill includes output of earlier incarnations, and all tokens that a preempted request had sampled.
+//!   its own walk. Requests whose walks are batched by different mixed walks take turns.
+//! - **A row is terminal**, so that a token is sampled from it, if it is a decode or computes the last position of the
+//!   prefill. Once no more output is wanted, no row is terminal. The prefill includes output of earlier incarnations,
+//!   and all tokens that a preempted request had sampled.
 //! - **Memory first.** A request runs only once it holds the pages of its whole prefill. By default
-//!   ([`Admission`][admission]) it must also hold the pages of its longest possible output, so that a running request
-//!   never waits for a page.
+//!   ([`Admission`][admission]) the request must also hold the pages of its longest possible output, so that a running
+//!   request never waits for a page.
 //! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Each request
 //!   that reads a page holds it. A page that no request holds is kept until it is needed for other content; the page
 //!   idle for longest is taken first.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
-//!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and gives
-//!   up no page. Like any other request it can be cancelled, miss its deadline or [fail](Scheduler::fail_transfer). A
-//!   request that waits for embeddings of its media holds nothing, and no other request waits for it.
+//!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and is
+//!   never preempted. Like any other request it can be cancelled, miss its deadline or
+//!   [fail](Scheduler::fail_transfer). A request that waits for embeddings of its media holds nothing, and no other
+//!   request waits for it.
 //!
 //! # Modules
 //!
-//! - `scheduler`: the turn above; below it `expiry` ends requests, `memory` admits and preempts, and `disaggregated`
-//!   completes transfers.
+//! - `scheduler`: the turn above. Its submodules: `expiry` ends requests, `memory` admits and preempts them, and
+//!   `disaggregated` completes transfers.
 //! - `launch`: the requests that arrive; `validate`: the requests that are refused; `admission`: the resources that a
 //!   request must hold; `request`: the states of a request.
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use crate::step_time::{StepTime, Work};
 
-/// Factor by which the excess of [`Pace::overrun`] over 1 shrinks with each step.
+/// Each measured step multiplies the excess of [`Pace::overrun`] over 1 by this factor, unless the step itself overran
+/// by more.
 const DECAY: f64 = 0.9;
 /// Upper limit of [`Pace::overrun`], since a stalled step says nothing about the next one. Also its initial value.
 const MAX_OVERRUN: f64 = 1.25;
 
-/// The target for the duration of steps with decodes, and the measurements from which the prefill that meets it is
-/// computed.
+/// The target for the duration of steps with decodes, and the measurements that tell how much prefill meets this
+/// target.
 #[derive(Debug)]
 pub(crate) struct Pace {
     target: Option<Duration>,
@@ -37,7 +38,7 @@ impl Pace {
     /// Records the duration of a step.
     pub fn observe(&mut self, work: &Work, took: Duration) {
         if work.decodes() > 0 && work.prefill() > 0 {
-            // Infinite before the first observation, when the estimate is 0.
+            // Before the first observation the estimate is 0, so this quotient is infinite.
             let overrun = took.as_secs_f64() / self.time.of(work);
             self.overrun = overrun.min(MAX_OVERRUN).max(1.0 + (self.overrun - 1.0) * DECAY);
         }
@@ -46,7 +47,7 @@ impl Pace {
     }
 
     /// The prefill that a step with these decodes has time for: at least `least` tokens, so that prefill advances even
-    /// if the decodes alone miss the target. Unbounded without decodes.
+    /// if the decodes alone miss the target. The prefill is unbounded if the step has no decodes or there is no target.
     pub fn allowance(&self, decodes: &Work, least: usize) -> Allowance {
         let Some(target) = self.target.filter(|_| decodes.decodes() > 0) else { return Allowance::ALL };
         let (token, attended) = self.time.of_prefill_token();
@@ -79,8 +80,9 @@ impl Allowance {
 
     /// Number of prefill tokens from position `start` on for which the step has time.
     pub fn tokens(&self, start: usize) -> usize {
-        // n tokens attend to n * start + n² / 2 tokens, so their time is quadratic in n. This is the root of the
-        // quadratic, in the form that is stable if `attended` is small.
+        // A prefill of n tokens from `start` on attends to about n * start + n² / 2 tokens, so its time is quadratic in
+        // n. `tokens` is the n whose time is `seconds`: the root of the quadratic, in the form that is stable if
+        // `attended` is small.
         let slope = self.token + self.attended * start as f64;
         let seconds = self.seconds.max(0.0);
         let tokens = 2.0 * seconds / (slope + (slope * slope + 2.0 * self.attended * seconds).sqrt());
@@ -88,7 +90,7 @@ impl Allowance {
         (tokens as usize).max(self.least).min(self.most)
     }
 
-    /// Subtracts a prefill of `tokens` tokens from position `start` on.
+    /// Subtracts the time of a prefill of `tokens` tokens that begins at position `start`.
     pub fn spend(&mut self, start: usize, tokens: usize) {
         let (start, n) = (start as f64, tokens as f64);
         self.seconds -= self.token * n + self.attended * n * (start + n / 2.0);

@@ -3,9 +3,9 @@
 //! Every decode gets its token first, and prefills share the rest of the budget. A prefill that may be cut gets a chunk
 //! that ends at a page boundary where possible, so that a small remainder of the budget does not cut a prompt into
 //! slivers. A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but not for
-//! ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not. Of
-//! several overdue prefills, the one passed over for longest comes first. If even then it does not fit beside the
-//! decodes, it gets a step alone, over budget if necessary.
+//! ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not overdue.
+//! Of several overdue prefills, the one passed over for longest comes first. If the first overdue prefill still does
+//! not fit beside the decodes, it gets a step alone, over budget if necessary.
 
 use std::cmp::Reverse;
 
@@ -20,8 +20,8 @@ use crate::{
     walks::Walks,
 };
 
-/// Number of steps that may pass a prefill over before it comes first. Also the minimum number of steps between two
-/// prefills that run alone while decodes wait.
+/// Number of steps that may pass a prefill over before the prefill is overdue. Also the minimum number of steps between
+/// two prefills that run alone while decodes wait.
 pub const PATIENCE: u32 = 4;
 
 /// The composition of the next step.
@@ -58,7 +58,7 @@ pub(crate) struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    /// None if the request cannot take part now.
+    /// Makes the candidate of a request. None if the request cannot take part in the step now.
     pub fn new(
         ticket: Ticket,
         request: &'a mut Running,
@@ -99,8 +99,8 @@ struct Prefill {
     tokens: usize,
 }
 
-/// Packs a step from the candidates, which are in order. None if there are no candidates. The running set is no larger
-/// than the budget (`SchedulerConfig::slots`), so every decode fits.
+/// Packs a step from the candidates, which are in the order of their tickets. None if there are no candidates. Every
+/// decode fits, because `SchedulerConfig::slots` admits no more requests than the budget has tokens.
 pub(crate) fn pack(
     candidates: &[Candidate<'_>],
     config: &SchedulerConfig,
@@ -137,12 +137,13 @@ pub(crate) fn pack(
     })
 }
 
-/// The mixed walk whose turn it is: of those that have a candidate, the next one after `last`, in cyclic order.
+/// The mixed walk whose turn it is: the next one after `last`, in cyclic order, of the mixed walks that have a
+/// candidate.
 fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Option<WalkId> {
     ready.min_by_key(|&walk| (last.is_some_and(|last| walk <= last), walk))
 }
 
-/// Sets the `tokens` of each prefill. True if the first prefill runs alone.
+/// Sets the `tokens` of each prefill. Returns true if the first prefill runs alone.
 fn share_out(
     prefills: &mut [Prefill],
     decodes: &Work,
@@ -182,8 +183,9 @@ fn share_out(
     false
 }
 
-/// Prefills that get no tokens although they were entitled to some, as indices into the candidates. Entitled are
-/// prefills that must not be cut, prefills that precede a served one, and under fair sharing all prefills.
+/// Prefills that get no tokens although they were entitled to some, as indices into the candidates. A prefill is
+/// entitled to tokens if it must not be cut or if it precedes a served one. Under fair sharing all prefills are
+/// entitled.
 fn passed_over(prefills: &[Prefill], sharing: PrefillSharing) -> Vec<usize> {
     let last_served = prefills.iter().filter(|prefill| prefill.tokens > 0).map(|p| p.candidate).max();
     let left_out = prefills.iter().filter(|prefill| prefill.tokens == 0);
@@ -274,8 +276,8 @@ impl PrefillBudget {
     /// to the other prefills. If the budget has less than one chunk per prefill, the first prefills get one chunk each,
     /// and the remaining prefills come first in a later step.
     fn share_equally(&mut self, prefills: &mut [Prefill]) {
-        // Time is counted as if all prefills were at the farthest position, where a token takes longest. The caller
-        // gives the time that this leaves to the first prefills.
+        // Time is counted as if all prefills were at the farthest position, where a token takes longest. If this leaves
+        // time over, the caller gives it to the first prefills.
         let farthest = prefills.iter().map(|prefill| prefill.start).max().unwrap_or(0);
         let mut left = self.tokens.min(self.paced.tokens(farthest));
         let served = prefills.len().min((left / self.grid).max(1));

@@ -76,7 +76,7 @@ impl PagePool {
         Self { page_tokens, ref_count, free, idle, idle_since, clock, content: PrefixCache::default() }
     }
 
-    /// Allocates a table of `pages` fresh pages. None if fewer are available; then nothing changes.
+    /// Allocates a table of `pages` fresh pages. If fewer pages are available, nothing changes and the result is None.
     pub fn allocate(&mut self, pages: usize) -> Option<BlockTable> {
         if pages > self.available() {
             return None;
@@ -107,8 +107,8 @@ impl PagePool {
         blocks.into_iter().map_while(known).collect()
     }
 
-    /// Allocates a table of `pages` pages that begins with the `known` pages. Those are shared and only read. None if
-    /// too few pages are available.
+    /// Allocates a table of `pages` pages that begins with the `known` pages. The known pages are shared and only read.
+    /// None if too few pages are available.
     pub(crate) fn allocate_behind(&mut self, known: &[(PageId, Chain)], pages: usize) -> Option<BlockTable> {
         // The known pages are held before any page is allocated. Otherwise idle ones among them could be allocated as
         // fresh pages.
@@ -148,8 +148,8 @@ impl PagePool {
         self.content.record(table.pages[index], before, tokens)
     }
 
-    /// Gives back a table's references. A page without any reference left becomes idle if its content is recorded, else
-    /// free.
+    /// Gives back a table's references. A page that loses its last reference becomes idle if the page's content is
+    /// recorded, otherwise free.
     pub fn release(&mut self, table: BlockTable) {
         // The last page is released first, so that of two blocks of a chain the later one is evicted first.
         for &page in table.pages.iter().rev() {

@@ -32,7 +32,7 @@ struct Block {
 #[derive(Debug, Default)]
 pub(crate) struct PrefixCache {
     pages: HashMap<u64, PageId>,
-    /// The block in each page of `pages`.
+    /// For each page in `pages`, the block that the page holds.
     blocks: HashMap<PageId, Block>,
     next_number: u64,
 }

@@ -34,8 +34,8 @@ impl PreparedDecodes {
         Self(rows.into_iter().peekable())
     }
 
-    /// Takes the prepared row of the request of `ticket`, if there is one and `holds` is true for it. Calls must come
-    /// in the order of tickets: the rows of earlier tickets are dropped.
+    /// Takes the prepared row of the request of `ticket`, if there is such a row and `holds` is true for the row. Calls
+    /// must come in the order of tickets: the rows of earlier tickets are dropped.
     pub fn take(&mut self, ticket: Ticket, holds: impl FnOnce(&Row) -> bool) -> Option<Row> {
         while self.0.next_if(|row| row.ticket < ticket).is_some() {}
         self.0.next_if(|row| row.ticket == ticket).filter(holds)

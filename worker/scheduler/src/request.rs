@@ -1,7 +1,8 @@
 //! A request on its way through the scheduler: waiting, then running, then ended.
 //!
-//! Each state is a type and each transition consumes the state before, so a request is in one state and ends once. A
-//! running request that is preempted waits again. Its prefill then covers all its tokens so far, prompt and output.
+//! Each state is a type and each transition consumes the state before, so a request is in one state at a time and ends
+//! once. A running request that is preempted waits again. Its prefill then covers all its tokens so far, prompt and
+//! output.
 
 mod running;
 
@@ -64,7 +65,8 @@ pub(crate) struct Request {
     pub is_pinned: bool,
     /// At least one segment, ascending by `end`, without gaps from position 0. Fixed while the request runs.
     pub prefill: Vec<PrefillSegment>,
-    /// The walk that computes sampled tokens again after a preemption, and the walk's cut.
+    /// The walk that computes sampled tokens again after a preemption, and the positions at which that walk's prefill
+    /// may be cut.
     pub recompute: (WalkId, Cut),
     pub prompt_tokens: usize,
     pub decode: Option<WalkId>,
@@ -149,8 +151,8 @@ impl Request {
         left.sum()
     }
 
-    /// Largest number of blocks, at most `blocks`, behind which the prefill may begin: not inside a segment that must
-    /// not be cut.
+    /// Largest number of leading blocks, at most `blocks`, that the prefill may skip. The skipped blocks never end
+    /// inside a segment that must not be cut.
     fn blocks_to_resume_behind(&self, blocks: usize, page_tokens: usize) -> usize {
         let mut resume = blocks * page_tokens;
         for index in (0..self.prefill.len()).rev().filter(|&index| self.prefill[index].cut == Cut::Nowhere) {

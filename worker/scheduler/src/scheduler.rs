@@ -70,7 +70,7 @@ pub struct Tally {
     pub preemptions: u64,
     /// Number of prefill tokens of admitted requests, counted again at each admission of a request.
     pub prefill_tokens: u64,
-    /// Number of those prefill tokens that came from the prefix cache.
+    /// Number of the tokens counted in `prefill_tokens` that came from the prefix cache.
     pub cached_tokens: u64,
     /// Number of planned rows that had been [prepared](Scheduler::plan_ahead) before their step was planned.
     pub rows_ahead: u64,
@@ -181,7 +181,7 @@ impl Scheduler {
     }
 
     /// Takes back a step that has run, with one outcome for each row, in the order of the rows, and the step's
-    /// duration. A request advances by its own row, here and nowhere else.
+    /// duration. A row takes effect on its request here and nowhere else.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
         if !step.rows.iter().any(|row| self.running.get(&row.ticket).is_some_and(Running::encodes)) {

@@ -102,9 +102,11 @@ pub enum Terminality {
 /// The result of one row of a step that ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowOutcome {
-    /// The planes of the row's positions are computed. The only success of a row that is not terminal.
+    /// The planes of the row's positions were computed. Every successful row from which no token is sampled ends this
+    /// way.
     Computed,
-    /// The positions are computed and this token was sampled. The only success of a terminal row.
+    /// The positions were computed and this token was sampled. Every successful terminal row ([`Row::is_terminal`])
+    /// ends this way.
     Sampled(u32),
     /// The request cannot continue, for this reason.
     Failed(String),

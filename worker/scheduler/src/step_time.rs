@@ -3,9 +3,9 @@
 //! A device's time for a step is close to a sum of five terms: a fixed cost, a cost per decode row, per token that
 //! decodes attend to, per prefill token, and per token that prefill tokens attend to. These costs differ a thousandfold
 //! between devices and drift with other load on the machine, so they are fitted to the last few steps by Kaczmarz's
-//! method: each step in turn moves the costs, along the shortest path, towards values that explain its duration. Costs
-//! that the last few steps do not distinguish keep their earlier ratio. No cost is negative, since more work makes no
-//! step faster.
+//! method: each step in turn moves the costs, along the shortest path, towards values that explain the step's duration.
+//! Costs that the last few steps do not distinguish keep their earlier ratio. No cost is negative, since more work
+//! makes no step faster.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
@@ -49,12 +49,12 @@ impl Work {
 const TERMS: usize = 5;
 type Terms = [f64; TERMS];
 
-/// For each term, the count that costs about as much as the fixed cost of a step. These weights decide which term an
-/// error is attributed to while no step distinguishes the terms.
+/// The unit of each term: the count that costs about as much as the fixed cost of a step. The units decide which term
+/// an error is attributed to while no step distinguishes the terms.
 const UNITS: Terms = [1.0, 16.0, 16.0 * 8192.0, 64.0, 64.0 * 8192.0];
 /// Number of steps that the fit uses.
 const WINDOW: usize = 16;
-/// Number of passes over the last [`WINDOW`] steps after each new step.
+/// Number of times that the fit goes over the last [`WINDOW`] steps after each new step.
 const PASSES: usize = 4;
 /// Share of an error that one move corrects. A smaller gain is steadier, a larger one adapts faster.
 const GAIN: f64 = 0.3;

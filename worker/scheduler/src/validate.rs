@@ -27,7 +27,8 @@ pub(crate) fn validate(
     for segment in &launch.prefill {
         end += segment.tokens;
         let walk = match (launch.role, launch.decode) {
-            // Another worker computes the prefill. This worker computes it only after a preemption.
+            // Another worker computes the prefill. This worker computes the prefill only after a preemption, so the
+            // walk is the one that recomputes tokens.
             (GraphRole::Decode, Some(decode)) => walks.recompute(decode),
             _ => segment.walk,
         };

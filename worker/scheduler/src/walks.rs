@@ -40,7 +40,7 @@ impl Walks {
     }
 
     /// The walk that recomputes sampled tokens after a prefill that ended under `last`: `last` itself if it is
-    /// chunkable, else a chunkable walk that the same mixed walk batches. Returns `last` if there is none.
+    /// chunkable, else a chunkable walk that the same mixed walk batches. Returns `last` if there is no such walk.
     pub fn recompute(&self, last: WalkId) -> WalkId {
         let chunkable =
             |walk: WalkId| self.kind(walk).filter(|kind| matches!(kind, WalkKind::Chunkable { .. }));

@@ -10,8 +10,8 @@ use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 use super::plan::Forward;
 use crate::Model;
 
-/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward,
-/// calls `ran` with the number of forwards so far.
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward
+/// pass, calls `ran` with the number of forward passes so far.
 ///
 /// After an error this rank is out of step with the other ranks, so its process must end.
 pub fn follow(
@@ -51,8 +51,8 @@ pub fn follow(
             Some(Action::ReadPages(pb::ReadPages { pages })) => {
                 let mut own = Vec::new();
                 let read = model.read_pages(&page_ids(&pages), &mut own);
-                // If reading fails, it fails on the leader, too, which then skips the `all_gather`. So this rank skips
-                // it, too.
+                // If reading fails here, it also fails on the leader, and the leader then skips the `all_gather`. This
+                // rank must therefore skip the `all_gather`, too.
                 match read {
                     Ok(()) => Ok(plans.all_gather(&own, &mut Vec::new())?),
                     Err(error) => Err(error),
@@ -64,7 +64,7 @@ pub fn follow(
             None => Err(DeviceError::Lost(format!("the leader's plan {number} has no known action"))),
         };
         match outcome {
-            // This rank stays in step, because the leader refuses the same plan.
+            // The leader refuses the same plan, so this rank goes on and stays in step with the group.
             Err(DeviceError::Misuse(why)) => tracing::debug!(number, why, "plan refused"),
             outcome => outcome?,
         }

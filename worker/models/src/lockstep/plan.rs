@@ -1,11 +1,11 @@
-//! Conversion between forwards and plan messages.
+//! Conversion between forward passes and plan messages.
 
 use tutti_kernels::{PageId, RowInputs, StepInputs};
 use tutti_proto::cluster::v1 as pb;
 
 use crate::EmbeddedRows;
 
-/// Encodes a forward as a message.
+/// Encodes the inputs of a forward pass as a message.
 pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> pb::ForwardPlan {
     let embedded = |rows: &EmbeddedRows<'_>| pb::EmbeddedRows {
         first_token: rows.first_token as u32,
@@ -26,7 +26,7 @@ pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) 
     }
 }
 
-/// A forward decoded from a message, in the form that a model takes.
+/// The inputs of a forward pass, decoded from a message into the form that a model takes.
 pub(super) struct Forward {
     plan: pb::ForwardPlan,
     /// The rows' block tables, end to end.

@@ -67,8 +67,8 @@ pub(crate) struct Config {
     pub windows: Vec<Option<usize>>,
     pub rope: Rope,
     pub eos_token_id: Option<TokenIds>,
-    /// Type in which the weights were saved. Only dummy weights take their type from it: a file states the type of each
-    /// tensor.
+    /// Type in which the weights were saved. Only dummy weights use this type, because a checkpoint file states the
+    /// type of each of its tensors.
     pub dtype: WeightType,
 }
 

@@ -178,8 +178,8 @@ impl<D: Device> Model for Qwen3<D> {
             }
             self.compute_logits(tile)?;
             match self.answer(&now, &then, out) {
-                // The other ranks compute the remaining tiles, too, in collective operations that need this rank. So it
-                // goes on and returns the error at the end.
+                // The other ranks still compute the remaining tiles, in collective operations that need this rank. This
+                // rank therefore goes on too, and returns its first error at the end.
                 Err(error @ DeviceError::Misuse(_)) if !self.group_rank.is_alone() => {
                     refused.get_or_insert(error);
                 }
@@ -241,8 +241,8 @@ impl<D: Device> Output<'_, D> {
 }
 
 impl<D: Device> Qwen3<D> {
-    /// Computes the final norm and the LM head of a tile of the step's logit rows. The forward has left only logit rows
-    /// in `hidden`.
+    /// Computes the final norm and the LM head of a tile of the step's logit rows. The forward pass has left only logit
+    /// rows in `hidden`.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
         let Self { device, group_rank, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
@@ -303,7 +303,7 @@ fn all_take_the_likeliest(sample: &[(usize, SampleRow<'_>)], rows: usize) -> boo
     sample.iter().map(|(row, _)| *row).eq(0..rows) && sample.iter().all(|(_, row)| row.takes_the_likeliest())
 }
 
-/// Returns the requests with row indices that count from `start`, the tile's first row.
+/// Returns the requests `rows` with each row index counted from `start`, the tile's first row.
 fn rebase<T: Copy>(rows: &[(usize, T)], start: usize) -> Vec<(usize, T)> {
     rows.iter().map(|&(row, request)| (row - start, request)).collect()
 }

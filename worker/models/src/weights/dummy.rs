@@ -67,7 +67,8 @@ fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: im
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
     };
-    // Number of elements that come from the rest of the `u64` of `first`; 0 if `first` is the first of a `u64`.
+    // Element `first` may lie inside the four elements of a `u64`. `begun` elements then come from the rest of that
+    // `u64`. `begun` is 0 if `first` is the first element of its `u64`.
     let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
     let (head, whole) = bytes.split_at_mut(begun * N);
     draw(first / 4, first % 4, head);

@@ -9,12 +9,12 @@ use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
 pub(crate) enum Cut {
     /// Every rank holds the whole tensor.
     Replicated,
-    /// The ranks divide the outputs. These form this number of equal units (heads or single outputs), and no unit is
-    /// split.
+    /// The ranks divide the outputs. The outputs form this number of equal units (heads or single outputs), and no unit
+    /// is split.
     Rows(usize),
     /// The ranks divide the inputs, which form this number of equal units. The ranks' products are summed.
     Columns(usize),
-    /// Only rank 0 holds the tensor. For a bias that is added to a sum over ranks, and must be added once.
+    /// Only rank 0 holds the tensor. Used for a bias that is added to a sum over ranks, so that the bias is added once.
     Leader,
 }
 
@@ -56,8 +56,8 @@ impl ShardRange {
         self.rows.len().saturating_mul(self.columns.len())
     }
 
-    /// Returns the bytes of this range of the matrix `whole`. They are borrowed if the range has all columns, since
-    /// they are then contiguous. Else they are copied.
+    /// Returns the bytes of this range of the matrix `whole`. The bytes are borrowed if the range has all columns,
+    /// because such bytes are contiguous. Otherwise the bytes are copied.
     pub fn slice<'a>(&self, whole: HostMatrix<'a>) -> Cow<'a, [u8]> {
         let Self { rows, columns } = self;
         let size = whole.dtype.bytes();
@@ -78,8 +78,8 @@ impl ShardRange {
         HostMatrix { bytes, dtype, rows: self.rows.len(), columns: self.columns.len() }
     }
 
-    /// Returns contiguous runs of indices: those of the range's elements in the whole tensor, whose rows have `width`
-    /// elements.
+    /// Returns the indices of the range's elements in the whole tensor, as contiguous runs. A row of the whole tensor
+    /// has `width` elements.
     pub fn runs(&self, width: usize) -> impl Iterator<Item = Range<usize>> {
         let Self { rows, columns } = self.clone();
         let (count, step) = match (rows.len(), columns.len()) {

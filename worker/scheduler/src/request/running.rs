@@ -76,8 +76,8 @@ impl Request {
     /// Moves the request from waiting to running.
     pub fn admit(mut self, pages: AdmittedPages, pool: &PagePool) -> Running {
         let AdmittedPages { table: block_table, shared, chain } = pages;
-        // With [`GraphRole::Decode`], another worker computes the whole prefill and reports the cached tokens, so none
-        // count here.
+        // With [`GraphRole::Decode`], another worker computes the whole prefill and reports the cached tokens, so no
+        // position counts as computed here.
         let computed = if self.role == GraphRole::Decode { 0 } else { shared * pool.page_tokens() };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
         Running {
@@ -126,7 +126,7 @@ impl Running {
         self.request.is_scored
     }
 
-    /// As [`Request::least_time`], from the first position that is not computed.
+    /// Lower bound on the time that the rest of the prefill takes; see [`Request::least_time`].
     pub fn least_time(&self, chunk: usize, known: &LeastTime) -> Duration {
         self.request.least_time(self.computed, chunk, known)
     }
@@ -180,7 +180,8 @@ impl Running {
     pub fn launch_prepared(&mut self, step: StepNumber, row: &Row) -> bool {
         let Progress { computed, epoch, .. } = self.progress();
         let same_pages = self.block_table.is(&row.block_table);
-        // While the request holds the same pages, position and epoch identify its progress.
+        // If the request still holds the pages of the row, the row's position and epoch tell whether the request has
+        // progressed as assumed.
         let holds = row.positions.start == computed && row.epoch == epoch && same_pages;
         if holds {
             self.enter_step(step, row);
@@ -257,8 +258,8 @@ impl Running {
         let request = &mut self.request;
         request.epoch = request.epoch.next();
         let Some(token) = token else {
-            // No token was sampled: either the prefill goes on, or no output is wanted. In the second case the request
-            // has ended, unless its rows encode media.
+            // No token was sampled: either the prefill goes on, or no output is wanted. If no output is wanted and the
+            // prefill is done, the request has ended, unless its rows encode media.
             let done =
                 prefilled && !request.wants_output(request.generated) && request.role != GraphRole::Encode;
             return (None, done.then(|| request.finished(Finish::Length)));

@@ -30,8 +30,8 @@ impl Scheduler {
         request.complete_import(first, computed, &mut self.pool)
     }
 
-    /// Queues a request once the embeddings of its media are here. The request keeps its position in the order. False
-    /// if the request waits for no embeddings.
+    /// Queues a request once the embeddings of its media have arrived. The request keeps its position in the order.
+    /// False if the request waits for no embeddings.
     pub fn media_here(&mut self, key: GraphKey) -> bool {
         let Some(&ticket) = self.tickets.get(&key) else { return false };
         let Some(mut request) = self.parked.remove(&ticket) else { return false };

@@ -29,8 +29,8 @@ impl Scheduler {
                 self.failed_transfers.insert(key, why);
             }
         }
-        // Only deadlines up to `near` are checked. Every later deadline leaves more time than the bound for the longest
-        // possible prefill.
+        // Only deadlines up to `near` are checked, because every later deadline leaves more time than the bound for the
+        // longest possible prefill.
         let near = now + self.least_time.of_any(self.config.max_context, self.config.max_chunk());
         let near: Vec<_> =
             self.deadlines.iter().take_while(|(deadline, _)| *deadline <= near).copied().collect();
@@ -54,7 +54,8 @@ impl Scheduler {
         if let Some(request) = self.running.get(ticket) {
             return if request.awaits_planes() { Duration::ZERO } else { request.least_time(chunk, known) };
         }
-        // The time of another worker's prefill is not known here, so such a request has no bound.
+        // The time of another worker's prefill is not known here, so the bound is zero for a request that another
+        // worker prefills.
         let prefilled_here = |request: &&mut Request| request.role != GraphRole::Decode;
         let Some(request) = self.waiting.get_mut(ticket).filter(prefilled_here) else {
             return Duration::ZERO;

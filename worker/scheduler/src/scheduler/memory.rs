@@ -38,9 +38,9 @@ impl Scheduler {
         preempted
     }
 
-    /// The request to preempt for the request of `ticket`: the last in order that is in no step and not pinned. If the
-    /// request of `ticket` is the last in order, it is preempted itself. None if all requests behind `ticket` are in a
-    /// step or pinned. Then the request of `ticket` waits until others release pages.
+    /// The request to preempt so that the request of `ticket` gets a page: the last in order that is in no step and not
+    /// pinned. If the request of `ticket` is the last in order, that request itself is preempted. None if all requests
+    /// behind `ticket` are in a step or pinned. Then the request of `ticket` waits until others release pages.
     fn victim(&self, ticket: Ticket) -> Option<Ticket> {
         let (&last, _) = self.running.last_key_value()?;
         if last == ticket {
