@@ -1,11 +1,11 @@
-//! `y = x · Wᵀ` over packed panels.
+//! `y = x · Wᵀ` with weights that are packed into panels (see [`crate::cpu::memory::format`]).
 //!
 //! A product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so that the
-//! elements of its rows for the same input are adjacent. It is rounded to the type that the
+//! elements of its rows for the same input are adjacent. The elements are converted to the type that the
 //! [micro-kernel](micro_kernel) multiplies.
 //!
-//! Weights are then read from memory once for all rows: whole panels at a time if the rows fit one tile ([`small_m`]), in
-//! cache blocks otherwise ([`blocked`]).
+//! Weights are then read from memory once for all rows: whole panels at a time if the rows fit one tile ([`small_m`]),
+//! in cache blocks otherwise ([`blocked`]).
 
 mod activations;
 mod blocked;
@@ -33,7 +33,7 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// The operation that is applied to a product's sums as they are stored.
+/// The operation that is applied to a product's sums when the sums are stored.
 #[derive(Clone, Copy)]
 pub(super) enum Epilogue<'a> {
     /// `out = x · Wᵀ (+ bias)`.
@@ -88,7 +88,7 @@ impl Scratch {
 /// The name of [`Scratch::activations`] in errors.
 const ACTIVATIONS: &str = "activations of a product";
 
-/// Computes a product. `scratch` must have room for its rows and inputs.
+/// Computes a product. `scratch` must have room for the product's rows and inputs.
 pub(super) fn linear(
     path: Path,
     pool: &mut ThreadPool,
@@ -148,11 +148,11 @@ impl Work<'_> {
         // Several tasks per thread balance the load.
         let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
-            // Both panels of a pair belong to one task.
+            // In a paired matrix (gate and up), both panels of a pair belong to one task, so `share` is even.
             let least = if self.matrix.shape.paired { 2 } else { 1 };
             let share = share.max(1).next_multiple_of(least).min(TASK_PANELS);
             let columns = panels.div_ceil(share);
-            // A task covers a band of tiles, or fewer tiles if threads would otherwise stay idle.
+            // A task covers a band of tiles (see [`blocked`]), or fewer tiles if threads would otherwise stay idle.
             let fewest = (2 * pool.threads()).div_ceil(columns);
             let bands = K::run(path, Bands(self.tiling)).max(fewest).min(self.tiling.tiles);
             let band = self.tiling.tiles.div_ceil(bands.max(1));
@@ -164,7 +164,7 @@ impl Work<'_> {
                     data,
                     panels: (column * share, panels.min((column + 1) * share)),
                     tiles: (first, self.tiling.tiles.min(first + band)),
-                    // SAFETY: each thread has its own range, and runs one task at a time.
+                    // SAFETY: each thread has its own range of the sums, and runs one task at a time.
                     sums: unsafe { self.sums.slice_mut(thread * SUMS, SUMS) },
                 };
                 K::run(path, block);
@@ -178,7 +178,8 @@ impl Work<'_> {
         })
     }
 
-    /// Addresses of the packed activations, from step `step` on, of the tile of `R` rows that starts at row `row`.
+    /// Returns the addresses of a tile's packed activations from step `step` on. The tile has `R` rows and starts at
+    /// row `row`.
     ///
     /// # Safety
     ///
@@ -227,8 +228,8 @@ impl Work<'_> {
         s.call(UpdateArgmax { partial, thread, row, first, logits });
     }
 
-    /// Stores the sums of a gate panel in `out`, at the position of the results. For the up panel, which the same task
-    /// computes next, replaces the stored sums with the results.
+    /// Stores the sums of a gate panel in `out`, at the position of the results. The same task computes the up panel
+    /// next. For an up panel, replaces the stored sums with the results.
     #[inline(always)]
     fn store_or_apply_gate<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
         let out = self.gated(row, panel / 2);
@@ -241,16 +242,17 @@ impl Work<'_> {
         s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
     }
 
-    /// Stores the results of gate panel `pair` and of the up panel after it. Unlike [`Self::finish`], this function
-    /// inlines the activation, so that the exponentials of successive rows overlap.
+    /// Computes the results of a pair of panels (gate panel `pair` and the up panel after it) from their sums, and
+    /// stores the results. Unlike [`Self::finish`], this function inlines the activation, so that the exponentials of
+    /// successive rows overlap.
     #[inline(always)]
     fn gate<S: Simd>(&self, s: S, row: usize, pair: usize, gate: &[f32; LANES], up: &[f32; LANES]) {
         let out = self.gated(row, pair / 2);
         SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out }.run(s);
     }
 
-    /// The results of one row and one pair of panels, in `out`.
-    #[allow(clippy::mut_from_ref)] // As `Shared::slice_mut`.
+    /// Returns the part of `out` that holds the results of one row and one pair of panels.
+    #[allow(clippy::mut_from_ref)] // Tasks hold disjoint slices: see `Shared::slice_mut`.
     #[inline(always)]
     fn gated(&self, row: usize, pair: usize) -> &mut [f32] {
         let (gates, column) = (self.matrix.shape.outputs / 2, pair * LANES);

@@ -1,8 +1,8 @@
 //! Sixteen f32 lanes as one value, on every instruction path.
 //!
 //! Kernels are written once over [`Simd`]. A value of an implementing type proves that the machine has the path's
-//! instructions, so arithmetic is safe to call and only memory access is unsafe. Every path has the same sixteen lanes and
-//! reduces them in the same tree, so the order of every sum is the same on all paths.
+//! instructions, so arithmetic is safe to call and only memory access is unsafe. Every path has the same sixteen lanes
+//! and reduces them in the same tree, so the order of every sum is the same on all paths.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -27,8 +27,8 @@ pub(super) const LANES: usize = 16;
 pub(super) trait Op {
     /// The result.
     type Output;
-    /// Runs the code. This function and all functions that it calls with `simd` must be `#[inline(always)]`: only then are they
-    /// compiled with the path's instructions.
+    /// Runs the code. This function and all functions that it calls with `simd` must be `#[inline(always)]`: only then
+    /// are they compiled with the path's instructions.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
@@ -42,8 +42,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Maximum number of sums that a tile of several panels keeps in registers.
     const TILE_SUMS: usize;
 
-    /// Runs `op` in a separate function that is not inlined. Kernels call their inner loops this way: inlined into each other,
-    /// their many variants would take minutes to compile.
+    /// Runs `op` in a separate function that is not inlined. Kernels call their inner loops this way: the loops have
+    /// many variants, which would take minutes to compile if they were inlined into each other.
     fn call<O: Op>(self, op: O) -> O::Output;
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F;
@@ -83,19 +83,19 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Thirty-two u16 are readable at `from`.
     unsafe fn load_bf16_odd(self, from: *const u16) -> Self::F;
-    /// One step of a bfloat16 dot product in each lane: `sum + odd(weights) * odd(pair)`, then `+ even(weights) * even(pair)`.
-    /// `pair` holds the even element in its low half.
+    /// One step of a bfloat16 dot product in each lane: `sum + odd(weights) * odd(pair)`, then
+    /// `+ even(weights) * even(pair)`. `pair` holds the even element in its low half.
     ///
     /// # Safety
     ///
     /// Thirty-two u16 are readable at `weights`.
     unsafe fn dot_bf16(self, sum: Self::F, weights: *const u16, pair: u32) -> Self::F;
-    /// [`Self::dot_bf16`] with each pair of weights masked by `mask`, which keeps or drops each half as a whole. A dropped half
-    /// counts as zero, even if it is NaN.
+    /// [`Self::dot_bf16`] with each pair of weights masked by `mask`. Each half of `mask` is all ones, which keeps that
+    /// half of the pair, or zero, which drops it. A dropped half counts as zero, even if it is NaN.
     ///
     /// # Safety
     ///
-    /// As for [`Self::dot_bf16`].
+    /// Thirty-two u16 are readable at `weights`.
     #[inline(always)]
     unsafe fn dot_bf16_masked(self, sum: Self::F, weights: *const u16, pair: u32, mask: u32) -> Self::F {
         let mut kept = [self.splat(0.0); 2];
@@ -112,25 +112,26 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         self.fma(kept[0], self.splat(even), self.fma(kept[1], self.splat(odd), sum))
     }
 
-    /// Sixteen i32, the sums of [`Self::dot_u8`].
+    /// Sixteen words of 32 bits: integer sums, or integers that are packed into words.
     type I: Copy;
     /// Number of inputs per step of [`Self::dot_u8`]: 2 or 4.
     const DOT_INPUTS: usize;
     /// `x` in every lane.
     fn splat_i(self, x: i32) -> Self::I;
-    /// Converts to f32. Exact for magnitudes up to 2²⁴.
+    /// Converts to f32. The conversion is exact for magnitudes up to 2²⁴.
     fn floats(self, x: Self::I) -> Self::F;
-    /// Rounds numbers in -127 ..= 127 to the nearest integers, ties to even. The result is unspecified for other numbers.
+    /// Rounds numbers in -127 ..= 127 to the nearest integers, ties to even. The result is unspecified for other
+    /// numbers.
     fn to_i8(self, x: Self::F) -> [i8; LANES];
-    /// `sum + Σ weights[lane][i] * x[i]` over [`Self::DOT_INPUTS`] inputs, exactly. `weights` are unsigned, `[lane][DOT_INPUTS]`.
-    /// `x` holds two 16-bit or four 8-bit integers.
+    /// `sum + Σ weights[lane][i] * x[i]` over [`Self::DOT_INPUTS`] inputs, exactly. `weights` are unsigned,
+    /// `[lane][DOT_INPUTS]`. `x` holds two 16-bit or four 8-bit integers.
     ///
     /// # Safety
     ///
     /// `16 * DOT_INPUTS` bytes are readable at `weights`.
     unsafe fn dot_u8(self, sum: Self::I, weights: *const u8, x: u32) -> Self::I;
-    /// Rounds sixty-four numbers in -127 ..= 127 to the nearest integers, ties to even, and packs four into each word, in order.
-    /// The result is unspecified for other numbers.
+    /// Rounds sixty-four numbers in -127 ..= 127 to the nearest integers, ties to even, and packs four into each word,
+    /// in order. The result is unspecified for other numbers.
     #[inline(always)]
     fn quads_i8(self, x: [Self::F; 4]) -> Self::I {
         let mut bytes = [[0i8; LANES]; 4];
@@ -157,15 +158,15 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Thirty-two u16 are readable at `from`.
     unsafe fn load_i(self, from: *const u16) -> Self::I;
-    /// `sum + weights[lane][0] * pair[0] + weights[lane][1] * pair[1]` of i16. The sum wraps around on overflow. `pair` holds its
-    /// first element in the low half.
+    /// `sum + weights[lane][0] * pair[0] + weights[lane][1] * pair[1]`, where `weights` and `pair` hold i16. The i32
+    /// sum wraps around on overflow. `pair` holds its first element in the low half.
     ///
     /// # Safety
     ///
     /// `pair` is readable.
     unsafe fn dot_i16(self, sum: Self::I, weights: Self::I, pair: *const u32) -> Self::I;
-    /// Rounds thirty-two numbers in -32768 ..= 32767, `low` first, to the nearest integers, ties to even, and packs two into each
-    /// word for [`Self::dot_i16`]. The result is unspecified for other numbers.
+    /// Rounds thirty-two numbers in -32768 ..= 32767, `low` first, to the nearest integers, ties to even, and packs two
+    /// into each word for [`Self::dot_i16`]. The result is unspecified for other numbers.
     fn pairs_i16(self, low: Self::F, high: Self::F) -> Self::I;
     /// Rounds thirty-two numbers, `low` first, to bfloat16, and packs two into each word for [`Self::dot_bf16`].
     #[inline(always)]
@@ -186,7 +187,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Sixteen words are writable at `to`.
     unsafe fn store_i(self, to: *mut u32, x: Self::I);
-    /// Stores the words of `R` rows, at most sixteen, as `[16][R]`.
+    /// Stores the sixteen words of each of `R` rows as `[16][R]`. `R` is at most sixteen.
     ///
     /// # Safety
     ///
@@ -263,7 +264,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
         unsafe { self.load(lanes.as_ptr()) }
     }
 
-    /// Stores the first lanes of `x`, up to the length of `to` or all sixteen.
+    /// Stores as many lanes of `x` as `to` has room for.
     #[inline(always)]
     fn store_some(self, to: &mut [f32], x: Self::F) {
         if to.len() >= LANES {

@@ -13,8 +13,8 @@ use crate::cpu::threads::pool::ThreadPool;
 /// Minimum number of elements per task, below which waking another thread costs more than it saves.
 const TASK_ELEMENTS: usize = 8 << 10;
 
-/// Prefetch distance within a row, in elements. Needed because a tile has more rows than a hardware prefetcher can
-/// follow.
+/// Prefetch distance within a row, in elements. Prefetches are needed because a tile has more rows than a hardware
+/// prefetcher can follow.
 const AHEAD: usize = 128;
 
 /// Packs the activations of all rows.
@@ -28,7 +28,7 @@ pub(super) struct PackActivations<'a> {
 impl PackActivations<'_> {
     /// Fills `to` tile by tile. Within a tile, the elements of all rows for one input, or one pair of inputs, are
     /// adjacent. In block floating point, the second half of a tile's memory holds the powers of two of its BFP blocks.
-    /// If the number of inputs is odd, a zero per row pads it.
+    /// If the number of inputs is odd, one zero pads each row.
     pub(super) fn run<K: MicroKernel>(
         self,
         path: Path,
@@ -46,7 +46,7 @@ impl PackActivations<'_> {
     }
 }
 
-/// One task: packs a range of inputs of a tile's rows.
+/// A task that packs inputs `inputs.0..inputs.1` of one tile's rows.
 struct PackInputs<'a, 'b> {
     all: PackActivations<'a>,
     layout: Layout,
@@ -84,7 +84,8 @@ impl PackInputs<'_, '_> {
             Layout::Pairs => pack_pairs(s, &rows, first, to),
             Layout::BlockFloat => {
                 let start = first_row * padded + (padded / 2 + first / BFP_BLOCK) * R;
-                // SAFETY: as above. The second half of the tile's memory has room for one power every two inputs.
+                // SAFETY: tasks write disjoint ranges of powers. The second half of the tile's memory has room for one
+                // power per two inputs, more than the one per BFP block that is written.
                 let powers = unsafe { self.to.slice_mut(start, (end - first).div_ceil(BFP_BLOCK) * R) };
                 pack_bfp_blocks(s, &rows, first, to, powers);
             }

@@ -44,7 +44,7 @@ impl Op for Bands {
     }
 }
 
-/// One task: a range of panels by a range of tiles.
+/// One task: the product of a range of tiles and a range of panels.
 pub(super) struct Blocked<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
     pub(super) data: Data<'a, K>,
@@ -52,7 +52,7 @@ pub(super) struct Blocked<'a, K: MicroKernel> {
     pub(super) panels: (usize, usize),
     /// Tiles `tiles.0 .. tiles.1`.
     pub(super) tiles: (usize, usize),
-    /// The thread's sums, [`SUMS`] long.
+    /// The thread's scratch memory for sums: [`SUMS`] floats.
     pub(super) sums: &'a mut [f32],
 }
 
@@ -103,7 +103,7 @@ struct Band {
     stride: usize,
 }
 
-/// The end of the band that starts with tile `first`: the index after its last tile, at most `end`.
+/// Returns the index after the last tile of the band that starts with tile `first`. The index is at most `end`.
 #[inline(always)]
 fn band_end<S: Simd>(tiling: Tiling, first: usize, end: usize) -> usize {
     let fits = |tile: usize| tiling.end(tile + 1) - tiling.tile(first).0 <= const { band_rows::<S>() };
@@ -111,7 +111,7 @@ fn band_end<S: Simd>(tiling: Tiling, first: usize, end: usize) -> usize {
 }
 
 impl<K: MicroKernel> Blocked<'_, K> {
-    /// Multiplies a band by the block of `N` panels from `panel` on that begins with step `block`.
+    /// Multiplies a band by one block. The block is the steps from `block` on of the `N` panels from `panel` on.
     #[inline(always)]
     fn block<S: Simd, const N: usize>(&mut self, s: S, band: Band, panel: usize, block: usize) {
         let Self { work, data, panels, .. } = *self;
@@ -124,7 +124,7 @@ impl<K: MicroKernel> Blocked<'_, K> {
         } else if band.tiles.1 < self.tiles.1 {
             (panels.0, 0)
         } else {
-            // Usually the first block of the thread's next task.
+            // The thread's next task usually starts with this block.
             (panels.1, 0)
         };
         let mut weights = [data.elements.as_ptr(); N];
@@ -170,7 +170,7 @@ impl<K: MicroKernel> Blocked<'_, K> {
     }
 }
 
-/// The share of the next block that a tile prefetches. The next block is taken to be as long as the current one.
+/// The share of the next block that a tile prefetches. The next block is assumed to be as long as the current one.
 #[derive(Clone, Copy)]
 struct Ask<const N: usize> {
     start: [*const u8; N],
@@ -179,7 +179,7 @@ struct Ask<const N: usize> {
 }
 
 impl<const N: usize> Ask<N> {
-    /// The share of tile `index`, which is counted from the first of `tiles`.
+    /// Returns the share of one tile of the band `tiles.0..tiles.1`. `index` is the tile's index within the band.
     #[inline(always)]
     fn new<K: MicroKernel>(
         mut start: [*const u8; N],
@@ -195,8 +195,8 @@ impl<const N: usize> Ask<N> {
     }
 }
 
-/// The product of a tile of `R` rows and a block of `N` panels. `_P` is the number of panels that [`for_tile`] assigns to
-/// `R`.
+/// The product of a tile of `R` rows and a block of `N` panels. `_P` is the number of panels that [`for_tile`] assigns
+/// to `R`.
 struct Tile<'a, K: MicroKernel, const R: usize, const _P: usize, const N: usize> {
     work: Work<'a>,
     row: usize,
@@ -207,8 +207,8 @@ struct Tile<'a, K: MicroKernel, const R: usize, const _P: usize, const N: usize>
     /// Addresses of the block's panels.
     weights: [*const K::Raw; N],
     ask: Ask<N>,
-    /// Sums from the tile's first row and the block's first panel on, `[row][16]`. The next panel's sums are `stride` floats
-    /// further.
+    /// Sums from the tile's first row and the block's first panel on, `[row][16]`. The next panel's sums are `stride`
+    /// floats further.
     sums: &'a mut [f32],
     stride: usize,
 }
@@ -221,7 +221,8 @@ impl<K: MicroKernel, const R: usize, const _P: usize, const N: usize> Op for Til
         assert!(rest.len() >= (N - 1) * stride + R * LANES);
         let rest = rest.as_mut_ptr();
         let ask = |p: usize, line: usize| s.prefetch(ask.start[p].wrapping_add(line * ask.stride));
-        // SAFETY: the activations are packed, and no task writes to them now. `rest` is long enough by the assertion.
+        // SAFETY: the activations are packed, and no task writes to them now. `Blocked::block` took `weights` from
+        // `Data::steps`, which checks that `length` steps are readable. `rest` is long enough by the assertion.
         unsafe {
             let mut sums = [[s.splat(0.0); N]; R];
             for (r, sums) in sums.iter_mut().enumerate() {

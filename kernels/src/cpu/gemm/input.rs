@@ -1,6 +1,6 @@
 //! The input rows of a product, with an optional RMS norm that is applied as the rows are read.
 //!
-//! The norm costs little there, because packing reads the row anyway. The normalised row is never stored.
+//! A norm that is applied then costs little, because packing reads the row anyway. The normalised row is never stored.
 
 use crate::cpu::rowwise::rms_factor;
 use crate::cpu::simd::{LANES, Simd};
@@ -10,7 +10,7 @@ use crate::cpu::simd::{LANES, Simd};
 pub(in crate::cpu) struct Input<'a> {
     /// `[rows, inputs]`.
     pub(in crate::cpu) values: &'a [f32],
-    /// Weight, `[inputs]`, and eps of an RMS norm.
+    /// The RMS norm's weight, `[inputs]`, and its eps.
     pub(in crate::cpu) norm: Option<(&'a [f32], f32)>,
 }
 

@@ -1,4 +1,5 @@
-//! Micro-kernels: the innermost loops of products, one per kind of weights, and the layouts of activations that they read.
+//! Micro-kernels: the innermost loops of products, one per kind of weights. Each reads activations in its own
+//! [`Layout`].
 
 use std::marker::PhantomData;
 
@@ -18,8 +19,8 @@ pub(super) enum Layout {
     Rounded,
     /// A word per two inputs, which are bfloat16.
     Pairs,
-    /// A word per two inputs, which are the integers of BFP blocks. The second half of the tile's memory holds the blocks'
-    /// powers of two.
+    /// A word per two inputs, which are the integers of BFP blocks. The second half of the tile's memory holds the
+    /// blocks' powers of two.
     BlockFloat,
 }
 
@@ -46,11 +47,12 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
         steps
     }
 
-    /// Runs `op` with all instructions that the micro-kernel needs.
+    /// Runs `op`, compiled with all instructions of `path` that the micro-kernel uses.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 
-    /// Returns `sums` plus the products of a tile's rows and the panels over `2 * steps` inputs: sixteen lanes for each
-    /// `[r][p]`. Calls `ask(p, line)` for each line of each panel, to prefetch later lines.
+    /// Returns `sums` plus the products of a tile's rows and the panels over `2 * steps` inputs. `sums[r][p]` holds
+    /// sixteen lanes, the sums of row `r` and the sixteen outputs of panel `p`. Calls `ask(p, line)` for each line of
+    /// each panel, to prefetch later lines.
     ///
     /// # Safety
     ///
@@ -69,7 +71,7 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
 #[derive(Clone, Copy)]
 pub(super) struct Inputs {
     pub(super) values: *const f32,
-    /// The powers of two of BFP blocks. Not dereferenced for other layouts.
+    /// The powers of two of BFP blocks. Micro-kernels with other layouts do not dereference this address.
     pub(super) powers: *const f32,
 }
 
@@ -82,14 +84,14 @@ pub(super) struct Data<'a, K: MicroKernel> {
 }
 
 impl<K: MicroKernel> Data<'_, K> {
-    /// Address of step `first` of a panel. Panics unless `count` steps follow.
+    /// Address of step `first` of a panel. Panics unless the matrix has `count` steps from there on.
     #[inline(always)]
     pub(super) fn steps(&self, panel: usize, first: usize, count: usize) -> *const K::Raw {
         let line = panel * K::lines(self.steps) + K::lines(first);
         self.elements[line * STEP..][..K::lines(count) * STEP].as_ptr()
     }
 
-    /// Address of step `first` of a panel, for a prefetch: it may be out of range.
+    /// Address of step `first` of a panel, for a prefetch. The address may be out of range.
     #[inline(always)]
     pub(super) fn address(&self, panel: usize, first: usize) -> *const u8 {
         let line = panel * K::lines(self.steps) + K::lines(first);
@@ -103,7 +105,7 @@ pub(super) struct Widened<W: Format>(PhantomData<W>);
 
 impl<W: Format> MicroKernel for Widened<W> {
     type Raw = W::Raw;
-    // Activations are rounded to the precision of the weights.
+    // If the weights are bfloat16, the activations are rounded to bfloat16 too.
     const LAYOUT: Layout = if W::IS_BF16 { Layout::Rounded } else { Layout::Plain };
 
     #[inline(always)]

@@ -1,4 +1,5 @@
-//! Products of a single tile of rows. They are bound by the memory's bandwidth, and read weights in a few streams.
+//! Products of a single tile of rows. Their speed is bound by the memory's bandwidth. They read the weights in a few
+//! streams, one per panel that is multiplied at once.
 
 use super::Work;
 use super::micro_kernel::{Data, MicroKernel};
@@ -9,7 +10,7 @@ use crate::cpu::simd::{Op, Simd};
 /// Prefetch distance in lines, summed over the panels that are read at once.
 const AHEAD: usize = 96;
 
-/// One task: a range of panels by all rows, which are one tile.
+/// One task: the product of all rows, which are one tile, and panels `panels.0..panels.1`.
 #[derive(Clone, Copy)]
 pub(super) struct SmallM<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
@@ -54,16 +55,16 @@ impl<K: MicroKernel> SmallM<'_, K> {
         for (p, at) in panels.iter_mut().enumerate() {
             *at = self.data.steps(panel + p, 0, steps);
         }
-        // Prefetches later lines of these panels or, at their end, of the next `P` panels, where the hardware prefetcher would have
-        // to detect its streams again.
+        // Prefetches later lines of these panels or, at their end, of the next `P` panels. The hardware prefetcher
+        // would have to detect the streams of those panels anew.
         let ask = |p: usize, line: usize| {
             let ahead = line + AHEAD / P;
             let ahead = if ahead < lines { ahead } else { ahead + (P - 1) * lines };
             prefetch(s, panels[p].wrapping_add(ahead * STEP), STEP);
         };
         let zeros = [[s.splat(0.0); P]; R];
-        // SAFETY: the packed activations hold `2 * steps` inputs of every row, and no task writes to them now. The panels hold
-        // `steps` steps by the slices above.
+        // SAFETY: the packed activations hold `2 * steps` inputs of every row, and no task writes to them now.
+        // [`Data::steps`] has checked that each panel holds `steps` steps.
         let sums = unsafe {
             let x = self.work.inputs::<K, R>(0, 0);
             K::multiply::<S, R, P>(s, zeros, x, panels, steps, ask)

@@ -6,8 +6,8 @@ use crate::cpu::simd::to_bf16;
 use crate::cpu::testing::Random;
 use crate::{HostMatrix, WeightType};
 
-/// Checks everything around the dot-product instruction without the instruction: pairs that are multiplied by other means
-/// give the same bits as widened elements.
+/// Checks everything around the dot-product instruction without the instruction: pairs that are multiplied by other
+/// means give the same bits as widened elements.
 #[test]
 fn packed_pairs_give_the_bits_of_widened_elements() {
     let mut random = Random::new(11);

@@ -1,7 +1,7 @@
 //! The innermost loop of every product: a tile of `R` rows by `P` panels, held in registers.
 //!
-//! An output element is one chain of fused multiply-adds over the inputs in order. `R`, `P` and the assignment of elements to
-//! tiles only determine which elements are computed together, so they do not change any bit of the result.
+//! An output element is one chain of fused multiply-adds over the inputs in order. `R`, `P` and the assignment of
+//! elements to tiles only determine which elements are computed together, so they do not change any bit of the result.
 
 use crate::cpu::memory::format::{Format, STEP};
 use crate::cpu::simd::{Op, Simd};
@@ -14,11 +14,12 @@ pub(in crate::cpu) struct Rows {
     pub(in crate::cpu) input_stride: usize,
 }
 
-/// Possible numbers of rows per tile. The list is short because each is compiled for every format and instruction path.
+/// Possible numbers of rows per tile. The list is short because the loop is compiled for each number with every format
+/// and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
-/// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so that a tile
-/// of a single row is avoided.
+/// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so
+/// that a tile of a single row is avoided.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Tiling {
     rows: usize,
@@ -29,7 +30,7 @@ pub(in crate::cpu) struct Tiling {
 }
 
 impl Tiling {
-    /// `largest` is one of [`HEIGHTS`].
+    /// Divides `rows` rows into tiles of at most `largest` rows. `largest` is one of [`HEIGHTS`].
     pub(in crate::cpu) fn new(rows: usize, largest: usize) -> Self {
         let full = if rows < 2 * largest { usize::from(rows == largest) } else { rows / largest - 1 };
         let mut tiling = Self { rows, largest, full, tiles: full };
@@ -68,9 +69,10 @@ impl Tiling {
     }
 }
 
-/// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` (that number) and `P` (the number of panels that the
-/// tile is multiplied by at once). `P` is the largest number whose sums fit the registers: then there are enough independent
-/// chains to hide the latency of a multiply-add, and each load of an activation feeds several chains.
+/// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` (that number) and `P` (the number of panels
+/// that the tile is multiplied by at once). `P` is the largest of 1, 2 and 4 for which the sums of `R` rows and `P`
+/// panels fit the registers. There are then enough independent chains to hide the latency of a multiply-add, and each
+/// load of an activation feeds several chains.
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
         for_tile!(@ $simd, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
@@ -110,8 +112,9 @@ impl Op for LargestTile {
     }
 }
 
-/// Returns `sums` plus the product: to each `sums[r][p]` it adds sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over
-/// `2 * steps` inputs. Calls `ask(p, step)` for each step of each panel, to prefetch later steps.
+/// Returns `sums` plus the product of a tile's rows and the panels: lane `lane` of each `sums[r][p]` grows by
+/// `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs `i`. Calls `ask(p, step)` for each step of each panel, to
+/// prefetch later steps.
 ///
 /// # Safety
 ///
@@ -153,11 +156,11 @@ pub(in crate::cpu) fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
     }
 }
 
-/// Adds the products of one input, for [`product_on`].
+/// The part of [`product_on`] for one input of a step: adds the input's products with all rows and panels to `sums`.
 ///
 /// # Safety
 ///
-/// As for [`product_on`]. `x` points to the input in row 0.
+/// The rows and panels are readable as [`product_on`] requires. `x` points to the input's element in row 0.
 #[inline(always)]
 unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usize>(
     s: S,
@@ -193,8 +196,8 @@ unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usiz
     }
 }
 
-/// [`product_on`] for bfloat16, with one dot-product instruction per step. `x` holds pairs: row `r` of step `i` is at
-/// `i * R + r`.
+/// [`product_on`] for bfloat16, with one dot-product instruction per step. `x` holds pairs: the pair of row `r` in step
+/// `i` is at `i * R + r`.
 ///
 /// # Safety
 ///

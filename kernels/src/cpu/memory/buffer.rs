@@ -9,22 +9,23 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::DeviceError;
 
-/// Types for which every bit pattern is a value. Zeroed memory holds valid values, and any bytes may be written over them.
+/// Types for which every bit pattern is a value. Zeroed memory holds valid values, and any bytes may be written over
+/// them.
 ///
 /// # Safety
 ///
 /// Any bytes are a valid value, there is no padding, and the type needs no drop.
 pub(in crate::cpu) unsafe trait Element: Copy + Send + Sync + 'static {}
-// SAFETY: plain numbers.
+// SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
 unsafe impl Element for f32 {}
-// SAFETY: plain numbers.
+// SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
 unsafe impl Element for u32 {}
-// SAFETY: plain numbers.
+// SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
 unsafe impl Element for u16 {}
-// SAFETY: plain numbers.
+// SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
 unsafe impl Element for u8 {}
 
-/// A fixed number of elements in their own mapping.
+/// A fixed number of elements in a memory mapping that holds nothing else.
 pub(in crate::cpu) struct Buffer<T: Element> {
     start: NonNull<T>,
     len: usize,
@@ -32,13 +33,14 @@ pub(in crate::cpu) struct Buffer<T: Element> {
     owns: PhantomData<T>,
 }
 
-// SAFETY: the buffer is the only owner of its mapping, and elements are plain numbers.
+// SAFETY: the buffer is the only owner of its mapping, and its elements are plain numbers.
 unsafe impl<T: Element> Send for Buffer<T> {}
-// SAFETY: shared access only reads.
+// SAFETY: a shared reference to a buffer only reads the elements.
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    /// Allocates `len` zeros. A `len` of `None` stands for an overflow and fails. `what` names the buffer in errors.
+    /// Allocates `len` zeros. A `len` of `None` stands for a length that overflowed, and is an error. `what` names the
+    /// buffer in errors.
     pub(in crate::cpu) fn zeroed(
         len: impl Into<Option<usize>>,
         what: &'static str,
@@ -62,8 +64,8 @@ impl<T: Element> Buffer<T> {
     }
 
     /// Maps `len` elements of `file` from byte `from` on. `from` is a multiple of the page size. A `len` of `None`
-    /// stands for an overflow and fails. Writes do not reach the file. All pages are read at once, so that a failing
-    /// read is an error here and not a signal later.
+    /// stands for a length that overflowed, and is an error. Writes do not reach the file. All pages are read at once,
+    /// so that a failing read is an error here and not a signal later.
     pub(in crate::cpu) fn mapped(
         file: &File,
         from: u64,
@@ -96,19 +98,20 @@ impl<T: Element> Buffer<T> {
 
     /// The elements as bytes, for writing.
     pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`. Any bytes are valid elements, and `&mut self` makes this the only view.
+        // SAFETY: elements have no padding, bytes need no alignment, and any bytes are valid elements. `&mut self`
+        // makes this slice the only view.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), size_of_val(&**self)) }
     }
 }
 
-/// Requests huge pages for large buffers. Weights are read completely in every step, and with small pages the address
-/// translation costs bandwidth.
+/// Requests huge pages for large buffers. Every step reads all weights, and with small pages the translation of their
+/// addresses costs bandwidth.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
     const WORTH_IT: usize = 4 << 20;
     if bytes >= WORTH_IT {
-        // SAFETY: the range is the mapping just made, and the advice changes no contents. Errors are ignored: an
-        // operating system without this advice returns one, and the pages stay small.
+        // SAFETY: the range is the mapping that the caller has just made, and the advice changes no contents. Errors
+        // are ignored: an operating system without this advice returns an error, and the pages stay small.
         let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
     }
 }
@@ -116,9 +119,10 @@ fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
 /// Reads all pages of a file mapping.
 #[cfg(target_os = "linux")]
 fn read_all(start: *mut std::ffi::c_void, bytes: usize) -> rustix::io::Result<()> {
-    // SAFETY: the range is the mapping just made, and the advice only reads its pages.
+    // SAFETY: the range is the mapping that the caller has just made, and the advice only reads its pages.
     match unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateRead) } {
-        // An operating system without this advice reads each page when the page is first touched.
+        // An operating system without this advice reads each page when the page is first touched, so this is no
+        // failure.
         Err(rustix::io::Errno::INVAL) => Ok(()),
         done => done,
     }
@@ -134,7 +138,7 @@ fn advise_huge_pages(_: *mut std::ffi::c_void, _: usize) {}
 
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
-        // SAFETY: this is the whole mapping made in `zeroed` or `mapped`, and no borrows of it are left.
+        // SAFETY: the range is the whole mapping made in `zeroed` or `mapped`, and no borrows of it are left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -150,7 +154,7 @@ impl<T: Element> Deref for Buffer<T> {
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`, and `&mut self` makes this the only view.
+        // SAFETY: the mapping holds `len` valid elements, and `&mut self` makes this slice the only view.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,9 +1,9 @@
 //! Storage formats: the layout of elements in panels, and their conversion to lanes of f32.
 //!
 //! A *panel* holds sixteen outputs (columns of the transposed weights, or sixteen keys) for all inputs. It consists of
-//! `[inputs / 2]` *steps* of two inputs by sixteen outputs. f32 and f16 store a step as two rows of sixteen elements.
-//! bfloat16 stores a step as sixteen pairs, the operand of a dot-product instruction. If the number of inputs is odd,
-//! zeros pad the last step.
+//! `[inputs / 2]` *steps* of two inputs by sixteen outputs. f32 and f16 store a step as the sixteen elements of its
+//! even input and then the sixteen of its odd input. bfloat16 stores a step as sixteen pairs of an even and an odd
+//! input, the operand of a dot-product instruction. If the number of inputs is odd, zeros pad the last step.
 
 use half::f16;
 
@@ -22,7 +22,8 @@ pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
     const ODD_FIRST: bool = Self::IS_BF16;
 
-    /// Index within a step of the element of output `lane` and the even (`parity` 0) or odd (`parity` 1) input.
+    /// Returns the index, within a step, of the element for output `lane` and the step's even input (`parity` 0) or odd
+    /// input (`parity` 1).
     fn index_in_step(parity: usize, lane: usize) -> usize;
     /// Loads the sixteen elements of a step's odd input if `ODD` is true, or of its even input otherwise.
     ///
@@ -153,7 +154,7 @@ impl Format for Bf16 {
     }
 }
 
-/// A buffer of one of the formats.
+/// A buffer whose elements are in one of the formats.
 pub(in crate::cpu) enum Stored {
     F32(crate::cpu::memory::Buffer<f32>),
     F16(crate::cpu::memory::Buffer<u16>),

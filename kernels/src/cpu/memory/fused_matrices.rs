@@ -10,13 +10,13 @@ use crate::{DeviceError, HostMatrix, WeightType};
 pub(in crate::cpu) struct Shape {
     pub(in crate::cpu) outputs: usize,
     pub(in crate::cpu) inputs: usize,
-    /// True if the matrix is gate and up, whose panels alternate.
+    /// True if the matrix holds a gate and an up matrix, whose panels alternate.
     pub(in crate::cpu) paired: bool,
 }
 
 impl Shape {
-    /// Number of panels. The last panel can be partly empty. In a paired matrix, so can the last panel of gate and the
-    /// last panel of up.
+    /// Number of panels. The last panel can be partly empty. In a paired matrix, both the last panel of gate and the
+    /// last panel of up can be partly empty.
     pub(in crate::cpu) fn panels(self) -> usize {
         if self.paired { 2 * (self.outputs / 2).div_ceil(LANES) } else { self.outputs.div_ceil(LANES) }
     }
@@ -27,8 +27,8 @@ impl Shape {
     }
 }
 
-/// Matrices of a checkpoint that one packed matrix holds: stacked row by row (q, k and v), or a pair with the same
-/// number of rows (gate and up). All have the same number of columns and the same element type.
+/// Matrices of a checkpoint that one packed matrix holds: stacked one below another (q, k and v), or a pair with the
+/// same number of rows (gate and up). All have the same number of columns and the same element type.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct FusedMatrices<'a> {
     matrices: &'a [HostMatrix<'a>],
@@ -55,7 +55,7 @@ impl<'a> FusedMatrices<'a> {
     }
 
     /// Calls `fill` for each panel, in parallel, with the bytes of the panel's sixteen rows of weights and the panel's
-    /// share of `to`. A row is `None` if it is beyond the last output. The share is zeroed.
+    /// share of `to`. A row is `None` if it is beyond the last output. The caller zeroes `to`.
     pub(in crate::cpu) fn pack(
         &self,
         pool: &mut ThreadPool,
@@ -71,8 +71,8 @@ impl<'a> FusedMatrices<'a> {
         })
     }
 
-    /// The rows of a panel. In a paired matrix, the panels of gate and up alternate, so that a gate and the value it
-    /// multiplies are computed side by side.
+    /// The rows of a panel. In a paired matrix, the panels of gate and up alternate, so that a gate and the value that
+    /// it multiplies are computed side by side.
     fn rows(&self, panel: usize) -> [Option<&'a [u8]>; LANES] {
         let (matrices, first) = match self.shape.paired {
             true => (&self.matrices[panel % 2..][..1], panel / 2 * LANES),

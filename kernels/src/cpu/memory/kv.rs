@@ -3,8 +3,8 @@
 //! A page of a layer holds, for each head, `page_tokens` keys and then `page_tokens` values, both in panels (see
 //! [`super::format`]). The lanes of a panel of keys are sixteen tokens and its inputs are the elements of the head, so
 //! that the scores of sixteen keys are one product. The lanes of a panel of values are sixteen elements of the head and
-//! its inputs are sixteen tokens, so that a weighted sum is one product too. The panels of values of the same sixteen
-//! tokens are consecutive.
+//! its inputs are sixteen tokens, so that a weighted sum is one product too. The panels that hold the values of the
+//! same sixteen tokens are adjacent.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(in crate::cpu) const FORMAT: &str = "cpu: panels of 16 keys, then panels of 
 /// Number of elements per panel of values: sixteen elements of the head by sixteen tokens.
 pub(in crate::cpu) const VALUE_PANEL: usize = LANES * LANES;
 
-/// The pages of a KV plane.
+/// The pages of a KV plane, which hold keys and values of all layers.
 pub struct KvPool {
     pub(in crate::cpu) shape: KvShape,
     pub(in crate::cpu) data: Stored,
@@ -50,7 +50,7 @@ impl KvPool {
         Ok(())
     }
 
-    /// Overwrites pages with bytes that [`read_pages`](Self::read_pages) returned.
+    /// Overwrites pages with bytes that [`read_pages`](Self::read_pages) has read from as many pages.
     pub(in crate::cpu) fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
         self.check_pages(pages)?;
         let (wanted, got) = (pages.len() * self.shape.page_bytes(), data.len());
@@ -112,7 +112,7 @@ fn check_head_dim(head_dim: usize) -> Result<(), DeviceError> {
     Err(DeviceError::Unsupported(format!("heads of {head_dim} elements: a multiple of {LANES} is needed")))
 }
 
-/// Positions of keys and values within one layer of the pool.
+/// Computes where the pool's elements hold the keys and values of one layer.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Layout {
     pub(in crate::cpu) page_tokens: usize,
@@ -140,8 +140,8 @@ impl Layout {
         self.head(page, head) + position % self.page_tokens / LANES * LANES * self.head_dim
     }
 
-    /// Index of the first element of the panels of values that hold token position `position`. Each panel is [`VALUE_PANEL`]
-    /// elements long.
+    /// Index of the first element of the panels of values that hold token position `position`. Each panel is
+    /// [`VALUE_PANEL`] elements long.
     #[inline(always)]
     pub(in crate::cpu) fn value_panels(&self, table: &[PageId], head: usize, position: usize) -> usize {
         self.key_panel(table, head, position) + self.page_tokens * self.head_dim

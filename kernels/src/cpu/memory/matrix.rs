@@ -11,8 +11,8 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, WeightType};
 
-/// A weight matrix as `[outputs / 16]` panels of `[inputs / 2]` steps (see [`super::format`]). Outputs that pad the last panel
-/// and inputs that pad the last step are zeros.
+/// A weight matrix as `[outputs / 16]` panels of `[inputs / 2]` steps (see [`super::format`]). Outputs that pad the
+/// last panel and inputs that pad the last step are zeros.
 pub struct Matrix {
     pub(in crate::cpu) shape: Shape,
     pub(in crate::cpu) data: Elements,
@@ -22,7 +22,7 @@ pub struct Matrix {
 pub(in crate::cpu) enum Elements {
     /// Elements in the checkpoint's type.
     Stored(Stored),
-    /// bfloat16 converted to block floating point.
+    /// Elements that were bfloat16, converted to block floating point.
     BlockFloat(BlockFloatPanels),
 }
 
@@ -125,7 +125,7 @@ fn pack_stored(
     Ok(packed)
 }
 
-// Checkpoints are little-endian, and their elements are copied unchanged.
+// Checkpoints are little-endian and their elements are copied unchanged, so the machine must be little-endian too.
 const _: () = assert!(cfg!(target_endian = "little"), "weights are packed on little-endian machines only");
 
 /// Fills a zeroed panel with the bytes of sixteen outputs. The lanes of missing outputs stay zero.
@@ -133,7 +133,7 @@ fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &m
     let size = size_of::<W::Raw>();
     let whole = rows.map(Option::unwrap_or_default);
     let packed = match rows.iter().all(Option::is_some) {
-        // Two inputs of an output are adjacent: they are packed as one unit of four bytes.
+        // In this format, an output's two inputs are adjacent in a step, so they are packed as one unit of four bytes.
         true if W::index_in_step(1, 0) == 1 && size == 2 => pack_blocks::<4>(whole, panel) / size,
         true if size == 2 => pack_blocks::<2>(whole, panel) / size,
         true => pack_blocks::<4>(whole, panel) / size,
@@ -148,9 +148,9 @@ fn pack_panel<W: Format>(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &m
     }
 }
 
-/// Packs all whole blocks of sixteen units by sixteen rows. Returns the number of bytes of each row that these blocks
-/// cover. Blocks are transposed one at a time, so that the panel is written in order while each row is read a cache
-/// line at a time.
+/// Packs all whole blocks of sixteen units by sixteen rows. A unit is `UNIT` bytes of a row. Returns the number of
+/// bytes of each row that these blocks cover. Blocks are transposed one at a time, so that the panel is written in
+/// order while each row is read a cache line at a time.
 fn pack_blocks<const UNIT: usize>(rows: [&[u8]; LANES], panel: &mut [u8]) -> usize {
     let rows = rows.map(|row| row.as_chunks::<UNIT>().0.as_chunks::<LANES>().0);
     let blocks = panel.as_chunks_mut::<UNIT>().0.as_chunks_mut::<{ LANES * LANES }>().0;

@@ -1,10 +1,10 @@
-//! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of a
-//! machine share its pages.
+//! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of
+//! a machine share its pages.
 //!
-//! The first page of a file names its contents. Then each matrix follows, in the order of loading: one page that
-//! describes the matrix, and then the bytes of the matrix, padded to whole pages. The file is written under a temporary
-//! name and renamed when it is complete. A matrix is only taken from the file if its description (shape, type, and a
-//! hash of a few samples of its source bytes) matches.
+//! The first page names the file's contents. The matrices follow in the order of loading. Each matrix consists of one
+//! page that describes it and then its bytes, padded to whole pages. The file is written under a temporary name and
+//! renamed when it is complete. A matrix is only taken from the file if the description there (shape, type, and a hash
+//! of a few samples of the source bytes) matches the matrix that is being loaded.
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,7 +18,7 @@ use crate::cpu::memory::weights::Weights;
 use crate::cpu::simd::isa;
 use crate::{DeviceError, Quantize};
 
-/// Version of the layouts of panels and of the file. A change of either increments it.
+/// Version of the packed panels' layouts and of the file's layout. A change of either layout increments the version.
 const VERSION: u32 = 2;
 const PAGE: u64 = 4096;
 /// Number of samples per source matrix.
@@ -30,7 +30,7 @@ const SAMPLE: usize = 64;
 #[derive(Clone)]
 pub struct PackedWeights(Arc<Mutex<State>>);
 
-/// The outcome of loading weights with a file.
+/// How the file of packed weights was used when the weights were loaded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PackedOutcome {
     /// All weights were mapped from the file.
@@ -64,8 +64,9 @@ enum Mode {
 type Page = [u8; PAGE as usize];
 
 impl PackedWeights {
-    /// Opens the file in `dir` for the weights that `key` names. `key` identifies the checkpoint and everything else, apart from
-    /// the matrices themselves, that determines the packed bytes. If the file does not exist, it will be written if possible.
+    /// Opens the file in `dir` for the weights that `key` names. `key` identifies the checkpoint and everything else,
+    /// apart from the matrices themselves, that determines the packed bytes. If there is no complete file, the file
+    /// will be written if possible.
     pub fn open(dir: &Path, key: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         (VERSION, env!("CARGO_PKG_VERSION"), key).hash(&mut hasher);
@@ -155,7 +156,8 @@ impl PackedWeights {
     }
 }
 
-/// Returns a page that begins with `text`, truncated to leave room for the file's length in the last eight bytes.
+/// Returns a page that begins with `text`. The text is truncated if necessary, because the last eight bytes are left
+/// for the file's length.
 fn page(text: &str) -> Page {
     let mut page = [0; PAGE as usize];
     let len = text.len().min(PAGE as usize - 8);
@@ -168,7 +170,8 @@ fn filled(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE)
 }
 
-/// True if the file begins with the name page `name`, and has the length that is recorded in its first page.
+/// True if the file is complete: its first page begins with the text of `name` and ends with the file's length in eight
+/// bytes.
 fn is_whole(mut file: &File, name: &Page) -> io::Result<bool> {
     let mut found = [0; PAGE as usize];
     file.read_exact(&mut found)?;
@@ -189,7 +192,8 @@ fn begin(path: &Path) -> Result<(File, PathBuf), String> {
         }
         Err(TryLockError::Error(error)) => return Err(cannot(error)),
     }
-    // Another writer may have finished and renamed the file before this process locked it.
+    // Another writer may have finished and renamed the file after this process opened it and before this process locked
+    // it. Then `partial` no longer names the locked file.
     let (mine, there) = (file.metadata().map_err(cannot)?, fs::metadata(&partial).map_err(cannot)?);
     if (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
         return Err(format!("{} has just been written by another process", path.display()));
@@ -207,7 +211,7 @@ fn append(file: &mut File, at: &mut u64, described: &Page, bytes: &[u8]) -> io::
     file.flush()
 }
 
-/// Hash of a few samples of each source matrix, which detects a checkpoint that was changed in place.
+/// Returns a hash of a few samples of each source matrix. The hash detects a checkpoint that was changed in place.
 fn fingerprint(source: FusedMatrices<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for matrix in source.iter() {

@@ -24,15 +24,15 @@ impl<'a, T> Shared<'a, T> {
     /// # Safety
     ///
     /// No two slices that exist at the same time overlap.
-    #[allow(clippy::mut_from_ref)] // The point of the type: see its safety contract.
+    #[allow(clippy::mut_from_ref)] // The safety contract excludes slices that overlap.
     #[inline(always)]
     pub(in crate::cpu) unsafe fn slice_mut(&self, first: usize, len: usize) -> &mut [T] {
         assert!(first <= self.len && len <= self.len - first, "range of a shared slice out of bounds");
-        // SAFETY: in bounds by the assertion, and disjoint from every other slice by the contract.
+        // SAFETY: the range is in bounds by the assertion, and disjoint from every other slice by the contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
     }
 
-    /// The first element, for kernels that write strided patterns.
+    /// Address of the first element, for kernels that access strided patterns.
     #[inline(always)]
     pub(in crate::cpu) fn as_ptr(&self) -> *mut T {
         self.start

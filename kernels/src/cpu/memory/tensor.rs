@@ -8,7 +8,7 @@ pub struct Tensor {
     /// Maximum number of rows.
     capacity: usize,
     width: usize,
-    /// Number of rows that the last operation wrote: one per token of the step, or one per row of logits.
+    /// Number of rows that the last operation wrote or kept.
     live: usize,
     data: Buffer<f32>,
 }
@@ -43,7 +43,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Overwrites live rows from `first` on.
+    /// Overwrites the live rows from index `first` on with `rows`.
     pub(in crate::cpu) fn overwrite(&mut self, first: usize, rows: &[f32]) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
         let start = first.saturating_mul(width);
@@ -88,7 +88,7 @@ impl Tensor {
         if !ascending || rows.last().is_some_and(|&last| last >= live) {
             return Err(DeviceError::Misuse(format!("rows {rows:?} kept of {live}, which must ascend")));
         }
-        // Row i of an ascending list is at least i, so no row overwrites one that has not moved yet.
+        // Entry i of an ascending list of indices is at least i, so no row overwrites a row that has not moved yet.
         for (to, &from) in rows.iter().enumerate() {
             self.data.copy_within(from * width..(from + 1) * width, to * width);
         }

@@ -66,7 +66,7 @@ impl Weights {
         }
     }
 
-    /// Number of outputs of a matrix that is not paired; an error for a paired one.
+    /// Number of outputs of a matrix that is not paired; an error for a paired matrix (gate and up).
     pub(in crate::cpu) fn plain_outputs(&self) -> Result<usize, DeviceError> {
         if self.paired() {
             return Err(DeviceError::Misuse("gate and up, where a plain matrix is wanted".to_owned()));
@@ -74,7 +74,7 @@ impl Weights {
         Ok(self.outputs())
     }
 
-    /// Number of gates of a paired matrix; an error for any other.
+    /// Number of gates of a paired matrix; an error for any other matrix.
     pub(in crate::cpu) fn gates(&self) -> Result<usize, DeviceError> {
         if !self.paired() {
             return Err(DeviceError::Misuse("a plain matrix, where gate and up are wanted".to_owned()));

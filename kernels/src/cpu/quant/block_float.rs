@@ -10,18 +10,21 @@
 //! y[o] = Σ over blocks b, in order: 2^(w_exponent[o,b] + x_exponent[b]) · Σ over inputs i of b: w[o,i] · x[i]
 //! ```
 //!
-//! The largest weight of a BFP block has twelve bits, which include all eight bits of bfloat16. A weight below 2^-4 of
-//! the largest loses low bits: its error is at most 2^-12 of the largest. The largest activation has thirteen bits, so
-//! an activation's error is at most 2^-13 of the largest. By comparison, rounding to bfloat16 can change the largest
-//! activation by 2^-9 of its value. Products in block floating point are therefore closer to those of f32 than products
-//! with activations in bfloat16.
+//! Here, `o` is an output, `w` and `x` are the integers of the weights and the activations, and `w_exponent` and
+//! `x_exponent` are the exponents that they share within a BFP block. The integer of a block's largest weight has
+//! twelve bits, so it keeps all eight significant bits of the bfloat16 weight. A weight below 2^-4 of the largest can
+//! lose low bits: the error of such a weight is at most 2^-12 of the largest weight. The integer of a block's largest
+//! activation has thirteen bits, so an activation's error is at most 2^-13 of the largest activation. By comparison,
+//! rounding to bfloat16 can change the largest activation by up to 2^-8 of its value. Products in block floating point
+//! are therefore closer to those of f32 than products with activations in bfloat16.
 //!
-//! Each operation is either exact or has one defined rounding, so the bits are the same on every instruction path and in any
-//! batch. A rank's share of the inputs consists of whole BFP blocks if it is a multiple of [`BFP_BLOCK`].
+//! Each operation is either exact or has one defined rounding, so the bits are the same on every instruction path and
+//! in any batch. A rank's share of the inputs consists of whole BFP blocks if the share's length is a multiple of
+//! [`BFP_BLOCK`].
 //!
-//! A panel is a sequence of *lines* of 64 bytes, grouped into *superblocks* of four BFP blocks. A superblock is one line of
-//! exponents (a byte per output and BFP block, biased as in f32) and then the steps of its BFP blocks. A step is laid out as
-//! in bfloat16 (see [`crate::cpu::memory::format`]), with i16 elements.
+//! A panel is a sequence of *lines* of 64 bytes, grouped into *superblocks* of four BFP blocks. A superblock is one
+//! line of exponents (a byte per output and BFP block, biased as in f32) and then the steps of its BFP blocks. A step
+//! is laid out as in bfloat16 (see [`crate::cpu::memory::format`]), with i16 elements.
 
 mod bfp_block;
 mod pack;
@@ -35,16 +38,17 @@ use crate::cpu::memory::format::STEP;
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::simd::LANES;
 
-/// Number of inputs that share an exponent. With more inputs, the sum of their products could overflow an i32.
+/// Number of inputs that share an exponent. With more inputs, the sum of a block's products could overflow an i32.
 pub(in crate::cpu) const BFP_BLOCK: usize = 64;
 /// Number of steps per BFP block.
 pub(in crate::cpu) const BFP_BLOCK_STEPS: usize = BFP_BLOCK / 2;
-/// Bits of the largest weight of a BFP block.
+/// Number of bits, without the sign, of the integer that the largest weight of a BFP block becomes.
 const WEIGHT_BITS: u8 = 12;
-/// Bits of the largest activation of a BFP block.
+/// Number of bits, without the sign, of the integer that the largest activation of a BFP block becomes.
 const ACTIVATION_BITS: u8 = 13;
-// The largest sum of a BFP block fits an i32. An activation may round up to 2^`ACTIVATION_BITS`. A weight has at most
-// eight significant bits, so it stays below 2^`WEIGHT_BITS` by at least 2^(`WEIGHT_BITS` - 8).
+// The largest sum of a BFP block fits an i32. The integer of an activation may round up to 2^`ACTIVATION_BITS`. The
+// integer of the largest weight has at most eight significant bits, so it stays below 2^`WEIGHT_BITS` by at least
+// 2^(`WEIGHT_BITS` - 8).
 const _: () = assert!(
     BFP_BLOCK as i64 * ((1 << WEIGHT_BITS) - (1 << (WEIGHT_BITS - 8))) * (1 << ACTIVATION_BITS)
         <= i32::MAX as i64
@@ -53,7 +57,7 @@ const _: () = assert!(
 /// Number of steps per superblock, whose exponents fill one line.
 pub(in crate::cpu) const SUPERBLOCK_STEPS: usize = 4 * BFP_BLOCK_STEPS;
 
-/// The panels of a matrix.
+/// The panels of a weight matrix in block floating point.
 pub(in crate::cpu) struct BlockFloatPanels(Buffer<u16>);
 
 /// Number of lines that `steps` steps take. If `steps` is the index of a superblock's first step, the result is the
@@ -84,7 +88,7 @@ impl BlockFloatPanels {
         self.0.bytes()
     }
 
-    /// Writes the weights of one output, dequantised, to `out`, which is `inputs` long.
+    /// Writes the weights of one output to `out`, dequantised. `out` has one element per input.
     pub(in crate::cpu) fn read_row(&self, output: usize, out: &mut [f32]) {
         let (len, lane) = (lines(out.len().div_ceil(2)) * STEP, output % LANES);
         let panel = &self.0[output / LANES * len..][..len];
@@ -109,11 +113,13 @@ fn power(exponent: u8) -> f32 {
     f32::from_bits(u32::from(exponent) << 23)
 }
 
-/// The shared exponent of a BFP block, biased as in f32: with it, the largest magnitude becomes an integer of `bits` bits.
-/// `largest` is the biased exponent of that magnitude.
+/// Returns the shared exponent of a BFP block, biased as in f32. `largest` is the biased exponent of the block's
+/// largest magnitude. Divided by the shared exponent's power of two, this magnitude has `bits` integer bits, or fewer
+/// if the shared exponent was raised to 1.
 ///
-/// 255 stays 255, so that an infinity or NaN propagates. A block of zeros or subnormals gets exponent 0, a scale of zero:
-/// products of two small powers would be subnormal, which is slow.
+/// A `largest` of 255 (an infinity or NaN) gives 255, so that the infinity or NaN propagates. A `largest` of 0 (only
+/// zeros and subnormals) gives 0, a scale of zero, because products of two tiny scales would be subnormal, which is
+/// slow.
 fn shared_exponent(largest: u8, bits: u8) -> u8 {
     match largest {
         0 | u8::MAX => largest,

@@ -1,6 +1,6 @@
 //! Weights and activations in eight bits (W8A8). Weights are quantised when they are loaded.
 //!
-//! A row of weights is cut into *groups* of [`GROUP`] inputs. Each group of each output has its own scale: the largest
+//! The weights of an output are cut into *groups* of [`GROUP`] inputs. Each group has its own scale: the largest
 //! magnitude in the group divided by 127. The weights of the group are rounded to multiples of the scale. Activations
 //! are quantised in the same way before each product, with a scale per group and row. The products within a group are
 //! summed exactly in integers, and the sum is scaled once:
@@ -9,12 +9,14 @@
 //! y[o] = Σ over groups g, in order: Σ over inputs i of g (w[o,i] · x[i]) · (w_scale[o,g] · x_scale[g])
 //! ```
 //!
-//! The sum starts with zero, or with the output's old value if the product is added to it. A bias is added last.
+//! Here, `o` is an output, `w` and `x` are quantised weights and activations, and `w_scale` and `x_scale` are the
+//! scales of their groups. The sum over groups starts with zero. If the epilogue adds the product to the output, the
+//! sum starts with the output's old value instead. A bias is added last.
 //!
 //! Each operation is either exact or has one defined rounding (a group's sum is scaled and added with one rounding), so
 //! the bits are the same on every instruction path and in any batch. A rank's share of the inputs consists of whole
-//! groups if it is a multiple of [`GROUP`]; the ranks then hold the same quantised numbers as a single device.
-//! Embeddings can be read from the bytes of an LM head, so a table that a model uses for both is held once.
+//! groups if the share's length is a multiple of [`GROUP`]; the ranks then hold the same quantised numbers as a single
+//! device. Embeddings can be read from the bytes of an LM head, so a table that a model uses for both is held once.
 //!
 //! A panel of sixteen outputs is a sequence of groups. A group is sixteen f32 scales and then steps. A step is sixteen
 //! outputs by as many inputs as the path's dot product takes (`Simd::DOT_INPUTS`). 128 is added to each weight when it
@@ -55,8 +57,8 @@ impl Int8Matrix {
         self.data.len()
     }
 
-    /// Writes the weights of one output, dequantised, to `out`, which is `inputs` long. `path` is the path that the matrix was
-    /// packed for.
+    /// Writes the weights of one output to `out`, dequantised. `out` has one element per input. `path` is the
+    /// instruction path that the matrix was packed for.
     pub(in crate::cpu) fn read_row(&self, path: Path, output: usize, out: &mut [f32]) {
         let dot_inputs = path.run_int8(DotInputs);
         let bytes = panel_bytes(self.shape.inputs);

@@ -22,10 +22,12 @@ impl Avx2 {
 
 type F = [__m256; 2];
 
-/// Evaluates intrinsics. A `self` of type `Avx2` proves that the machine has their instructions.
+/// Wraps calls of intrinsics in `unsafe`. Use it only where a value of type [`Avx2`] is in scope: such a value exists
+/// only on a machine that has the instructions.
 macro_rules! avx2 {
     ($($body:tt)*) => {{
-        // SAFETY: an `Avx2` exists only where its instructions do; memory access is the caller's contract.
+        // SAFETY: a value of type `Avx2` exists only on a machine that has the instructions; memory access is the
+        // caller's contract.
         unsafe { $($body)* }
     }};
 }
@@ -42,9 +44,9 @@ macro_rules! fold {
     };
 }
 
-/// Returns `from`, as an address that the compiler cannot identify with the argument. Otherwise the compiler loads the
-/// even and the odd halves of pairs together and keeps both in registers. A tile of six rows leaves too few registers
-/// for that.
+/// Returns `from`, in a way that hides from the compiler that the result equals the argument. Otherwise the compiler
+/// loads the even and the odd halves of pairs together and keeps both in registers. A tile of six rows leaves too few
+/// registers for that.
 #[allow(clippy::pointers_in_nomem_asm_block)] // The assembly reads no memory.
 #[inline(always)]
 fn distinct_address(mut from: *const u16) -> *const u16 {
@@ -88,7 +90,8 @@ unsafe fn add_products(
 }
 
 impl Avx2 {
-    /// [`Simd::round_to_bf16`] of eight lanes. A closure would not be compiled with the path's instructions.
+    /// [`Simd::round_to_bf16`] of eight lanes. This is a method because a closure would not be compiled with the path's
+    /// instructions.
     #[inline(always)]
     fn half_to_bf16(self, x: __m256) -> __m256 {
         avx2! {

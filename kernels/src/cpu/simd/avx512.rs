@@ -1,5 +1,5 @@
-//! The AVX-512 paths: one 512-bit register per value; without dot products, with dot products of bytes, and with dot products of
-//! bfloat16.
+//! The AVX-512 paths, which keep each value in one 512-bit register. They differ in their dot-product instructions:
+//! none, those of integers, or those of bfloat16.
 
 use std::arch::{asm, x86_64::*};
 
@@ -11,11 +11,11 @@ type F = __m512;
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Avx512(());
 
-/// Proof that the machine has all of [`Avx512`] and AVX512_VNNI.
+/// Proof that the machine has all instructions of [`Avx512`], and AVX512_VNNI.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Avx512Vnni(());
 
-/// Proof that the machine has all of [`Avx512`] and AVX512_BF16.
+/// Proof that the machine has all instructions of [`Avx512`], and AVX512_BF16.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Avx512Bf16(());
 
@@ -52,10 +52,13 @@ impl Avx512Bf16 {
     }
 }
 
-/// Evaluates intrinsics. A `self` of a proof type proves that the machine has their instructions.
+/// Wraps calls of intrinsics in `unsafe`. Use it only where a value of a proof type such as [`Avx512`] is in scope, or
+/// in a function whose safety contract demands the instructions. A value of a proof type exists only on a machine that
+/// has the instructions.
 macro_rules! avx512 {
     ($($body:tt)*) => {{
-        // SAFETY: the proof types exist only where their instructions do; memory access is the caller's contract.
+        // SAFETY: a proof value in scope or the function's safety contract guarantees the instructions; memory access
+        // is the caller's contract.
         unsafe { $($body)* }
     }};
 }
@@ -82,7 +85,7 @@ fn halves(pair: u32) -> (f32, f32) {
 ///
 /// # Safety
 ///
-/// As for [`Simd::dot_bf16`].
+/// Thirty-two u16 are readable at `weights`.
 #[inline(always)]
 unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) -> S::F {
     let (even, odd) = halves(pair);
@@ -91,8 +94,8 @@ unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) 
     s.fma(w_even, s.splat(even), s.fma(w_odd, s.splat(odd), sum))
 }
 
-/// `sum` plus the products of pairs of i16. In assembly, because the compiler splits the intrinsic into a multiplication and an
-/// addition.
+/// `sum` plus the products of pairs of i16. Written in assembly, because the compiler splits the intrinsic into a
+/// multiplication and an addition.
 ///
 /// # Safety
 ///
@@ -230,7 +233,7 @@ macro_rules! simd {
             }
             #[inline(always)]
             unsafe fn store_transposed<const R: usize>(self, rows: &[__m512i; R], to: *mut u32) {
-                // SAFETY: the proof, and the caller's contract.
+                // SAFETY: `self` proves that the machine has the instructions. The rest is the caller's contract.
                 unsafe { store_transposed(rows, to) }
             }
             #[inline(always)]
@@ -365,7 +368,7 @@ simd! { Avx512:
     const DOT_INPUTS: usize = 2;
     #[inline(always)]
     unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
-        // SAFETY: the proof, and the caller's contract.
+        // SAFETY: `self` proves that the machine has the instructions. The rest is the caller's contract.
         unsafe { dot_words(sum, weights, x) }
     }
     #[inline(always)]
@@ -426,7 +429,7 @@ simd! { Avx512Bf16:
     const DOT_INPUTS: usize = 2;
     #[inline(always)]
     unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
-        // SAFETY: the proof, and the caller's contract.
+        // SAFETY: `self` proves that the machine has the instructions. The rest is the caller's contract.
         unsafe { dot_words(sum, weights, x) }
     }
     #[inline(always)]

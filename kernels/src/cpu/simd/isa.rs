@@ -11,8 +11,8 @@ use crate::cpu::simd::{Op, Portable};
 /// differences in rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// Plain code. If the target has no fused instruction, products and sums are rounded separately, so f32 results differ from
-    /// the other paths in the last bits.
+    /// Plain code. If the target has no fused instruction, products and sums are rounded separately, so f32 results
+    /// differ from the other paths in the last bits.
     Portable,
     /// AVX2 with FMA and F16C.
     Avx2,
@@ -20,7 +20,7 @@ pub enum Isa {
     Avx512,
     /// AVX-512 with dot products of bytes.
     Avx512Vnni,
-    /// AVX-512 with dot products of bytes and of bfloat16. The latter flush denormals.
+    /// AVX-512 with dot products of bytes and of bfloat16. The dot products of bfloat16 flush denormals.
     Avx512Bf16,
 }
 
@@ -95,8 +95,8 @@ impl Path {
         self.0 == Isa::Avx512Bf16
     }
 
-    /// Runs `op` as compiled for this path. The paths with AVX-512 share one compilation here; only [`Self::run_dots`] and
-    /// [`Self::run_int8`] compile for the dot-product instructions.
+    /// Runs `op` as compiled for this path. The paths with AVX-512 share one compilation here; only [`Self::run_dots`]
+    /// and [`Self::run_int8`] compile for the dot-product instructions.
     #[inline]
     pub(in crate::cpu) fn run<O: Op>(self, op: O) -> O::Output {
         match self.0 {
@@ -110,7 +110,7 @@ impl Path {
         }
     }
 
-    /// Runs an `op` that multiplies bytes.
+    /// Runs `op`, compiled with the path's dot products of integers (AVX512_VNNI) if the path has them.
     #[inline]
     pub(in crate::cpu) fn run_int8<O: Op>(self, op: O) -> O::Output {
         match self.0 {
@@ -121,22 +121,23 @@ impl Path {
         }
     }
 
-    /// Runs an `op` that multiplies bfloat16 pairs.
+    /// Runs `op`, compiled with the path's dot products of bfloat16. Panics on a path without them, except in tests.
     #[inline]
     pub(in crate::cpu) fn run_dots<O: Op>(self, op: O) -> O::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx512Bf16 => unsafe { Avx512Bf16::run(op) },
-            // Tests run this on other paths, to check the code around the instruction without the instruction.
+            // Tests call this function on other paths, to check the code around the dot-product instruction without the
+            // instruction.
             _ if cfg!(test) => self.run(op),
             _ => unreachable!("bfloat16 pairs on {}", self.0),
         }
     }
 }
 
-/// The paths that tests can run on this machine. Reports the other paths on stderr: once directly, since the test harness shows
-/// a test's output only if the test fails, and then for each test.
+/// The paths that tests can run on this machine. Reports the other paths on stderr: once directly, since the test
+/// harness shows a test's output only if the test fails, and then for each test.
 #[cfg(test)]
 pub(in crate::cpu) fn testable(test: &str) -> Vec<Isa> {
     use std::io::Write;

@@ -18,10 +18,12 @@ pub(in crate::cpu) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
 }
 
-/// `e` to the power of `x`: within two units in the last place for x in -87 ..= 88, 0 below, infinity above, NaN for NaN.
+/// `e` to the power of `x`: within two units in the last place for x in -87 ..= 88, 0 below, infinity above, NaN for
+/// NaN.
 ///
-/// Writes `x = n ln 2 + r` with |r| at most half of ln 2. ln 2 is subtracted in two pieces, so that r is exact to the last
-/// bit. `e^r` is a Taylor polynomial of degree seven, whose first omitted term is below 2⁻²⁷.
+/// The computation writes x as `n ln 2 + r`, with an integer n and |r| at most half of ln 2. n ln 2 is subtracted in
+/// two parts, so that r is exact to the last bit. `e^r` is a Taylor polynomial of degree seven, whose first omitted
+/// term is below 2⁻²⁷.
 #[inline(always)]
 pub(in crate::cpu) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     const LOWEST: f32 = -87.0;

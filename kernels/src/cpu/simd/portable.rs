@@ -85,7 +85,8 @@ impl Simd for Portable {
     }
 
     type I = [i32; LANES];
-    /// Equal to that of the dot-product instructions, so that tests on any machine cover their layout.
+    /// The same number as for the instructions that multiply bytes, so that tests on any machine cover the layout of
+    /// those instructions.
     const DOT_INPUTS: usize = 4;
 
     #[inline(always)]

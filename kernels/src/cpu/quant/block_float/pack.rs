@@ -39,7 +39,7 @@ fn pack_panel(rows: &[Option<&[u8]>; LANES], inputs: usize, panel: &mut [u8]) {
     }
 }
 
-/// Fills one BFP block of a panel: the integers of sixteen outputs and their exponents.
+/// Fills one BFP block of a panel: the integers and the shared exponent of each of sixteen outputs.
 fn pack_bfp_block(
     rows: &[Option<&[u8]>; LANES],
     inputs: Range<usize>,

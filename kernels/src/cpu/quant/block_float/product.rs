@@ -15,9 +15,9 @@ pub(in crate::cpu) struct Inputs {
     pub(in crate::cpu) powers: *const f32,
 }
 
-/// Returns `sums` plus the product: to each `sums[r][p]` it adds sixteen lanes of `Σ x[r][i] * panel[p][i][lane]` over
-/// `2 * steps` inputs. The first input begins a superblock. Calls `ask(p, line)` for each line of each panel, to
-/// prefetch later lines.
+/// Returns `sums` plus the product of a tile's rows and the panels: lane `lane` of each `sums[r][p]` grows by
+/// `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs `i`. The first input begins a superblock. Calls
+/// `ask(p, line)` for each line of each panel, to prefetch later lines.
 ///
 /// # Safety
 ///
@@ -57,7 +57,8 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, const R: usize, const P: usize>
                     // SAFETY: `r * P + p` is the index of one of the `R * P` sums.
                     unsafe {
                         let sum = rest.add(r * P + p);
-                        // Multiplication by a power of two is exact, so fused and separate rounding give the same result.
+                        // Multiplication by a power of two is exact, so fused and separate rounding give the same
+                        // result.
                         *sum = s.fma(s.floats(dots), s.mul(of_panel, power), *sum);
                     }
                 }
@@ -77,7 +78,7 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, const R: usize, const P: usize>
 const UNROLLED: usize = 4;
 
 /// Returns the integer sums of one BFP block: sixteen lanes for each row and panel. The block has `count` steps and
-/// begins with line `first` of the panels.
+/// begins with line `first` of each panel.
 ///
 /// # Safety
 ///
@@ -107,7 +108,7 @@ unsafe fn block_dots<S: Simd, const R: usize, const P: usize>(
     dots
 }
 
-/// Adds the products of one step.
+/// Adds the products of one step to `dots`.
 ///
 /// # Safety
 ///

@@ -12,7 +12,7 @@ pub(super) const fn row_words(inputs: usize, dot_inputs: usize) -> usize {
     2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
 }
 
-/// One task: packs a range of groups of a tile's activations.
+/// A task that packs groups `groups.0..groups.1` of one tile's activations.
 pub(super) struct PackTile<'a> {
     pub(super) work: Work<'a>,
     pub(super) tile: usize,
@@ -52,8 +52,8 @@ impl PackTile<'_> {
 fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [u32]) {
     let (scales, rest) = to.split_at_mut(R);
     let (begins, steps) = rest.split_at_mut(R);
-    // The words of the rows, in blocks of sixteen words per row. There are four blocks if a word holds two inputs. If
-    // it holds four, only the first two blocks are used.
+    // The words of the rows, in blocks of sixteen words per row. There are four blocks if a word holds two inputs. If a
+    // word holds four inputs, only the first two blocks are used.
     let mut words = [[s.splat_i(0); R]; GROUP / (2 * LANES)];
     for (r, row) in rows.iter().enumerate() {
         let mut x = [s.splat(0.0); GROUP / LANES];

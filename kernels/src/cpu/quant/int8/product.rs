@@ -22,13 +22,13 @@ use crate::cpu::threads::pool::ThreadPool;
 /// Number of bytes of weights that stay in the second-level cache while all tiles are multiplied by them.
 const CACHED_WEIGHTS: usize = 204 << 10;
 /// Number of inputs per block, a multiple of [`GROUP`]. For the inputs of a block, a tile's activations and a panel's
-/// weights together fit the first-level cache. On paths with large tiles they fit only the second-level cache: blocks
-/// are longer there, because each end of a block costs each tile a load and store of its sums.
+/// weights together fit the first-level cache. On paths with large tiles, blocks are longer and fit only the
+/// second-level cache, because each end of a block costs each tile a load and a store of its sums.
 const fn block_inputs<S: Simd>() -> usize {
     if S::TILE_ROWS >= 12 { 16 * GROUP } else { 4 * GROUP }
 }
-/// Maximum number of panels that a tile is multiplied by at once. The first panel of a task or block is a multiple of
-/// this number, so that both panels of a pair belong to one task.
+/// Maximum number of panels that a tile is multiplied by at once. The index of a task's first panel is a multiple of
+/// this number, so that both panels of a pair (gate and up) belong to one task.
 const MOST_PANELS: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
@@ -137,8 +137,9 @@ pub(in crate::cpu) fn linear(
 
 /// State that all tasks of one product share.
 ///
-/// Packed activations are stored by tile, then by group: the scales of the rows, the initial values of their sums (see
-/// [`super::OFFSET`]), then the steps, each with the words of all rows.
+/// Packed activations are stored by tile, and within a tile by group. A group holds the scales of the rows, then the
+/// initial values of the rows' integer sums (see [`super::OFFSET`]), and then the steps. Each step holds one word of
+/// each row.
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) x: Input<'a>,
@@ -160,8 +161,8 @@ impl Work<'_> {
     ///
     /// # Safety
     ///
-    /// (row, panel) belongs to the calling task, which holds one such slice at a time.
-    #[allow(clippy::mut_from_ref)] // As `Shared::slice_mut`.
+    /// (row, panel) belongs to the calling task, and the task holds no other slice of the same row and panel.
+    #[allow(clippy::mut_from_ref)] // The caller holds disjoint slices: see `Shared::slice_mut`.
     #[inline(always)]
     unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
         let column = panel * LANES;
@@ -170,7 +171,7 @@ impl Work<'_> {
     }
 }
 
-/// One task: a range of panels by a range of tiles.
+/// One task: the product of tiles `tiles.0..tiles.1` and panels `panels.0..panels.1`.
 #[derive(Clone, Copy)]
 struct Block<'a> {
     work: Work<'a>,
@@ -184,8 +185,8 @@ impl Op for Block<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { work, panels: (mut first, end), tiles } = self;
         let inputs = work.matrix.shape.inputs;
-        // A multiple of `MOST_PANELS` panels: reading one panel at a time uses less of the memory's bandwidth than
-        // reading four.
+        // Number of panels whose weights stay in the cache. It is a multiple of `MOST_PANELS`, because reading one
+        // panel at a time uses less of the memory's bandwidth than reading four.
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
         // With a single tile, all inputs are one block, so that weights are read in the order of memory.
@@ -229,8 +230,8 @@ impl Block<'_> {
     }
 }
 
-/// The product of a tile of `R` rows from `row` on and panels `first .. last`, `P` panels at a time, over inputs
-/// `from .. to`, which are whole groups.
+/// The product of a tile (`R` rows from `row` on) and panels `first .. last`, computed `P` panels at a time. The
+/// product covers inputs `from .. to`, which are whole groups.
 struct RowTile<'a, const R: usize, const P: usize> {
     work: Work<'a>,
     row: usize,
@@ -274,7 +275,8 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
                 }
             }
         }
-        // SAFETY: the tile's words are packed, and no task writes to them now. The panels are whole by the slice above.
+        // SAFETY: the tile's words are packed, and no task writes to them now. The panels lie within `data`, whose
+        // range was checked.
         unsafe {
             let words = row * row_words(work.matrix.shape.inputs, S::DOT_INPUTS)
                 + R * groups * (2 + GROUP / S::DOT_INPUTS);
@@ -287,7 +289,7 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
         };
         for (r, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: these rows and panels belong to this task, and it holds no other slice of them now.
                 let out = unsafe { work.sums(row + r, panel + p) };
                 let sum = match bias {
                     Some(bias) => s.add(sum, s.load_some(&bias[(panel + p) * LANES..][..out.len()], 0.0)),
@@ -303,12 +305,13 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
     }
 }
 
-/// Adds the product of a tile's rows and the panels to `sums`, group by group: sixteen lanes for each `[r][p]`.
+/// Adds the product of a tile's rows and the panels to `sums`, group by group. `sums[r][p]` holds sixteen lanes, the
+/// sums of row `r` and the sixteen outputs of panel `p`.
 ///
 /// # Safety
 ///
-/// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups of `inputs`
-/// weights per output. `panel_bytes` is the distance between panels.
+/// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups that hold
+/// these inputs. `panel_bytes` is the size in bytes of a panel.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
@@ -334,7 +337,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             for (r, dots) in dots.iter_mut().enumerate() {
                 *dots = [s.splat_i((*begins.add(r)).cast_signed()); P];
             }
-            // The next group is prefetched: after the last group, the first group of the next `P` panels.
+            // The next group is prefetched. After the last group, this is the first group of the next `P` panels.
             let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
             for panel in panels {
                 s.prefetch(panel.wrapping_add(next));

@@ -5,11 +5,12 @@ use crate::cpu::simd::{LANES, Simd};
 
 /// The largest magnitude of a quantised number. The range is symmetric, so that `x` and `-x` have the same magnitude.
 const MOST: f32 = 127.0;
-/// A group whose magnitudes are all below this value is quantised to zeros: the reciprocal of its scale would overflow.
+/// A group whose magnitudes are all below this value is quantised to zeros, because the reciprocal of a tiny scale can
+/// overflow.
 const TINY: f32 = 1e-30;
 
-/// Quantises up to [`GROUP`] numbers, and fills the rest of `out` with zeros. Returns the scale: NaN if any input is not
-/// finite, so that NaN propagates.
+/// Quantises up to [`GROUP`] numbers, and fills the rest of `out` with zeros. Returns the scale. The scale is NaN if
+/// any input is not finite, so that NaN propagates.
 #[inline(always)]
 pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
     let zero = s.splat(0.0);
@@ -34,11 +35,11 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
 
 /// A quantised group of activations.
 pub(super) struct Quantised<S: Simd> {
-    /// Scale, as [`quantise`] returns it.
+    /// The scale that [`quantise`] would return.
     pub(super) scale: f32,
     /// Sum of the quantised numbers.
     pub(super) sum: i32,
-    /// Words of [`Simd::DOT_INPUTS`] numbers. With four numbers per word, only the first half of these words is used.
+    /// Words of [`Simd::DOT_INPUTS`] numbers. With four numbers per word, only the first half of this array is used.
     pub(super) words: [S::I; GROUP / (2 * LANES)],
 }
 
