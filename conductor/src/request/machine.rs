@@ -1,9 +1,9 @@
 //! The state machine of one request.
 //!
 //! A request runs as one worker graph at one worker (or TP group), or as two graphs: the *prefill* at one worker and
-//! the *decode* at another worker. The decode is launched first, so that its worker reserves room for the planes (KV
-//! cache pages) that the prefill will push. A request with media has one more graph, which encodes the media for the
-//! graph that prefills; see `encoding`.
+//! the *decode* at another worker. The decode is launched first, so that its worker reserves room for the planes (state
+//! of the request, such as its KV cache) that the prefill will push. A request with media has one more graph, which
+//! encodes the media for the graph that prefills; see `encoding`.
 //!
 //! docs/request-states.md has the table of stages, events and consequences. `tests/states.rs` produces the table by
 //! driving this machine, and fails if the page differs.
