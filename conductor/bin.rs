@@ -46,9 +46,10 @@ use tutti_settings::{ConductorSettings, DeviceChoice, LoadFormat, RouterSettings
 use tutti_worker::{isa, lifeline::Lifeline};
 
 const NAME: &str = "conductor";
-/// This process's own executable, even if its file has been replaced since: workers must be of the same build.
+/// Path of the executable of this process, even if the file has been replaced since the start. Workers run it, because
+/// they must be of the same build as the conductor.
 const WORKER_PROGRAM: &str = "/proc/self/exe";
-/// Time for connections to close once no request is left.
+/// Maximum time for connections to close once no request is left.
 const CLOSING: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
@@ -77,8 +78,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let _telemetry = telemetry::install(&settings.telemetry, NAME)?;
     let shutdown = Shutdown::on_signals()?;
     let layout = config::layout(&settings)?;
-    // Spawned workers run on this machine. A worker that joins by hand may run on another machine and checks that one
-    // itself.
+    // Spawned workers run on this machine, so an instruction path that it lacks is refused at once. A worker that joins
+    // by hand may run on another machine, and checks its own.
     if layout.topology.spawned_workers() > 0 {
         isa::resolve(settings.device.cpu_isa)?;
     }
@@ -133,7 +134,7 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     front.not_ready("draining");
     let deadline = Instant::now() + settings.drain.drain_timeout();
     backend.drain(settings.drain.drain_timeout()).await;
-    // Clients may still be reading the output of requests that have ended.
+    // Clients may still be reading the output of ended requests, so the router gets the rest of the drain timeout.
     let _ = timeout_at(deadline, front.idle()).await;
     closing.begin();
     let closed = async { while servers.join_next().await.is_some() {} };
@@ -143,7 +144,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the addresses and the example's kind of prompt, which are announced once the cluster is ready.
+/// Returns the announcement that is printed once the cluster is ready: the addresses, and the kind of prompt of the
+/// example.
 fn announcement(settings: &ConductorSettings, http: &TcpListener, grpc: &TcpListener) -> Announcement {
     let prompt = if settings.router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text };
     Announcement {
@@ -160,7 +162,8 @@ async fn end(backend: Backend) -> Result<(), Error> {
     Ok(())
 }
 
-/// Starts to read the checkpoint's files that the router needs. The future returns `None` if there is no router.
+/// Starts to read those files of the checkpoint that an embedded router needs. The future returns `None` if there is no
+/// embedded router.
 fn read_text(
     settings: &ConductorSettings,
     checkpoint: &Arc<Checkpoint>,
@@ -181,7 +184,7 @@ async fn resolve(
     display: &LoadDisplay,
 ) -> Result<Checkpoint, Error> {
     let source = ModelSource::parse(settings.model.model.as_deref())?;
-    // A simulated device needs no weights. If one device is simulated, all are.
+    // Simulated devices need no weights. If any device is simulated, all devices are.
     let simulated = layout.devices.contains(&DeviceChoice::Sim);
     let wanted = match settings.weights.load_format {
         LoadFormat::Auto if !simulated => Wanted::Everything,
@@ -229,7 +232,8 @@ fn json(value: &impl serde::Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot be written as JSON: {e}")))
 }
 
-/// Makes the router poll the conductor whenever the cluster's readiness changes, so that its poll interval may be long.
+/// Makes the router poll the conductor whenever the cluster's readiness changes, so that the router's poll interval may
+/// be long.
 async fn hear(cluster: Health, front_door: FrontDoor) {
     let mut changes = cluster.watch_ready();
     while changes.changed().await.is_ok() {
@@ -242,12 +246,13 @@ struct Front {
     routes: axum::Router,
     services: Routes,
     health: Health,
-    /// The embedded router, and the task that writes readiness; `None` without an embedded router.
+    /// The embedded router, and the task that writes the router's readiness to the process's health; `None` without an
+    /// embedded router.
     router: Option<(FrontDoor, AbortHandle)>,
 }
 
 impl Front {
-    /// A conductor without an embedded router, for routers in other processes.
+    /// Creates the services of a conductor without an embedded router, for routers in other processes.
     fn bare(conductor: ConductorServer<ConductorService>, health: Health, metrics: Metrics) -> Self {
         let services = Routes::new(grpc_health::service::<ConductorServer<ConductorService>>(health.clone()));
         Self {
@@ -258,8 +263,8 @@ impl Front {
         }
     }
 
-    /// A conductor with an embedded router, which calls the conductor's gRPC service as a router in another process
-    /// would.
+    /// Creates the services of a conductor with an embedded router. The router calls the conductor's gRPC service as a
+    /// router in another process would.
     fn with_router(
         conductor: ConductorServer<ConductorService>,
         text: CheckedText,
@@ -279,7 +284,7 @@ impl Front {
         })
     }
 
-    /// Serves on both ports, each as a task that ends after `closing` begins.
+    /// Serves on both ports, with one task per port. The tasks end after `closing` begins.
     fn serve(&self, http: TcpListener, grpc: TcpListener, closing: &Shutdown) -> JoinSet<Result<(), Error>> {
         let mut servers = JoinSet::new();
         servers.spawn(serve::http(http, self.routes.clone(), closing.clone()));

@@ -17,7 +17,7 @@ use crate::{
 pub struct BackendOptions {
     /// The cluster's bounds.
     pub limits: Limits,
-    /// The model's name and tokenizer, known before a worker has loaded it.
+    /// The model's name, and whether it has a tokenizer. Both are known before a worker has loaded the model.
     pub served: Served,
     /// The listener that workers dial.
     pub listener: WorkerListener,
@@ -29,7 +29,7 @@ pub struct BackendOptions {
     pub spawn_token: String,
     /// The first line of each spawned worker's stdin, which contains the token.
     pub lifeline_line: String,
-    /// The secret of workers that join by hand.
+    /// The secret that workers show when they join by hand; `None` if no secret is set.
     pub join_token: Option<String>,
     /// Shows the progress of loading.
     pub display: LoadDisplay,
@@ -54,7 +54,7 @@ impl Backend {
             conductor_url: options.listener.local_url()?,
             lifeline_line: options.lifeline_line,
         };
-        // Only permitted users reach a private socket, so workers that join by hand there may show an empty token.
+        // Only permitted users reach a private socket, so workers that join by hand over it may show an empty token.
         let open = options.listener.is_private().then(String::new);
         let join_token = options.join_token.or(open);
         let admission = Admission { spawned_workers, spawn_token: options.spawn_token, join_token };

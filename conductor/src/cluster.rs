@@ -1,8 +1,8 @@
 //! All requests and all workers of a conductor, behind one short lock.
 //!
-//! Every event (a submit, a report, a worker's death) takes the lock once, moves state machines, and puts messages into
-//! bounded queues without waiting. Nothing here awaits or does I/O under the lock. One step report of a worker is one
-//! event, however many requests it concerns.
+//! The handler of every event (a submit, a report, a worker's death) takes the lock once, advances state machines, and
+//! puts messages into bounded queues without waiting. No code here awaits or does I/O under the lock. One step report
+//! of a worker is one event, however many requests it concerns.
 //!
 //! `State` has three parts, whose methods make the decisions: `Membership` (workers, ranks, groups, the model),
 //! `Requests` and `Prefixes`. [`Cluster`] holds the lock, and carries decisions from one part to another, to metrics
@@ -56,7 +56,8 @@ pub struct Limits {
     pub model: ModelSettings,
     /// The maximum number of requests that each worker runs at a time, and whether it has a prefix cache.
     pub engine: EngineSettings,
-    /// The bounds of the queue, of replays, and of the silence after which a worker is taken for dead.
+    /// The maximum number of queued requests, the maximum number of replays, and the times after which a silent or
+    /// hanging worker is taken for dead.
     pub faults: FaultSettings,
 }
 
@@ -98,11 +99,12 @@ pub struct Cluster {
     limits: Arc<Limits>,
     metrics: ConductorMetrics,
     health: Health,
-    /// Number of requests that have not ended or of which some worker may still hold something.
+    /// Number of requests that have not ended or whose data a worker may still hold.
     in_flight: watch::Sender<usize>,
-    /// Identifies equal media of different requests.
+    /// Computes the digests by which equal media of different requests are found.
     digest: Digest,
-    /// The error that ends the cluster. Set once, by a fault that would recur if the worker were started again.
+    /// The error that ends the cluster. It is set at most once, by a worker's fault that would recur if the worker were
+    /// started again.
     fatal: watch::Sender<Option<Error>>,
 }
 
@@ -174,14 +176,14 @@ impl Cluster {
                 return error;
             }
             if fatal.changed().await.is_err() {
-                // Cannot happen while self, which holds the sender, is borrowed.
+                // This line is not reached: waiting fails only if the sender is dropped, and `self` holds the sender.
                 std::future::pending::<()>().await;
             }
         }
     }
 }
 
-/// The two ends of a new link to a worker.
+/// Creates the two ends of a link to a worker.
 pub fn link(capacity: usize) -> (Link, mpsc::Receiver<Result<pb::ConductorMessage, tonic::Status>>) {
     mpsc::channel(capacity)
 }

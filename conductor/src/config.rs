@@ -1,5 +1,5 @@
-//! The results of a conductor's settings: the groups of workers, and the settings that each worker is sent. [`load`]
-//! checks the settings before a port is bound or a process is spawned.
+//! What follows from a conductor's settings: the groups of workers, and the settings that each worker receives.
+//! [`load`] checks the settings before a port is bound or a process is spawned.
 
 mod topology;
 
@@ -46,7 +46,8 @@ pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {
     settings.trace.trace_steps.as_deref().map_or(Ok(()), check_trace_file)
 }
 
-/// Refuses settings of weights and of CPU instructions, since a simulated device has no weights and runs no such code.
+/// Refuses settings of weights and of CPU instructions if devices are simulated: a simulated device has no weights and
+/// runs no CPU kernels.
 fn check_simulated(settings: &ConductorSettings) -> Result<(), Error> {
     if settings.weights.quantize != Quantize::None {
         return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
@@ -74,7 +75,8 @@ fn refused_packed_weights(dir: &Path, why: &str) -> Error {
     Error::invalid("packed_weights", format!("is {}, but {why}", dir.display()))
 }
 
-/// Refuses a trace file whose directory does not exist. An error of the file after the start loses only the trace.
+/// Refuses a trace file whose directory does not exist. Errors of the trace file after the start only lose the trace;
+/// the conductor goes on.
 fn check_trace_file(path: &Path) -> Result<(), Error> {
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -87,8 +89,8 @@ fn check_trace_file(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the groups of workers: those of the topology file, or one group of `workers` workers that run whole
-/// requests, `tp` workers per replica.
+/// Returns the groups of workers: the groups of the topology file if there is one, otherwise one group of `workers`
+/// workers that run whole requests, with `tp` workers per replica.
 pub fn layout(settings: &ConductorSettings) -> Result<Layout, Error> {
     let device = settings.device.device;
     match &settings.membership.topology {
@@ -111,7 +113,7 @@ fn read_token(path: &Path) -> Result<String, Error> {
     }
 }
 
-/// Returns the settings that the workers of each group are sent.
+/// Returns the settings for the workers of each group, in the order of the groups.
 pub fn worker_settings(
     settings: &ConductorSettings,
     layout: &Layout,
@@ -127,7 +129,7 @@ pub fn worker_settings(
     Ok(layout.topology.groups().iter().zip(&layout.devices).map(of_group).collect())
 }
 
-/// The settings of a worker without those that depend on its group.
+/// Returns the settings that all workers share, whatever their group.
 fn common_settings(
     settings: &ConductorSettings,
     layout: &Layout,
@@ -155,8 +157,9 @@ fn common_settings(
     })
 }
 
-/// Maximum number of requests that wait at one worker: all that the conductor admits, since one worker may get all of
-/// them when the other workers are gone. `MAX_RANKS` covers workers that join by hand.
+/// Maximum number of requests that wait at one worker. This is the number of requests that the conductor admits, since
+/// one worker may get all of them when the other workers are gone. The number of workers is not known, since workers
+/// may join by hand, so `MAX_RANKS` is used instead.
 fn max_waiting_requests(settings: &ConductorSettings) -> usize {
     settings.faults.max_queued_requests as usize + settings.engine.max_running_requests * MAX_RANKS as usize
 }

@@ -25,7 +25,8 @@ pub enum WorkerListener {
         listener: UnixListener,
         /// The socket's path.
         path: PathBuf,
-        /// The private directory of the socket, removed with the listener; `None` if a path was given.
+        /// The private directory of the socket; `None` if a path was given. The directory is removed when the listener
+        /// is dropped.
         directory: Option<PrivateDirectory>,
     },
     /// A TCP socket, for workers of any machine.
@@ -52,7 +53,7 @@ impl WorkerListener {
         }
     }
 
-    /// The URL for `--conductor` of a worker on this machine.
+    /// The URL that a worker on this machine gets as `--conductor`.
     pub fn local_url(&self) -> Result<String, Error> {
         match self {
             Self::Unix { path, .. } => Ok(format!("unix:{}", path.display())),
@@ -76,7 +77,8 @@ fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
         .map_err(|e| Error::invalid(FIELD, format!("cannot listen on unix:{}: {e}", path.display())))
 }
 
-/// Removes the socket of a killed conductor. A live conductor's socket is kept, and binding then fails.
+/// Removes a socket that a killed conductor has left at `path`. A live conductor's socket is kept, so that binding then
+/// fails.
 fn clear_stale(path: &Path) -> Result<(), Error> {
     match StdUnixStream::connect(path) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)

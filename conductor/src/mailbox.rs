@@ -26,13 +26,13 @@ const MAX_PROMPT_LOGPROBS_PER_EVENT: usize = 16_384;
 /// The ending of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ending {
-    /// Ran to its end.
+    /// The request ran to its end.
     Finished(pb::Finished),
-    /// Cancelled by its client.
+    /// The client cancelled the request.
     Cancelled,
-    /// Failed with this error.
+    /// The request failed with this error.
     Failed(Error),
-    /// Refused with this error before it began.
+    /// The request was refused with this error before it began.
     Refused(Error),
 }
 
@@ -57,7 +57,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Adds the output of one step for this request: new tokens, and logprobs of a piece of the prompt.
+    /// Adds the output of one step for this request: new tokens, and logprobs of a part of the prompt.
     pub fn push(&self, tokens: Vec<pb::SampledToken>, prompt_logprobs: Option<pb::PromptLogprobs>) {
         self.fill(|contents| {
             if contents.tokens.is_empty() {
@@ -122,7 +122,8 @@ impl Stream for Receiver {
         let event = contents.take_event();
         let rest = !contents.prompt_logprobs.is_empty();
         let something = !event.tokens.is_empty() || !event.prompt_logprobs.is_empty();
-        // `Finished` is part of the event with the last tokens. A failure is a separate item after that event.
+        // `Finished` is sent in the same event as the last tokens. A failure is sent as a separate item after the last
+        // tokens.
         let item = match contents.ending.take() {
             ending if rest => {
                 contents.ending = ending;
@@ -151,7 +152,8 @@ impl Contents {
         let mut taken = 0;
         let mut pieces = 0;
         for piece in &self.prompt_logprobs {
-            // An event takes at least one piece, whatever its size. A piece has at most the prompt tokens of one step.
+            // An event takes at least one piece of logprobs, whatever the size of the piece. A piece covers at most the
+            // prompt tokens of one step.
             if pieces > 0 && taken + piece.tokens.len() > MAX_PROMPT_LOGPROBS_PER_EVENT {
                 break;
             }
@@ -160,7 +162,7 @@ impl Contents {
         }
         let rest = self.prompt_logprobs.split_off(pieces);
         let prompt_logprobs = mem::replace(&mut self.prompt_logprobs, rest);
-        // All prompt logprobs come before the first output token.
+        // All prompt logprobs are sent before the first output token, so tokens wait while logprobs are left.
         let tokens = if self.prompt_logprobs.is_empty() { mem::take(&mut self.tokens) } else { Vec::new() };
         pb::RequestEvent { tokens, prompt_logprobs, finished: None }
     }

@@ -1,5 +1,5 @@
-//! The conductor's metrics. Names get the prefix `tutti_`. A worker's label is its rank, which stays the same when its
-//! process is restarted.
+//! The conductor's metrics. The name of each metric gets the prefix `tutti_`. A worker's label is its rank, which stays
+//! the same when the worker's process is restarted.
 
 mod prefixes;
 mod transfers;
@@ -80,7 +80,8 @@ impl MetricConstructor<Histogram> for Buckets {
 /// Seconds per step: from a step of a small model to a long prefill on a CPU.
 const STEP_SECONDS: Buckets =
     Buckets(&[1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
-/// Shares of the step's token budget. Only an atomic prefill that runs alone exceeds 1.
+/// Shares of the step's token budget that are used. Only a prefill that cannot be split and runs alone in its step
+/// exceeds 1.
 const BUDGET_FILL: Buckets = Buckets(&[0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]);
 
 /// The conductor's metrics, registered all at once and shared by reference.
@@ -229,7 +230,8 @@ impl ConductorMetrics {
         self.handovers.inc();
     }
 
-    /// Counts a placement: the prompt has `blocks` indexable blocks, and the worker had received `hits` of them before.
+    /// Counts a placement of a prompt. The prompt has `blocks` indexable blocks, of which the worker had received
+    /// `hits` before.
     pub(crate) fn placed(&self, blocks: usize, hits: u64, size: IndexSize) {
         self.prefixes.placed(blocks, hits, size);
     }
@@ -299,7 +301,7 @@ impl ConductorMetrics {
         self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);
     }
 
-    /// Sets a worker's estimate of its memory in bytes, by kind.
+    /// Sets a worker's estimate of the memory that it uses, in bytes per kind of memory.
     pub(crate) fn memory(&self, worker: Rank, kinds: [(&'static str, u64); 3]) {
         for (kind, bytes) in kinds {
             self.memory.get_or_create(&MemoryLabel { worker: worker.0, kind }).set(bytes as i64);

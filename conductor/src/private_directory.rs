@@ -13,7 +13,7 @@ use std::{
 use tempfile::TempDir;
 
 const PREFIX: &str = "tutti-conductor-";
-/// Name of the file in each directory that the owner keeps locked.
+/// Name of the file, in each private directory, that the directory's owner keeps locked.
 const OWNER: &str = "owner";
 
 /// A directory that only this user can enter, removed when the value is dropped.
@@ -31,7 +31,8 @@ impl PrivateDirectory {
             .prefix(PREFIX)
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(parent)?;
-        // The file is locked before it gets the name that `remove_abandoned` looks for.
+        // The owner file is locked under a temporary name and then renamed. Otherwise another conductor's
+        // `remove_abandoned` could find it unlocked and remove the directory.
         let unlocked = directory.path().join("owner.new");
         let owner = File::create(&unlocked)?;
         owner.lock()?;
@@ -45,7 +46,7 @@ impl PrivateDirectory {
     }
 }
 
-/// Removes directories of killed conductors. A directory without a lock file is kept. A directory that cannot be
+/// Removes directories of killed conductors. A directory without an owner file is kept. A directory that cannot be
 /// removed is left behind, which does no harm.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };

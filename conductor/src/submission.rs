@@ -19,7 +19,7 @@ pub struct Submission {
     cluster: Arc<Cluster>,
     id: RequestId,
     output: Receiver,
-    /// Task that fails the request at its deadline, whatever the worker does and whether or not the stream is read.
+    /// Task that fails the request at its deadline, even if the worker does not respond or nobody reads the stream.
     timer: Option<AbortHandle>,
 }
 

@@ -24,9 +24,10 @@ use self::{
 };
 use crate::cluster::{Cluster, Exit, Presence};
 
-/// Time for a worker to leave after it was told to, or after its stream has ended.
+/// Time within which a worker must leave after it was told to leave, or after its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time for a new child to join. A child joins before it loads anything.
+/// Time within which a new child must join. It does not include loading, because a child joins before it loads the
+/// model.
 const JOINING: Duration = Duration::from_secs(60);
 /// Time between two checks of a child's presence in the cluster.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
@@ -73,15 +74,17 @@ impl Supervisor {
         Ok(Self { stop, stopped })
     }
 
-    /// Completes when the supervisor's thread has ended. This is a fault unless the supervisor was told to stop.
+    /// Completes when the supervisor's thread has ended. Its end is a fault unless the supervisor was told to stop.
     pub async fn ended(&mut self) {
         let _ = (&mut self.stopped).await;
     }
 
-    /// Stops restarts, and completes once all workers have left. Workers that do not leave in time are killed.
+    /// Stops restarting workers, and completes once all workers have left. Workers that do not leave in time are
+    /// killed.
     pub async fn stop(self) {
         self.stop.send_replace(true);
-        // An error means that the supervisor's thread has ended, and its children with it.
+        // An error is ignored: it means that the supervisor's thread has already ended, and its children with the
+        // thread.
         let _ = self.stopped.await;
     }
 }
@@ -97,7 +100,7 @@ struct RankSupervisor {
 enum ChildExit {
     /// The child found its settings unusable.
     Usage(String),
-    /// Any other end, or a child that could not be started or awaited.
+    /// The child ended in any other way, or could not be started or awaited.
     Other(String),
 }
 
@@ -142,7 +145,7 @@ impl RankSupervisor {
         }
     }
 
-    /// Waits for the child's end, and kills it if it does not join, does not leave, or is fenced.
+    /// Waits for the child's end. Kills the child if it does not join in time, does not leave in time, or is fenced.
     async fn supervise(
         &self,
         mut child: Child,
@@ -155,8 +158,8 @@ impl RankSupervisor {
                 status = child.wait() => return status,
                 () = stopped(stopping) => {
                     if self.cluster.presence(self.rank, child.pid()) == Presence::Awaited {
-                        // A child that has not joined holds no requests, and has no stream over which it can be told to
-                        // leave.
+                        // A child that has not joined is killed at once: it holds no requests, and has no stream over
+                        // which it can be told to leave.
                         child.kill();
                     }
                     return self.see_off(&mut child, "the cluster ends").await;
@@ -196,6 +199,6 @@ impl RankSupervisor {
 
 /// Completes once the supervisor is stopped.
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    // An error means that the supervisor was dropped: the process is ending.
+    // An error is ignored: it means that the supervisor was dropped because the process is ending.
     let _ = stopping.wait_for(|stop| *stop).await;
 }

@@ -1,4 +1,4 @@
-//! The gRPC service that workers dial: one stream per worker, from its Hello to its end.
+//! The gRPC service that workers dial. Each worker has one stream, which begins with its `Hello`.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -35,15 +35,16 @@ use crate::{
 /// Flow-control window of a worker's connection: large enough for a launch with a long prompt, or a report with many
 /// logprobs.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// Interval and timeout of keep-alive pings. A worker that does not answer is stopped, or its machine is off.
+/// Interval and timeout of keep-alive pings. A worker that does not answer a ping is either stopped, or its machine is
+/// off.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Time for a new connection to send its Hello.
+/// Time within which a new connection must send its `Hello`.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The rules by which workers are admitted.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// Workers of ranks below this are spawned by the conductor, and show its spawn token.
+    /// Number of workers that the conductor spawns. Workers of ranks below this number must show `spawn_token`.
     pub spawned_workers: u32,
     /// The token of spawned workers, random per conductor.
     pub spawn_token: String,
@@ -94,7 +95,8 @@ pub struct WorkerService {
 }
 
 impl WorkerService {
-    /// A service that gives each worker its group's settings: one text per group of the topology, in order.
+    /// Creates a service that gives each worker the settings of its group. `settings_json` has one text per group, in
+    /// the order of the topology.
     pub fn new(
         cluster: Arc<Cluster>,
         admission: Admission,
@@ -146,7 +148,7 @@ impl WorkerGate for WorkerService {
         &self,
         request: Request<Streaming<pb::WorkerMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
-        // The remote address is `None` over a Unix socket: the worker is on this machine.
+        // The remote address is `None` over a Unix socket. The worker is then on this machine.
         let host = request.remote_addr().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
         let mut inbound = request.into_inner();
         let hello = self.hello(&mut inbound).await?;
@@ -154,7 +156,7 @@ impl WorkerGate for WorkerService {
         let (link, outbound) = cluster::link(self.cluster.limits().link_capacity());
         let rank = Rank(hello.rank);
         let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
-        // Every rank that may join belongs to a group, and every group has settings.
+        // The lookup succeeds: every rank that may join belongs to a group, and every group has settings.
         let settings =
             self.cluster.limits().topology.group_of(rank).and_then(|group| self.settings_json.get(group));
         let settings_json = settings.cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Formation of TP groups. A TP group is the ranks of one replica of a topology's group. They start together and end
+//! Formation of TP groups. A TP group consists of the ranks of one replica. These ranks start together and end
 //! together.
 //!
 //! A TP group is formed once all its ranks have joined. Ranks that this conductor has spawned are on one machine and
@@ -16,14 +16,14 @@ use tutti_proto::{
 
 use super::membership::Membership;
 
-/// Meeting paths and secrets of groups.
+/// Meeting paths and secrets of TP groups.
 #[derive(Debug)]
 pub struct GroupFormation {
     /// Directory of the meeting paths.
     directory: PathBuf,
     /// Number of groups that have met in shared memory so far. The count gives each group a path of its own.
     formed: u64,
-    /// Secrets of groups whose leaders have not yet reported their ports.
+    /// Secret of each TP group whose leader has not yet reported its port, by leader.
     secrets: BTreeMap<WorkerId, [u8; 16]>,
 }
 
@@ -45,8 +45,8 @@ impl GroupFormation {
 }
 
 impl Membership {
-    /// Forms the group of rank `last`, which has just joined, if the group is now complete. `secret` is for this group
-    /// only.
+    /// Forms the TP group of rank `last`, which has just joined, if the group is now complete. `secret` is used for
+    /// this group only.
     pub(super) fn form_group(&mut self, last: Rank, secret: [u8; 16]) {
         let tp = self.limits.topology.tp_of(last);
         let members = self.workers.group_of(last);

@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Cluster {
-    /// Secret and lease for the planes and embeddings of a new request. The secret is empty if nothing is transferred.
-    /// `encoders` are the walks that encode the request's media; empty for a request of text.
+    /// Returns a secret and a lease for the planes and embeddings of a new request. The secret is empty if nothing is
+    /// transferred. `encoders` are the walks that encode the request's media. There are none for a request of text.
     pub(super) fn new_reservation(&self, encoders: &[WalkId]) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.faults.transfer_timeout().as_millis() as u32;
         let transfers = !encoders.is_empty() || self.limits.topology.is_disaggregated();

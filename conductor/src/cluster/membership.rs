@@ -1,7 +1,7 @@
 //! The cluster's workers: joined, loading, ready, draining, gone.
 //!
-//! The methods of [`Membership`] decide on its own state. `worker_events` carries the decisions to requests and
-//! metrics.
+//! The methods of [`Membership`] decide from the state of `Membership` alone. `worker_events` carries the decisions to
+//! requests and metrics.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -65,7 +65,7 @@ pub(super) struct Membership {
     pub workers: Workers,
     pub ranks: Ranks,
     pub groups: GroupFormation,
-    /// The model that the first worker to load it declared. All other workers must declare the same model.
+    /// The served model, as declared by the first worker that loaded it. All other workers must declare the same model.
     pub model: Option<ServedModel>,
     /// True once all spawned workers have had the model loaded at the same time.
     pub started: bool,
@@ -128,7 +128,8 @@ impl Membership {
         let drained = worker.phase == pb::WorkerPhase::Draining && manner == Manner::Left;
         let expected = self.dismissed || drained;
         let record = self.ranks.entry(rank);
-        // A recorded fault was logged when it was recorded, so the departure that follows gets no second warning.
+        // A recorded fault was logged when it was recorded, so the worker's departure after the fault is not logged as
+        // a second warning.
         if expected || (record.has_trouble() && manner == Manner::Left) {
             tracing::debug!(worker = %rank, why, "worker left");
         } else {
@@ -139,7 +140,7 @@ impl Membership {
         Some(Removed { worker, expected })
     }
 
-    /// Tells all workers of a worker's TP group to leave after their current requests.
+    /// Tells all workers of this worker's TP group to leave after their current requests.
     pub fn drain_group_of(&mut self, id: WorkerId) {
         let Some(rank) = self.workers.get_mut(id).map(|worker| worker.rank) else { return };
         for (_, id) in self.workers.group_of(rank) {
@@ -161,7 +162,8 @@ impl Membership {
             let error = Error::new(ErrorKind::NotFound, format!("there is no worker {rank}"));
             return Err(error.with_field("worker"));
         }
-        // Only spawned ranks are marked: a worker that joined by hand may join again under the same rank.
+        // Only spawned ranks are marked as drained, because a worker that joined by hand may join again under the same
+        // rank.
         if spawned {
             let group = self.limits.topology.replica_of(rank);
             group.into_iter().flat_map(Replica::ranks).for_each(|rank| self.ranks.entry(rank).drained = true);
@@ -195,7 +197,7 @@ impl Membership {
     }
 
     /// Refuses a request that no worker could run now, or for which the queue has no room. `encoders` are the walks
-    /// that encode the request's media; empty for a request of text.
+    /// that encode the request's media. There are none for a request of text.
     pub fn check_admission(&self, encoders: &[WalkId], in_flight: usize) -> Result<(), Error> {
         let mut ready = self.workers.ready_for(GroupRole::Whole).count() + self.disaggregated_replicas();
         if !encoders.is_empty() && self.workers.ready_for(GroupRole::Encode).next().is_none() {
@@ -219,15 +221,15 @@ impl Membership {
         if self.workers.ready_for(GroupRole::Prefill).next().is_some() { decode } else { 0 }
     }
 
-    /// True if no request can run, now or later: [`Self::is_hopeless_for`] is true for whole requests, and for prefills
-    /// or for decodes.
+    /// True if no request can run, now or later: [`Self::is_hopeless_for`] is true for whole requests, and also for
+    /// prefills or decodes.
     pub fn is_hopeless(&self) -> bool {
         let hopeless = |role| self.is_hopeless_for(role);
         hopeless(GroupRole::Whole) && (hopeless(GroupRole::Prefill) || hopeless(GroupRole::Decode))
     }
 
-    /// True if no worker of this role takes requests, now or later: none is present except draining ones, and none is
-    /// expected.
+    /// True if no worker of this role takes requests, now or later: only draining workers of the role are present, if
+    /// any, and no further worker is expected.
     pub fn is_hopeless_for(&self, role: GroupRole) -> bool {
         let has_role = |rank| self.workers.duties(rank).include(role);
         let here = self.workers.iter().any(|(_, worker)| {

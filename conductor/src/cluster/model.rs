@@ -1,4 +1,5 @@
-//! The model that the cluster serves. The first worker to load it declares it; all others must declare the same.
+//! The model that the cluster serves. The first worker that loads the model declares it. All other workers must declare
+//! the same model.
 
 use std::sync::Arc;
 
@@ -12,17 +13,17 @@ use super::{
 };
 use crate::request::TextWalks;
 
-/// The model as the first worker to load it declared it.
+/// The served model, as declared by the first worker that loaded it.
 #[derive(Debug)]
 pub struct ServedModel {
-    /// The worker's description, but with the smallest `max_request_tokens` of all ready workers.
+    /// The first worker's description, but with the smallest `max_request_tokens` of all ready workers.
     pub description: Arc<pb::ModelDescription>,
-    /// The validated declaration of the description.
+    /// The description's `declaration`, validated.
     pub declaration: Arc<ModelDeclaration>,
     /// The walks that prefill and decode text.
     pub walks: TextWalks,
     /// Layout hash of the planes, and the rank that first declared it. `None` while all loaded workers only encode,
-    /// since those have no planes.
+    /// since such workers have no planes.
     layout: Option<(u64, Rank)>,
 }
 
@@ -47,8 +48,9 @@ impl Membership {
         })
     }
 
-    /// Accepts a loaded worker's model: the first one as the cluster's, later ones only if they agree with it. Returns
-    /// the worker's description, completed with the conductor's settings.
+    /// Accepts the model of a worker that has loaded it. The first model becomes the cluster's model. A later one is
+    /// accepted only if it agrees with the cluster's model. Returns the worker's description, completed with the
+    /// conductor's settings.
     pub(super) fn accept_model(
         &mut self,
         rank: Rank,
@@ -107,8 +109,9 @@ fn complete(
     Ok(description)
 }
 
-/// Reduces a description to what all ranks must agree on. Groups may differ in `max_request_tokens`, which depends on
-/// the size of the KV pool, and in their ranks' shares of the planes. Planes are compared by layout hash instead.
+/// Reduces a description to the parts that all ranks must agree on. Groups may differ in `max_request_tokens`, which
+/// depends on the size of the KV pool, and in the share of the planes that each rank holds. The planes are compared by
+/// their layout hash instead.
 fn of_all_ranks(description: &pb::ModelDescription) -> pb::ModelDescription {
     let mut declaration = description.declaration.clone();
     if let Some(declaration) = &mut declaration {

@@ -19,7 +19,7 @@ use crate::request::{GraphRole, Members, Request};
 pub struct PlacementQuery<'a> {
     /// True if a token may follow the one that the prefill samples, so that a decode is needed.
     pub may_decode: bool,
-    /// True if the request may crash its workers.
+    /// True if the request may be what crashes its workers.
     pub suspect: bool,
     /// Number of blocks of the prompt and of the output so far.
     pub blocks: u64,
@@ -45,15 +45,15 @@ impl<'a> PlacementQuery<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     pub role: GraphRole,
-    /// The worker that runs the graph. In a TP group this is the leader alone: the other ranks follow the leader and
+    /// The worker that runs the graph. In a TP group this is the leader alone. The other ranks follow the leader and
     /// keep no requests, so only the leader reports the graph's completion.
     pub members: Members,
     /// Number of blocks of the prompt that the worker has cached.
     pub cached: u64,
 }
 
-/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: first a worker that is not full
-/// wins, then fewer blocks, then fewer requests, then fewer launches so far.
+/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: a worker that is not full wins
+/// over a full one, then fewer blocks win, then fewer requests, then fewer launches so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
     full: bool,
@@ -72,8 +72,8 @@ impl Cost {
         }
     }
 
-    /// Cost of this prefill followed by a decode on another worker. The prefill computes the prompt, so the decode adds
-    /// only the load of its worker.
+    /// Cost of this prefill followed by a decode on another worker. The prefill already counts the request's own
+    /// blocks, so the decode adds only the blocks that are booked on the decode's worker.
     fn with_decode(self, decode: &Candidate<'_>) -> Self {
         Self {
             full: self.full || decode.cost.full,
@@ -101,8 +101,8 @@ impl Candidate<'_> {
 }
 
 impl Workers {
-    /// The cheapest ready worker for a graph of this role. A suspect request goes only to a worker without another
-    /// suspect.
+    /// Returns the cheapest ready worker for a graph of this role. A suspect request goes only to a worker without
+    /// another suspect.
     fn cheapest(&self, role: GraphRole, query: &PlacementQuery<'_>) -> Option<Candidate<'_>> {
         self.ready_for(role.into())
             .filter(|(_, worker)| !query.suspect || worker.booked.suspects == 0)
@@ -131,8 +131,8 @@ impl Workers {
         Some(self.cheapest(GraphRole::Prefill, query)?.into_placement(query))
     }
 
-    /// Places the encoder of a request's media: on the worker `prefill` if that worker encodes too, so that the
-    /// embeddings do not leave the worker.
+    /// Places the encoder of a request's media. The worker `prefill` gets the encoder if it also encodes, so that the
+    /// embeddings do not leave that worker.
     pub fn place_encoder(&self, prefill: WorkerId, query: &PlacementQuery<'_>) -> Option<Placement> {
         // Encoders do not cache results, so no worker has cached blocks.
         let query = PlacementQuery { cached: &Cached::default(), ..*query };

@@ -1,7 +1,8 @@
 //! An index of the prompts that each worker has received, which estimates the contents of the workers' prefix caches.
 //!
-//! The index holds what was sent, not what is cached: a worker that had to make room has less. A wrong estimate can
-//! make a placement worse, nothing else. A worker that joins again has a new id, under which the index holds nothing.
+//! The index records what was sent, not what is cached: a worker that had to make room has less in its cache. A wrong
+//! estimate can only lead to a worse placement. A worker that joins again has a new id, under which the index holds
+//! nothing.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ impl Prefixes {
         }
     }
 
-    /// The workers that have received a prefix of this request's prompt.
+    /// Returns how many leading blocks of this request's prompt each worker is estimated to have cached.
     pub fn cached(&self, request: &Request, now: Instant) -> Cached {
         let prompt = &request.spec().prompt;
         Cached(self.0.as_ref().map_or_else(Vec::new, |index| index.held(request.pieces(), prompt, now)))
@@ -83,12 +84,13 @@ impl Prefixes {
     }
 }
 
-/// Cuts a prompt into pieces for the index. Cutting a long prompt takes long, so callers must hold no lock.
+/// Cuts a prompt into pieces for the index. A long prompt takes long to cut, so callers must hold no lock.
 pub fn cut(prompt: &[u32], model: &pb::ModelDescription) -> PromptPieces {
     PromptPieces::new(prompt, block_tokens(model))
 }
 
-/// The size of a prompt that is not indexed, since its placement cannot depend on prefixes.
+/// Returns the size of a prompt without its pieces. Such a prompt is not indexed, because its placement cannot depend
+/// on prefixes.
 pub fn uncut(prompt: &[u32], model: &pb::ModelDescription) -> PromptPieces {
     PromptPieces::uncut(prompt.len(), block_tokens(model))
 }

@@ -10,7 +10,7 @@ const CRASH_LOOP: u32 = 3;
 /// A worker's latest fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Trouble {
-    /// A fault that the worker reported, or for which the conductor turned it away.
+    /// A fault that the worker reported, or for which the conductor turned the worker away.
     Reported(String),
     /// A fault that the conductor observed. A later observation replaces an earlier one.
     Observed(String),
@@ -45,7 +45,7 @@ pub struct RankRecord {
     trouble: Option<Trouble>,
     /// The departure of the rank's latest worker. Cleared when the next worker joins.
     pub departure: Option<Departure>,
-    /// Number of consecutive processes that ended early.
+    /// Number of the rank's consecutive processes that ended early, up to the latest process.
     early_exits: u32,
     /// Number of processes that have ended since a worker of this rank was last ready.
     unready_exits: u32,
@@ -54,7 +54,7 @@ pub struct RankRecord {
 }
 
 impl RankRecord {
-    /// Records an observed fault, unless the worker has reported a fault itself: a reported fault says more.
+    /// Records an observed fault, unless the worker has reported a fault itself, because a reported fault says more.
     pub fn observe_trouble(&mut self, why: String) {
         if !matches!(self.trouble, Some(Trouble::Reported(_))) {
             self.trouble = Some(Trouble::Observed(why));
@@ -78,7 +78,7 @@ impl RankRecord {
         }
     }
 
-    /// Records that the worker takes requests.
+    /// Records that the rank's worker is ready for requests.
     pub fn ready(&mut self) {
         self.unready_exits = 0;
     }
@@ -89,7 +89,7 @@ impl RankRecord {
         self.trouble = None;
     }
 
-    /// Records the end of a process. `early_exits` is the number of consecutive early exits.
+    /// Records the end of a process. `early_exits` is the number of consecutive early exits up to this one.
     pub fn ended(&mut self, early_exits: u32) {
         self.early_exits = early_exits;
         self.unready_exits += 1;

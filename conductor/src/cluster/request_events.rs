@@ -19,8 +19,9 @@ use crate::{
 };
 
 impl Cluster {
-    /// Accepts and launches a request, or returns why it is refused. Without `timeout_ms`, in milliseconds, the request
-    /// has no deadline. Dropping the submission cancels the request. Must run inside a Tokio runtime.
+    /// Accepts and launches a request, or returns why it is refused. The request fails `timeout_ms` milliseconds after
+    /// its arrival; it has no deadline if `timeout_ms` is `None`. Dropping the submission cancels the request. Must run
+    /// inside a Tokio runtime.
     pub fn submit(
         self: &Arc<Self>,
         spec: pb::RequestSpec,
@@ -29,8 +30,8 @@ impl Cluster {
         self.resume(spec, timeout_ms, Vec::new())
     }
 
-    /// Like [`Cluster::submit`], for a request of which another conductor has generated the tokens `generated`. The
-    /// output continues after these tokens.
+    /// Like [`Cluster::submit`], for a request that another conductor has begun. `generated` are the tokens generated
+    /// so far, after which the output continues.
     pub fn resume(
         self: &Arc<Self>,
         spec: pb::RequestSpec,
@@ -52,14 +53,15 @@ impl Cluster {
         deadline: Option<Deadline>,
         generated: Vec<u32>,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
-        // The lock is held only for the model here, not for the checks below: a prompt may be long, and a secret is
-        // read from a file.
+        // The lock is held only to read the model, not during the rest of this function, which may take long: a prompt
+        // may be long, and a secret is read from a file.
         let model = self.state.lock().membership.model_view()?;
         validate::check_spec(&spec, &model.description)?;
         validate::check_generated(&generated, &spec, &model.description)?;
         let encoders = media::check(&spec, &model.declaration)?;
         self.digest.of(&mut spec.media);
-        // Media of one kind have the same placeholder tokens, so the tokens of prompts with media cannot be compared.
+        // All media of one kind have the same placeholder tokens. Prompts with different media may therefore have equal
+        // tokens, so prompts with media are not compared.
         let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();
         let pieces = if comparable {
             prefixes::cut(&spec.prompt, &model.description)
@@ -120,7 +122,8 @@ impl Cluster {
                 self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);
             }
         }
-        // Rows are handled before completions, since a completion counts the tokens of its own step.
+        // Rows are handled before completions, since the token count of a completion includes the tokens of the same
+        // step.
         for row in report.rows {
             self.on_row(&mut state, from, row);
         }

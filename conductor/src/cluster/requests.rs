@@ -12,7 +12,7 @@ pub(super) struct Requests {
     by_id: BTreeMap<RequestId, Request>,
     /// Requests that no worker could take when they needed a placement.
     waiting: BTreeSet<RequestId>,
-    /// The most recently minted id. Ids count up from 1.
+    /// The id of the newest request. Ids count up from 1.
     newest: u64,
 }
 
@@ -62,7 +62,8 @@ impl Requests {
         waiting.filter(|id| self.by_id.get(id).is_some_and(&meets)).collect()
     }
 
-    /// Removes a request that has ended and of which no worker holds anything. Returns true if it was removed.
+    /// Removes a request if it has ended and no worker holds data of the request. Returns true if the request was
+    /// removed.
     pub fn remove_if_over(&mut self, id: RequestId) -> bool {
         let over = self.by_id.get(&id).is_some_and(Request::is_over);
         if over {
@@ -71,8 +72,8 @@ impl Requests {
         over
     }
 
-    /// Classifies a message about a request that is not present. All ids up to the newest one were minted here, so a
-    /// request with such an id is over.
+    /// Returns why a message is dropped if its request is not present. All ids up to the newest one were given to
+    /// requests of this conductor, so a missing request with such an id is over.
     pub fn why_unknown(&self, id: RequestId) -> Dropped {
         if (1..=self.newest).contains(&id.0) { Dropped::Stale } else { Dropped::Unknown }
     }

@@ -1,4 +1,5 @@
-//! Roles of a topology's groups, derived from the walks that the model declares and that each group runs.
+//! Roles of a topology's groups. They are derived from the walks that each group runs, among the walks that the model
+//! declares.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +28,7 @@ pub enum GroupRole {
 impl GroupRole {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Prefill, Self::Decode, Self::Encode];
 
-    /// The indefinite article that fits before the label.
+    /// The indefinite article ("a" or "an") that goes before the label.
     pub fn article(self) -> &'static str {
         if self == Self::Encode { "an" } else { "a" }
     }
@@ -166,7 +167,7 @@ fn refused(group: &GroupSpec, why: &str) -> Error {
     Error::invalid("topology", format!("group {:?}: {why}", group.name))
 }
 
-/// The walks that a group runs, or why its specification is refused.
+/// Returns the walks that a group runs, or why the group's specification is refused.
 fn served(group: &GroupSpec, model: &ModelDeclaration) -> Result<BTreeSet<WalkId>, String> {
     let nodes: BTreeSet<NodeId> = match &group.nodes {
         None => (0..model.nodes().len() as u32).map(NodeId).collect(),

@@ -8,8 +8,8 @@ use tutti_runtime::{Error, health::State as HealthState};
 use super::{Cluster, State, membership::Membership, ranks::RankRecord, roles::GroupRole};
 
 impl Cluster {
-    /// The served model, and whether a request sent now would run. Returns an error until the first worker has loaded
-    /// the model.
+    /// Returns the served model, and whether the cluster is ready for requests. Returns an error until the first worker
+    /// has loaded the model.
     pub fn describe(&self) -> Result<pb::DescribeResponse, Error> {
         let model = self.state.lock().membership.model_view()?.description;
         let model = Some(model.as_ref().clone());
@@ -71,7 +71,7 @@ impl Membership {
         workers
     }
 
-    /// The part of a worker's status that depends on its rank alone.
+    /// The part of a worker's status that depends on the worker's rank alone.
     fn status_of(&self, rank: Rank) -> pb::WorkerStatus {
         let role = self.workers.duties(rank).main();
         pb::WorkerStatus {
@@ -98,7 +98,7 @@ impl Membership {
         self.workers.ready().map(|(_, worker)| u64::from(worker.load.kv_pages_total)).sum()
     }
 
-    /// Records that the cluster has started, once all spawned workers have the model loaded at the same time.
+    /// Sets `started` if all spawned workers have the model loaded at the same time.
     fn note_start(&mut self) {
         let spawned = self.spawned_workers();
         let loaded = self.workers.loaded().filter(|(_, worker)| worker.rank.0 < spawned).count();

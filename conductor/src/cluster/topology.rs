@@ -1,7 +1,7 @@
 //! The groups of workers and their ranks.
 //!
-//! A group has one or more *replicas*. Each replica holds the group's part of the model once, divided among `tp` ranks,
-//! of which the lowest is the leader. Ranks are numbered consecutively over all replicas of all groups, in order.
+//! A group has one or more *replicas*. Each replica holds the group's part of the model once, divided among `tp` ranks.
+//! The lowest of these ranks is the leader. Ranks are numbered consecutively over all replicas of all groups, in order.
 
 use tutti_proto::Rank;
 
@@ -23,7 +23,7 @@ pub struct GroupSpec {
 }
 
 impl GroupSpec {
-    /// Number of ranks of all replicas.
+    /// Number of ranks of all the group's replicas together.
     pub fn ranks(&self) -> u32 {
         self.tp * self.replicas
     }
@@ -62,13 +62,14 @@ impl Default for Topology {
 }
 
 impl Topology {
-    /// A topology of exactly these groups, at least one. Spawned groups must come first, so that they have the lowest
-    /// ranks.
+    /// Creates a topology of exactly these groups. There must be at least one group. Spawned groups must come first, so
+    /// that they have the lowest ranks.
     pub fn new(groups: Vec<GroupSpec>) -> Self {
         Self { groups, open: false }
     }
 
-    /// One group of workers that run whole requests, `tp` ranks per replica. Further replicas may join by hand.
+    /// Creates a topology of one group, whose `workers` workers run whole requests, with `tp` ranks per replica.
+    /// Further replicas may join by hand.
     pub fn all_in_one(workers: u32, tp: u32) -> Self {
         let tp = tp.max(1);
         let name = "all".to_owned();
@@ -102,13 +103,13 @@ impl Topology {
         self.groups.iter().filter(|group| group.spawned).map(GroupSpec::ranks).sum()
     }
 
-    /// Number of ranks that belong to a group; `u32::MAX` if more may join.
+    /// Number of ranks that belong to any group; `u32::MAX` if further replicas of the last group may join.
     pub fn ranks(&self) -> u32 {
         if self.open { u32::MAX } else { self.groups.iter().map(GroupSpec::ranks).sum() }
     }
 
-    /// True if groups may run different parts of a request: some group names its walks or nodes. Only with the model is
-    /// it known whether the groups do.
+    /// True if groups may run different parts of a request, because some group names its walks or nodes. Whether the
+    /// groups really do so is known only once the model is known.
     pub fn is_disaggregated(&self) -> bool {
         self.groups.iter().any(|group| group.walks.is_some() || group.nodes.is_some())
     }

@@ -1,10 +1,10 @@
 //! Detects dead workers whose stream is still open.
 //!
-//! There are two cases. A *stopped* process (or machine, or network path) sends nothing. Heartbeats come from a thread
-//! that does nothing else, so a few missing heartbeats are enough to detect this. A process whose step *hangs* still
-//! sends heartbeats, but the counters in them stand still while the process has work. A sound step may take long, so
-//! the time limit for this case is much longer. The counters move with each forward, and a long prefill has many
-//! forwards.
+//! There are two cases. A *stopped* process (or machine, or network path) sends nothing. Workers send heartbeats from a
+//! thread that does nothing else, so a few missing heartbeats are enough to detect a stopped process. A process whose
+//! step *hangs* still sends heartbeats, but the counters in the heartbeats stand still while the process has work. A
+//! sound step may take long, so the time limit for a hanging step is much longer. A long prefill does not appear to
+//! hang: it consists of many forward passes, and the counters advance with each one.
 //!
 //! Time is counted in the watchdog's own ticks, so that a conductor that was itself stopped or starved does not blame
 //! its workers.
@@ -31,7 +31,7 @@ impl Cluster {
         }
     }
 
-    /// Checks the workers. `time` is the time since the last check. Fails waiting requests for which no worker is
+    /// Checks the workers, `time` after the previous check. Also fails waiting requests for which no worker is
     /// expected.
     pub fn tick(&self, time: Duration) {
         let mut state = self.state.lock();
@@ -65,7 +65,8 @@ enum Silence {
 }
 
 impl Silence {
-    /// Adds `time` to a worker's silence. Returns the kind of silence if it exceeds a limit.
+    /// Adds `time` to a worker's time without messages and to its time without progress. Returns the kind of silence if
+    /// either time exceeds its limit.
     fn of(worker: &mut Worker, time: Duration, limits: &Limits) -> Option<Self> {
         worker.silent += time;
         worker.stuck = if worker.has_work() { worker.stuck + time } else { Duration::ZERO };

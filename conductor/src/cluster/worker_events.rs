@@ -10,7 +10,7 @@ impl Cluster {
     /// Adds a worker. Its `link` must hold [`super::Limits::link_capacity`] messages.
     pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
         self.limits.check_rank(joining.rank)?;
-        // The secret is read from a file, so it is made before the lock is taken.
+        // The random bytes of the secret are read from a file, so they are read before the lock is taken.
         let tp = self.limits.topology.tp_of(joining.rank);
         let secret = if tp > 1 { random_bytes()? } else { [0; 16] };
         self.state.lock().membership.admit(joining, link, secret)
@@ -25,7 +25,8 @@ impl Cluster {
         }
     }
 
-    /// Lets a loaded worker take requests, or turns it away if its model differs from that of the other workers.
+    /// Handles a worker that has loaded the model: it takes requests from now on, or is turned away if its model
+    /// differs from the model of the other workers.
     pub fn on_ready(&self, id: WorkerId, ready: pb::Ready) {
         let state = &mut *self.state.lock();
         let Some(rank) = state.membership.workers.hear(id).map(|worker| worker.rank) else { return };
@@ -81,8 +82,8 @@ impl Cluster {
         }
     }
 
-    /// Drains the worker of this rank and its TP group: they leave once their requests are finished. Spawned processes
-    /// are not started again.
+    /// Drains the worker of this rank and the worker's TP group. The workers leave once their requests are finished,
+    /// and spawned processes are not started again.
     pub fn drain_worker(&self, rank: Rank) -> Result<pb::WorkerPhase, Error> {
         let mut state = self.state.lock();
         let phase = state.membership.drain_rank(rank)?;
@@ -118,8 +119,9 @@ impl Cluster {
         self.refresh_health(&mut state);
     }
 
-    /// Ends the cluster and returns true if this error of a spawned worker comes at the cluster's start and would recur
-    /// after a restart. Only the first such error is kept, since later ones are most likely the same.
+    /// Checks an error of a spawned worker. If the cluster has not started yet and the error would recur after a
+    /// restart, the cluster ends and the result is true. Only the first such error is kept, since later ones are most
+    /// likely the same.
     fn ends_start(&self, state: &State, rank: Rank, error: &Error) -> bool {
         let ends = state.membership.ends_start(rank, error);
         if ends {
@@ -128,7 +130,7 @@ impl Cluster {
         ends
     }
 
-    /// Handles the end of a worker's stream: requests that the worker held start over or fail.
+    /// Handles the end of a worker's stream. Requests that the worker held start over or fail.
     pub fn on_lost(&self, id: WorkerId, why: &str) {
         self.lose(&mut self.state.lock(), id, why, Manner::Left);
     }

@@ -22,11 +22,12 @@ use super::{
 };
 use crate::request::{GraphRole, Members, Request};
 
-/// The channel to one worker. It holds [`super::Limits::link_capacity`] messages, so it cannot fill while the
-/// conductor's own limits hold: each try of a request in flight is launched and cancelled at most once on a worker.
+/// The sending end of the channel to one worker. The channel holds [`super::Limits::link_capacity`] messages. It cannot
+/// fill while the conductor keeps its own limits, because each try of a request in flight is launched and cancelled at
+/// most once on a worker.
 pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 
-/// A worker from its Hello to the end of its stream.
+/// A worker, from its `Hello` to the end of its stream.
 #[derive(Debug)]
 pub struct Worker {
     pub rank: Rank,
@@ -37,9 +38,10 @@ pub struct Worker {
     pub load: pb::WorkerLoad,
     /// The worker's own description of the model; `None` until the worker's `Ready`.
     pub model: Option<pb::ModelDescription>,
-    /// `None` once the worker is turned away. Without a link the worker's stream ends, and then the worker exits.
+    /// The channel to the worker; `None` once the worker is turned away. Dropping the link ends the worker's stream,
+    /// and then the worker exits.
     pub link: Option<Link>,
-    /// Number of forwards that the worker had run at its last heartbeat.
+    /// Number of forward passes that the worker had run at its last heartbeat.
     forwards: u64,
     /// Time since the worker's last message.
     pub silent: Duration,
@@ -111,10 +113,12 @@ impl Worker {
         (self.load, self.forwards) = (load, beat.forwards);
     }
 
-    /// Ends the worker's stream with an error. The worker gets no further messages, and is lost when its stream ends.
+    /// Ends the worker's stream with the error `why`. The worker gets no further messages, and is removed from the
+    /// cluster when its stream ends.
     pub fn turn_away(&mut self, why: Error) {
         if let Some(link) = self.link.take() {
-            // An error is ignored: the link is full because the worker does not read it, or the stream has ended.
+            // A failure to send is ignored. It means that the link is full, because the worker does not read it, or
+            // that the stream has already ended.
             let _ = link.try_send(Err(why.into()));
         }
     }
@@ -131,11 +135,11 @@ impl Worker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Booking {
     pub requests: u64,
-    /// Prompt blocks that are not computed yet.
+    /// Number of prompt blocks that are not computed yet.
     pub queued_blocks: u64,
-    /// Blocks of graphs that decode, or that wait to decode with a computed prompt.
+    /// Number of blocks of graphs that decode, or that wait to decode after their prompt has been computed.
     pub active_blocks: u64,
-    /// Requests that may crash their workers.
+    /// Number of requests that may be what crashes their workers.
     pub suspects: u64,
 }
 
@@ -163,7 +167,7 @@ impl Booking {
         self.suspects += other.suspects;
     }
 
-    /// Subtracts a booking. It must have been added before, so that no field underflows.
+    /// Subtracts the booking `other`, which must have been added before, so that no field underflows.
     fn subtract(&mut self, other: Self) {
         self.requests -= other.requests;
         self.queued_blocks -= other.queued_blocks;
@@ -177,7 +181,8 @@ impl Booking {
 pub enum Activity {
     /// The graph takes part in steps.
     Active,
-    /// The graph waits for another worker's planes or embeddings. Until then the worker makes no steps for it.
+    /// The graph waits for another worker's planes or embeddings. Until they arrive, the worker makes no steps for the
+    /// graph.
     Resting,
 }
 
@@ -199,7 +204,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// No workers yet, in the groups of this topology.
+    /// Creates an empty set of workers, for the groups of this topology.
     pub fn new(topology: Topology) -> Self {
         Self { topology, ..Self::default() }
     }
@@ -268,7 +273,8 @@ impl Workers {
         self.topology.replica_of(rank).is_some_and(|replica| replica.leader == rank)
     }
 
-    /// True if a worker is a follower whose leader is present: it ends with its leader and needs no `Drain` message.
+    /// True if a worker is a follower whose leader is present. Such a follower ends with its leader and needs no
+    /// `Drain` message.
     pub fn leaves_with_its_leader(&self, id: WorkerId) -> bool {
         let Some(worker) = self.by_id.get(&id).filter(|worker| !self.is_leader(worker.rank)) else {
             return false;
@@ -281,7 +287,7 @@ impl Workers {
         self.iter().filter(|(_, w)| w.phase == pb::WorkerPhase::Ready && w.link.is_some())
     }
 
-    /// Workers that take requests: the leaders of replicas of which all ranks have loaded the model.
+    /// Workers that take requests. These are the leaders of all replicas whose ranks have all loaded the model.
     pub fn ready(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
         let mut loaded: BTreeMap<Replica, u32> = BTreeMap::new();
         for (_, worker) in self.loaded() {
@@ -365,8 +371,8 @@ impl Workers {
         worker.booked.add(booking);
     }
 
-    /// Removes a completed graph from its worker's load. Returns true if the worker has room for another graph now, and
-    /// false if the worker is lost or did not hold the graph.
+    /// Removes a completed graph from its worker's load. Returns true if this makes room for another graph, and false
+    /// if the worker is lost or did not hold the graph.
     pub fn release(&mut self, id: WorkerId, key: GraphKey) -> bool {
         let Some(worker) = self.by_id.get_mut(&id) else { return false };
         let Some(held) = worker.graphs.remove(&key) else { return false };
@@ -388,8 +394,8 @@ impl Workers {
         }
     }
 
-    /// Sends a message without waiting. If the link is full, the message is lost, so the worker is turned away: it must
-    /// not go on without the message.
+    /// Sends a message without waiting. If the link is full, the message is lost. The worker must not go on without the
+    /// message, so it is turned away.
     pub fn send(&mut self, id: WorkerId, message: ToWorker) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(link) = &worker.link else { return };

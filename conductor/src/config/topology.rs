@@ -1,4 +1,5 @@
-//! The topology file: groups of workers, and the nodes, walks and device of each group.
+//! The topology file: groups of workers, and for each group a device and those nodes and walks (passes over nodes) of
+//! the model that its workers run.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -29,15 +30,15 @@ struct TopologyFile {
 #[serde(deny_unknown_fields)]
 struct GroupTable {
     name: String,
-    /// Nodes that the group's workers hold; all if absent.
+    /// Names of the model's nodes whose weights the group's workers load. All nodes if absent.
     nodes: Option<Vec<String>>,
-    /// Walks that the group's workers run; all walks over their nodes if absent.
+    /// Names of the walks that the group's workers run. If absent, the workers run all walks that need only `nodes`.
     walks: Option<Vec<String>>,
     /// Number of workers that share one replica of the model. Defaults to 1.
     tp: Option<u32>,
     /// Number of replicas. Defaults to 1.
     replicas: Option<u32>,
-    /// Number of workers in all: `tp` times `replicas`. Any two of the three keys determine the third.
+    /// Total number of workers of the group: `tp` times `replicas`. Any two of these three keys determine the third.
     ranks: Option<u32>,
     /// Device of the group's workers; the conductor's `device` if absent.
     device: Option<DeviceChoice>,
@@ -51,7 +52,8 @@ fn yes() -> bool {
 }
 
 impl Layout {
-    /// One group of workers that run whole requests, `tp` workers per replica, as `--workers` and `--tp` set.
+    /// Creates the layout of `--workers` and `--tp`: one group of `workers` workers that run whole requests, with `tp`
+    /// workers per replica.
     pub fn all_in_one(workers: u32, tp: u32, device: DeviceChoice) -> Self {
         Self { topology: Topology::all_in_one(workers, tp), devices: vec![device] }
     }
@@ -72,8 +74,8 @@ impl Layout {
         if let Some(twice) = file.group.iter().find(|group| !names.insert(&group.name)) {
             return Err(format!("group {:?}: name: is that of another group too", twice.name));
         }
-        // Workers that join by hand get the highest ranks: the conductor distinguishes them from spawned workers by
-        // rank.
+        // Workers that join by hand get the highest ranks, because the conductor distinguishes them from spawned
+        // workers by rank.
         let (spawned, by_hand): (Vec<_>, Vec<_>) = file.group.into_iter().partition(|group| group.spawn);
         let (mut groups, mut devices) = (Vec::new(), Vec::new());
         for table in spawned.into_iter().chain(by_hand) {
@@ -85,7 +87,8 @@ impl Layout {
         if workers > u64::from(MAX_WORKERS) {
             return Err(format!("{workers} workers in all, the limit is {MAX_WORKERS}"));
         }
-        // Tokens of a simulated device mean nothing to a real one.
+        // Simulated and real devices are not mixed, since a simulated device generates tokens that mean nothing to a
+        // real device.
         let simulated = devices.iter().filter(|device| **device == DeviceChoice::Sim).count();
         if simulated > 0 && simulated < devices.len() {
             return Err("device: some groups run on sim, and others do not".into());

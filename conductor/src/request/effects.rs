@@ -17,24 +17,24 @@ pub enum Dropped {
 /// The outcome of a row: a worker's report of one request's share of a step.
 #[derive(Debug, Default, PartialEq)]
 pub struct RowOutcome {
-    /// Number of tokens that were new and are delivered.
+    /// Number of new tokens, which are delivered to the client.
     pub taken: usize,
     /// Number of tokens that were dropped.
     pub dropped: usize,
-    /// Effects of a row that made the request fail; empty for any other row.
+    /// Effects of the request's failure, if the row made the request fail; otherwise empty.
     pub effects: Effects,
 }
 
-/// An ending without its contents, for metrics.
+/// The kind of a request's ending, without the ending's contents, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndingKind {
-    /// Ran to its end.
+    /// The request ran to its end.
     Finished,
-    /// Cancelled by its client.
+    /// The client cancelled the request.
     Cancelled,
-    /// Failed with this kind of error.
+    /// The request failed with this kind of error.
     Failed(ErrorKind),
-    /// Refused by a worker's admission with this kind of error.
+    /// A worker's admission refused the request with this kind of error.
     Refused(ErrorKind),
 }
 
@@ -45,13 +45,13 @@ pub struct Effects {
     pub cancel: Vec<(WorkerId, GraphKey)>,
     /// Graphs that their workers no longer hold.
     pub released: Vec<(WorkerId, GraphKey)>,
-    /// True if a prefill was handed over to the decode's worker.
+    /// True if a prefill on one worker was handed over to the worker that decodes.
     pub handed_over: bool,
     /// Graphs that have received what they waited for and now take part in steps.
     pub begun: Vec<(WorkerId, GraphKey)>,
     /// True if the request needs a placement.
     pub needs_placement: bool,
-    /// True if a try was lost or its hand-over failed, so that the request starts over.
+    /// True if the request starts over, because its worker was lost or its hand-over failed.
     pub replayed: bool,
     /// The kind of the request's ending, if the client has received it through this event.
     pub ended: Option<EndingKind>,

@@ -1,15 +1,17 @@
 //! The state machine of one request.
 //!
-//! A request runs as one worker graph at one worker (or TP group), or as two: the *prefill* at one and the *decode* at
-//! another. The decode is launched first, so that its worker reserves room for the planes that the prefill will push. A
-//! request with media has one more graph, which encodes the media for the graph that prefills; see `encoding`.
+//! A request runs as one worker graph at one worker (or TP group), or as two graphs: the *prefill* at one worker and
+//! the *decode* at another worker. The decode is launched first, so that its worker reserves room for the planes (state
+//! of the request, such as its KV cache) that the prefill will push. A request with media has one more graph, which
+//! encodes the media for the graph that prefills; see `encoding`.
 //!
 //! docs/request-states.md has the table of stages, events and consequences. `tests/states.rs` produces the table by
 //! driving this machine, and fails if the page differs.
 //!
 //! A *run* is a worker graph that has been launched. A worker may still hold memory for a run that the request no
 //! longer needs. The request keeps such a run among the *leaving* runs until every rank has reported its completion,
-//! and counts as in flight until then. The ending consumes the mailbox's sender, so a request has exactly one ending.
+//! and counts as in flight until then. A request has exactly one ending, because the ending consumes the mailbox's
+//! sender.
 //!
 //! A replay starts from the prompt and all tokens that have arrived so far. Those tokens are not sent to the client
 //! again: the new incarnation's first token is the next one. Random numbers, penalties and counts depend on positions
@@ -34,7 +36,7 @@ pub use self::encoding::RoomFor;
 use super::{Deadline, Dropped, Effects, EndingKind, GraphRole, Members, RowOutcome, TextWalks, run::Run};
 use crate::mailbox::{self, Ending};
 
-/// One request, from acceptance until no worker holds anything of it.
+/// One request, from its acceptance until no worker holds data of the request.
 #[derive(Debug)]
 pub struct Request {
     id: RequestId,
@@ -43,18 +45,19 @@ pub struct Request {
     walks: TextWalks,
     /// Walks that encode the request's media; empty for text.
     encoders: Vec<WalkId>,
-    /// Secret and lease of transferred planes and embeddings.
+    /// Secret and lease of the room that workers reserve for the request's planes and embeddings.
     reservation: pb::PlaneReservation,
-    /// Prefixes of the prompt, by which earlier requests with the same prefix are found.
+    /// The prompt cut into pieces. By their hashes the prefix index finds workers that have received the same prefix.
     pieces: PromptPieces,
     /// Number of the current try. Each further try increments it.
     incarnation: Incarnation,
     max_replays: u32,
     /// Number of tries that were lost with a worker.
     lost: u32,
-    /// Number of tries whose planes or embeddings could not be transferred.
+    /// Number of tries that failed because planes or embeddings could not be transferred.
     failed_handovers: u32,
-    /// True if the latest try that was lost with a worker produced no token: this request may crash its workers.
+    /// True if the latest try that was lost with a worker had produced no token. This request may then be what crashes
+    /// its workers.
     in_vain: bool,
     /// Output so far. A replay starts from the prompt and these tokens.
     generated: Vec<u32>,
@@ -65,30 +68,32 @@ pub struct Request {
     phase: Phase,
     /// Runs that the request no longer needs and that some worker still holds.
     leaving: Vec<Run>,
-    /// Tracing span from acceptance until no worker holds anything of the request.
+    /// Tracing span from the request's acceptance until no worker holds data of the request.
     span: Span,
 }
 
 /// The inputs of [`Request::accept`].
 #[derive(Debug)]
 pub struct NewRequest {
-    /// Minted by this conductor.
+    /// The id that this conductor has given to the request.
     pub id: RequestId,
-    /// Validated by [`super::validate`] and [`super::media`].
+    /// The client's specification, validated by [`super::validate`] and [`super::media`].
     pub spec: pb::RequestSpec,
-    /// `None` for a request without a deadline.
+    /// The request's deadline; `None` for a request without one.
     pub deadline: Option<Deadline>,
     /// The walks of the served model that prefill and decode text.
     pub walks: TextWalks,
     /// Walks that encode the request's media; empty for text.
     pub encoders: Vec<WalkId>,
-    /// Secret and lease of transferred planes. Every try has its own graph key under the same secret.
+    /// Secret and lease of the room that workers reserve for the request's planes and embeddings. All tries use the
+    /// same secret, but each try has graph keys of its own.
     pub reservation: pb::PlaneReservation,
-    /// Prefixes of the prompt, for placement.
+    /// The prompt cut into pieces, by which placement finds cached prefixes.
     pub pieces: PromptPieces,
     /// Output tokens that another conductor generated, after which this request continues; empty for a new request.
     pub generated: Vec<u32>,
-    /// Maximum number of further tries after the loss of a worker, and likewise after a failed hand-over.
+    /// Maximum number of replays after lost workers. Replays after failed hand-overs have a separate count with the
+    /// same maximum.
     pub max_replays: u32,
     /// Receives the request's tokens and its ending.
     pub output: mailbox::Sender,
@@ -111,8 +116,8 @@ enum Stage {
     Prefilling {
         prefill: Run,
         decode: Run,
-        /// Rows of the decode that arrived before the prefill's last row: messages of two workers may overtake each
-        /// other. They have at most the request's `max_tokens` tokens.
+        /// Rows of the decode that arrived before the prefill's last row, because messages of two workers may overtake
+        /// each other. These rows have at most the request's `max_tokens` tokens.
         early: Vec<pb::RowReport>,
     },
     Running {
@@ -120,7 +125,8 @@ enum Stage {
     },
 }
 
-/// The runs of a stage. Match ergonomics make the items `Run`, `&Run` or `&mut Run`, like the stage itself.
+/// Iterates over the runs of a stage. The items are `Run`, `&Run` or `&mut Run`, as the stage is passed by value, by
+/// reference or by mutable reference.
 macro_rules! runs_of {
     ($stage:expr) => {{
         let (first, second) = match $stage {
@@ -133,7 +139,7 @@ macro_rules! runs_of {
 }
 
 impl Stage {
-    /// The run that receives the media's embeddings: the prefill's, or the only one.
+    /// The run that receives the media's embeddings: the run of the prefill, or the run of the whole request.
     fn prefilling(&self) -> Option<&Run> {
         match self {
             Self::Prefilling { prefill: run, .. } | Self::Running { run } => Some(run),
@@ -155,7 +161,7 @@ impl Stage {
 }
 
 impl Request {
-    /// A validated request that waits for its first placement.
+    /// Creates a request, already validated, that waits for its first placement.
     pub fn accept(new: NewRequest) -> Self {
         let NewRequest { id, spec, deadline, walks, encoders, reservation, pieces, generated, .. } = new;
         let span =
@@ -192,7 +198,7 @@ impl Request {
         GraphKey { request: self.id, incarnation: self.incarnation, graph: role.id() }
     }
 
-    /// True once the request has ended and no worker holds anything of it.
+    /// True once the request has ended and no worker holds data of the request.
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Ended) && self.leaving.is_empty()
     }
@@ -213,15 +219,16 @@ impl Request {
         most > self.generated.len() + 1
     }
 
-    /// True if the request may crash its workers: the latest lost try produced no token, and there is only one try
-    /// left. Two suspects on one worker could cost each other that last try.
+    /// True if the request may be what crashes its workers: the latest lost try produced no token, and only one try is
+    /// left. Two suspects must not share a worker, since a crash caused by one of them would use up the last try of
+    /// both.
     pub fn is_suspect(&self) -> bool {
         self.in_vain && self.lost == self.max_replays
     }
 
     /// Launches the request's first graph on `members`: the whole request, a prefill without a decode, or a decode,
-    /// which reserves room first. The message carries the time that is left until the deadline. Returns `None` and
-    /// changes nothing unless the request waits for a placement.
+    /// which reserves room first. The returned message carries the time that is left until the deadline. Returns `None`
+    /// and changes nothing unless the request waits for a placement.
     pub fn launch(&mut self, role: GraphRole, members: Members, now: Instant) -> Option<pb::LaunchGraph> {
         if !self.is_waiting() {
             return None;
@@ -237,14 +244,15 @@ impl Request {
                 message.receive = Some(self.reservation.clone());
                 Stage::Reserving { decode: run }
             }
-            // The first graph is never an encoder: its embeddings need a receiver, the graph that prefills.
+            // An encoder is never the first graph, because the graph that prefills must be there to receive the
+            // embeddings.
             GraphRole::Encode => return None,
         };
         self.enter(stage);
         Some(message)
     }
 
-    /// The purpose of the room that a worker's `Reserved` message announces, or why the message is dropped.
+    /// Returns the purpose of the room that a worker's `Reserved` message announces, or why the message is dropped.
     pub fn check_reserved(&self, from: WorkerId, key: GraphKey) -> Result<RoomFor, Dropped> {
         let Phase::Live { stage, encoding, .. } = &self.phase else { return Err(self.why_unmatched(key)) };
         let (run, purpose) = match stage {
@@ -326,7 +334,7 @@ impl Request {
         }
     }
 
-    /// Classifies a message about a graph that does not run: the graph is over, or was never launched.
+    /// Returns why a message is dropped if its graph does not run: the graph is over, or was never launched.
     fn why_unmatched(&self, key: GraphKey) -> Dropped {
         if self.leaving.iter().any(|run| run.key == key) || key.incarnation < self.incarnation {
             return Dropped::Stale;
@@ -347,7 +355,7 @@ impl Request {
         }
     }
 
-    /// Ends the request for its client now and cancels its graphs. Does nothing once the request has ended.
+    /// Ends the request for its client now and cancels the request's graphs. Does nothing once the request has ended.
     pub fn end_early(&mut self, ending: Ending) -> Effects {
         let Phase::Live { output, stage, encoding } = std::mem::replace(&mut self.phase, Phase::Ended) else {
             return Effects::default();
@@ -358,7 +366,8 @@ impl Request {
         Effects { ended, cancel: self.leave(stage, encoding), ..Effects::default() }
     }
 
-    /// Moves all current runs to the leaving runs. Returns the graphs to cancel, each with the worker that holds it.
+    /// Moves all current runs that are not over to the leaving runs. Returns the graphs to cancel, each with the worker
+    /// that holds it.
     fn leave(&mut self, stage: Stage, encoding: Encoding) -> Vec<(WorkerId, GraphKey)> {
         let mut holders = Vec::new();
         for run in stage.into_runs().chain(encoding.into_run()).filter(|run| !run.is_over()) {
@@ -376,13 +385,13 @@ impl Request {
 /// Room for planes or embeddings at a worker, as its `Reserved` message describes it.
 #[derive(Clone, Debug)]
 pub struct ReservedRoom {
-    /// `ip:port`, as other workers reach it.
+    /// `ip:port` at which other workers reach the worker.
     pub address: String,
     /// Layout of the planes or embeddings. Sender and receiver must agree on it.
     pub layout_hash: u64,
-    /// Path of the shared memory for senders on the same machine; empty if there is none.
+    /// Path of the shared memory that senders on the same machine write to; empty if there is none.
     pub shared_memory: String,
-    /// Leading pages that the receiver already has and that are not sent.
+    /// Number of leading pages that are not sent, because the receiver already has them.
     pub known_pages: u32,
 }
 

@@ -8,7 +8,8 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-/// Refuses media that the model cannot run. Returns the walks that encode the media, each walk once.
+/// Refuses media that the model cannot encode. Returns the walks (named passes over the model's nodes) that encode the
+/// media, each walk once.
 pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
     let mut walks = Vec::new();
     let mut end = 0;
@@ -45,7 +46,8 @@ pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<Wal
     Ok(walks)
 }
 
-/// Refuses a prompt with placeholders that belong to no item: the model would compute them as unknown words.
+/// Refuses a prompt with placeholders that belong to no media item, because the model would read these placeholders as
+/// unknown words.
 fn check_placeholders(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<(), Error> {
     let is_placeholder = |token: &&u32| model.media().iter().any(|input| input.placeholder == **token);
     let placeholders = spec.prompt.iter().filter(is_placeholder).count();

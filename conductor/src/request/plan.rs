@@ -6,17 +6,17 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-/// The walks that prefill and decode text.
+/// The walks (named passes over the model's nodes) that prefill and decode text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextWalks {
     /// The prefill walk over the same nodes as the decode walk.
     pub prefill: WalkId,
-    /// The decode walk, whose loop stays on one worker.
+    /// The decode walk. All its iterations for a request run on one worker.
     pub decode: WalkId,
 }
 
 impl TextWalks {
-    /// The walks that the model declares, or an error if it declares no decode or prefill walk.
+    /// Returns the walks that the model declares, or an error if the model declares no decode walk or no prefill walk.
     pub fn of(model: &ModelDeclaration) -> Result<Self, Error> {
         let decode = model
             .find_walk(|walk| matches!(walk.kind, WalkKind::Decode { .. }))

@@ -12,13 +12,14 @@ pub type Members = BTreeMap<Rank, WorkerId>;
 /// A worker graph's ranks, and the ranks that have not completed the graph yet.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// The key includes the incarnation, so that a leaving run and the next try's run have different keys.
+    /// Key of the worker graph. It includes the incarnation, so that a leaving run and the next try's run have
+    /// different keys.
     pub key: GraphKey,
     members: Members,
     pending: Members,
     /// One more than the highest epoch of which a row has arrived.
     next_epoch: Epoch,
-    /// The first rank's `Finished`. All other ranks must report the same.
+    /// The `Finished` of the rank that reported first. All other ranks must report the same.
     pub finished: Option<pb::Finished>,
     /// Number of the request's output tokens when this run began.
     pub tokens_before: usize,
@@ -65,7 +66,7 @@ impl Run {
         Ok(())
     }
 
-    /// Removes a lost worker from the pending ranks. Returns true if it was one of them.
+    /// Removes the ranks of a lost worker from the pending ranks. Returns true if the worker had a pending rank.
     pub fn lose(&mut self, worker: WorkerId) -> bool {
         let before = self.pending.len();
         self.pending.retain(|_, holder| *holder != worker);

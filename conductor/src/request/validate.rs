@@ -17,7 +17,7 @@ pub fn check_spec(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Resul
     check_priority(spec.priority)
 }
 
-/// Refuses earlier output after which the request cannot continue.
+/// Refuses `generated`, the earlier output, if the request cannot continue after it.
 pub fn check_generated(
     generated: &[u32],
     spec: &pb::RequestSpec,
@@ -52,7 +52,8 @@ fn check_stopping(stopping: &pb::Stopping, model: &pb::ModelDescription) -> Resu
     check_ids("stop_token_ids", stop_token_ids.iter().copied(), model.vocab_size)
 }
 
-/// Refuses a request whose prompt and output exceed the context, or the KV pool of any worker that may get it.
+/// Refuses a request whose prompt and output together exceed the model's context, or the KV pool of any worker that may
+/// get the request.
 fn check_room(prompt: usize, max_tokens: u32, model: &pb::ModelDescription) -> Result<(), Error> {
     let total = prompt as u64 + u64::from(max_tokens);
     let limits = [
@@ -65,7 +66,7 @@ fn check_room(prompt: usize, max_tokens: u32, model: &pb::ModelDescription) -> R
             continue;
         }
         let sum = format!("{prompt} prompt tokens + max_tokens {max_tokens} = {total}");
-        // The prompt is at fault if no output length would fit.
+        // The prompt is at fault if it leaves no room for any output.
         let field = if prompt as u64 >= limit { "prompt" } else { "max_tokens" };
         return Err(Error::invalid(field, format!("{sum} tokens are over the limit of {limit}, {what}")));
     }
@@ -76,7 +77,7 @@ fn check_sampling(sampling: &pb::Sampling, model: &pb::ModelDescription) -> Resu
     within("temperature", sampling.temperature, 0.0, f32::MAX, "0 or more")?;
     within("top_p", sampling.top_p, f32::MIN_POSITIVE, 1.0, "in (0, 1]")?;
     within("min_p", sampling.min_p, 0.0, 1.0, "in [0, 1]")?;
-    // A logit could overflow with a penalty beyond these bounds.
+    // The penalties are bounded, because a logit could overflow with a penalty beyond these bounds.
     within("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0, "in [0.01, 100]")?;
     within("presence_penalty", sampling.presence_penalty, -2.0, 2.0, "in [-2, 2]")?;
     within("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0, "in [-2, 2]")?;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(30);
-/// A process that ran this long was well: its end is not an early exit, and the next pause is the shortest again.
+/// Minimum life of a process whose end is not an early exit. The pause after such a process is the shortest one again.
 pub const WELL: Duration = Duration::from_secs(10);
 
-/// A pause that doubles with each early exit, up to a bound.
+/// Computes the pause before a restart. The pause doubles with each early exit, up to a bound.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,

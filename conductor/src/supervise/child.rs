@@ -24,8 +24,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts a worker in a process group of its own, so that a terminal's Ctrl-C does not reach it. Must be called on
-    /// the supervisor's thread, since the child gets the parent-death signal when that thread ends.
+    /// Starts a worker in a process group of its own, so that Ctrl-C in a terminal does not reach the worker. Must be
+    /// called on the supervisor's thread, since the child gets the parent-death signal when that thread ends.
     pub async fn spawn(command: &WorkerCommand, rank: Rank) -> io::Result<Self> {
         let mut process = Command::new(&command.program)
             .arg0("worker")
@@ -37,7 +37,7 @@ impl Child {
         let pid = process.id().unwrap_or_default();
         let mut lifeline = process.stdin.take();
         if let Some(lifeline) = &mut lifeline {
-            // An error means that the child has ended, which `wait` reports.
+            // An error is ignored: it means that the child has ended, and `wait` reports the end.
             let _ = lifeline.write_all(format!("{}\n", command.lifeline_line).as_bytes()).await;
         }
         tracing::debug!(worker = %rank, pid, "spawned a worker");
@@ -56,7 +56,7 @@ impl Child {
         self.process.wait().await
     }
 
-    /// Kills the process and its process group, to which the processes that it has started belong.
+    /// Kills the process and its process group, which includes the processes that it has started.
     pub fn kill(&mut self) {
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let killed = group.map(|group| kill_process_group(group, Signal::KILL));

@@ -70,7 +70,7 @@ impl Request {
         }
     }
 
-    /// Handles the end of the graph that ends the request: all its ranks have reported `Finished`.
+    /// Ends the request, after all ranks of its last graph have reported `Finished`.
     fn on_finished(&mut self, finished: pb::Finished) -> Effects {
         if finished.generated as usize != self.generated.len() {
             return self.break_off(&format!(

@@ -56,8 +56,8 @@ impl Encoding {
     }
 }
 
-/// The specification that a graph receives. Only the encoder gets the media's bytes, and it gets no prompt and no
-/// sampling.
+/// Returns the specification that a graph receives. Only the encoder gets the media's bytes, and the encoder gets no
+/// prompt and no sampling.
 pub(super) fn spec_for(role: GraphRole, spec: &pb::RequestSpec) -> pb::RequestSpec {
     if role == GraphRole::Encode {
         return pb::RequestSpec { media: spec.media.clone(), priority: spec.priority, ..Default::default() };
@@ -136,8 +136,8 @@ impl Request {
         Effects { begun, ..Effects::default() }
     }
 
-    /// Starts the request over and so gives up the reserved room, since no worker that could fill it is ready. This
-    /// does not count as a lost try.
+    /// Starts the request over, because no worker is ready that could fill the reserved room. The room is given up, and
+    /// the try does not count as lost.
     pub fn give_room_back(&mut self) -> Effects {
         match &self.phase {
             Phase::Live { stage: Stage::Reserving { .. }, .. }

@@ -7,8 +7,8 @@ use super::{Effects, Encoding, Phase, Request, Stage};
 use crate::mailbox::Ending;
 
 impl Request {
-    /// Handles the loss of a worker. A request that ran on that worker is tried again, or fails with `why` after its
-    /// last try.
+    /// Handles the loss of a worker. A request that ran on the lost worker is tried again. After its last try the
+    /// request fails with `why`.
     pub fn on_worker_lost(&mut self, worker: WorkerId, why: &str) -> Effects {
         let mut released = Vec::new();
         for run in &mut self.leaving {
@@ -38,7 +38,7 @@ impl Request {
         let finished = stage.runs().filter_map(|run| run.finished).find(|f| all_here(f) && ended(f));
         let in_vain = stage.runs().all(|run| run.tokens_before == self.generated.len());
         if let Some(finished) = finished {
-            // All tokens have arrived: another try would have nothing to generate.
+            // All tokens have arrived, so the request ends: another try would have nothing to generate.
             return self.end_early(Ending::Finished(self.as_first_computed(finished)));
         }
         self.lost += 1;

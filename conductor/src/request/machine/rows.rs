@@ -1,4 +1,5 @@
-//! Rows, each a request's share of one step: their tokens and prompt logprobs are delivered once and in order.
+//! Rows: a row is a request's share of one step. The tokens and prompt logprobs of rows are delivered once and in
+//! order.
 
 use tutti_proto::{GraphKey, WorkerId, cluster::v1 as pb};
 
@@ -29,7 +30,7 @@ impl Request {
         }
     }
 
-    /// Delivers early rows of the decode whose preceding tokens have arrived.
+    /// Delivers each early row of the decode once all tokens before the row have arrived.
     fn take_early(&mut self, outcome: &mut RowOutcome) {
         loop {
             let next = self.generated.len() as u32;
@@ -43,7 +44,8 @@ impl Request {
             let more = self.take(key, row);
             outcome.taken += more.taken;
             outcome.dropped += more.dropped;
-            // A row has effects only if it ends the request, and after that no row is taken.
+            // No earlier effects are overwritten: a row has effects only if it ends the request, and then the loop
+            // returns.
             outcome.effects = more.effects;
         }
     }
@@ -70,7 +72,7 @@ impl Request {
         if let Some(run) = self.run_mut(key) {
             run.see_epoch(row.epoch);
         }
-        // A replay computes the prompt again, but usage reports the cache hits of the first prefill.
+        // The usage reports the cache hits of the first prefill only, so a replay's count is not stored.
         if next == 0 && !fresh.is_empty() {
             self.cached_tokens = row.cached_tokens;
         }
@@ -93,7 +95,8 @@ fn is_ahead(row: &pb::RowReport, next: u32) -> bool {
     row.tokens.first().is_some_and(|token| token.index > next)
 }
 
-/// The logprobs of `piece` that have not been sent yet. A replay computes the prompt's logprobs again.
+/// Returns the logprobs of `piece` from prompt token `next` on. Earlier ones were already sent: a replay computes the
+/// prompt's logprobs again.
 fn unscored(piece: Option<pb::PromptLogprobs>, next: u32) -> Result<Option<pb::PromptLogprobs>, String> {
     let Some(mut piece) = piece else { return Ok(None) };
     let Some(seen) = next.checked_sub(piece.first) else {
