@@ -83,8 +83,8 @@ impl Supervisor {
     /// killed.
     pub async fn stop(self) {
         self.stop.send_replace(true);
-        // An error is ignored: it means that the supervisor's thread has already ended, and its children with the
-        // thread.
+        // An error is ignored: it means that the supervisor's thread has already ended. The
+        // worker processes ended with it.
         let _ = self.stopped.await;
     }
 }

@@ -93,7 +93,7 @@ impl Avoided {
     }
 }
 
-/// Requirement on a conductor's state in a pick.
+/// The state that [`Fleet::pick`] requires of a conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The conductor was ready at its last poll.

@@ -307,7 +307,7 @@ macro_rules! settings {
     (@is_flag flag) => { true };
 }
 
-/// Declares the settings of a process: groups whose keys stand side by side, and groups in tables of their own.
+/// Declares the settings of a process: groups whose keys are at the top level, and groups with a table each.
 macro_rules! process {
     (
         $(#[doc = $doc:literal])+

@@ -15,7 +15,7 @@ use crate::served::{CheckedText, ServedText, TextFiles};
 /// The texts that a router has parsed.
 pub struct Texts {
     skip_tokenizer_init: bool,
-    /// The text of an embedded router's conductor.
+    /// In an embedded router: the tokenizer and chat template that its conductor has already parsed, if known.
     own: Option<CheckedText>,
     ahead: Mutex<Option<Ahead>>,
 }

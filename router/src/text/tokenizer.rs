@@ -68,7 +68,7 @@ impl Tokenizer {
     /// True if a text of this many bytes certainly has more than `tokens` tokens. This is decided without encoding the
     /// text.
     pub fn surely_exceeds(&self, bytes: usize, tokens: u32) -> bool {
-        // A tokenizer that is not byte-level may have one token for an unknown word of any length.
+        // A tokenizer that is not byte-level may encode an unknown word of any length as one token, so bytes say nothing.
         self.byte_level && bytes / MOST_SHORTENED > self.longest.saturating_mul(tokens as usize)
     }
 

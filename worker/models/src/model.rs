@@ -69,8 +69,9 @@ pub trait Model: Send {
 
     /// Layout of pages on the wire. The layout is equal for all ranks of a group and for groups of any size.
     fn page_layout(&self) -> PageLayout;
-    /// Appends this rank's share of `pages` to `out`, in the order of [`Model::page_layout`]. The leader of a TP group
-    /// appends whole pages. Waits for the device.
+    /// Waits for the device, then appends the contents of `pages` to `out`, in the order of [`Model::page_layout`]. The
+    /// model of a single rank appends that rank's share. The model of a TP group's leader appends whole pages, with the
+    /// shares of all ranks.
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
     /// Writes this rank's share of `data` to `pages`. `data` holds whole pages.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;

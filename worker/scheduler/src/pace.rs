@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::step_time::{StepTime, Work};
 
-/// Each measured step multiplies the excess of [`Pace::overrun`] over 1 by this factor, unless the step itself overran
-/// by more.
+/// Factor by which `Pace::overrun - 1` shrinks at each measured step. If the step's own overrun is larger than the
+/// shrunken value, the step's own overrun replaces it, up to [`MAX_OVERRUN`].
 const DECAY: f64 = 0.9;
 /// Upper limit of [`Pace::overrun`], since a stalled step says nothing about the next one. Also its initial value.
 const MAX_OVERRUN: f64 = 1.25;

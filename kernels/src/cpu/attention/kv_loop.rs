@@ -114,7 +114,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         self.row.start + self.piece.tile.first + token
     }
 
-    /// Writes the piece's scaled queries to the state.
+    /// Scales the queries of `self.piece` and writes them to `self.state`.
     #[inline(always)]
     fn take_queries<S: Simd>(&mut self, s: S, tiling: Tiling) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);

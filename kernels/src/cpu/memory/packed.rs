@@ -82,8 +82,8 @@ impl PackedWeights {
         Self(Arc::new(Mutex::new(State { path, name, mode })))
     }
 
-    /// Returns the packed matrix of `source`: from the file, or else from `pack`. If the file is being written, a
-    /// matrix from `pack` is appended to it.
+    /// Returns the packed matrix of `source`: from the cache file if it holds the matrix, else from `pack`. While a new
+    /// cache file is being made, the result of `pack` is also appended to that file.
     pub(in crate::cpu) fn matrix(
         &self,
         path: isa::Path,

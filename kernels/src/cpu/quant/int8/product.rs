@@ -1,7 +1,7 @@
 //! `y = x · Wᵀ` in eight bits.
 //!
-//! Activations are quantised first, into tiles of a few rows. Within a tile, the words of all rows for one step are
-//! adjacent. Then every panel of weights is multiplied by every tile while the panel is in the cache, so that weights
+//! Activations are quantised first, into tiles of a few rows. A word is a group of quantised activations.
+//! Within a tile, the words that one step of the loop over the inputs needs from all rows are adjacent. Then every panel of weights is multiplied by every tile while the panel is in the cache, so that weights
 //! are read from memory once for all rows.
 
 use std::hint::black_box;
