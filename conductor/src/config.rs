@@ -1,4 +1,4 @@
-//! What follows from a conductor's settings: the groups of workers, and the settings that each worker receives.
+//! Values derived from a conductor's settings: the groups of workers, and the settings that each worker receives.
 //! [`load`] checks the settings before a port is bound or a process is spawned.
 
 mod topology;

@@ -118,7 +118,7 @@ impl PrefixIndex {
         let mut path = Vec::new();
         let mut room = self.max_bytes;
         for piece in pieces.of(prompt) {
-            // Of a prompt that is larger than the whole index, only the beginning is indexed.
+            // Only the beginning of a prompt that is larger than the whole index is indexed.
             let Some(left) = room.checked_sub(entry_bytes(piece.tokens.len()) + holders_bytes(1)) else {
                 break;
             };

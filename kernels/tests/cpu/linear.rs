@@ -172,7 +172,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
             }
         }
     }
-    // The same path with another number of threads gives the same bits.
+    // Another number of threads on one path gives the same bits.
     references.sort();
     for pair in references.chunks(2) {
         assert_eq!(pair[0].0, pair[1].0);

@@ -116,7 +116,7 @@ fn truncation_keeps_what_it_should() {
             (SamplingParams { top_p: 1e-6, ..sampling.clone() }, &[1]),
             (SamplingParams { min_p: 0.3, ..sampling.clone() }, &[0, 1, 3]),
             (SamplingParams { min_p: 1.0, ..sampling.clone() }, &[1]),
-            // Of the mass 0.85 of the three likeliest, 0.4 is less than half, and 0.7 is more.
+            // The three likeliest have a mass of 0.85: 0.4 is less than half of it, and 0.7 is more.
             (SamplingParams { top_k: 3, top_p: 0.5, ..sampling.clone() }, &[1, 3]),
             (SamplingParams { top_k: 2, min_p: 0.9, ..sampling.clone() }, &[1]),
         ] {

@@ -4,7 +4,7 @@
 //! that ends at a page boundary where possible, so that a small remainder of the budget does not cut a prompt into
 //! slivers. A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but not for
 //! ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not overdue.
-//! Of several overdue prefills, the one passed over for longest comes first. If the first overdue prefill still does
+//! Among several overdue prefills, the one passed over for longest comes first. If the first overdue prefill still does
 //! not fit beside the decodes, it gets a step alone, over budget if necessary.
 
 use std::cmp::Reverse;

@@ -9,9 +9,9 @@ fn read(ending: &str, text: &str) -> Result<Layout, Error> {
 }
 
 #[track_caller]
-fn refused(text: &str, told: &str) {
+fn refused(text: &str, message: &str) {
     let error = read(".toml", text).unwrap_err().to_string();
-    assert!(error.contains(told), "{error}");
+    assert!(error.contains(message), "{error}");
 }
 
 #[test]

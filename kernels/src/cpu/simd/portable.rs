@@ -85,7 +85,7 @@ impl Simd for Portable {
     }
 
     type I = [i32; LANES];
-    /// The same number as for the instructions that multiply bytes, so that tests on any machine cover the layout of
+    /// Equals the number for the instructions that multiply bytes, so that tests on any machine cover the layout of
     /// those instructions.
     const DOT_INPUTS: usize = 4;
 

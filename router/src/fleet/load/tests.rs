@@ -37,7 +37,7 @@ fn reported_load_beyond_our_own_belongs_to_other_routers() {
     let _waits = Booking::new(own.clone(), 2);
     let reported = Reported::of(&cluster(3, 4, 20), &own);
     assert_eq!((reported.workers, reported.running, reported.kv_pages_used), (1, 3, 20));
-    // Of the 20 pages, 8 are ours. Of the 4 waiting requests, 1 is ours. The other 3 are assumed to have 10 blocks,
+    // Our share is 8 of the 20 pages and 1 of the 4 waiting requests. The other 3 are assumed to have 10 blocks,
     // like the prompt to be placed.
     let expected = Load { requests: 2, active_blocks: 6 + 12, queued_blocks: 2 + 30, workers: 1 };
     assert_eq!(reported.load(&own, 10), expected);
