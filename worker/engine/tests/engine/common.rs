@@ -219,7 +219,7 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
         walk("thinker_decode", WalkKind::Decode { batched_by }),
         walk("thinker_step", WalkKind::Mixed),
     ];
-    let kind = PlaneKind::PagedKv { page_tokens: PAGE_TOKENS as u32, bytes_per_token: 16 };
+    let kind = PlaneKind::Paged { page_tokens: PAGE_TOKENS as u32, ratio: 1, bytes_per_entry: 16 };
     let planes = vec![Plane { name: "kv".into(), kind }];
     let probe = Arc::default();
     let model = Hashing {
