@@ -170,7 +170,7 @@ impl Model for Hashing {
             next += row.tokens;
             for index in 0..row.tokens {
                 let position = row.start + index;
-                assert_eq!(inputs.positions[row.first_token + index], position as f32);
+                assert_eq!(inputs.positions.map(|axis| axis[row.first_token + index]), [position as f32; 3]);
                 let page = row.block_table[position / PAGE_TOKENS].0 as usize;
                 self.pages[page][position % PAGE_TOKENS] = inputs.token_ids[row.first_token + index];
             }
