@@ -75,7 +75,8 @@ fn a_walk_over_an_undeclared_node_is_refused() {
 
 #[test]
 fn sizes_of_pages_and_slots_are_sums_over_the_planes() {
-    let planes = vec![slot("state", 96), paged("kv", 128, 1, 8), paged("far", 128, 128, 5), slot("window", 4)];
+    let planes =
+        vec![slot("state", 96), paged("kv", 128, 1, 8), paged("far", 128, 128, 5), slot("window", 4)];
     let model = with_planes(planes).unwrap();
     assert_eq!((model.page_tokens(), model.has_slots()), (Some(128), true));
     assert_eq!((model.page_bytes(), model.slot_bytes()), (128 * 8 + 5, 100));
