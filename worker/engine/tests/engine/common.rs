@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
-use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, StepHook};
+use tutti_models::{
+    Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section,
+    StepHook,
+};
 use tutti_proto::{
     Rank,
     cluster::v1 as pb,
@@ -121,13 +124,10 @@ impl Model for Hashing {
     }
 
     fn page_layout(&self) -> PageLayout {
-        PageLayout {
-            sections: 1,
-            units: 1,
-            unit_bytes: PAGE_TOKENS * size_of::<u32>(),
-            page_tokens: PAGE_TOKENS,
-            format: "tokens".into(),
-        }
+        let section = Section { units: 1, unit_bytes: PAGE_TOKENS * size_of::<u32>() };
+        let (name, format, sections) = ("kv".into(), "tokens".into(), vec![section]);
+        let place = PlanePlace::Pages { ratio: 1 };
+        PageLayout { page_tokens: PAGE_TOKENS, planes: vec![PlaneLayout { name, place, sections, format }] }
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
