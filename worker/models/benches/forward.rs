@@ -162,7 +162,7 @@ impl Bench {
         };
         let block_tables: Vec<_> =
             (0..BATCH).map(|request| pages(if request == 0 { LONG + 1 } else { CONTEXT + 1 })).collect();
-        model.allocate_pages(next as usize)?;
+        model.allocate_planes(next as usize, 1)?;
         let params = SamplingParams {
             temperature: 0.0,
             top_k: 0,
@@ -199,7 +199,7 @@ impl Bench {
             (0..batch).filter(|_| sample).map(|request| (request + 1) * tokens - 1).collect();
         let inputs =
             StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
-        self.model.forward(&inputs)?;
+        self.model.forward(&inputs, &[])?;
         let row = SampleRow {
             params: &self.params,
             prompt: &[],
