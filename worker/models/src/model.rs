@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
+use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, SlotId, StepInputs, TokenScore};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use crate::{PageLayout, StepHook};
@@ -99,6 +99,24 @@ pub trait Model: Send {
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
     /// Writes this rank's share of `data` to `pages`. `data` holds whole pages.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
+
+    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane, in
+    /// the order of the declaration. Appends nothing in a model without slot planes.
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let _ = out;
+        match self.declaration().has_slots() {
+            false => Ok(()),
+            true => Err(DeviceError::Misuse(format!("the state in slot {} cannot be read", slot.0))),
+        }
+    }
+
+    /// Writes the bytes that [`read_slot`](Self::read_slot) has read to `slot`.
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        match data {
+            [] if !self.declaration().has_slots() => Ok(()),
+            data => Err(DeviceError::Misuse(format!("{} bytes of state for slot {}", data.len(), slot.0))),
+        }
+    }
 
     /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. A model
     /// that cannot pause drops the hook. A TP group drops the hook, because all ranks of the group would have to pause
