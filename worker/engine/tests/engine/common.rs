@@ -3,13 +3,16 @@
 //! It stores token ids where a real model stores keys and values, so a wrong page, position or row changes every later
 //! token.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
 use tutti_models::{
-    Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section,
-    StepHook,
+    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace,
+    Section, StepHook,
 };
 use tutti_proto::{
     Rank,
@@ -47,6 +50,7 @@ struct Hashing {
     step_hook: Option<Box<dyn StepHook>>,
     /// One value per logit row of the step.
     hidden: Vec<u64>,
+    results: LogitResults,
     probe: Arc<Mutex<Probe>>,
 }
 
@@ -118,7 +122,7 @@ impl Model for Hashing {
         PAGE_BYTES
     }
 
-    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+    fn allocate_planes(&mut self, pages: usize, _: usize) -> Result<(), DeviceError> {
         self.pages = vec![[NOTHING; PAGE_TOKENS]; pages];
         Ok(())
     }
@@ -142,7 +146,7 @@ impl Model for Hashing {
         self.step_hook = Some(hook);
     }
 
-    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+    fn forward(&mut self, inputs: &StepInputs<'_>, _: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         let mut probe = self.probe.lock().expect("no thread panicked");
         if let Some(error) = probe.fail_next.take() {
             return Err(error);
@@ -189,16 +193,27 @@ impl Model for Hashing {
         Ok(())
     }
 
-    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
+        let out = &mut self.results;
         for (index, row) in wanted.sample {
             let hidden = self.hidden[*index];
             let token = choose(hidden, row.params.seed, row.position, row.forbidden);
-            out.sampled.push(Sampled { token, score: row.logprobs.map(|top| score(hidden, token, top)) });
+            let score = row.logprobs.map(|top| score(hidden, token, top));
+            out.sampled.push(Ok(Sampled { token, score }));
         }
         for (index, row) in wanted.score {
-            out.scores.push(score(self.hidden[*index], row.token, row.top));
+            out.scores.push(Ok(score(self.hidden[*index], row.token, row.top)));
         }
         Ok(())
+    }
+
+    fn collect(&mut self, _: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        out.append(&mut self.results);
+        Ok(true)
+    }
+
+    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+        unreachable!("the model is in no group")
     }
 }
 
@@ -230,10 +245,12 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
             max_context_tokens: CONTEXT,
             eos_token_ids: vec![],
             max_step_tokens: 64,
+            steps_in_flight: 1,
         },
         pages: vec![],
         step_hook: None,
         hidden: vec![],
+        results: LogitResults::default(),
         probe: Arc::clone(&probe),
     };
     (Box::new(model), probe)
