@@ -11,8 +11,8 @@ use std::{
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
 use tutti_models::{
-    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace,
-    Section, StepHook,
+    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout,
+    PlanePlace, Section, StepHook,
 };
 use tutti_proto::{
     Rank,
