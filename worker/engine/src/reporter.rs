@@ -22,7 +22,7 @@ impl Reporter {
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
-        if let Some(CommittedStep { batch_walk: walk, rows: committed, started, times }) = step {
+        if let Some(CommittedStep { batch_walk: walk, rows: committed, void_rows: _, started, times }) = step {
             batch_walk = walk.0;
             let commits = || committed.iter().map(|(commit, _)| commit);
             work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens));

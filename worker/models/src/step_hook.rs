@@ -1,6 +1,6 @@
-//! A hook that runs inside a step, between two layers: it copies pages that no row of the step reads or writes.
+//! A hook that runs inside a step, between two layers: it copies pages and slots that no row of the step reads or writes.
 
-use tutti_kernels::{DeviceError, PageId};
+use tutti_kernels::{DeviceError, PageId, SlotId};
 
 /// Access to a model's pages while its step is paused.
 pub trait PausedPages {
@@ -8,6 +8,20 @@ pub trait PausedPages {
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
     /// Writes `data` to `pages`: see [`Model::write_pages`](crate::Model::write_pages).
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
+
+    /// Appends the state in `slot` to `out`: see [`Model::read_slot`](crate::Model::read_slot).
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let _ = (slot, out);
+        Ok(())
+    }
+
+    /// Writes `data` to `slot`: see [`Model::write_slot`](crate::Model::write_slot).
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        match data {
+            [] => Ok(()),
+            [..] => Err(DeviceError::Misuse(format!("slot {} has no state", slot.0))),
+        }
+    }
 }
 
 /// Work that runs in the pauses of a model's steps. It runs on the step's own thread and the step waits for it, so

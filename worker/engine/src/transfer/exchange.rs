@@ -135,6 +135,11 @@ impl Exchange {
         self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
     }
 
+    /// Frees the room that a request's embeddings took here: the request's planes hold them now.
+    pub fn media_consumed(&mut self, key: GraphKey) {
+        self.embeddings.ended(key, &mut *self.courier);
+    }
+
     /// Forgets a request that has ended here.
     pub fn ended(&mut self, key: GraphKey) {
         self.outgoing.remove(&key);
