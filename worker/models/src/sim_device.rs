@@ -24,10 +24,10 @@ use tutti_settings::SimSettings;
 
 use self::clock::SimClock;
 use crate::{
-    LoadError, Model, PageLayout, PausedPages, StepHook,
+    LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
-    thinker::{self, Audio, HeldNodes},
+    thinker::{self, Audio, HeldNodes, KV_PLANE},
 };
 
 /// Interval between the pauses of a step while the step hook may have work.
@@ -152,11 +152,13 @@ impl Model for Sim {
 
     fn page_layout(&self) -> PageLayout {
         PageLayout {
-            sections: 1,
-            units: 1,
-            unit_bytes: self.page_bytes(),
             page_tokens: self.page_tokens,
-            format: "simulated: digests".into(),
+            planes: vec![PlaneLayout {
+                name: KV_PLANE.into(),
+                place: PlanePlace::Pages { ratio: 1 },
+                sections: vec![Section { units: 1, unit_bytes: self.page_bytes() }],
+                format: "simulated: digests".into(),
+            }],
         }
     }
 

@@ -11,7 +11,8 @@ use std::{
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
 use tutti_models::{
-    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, StepHook,
+    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout,
+    PlanePlace, Section, StepHook,
 };
 use tutti_proto::{
     Rank,
@@ -127,13 +128,10 @@ impl Model for Hashing {
     }
 
     fn page_layout(&self) -> PageLayout {
-        PageLayout {
-            sections: 1,
-            units: 1,
-            unit_bytes: PAGE_TOKENS * size_of::<u32>(),
-            page_tokens: PAGE_TOKENS,
-            format: "tokens".into(),
-        }
+        let section = Section { units: 1, unit_bytes: PAGE_TOKENS * size_of::<u32>() };
+        let (name, format, sections) = ("kv".into(), "tokens".into(), vec![section]);
+        let place = PlanePlace::Pages { ratio: 1 };
+        PageLayout { page_tokens: PAGE_TOKENS, planes: vec![PlaneLayout { name, place, sections, format }] }
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {

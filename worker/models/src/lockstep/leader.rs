@@ -13,7 +13,7 @@ use tutti_proto::{
 };
 
 use super::plan;
-use crate::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout};
+use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout};
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
 ///
@@ -91,7 +91,7 @@ impl Model for Leader {
         let (mut own, mut all) = (Vec::new(), Vec::new());
         self.model.read_pages(pages, &mut own)?;
         self.plans.all_gather(&own, &mut all)?;
-        self.model.page_layout().join(&all, self.plans.group_rank().world_size, out);
+        self.model.page_layout().join(LayoutPart::Pages, &all, self.plans.group_rank().world_size, out);
         Ok(())
     }
 

@@ -52,7 +52,7 @@ impl<D: Device> Model for EncoderOnly<D> {
     }
 
     fn page_layout(&self) -> PageLayout {
-        PageLayout { sections: 0, units: 0, unit_bytes: 0, page_tokens: 0, format: "none".into() }
+        PageLayout::default()
     }
 
     fn read_pages(&mut self, _: &[PageId], _: &mut Vec<u8>) -> Result<(), DeviceError> {

@@ -10,8 +10,9 @@ use tutti_proto::declaration::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    PageLayout, PausedPages, StepHook,
+    LayoutPart, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
+    thinker::KV_PLANE,
     weights::share,
 };
 
@@ -66,12 +67,16 @@ impl<D: Device> Model for Qwen3<D> {
 
     fn page_layout(&self) -> PageLayout {
         let KvShape { layers, head_dim, page_tokens, dtype, .. } = self.kv_shape;
+        let section =
+            Section { units: self.config.kv_heads, unit_bytes: 2 * page_tokens * head_dim * dtype.bytes() };
         PageLayout {
-            sections: layers,
-            units: self.config.kv_heads,
-            unit_bytes: 2 * page_tokens * head_dim * dtype.bytes(),
             page_tokens,
-            format: format!("{dtype:?} heads of {head_dim}, {}", self.device.kv_format()),
+            planes: vec![PlaneLayout {
+                name: KV_PLANE.into(),
+                place: PlanePlace::Pages { ratio: 1 },
+                sections: vec![section; layers],
+                format: format!("{dtype:?} heads of {head_dim}, {}", self.device.kv_format()),
+            }],
         }
     }
 
@@ -90,7 +95,8 @@ impl<D: Device> Model for Qwen3<D> {
         if self.group_rank.is_alone() {
             return self.device.write_pages(kv, pages, data);
         }
-        let own: Vec<u8> = layout.cut(data, layout.units_of(self.group_rank)).flatten().copied().collect();
+        let mut own = Vec::new();
+        layout.cut(LayoutPart::Pages, data, self.group_rank, &mut own);
         self.device.write_pages(kv, pages, &own)
     }
 
