@@ -126,7 +126,7 @@ impl Scheduler {
             parked: BTreeMap::new(),
             running: BTreeMap::new(),
             draining: BTreeMap::new(),
-            flying: VecDeque::with_capacity(config.steps_in_flight),
+            flying: VecDeque::new(),
             tickets: HashMap::new(),
             cancelled: BTreeSet::new(),
             failed_transfers: BTreeMap::new(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tutti_proto::{Epoch, declaration::WalkId};
 
-use super::{Admitted, Cut, PrefillSegment, Request, Ticket};
+use super::{Admitted, Cut, PrefillSegment, Request};
 use crate::{
     checkpoints::Ladder,
     holding::{Holding, PlanePool},

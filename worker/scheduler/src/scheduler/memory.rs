@@ -6,7 +6,7 @@ use tutti_proto::GraphKey;
 
 use super::Scheduler;
 use crate::{
-    request::{Running, Ticket},
+    request::Ticket,
     step::Reserved,
 };
 
