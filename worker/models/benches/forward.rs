@@ -162,7 +162,7 @@ impl Bench {
         };
         let block_tables: Vec<_> =
             (0..BATCH).map(|request| pages(if request == 0 { LONG + 1 } else { CONTEXT + 1 })).collect();
-        model.allocate_pages(next as usize)?;
+        model.allocate_planes(next as usize, 1)?;
         let params = SamplingParams {
             temperature: 0.0,
             top_k: 0,
@@ -206,7 +206,7 @@ impl Bench {
             copies: &[],
             logit_rows: &logit_rows,
         };
-        self.model.forward(&inputs)?;
+        self.model.forward(&inputs, &[])?;
         let row = SampleRow {
             params: &self.params,
             prompt: &[],

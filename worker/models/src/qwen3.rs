@@ -9,7 +9,7 @@ mod weights;
 use std::path::Path;
 
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType,
+    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, Sampled, TokenScore, WeightType,
     collective::GroupRank,
 };
 use tutti_proto::declaration::ModelDeclaration;
@@ -23,7 +23,7 @@ use self::{
 use crate::{
     LoadError, LoadFormat, LoadOptions, Model, StepHook,
     config::ConfigFile,
-    model::Limits,
+    model::{Limits, LogitResults},
     thinker,
     weights::{Dummy, Loader, Progress, SafetensorsDir, Source},
 };
@@ -59,6 +59,19 @@ pub(crate) struct Qwen3<D: Device> {
     step_hook: Option<Box<dyn StepHook>>,
     /// Number of logit rows of the last step. `activations.hidden` holds their hidden states.
     logit_rows: usize,
+    /// Results of the step in flight, if there is one.
+    in_flight: Option<LogitResults>,
+    /// Memory of collected results, for the next step.
+    spare: LogitResults,
+    /// Results of one tile of logits.
+    tile: Answers,
+}
+
+/// The device's answers to the requests of one tile.
+#[derive(Default)]
+struct Answers {
+    sampled: Vec<Sampled>,
+    scores: Vec<TokenScore>,
 }
 
 /// Buffers for the largest step, of `T` tokens. In the shapes below, `heads`, `kv_heads`, `intermediate` and `vocab`
@@ -147,6 +160,9 @@ impl<D: Device> Qwen3<D> {
             kv: None,
             step_hook: None,
             logit_rows: 0,
+            in_flight: None,
+            spare: LogitResults::default(),
+            tile: Answers::default(),
         })
     }
 

@@ -1,6 +1,6 @@
 //! One step of Qwen3: all layers over the step's tokens, then logits one tile at a time.
 
-use std::ops::Range;
+use std::{mem, ops::Range, slice, time::Instant};
 
 use tutti_kernels::{
     Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs,
@@ -10,8 +10,9 @@ use tutti_proto::declaration::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    PageLayout, PausedPages, StepHook,
+    LayoutPart, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
+    thinker::KV_PLANE,
     weights::share,
 };
 
@@ -56,7 +57,7 @@ impl<D: Device> Model for Qwen3<D> {
         self.kv_shape.page_bytes()
     }
 
-    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+    fn allocate_planes(&mut self, pages: usize, _: usize) -> Result<(), DeviceError> {
         self.kv = None;
         let shape = KvShape { pages, ..self.kv_shape };
         self.kv = Some(self.device.kv_pool(shape)?);
@@ -66,12 +67,16 @@ impl<D: Device> Model for Qwen3<D> {
 
     fn page_layout(&self) -> PageLayout {
         let KvShape { layers, head_dim, page_tokens, dtype, .. } = self.kv_shape;
+        let section =
+            Section { units: self.config.kv_heads, unit_bytes: 2 * page_tokens * head_dim * dtype.bytes() };
         PageLayout {
-            sections: layers,
-            units: self.config.kv_heads,
-            unit_bytes: 2 * page_tokens * head_dim * dtype.bytes(),
             page_tokens,
-            format: format!("{dtype:?} heads of {head_dim}, {}", self.device.kv_format()),
+            planes: vec![PlaneLayout {
+                name: KV_PLANE.into(),
+                place: PlanePlace::Pages { ratio: 1 },
+                sections: vec![section; layers],
+                format: format!("{dtype:?} heads of {head_dim}, {}", self.device.kv_format()),
+            }],
         }
     }
 
@@ -90,7 +95,8 @@ impl<D: Device> Model for Qwen3<D> {
         if self.group_rank.is_alone() {
             return self.device.write_pages(kv, pages, data);
         }
-        let own: Vec<u8> = layout.cut(data, layout.units_of(self.group_rank)).flatten().copied().collect();
+        let mut own = Vec::new();
+        layout.cut(LayoutPart::Pages, data, self.group_rank, &mut own);
         self.device.write_pages(kv, pages, &own)
     }
 
@@ -98,16 +104,14 @@ impl<D: Device> Model for Qwen3<D> {
         self.step_hook = Some(hook).filter(|_| self.group_rank.is_alone());
     }
 
-    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        self.forward_with(inputs, &[])
-    }
-
-    fn forward_with(
+    fn forward(
         &mut self,
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
-        self.logit_rows = 0;
+        if self.in_flight.is_some() {
+            return Err(DeviceError::Misuse("the step before is not collected yet".into()));
+        }
         let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
@@ -157,12 +161,12 @@ impl<D: Device> Model for Qwen3<D> {
             }
         }
         self.logit_rows = inputs.logit_rows.len();
+        self.in_flight = Some(mem::take(&mut self.spare));
         Ok(())
     }
 
-    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
         let LogitRequests { mut sample, mut score } = *wanted;
-        let mut refused = None;
         while let Some(tile) =
             next_tile(first_index(sample).into_iter().chain(first_index(score)), self.logit_rows)?
         {
@@ -173,20 +177,20 @@ impl<D: Device> Model for Qwen3<D> {
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.end));
             let then = rebase(then, tile.start);
             if self.group_rank.is_alone() && then.is_empty() && all_take_the_likeliest(&now, tile.len()) {
-                self.choose(tile, out)?;
+                self.choose(tile)?;
                 continue;
             }
             self.compute_logits(tile)?;
-            match self.answer(&now, &then, out) {
-                // The other ranks still compute the remaining tiles, in collective operations that need this rank. This
-                // rank therefore goes on too, and returns its first error at the end.
-                Err(error @ DeviceError::Misuse(_)) if !self.group_rank.is_alone() => {
-                    refused.get_or_insert(error);
-                }
-                answered => answered?,
-            }
+            self.answer(&now, &then)?;
         }
-        refused.map_or(Ok(()), Err)
+        Ok(())
+    }
+
+    fn collect(&mut self, _: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        let mut results = self.in_flight.take().ok_or_else(no_step)?;
+        out.append(&mut results);
+        self.spare = results;
+        Ok(true)
     }
 
     fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
@@ -252,11 +256,14 @@ impl<D: Device> Qwen3<D> {
     }
 
     /// Computes the logits of a tile and appends the likeliest token of each row. The logits cannot be read afterwards.
-    fn choose(&mut self, tile: Range<usize>, out: &mut LogitResults) -> Result<(), DeviceError> {
-        let Self { device, weights, activations: a, config, .. } = self;
+    fn choose(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
+        let Self { device, weights, activations: a, config, in_flight, tile: answers, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
         let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
-        device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut out.sampled)
+        device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut answers.sampled)?;
+        let results = in_flight.as_mut().ok_or_else(no_step)?;
+        results.sampled.extend(answers.sampled.drain(..).map(Ok));
+        Ok(())
     }
 
     /// Samples and scores rows of a tile. Row indices count from the tile's first row.
@@ -264,17 +271,49 @@ impl<D: Device> Qwen3<D> {
         &mut self,
         sample: &[(usize, SampleRow<'_>)],
         score: &[(usize, ScoreRow)],
-        out: &mut LogitResults,
     ) -> Result<(), DeviceError> {
-        let logits = self.activations.gathered.as_ref().unwrap_or(&self.activations.logits);
-        if !sample.is_empty() {
-            self.device.sample(logits, sample, &mut out.sampled)?;
-        }
-        if !score.is_empty() {
-            self.device.score(logits, score, &mut out.scores)?;
-        }
-        Ok(())
+        let Self { device, activations: a, in_flight, tile, .. } = self;
+        let logits = a.gathered.as_ref().unwrap_or(&a.logits);
+        let results = in_flight.as_mut().ok_or_else(no_step)?;
+        answer_each(sample, &mut tile.sampled, &mut results.sampled, |rows, out| {
+            device.sample(logits, rows, out)
+        })?;
+        answer_each(score, &mut tile.scores, &mut results.scores, |rows, out| device.score(logits, rows, out))
     }
+}
+
+/// Appends the answer to each of `requests` to `out`. If the device refuses to answer them together, each is asked
+/// apart, and only the requests at fault have an error.
+fn answer_each<R, A>(
+    requests: &[(usize, R)],
+    answers: &mut Vec<A>,
+    out: &mut Vec<Result<A, DeviceError>>,
+    mut ask: impl FnMut(&[(usize, R)], &mut Vec<A>) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    if requests.is_empty() {
+        return Ok(());
+    }
+    let together = ask(requests, answers);
+    match together {
+        Ok(()) => out.extend(answers.drain(..).map(Ok)),
+        Err(lost @ DeviceError::Lost(_)) => return Err(lost),
+        Err(_) => {
+            for request in requests {
+                answers.clear();
+                match ask(slice::from_ref(request), answers) {
+                    Ok(()) => out.extend(answers.drain(..).map(Ok)),
+                    Err(lost @ DeviceError::Lost(_)) => return Err(lost),
+                    Err(refused) => out.push(Err(refused)),
+                }
+            }
+            answers.clear();
+        }
+    }
+    Ok(())
+}
+
+fn no_step() -> DeviceError {
+    DeviceError::Misuse("no step is in flight".into())
 }
 
 fn no_pages() -> DeviceError {
