@@ -106,11 +106,11 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let thinker = vec((prop_oneof![3 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..longest), 1..4);
     let talker = vec((Just(SPEECH), 1_usize..longest), 1..3);
     let prefill = prop_oneof![3 => thinker, 2 => talker];
-    let max_tokens = prop_oneof![2 => 0_u32..12, 1 => 12_u32..150];
+    let max_tokens = prop_oneof![3 => 0_u32..12, 2 => 12_u32..150];
     let output = (max_tokens, 0_u32..4, 0_u32..4, any::<bool>());
     let weighted = proptest::option::weighted;
     let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
-    let content = (0_u32..3, 0_usize..longest * 2, any::<bool>(), proptest::bool::weighted(0.8));
+    let content = (0_u32..2, 0_usize..longest * 3, proptest::bool::weighted(0.75), proptest::bool::weighted(0.8));
     let role =
         prop_oneof![3 => Just(GraphRole::Whole), 1 => Just(GraphRole::Prefill), 1 => Just(GraphRole::Decode)];
     let media = proptest::option::weighted(0.2, 0_usize..30);
@@ -156,7 +156,7 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
         Just(PrefillSharing::Fair),
         Just(PrefillSharing::FirstCome)
     ];
-    let admission = prop_oneof![Just(Admission::WholeLife), Just(Admission::Optimistic)];
+    let admission = prop_oneof![2 => Just(Admission::WholeLife), 3 => Just(Admission::Optimistic)];
     let target = proptest::option::of(1_u32..5);
     let caps = (proptest::option::of(1_usize..24), proptest::option::of(1_usize..24));
     (chunking, sharing, admission, target, caps, any::<bool>()).prop_map(
@@ -194,6 +194,17 @@ fn tight() -> impl Strategy<Value = Setting> {
         |(policies, (page_tokens, model), max_step_tokens, pages, max_context)| {
             let settings = EngineSettings { max_step_tokens, ..policies.settings };
             (SchedulerConfig { settings, max_context, page_tokens, pages, ..policies }, model, 40)
+        },
+    )
+}
+
+/// Many short prompts that outgrow their pool, so that requests are preempted again and again.
+fn crowded() -> impl Strategy<Value = Setting> {
+    (policies(), model(&[1]), 1_usize..6, 12_usize..60, 4_usize..40).prop_map(
+        |(policies, model, page_tokens, pages, max_step_tokens)| {
+            let admission = Admission::Optimistic;
+            let settings = EngineSettings { admission, max_step_tokens, ..policies.settings };
+            (SchedulerConfig { settings, max_context: 300, page_tokens, pages, ..policies }, model, 8)
         },
     )
 }
@@ -246,7 +257,7 @@ fn with_limits(setting: impl Strategy<Value = Setting>) -> impl Strategy<Value =
 }
 
 pub fn script() -> impl Strategy<Value = Script> {
-    let setting = with_limits(prop_oneof![120 => tight(), 10 => compressed(), 2 => roomy()]);
+    let setting = with_limits(prop_oneof![90 => tight(), 30 => crowded(), 10 => compressed(), 2 => roomy()]);
     let faults = (prop_oneof![Just(0_u64), 1_u64..30], prop_oneof![Just(0_u64), 1_u64..10]);
     let requests = setting.prop_flat_map(|(config, model, longest)| {
         let most = if longest > 40 { 10 } else { 24 };
