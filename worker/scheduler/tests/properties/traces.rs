@@ -57,17 +57,17 @@ impl Seen {
     fn counts(&mut self) -> [(&'static str, &mut usize, usize); 12] {
         [
             ("steps", &mut self.steps, 100_000),
-            ("aborted", &mut self.aborted, 3000),
+            ("aborted", &mut self.aborted, 5000),
             ("rows ahead", &mut self.rows_ahead, 30_000),
-            ("continued", &mut self.continued, 10_000),
-            ("void rows", &mut self.void_rows, 1000),
-            ("ended inside", &mut self.ended_inside, 300),
-            ("preempted", &mut self.preempted, 300),
-            ("hits", &mut self.hits, 300),
-            ("resumed", &mut self.resumed, 50),
-            ("saves", &mut self.saves, 1000),
-            ("restores", &mut self.restores, 100),
-            ("zeros", &mut self.zeros, 3000),
+            ("continued", &mut self.continued, 15_000),
+            ("void rows", &mut self.void_rows, 800),
+            ("ended inside", &mut self.ended_inside, 120),
+            ("preempted", &mut self.preempted, 150),
+            ("hits", &mut self.hits, 500),
+            ("resumed", &mut self.resumed, 20),
+            ("saves", &mut self.saves, 3000),
+            ("restores", &mut self.restores, 250),
+            ("zeros", &mut self.zeros, 4000),
         ]
     }
 
