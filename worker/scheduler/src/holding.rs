@@ -132,7 +132,13 @@ impl PlanePool {
     }
 
     /// Records the content of a page; see [`PagePool::record`].
-    pub fn record(&mut self, holding: &Holding, index: usize, before: Chain, tokens: &[u32]) -> Option<Chain> {
+    pub fn record(
+        &mut self,
+        holding: &Holding,
+        index: usize,
+        before: Chain,
+        tokens: &[u32],
+    ) -> Option<Chain> {
         self.pages.record(&holding.table, index, before, tokens)
     }
 

@@ -89,7 +89,17 @@ impl PagePool {
         }
         let free = (1..pages).rev().map(|page| PageId(page as u32)).collect();
         let (idle, idle_since, clock) = (BTreeMap::new(), vec![0; pages], 0);
-        Self { page_tokens, ref_count, free, idle, idle_since, clock, content: PrefixCache::default(), look_up: LookUp::default(), dropped_checkpoints: Vec::new() }
+        Self {
+            page_tokens,
+            ref_count,
+            free,
+            idle,
+            idle_since,
+            clock,
+            content: PrefixCache::default(),
+            look_up: LookUp::default(),
+            dropped_checkpoints: Vec::new(),
+        }
     }
 
     /// Allocates a table of `pages` fresh pages. If fewer pages are available, nothing changes and the result is None.

@@ -14,9 +14,9 @@ use tutti_settings::Admission;
 pub(crate) use self::running::{Draining, Phase, Running};
 use crate::{
     admission::Needs,
+    holding::{Holding, PlanePool},
     launch::{Content, GraphRole},
     least_time::LeastTime,
-    holding::{Holding, PlanePool},
     pages::{PageId, PagePool},
     prefix::Chain,
     slots::SlotId,

@@ -103,7 +103,8 @@ impl Request {
         // position counts as computed here.
         let computed = if self.role == GraphRole::Decode { 0 } else { shared * page_tokens };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
-        let ladder = (pool.has_slots() && chain.is_some()).then(|| Ladder::new(self.prefill_end(), page_tokens));
+        let ladder =
+            (pool.has_slots() && chain.is_some()).then(|| Ladder::new(self.prefill_end(), page_tokens));
         let planned = Progress { computed, generated: self.generated, epoch: self.epoch };
         Running {
             request: self,

@@ -76,7 +76,11 @@ impl Simulation<'_> {
         for step in self.flying.iter().map(|flight| &flight.step).chain(step) {
             let copies = step.copies.iter().any(|copy| copy.from == slot || copy.to == slot);
             let rows = step.rows.iter().any(|row| row.slot == slot);
-            assert!(!copies && !rows, "{slot:?} is filled by another worker while step {} uses it", step.number);
+            assert!(
+                !copies && !rows,
+                "{slot:?} is filled by another worker while step {} uses it",
+                step.number
+            );
         }
     }
 }

@@ -84,9 +84,8 @@ impl Simulation<'_> {
         for row in &flight.step.rows {
             let request = live.get(&row.key).or_else(|| draining.get(&row.key)).expect("its row is not back");
             if !request.poisoned {
-                let found = device
-                    .pages
-                    .first_difference(&row.block_table, &request.history[..row.positions.start]);
+                let found =
+                    device.pages.first_difference(&row.block_table, &request.history[..row.positions.start]);
                 assert_eq!(found, None, "{} finds something else at this position", row.key);
                 device.slots.check(row, &request.history);
             }

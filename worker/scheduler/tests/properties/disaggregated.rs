@@ -146,8 +146,7 @@ impl Simulation<'_> {
     /// Breaks a push at a random time.
     fn fail_inside_a_step(&mut self) {
         let roll = self.roll();
-        let breaks =
-            |live: &Live<'_>| {
+        let breaks = |live: &Live<'_>| {
             live.in_flight > 0 && live.arrival.fails && live.arrival.role == GraphRole::Prefill
         };
         let found = self.live.iter_mut().find(|(_, live)| breaks(live));
@@ -156,7 +155,14 @@ impl Simulation<'_> {
         self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
     }
 
-    fn complete_import(&mut self, key: GraphKey, room: Vec<PageId>, slot: SlotId, known: usize, until: usize) {
+    fn complete_import(
+        &mut self,
+        key: GraphKey,
+        room: Vec<PageId>,
+        slot: SlotId,
+        known: usize,
+        until: usize,
+    ) {
         let page_tokens = self.script.config.page_tokens;
         let live = self.live.get_mut(&key).expect("it was there");
         let index = live.committed.generated;

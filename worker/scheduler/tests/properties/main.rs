@@ -3,9 +3,9 @@
 //!
 //! `PROPTEST_CASES` is the number of scripts; `tests/long-properties` plays enough for four million steps.
 
+mod commits;
 #[path = "../common/mod.rs"]
 mod common;
-mod commits;
 mod copies;
 mod device;
 mod disaggregated;

@@ -33,7 +33,8 @@ impl Model {
 
 /// A model with at least one of these paged planes, and with up to three slot planes.
 pub fn model(ratios: &'static [u32]) -> impl Strategy<Value = Model> {
-    let slots = prop_oneof![1 => Just(vec![]), 2 => vec(prop_oneof![Just(4_u64), Just(96), 1..5000_u64], 1..4)];
+    let slots =
+        prop_oneof![1 => Just(vec![]), 2 => vec(prop_oneof![Just(4_u64), Just(96), 1..5000_u64], 1..4)];
     (proptest::sample::subsequence(ratios, 1..=ratios.len()), slots)
         .prop_map(|(ratios, slots)| Model { ratios, slots })
 }

@@ -36,7 +36,12 @@ impl Simulation<'_> {
         let last = row.positions.end >= live.target;
         assert_eq!(row.is_terminal(), last && planned.generated < arrival.max_tokens);
         let awaits_token = planned.generated > live.committed.generated;
-        assert_eq!(row.continues, decodes && awaits_token, "the host knows its first token: {}", !awaits_token);
+        assert_eq!(
+            row.continues,
+            decodes && awaits_token,
+            "the host knows its first token: {}",
+            !awaits_token
+        );
         if let Terminality::Terminal { forbidden } = &row.terminality {
             let early = arrival.stops && planned.generated < arrival.min_tokens;
             assert_eq!(**forbidden, if early { vec![EOS, STOP] } else { vec![] });

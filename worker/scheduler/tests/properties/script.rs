@@ -110,7 +110,8 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let output = (max_tokens, 0_u32..4, 0_u32..4, any::<bool>());
     let weighted = proptest::option::weighted;
     let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
-    let content = (0_u32..2, 0_usize..longest * 3, proptest::bool::weighted(0.75), proptest::bool::weighted(0.8));
+    let content =
+        (0_u32..2, 0_usize..longest * 3, proptest::bool::weighted(0.75), proptest::bool::weighted(0.8));
     let role =
         prop_oneof![3 => Just(GraphRole::Whole), 1 => Just(GraphRole::Prefill), 1 => Just(GraphRole::Decode)];
     let media = proptest::option::weighted(0.2, 0_usize..30);
@@ -217,8 +218,7 @@ fn compressed() -> impl Strategy<Value = Setting> {
             for cap in [&mut settings.max_prefill_chunk_size, &mut settings.long_prefill_token_threshold] {
                 *cap = cap.map(|cap| cap * 20);
             }
-            let config =
-                SchedulerConfig { settings, max_context: 2000, page_tokens: 128, pages, ..policies };
+            let config = SchedulerConfig { settings, max_context: 2000, page_tokens: 128, pages, ..policies };
             (config, model, 400)
         },
     )

@@ -2,8 +2,8 @@
 
 use super::Running;
 use crate::{
-    launch::GraphRole,
     holding::PlanePool,
+    launch::GraphRole,
     step::{Outcome, OutputToken, Reserved},
 };
 

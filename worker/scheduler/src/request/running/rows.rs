@@ -62,11 +62,15 @@ impl Running {
     pub fn enter_step(&mut self, mut row: Row, pool: &mut PlanePool) -> Row {
         let start = row.positions.start;
         // The token at the row's first position is output, and the row that samples it is in flight.
-        row.continues = start >= self.request.prefill_end() && self.planned.generated > self.request.generated;
+        row.continues =
+            start >= self.request.prefill_end() && self.planned.generated > self.request.generated;
         row.initial = self.initial.take();
         // Stream order puts the save behind the row that ends at the rung, even if that row is in flight. The first row
         // of all begins where a checkpoint is already.
-        if row.initial.is_none() && self.ladder.is_some_and(|ladder| ladder.has(start)) && !self.has_checkpoint(pool) {
+        if row.initial.is_none()
+            && self.ladder.is_some_and(|ladder| ladder.has(start))
+            && !self.has_checkpoint(pool)
+        {
             row.save = pool.take_slot();
         }
         self.planned.computed = row.positions.end;
