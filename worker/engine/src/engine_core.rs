@@ -42,6 +42,8 @@ pub(crate) struct EngineCore {
     exchange: Option<Exchange>,
     /// Time spent preparing the next plan while a step ran.
     ahead: Duration,
+    /// Number of planned steps that are not committed yet.
+    in_flight: usize,
 }
 
 /// The place of a request's sequence.
@@ -104,6 +106,7 @@ impl EngineCore {
             arrivals: Arrivals::default(),
             exchange: None,
             ahead: Duration::ZERO,
+            in_flight: 0,
         }
     }
 
@@ -243,6 +246,7 @@ impl EngineCore {
             plan: watch.lap(),
             ..StepTimes::default()
         };
+        self.in_flight += 1;
         Ok(Job { step, started, times })
     }
 
@@ -298,6 +302,7 @@ impl EngineCore {
     ) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
         let CollectedStep { job: Job { step, started, mut times }, results, took } = collected;
+        self.in_flight -= 1;
         let (number, batch_walk) = (step.number, step.batch_walk);
         let outcome = |result: &Result<RowResult, _>| match result {
             Ok(RowResult { sampled: Some(sampled), .. }) => RowOutcome::Sampled(sampled.token),
@@ -363,10 +368,10 @@ impl EngineCore {
         (self.scheduler.load(), self.arrivals.oldest())
     }
 
-    /// True if no request is held and no completion is unreported.
+    /// True if no request is held, no step is in flight, and no completion is unreported.
     pub fn is_idle(&self) -> bool {
         let exchanged = self.exchange.as_ref().is_none_or(Exchange::is_idle);
-        self.scheduler.is_empty() && self.pending_completions.is_empty() && exchanged
+        self.scheduler.is_empty() && self.in_flight == 0 && self.pending_completions.is_empty() && exchanged
     }
 }
 

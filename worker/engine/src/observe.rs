@@ -29,6 +29,9 @@ pub struct StepRecord {
     pub batch_walk: WalkId,
     /// Rows in the step's order.
     pub rows: Vec<RowRecord>,
+    /// Number of rows that had no effect, because their requests had ended while the step was in flight. They are not
+    /// among `rows`.
+    pub void_rows: u32,
     /// Wall-clock time at which planning began.
     pub started: SystemTime,
     /// Durations of the step's phases.

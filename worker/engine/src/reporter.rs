@@ -22,7 +22,7 @@ impl Reporter {
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
-        if let Some(CommittedStep { batch_walk: walk, rows: committed, void_rows: _, started, times }) = step {
+        if let Some(CommittedStep { batch_walk: walk, rows: committed, void_rows, started, times }) = step {
             batch_walk = walk.0;
             let commits = || committed.iter().map(|(commit, _)| commit);
             work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens));
@@ -31,6 +31,7 @@ impl Reporter {
                     number,
                     batch_walk: walk,
                     rows: commits().map(Into::into).collect(),
+                    void_rows: void_rows as u32,
                     started,
                     times,
                     kv_pages_used: load.pages_used as u32,

@@ -81,11 +81,6 @@ impl Runner {
         self.steps.len() < self.model.limits().steps_in_flight
     }
 
-    /// True if no step is in flight.
-    pub fn is_idle(&self) -> bool {
-        self.steps.is_empty()
-    }
-
     /// Enqueues a step. A step of more forwards than the device holds waits for the oldest of them. An error ends the
     /// worker; a row's own failure is part of the results.
     pub fn enqueue(&mut self, job: Job) -> Result<(), Error> {
@@ -138,7 +133,8 @@ impl Runner {
             rows.push(StepRow { row, sequence, next });
         }
         // The copies go with the step's first forward.
-        let copy = |copy: &tutti_scheduler::SlotCopy| SlotCopy { from: SlotId(copy.from.0), to: SlotId(copy.to.0) };
+        let copy =
+            |copy: &tutti_scheduler::SlotCopy| SlotCopy { from: SlotId(copy.from.0), to: SlotId(copy.to.0) };
         let mut copies: Vec<SlotCopy> = job.step.copies.iter().map(copy).collect();
         loop {
             let chunks = self.batch.chunks(&mut rows);
@@ -208,7 +204,9 @@ impl Runner {
 
     /// Waits for the oldest step. `None` if no step is in flight. An error ends the worker.
     pub fn collect(&mut self) -> Result<Option<CollectedStep>, Error> {
-        let Some(StepInFlight { job, enqueued, mut progress }) = self.steps.pop_front() else { return Ok(None) };
+        let Some(StepInFlight { job, enqueued, mut progress }) = self.steps.pop_front() else {
+            return Ok(None);
+        };
         while !progress.forwards.is_empty() {
             collect_forward(&mut *self.model, &mut progress, &mut self.results).map_err(fatal)?;
             self.in_flight -= 1;

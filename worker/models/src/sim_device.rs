@@ -28,9 +28,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use tutti_kernels::{
-    DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore,
-};
+use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore};
 use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneKind, WalkId};
 use tutti_settings::SimSettings;
 
@@ -330,11 +328,7 @@ impl Sim {
     }
 
     /// Computes the digests of a step that has been checked.
-    fn run(
-        &mut self,
-        inputs: &StepInputs<'_>,
-        embeddings: &[EmbeddedRows<'_>],
-    ) -> Result<(), DeviceError> {
+    fn run(&mut self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         let width = self.audio.map_or(1, |audio| audio.width);
         let planes = self.planes.as_mut().ok_or_else(no_planes)?;
         let mut meanings = embeddings

@@ -57,7 +57,8 @@
 //!   request must hold; `request`: the states of a request.
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
-//! - [`pages`]: the pool and its block tables; `prefix`: the content of pages; `stopping`: the end of an output.
+//! - [`pages`]: the pool and its block tables; `prefix`: the content of pages; `stopping`: the end of an output; `tokens`:
+//!   a request's tokens.
 //!
 //! [budget]: tutti_settings::EngineSettings::max_step_tokens
 //! [sharing]: tutti_settings::PrefillSharing
@@ -81,6 +82,7 @@ mod slots;
 mod step;
 mod step_time;
 mod stopping;
+mod tokens;
 mod validate;
 mod walks;
 
@@ -95,3 +97,4 @@ pub use step::{
     Turn,
 };
 pub use stopping::{Finish, Stopping};
+pub use tokens::Tokens;

@@ -25,6 +25,7 @@ fn record(number: u64) -> StepRecord {
             run: Duration::from_micros(3),
             ..StepTimes::default()
         },
+        void_rows: 0,
         kv_pages_used: 1,
         kv_pages_total: 2,
     }

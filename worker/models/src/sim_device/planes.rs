@@ -180,9 +180,9 @@ impl PausedPages for SimPlanes {
             return if data.is_empty() { Ok(()) } else { Err(no_slot(slot, 0)) };
         };
         let slots = states.len();
-        let state = data.try_into().map_err(|_| {
-            DeviceError::Misuse(format!("{} bytes for a slot of {DIGEST_BYTES}", data.len()))
-        })?;
+        let state = data
+            .try_into()
+            .map_err(|_| DeviceError::Misuse(format!("{} bytes for a slot of {DIGEST_BYTES}", data.len())))?;
         let at = states.get_mut(slot.0 as usize).filter(|_| slot != SlotId::NULL);
         *at.ok_or_else(|| no_slot(slot, slots))? = u64::from_le_bytes(state);
         Ok(())
