@@ -305,7 +305,10 @@ fn a_row_that_continues_takes_the_token_that_its_slot_sampled() {
             Step { tokens: &[0], start, slot: 2, continues: true, copies: &[] }.enqueue(&mut *model);
         }
         let refused = Step { tokens: &[0], start: 5, slot: 2, continues: true, copies: &[] };
-        assert!(matches!(refused.forward(&mut *model), Err(DeviceError::Misuse(_))), "a fourth step in flight");
+        assert!(
+            matches!(refused.forward(&mut *model), Err(DeviceError::Misuse(_))),
+            "a fourth step in flight"
+        );
         let tokens: Vec<u32> = (0..3).map(|_| collect(&mut *model)).collect();
         assert_eq!(tokens, expected);
         // A slot that has sampled nothing has no token to continue from.
@@ -373,8 +376,7 @@ fn a_slot_travels_as_the_bytes_of_its_state() {
 
 #[test]
 fn steps_run_one_after_another_on_the_timeline_and_their_ends_are_known_late() {
-    let settings =
-        SimSettings { fixed_us: Some(40_000), late_us: 20_000, steps_in_flight: 2, ..settings() };
+    let settings = SimSettings { fixed_us: Some(40_000), late_us: 20_000, steps_in_flight: 2, ..settings() };
     let mut model = sim(&settings);
     let began = Instant::now();
     for start in [0, 3] {
