@@ -44,8 +44,8 @@ impl Panels {
     ) -> Self {
         let seen = (seen.first / LANES, seen.end.div_ceil(LANES));
         let mut keys = [0; MOST_PANELS];
-        for panel in seen.0..seen.1 {
-            keys[panel] = layout.key_panel(table, kv_head, start + panel * LANES);
+        for (panel, keys) in keys.iter_mut().enumerate().take(seen.1).skip(seen.0) {
+            *keys = layout.key_panel(table, kv_head, start + panel * LANES);
         }
         Self { keys, seen }
     }
