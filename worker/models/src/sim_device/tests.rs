@@ -382,7 +382,6 @@ fn steps_run_one_after_another_on_the_timeline_and_their_ends_are_known_late() {
     for start in [0, 3] {
         Step { tokens: &[7, 8, 9], start, slot: 1, continues: false, copies: &[] }.enqueue(&mut *model);
     }
-    assert!(began.elapsed() < Duration::from_millis(40), "nothing is waited for at the enqueueing");
     let mut out = LogitResults::default();
     assert!(!model.collect(Some(began), &mut out).unwrap(), "the first step is not done");
     assert!(out.is_empty());
