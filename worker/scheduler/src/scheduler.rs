@@ -327,8 +327,9 @@ impl Scheduler {
             request.passed_over = 0;
             let ready = prepared.take(*ticket, |row| request.is_next(row));
             self.tally.rows_ahead += u64::from(ready.is_some());
-            let row = ready.unwrap_or_else(|| request.next_row(*ticket, share.walk, share.tokens));
-            rows.push(request.enter_step(row, planes));
+            let mut row = ready.unwrap_or_else(|| request.next_row(*ticket, share.walk, share.tokens));
+            request.enter_step(&mut row, planes);
+            rows.push(row);
         }
         let copies = if planes.has_slots() { slot_copies(&rows) } else { Vec::new() };
         let own = packing.shares.iter().map(|share| share.walk);

@@ -59,7 +59,7 @@ impl Running {
 
     /// Puts the request's next row into a step, and decides which slots are copied at the head of that step. The
     /// request's progress does not change until the step is committed.
-    pub fn enter_step(&mut self, mut row: Row, pool: &mut PlanePool) -> Row {
+    pub fn enter_step(&mut self, row: &mut Row, pool: &mut PlanePool) {
         let start = row.positions.start;
         // The token at the row's first position is output, and the row that samples it is in flight.
         row.continues =
@@ -77,7 +77,6 @@ impl Running {
         self.planned.generated += u32::from(row.is_terminal());
         self.planned.epoch = row.epoch.next();
         self.in_flight += 1;
-        row
     }
 
     /// Takes the request's last row in flight out of its step, which has not run.
