@@ -28,8 +28,11 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// Runs the only request. Returns the positions and the copies of each of its rows.
-fn run(scheduler: &mut Scheduler) -> Vec<(Range<usize>, Vec<(u32, u32)>)> {
+/// The positions of a row, and the copies of its step: from a slot, to a slot.
+type Ran = (Range<usize>, Vec<(u32, u32)>);
+
+/// Runs the only request. Returns its rows.
+fn run(scheduler: &mut Scheduler) -> Vec<Ran> {
     let mut rows = Vec::new();
     while !scheduler.is_empty() {
         let step = step(scheduler);
