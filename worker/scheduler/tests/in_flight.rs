@@ -95,7 +95,8 @@ fn the_rows_behind_an_end_are_void_and_the_planes_are_held_until_they_are_back()
 
 #[test]
 fn a_cancel_a_deadline_or_a_failed_transfer_ends_a_request_inside_two_steps() {
-    let ends: [(fn(&mut Scheduler), Outcome); 3] = [
+    type End = fn(&mut Scheduler);
+    let ends: [(End, Outcome); 3] = [
         (|scheduler| scheduler.cancel(key(1)), Outcome::Cancelled),
         (|_| {}, Outcome::DeadlineExceeded),
         (
