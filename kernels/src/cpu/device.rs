@@ -142,6 +142,14 @@ impl Device for CpuDevice {
         Ok(weights)
     }
 
+    fn reads_weights(&self) -> bool {
+        !self.packed.as_ref().is_some_and(PackedWeights::is_mapped)
+    }
+
+    fn host_tasks(&mut self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), DeviceError> {
+        self.pool.run(tasks, |index, _| task(index))
+    }
+
     fn matrix_bytes(&self, matrix: &Weights) -> u64 {
         matrix.bytes() as u64
     }

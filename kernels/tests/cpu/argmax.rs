@@ -39,7 +39,7 @@ fn it_is_what_sampling_takes_ties_included() {
                     .flat_map(|token| kinds[kind(token) * inputs..][..inputs].to_vec())
                     .collect();
                 let weights = bytes(dtype, &weights);
-                let source = HostMatrix { bytes: &weights, dtype, rows: vocabulary, columns: inputs };
+                let source = HostMatrix::new(&weights, dtype, vocabulary, inputs);
                 let weight = device.matrix(&[source], quantize).unwrap();
                 let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
                 for rows in [1, 2, 5, 13, 32] {
@@ -69,7 +69,7 @@ fn garbage_is_refused() {
             let mut weights = [0.5; 20];
             weights[17] = garbage;
             let bytes = bytes(WeightType::F32, &weights);
-            let source = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 20, columns: 1 };
+            let source = HostMatrix::new(&bytes, WeightType::F32, 20, 1);
             let weight = device.matrix(&[source], Quantize::None).unwrap();
             let x = tensor(&mut device, 1, &[1.0, 2.0]);
             let norm = Norm { weight: &norm, eps: 0.0 };

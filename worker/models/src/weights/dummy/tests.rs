@@ -42,7 +42,7 @@ fn a_shard_is_what_the_whole_has_there() {
     for cut in [Cut::Rows(6), Cut::Columns(9), Cut::Rows(3), Cut::Replicated] {
         let spec = TensorSpec::matrix("w", Role::Projection, 6, 9).cut(cut);
         let bytes = whole(dummy, &spec);
-        let view = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 6, columns: 9 };
+        let view = HostMatrix::new(&bytes, WeightType::F32, 6, 9);
         for rank in 0..3 {
             let range = spec.shard_range(GroupRank { rank, world_size: 3 });
             assert_eq!(dummy.bytes(&spec, &range), *range.slice(view), "{cut:?} at rank {rank}");

@@ -16,7 +16,7 @@ fn shares_cover_everything_once_or_are_shared_alike() {
 fn the_bytes_and_the_runs_of_a_shard_are_the_same_elements() {
     // Four rows of six elements of two bytes. Each element holds its own index.
     let bytes: Vec<u8> = (0..24u16).flat_map(u16::to_le_bytes).collect();
-    let whole = HostMatrix { bytes: &bytes, dtype: WeightType::F16, rows: 4, columns: 6 };
+    let whole = HostMatrix::new(&bytes, WeightType::F16, 4, 6);
     for (cut, rank, expected) in [
         (Cut::Rows(4), 1, (12..24).collect::<Vec<u16>>()),
         (Cut::Columns(3), 0, vec![0, 1, 6, 7, 12, 13, 18, 19]),
