@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
 use tutti_kernels::{
     AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
-    RowInputs, SampleRow, SamplingParams, StepInputs, WeightType,
+    RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, WeightType,
 };
 
 const HIDDEN: usize = 1024;
@@ -237,12 +237,24 @@ impl Bench {
         let mut inputs = Vec::new();
         let mut total = 0;
         for &(start, tokens, block_table) in rows {
-            inputs.push(RowInputs { first_token: total, tokens, start, block_table });
+            inputs.push(RowInputs {
+                first_token: total,
+                tokens,
+                start,
+                slot: SlotId::NULL,
+                continues: false,
+                block_table,
+            });
             total += tokens;
         }
         let (token_ids, positions) = (vec![0; total], vec![0.0; total]);
-        let inputs =
-            StepInputs { token_ids: &token_ids, positions: &positions, rows: &inputs, logit_rows: &[] };
+        let inputs = StepInputs {
+            token_ids: &token_ids,
+            positions: [&positions[..]; 3],
+            rows: &inputs,
+            copies: &[],
+            logit_rows: &[],
+        };
         self.device.begin_step(&inputs)?;
         let width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim;
         let mut qkv = self.device.tensor(total, width)?;

@@ -16,4 +16,4 @@ pub use device::{
     WeightType,
 };
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, TokenScore};
-pub use step::{PageId, RowInputs, StepInputs};
+pub use step::{PageId, RowInputs, SlotCopy, SlotId, StepInputs};

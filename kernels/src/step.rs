@@ -10,6 +10,25 @@ impl PageId {
     pub const NULL: Self = Self(0);
 }
 
+/// A slot: the fixed-size state of one request in every slot plane, and the request's index on the device. Slot 0 is the
+/// null slot: rows that only pad a step have it, and it is never read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+impl SlotId {
+    /// The null slot.
+    pub const NULL: Self = Self(0);
+}
+
+/// A copy of a slot's state in every slot plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotCopy {
+    /// Slot to read. The null slot stands for the initial state: `to` is set to zeros.
+    pub from: SlotId,
+    /// Slot to overwrite, not the null slot.
+    pub to: SlotId,
+}
+
 /// One request's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowInputs<'a> {
@@ -20,22 +39,30 @@ pub struct RowInputs<'a> {
     /// Position of the row's first token in its request. The planes already hold the request's tokens at earlier
     /// positions.
     pub start: usize,
+    /// The request's slot. No two rows of a step have the same slot, except for the null slot.
+    pub slot: SlotId,
+    /// True if the row's first token is the one that was sampled last for this slot, in a step whose results the host
+    /// has not collected yet. The row's first entry of [`StepInputs::token_ids`] is then 0 and has no meaning.
+    pub continues: bool,
     /// The request's pages in order of position. They cover at least `start + tokens` tokens.
     pub block_table: &'a [PageId],
 }
 
 /// The inputs of one forward pass (a step): the rows of several requests, one after the other.
 ///
-/// `token_ids` and `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are the
+/// `token_ids` and each axis of `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are the
 /// ascending indices of the tokens whose hidden states go to the LM head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInputs<'a> {
     /// Vocabulary id of each token.
     pub token_ids: &'a [u32],
-    /// Rotary position of each token. For text it is the index in the request; media will use other positions.
-    pub positions: &'a [f32],
+    /// Rotary position of each token on three axes: time, height and width. For text all three are the index in the
+    /// request, so that the same slice stands here three times.
+    pub positions: [&'a [f32]; 3],
     /// The rows, one per request of the step.
     pub rows: &'a [RowInputs<'a>],
+    /// Slot copies, which run in order before any row. A later copy sees the results of earlier ones.
+    pub copies: &'a [SlotCopy],
     /// Indices of the tokens whose logits are needed. A row that samples no token and needs no prompt logprobs has
     /// none.
     pub logit_rows: &'a [usize],

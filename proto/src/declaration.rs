@@ -64,13 +64,42 @@ pub struct Plane {
 /// The kinds of per-request state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlaneKind {
-    /// Keys and values in pages, which a block table lists.
-    PagedKv {
-        /// Tokens per page.
+    /// State that grows with the request's tokens, in pages that a block table lists. A page of P tokens holds
+    /// P / `ratio` entries.
+    Paged {
+        /// Tokens per page: the same for all paged planes of a model.
         page_tokens: u32,
-        /// Bytes per token: keys and values of all layers.
-        bytes_per_token: u64,
+        /// Tokens per entry, which divides `page_tokens`: 1 for the keys and values of each token, more for a
+        /// compressed plane.
+        ratio: u32,
+        /// Bytes per entry, over all layers.
+        bytes_per_entry: u64,
     },
+    /// State of a fixed size per request, such as that of a recurrent layer.
+    Slot {
+        /// Bytes per request, over all layers.
+        bytes: u64,
+    },
+}
+
+impl PlaneKind {
+    /// Bytes per page. 0 for a slot plane; saturates for a plane that [`ModelDeclaration::new`] refuses.
+    pub fn page_bytes(&self) -> u64 {
+        match *self {
+            Self::Paged { page_tokens, ratio, bytes_per_entry } => {
+                u64::from(page_tokens / ratio.max(1)).saturating_mul(bytes_per_entry)
+            }
+            Self::Slot { .. } => 0,
+        }
+    }
+
+    /// Bytes per request of a slot plane. 0 for a paged plane.
+    pub fn slot_bytes(&self) -> u64 {
+        match *self {
+            Self::Paged { .. } => 0,
+            Self::Slot { bytes } => bytes,
+        }
+    }
 }
 
 /// A kind of media that a model accepts.
@@ -139,6 +168,15 @@ pub enum DeclarationError {
         /// The plane's name.
         plane: String,
     },
+    /// A plane is declared twice, has a size of 0 or one that does not fit in 63 bits, or its pages do not fit to those
+    /// of the planes before it.
+    #[error("plane {plane:?} {problem}")]
+    Plane {
+        /// The plane's name.
+        plane: String,
+        /// The problem, as a predicate such as "is declared twice".
+        problem: &'static str,
+    },
     /// A media input is of an unknown kind, is declared twice, is not encoded by an atomic walk, or has a size of 0.
     #[error("media {kind:?}: {problem}")]
     Media {
@@ -150,8 +188,8 @@ pub enum DeclarationError {
 }
 
 impl ModelDeclaration {
-    /// Makes a declaration without media. Checks that every index is in range and that every `batched_by` is a mixed
-    /// walk.
+    /// Makes a declaration without media. Checks that every index is in range, that every `batched_by` is a mixed walk,
+    /// and that the planes have names of their own, sizes, and pages of one size in tokens.
     pub fn new(nodes: Vec<String>, walks: Vec<Walk>, planes: Vec<Plane>) -> Result<Self, DeclarationError> {
         for walk in &walks {
             if let Some(node) = walk.nodes.iter().find(|n| n.0 as usize >= nodes.len()) {
@@ -164,6 +202,7 @@ impl ModelDeclaration {
                 return Err(DeclarationError::NotMixed { walk: walk.name.clone(), by: by.0 });
             }
         }
+        check_planes(&planes)?;
         Ok(Self { nodes, walks, planes, media: Vec::new() })
     }
 
@@ -202,6 +241,29 @@ impl ModelDeclaration {
         &self.planes
     }
 
+    /// Tokens per page of every paged plane. None if the model has no paged plane.
+    pub fn page_tokens(&self) -> Option<u32> {
+        self.planes.iter().find_map(|plane| match plane.kind {
+            PlaneKind::Paged { page_tokens, .. } => Some(page_tokens),
+            PlaneKind::Slot { .. } => None,
+        })
+    }
+
+    /// True if a request of this model has state of a fixed size: if any plane is a slot plane.
+    pub fn has_slots(&self) -> bool {
+        self.planes.iter().any(|plane| matches!(plane.kind, PlaneKind::Slot { .. }))
+    }
+
+    /// Bytes per page, over all paged planes.
+    pub fn page_bytes(&self) -> u64 {
+        self.planes.iter().map(|plane| plane.kind.page_bytes()).sum()
+    }
+
+    /// Bytes per slot, over all slot planes.
+    pub fn slot_bytes(&self) -> u64 {
+        self.planes.iter().map(|plane| plane.kind.slot_bytes()).sum()
+    }
+
     /// The media that a prompt may contain.
     pub fn media(&self) -> &[MediaInput] {
         &self.media
@@ -226,6 +288,33 @@ impl ModelDeclaration {
     pub fn find_walk(&self, wanted: impl Fn(&Walk) -> bool) -> Option<WalkId> {
         self.walks.iter().position(wanted).map(|i| WalkId(i as u32))
     }
+}
+
+/// Checks that the planes can be allocated together. The sizes may come from a peer, so sums must not overflow.
+fn check_planes(planes: &[Plane]) -> Result<(), DeclarationError> {
+    let (mut tokens, mut bytes) = (None, 0_u64);
+    for (index, plane) in planes.iter().enumerate() {
+        bytes = bytes.saturating_add(plane.kind.page_bytes()).saturating_add(plane.kind.slot_bytes());
+        let problem = if planes[..index].iter().any(|other| other.name == plane.name) {
+            "is declared twice"
+        } else if bytes > i64::MAX as u64 {
+            "is larger than any memory"
+        } else {
+            match plane.kind {
+                PlaneKind::Paged { bytes_per_entry: 0, .. } | PlaneKind::Slot { bytes: 0 } => "has no bytes",
+                PlaneKind::Paged { page_tokens: 0, .. } => "has pages of no tokens",
+                PlaneKind::Paged { page_tokens, ratio, .. } if ratio == 0 || page_tokens % ratio != 0 => {
+                    "has a ratio that does not divide its page's tokens"
+                }
+                PlaneKind::Paged { page_tokens, .. } if *tokens.get_or_insert(page_tokens) != page_tokens => {
+                    "has pages of another number of tokens than the planes before it"
+                }
+                PlaneKind::Paged { .. } | PlaneKind::Slot { .. } => continue,
+            }
+        };
+        return Err(DeclarationError::Plane { plane: plane.name.clone(), problem });
+    }
+    Ok(())
 }
 
 impl WalkKind {
@@ -255,8 +344,12 @@ impl From<&ModelDeclaration> for pb::ModelDeclaration {
             batched_by: walk.kind.batched_by().map(|w| w.0),
         };
         let plane = |plane: &Plane| {
-            let PlaneKind::PagedKv { page_tokens, bytes_per_token } = plane.kind;
-            let kind = pb::plane::Kind::PagedKv(pb::PagedKvPlane { page_tokens, bytes_per_token });
+            let kind = match plane.kind {
+                PlaneKind::Paged { page_tokens, ratio, bytes_per_entry } => {
+                    pb::plane::Kind::Paged(pb::PagedPlane { page_tokens, ratio, bytes_per_entry })
+                }
+                PlaneKind::Slot { bytes } => pb::plane::Kind::Slot(pb::SlotPlane { bytes }),
+            };
             pb::Plane { name: plane.name.clone(), kind: Some(kind) }
         };
         Self {
@@ -308,12 +401,15 @@ impl TryFrom<pb::ModelDeclaration> for ModelDeclaration {
             };
             Ok(Walk { kind, name: walk.name, nodes: walk.nodes.into_iter().map(NodeId).collect() })
         };
-        let plane = |plane: pb::Plane| match plane.kind {
-            Some(pb::plane::Kind::PagedKv(kv)) => Ok(Plane {
-                name: plane.name,
-                kind: PlaneKind::PagedKv { page_tokens: kv.page_tokens, bytes_per_token: kv.bytes_per_token },
-            }),
-            None => Err(DeclarationError::NoPlaneKind { plane: plane.name }),
+        let plane = |plane: pb::Plane| {
+            let kind = match plane.kind {
+                Some(pb::plane::Kind::Paged(pb::PagedPlane { page_tokens, ratio, bytes_per_entry })) => {
+                    PlaneKind::Paged { page_tokens, ratio, bytes_per_entry }
+                }
+                Some(pb::plane::Kind::Slot(pb::SlotPlane { bytes })) => PlaneKind::Slot { bytes },
+                None => return Err(DeclarationError::NoPlaneKind { plane: plane.name }),
+            };
+            Ok(Plane { name: plane.name, kind })
         };
         Self::new(
             message.nodes.into_iter().map(|n| n.name).collect(),

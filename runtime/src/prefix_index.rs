@@ -31,9 +31,11 @@ const BLOCK_TOKENS: usize = 16;
 /// Tokens per block: as many as in a page of the model's KV cache.
 pub fn block_tokens(model: &pb::ModelDescription) -> usize {
     let planes = model.declaration.as_ref().map_or(&[][..], |declaration| &declaration.planes);
-    let paged = planes.iter().find_map(|plane| plane.kind);
-    let paged = paged.map(|plane::Kind::PagedKv(paged)| paged.page_tokens as usize);
-    paged.filter(|tokens| *tokens > 0).unwrap_or(BLOCK_TOKENS)
+    let page_tokens = planes.iter().find_map(|plane| match plane.kind? {
+        plane::Kind::Paged(paged) => Some(paged.page_tokens as usize),
+        plane::Kind::Slot(_) => None,
+    });
+    page_tokens.filter(|tokens| *tokens > 0).unwrap_or(BLOCK_TOKENS)
 }
 
 /// A holder of prefixes. A conductor or worker group that restarts is a new holder, since its cache is gone.

@@ -230,7 +230,7 @@ impl Device for CpuDevice {
 
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
         let out = out.written(self.step.tokens(), 2 * rope.inverse.len())?;
-        rowwise::rope_angles(&mut self.pool, rope, &self.step.positions, out)
+        rowwise::rope_angles(&mut self.pool, rope, &self.step.positions[0], out)
     }
 
     fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {

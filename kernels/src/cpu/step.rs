@@ -19,7 +19,8 @@ pub(super) struct Row {
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) token_ids: Vec<u32>,
-    pub(super) positions: Vec<f32>,
+    /// Rotary positions on three axes.
+    pub(super) positions: [Vec<f32>; 3],
     pub(super) rows: Vec<Row>,
     pages: Vec<PageId>,
     pub(super) logit_rows: Vec<usize>,
@@ -33,9 +34,11 @@ impl Step {
     /// Checks and copies the inputs.
     pub(super) fn begin(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
         let tokens = inputs.token_ids.len();
-        if inputs.positions.len() != tokens {
-            let positions = inputs.positions.len();
-            return Err(DeviceError::Misuse(format!("{positions} positions for {tokens} tokens")));
+        if let Some(positions) = inputs.positions.iter().find(|positions| positions.len() != tokens) {
+            return Err(DeviceError::Misuse(format!("{} positions for {tokens} tokens", positions.len())));
+        }
+        if let Some(copy) = inputs.copies.first() {
+            return Err(DeviceError::Misuse(format!("{copy:?} on a device without slots")));
         }
         let mut next = 0;
         for (index, row) in inputs.rows.iter().enumerate() {
@@ -43,6 +46,11 @@ impl Step {
                 let (first, count) = (row.first_token, row.tokens);
                 return Err(DeviceError::Misuse(format!(
                     "row {index} covers {count} tokens from {first} on, after a row that ends at {next}"
+                )));
+            }
+            if row.continues {
+                return Err(DeviceError::Misuse(format!(
+                    "row {index} continues a step that is not collected, on a device with one step in flight"
                 )));
             }
             next += row.tokens;
@@ -55,8 +63,10 @@ impl Step {
         }
         self.token_ids.clear();
         self.token_ids.extend_from_slice(inputs.token_ids);
-        self.positions.clear();
-        self.positions.extend_from_slice(inputs.positions);
+        for (own, positions) in self.positions.iter_mut().zip(inputs.positions) {
+            own.clear();
+            own.extend_from_slice(positions);
+        }
         self.logit_rows.clear();
         self.logit_rows.extend_from_slice(inputs.logit_rows);
         self.rows.clear();

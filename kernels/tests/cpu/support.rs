@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Once;
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
-use tutti_kernels::{Device, HostMatrix, PageId, Quantize, RowInputs, StepInputs, WeightType};
+use tutti_kernels::{Device, HostMatrix, PageId, Quantize, RowInputs, SlotId, StepInputs, WeightType};
 
 /// Devices on every instruction path that this machine supports, with one thread and with two. Reports the other paths on
 /// stderr: once directly, since the test harness shows a test's output only if the test fails, and then for each test.
@@ -109,12 +109,27 @@ pub fn begin(device: &mut CpuDevice, shares: &[Share], ids: &[u32], logit_rows: 
     let mut positions = Vec::new();
     for share in shares {
         let (first_token, tokens, start) = (positions.len(), share.tokens, share.start);
-        rows.push(RowInputs { first_token, tokens, start, block_table: &share.pages });
+        rows.push(RowInputs {
+            first_token,
+            tokens,
+            start,
+            slot: SlotId::NULL,
+            continues: false,
+            block_table: &share.pages,
+        });
         positions.extend((start..start + tokens).map(|position| position as f32));
     }
     let zeros = vec![0; positions.len()];
     let token_ids = if ids.is_empty() { &zeros } else { ids };
-    device.begin_step(&StepInputs { token_ids, positions: &positions, rows: &rows, logit_rows }).unwrap();
+    device
+        .begin_step(&StepInputs {
+            token_ids,
+            positions: [&positions[..]; 3],
+            rows: &rows,
+            copies: &[],
+            logit_rows,
+        })
+        .unwrap();
 }
 
 /// The bits of the values, for an exact comparison.

@@ -1,5 +1,17 @@
 use super::*;
 
+fn paged(name: &str, page_tokens: u32, ratio: u32, bytes_per_entry: u64) -> Plane {
+    Plane { name: name.into(), kind: PlaneKind::Paged { page_tokens, ratio, bytes_per_entry } }
+}
+
+fn slot(name: &str, bytes: u64) -> Plane {
+    Plane { name: name.into(), kind: PlaneKind::Slot { bytes } }
+}
+
+fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, DeclarationError> {
+    ModelDeclaration::new(vec![], vec![], planes)
+}
+
 fn thinker() -> ModelDeclaration {
     let batched_by = WalkId(2);
     let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
@@ -10,7 +22,7 @@ fn thinker() -> ModelDeclaration {
             walk("thinker_decode", WalkKind::Decode { batched_by }),
             walk("thinker_step", WalkKind::Mixed),
         ],
-        vec![Plane { name: "kv".into(), kind: PlaneKind::PagedKv { page_tokens: 16, bytes_per_token: 512 } }],
+        vec![paged("kv", 16, 1, 512)],
     )
     .unwrap()
 }
@@ -29,7 +41,8 @@ fn omni() -> ModelDeclaration {
 
 #[test]
 fn a_declaration_survives_the_wire() {
-    for sent in [thinker(), omni().with_media(vec![audio(3)]).unwrap()] {
+    let planes = vec![slot("state", 96), paged("kv", 128, 1, 8), paged("compressed", 128, 4, 6)];
+    for sent in [thinker(), omni().with_media(vec![audio(3)]).unwrap(), with_planes(planes).unwrap()] {
         assert_eq!(ModelDeclaration::try_from(pb::ModelDeclaration::from(&sent)), Ok(sent));
     }
 }
@@ -58,4 +71,46 @@ fn a_walk_over_an_undeclared_node_is_refused() {
     message.walks[1].nodes = vec![7];
     let expected = DeclarationError::UnknownNode { walk: "thinker_decode".into(), node: 7, nodes: 1 };
     assert_eq!(ModelDeclaration::try_from(message), Err(expected));
+}
+
+#[test]
+fn sizes_of_pages_and_slots_are_sums_over_the_planes() {
+    let planes =
+        vec![slot("state", 96), paged("kv", 128, 1, 8), paged("far", 128, 128, 5), slot("window", 4)];
+    let model = with_planes(planes).unwrap();
+    assert_eq!((model.page_tokens(), model.has_slots()), (Some(128), true));
+    assert_eq!((model.page_bytes(), model.slot_bytes()), (128 * 8 + 5, 100));
+    let encoder = with_planes(vec![]).unwrap();
+    assert_eq!((encoder.page_tokens(), encoder.has_slots()), (None, false));
+    assert_eq!((encoder.page_bytes(), encoder.slot_bytes()), (0, 0));
+}
+
+#[test]
+fn planes_that_no_pool_can_hold_are_refused() {
+    for (planes, expected) in [
+        (vec![slot("a", 1), paged("a", 16, 1, 1)], "declared twice"),
+        (vec![slot("a", 0)], "no bytes"),
+        (vec![paged("a", 16, 1, 0)], "no bytes"),
+        (vec![paged("a", 0, 1, 1)], "no tokens"),
+        (vec![paged("a", 16, 0, 1)], "does not divide"),
+        (vec![paged("a", 16, 3, 1)], "does not divide"),
+        (vec![paged("a", 16, 32, 1)], "does not divide"),
+        (vec![paged("a", 16, 1, 1), slot("b", 1), paged("c", 32, 1, 1)], "another number of tokens"),
+        (vec![paged("a", u32::MAX, 1, u64::MAX)], "larger than any memory"),
+        (vec![slot("a", 1 << 62), slot("b", 1 << 62)], "larger than any memory"),
+    ] {
+        let refused = with_planes(planes).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
+}
+
+#[test]
+fn a_message_with_a_plane_of_no_kind_or_of_a_bad_size_is_refused() {
+    let mut message = pb::ModelDeclaration::from(&thinker());
+    message.planes[0].kind = None;
+    let expected = DeclarationError::NoPlaneKind { plane: "kv".into() };
+    assert_eq!(ModelDeclaration::try_from(message.clone()), Err(expected));
+    let plane = pb::PagedPlane { page_tokens: u32::MAX, ratio: 0, bytes_per_entry: u64::MAX };
+    message.planes[0].kind = Some(pb::plane::Kind::Paged(plane));
+    assert!(matches!(ModelDeclaration::try_from(message), Err(DeclarationError::Plane { .. })));
 }

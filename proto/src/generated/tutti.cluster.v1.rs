@@ -334,12 +334,12 @@ pub struct Walk {
     #[prost(uint32, optional, tag = "4")]
     pub batched_by: ::core::option::Option<u32>,
 }
-/// One kind of per-request state. More kinds arrive with the models that need them.
+/// One kind of per-request state. All paged planes of a model have the same page_tokens.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Plane {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    #[prost(oneof = "plane::Kind", tags = "2")]
+    #[prost(oneof = "plane::Kind", tags = "2, 3")]
     pub kind: ::core::option::Option<plane::Kind>,
 }
 /// Nested message and enum types in `Plane`.
@@ -347,17 +347,29 @@ pub mod plane {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Kind {
         #[prost(message, tag = "2")]
-        PagedKv(super::PagedKvPlane),
+        Paged(super::PagedPlane),
+        #[prost(message, tag = "3")]
+        Slot(super::SlotPlane),
     }
 }
+/// State that grows with the request's tokens, in pages that a block table lists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PagedKvPlane {
+pub struct PagedPlane {
     /// Tokens per page.
     #[prost(uint32, tag = "1")]
     pub page_tokens: u32,
-    /// Bytes per token: keys and values of all layers.
-    #[prost(uint64, tag = "2")]
-    pub bytes_per_token: u64,
+    /// Tokens per entry. 1 for keys and values of each token; more for a compressed plane. Divides page_tokens.
+    #[prost(uint32, tag = "2")]
+    pub ratio: u32,
+    /// Bytes per entry, over all layers.
+    #[prost(uint64, tag = "3")]
+    pub bytes_per_entry: u64,
+}
+/// State of a fixed size per request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SlotPlane {
+    #[prost(uint64, tag = "1")]
+    pub bytes: u64,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

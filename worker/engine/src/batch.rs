@@ -9,7 +9,9 @@ use std::{
     },
 };
 
-use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
+use tutti_kernels::{
+    DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, SlotId, StepInputs, TokenScore,
+};
 use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
 use tutti_scheduler::{Row, Terminality};
 
@@ -130,8 +132,9 @@ impl Batch {
         let embedded: Vec<EmbeddedRows<'_>> = embedded.collect();
         let inputs = StepInputs {
             token_ids: &self.token_ids,
-            positions: &self.positions,
+            positions: [&self.positions[..]; 3],
             rows: &inputs,
+            copies: &[],
             logit_rows: &self.logit_rows,
         };
         model.forward_with(&inputs, &embedded)?;
@@ -206,6 +209,8 @@ impl Batch {
                 first_token,
                 tokens,
                 start: chunk.positions.start,
+                slot: SlotId::NULL,
+                continues: false,
                 block_table: &self.pages[first_page..first_page + pages],
             };
             first_token += tokens;

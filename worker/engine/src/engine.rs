@@ -57,6 +57,9 @@ impl Engine {
             max_context: limits.max_context_tokens,
             page_tokens: kv.page_tokens,
             pages: kv.pages,
+            // Each running request holds a slot, and slot 0 is the null slot.
+            slots: 1 + settings.max_running_requests,
+            steps_in_flight: 1,
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
             ConfigError::Invalid(refused) => refused.into(),

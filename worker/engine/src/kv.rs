@@ -3,7 +3,6 @@
 use std::fs;
 
 use tutti_models::{Limits, Model};
-use tutti_proto::declaration::PlaneKind;
 use tutti_runtime::Error;
 
 use crate::EngineSettings;
@@ -35,20 +34,17 @@ impl KvSize {
 
     /// Chooses the pool's size from the settings and this machine's memory.
     pub fn choose(model: &dyn Model, settings: &EngineSettings) -> Result<Self, Error> {
-        let [plane] = model.declaration().planes() else {
-            let planes = model.declaration().planes().len();
-            return Err(Error::internal(format!(
-                "the model declares {planes} planes, this engine holds one"
-            )));
+        let declaration = model.declaration();
+        let Some(page_tokens) = declaration.page_tokens().filter(|_| !declaration.has_slots()) else {
+            return Err(Error::internal("this engine runs only models whose planes are all paged"));
         };
-        let PlaneKind::PagedKv { page_tokens, .. } = plane.kind;
         let (page_tokens, page_bytes) = (page_tokens as usize, model.page_bytes());
         if !model.has_thinker() {
             // An encoder has no pages, but a scheduler requires at least two.
             return Ok(Self { pages: 2, page_tokens, page_bytes: 0 });
         }
-        if page_tokens == 0 || page_bytes == 0 {
-            return Err(Error::internal(format!("plane {:?} has empty pages", plane.name)));
+        if page_bytes == 0 {
+            return Err(Error::internal("the model's pages are empty"));
         }
         let budget = match settings.kv_cache_memory {
             Some(size) => size.0,

@@ -1,6 +1,6 @@
 //! Runs one step before the first request, so that weights are in memory and every code path has run once.
 
-use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, StepInputs};
+use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs};
 use tutti_models::{LogitRequests, LogitResults, Model};
 
 /// Maximum number of tokens in the warm-up step: enough for the matrix kernels of a prefill, and few enough that a
@@ -31,8 +31,16 @@ pub(crate) fn run(
     let positions: Vec<f32> = (0..tokens).map(|position| position as f32).collect();
     model.forward(&StepInputs {
         token_ids: &token_ids,
-        positions: &positions,
-        rows: &[RowInputs { first_token: 0, tokens, start: 0, block_table: &[PageId::NULL] }],
+        positions: [&positions[..]; 3],
+        rows: &[RowInputs {
+            first_token: 0,
+            tokens,
+            start: 0,
+            slot: SlotId::NULL,
+            continues: false,
+            block_table: &[PageId::NULL],
+        }],
+        copies: &[],
         logit_rows: &[tokens - 1],
     })?;
     let params = SamplingParams {

@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, path::Path, sync::PoisonError, time::Duration};
 
 use clap::Parser;
 use tutti_kernels::{
-    PageId, Quantize, RowInputs, SampleRow, SamplingParams, StepInputs,
+    PageId, Quantize, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs,
     cpu::{CpuDevice, Isa},
 };
 use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
@@ -192,13 +192,20 @@ impl Bench {
             first_token: request * tokens,
             tokens,
             start,
+            slot: SlotId::NULL,
+            continues: false,
             block_table: &self.block_tables[request],
         };
         let rows: Vec<_> = (0..batch).map(row).collect();
         let logit_rows: Vec<usize> =
             (0..batch).filter(|_| sample).map(|request| (request + 1) * tokens - 1).collect();
-        let inputs =
-            StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
+        let inputs = StepInputs {
+            token_ids: &ids,
+            positions: [&positions[..]; 3],
+            rows: &rows,
+            copies: &[],
+            logit_rows: &logit_rows,
+        };
         self.model.forward(&inputs)?;
         let row = SampleRow {
             params: &self.params,

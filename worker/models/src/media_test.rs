@@ -68,7 +68,9 @@ pub(crate) fn load<D: Device>(
         held.encoder.then(|| Encoder::load(audio, &shape, dir, options, &mut device)).transpose()?;
     match encoder {
         Some(encoder) if !held.thinker => {
-            let declaration = declare(&thinker::declaration(options.page_tokens, 0)?)?;
+            // The plane is the thinker's. This worker allocates none of it.
+            let bytes_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype.bytes();
+            let declaration = declare(&thinker::declaration(options.page_tokens, bytes_per_token)?)?;
             let limits = shape.limits(dir, options.max_step_tokens)?;
             Ok(Box::new(EncoderOnly { device, encoder, declaration, limits }))
         }

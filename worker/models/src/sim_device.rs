@@ -15,7 +15,7 @@ mod digest;
 use std::{path::Path, time::Duration};
 
 use serde::Deserialize;
-use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, StepInputs, TokenScore};
+use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 use tutti_settings::SimSettings;
 
@@ -170,7 +170,17 @@ impl Model for Sim {
         match self.audio {
             Some(audio) if self.held.encoder && self.declaration.encodes(walk) => {
                 let tokens = data.len().div_ceil(audio.bytes_per_token);
-                self.begin(&[RowInputs { first_token: 0, tokens, start: 0, block_table: &[] }], &[])?;
+                self.begin(
+                    &[RowInputs {
+                        first_token: 0,
+                        tokens,
+                        start: 0,
+                        slot: SlotId::NULL,
+                        continues: false,
+                        block_table: &[],
+                    }],
+                    &[],
+                )?;
                 audio::encode(data, audio, out);
                 Ok(())
             }

@@ -46,8 +46,8 @@ pub(crate) fn declaration(
 ) -> Result<ModelDeclaration, DeclarationError> {
     let batched_by = WalkId(2);
     let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
-    let kind =
-        PlaneKind::PagedKv { page_tokens: page_tokens as u32, bytes_per_token: bytes_per_token as u64 };
+    let (page_tokens, bytes_per_entry) = (page_tokens as u32, bytes_per_token as u64);
+    let kind = PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry };
     ModelDeclaration::new(
         vec![THINKER.into()],
         vec![

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::{MAX_STEP_TOKENS, PAGE_TOKENS, PAGES, config, device, write_config};
 use serde_json::json;
-use tutti_kernels::{PageId, RowInputs, ScoreRow, StepInputs};
+use tutti_kernels::{PageId, RowInputs, ScoreRow, SlotId, StepInputs};
 use tutti_models::{
     EmbeddedRows, LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load,
 };
@@ -69,14 +69,22 @@ fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u
     let mut scores = Vec::new();
     for start in (0..prompt.len()).step_by(chunk) {
         let end = prompt.len().min(start + chunk);
-        let row = RowInputs { first_token: 0, tokens: end - start, start, block_table: &pages };
+        let row = RowInputs {
+            first_token: 0,
+            tokens: end - start,
+            start,
+            slot: SlotId::NULL,
+            continues: false,
+            block_table: &pages,
+        };
         let positions: Vec<f32> = (start..end).map(|position| position as f32).collect();
         let logit_rows: Vec<usize> = (0..end - start).collect();
         let rows = [row];
         let inputs = StepInputs {
             token_ids: &prompt[start..end],
-            positions: &positions,
+            positions: [&positions[..]; 3],
             rows: &rows,
+            copies: &[],
             logit_rows: &logit_rows,
         };
         let (from, to) = (start.max(1), end.min(11));

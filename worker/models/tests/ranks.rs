@@ -15,7 +15,7 @@ use common::{
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use tutti_kernels::{DeviceError, PageId, RowInputs, StepInputs, TokenScore, collective::GroupRank};
+use tutti_kernels::{DeviceError, PageId, RowInputs, SlotId, StepInputs, TokenScore, collective::GroupRank};
 use tutti_models::{
     LoadFormat::{self, Auto, Dummy},
     LogitRequests, LogitResults,
@@ -172,8 +172,16 @@ fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Re
     move |model| {
         model.forward(&StepInputs {
             token_ids: &[token],
-            positions: &[0.0],
-            rows: &[RowInputs { first_token: 0, tokens: 1, start: 0, block_table: &[PageId(page)] }],
+            positions: [&[0.0]; 3],
+            rows: &[RowInputs {
+                first_token: 0,
+                tokens: 1,
+                start: 0,
+                slot: SlotId::NULL,
+                continues: false,
+                block_table: &[PageId(page)],
+            }],
+            copies: &[],
             logit_rows: &[0],
         })
     }
@@ -190,7 +198,8 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
         }
         // This step is refused before any operation.
         let long = vec![1; model.limits().max_step_tokens + 1];
-        let inputs = StepInputs { token_ids: &long, positions: &[], rows: &[], logit_rows: &[] };
+        let inputs =
+            StepInputs { token_ids: &long, positions: [&[]; 3], rows: &[], copies: &[], logit_rows: &[] };
         assert!(matches!(model.forward(&inputs), Err(DeviceError::Misuse(_))));
         // This request fails in the first of three tiles of logits.
         let tokens = [1; 80];
@@ -200,8 +209,16 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
         model
             .forward(&StepInputs {
                 token_ids: &tokens,
-                positions: &positions,
-                rows: &[RowInputs { first_token: 0, tokens: 80, start: 0, block_table: &pages }],
+                positions: [&positions[..]; 3],
+                rows: &[RowInputs {
+                    first_token: 0,
+                    tokens: 80,
+                    start: 0,
+                    slot: SlotId::NULL,
+                    continues: false,
+                    block_table: &pages,
+                }],
+                copies: &[],
                 logit_rows: &logit_rows,
             })
             .unwrap();

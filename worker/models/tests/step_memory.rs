@@ -9,7 +9,7 @@ use std::fs;
 
 use common::{config, device, write_config};
 use serde_json::json;
-use tutti_kernels::{PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, StepInputs};
+use tutti_kernels::{PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs};
 use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load};
 
 const VOCABULARY: usize = 151_936;
@@ -29,9 +29,22 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     let ids: Vec<u32> = (0..tokens as u32).collect();
     let positions: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
     let pages: Vec<PageId> = (1..=tokens.div_ceil(PAGE_TOKENS) as u32).map(PageId).collect();
-    let rows = [RowInputs { first_token: 0, tokens, start: 0, block_table: &pages }];
+    let rows = [RowInputs {
+        first_token: 0,
+        tokens,
+        start: 0,
+        slot: SlotId::NULL,
+        continues: false,
+        block_table: &pages,
+    }];
     let logit_rows: Vec<usize> = (0..tokens).collect();
-    let inputs = StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
+    let inputs = StepInputs {
+        token_ids: &ids,
+        positions: [&positions[..]; 3],
+        rows: &rows,
+        copies: &[],
+        logit_rows: &logit_rows,
+    };
     model.forward(&inputs).unwrap();
 
     // Penalties, truncation and a random draw take the most scratch.

@@ -44,6 +44,8 @@ fn main() -> std::io::Result<()> {
                 max_context: 40_960,
                 page_tokens: 16,
                 pages: 1 << 18,
+                slots: 1 + DECODING + PREFILLING,
+                steps_in_flight: 1,
             });
             let phases =
                 PHASES.into_iter().zip(times).map(|(phase, times)| (phase.to_owned(), summary(times)));

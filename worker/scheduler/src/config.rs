@@ -16,6 +16,11 @@ pub struct SchedulerConfig {
     pub page_tokens: usize,
     /// Pages of the pool, the null page included.
     pub pages: usize,
+    /// Slots of the pool, the null slot included. Each running request holds one slot. The other slots hold checkpoints
+    /// of the prefix cache, if the model has planes in slots.
+    pub slots: usize,
+    /// Maximum number of steps that are planned and not yet committed or aborted.
+    pub steps_in_flight: usize,
 }
 
 /// A configuration under which nothing could run.
@@ -30,6 +35,9 @@ pub enum ConfigError {
     /// The pool has no page besides the null page.
     #[error("the pool has {0} pages, but needs at least 2: the null page and one for requests")]
     PoolTooSmall(usize),
+    /// The pool has no slot besides the null slot.
+    #[error("the pool has {0} slots, but needs at least 2: the null slot and one for requests")]
+    TooFewSlots(usize),
     /// The model declares no mixed walk, but a step with a prefill must run as a mixed walk.
     #[error("the model declares no mixed walk")]
     NoMixedWalk,
@@ -38,19 +46,26 @@ pub enum ConfigError {
 impl SchedulerConfig {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.settings.check_ranges()?;
-        let at_least_1 = [("max_context", self.max_context), ("page_tokens", self.page_tokens)];
+        let at_least_1 = [
+            ("max_context", self.max_context),
+            ("page_tokens", self.page_tokens),
+            ("steps_in_flight", self.steps_in_flight),
+        ];
         if let Some((name, _)) = at_least_1.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero(name));
         }
         if self.pages < 2 {
             return Err(ConfigError::PoolTooSmall(self.pages));
         }
+        if self.slots < 2 {
+            return Err(ConfigError::TooFewSlots(self.slots));
+        }
         Ok(())
     }
 
     /// Maximum number of running requests. It is at most the token budget of a step, so that every step has a token for
     /// each decode and at least one more if any request prefills.
-    pub(crate) fn slots(&self) -> usize {
+    pub(crate) fn max_running(&self) -> usize {
         self.settings.max_running_requests.min(self.settings.max_step_tokens)
     }
 

@@ -75,6 +75,7 @@ mod prefix;
 mod prepared;
 mod request;
 mod scheduler;
+mod slots;
 mod step;
 mod step_time;
 mod stopping;
@@ -86,6 +87,7 @@ pub use launch::{Content, GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, Medi
 pub use packing::PATIENCE;
 pub use pages::PageId;
 pub use scheduler::{Load, Scheduler, Tally};
+pub use slots::{SlotCopy, SlotId};
 pub use step::{
     Ending, Outcome, OutputToken, Reserved, Row, RowCommit, RowOutcome, StepPlan, Terminality, TransferError,
     Turn,

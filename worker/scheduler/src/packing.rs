@@ -100,7 +100,7 @@ struct Prefill {
 }
 
 /// Packs a step from the candidates, which are in the order of their tickets. None if there are no candidates. Every
-/// decode fits, because `SchedulerConfig::slots` admits no more requests than the budget has tokens.
+/// decode fits, because `SchedulerConfig::max_running` admits no more requests than the budget has tokens.
 pub(crate) fn pack(
     candidates: &[Candidate<'_>],
     config: &SchedulerConfig,

@@ -74,6 +74,8 @@ pub struct Tally {
     pub cached_tokens: u64,
     /// Number of planned rows that had been [prepared](Scheduler::plan_ahead) before their step was planned.
     pub rows_ahead: u64,
+    /// Number of rows that were computed after the end of their request.
+    pub void_rows: u64,
 }
 
 /// A worker's load and counters.
@@ -201,7 +203,7 @@ impl Scheduler {
                 forget(&mut self.tickets, &mut self.deadlines, row.key, request.deadline());
                 request.end(outcome, &mut self.pool)
             });
-            commits.push(RowCommit { row, sampled, cached_tokens, ending });
+            commits.push(RowCommit { row, sampled, cached_tokens, is_void: false, ending });
         }
         commits
     }
@@ -273,6 +275,6 @@ impl Scheduler {
             rows.push(ready.unwrap_or_else(|| request.launch(*ticket, number, share.walk, share.tokens)));
         }
         let own = packing.shares.iter().map(|share| share.walk);
-        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), rows })
+        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), copies: Vec::new(), rows })
     }
 }

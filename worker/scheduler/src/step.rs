@@ -4,7 +4,12 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use tutti_proto::{Epoch, GraphKey, StepNumber, declaration::WalkId};
 
-use crate::{pages::PageId, request::Ticket, stopping::Finish};
+use crate::{
+    pages::PageId,
+    request::Ticket,
+    slots::{SlotCopy, SlotId},
+    stopping::Finish,
+};
 
 /// The scheduler's decisions of one turn.
 #[derive(Debug)]
@@ -32,6 +37,8 @@ pub struct Reserved {
     /// The first `known` pages already hold the prefill's planes and are read-only, since other requests share them.
     /// The other pages, at least one, belong to this request alone, and the other worker fills them.
     pub known: usize,
+    /// The request's slot, which the other worker fills too.
+    pub slot: SlotId,
     /// Tokens of the prefill.
     pub tokens: usize,
 }
@@ -49,6 +56,9 @@ pub struct StepPlan {
     /// The walk that the engine runs the batch as: a decode walk if every row is a decode of that walk, else a mixed
     /// walk. Completions are routed by each row's own `walk`, never by `batch_walk`.
     pub batch_walk: WalkId,
+    /// Slot copies to perform in this order before any row: saves of checkpoints, then initial states of requests.
+    /// Empty if the model has no planes in slots.
+    pub copies: Vec<SlotCopy>,
     /// The rows: decodes first, then prefills.
     pub rows: Vec<Row>,
 }
@@ -75,6 +85,11 @@ pub struct Row {
     pub terminality: Terminality,
     /// The request's pages, which cover `positions` and all earlier positions.
     pub block_table: Arc<[PageId]>,
+    /// The request's slot.
+    pub slot: SlotId,
+    /// True if the row's first token is the one that the request's row before it samples, in a step that is not
+    /// committed yet.
+    pub continues: bool,
     pub(crate) ticket: Ticket,
 }
 
@@ -122,6 +137,8 @@ pub struct RowCommit {
     pub sampled: Option<OutputToken>,
     /// Number of the request's prompt tokens that came from the prefix cache.
     pub cached_tokens: u32,
+    /// True if the request had ended before this row was committed. The row then has no effect: its token is dropped.
+    pub is_void: bool,
     /// Set if this was the request's last row.
     pub ending: Option<Ending>,
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::cpu::simd::isa::{Isa, testable};
 use crate::cpu::simd::to_bf16;
 use crate::cpu::testing::Random;
-use crate::{KvShape, PageId, RowInputs, StepInputs, WeightType};
+use crate::{KvShape, PageId, RowInputs, SlotId, StepInputs, WeightType};
 
 /// The arithmetic of one run of attention.
 #[derive(Clone, Copy)]
@@ -36,13 +36,25 @@ fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() 
         let rows = [(130, 61), (5, 1), (900, 1), (600, 3)];
         let (mut inputs, mut tokens) = (Vec::new(), 0);
         for (start, count) in rows {
-            inputs.push(RowInputs { first_token: tokens, tokens: count, start, block_table: &table });
+            inputs.push(RowInputs {
+                first_token: tokens,
+                tokens: count,
+                start,
+                slot: SlotId::NULL,
+                continues: false,
+                block_table: &table,
+            });
             tokens += count;
         }
         let (token_ids, positions) = (vec![0; tokens], vec![0.0; tokens]);
         let mut step = Step::default();
-        let inputs =
-            StepInputs { token_ids: &token_ids, positions: &positions, rows: &inputs, logit_rows: &[] };
+        let inputs = StepInputs {
+            token_ids: &token_ids,
+            positions: [&positions[..]; 3],
+            rows: &inputs,
+            copies: &[],
+            logit_rows: &[],
+        };
         step.begin(&inputs).unwrap();
         let qkv = random.normals(tokens * (heads + 2 * kv_heads) * head_dim, 1.0);
         let run = |isa, arithmetic: Arithmetic| {

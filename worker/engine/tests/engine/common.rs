@@ -170,7 +170,7 @@ impl Model for Hashing {
             next += row.tokens;
             for index in 0..row.tokens {
                 let position = row.start + index;
-                assert_eq!(inputs.positions[row.first_token + index], position as f32);
+                assert_eq!(inputs.positions.map(|axis| axis[row.first_token + index]), [position as f32; 3]);
                 let page = row.block_table[position / PAGE_TOKENS].0 as usize;
                 self.pages[page][position % PAGE_TOKENS] = inputs.token_ids[row.first_token + index];
             }
@@ -219,7 +219,7 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
         walk("thinker_decode", WalkKind::Decode { batched_by }),
         walk("thinker_step", WalkKind::Mixed),
     ];
-    let kind = PlaneKind::PagedKv { page_tokens: PAGE_TOKENS as u32, bytes_per_token: 16 };
+    let kind = PlaneKind::Paged { page_tokens: PAGE_TOKENS as u32, ratio: 1, bytes_per_entry: 16 };
     let planes = vec![Plane { name: "kv".into(), kind }];
     let probe = Arc::default();
     let model = Hashing {

@@ -1,6 +1,6 @@
 //! Conversion between forward passes and plan messages.
 
-use tutti_kernels::{PageId, RowInputs, StepInputs};
+use tutti_kernels::{PageId, RowInputs, SlotId, StepInputs};
 use tutti_proto::cluster::v1 as pb;
 
 use crate::EmbeddedRows;
@@ -19,7 +19,7 @@ pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) 
     };
     pb::ForwardPlan {
         token_ids: inputs.token_ids.to_vec(),
-        positions: inputs.positions.to_vec(),
+        positions: inputs.positions[0].to_vec(),
         rows: inputs.rows.iter().map(row).collect(),
         logit_rows: inputs.logit_rows.iter().map(|&row| row as u32).collect(),
         embeddings: embeddings.iter().map(embedded).collect(),
@@ -51,6 +51,8 @@ impl Forward {
                 first_token: first_token as usize,
                 tokens: tokens as usize,
                 start: start as usize,
+                slot: SlotId::NULL,
+                continues: false,
                 block_table,
             }
         };
@@ -61,8 +63,9 @@ impl Forward {
             .collect();
         let inputs = StepInputs {
             token_ids: &self.plan.token_ids,
-            positions: &self.plan.positions,
+            positions: [&self.plan.positions[..]; 3],
             rows: &rows,
+            copies: &[],
             logit_rows: &self.logit_rows,
         };
         run(&inputs, &embeddings)

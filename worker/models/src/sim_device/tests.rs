@@ -42,10 +42,23 @@ fn params(temperature: f32, seed: u64) -> SamplingParams {
 }
 
 fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), DeviceError> {
-    let row = RowInputs { first_token: 0, tokens: tokens.len(), start, block_table: &PAGES };
+    let row = RowInputs {
+        first_token: 0,
+        tokens: tokens.len(),
+        start,
+        slot: SlotId::NULL,
+        continues: false,
+        block_table: &PAGES,
+    };
     let positions = vec![0.0; tokens.len()];
     let logit_rows = &[tokens.len() - 1];
-    model.forward(&StepInputs { token_ids: tokens, positions: &positions, rows: &[row], logit_rows })
+    model.forward(&StepInputs {
+        token_ids: tokens,
+        positions: [&positions[..]; 3],
+        rows: &[row],
+        copies: &[],
+        logit_rows,
+    })
 }
 
 fn sample(model: &mut dyn Model, params: &SamplingParams, forbidden: &[u32]) -> u32 {
@@ -114,7 +127,14 @@ fn steps_take_the_time_that_the_settings_say() {
         decode_ns_per_attended_token: Some(3),
         ..SimSettings::default()
     };
-    let row = |tokens, start| RowInputs { first_token: 0, tokens, start, block_table: &PAGES };
+    let row = |tokens, start| RowInputs {
+        first_token: 0,
+        tokens,
+        start,
+        slot: SlotId::NULL,
+        continues: false,
+        block_table: &PAGES,
+    };
     // A token attends to itself, too. Three new tokens after two computed ones attend to 3, 4 and 5 tokens.
     let exact = 100_000 + (500 + 7 * 3) + (3 * 1000 + 12 * 10);
     let rows = [row(1, 6), row(3, 2)];
@@ -159,12 +179,20 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
         let tokens = [1, 7, 7, 7, 2];
         let mut start = 0;
         for &end in cuts {
-            let row = RowInputs { first_token: 0, tokens: end - start, start, block_table: &PAGES };
+            let row = RowInputs {
+                first_token: 0,
+                tokens: end - start,
+                start,
+                slot: SlotId::NULL,
+                continues: false,
+                block_table: &PAGES,
+            };
             let positions = vec![0.0; end - start];
             let inputs = StepInputs {
                 token_ids: &tokens[start..end],
-                positions: &positions,
+                positions: [&positions[..]; 3],
                 rows: &[row],
+                copies: &[],
                 logit_rows: &[end - start - 1],
             };
             let of_media = start.max(1)..end.min(4);

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use safetensors::tensor::{Dtype, TensorView};
 use tutti_kernels::{
-    PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, StepInputs, TokenScore,
+    PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, TokenScore,
     cpu::{CpuDevice, Isa},
 };
 use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load};
@@ -119,12 +119,20 @@ pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
             first_token: ids.len(),
             tokens,
             start: range.start,
+            slot: SlotId::NULL,
+            continues: false,
             block_table: &request.pages,
         });
         positions.extend(range.clone().map(|p| p as f32));
         ids.extend_from_slice(&request.tokens[range]);
     }
-    let inputs = StepInputs { token_ids: &ids, positions: &positions, rows: &rows, logit_rows: &logit_rows };
+    let inputs = StepInputs {
+        token_ids: &ids,
+        positions: [&positions[..]; 3],
+        rows: &rows,
+        copies: &[],
+        logit_rows: &logit_rows,
+    };
     model.forward(&inputs).unwrap();
 
     let params = greedy();

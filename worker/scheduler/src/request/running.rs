@@ -15,6 +15,7 @@ use crate::{
     least_time::LeastTime,
     pages::{BlockTable, PagePool},
     prefix::Chain,
+    slots::SlotId,
     step::{Ending, Outcome, OutputToken, Row, RowOutcome, Terminality},
     stopping::Finish,
 };
@@ -221,7 +222,17 @@ impl Running {
             Terminality::NotTerminal
         };
         let block_table = self.block_table.pages();
-        Row { key: request.key, walk, epoch, positions, terminality, block_table, ticket }
+        Row {
+            key: request.key,
+            walk,
+            epoch,
+            positions,
+            terminality,
+            block_table,
+            slot: SlotId::NULL,
+            continues: false,
+            ticket,
+        }
     }
 
     fn enter_step(&mut self, number: StepNumber, row: &Row) {

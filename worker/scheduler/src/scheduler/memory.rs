@@ -55,7 +55,7 @@ impl Scheduler {
     /// that request waits only until enough running requests have ended. Returns the pages that were reserved for
     /// planes of other workers.
     pub(super) fn admit(&mut self) -> Vec<Reserved> {
-        let slots = self.config.slots();
+        let slots = self.config.max_running();
         let mut reserved = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
             let needs = first.get().needs(self.config.settings.admission, &self.pool);

@@ -53,6 +53,8 @@ pub fn config() -> SchedulerConfig {
         max_context: 4096,
         page_tokens: 4,
         pages: 257,
+        slots: 9,
+        steps_in_flight: 1,
     }
 }
 

@@ -71,7 +71,7 @@ impl Simulation<'_> {
 
     pub fn reserved(&mut self, reserved: Reserved) {
         self.log.push(format!("{reserved:?}"));
-        let Reserved { key, pages: room, known, tokens } = reserved;
+        let Reserved { key, pages: room, known, tokens, .. } = reserved;
         let page_tokens = self.script.config.page_tokens;
         let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not held"));
         assert_eq!((live.arrival.role, tokens, &live.away), (GraphRole::Decode, live.target, &Away::No));

@@ -189,6 +189,8 @@ fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
             max_context: context,
             page_tokens,
             pages,
+            slots: 1 + running,
+            steps_in_flight: 1,
         };
         (config, 40)
     })

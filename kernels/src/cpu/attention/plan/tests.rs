@@ -1,19 +1,32 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::{PageId, RowInputs, StepInputs};
+use crate::{PageId, RowInputs, SlotId, StepInputs};
 
 /// The plan for rows of (start, tokens).
 fn plan(rows: &[(usize, usize)], shape: AttentionShape, threads: usize) -> Plan {
     let mut first_token = 0;
     let mut inputs = Vec::new();
     for &(start, tokens) in rows {
-        inputs.push(RowInputs { first_token, tokens, start, block_table: &[PageId::NULL] });
+        inputs.push(RowInputs {
+            first_token,
+            tokens,
+            start,
+            slot: SlotId::NULL,
+            continues: false,
+            block_table: &[PageId::NULL],
+        });
         first_token += tokens;
     }
     let (token_ids, positions) = (vec![0; first_token], vec![0.0; first_token]);
     let mut step = Step::default();
-    let inputs = StepInputs { token_ids: &token_ids, positions: &positions, rows: &inputs, logit_rows: &[] };
+    let inputs = StepInputs {
+        token_ids: &token_ids,
+        positions: [&positions[..]; 3],
+        rows: &inputs,
+        copies: &[],
+        logit_rows: &[],
+    };
     step.begin(&inputs).unwrap();
     let mut plan = Plan::default();
     // Twice: a plan must not depend on the one before.

@@ -4,6 +4,7 @@ use super::Running;
 use crate::{
     launch::GraphRole,
     pages::PagePool,
+    slots::SlotId,
     step::{Outcome, OutputToken, Reserved},
 };
 
@@ -58,7 +59,7 @@ impl Running {
         let tokens = self.request.prefill_end();
         let pages = self.block_table.pages()[..pool.pages_for(tokens)].to_vec();
         // Until the import is complete, the recorded blocks are exactly those from the prefix cache.
-        Some(Reserved { key: self.request.key, pages, known: self.recorded, tokens })
+        Some(Reserved { key: self.request.key, pages, known: self.recorded, slot: SlotId::NULL, tokens })
     }
 
     /// True if the request's rows encode media.
