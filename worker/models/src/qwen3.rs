@@ -49,7 +49,8 @@ pub(crate) struct Qwen3<D: Device> {
     /// Type of the weights in the checkpoint.
     weight_type: WeightType,
     quantize: Quantize,
-    rope: RopeFrequencies,
+    /// Frequencies of each rotary table.
+    rope: Vec<RopeFrequencies>,
     /// Shape of each layer's attention on this rank. Layers differ only in their window.
     attention: Vec<AttentionShape>,
     activations: Activations<D>,
@@ -71,8 +72,8 @@ struct Activations<D: Device> {
     partial: Option<D::Tensor>,
     /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,
-    /// Rotary angles, `[T, head_dim]`.
-    angles: D::Tensor,
+    /// Angles of each rotary table, `[T, head_dim]`.
+    angles: Vec<D::Tensor>,
     /// Output of the attention, `[T, heads * head_dim]`.
     attended: D::Tensor,
     /// Input of the down projection, `[T, intermediate]`.
@@ -133,7 +134,7 @@ impl<D: Device> Qwen3<D> {
         Ok(Self {
             limits: config.limits(dir, options.max_step_tokens)?,
             declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
-            rope: config.rope.frequencies(config.head_dim),
+            rope: config.rope.tables.iter().map(|rope| rope.frequencies(config.head_dim)).collect(),
             device,
             group_rank,
             config,
@@ -167,7 +168,9 @@ impl<D: Device> Activations<D> {
             hidden: device.tensor(tokens, hidden)?,
             partial: (!group_rank.is_alone()).then(|| device.tensor(tokens, hidden)).transpose()?,
             qkv: device.tensor(tokens, q + 2 * kv)?,
-            angles: device.tensor(tokens, config.head_dim)?,
+            angles: (0..config.rope.tables.len())
+                .map(|_| device.tensor(tokens, config.head_dim))
+                .collect::<Result<_, _>>()?,
             attended: device.tensor(tokens, q)?,
             activated: device.tensor(tokens, intermediate)?,
             tile: device.tensor(LOGIT_TILE, hidden)?,

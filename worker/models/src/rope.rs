@@ -74,11 +74,15 @@ impl RopeTables {
         }
         Ok(Self { tables, of_layer })
     }
+
+    /// Number of positions that YaRN extends the context to; `None` without YaRN.
+    pub fn extended_context(&self) -> Option<usize> {
+        self.tables.iter().filter_map(Rope::extended_context).max()
+    }
 }
 
 impl Rope {
-    /// Number of positions that YaRN extends the context to; `None` without YaRN.
-    pub fn extended_context(&self) -> Option<usize> {
+    fn extended_context(&self) -> Option<usize> {
         self.yarn.as_ref().map(|yarn| (yarn.factor * yarn.original_context) as usize)
     }
 
@@ -88,6 +92,7 @@ impl Rope {
     }
 
     /// Returns the axis of positions, 0 to 2, of each frequency of a head of `head_dim` elements.
+    #[cfg_attr(not(test), expect(dead_code, reason = "devices take one axis of positions so far"))]
     pub fn axes(&self, head_dim: usize) -> Result<Vec<u8>, String> {
         let half = self.rotated(head_dim) / 2;
         let Some(Sections { lengths: [time, height, width], interleaved }) = self.sections else {
@@ -136,3 +141,5 @@ impl Rope {
     }
 }
 
+#[cfg(test)]
+mod tests;

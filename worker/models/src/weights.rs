@@ -65,6 +65,7 @@ pub(crate) enum Role {
 }
 
 /// The precision in which the device holds a tensor.
+#[cfg_attr(not(test), expect(dead_code, reason = "no family of this build mixes precisions"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Precision {
     /// The tensor's stored type or, for a matrix, the quantisation of the load options.

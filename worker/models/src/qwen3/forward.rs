@@ -127,13 +127,16 @@ impl<D: Device> Model for Qwen3<D> {
         for rows in embeddings {
             device.overwrite_rows(&mut a.hidden, rows.first_token, rows.values)?;
         }
-        device.rope_angles(&self.rope, &mut a.angles)?;
+        for (rope, angles) in self.rope.iter().zip(&mut a.angles) {
+            device.rope_angles(rope, angles)?;
+        }
         let layers = weights.layers.len();
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {
             let norm = Norm { weight: &layer.input_norm, eps };
             device.norm_linear(&a.hidden, norm, &layer.qkv, layer.qkv_bias.as_ref(), &mut a.qkv)?;
             let norms = Some(layer.head_norms(eps));
-            device.rotate_and_store(&mut a.qkv, shape, norms, &a.angles, kv, index)?;
+            let angles = &a.angles[config.rope.of_layer[index]];
+            device.rotate_and_store(&mut a.qkv, shape, norms, angles, kv, index)?;
             let last = index + 1 == layers;
             if last && inputs.logit_rows.is_empty() {
                 break;

@@ -23,7 +23,7 @@ const AHEAD: u64 = 256 << 20;
 const REQUEST: usize = 128 << 10;
 
 /// A range of a mapped file that will be read.
-pub(super) struct Extent {
+pub(crate) struct Extent {
     pub map: Arc<Mmap>,
     /// Range of bytes in the file.
     pub bytes: Range<usize>,
