@@ -84,20 +84,21 @@ pub(super) fn add(
     })
 }
 
-/// Computes `out[t] = [cos | sin](positions[t] * inverse) * scale`.
+/// Computes `out[t] = [cos | sin](positions[axes][t] * inverse) * scale`.
 pub(super) fn rope_angles(
     pool: &mut ThreadPool,
     rope: &RopeFrequencies,
-    positions: &[f32],
+    positions: &[Vec<f32>; 3],
     out: &mut [f32],
 ) -> Result<(), DeviceError> {
     let half = rope.inverse.len();
     each_row(pool, out, 2 * half, |row, out| {
         let (cos, sin) = out.split_at_mut(half);
-        for (i, inverse) in rope.inverse.iter().enumerate() {
+        let at = positions.each_ref().map(|positions| positions[row]);
+        for (i, (inverse, axis)) in rope.inverse.iter().zip(&rope.axes).enumerate() {
             // The angle is rounded to f32 as in the reference implementation. Its cosine and sine are correctly
             // rounded.
-            let (s, c) = f64::from(positions[row] * inverse).sin_cos();
+            let (s, c) = f64::from(at[usize::from(*axis)] * inverse).sin_cos();
             cos[i] = c as f32 * rope.scale;
             sin[i] = s as f32 * rope.scale;
         }

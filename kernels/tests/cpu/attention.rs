@@ -1,9 +1,12 @@
 //! Rotation, the paged planes and attention over them.
 
-use tutti_kernels::cpu::{CpuDevice, Isa, KvPool};
-use tutti_kernels::{AttentionShape, Device, HeadNorms, KvShape, PageId, RopeFrequencies, WeightType};
+use tutti_kernels::cpu::{CpuDevice, Isa, Planes};
+use tutti_kernels::{
+    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape,
+    RopeFrequencies, Rotary, RotateAndStore, WeightType,
+};
 
-use crate::support::{Random, Share, assert_near, begin, bits, devices, stored, tensor};
+use crate::support::{Random, Share, assert_near, bits, devices, stored, tensor, try_begin};
 
 /// The parameters of an attention layer and its pages.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +14,8 @@ struct Case {
     shape: AttentionShape,
     page_tokens: usize,
     dtype: WeightType,
+    /// Number of elements of a head that are rotated.
+    rotated: usize,
     /// True for rotation and head norms as in a real layer; false for neither.
     real: bool,
 }
@@ -19,7 +24,7 @@ impl Case {
     fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         let scale = (head_dim as f32).powf(-0.5);
         let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: None };
-        Self { shape, page_tokens: 16, dtype: WeightType::F32, real: false }
+        Self { shape, page_tokens: 16, dtype: WeightType::F32, rotated: head_dim, real: false }
     }
 
     fn width(&self) -> usize {
@@ -27,9 +32,9 @@ impl Case {
     }
 
     fn rope(&self) -> RopeFrequencies {
-        let half = self.shape.head_dim / 2;
+        let half = self.rotated / 2;
         let power = |i: usize| if self.real { 1e4_f32.powf(-(i as f32) / half as f32) } else { 0.0 };
-        RopeFrequencies { inverse: (0..half).map(power).collect(), scale: 1.0 }
+        RopeFrequencies { inverse: (0..half).map(power).collect(), axes: vec![0; half], scale: 1.0 }
     }
 
     fn norm_weights(&self) -> (Vec<f32>, Vec<f32>) {
@@ -51,7 +56,7 @@ struct Request {
 struct World<'a> {
     case: Case,
     device: &'a mut CpuDevice,
-    kv: KvPool,
+    planes: Planes,
     requests: Vec<Request>,
 }
 
@@ -72,7 +77,7 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
         pages: count + 1,
         dtype: case.dtype,
     };
-    let kv = device.kv_pool(shape).unwrap();
+    let planes = device.planes(&PlanesShape { kv: Some(shape), ..PlanesShape::default() }).unwrap();
     let mut pages: Vec<PageId> = (1..=count as u32).map(PageId).collect();
     let mut random = Random::new(shuffle);
     (0..count).for_each(|i| pages.swap(i, random.below(count)));
@@ -82,7 +87,7 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
         done: 0,
         out: Vec::new(),
     };
-    let mut world = World { case, device, kv, requests: vec![poison] };
+    let mut world = World { case, device, planes, requests: vec![poison] };
     // Fills all pages with NaN, in both layers.
     world.step(&[(0, count * case.page_tokens)]);
     world.requests.clear();
@@ -105,9 +110,9 @@ impl World<'_> {
             shares.push(Share { tokens, start: request.done, pages: request.pages.clone() });
             values.extend_from_slice(&request.qkv[request.done * width..(request.done + tokens) * width]);
         }
-        begin(self.device, &shares, &[], &[]);
+        try_begin(self.device, &mut self.planes, &shares, &[], &[]).unwrap();
         let tokens = values.len() / width;
-        let mut angles = self.device.tensor(tokens, shape.head_dim).unwrap();
+        let mut angles = self.device.tensor(tokens, self.case.rotated).unwrap();
         self.device.rope_angles(&self.case.rope(), &mut angles).unwrap();
         let (q, k) = self.case.norm_weights();
         let (q, k) = (self.device.vector(&q).unwrap(), self.device.vector(&k).unwrap());
@@ -115,8 +120,11 @@ impl World<'_> {
         for layer in [1, 0] {
             let mut qkv = tensor(self.device, width, &values);
             let norms = self.case.real.then_some(HeadNorms { q: &q, k: &k, eps: 1e-6 });
-            self.device.rotate_and_store(&mut qkv, shape, norms, &angles, &mut self.kv, layer).unwrap();
-            self.device.attention(&qkv, shape, &self.kv, layer, &mut out).unwrap();
+            let (rotary, planes) = (Rotary { angles: &angles }, &mut self.planes);
+            let operands = RotateAndStore { qkv: &mut qkv, shape, norms, rotary, planes, layer };
+            self.device.rotate_and_store(operands).unwrap();
+            let attention = Attention { qkv: &qkv, shape, planes: &self.planes, layer };
+            self.device.attention(attention, &mut out).unwrap();
         }
         let mut results = out.values();
         for &(index, tokens) in rows {
@@ -147,7 +155,7 @@ fn turned(case: &Case, head: &[f32], weight: &[f32], position: usize) -> Vec<f64
     let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (square + 1e-6).sqrt();
     x.iter_mut().zip(weight).for_each(|(x, &weight)| *x *= factor * f64::from(weight));
-    let half = x.len() / 2;
+    let half = case.rotated / 2;
     for (i, inverse) in case.rope().inverse.iter().enumerate() {
         let angle = f64::from(position as f32 * inverse);
         let (a, b) = (x[i], x[i + half]);
@@ -198,6 +206,8 @@ fn attention_is_that_of_double_precision() {
             (Case::new(3, 3, 16), 70),
             (Case::new(8, 1, 64), 90),
             (Case { page_tokens: 48, real: true, ..Case::new(4, 2, 128) }, 100),
+            (Case { real: true, rotated: 16, ..Case::new(4, 2, 64) }, 60),
+            (Case { real: true, rotated: 40, ..Case::new(2, 1, 96) }, 60),
             (Case { dtype: WeightType::Bf16, ..Case::new(4, 2, 32) }, 140),
             (Case { dtype: WeightType::F16, page_tokens: 64, ..Case::new(2, 1, 48) }, 80),
         ] {

@@ -1,8 +1,12 @@
 //! Operations on single tokens.
 
-use tutti_kernels::{Device, DeviceError, Norm, PageId, RopeFrequencies, WeightType};
+use tutti_kernels::{
+    Dense, Device, DeviceError, Embed, Norm, PageId, PagedAttention, PlanesShape, RopeFrequencies, WeightType,
+};
 
-use crate::support::{Random, Share, assert_near, begin, devices, in_bfp_blocks, matrix, stored, tensor};
+use crate::support::{
+    Random, Share, assert_near, begin, devices, in_bfp_blocks, matrix, stored, tensor, try_begin,
+};
 
 fn step(tokens: usize) -> Vec<Share> {
     vec![Share { tokens, start: 0, pages: vec![PageId(1); tokens.div_ceil(16)] }]
@@ -17,7 +21,7 @@ fn embedding_reads_rows_of_the_packed_table() {
             let ids = [36, 0, 15, 16, 36];
             begin(&mut device, &step(5), &ids, &[]);
             let mut out = device.tensor(8, 19).unwrap();
-            device.embed(&table, &mut out).unwrap();
+            device.embed(Embed { table: &table, shard: None }, &mut out).unwrap();
             let row = |&id: &u32| {
                 let row: Vec<f32> =
                     values[id as usize * 19..][..19].iter().map(|&x| stored(dtype, x)).collect();
@@ -56,7 +60,7 @@ fn norms_are_those_of_double_precision() {
 #[test]
 fn angles_are_right_far_beyond_any_table() {
     let inverse: Vec<f32> = (0..16).map(|i| 1e6_f32.powf(-(i as f32) / 16.0)).collect();
-    let rope = RopeFrequencies { inverse: inverse.clone(), scale: 1.25 };
+    let rope = RopeFrequencies { inverse: inverse.clone(), axes: vec![0; 16], scale: 1.25 };
     for (name, mut device) in devices("rope") {
         let start = 131_000;
         let pages = vec![PageId(1); (start + 40_usize).div_ceil(16)];
@@ -76,6 +80,44 @@ fn angles_are_right_far_beyond_any_table() {
 }
 
 #[test]
+fn every_frequency_reads_the_positions_of_its_axis() {
+    let axes = vec![0, 1, 2, 0, 2];
+    let rope = RopeFrequencies { inverse: vec![1.0, 0.5, 0.25, 0.125, 0.1], axes, scale: 1.0 };
+    for (name, mut device) in devices("axes") {
+        let mut planes = device.planes(&PlanesShape::default()).unwrap();
+        let positions = [[3.0, 4.0], [100.0, 7.0], [9.0, 11.0]];
+        let row = RowInputs {
+            first_token: 0,
+            tokens: 2,
+            start: 0,
+            slot: SlotId::NULL,
+            continues: false,
+            block_table: &[PageId(1)],
+        };
+        let inputs = StepInputs {
+            token_ids: &[0, 0],
+            positions: positions.each_ref().map(|axis| &axis[..]),
+            rows: &[row],
+            copies: &[],
+            logit_rows: &[],
+        };
+        device.begin_step(&inputs, &mut planes).unwrap();
+        let mut out = device.tensor(2, 10).unwrap();
+        device.rope_angles(&rope, &mut out).unwrap();
+        for (token, row) in out.values().chunks(10).enumerate() {
+            for (i, (&inverse, &axis)) in rope.inverse.iter().zip(&rope.axes).enumerate() {
+                let angle = f64::from(positions[usize::from(axis)][token] * inverse);
+                assert!((f64::from(row[i]) - angle.cos()).abs() < 2e-7, "{name} {token} {i}");
+                assert!((f64::from(row[5 + i]) - angle.sin()).abs() < 2e-7, "{name} {token} {i}");
+            }
+        }
+        for axes in [vec![0; 4], vec![0, 1, 2, 3, 0]] {
+            assert!(device.rope_angles(&RopeFrequencies { axes, ..rope.clone() }, &mut out).is_err());
+        }
+    }
+}
+
+#[test]
 fn rows_without_logits_are_dropped_and_the_others_copied_tile_by_tile() {
     for (name, mut device) in devices("rows") {
         let values: Vec<f32> = (0..30).map(|i| i as f32).collect();
@@ -89,10 +131,11 @@ fn rows_without_logits_are_dropped_and_the_others_copied_tile_by_tile() {
         device.copy_rows(&x, 2..3, &mut out).unwrap();
         assert_eq!(out.values(), [27.0, 28.0, 29.0], "{name}");
         assert!(matches!(device.copy_rows(&x, 2..4, &mut out), Err(DeviceError::Misuse(_))), "{name}");
-        // Row 9 is gone, and rows that do not ascend could be written over before they are read.
+        // Row 9 is gone. Rows that do not ascend could be written over before they are read.
         assert!(matches!(device.keep_logit_rows(&mut x), Err(DeviceError::Misuse(_))), "{name}");
-        begin(&mut device, &step(10), &[], &[2, 1]);
-        assert!(matches!(device.keep_logit_rows(&mut x), Err(DeviceError::Misuse(_))), "{name}");
+        let mut planes = device.planes(&PlanesShape::default()).unwrap();
+        let refused = try_begin(&mut device, &mut planes, &step(10), &[], &[2, 1]);
+        assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{name}");
         begin(&mut device, &step(10), &[], &[]);
         device.keep_logit_rows(&mut x).unwrap();
         assert_eq!(x.live(), 0, "{name}");

@@ -33,6 +33,9 @@ pub(crate) struct Batch {
     pub forwards: Arc<AtomicU64>,
 }
 
+/// Result of each row of a step, in the step's order.
+pub(crate) type RowResults = Vec<Result<RowResult, DeviceError>>;
+
 /// Results of one row, which is one request's share of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct RowResult {
@@ -90,13 +93,15 @@ impl Batch {
         &mut self,
         model: &mut dyn Model,
         rows: &[(&Row, &Sequence)],
-    ) -> Result<Vec<RowResult>, DeviceError> {
-        let mut results: Vec<RowResult> = rows.iter().map(|_| RowResult::default()).collect();
+    ) -> Result<RowResults, DeviceError> {
+        let mut results: RowResults = rows.iter().map(|_| Ok(RowResult::default())).collect();
         let mut next: Vec<usize> = rows.iter().map(|(row, _)| row.positions.start).collect();
         for (row_index, (row, sequence)) in
             rows.iter().enumerate().filter(|(_, row)| !row.1.encodings.is_empty())
         {
-            encode(model, &row.positions, &sequence.encodings, &mut results[row_index].encoded)?;
+            if let Ok(result) = &mut results[row_index] {
+                encode(model, &row.positions, &sequence.encodings, &mut result.encoded)?;
+            }
             next[row_index] = row.positions.end;
         }
         loop {
@@ -121,7 +126,7 @@ impl Batch {
         &mut self,
         model: &mut dyn Model,
         chunks: &[ForwardChunk<'_>],
-        results: &mut [RowResult],
+        results: &mut RowResults,
     ) -> Result<(), DeviceError> {
         let (sample, score) = self.fill(chunks);
         let inputs = self.row_inputs(chunks);
@@ -137,13 +142,11 @@ impl Batch {
             copies: &[],
             logit_rows: &self.logit_rows,
         };
-        model.forward_with(&inputs, &embedded)?;
+        model.forward(&inputs, &embedded)?;
         self.forwards.fetch_add(1, Ordering::Relaxed);
-        self.results.sampled.clear();
-        self.results.scores.clear();
-        if !self.logit_rows.is_empty() {
-            model.read_logits(&LogitRequests { sample: &sample, score: &score }, &mut self.results)?;
-        }
+        self.results.clear();
+        model.enqueue_logits(&LogitRequests { sample: &sample, score: &score }).map_err(lost)?;
+        model.collect(None, &mut self.results).map_err(lost)?;
         let (got, wanted) = (&self.results, (sample.len(), score.len()));
         if (got.sampled.len(), got.scores.len()) != wanted {
             let (tokens, scores) = (got.sampled.len(), got.scores.len());
@@ -151,16 +154,13 @@ impl Batch {
         }
         let (mut sampled, mut scores) = (self.results.sampled.drain(..), self.results.scores.drain(..));
         for chunk in chunks {
+            let own_sample = chunk.forbidden().and_then(|_| sampled.next());
+            let scored = chunk.sequence.scored(&chunk.positions).map(|(positions, _)| positions);
+            let own_scores = scores.by_ref().take(scored.as_ref().map_or(0, Range::len));
             let result = &mut results[chunk.row_index];
-            if chunk.forbidden().is_some() {
-                result.sampled = sampled.next();
-            }
-            if let Some((positions, _)) = chunk.sequence.scored(&chunk.positions) {
-                if result.prompt_scores.is_empty() {
-                    // The logits of a position score the token at the next position.
-                    result.first_scored = positions.start + 1;
-                }
-                result.prompt_scores.extend(scores.by_ref().take(positions.len()));
+            let first_scored = scored.map(|positions| positions.start + 1);
+            if let Err(error) = add(result, own_sample, first_scored, own_scores) {
+                *result = Err(error);
             }
         }
         Ok(())
@@ -223,6 +223,40 @@ impl Batch {
     /// Number of leading pages of the row's block table that the chunk reads or writes.
     fn pages_of(&self, chunk: &ForwardChunk<'_>) -> usize {
         chunk.positions.end.div_ceil(self.page_tokens)
+    }
+}
+
+/// Adds the results of one forward to those of its row. The logits of a position score the token at the next position:
+/// `first_scored` is the position that the first score belongs to. An error is the row's own.
+fn add(
+    result: &mut Result<RowResult, DeviceError>,
+    sampled: Option<Result<Sampled, DeviceError>>,
+    first_scored: Option<usize>,
+    mut scores: impl Iterator<Item = Result<TokenScore, DeviceError>>,
+) -> Result<(), DeviceError> {
+    // The scores are taken from the iterator also if the row has failed, because the next row's follow them.
+    let Ok(result) = result else {
+        scores.for_each(drop);
+        return Ok(());
+    };
+    let prompt_scores = &mut result.prompt_scores;
+    if let Some(first) = first_scored.filter(|_| prompt_scores.is_empty()) {
+        result.first_scored = first;
+    }
+    let failed = scores.by_ref().find_map(|score| score.map(|score| prompt_scores.push(score)).err());
+    scores.for_each(drop);
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    result.sampled = sampled.transpose()?;
+    Ok(())
+}
+
+/// Makes any error of a step whose layers have run a loss of the device: the step cannot run again.
+fn lost(error: DeviceError) -> DeviceError {
+    match error {
+        DeviceError::Lost(_) => error,
+        error => DeviceError::Lost(error.to_string()),
     }
 }
 

@@ -44,6 +44,8 @@ impl Engine {
         settings: &EngineSettings,
         max_waiting_requests: usize,
     ) -> Result<Self, Error> {
+        // The null slot, and one slot per running request.
+        let slots = 1 + settings.max_running_requests.min(settings.max_step_tokens);
         let limits = model.limits();
         if settings.max_step_tokens > limits.max_step_tokens {
             let (asked, most) = (settings.max_step_tokens, limits.max_step_tokens);
@@ -67,7 +69,7 @@ impl Engine {
             error => Error::internal(error.to_string()),
         })?;
         model
-            .allocate_pages(kv.pages)
+            .allocate_planes(kv.pages, slots)
             .map_err(|e| Error::invalid("kv_cache_memory", format!("cannot allocate the KV pool: {e}")))?;
         let began = Instant::now();
         let batch = Batch::new(settings.max_step_tokens, forward_tokens(settings), kv.page_tokens);

@@ -15,10 +15,9 @@ use tutti_scheduler::{
 use crate::{
     StepTimes,
     arrivals::Arrivals,
-    batch::RowResult,
+    batch::{RowResult, RowResults},
     observe::Stopwatch,
     report,
-    runner::RowResults,
     sequence::Sequence,
     transfer::{Courier, Exchange, PageCopies, TransferEvents},
 };

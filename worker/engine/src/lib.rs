@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! LaunchGraph ─▶ Engine::launch ┐                 ┌─▶ scheduler.plan()
-//! CancelGraph ─▶ Engine::cancel ┼─▶ Engine::step ─┼─▶ model.forward(), model.read_logits()
+//! CancelGraph ─▶ Engine::cancel ┼─▶ Engine::step ─┼─▶ model.forward(), enqueue_logits(), collect()
 //!                               ┘        │        └─▶ scheduler.commit()
 //! StepReport  ◀──────────────────────────┘
 //! ```

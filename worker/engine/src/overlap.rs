@@ -21,10 +21,11 @@ use tutti_proto::{GraphKey, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::Error;
 
 use crate::{
+    batch::RowResults,
     engine_core::{EngineCore, Job, Planned, StepOutput},
     observe::Stopwatch,
     reporter::Reporter,
-    runner::{RowResults, Runner},
+    runner::Runner,
     spec::{self, ServedModel},
     transfer::{Cargo, CopyHints, CopyHook, Courier, IdleModel, PageCopies},
 };

@@ -6,13 +6,10 @@ use tutti_runtime::Error;
 use tutti_scheduler::Row;
 
 use crate::{
-    batch::{Batch, RowResult},
+    batch::{Batch, RowResult, RowResults},
     engine_core::Job,
     sequence::Sequence,
 };
-
-/// Result of each row of a step, in the step's order.
-pub(crate) type RowResults = Vec<Result<RowResult, DeviceError>>;
 
 pub(crate) struct Runner {
     pub model: Box<dyn Model>,
@@ -24,7 +21,7 @@ impl Runner {
     pub fn run(&mut self, job: &Job) -> Result<RowResults, Error> {
         let rows: Vec<(&Row, &Sequence)> = job.step.rows.iter().zip(&job.sequences).collect();
         match self.batch.run(&mut *self.model, &rows) {
-            Ok(results) => Ok(results.into_iter().map(Ok).collect()),
+            Ok(results) => Ok(results),
             Err(error @ DeviceError::Lost(_)) => Err(Error::internal(error.to_string())),
             Err(error) => {
                 tracing::warn!(step = %job.step.number, rows = rows.len(), %error, "step failed; running its rows one by one");
@@ -39,7 +36,7 @@ impl Runner {
         let mut results = Vec::with_capacity(rows.len());
         for row in rows {
             results.push(match self.batch.run(&mut *self.model, std::slice::from_ref(row)) {
-                Ok(mut alone) => Ok(alone.pop().unwrap_or_default()),
+                Ok(mut alone) => alone.pop().unwrap_or_else(|| Ok(RowResult::default())),
                 Err(error @ DeviceError::Lost(_)) => return Err(Error::internal(error.to_string())),
                 Err(error) => {
                     tracing::error!(key = %row.0.key, %error, "the request's row failed");

@@ -29,7 +29,7 @@ pub(crate) fn run(
     let tokens = MAX_TOKENS.min(max_step_tokens).min(context).min(page_tokens);
     let token_ids = vec![0; tokens];
     let positions: Vec<f32> = (0..tokens).map(|position| position as f32).collect();
-    model.forward(&StepInputs {
+    let inputs = StepInputs {
         token_ids: &token_ids,
         positions: [&positions[..]; 3],
         rows: &[RowInputs {
@@ -42,7 +42,8 @@ pub(crate) fn run(
         }],
         copies: &[],
         logit_rows: &[tokens - 1],
-    })?;
+    };
+    model.forward(&inputs, &[])?;
     let params = SamplingParams {
         temperature: 1.0,
         top_k: 0,
@@ -62,5 +63,7 @@ pub(crate) fn run(
         position: tokens as u64,
         logprobs: Some(1),
     };
-    model.read_logits(&LogitRequests { sample: &[(0, row)], score: &[] }, &mut LogitResults::default())
+    let mut results = LogitResults::default();
+    model.read_logits(&LogitRequests { sample: &[(0, row)], score: &[] }, &mut results)?;
+    results.sampled.pop().map_or(Ok(()), |sampled| sampled.map(drop))
 }

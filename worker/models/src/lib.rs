@@ -20,9 +20,9 @@ mod thinker;
 mod weights;
 
 pub use error::LoadError;
-pub use load::{LoadFormat, LoadOptions, load};
+pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
-pub use pages::PageLayout;
+pub use pages::{LayoutPart, PageLayout, PlaneLayout, PlanePlace, Section};
 pub use sim_device::{SimOptions, load as load_sim};
 pub use step_hook::{PausedPages, StepHook};
 pub use tutti_kernels::Quantize;

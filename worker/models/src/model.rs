@@ -1,6 +1,15 @@
 //! The interface between the engine and a model: declaration, limits, and the operations of a step.
+//!
+//! A step is enqueued, then collected. [`Model::forward`] enqueues the layers, [`Model::enqueue_logits`] the sampling
+//! and the scores, and [`Model::collect`] returns the results of the oldest step that is in flight: enqueued and not
+//! collected yet. A device that computes while the host goes on holds several steps in flight
+//! ([`Limits::steps_in_flight`]). A CPU computes at the enqueueing and holds one.
 
-use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore};
+use std::time::Instant;
+
+/// The results of [`LogitRequests`]: each list has one result per request, in order.
+pub use tutti_kernels::StepResults as LogitResults;
+use tutti_kernels::{DeviceError, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use crate::{PageLayout, StepHook};
@@ -16,6 +25,8 @@ pub struct Limits {
     pub eos_token_ids: Vec<u32>,
     /// Maximum number of tokens per step. It sets the size of the activation buffers.
     pub max_step_tokens: usize,
+    /// Maximum number of steps in flight, at least 1.
+    pub steps_in_flight: usize,
 }
 
 /// Requests for results from a step's logit rows. Each entry begins with an index into [`StepInputs::logit_rows`], and
@@ -26,15 +37,6 @@ pub struct LogitRequests<'a> {
     pub sample: &'a [(usize, SampleRow<'a>)],
     /// Logit rows in which to look up the logprob of a known token.
     pub score: &'a [(usize, ScoreRow)],
-}
-
-/// The results of [`LogitRequests`], in the order of the requests.
-#[derive(Clone, Debug, Default)]
-pub struct LogitResults {
-    /// One result per entry of `sample`.
-    pub sampled: Vec<Sampled>,
-    /// One result per entry of `score`.
-    pub scores: Vec<TokenScore>,
 }
 
 /// Embeddings from an encoder. They replace the token embeddings of consecutive tokens of a step.
@@ -63,9 +65,9 @@ pub trait Model: Send {
     /// Bytes per KV page, over all layers.
     fn page_bytes(&self) -> usize;
 
-    /// Allocates the KV pool of `pages` pages, the null page included, before the first step. A second call replaces
-    /// the pool.
-    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError>;
+    /// Allocates the planes before the first step: `pages` pages of every paged plane and `slots` slots of every slot
+    /// plane, the null page and the null slot included. A second call replaces the planes.
+    fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError>;
 
     /// Layout of pages on the wire. The layout is equal for all ranks of a group and for groups of any size.
     fn page_layout(&self) -> PageLayout;
@@ -76,6 +78,24 @@ pub trait Model: Send {
     /// Writes this rank's share of `data` to `pages`. `data` holds whole pages.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
+    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane, in
+    /// the order of the declaration. Appends nothing in a model without slot planes.
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let _ = out;
+        match self.declaration().has_slots() {
+            false => Ok(()),
+            true => Err(DeviceError::Misuse(format!("the state in slot {} cannot be read", slot.0))),
+        }
+    }
+
+    /// Writes the bytes that [`read_slot`](Self::read_slot) has read to `slot`.
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        match data {
+            [] if !self.declaration().has_slots() => Ok(()),
+            data => Err(DeviceError::Misuse(format!("{} bytes of state for slot {}", data.len(), slot.0))),
+        }
+    }
+
     /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. A model
     /// that cannot pause drops the hook. A TP group drops the hook, because all ranks of the group would have to pause
     /// at the same layer.
@@ -83,24 +103,18 @@ pub trait Model: Send {
         drop(hook);
     }
 
-    /// Runs all layers over the step's tokens and writes their keys and values. The hidden states stay on the device
-    /// until the next call.
+    /// Enqueues all layers over the step's tokens, which write their planes. `embeddings` replace the token embeddings of
+    /// the tokens that stand for media. The result does not depend on how a request's tokens are divided among steps.
+    /// The hidden states stay on the device for [`enqueue_logits`](Self::enqueue_logits).
     ///
-    /// Fails without running anything if the step is larger than [`Limits::max_step_tokens`] or no pages are allocated.
-    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
-
-    /// Runs [`forward`](Self::forward) with embeddings for the tokens that stand for media. The result does not depend
-    /// on how these tokens are divided among steps.
-    fn forward_with(
+    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that no result of the
+    /// step is to be collected. Refused are a step larger than [`Limits::max_step_tokens`], a step beyond
+    /// [`Limits::steps_in_flight`], a step before the planes are allocated, and inputs that the model cannot run.
+    fn forward(
         &mut self,
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
-    ) -> Result<(), DeviceError> {
-        match embeddings {
-            [] => self.forward(inputs),
-            [..] => Err(DeviceError::Misuse("this model takes no embeddings".into())),
-        }
-    }
+    ) -> Result<(), DeviceError>;
 
     /// True if this model holds the node that prefills and decodes. A model without that node has no pages and can run
     /// only [`encode`](Self::encode).
@@ -115,16 +129,28 @@ pub trait Model: Send {
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
-    /// Computes the logits that `wanted` needs, from the hidden states of the last [`Model::forward`], and appends the
-    /// results to `out`. The LM head runs over one tile of logit rows at a time, so that scratch memory does not grow
-    /// with the prompt. It may skip rows without a request. Waits for the device.
-    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError>;
+    /// Enqueues the computation of the logits that `wanted` needs, from the hidden states of the step enqueued last, and
+    /// their sampling and scores. Called exactly once per step, also if nothing is wanted. The LM head runs over one
+    /// tile of logit rows at a time, so that scratch memory does not grow with the prompt. It may skip rows without a
+    /// request.
+    ///
+    /// An error ends the worker: the planes have advanced, and the step cannot run again.
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError>;
 
-    /// Computes this rank's share of logits while the leader of the TP group runs [`read_logits`](Self::read_logits).
-    /// `wanted` holds the indices of all logit rows that the leader's requests name, ascending. Does nothing in a model
-    /// whose LM head is not divided among ranks.
-    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
-        let _ = wanted;
-        Ok(())
+    /// Waits for the oldest step in flight, at most until `until`, and appends its results to `out`. False if the step
+    /// is not done by then. `None` waits as long as it takes.
+    ///
+    /// An error ends the worker.
+    fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError>;
+
+    /// Enqueues the logits of a step and waits for them, with no other step in flight.
+    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+        self.enqueue_logits(wanted)?;
+        self.collect(None, out).map(|_| ())
     }
+
+    /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this rank's
+    /// share of the logits. `wanted` holds the indices of all logit rows that the leader's requests name, ascending. The
+    /// step's results, which are collected as on the leader, are empty.
+    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError>;
 }

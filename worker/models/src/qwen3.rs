@@ -6,7 +6,7 @@ mod config;
 mod forward;
 mod weights;
 
-use std::path::Path;
+use std::{collections::VecDeque, path::Path};
 
 use tutti_kernels::{
     AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType,
@@ -21,7 +21,7 @@ use self::{
     weights::{Specs, Weights},
 };
 use crate::{
-    LoadError, LoadFormat, LoadOptions, Model, StepHook,
+    DecoderDevice, LoadError, LoadFormat, LoadOptions, Model, StepHook,
     config::ConfigFile,
     model::Limits,
     thinker,
@@ -56,10 +56,13 @@ pub(crate) struct Qwen3<D: Device> {
     activations: Activations<D>,
     /// Shape of the KV pool. Its `pages` is 0 until the pool is allocated.
     kv_shape: KvShape,
-    kv: Option<D::KvPool>,
+    planes: Option<D::Planes>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Number of logit rows of the last step. `activations.hidden` holds their hidden states.
-    logit_rows: usize,
+    /// Number of logit rows of a step whose layers are enqueued, and whose logits are not: `activations.hidden` holds
+    /// their hidden states. `None` between two steps.
+    logit_rows: Option<usize>,
+    /// Steps in flight whose logits are enqueued, oldest first.
+    in_flight: VecDeque<D::Done>,
 }
 
 /// Buffers for the largest step, of `T` tokens. In the shapes below, `heads`, `kv_heads`, `intermediate` and `vocab`
@@ -87,7 +90,7 @@ struct Activations<D: Device> {
 }
 
 /// Loads a model of this family from `dir`, whose `config.json` is `file`.
-pub(crate) fn load<D: Device>(
+pub(crate) fn load<D: DecoderDevice>(
     file: &ConfigFile,
     dir: &Path,
     options: &LoadOptions,
@@ -112,6 +115,8 @@ impl<D: Device> Qwen3<D> {
             LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: config.dtype }),
         };
 
+        let rope = config.rope.tables.iter().map(|rope| rope.frequencies(config.head_dim));
+        let rope = rope.collect::<Result<_, _>>().map_err(|problem: String| file.invalid(problem))?;
         let group_rank = device.group_rank();
         let shard = config.shard(group_rank).map_err(|problem| file.invalid(problem))?;
         let specs = Specs::new(&config);
@@ -132,9 +137,12 @@ impl<D: Device> Qwen3<D> {
         };
         let attention = config.windows.iter().map(|&window| shard.attention(window)).collect();
         Ok(Self {
-            limits: config.limits(dir, options.max_step_tokens)?,
+            limits: Limits {
+                steps_in_flight: device.limits().steps_in_flight,
+                ..config.limits(dir, options.max_step_tokens)?
+            },
             declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
-            rope: config.rope.tables.iter().map(|rope| rope.frequencies(config.head_dim)).collect(),
+            rope,
             device,
             group_rank,
             config,
@@ -145,9 +153,10 @@ impl<D: Device> Qwen3<D> {
             attention,
             activations,
             kv_shape,
-            kv: None,
+            planes: None,
             step_hook: None,
-            logit_rows: 0,
+            logit_rows: None,
+            in_flight: VecDeque::new(),
         })
     }
 

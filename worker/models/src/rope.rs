@@ -92,8 +92,7 @@ impl Rope {
     }
 
     /// Returns the axis of positions, 0 to 2, of each frequency of a head of `head_dim` elements.
-    #[cfg_attr(not(test), expect(dead_code, reason = "devices take one axis of positions so far"))]
-    pub fn axes(&self, head_dim: usize) -> Result<Vec<u8>, String> {
+    fn axes(&self, head_dim: usize) -> Result<Vec<u8>, String> {
         let half = self.rotated(head_dim) / 2;
         let Some(Sections { lengths: [time, height, width], interleaved }) = self.sections else {
             return Ok(vec![0; half]);
@@ -111,13 +110,16 @@ impl Rope {
         Ok((0..half).map(|i| if interleaved { interleaved_axis(i) } else { axis(i) }).collect())
     }
 
-    /// Returns the frequencies for heads of `head_dim` elements, computed in f64 and rounded once.
-    pub fn frequencies(&self, head_dim: usize) -> RopeFrequencies {
+    /// Returns the frequencies for heads of `head_dim` elements, computed in f64 and rounded once. The
+    /// error names the key at fault.
+    pub fn frequencies(&self, head_dim: usize) -> Result<RopeFrequencies, String> {
+        let axes = self.axes(head_dim)?;
         let rotated = self.rotated(head_dim);
         let half = rotated / 2;
         let plain = |i: usize| self.theta.powf(-((2 * i) as f64) / rotated as f64);
         let Some(yarn) = &self.yarn else {
-            return RopeFrequencies { inverse: (0..half).map(|i| plain(i) as f32).collect(), scale: 1.0 };
+            let inverse = (0..half).map(|i| plain(i) as f32).collect();
+            return Ok(RopeFrequencies { inverse, axes, scale: 1.0 });
         };
         // Returns the index, not rounded, of the frequency that makes this number of turns over the original context.
         let index_of = |turns: f64| {
@@ -137,7 +139,8 @@ impl Rope {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (plain(i) / yarn.factor * ramp + plain(i) * (1.0 - ramp)) as f32
         };
-        RopeFrequencies { inverse: (0..half).map(inverse).collect(), scale: yarn.attention_factor as f32 }
+        let inverse = (0..half).map(inverse).collect();
+        Ok(RopeFrequencies { inverse, axes, scale: yarn.attention_factor as f32 })
     }
 }
 

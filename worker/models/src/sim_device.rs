@@ -12,7 +12,10 @@ mod audio;
 mod clock;
 mod digest;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use serde::Deserialize;
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore};
@@ -21,10 +24,10 @@ use tutti_settings::SimSettings;
 
 use self::clock::SimClock;
 use crate::{
-    LoadError, Model, PageLayout, PausedPages, StepHook,
+    LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
-    thinker::{self, Audio, HeldNodes},
+    thinker::{self, Audio, HeldNodes, KV_PLANE},
 };
 
 /// Interval between the pauses of a step while the step hook may have work.
@@ -56,6 +59,10 @@ struct Sim {
     step_hook: Option<Box<dyn StepHook>>,
     /// Digests of the last step's logit rows.
     hidden: Vec<u64>,
+    /// Results of the step in flight, if there is one.
+    in_flight: Option<LogitResults>,
+    /// Memory of collected results, for the next step.
+    spare: LogitResults,
     /// Number of steps so far. The warm-up is step 0.
     steps: u64,
 }
@@ -98,6 +105,7 @@ pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
             max_context_tokens: needed("max_position_embeddings", keys.max_position_embeddings)?,
             eos_token_ids: eos_token_ids(dir, keys.eos_token_id)?,
             max_step_tokens,
+            steps_in_flight: 1,
         },
         clock: SimClock::new(settings, rank),
         settings: settings.clone(),
@@ -105,6 +113,8 @@ pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
         pool: Vec::new(),
         step_hook: None,
         hidden: Vec::new(),
+        in_flight: None,
+        spare: LogitResults::default(),
         steps: 0,
     }))
 }
@@ -135,18 +145,20 @@ impl Model for Sim {
         self.page_tokens * BYTES_PER_TOKEN
     }
 
-    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+    fn allocate_planes(&mut self, pages: usize, _: usize) -> Result<(), DeviceError> {
         self.pool = vec![0; pages * self.page_tokens];
         Ok(())
     }
 
     fn page_layout(&self) -> PageLayout {
         PageLayout {
-            sections: 1,
-            units: 1,
-            unit_bytes: self.page_bytes(),
             page_tokens: self.page_tokens,
-            format: "simulated: digests".into(),
+            planes: vec![PlaneLayout {
+                name: KV_PLANE.into(),
+                place: PlanePlace::Pages { ratio: 1 },
+                sections: vec![Section { units: 1, unit_bytes: self.page_bytes() }],
+                format: "simulated: digests".into(),
+            }],
         }
     }
 
@@ -188,15 +200,14 @@ impl Model for Sim {
         }
     }
 
-    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        self.forward_with(inputs, &[])
-    }
-
-    fn forward_with(
+    fn forward(
         &mut self,
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
+        if self.in_flight.is_some() {
+            return Err(DeviceError::Misuse("the step before is not collected yet".into()));
+        }
         let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
@@ -227,19 +238,33 @@ impl Model for Sim {
                 }
             }
         }
+        self.in_flight = Some(std::mem::take(&mut self.spare));
         Ok(())
     }
 
-    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
+        let mut results = self.in_flight.take().ok_or_else(no_step)?;
         for (index, row) in wanted.sample {
             let hidden = *self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
-            out.sampled.push(self.sample(hidden, row));
+            results.sampled.push(Ok(self.sample(hidden, row)));
         }
         for (index, row) in wanted.score {
             self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
-            out.scores.push(self.score(row.top));
+            results.scores.push(Ok(self.score(row.top)));
         }
+        self.in_flight = Some(results);
         Ok(())
+    }
+
+    fn collect(&mut self, _: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        let mut results = self.in_flight.take().ok_or_else(no_step)?;
+        out.append(&mut results);
+        self.spare = results;
+        Ok(true)
+    }
+
+    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+        Err(DeviceError::Misuse("the simulated device is not in a group".into()))
     }
 }
 
@@ -346,6 +371,10 @@ impl Sim {
 
 fn no_page(page: PageId) -> DeviceError {
     DeviceError::Misuse(format!("page {} is not in the pool", page.0))
+}
+
+fn no_step() -> DeviceError {
+    DeviceError::Misuse("no step is in flight".into())
 }
 
 fn no_row(index: usize) -> DeviceError {

@@ -9,6 +9,8 @@ use tutti_proto::{
 
 /// Name of the node that prefills and decodes.
 pub(crate) const THINKER: &str = "thinker";
+/// Name of the plane of keys and values.
+pub(crate) const KV_PLANE: &str = "kv";
 /// Name of the encoder node that [`with_audio`] adds.
 pub(crate) const AUDIO_ENCODER: &str = "audio_encoder";
 
@@ -55,7 +57,7 @@ pub(crate) fn declaration(
             walk("thinker_decode", WalkKind::Decode { batched_by }),
             walk("thinker_step", WalkKind::Mixed),
         ],
-        vec![Plane { name: "kv".into(), kind }],
+        vec![Plane { name: KV_PLANE.into(), kind }],
     )
 }
 

@@ -31,7 +31,7 @@ fn try_load(dir: &Path, nodes: Option<&[&str]>) -> Result<Box<dyn Model>, LoadEr
         quantize: tutti_kernels::Quantize::None,
     };
     let mut model = load(&options, device(), &mut |_| {})?;
-    model.allocate_pages(PAGES).unwrap();
+    model.allocate_planes(PAGES, 1).unwrap();
     Ok(model)
 }
 
@@ -92,12 +92,12 @@ fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u
             first_token: from - start,
             values: &embeddings[(from - 1) * WIDTH..(to - 1) * WIDTH],
         });
-        model.forward_with(&inputs, embedded.as_slice()).unwrap();
+        model.forward(&inputs, embedded.as_slice()).unwrap();
         let wanted: Vec<_> = logit_rows.iter().map(|&row| (row, ScoreRow { token: 0, top: 97 })).collect();
         let mut out = LogitResults::default();
         model.read_logits(&LogitRequests { sample: &[], score: &wanted }, &mut out).unwrap();
         let bits = |top: Vec<(u32, f32)>| top.into_iter().map(|(token, p)| (token, p.to_bits())).collect();
-        scores.extend(out.scores.into_iter().map(|score| bits(score.top)));
+        scores.extend(out.scores.into_iter().map(|score| bits(score.unwrap().top)));
     }
     scores
 }

@@ -36,7 +36,7 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &
     let run = |isa: Isa| {
         let device = CpuDevice::new(1, isa).unwrap();
         let mut model = try_load_as(device, dir.path(), Dummy, quantize).unwrap();
-        model.allocate_pages(PAGES).unwrap();
+        model.allocate_planes(PAGES, 1).unwrap();
         generate(&mut *model, &prompts, 32, OUTPUT)
     };
     // Writes directly, since the test harness hides printed output unless the test fails.

@@ -170,7 +170,7 @@ fn a_number_of_ranks_that_leaves_remainders_is_refused_by_the_key_and_the_limit(
 /// Returns a forward of one row of one token, in this page.
 fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Result<(), DeviceError> {
     move |model| {
-        model.forward(&StepInputs {
+        let inputs = StepInputs {
             token_ids: &[token],
             positions: [&[0.0]; 3],
             rows: &[RowInputs {
@@ -183,7 +183,8 @@ fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Re
             }],
             copies: &[],
             logit_rows: &[0],
-        })
+        };
+        model.forward(&inputs, &[])
     }
 }
 
@@ -200,34 +201,38 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
         let long = vec![1; model.limits().max_step_tokens + 1];
         let inputs =
             StepInputs { token_ids: &long, positions: [&[]; 3], rows: &[], copies: &[], logit_rows: &[] };
-        assert!(matches!(model.forward(&inputs), Err(DeviceError::Misuse(_))));
-        // This request fails in the first of three tiles of logits.
+        assert!(matches!(model.forward(&inputs, &[]), Err(DeviceError::Misuse(_))));
+        // One request fails in the first of three tiles of logits.
         let tokens = [1; 80];
         let positions: Vec<f32> = (0..80).map(|position| position as f32).collect();
         let pages: Vec<PageId> = (1..6).map(PageId).collect();
         let logit_rows: Vec<usize> = (0..80).collect();
-        model
-            .forward(&StepInputs {
-                token_ids: &tokens,
-                positions: [&positions[..]; 3],
-                rows: &[RowInputs {
-                    first_token: 0,
-                    tokens: 80,
-                    start: 0,
-                    slot: SlotId::NULL,
-                    continues: false,
-                    block_table: &pages,
-                }],
-                copies: &[],
-                logit_rows: &logit_rows,
-            })
-            .unwrap();
+        let inputs = StepInputs {
+            token_ids: &tokens,
+            positions: [&positions[..]; 3],
+            rows: &[RowInputs {
+                first_token: 0,
+                tokens: 80,
+                start: 0,
+                slot: SlotId::NULL,
+                continues: false,
+                block_table: &pages,
+            }],
+            copies: &[],
+            logit_rows: &logit_rows,
+        };
+        model.forward(&inputs, &[]).unwrap();
         let score =
             |row: usize| (row, tutti_kernels::ScoreRow { token: if row == 5 { 1000 } else { 1 }, top: 0 });
         let score: Vec<_> = (0..80).map(score).collect();
-        let refused =
-            model.read_logits(&LogitRequests { sample: &[], score: &score }, &mut LogitResults::default());
-        assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{refused:?}");
+        let mut out = LogitResults::default();
+        model.read_logits(&LogitRequests { sample: &[], score: &score }, &mut out).unwrap();
+        assert_eq!(out.scores.len(), 80);
+        for (row, score) in out.scores.iter().enumerate() {
+            // Only the request at fault has no score.
+            assert_eq!(matches!(score, Err(DeviceError::Misuse(_))), row == 5, "{row}: {score:?}");
+            assert_eq!(score.is_ok(), row != 5);
+        }
         assert_eq!(generate(model, &[&[3, 4, 5]], usize::MAX, 4), reference);
     });
 }

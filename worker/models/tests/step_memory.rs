@@ -45,7 +45,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
         copies: &[],
         logit_rows: &logit_rows,
     };
-    model.forward(&inputs).unwrap();
+    model.forward(&inputs, &[]).unwrap();
 
     // Penalties, truncation and a random draw take the most scratch.
     let params = SamplingParams {
@@ -96,7 +96,7 @@ fn a_step_that_scores_all_its_tokens_stays_within_step_bytes() {
         seed: 0,
     };
     let mut model = load(&options, device(), &mut |_| {}).unwrap();
-    model.allocate_pages(1 + TOKENS / PAGE_TOKENS).unwrap();
+    model.allocate_planes(1 + TOKENS / PAGE_TOKENS, 1).unwrap();
     step(&mut *model, 1);
     let declared = model.step_bytes();
 

@@ -1,7 +1,13 @@
 use super::*;
 
 fn bytes(max_context_tokens: usize, available: Option<u64>) -> u64 {
-    let limits = Limits { vocab_size: 8, max_context_tokens, eos_token_ids: vec![], max_step_tokens: 8 };
+    let limits = Limits {
+        vocab_size: 8,
+        max_context_tokens,
+        eos_token_ids: vec![],
+        max_step_tokens: 8,
+        steps_in_flight: 1,
+    };
     let settings = EngineSettings { max_running_requests: 4, ..EngineSettings::default() };
     default_bytes(16, 1 << 20, &limits, &settings, available)
 }

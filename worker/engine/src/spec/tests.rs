@@ -1,7 +1,13 @@
 use super::*;
 
 fn limits() -> Limits {
-    Limits { vocab_size: 8, max_context_tokens: 64, eos_token_ids: vec![7], max_step_tokens: 16 }
+    Limits {
+        vocab_size: 8,
+        max_context_tokens: 64,
+        eos_token_ids: vec![7],
+        max_step_tokens: 16,
+        steps_in_flight: 1,
+    }
 }
 
 fn key() -> GraphKey {

@@ -3,11 +3,17 @@
 //! It stores token ids where a real model stores keys and values, so a wrong page, position or row changes every later
 //! token.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::{DeviceError, PageId, Sampled, StepInputs, TokenScore};
-use tutti_models::{Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, StepHook};
+use tutti_models::{
+    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout,
+    PlanePlace, Section, StepHook,
+};
 use tutti_proto::{
     Rank,
     cluster::v1 as pb,
@@ -44,6 +50,7 @@ struct Hashing {
     step_hook: Option<Box<dyn StepHook>>,
     /// One value per logit row of the step.
     hidden: Vec<u64>,
+    results: LogitResults,
     probe: Arc<Mutex<Probe>>,
 }
 
@@ -115,19 +122,16 @@ impl Model for Hashing {
         PAGE_BYTES
     }
 
-    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+    fn allocate_planes(&mut self, pages: usize, _: usize) -> Result<(), DeviceError> {
         self.pages = vec![[NOTHING; PAGE_TOKENS]; pages];
         Ok(())
     }
 
     fn page_layout(&self) -> PageLayout {
-        PageLayout {
-            sections: 1,
-            units: 1,
-            unit_bytes: PAGE_TOKENS * size_of::<u32>(),
-            page_tokens: PAGE_TOKENS,
-            format: "tokens".into(),
-        }
+        let section = Section { units: 1, unit_bytes: PAGE_TOKENS * size_of::<u32>() };
+        let (name, format, sections) = ("kv".into(), "tokens".into(), vec![section]);
+        let place = PlanePlace::Pages { ratio: 1 };
+        PageLayout { page_tokens: PAGE_TOKENS, planes: vec![PlaneLayout { name, place, sections, format }] }
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
@@ -142,7 +146,7 @@ impl Model for Hashing {
         self.step_hook = Some(hook);
     }
 
-    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+    fn forward(&mut self, inputs: &StepInputs<'_>, _: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         let mut probe = self.probe.lock().expect("no thread panicked");
         if let Some(error) = probe.fail_next.take() {
             return Err(error);
@@ -189,16 +193,27 @@ impl Model for Hashing {
         Ok(())
     }
 
-    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
+        let out = &mut self.results;
         for (index, row) in wanted.sample {
             let hidden = self.hidden[*index];
             let token = choose(hidden, row.params.seed, row.position, row.forbidden);
-            out.sampled.push(Sampled { token, score: row.logprobs.map(|top| score(hidden, token, top)) });
+            let score = row.logprobs.map(|top| score(hidden, token, top));
+            out.sampled.push(Ok(Sampled { token, score }));
         }
         for (index, row) in wanted.score {
-            out.scores.push(score(self.hidden[*index], row.token, row.top));
+            out.scores.push(Ok(score(self.hidden[*index], row.token, row.top)));
         }
         Ok(())
+    }
+
+    fn collect(&mut self, _: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        out.append(&mut self.results);
+        Ok(true)
+    }
+
+    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+        unreachable!("the model is in no group")
     }
 }
 
@@ -230,10 +245,12 @@ pub fn model() -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
             max_context_tokens: CONTEXT,
             eos_token_ids: vec![],
             max_step_tokens: 64,
+            steps_in_flight: 1,
         },
         pages: vec![],
         step_hook: None,
         hidden: vec![],
+        results: LogitResults::default(),
         probe: Arc::clone(&probe),
     };
     (Box::new(model), probe)

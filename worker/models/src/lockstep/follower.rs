@@ -8,7 +8,7 @@ use tutti_kernels::{
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 
 use super::plan::Forward;
-use crate::Model;
+use crate::{LogitResults, Model};
 
 /// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward
 /// pass, calls `ran` with the number of forward passes so far.
@@ -20,6 +20,7 @@ pub fn follow(
     mut ran: impl FnMut(u64),
 ) -> Result<(), DeviceError> {
     let (mut message, mut forwards) = (Vec::new(), 0);
+    let (mut in_flight, mut results) = (0, LogitResults::default());
     for number in 0.. {
         match plans.broadcast(&mut message, Patience::Forever) {
             Err(CollectiveError::Left { rank: 0, .. }) => return Ok(()),
@@ -33,14 +34,19 @@ pub fn follow(
         }
         let outcome = match plan.action {
             Some(Action::AllocatePages(pb::AllocatePages { pages })) => {
-                let allocated = model.allocate_pages(pages as usize);
+                // The slots are not on the wire: no model of a group has slot planes yet.
+                let allocated = model.allocate_planes(pages as usize, 1);
                 plans.all_gather(&[u8::from(allocated.is_ok())], &mut Vec::new())?;
                 allocated
             }
             Some(Action::Forward(plan)) => {
                 forwards += 1;
-                let outcome =
-                    Forward::new(plan).run(|inputs, embeddings| model.forward_with(inputs, embeddings));
+                if in_flight == model.limits().steps_in_flight {
+                    model.collect(None, &mut results)?;
+                    in_flight -= 1;
+                }
+                let outcome = Forward::new(plan).run(|inputs, embeddings| model.forward(inputs, embeddings));
+                in_flight += usize::from(outcome.is_ok());
                 ran(forwards);
                 outcome
             }

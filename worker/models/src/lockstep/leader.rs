@@ -1,5 +1,7 @@
 //! The leader: rank 0, which decides what the group runs.
 
+use std::time::Instant;
+
 use prost::Message;
 use tutti_kernels::{
     DeviceError, PageId, StepInputs,
@@ -11,7 +13,7 @@ use tutti_proto::{
 };
 
 use super::plan;
-use crate::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout};
+use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout};
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
 ///
@@ -67,9 +69,9 @@ impl Model for Leader {
         self.model.page_bytes()
     }
 
-    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
+    fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
         self.send(Action::AllocatePages(pb::AllocatePages { pages: pages as u64 }))?;
-        let own = self.model.allocate_pages(pages);
+        let own = self.model.allocate_planes(pages, slots);
         let mut answers = Vec::new();
         self.plans.all_gather(&[u8::from(own.is_ok())], &mut answers)?;
         own?;
@@ -89,7 +91,7 @@ impl Model for Leader {
         let (mut own, mut all) = (Vec::new(), Vec::new());
         self.model.read_pages(pages, &mut own)?;
         self.plans.all_gather(&own, &mut all)?;
-        self.model.page_layout().join(&all, self.plans.group_rank().world_size, out);
+        self.model.page_layout().join(LayoutPart::Pages, &all, self.plans.group_rank().world_size, out);
         Ok(())
     }
 
@@ -99,17 +101,13 @@ impl Model for Leader {
         self.model.write_pages(pages, data)
     }
 
-    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        self.forward_with(inputs, &[])
-    }
-
-    fn forward_with(
+    fn forward(
         &mut self,
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
         self.send(Action::Forward(plan::forward(inputs, embeddings)))?;
-        self.model.forward_with(inputs, embeddings)
+        self.model.forward(inputs, embeddings)
     }
 
     fn has_thinker(&self) -> bool {
@@ -120,12 +118,20 @@ impl Model for Leader {
         self.model.encode(walk, data, out)
     }
 
-    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
         let sampled = wanted.sample.iter().map(|(row, _)| *row as u32);
         let mut rows: Vec<u32> = sampled.chain(wanted.score.iter().map(|(row, _)| *row as u32)).collect();
         rows.sort_unstable();
         rows.dedup();
         self.send(Action::Logits(pb::LogitsPlan { rows }))?;
-        self.model.read_logits(wanted, out)
+        self.model.enqueue_logits(wanted)
+    }
+
+    fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        self.model.collect(until, out)
+    }
+
+    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+        Err(DeviceError::Misuse("the leader of a group follows no one".into()))
     }
 }

@@ -1,12 +1,14 @@
 //! The encoder on a worker that holds no other node.
 
-use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
+use std::time::Instant;
+
+use tutti_kernels::{Dense, Device, DeviceError, PageId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{
     PageLayout,
-    model::{Limits, LogitRequests, LogitResults, Model},
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
 };
 
 pub(super) struct EncoderOnly<D: Device> {
@@ -20,7 +22,7 @@ fn no_thinker() -> DeviceError {
     DeviceError::Misuse("this worker holds no thinker".into())
 }
 
-impl<D: Device> Model for EncoderOnly<D> {
+impl<D: Dense> Model for EncoderOnly<D> {
     fn declaration(&self) -> &ModelDeclaration {
         &self.declaration
     }
@@ -45,12 +47,12 @@ impl<D: Device> Model for EncoderOnly<D> {
         0
     }
 
-    fn allocate_pages(&mut self, _: usize) -> Result<(), DeviceError> {
+    fn allocate_planes(&mut self, _: usize, _: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 
     fn page_layout(&self) -> PageLayout {
-        PageLayout { sections: 0, units: 0, unit_bytes: 0, page_tokens: 0, format: "none".into() }
+        PageLayout::default()
     }
 
     fn read_pages(&mut self, _: &[PageId], _: &mut Vec<u8>) -> Result<(), DeviceError> {
@@ -61,7 +63,7 @@ impl<D: Device> Model for EncoderOnly<D> {
         Err(no_thinker())
     }
 
-    fn forward(&mut self, _: &StepInputs<'_>) -> Result<(), DeviceError> {
+    fn forward(&mut self, _: &StepInputs<'_>, _: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         Err(no_thinker())
     }
 
@@ -76,7 +78,15 @@ impl<D: Device> Model for EncoderOnly<D> {
         self.encoder.run(&mut self.device, data, out)
     }
 
-    fn read_logits(&mut self, _: &LogitRequests<'_>, _: &mut LogitResults) -> Result<(), DeviceError> {
+    fn enqueue_logits(&mut self, _: &LogitRequests<'_>) -> Result<(), DeviceError> {
+        Err(no_thinker())
+    }
+
+    fn collect(&mut self, _: Option<Instant>, _: &mut LogitResults) -> Result<bool, DeviceError> {
+        Err(no_thinker())
+    }
+
+    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
         Err(no_thinker())
     }
 }

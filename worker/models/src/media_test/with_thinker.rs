@@ -1,11 +1,13 @@
 //! The thinker, with the encoder on the same device if the worker holds both.
 
+use std::time::Instant;
+
 use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{
-    PageLayout, StepHook,
+    DecoderDevice, PageLayout, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     qwen3::Qwen3,
 };
@@ -16,7 +18,7 @@ pub(super) struct WithThinker<D: Device> {
     pub declaration: ModelDeclaration,
 }
 
-impl<D: Device> Model for WithThinker<D> {
+impl<D: DecoderDevice> Model for WithThinker<D> {
     fn declaration(&self) -> &ModelDeclaration {
         &self.declaration
     }
@@ -42,8 +44,8 @@ impl<D: Device> Model for WithThinker<D> {
         self.thinker.page_bytes()
     }
 
-    fn allocate_pages(&mut self, pages: usize) -> Result<(), DeviceError> {
-        self.thinker.allocate_pages(pages)
+    fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        self.thinker.allocate_planes(pages, slots)
     }
 
     fn page_layout(&self) -> PageLayout {
@@ -62,16 +64,12 @@ impl<D: Device> Model for WithThinker<D> {
         self.thinker.set_step_hook(hook);
     }
 
-    fn forward(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        self.thinker.forward(inputs)
-    }
-
-    fn forward_with(
+    fn forward(
         &mut self,
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
-        self.thinker.forward_with(inputs, embeddings)
+        self.thinker.forward(inputs, embeddings)
     }
 
     fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
@@ -81,8 +79,12 @@ impl<D: Device> Model for WithThinker<D> {
         }
     }
 
-    fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
-        self.thinker.read_logits(wanted, out)
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
+        self.thinker.enqueue_logits(wanted)
+    }
+
+    fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        self.thinker.collect(until, out)
     }
 
     fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {

@@ -179,6 +179,7 @@ impl Config {
             max_context_tokens: self.max_context(),
             eos_token_ids: eos_token_ids(dir, self.eos_token_id.clone())?,
             max_step_tokens,
+            steps_in_flight: 1,
         })
     }
 

@@ -23,7 +23,7 @@ fn sim(settings: &SimSettings) -> Box<dyn Model> {
     let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "eos_token_id": 3}"#;
     std::fs::write(dir.path().join("config.json"), config).unwrap();
     let mut model = load(&options(dir.path(), settings, None)).unwrap();
-    model.allocate_pages(8).unwrap();
+    model.allocate_planes(8, 1).unwrap();
     model
 }
 
@@ -52,20 +52,26 @@ fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), De
     };
     let positions = vec![0.0; tokens.len()];
     let logit_rows = &[tokens.len() - 1];
-    model.forward(&StepInputs {
-        token_ids: tokens,
-        positions: [&positions[..]; 3],
-        rows: &[row],
-        copies: &[],
-        logit_rows,
-    })
+    let positions = [&positions[..]; 3];
+    let inputs = StepInputs { token_ids: tokens, positions, rows: &[row], copies: &[], logit_rows };
+    model.forward(&inputs, &[])
+}
+
+/// Runs a step from which nothing is sampled.
+fn compute(model: &mut dyn Model, tokens: &[u32], start: usize) {
+    forward(model, tokens, start).unwrap();
+    read(model, &LogitRequests::default());
+}
+
+fn read(model: &mut dyn Model, wanted: &LogitRequests<'_>) -> LogitResults {
+    let mut out = LogitResults::default();
+    model.read_logits(wanted, &mut out).unwrap();
+    out
 }
 
 fn sample(model: &mut dyn Model, params: &SamplingParams, forbidden: &[u32]) -> u32 {
     let row = SampleRow { params, prompt: &[], output: &[], forbidden, position: 0, logprobs: Some(2) };
-    let mut out = LogitResults::default();
-    model.read_logits(&LogitRequests { sample: &[(0, row)], score: &[] }, &mut out).unwrap();
-    out.sampled[0].token
+    read(model, &LogitRequests { sample: &[(0, row)], score: &[] }).sampled.remove(0).unwrap().token
 }
 
 #[test]
@@ -77,7 +83,7 @@ fn chunks_give_the_token_of_the_whole() {
     let whole = sample(&mut *model, &greedy, &[]);
     for cut in 1..tokens.len() {
         let mut model = sim(&settings());
-        forward(&mut *model, &tokens[..cut], 0).unwrap();
+        compute(&mut *model, &tokens[..cut], 0);
         forward(&mut *model, &tokens[cut..], cut).unwrap();
         assert_eq!(sample(&mut *model, &greedy, &[]), whole, "cut at {cut}");
     }
@@ -91,7 +97,7 @@ fn a_position_that_was_not_computed_shows() {
     forward(&mut *model, &tokens, 0).unwrap();
     let whole = sample(&mut *model, &greedy, &[]);
     let mut model = sim(&settings());
-    forward(&mut *model, &tokens[..5], 0).unwrap();
+    compute(&mut *model, &tokens[..5], 0);
     forward(&mut *model, &tokens[6..], 6).unwrap();
     assert_ne!(sample(&mut *model, &greedy, &[]), whole);
 }
@@ -99,21 +105,25 @@ fn a_position_that_was_not_computed_shows() {
 #[test]
 fn the_seed_counts_unless_greedy_and_forbidden_tokens_do_not_come() {
     let mut model = sim(&settings());
-    forward(&mut *model, &[7, 8, 9], 0).unwrap();
-    let greedy = sample(&mut *model, &params(0.0, 1), &[]);
-    assert_eq!(sample(&mut *model, &params(0.0, 2), &[]), greedy);
-    let seeded: Vec<u32> = (0..8).map(|seed| sample(&mut *model, &params(1.0, seed), &[])).collect();
+    let mut sampled = |params: &SamplingParams, forbidden: &[u32]| {
+        forward(&mut *model, &[7, 8, 9], 0).unwrap();
+        sample(&mut *model, params, forbidden)
+    };
+    let greedy = sampled(&params(0.0, 1), &[]);
+    assert_eq!(sampled(&params(0.0, 2), &[]), greedy);
+    let seeded: Vec<u32> = (0..8).map(|seed| sampled(&params(1.0, seed), &[])).collect();
     assert!(seeded.iter().any(|token| *token != seeded[0]), "{seeded:?}");
-    assert_eq!(sample(&mut *model, &params(0.0, 1), &[greedy]), (greedy + 1) % 50);
+    assert_eq!(sampled(&params(0.0, 1), &[greedy]), (greedy + 1) % 50);
 }
 
 #[test]
 fn tokens_are_those_of_the_published_rule() {
     // From tests/cluster/simulated.py: next_token([7, 8, 9], 0, 50) and next_token([7, 8, 9], 5, 50).
     let mut model = sim(&settings());
-    forward(&mut *model, &[7, 8, 9], 0).unwrap();
-    assert_eq!(sample(&mut *model, &params(0.0, 5), &[]), 42);
-    assert_eq!(sample(&mut *model, &params(1.0, 5), &[]), 2);
+    for (temperature, token) in [(0.0, 42), (1.0, 2)] {
+        forward(&mut *model, &[7, 8, 9], 0).unwrap();
+        assert_eq!(sample(&mut *model, &params(temperature, 5), &[]), token);
+    }
 }
 
 #[test]
@@ -149,7 +159,12 @@ fn steps_take_the_time_that_the_settings_say() {
 fn faults_come_where_they_are_asked_for() {
     let outcomes = |settings: &SimSettings| -> Vec<Option<DeviceError>> {
         let mut model = sim(settings);
-        (0..5).map(|_| forward(&mut *model, &[7, 8], 0).err()).collect()
+        (0..5)
+            .map(|_| {
+                let outcome = forward(&mut *model, &[7, 8], 0);
+                outcome.map(|()| drop(read(&mut *model, &LogitRequests::default()))).err()
+            })
+            .collect()
     };
     let failed = |settings: &SimSettings| -> Vec<usize> {
         let outcomes = outcomes(settings);
@@ -169,7 +184,7 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     std::fs::write(dir.path().join("config.json"), config).unwrap();
     let load = |nodes: Option<&[String]>| load(&options(dir.path(), &settings(), nodes)).unwrap();
     let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
-    model.allocate_pages(8).unwrap();
+    model.allocate_planes(8, 1).unwrap();
     let walk = model.declaration().media()[0].walk;
     assert!(!encoder.has_thinker() && model.encode(walk, &[1], &mut vec![]).is_err());
     let mut token_after = |data: &[u8], cuts: &[usize]| {
@@ -199,8 +214,11 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
             let values = rows.get((of_media.start - 1) * 4..(of_media.end - 1) * 4).unwrap_or_default();
             let embedded = EmbeddedRows { first_token: of_media.start - start, values };
             let embedded = if of_media.is_empty() { vec![] } else { vec![embedded] };
-            model.forward_with(&inputs, &embedded).unwrap();
+            model.forward(&inputs, &embedded).unwrap();
             start = end;
+            if start < tokens.len() {
+                read(&mut *model, &LogitRequests::default());
+            }
         }
         sample(&mut *model, &params(0.0, 0), &[])
     };

@@ -43,7 +43,7 @@ pub fn of_ranks_as<T>(
         let follower = |rank| move || follow(&mut *load(rank), &mut *meet("plans", rank), |_| {}).unwrap();
         let followers: Vec<_> = (1..size).map(|rank| scope.spawn(follower(rank))).collect();
         let mut leader = Leader::new(load(0), meet("plans", 0));
-        leader.allocate_pages(PAGES).unwrap();
+        leader.allocate_planes(PAGES, 1).unwrap();
         let result = act(&mut leader);
         drop(leader);
         followers.into_iter().for_each(|follower| follower.join().unwrap());

@@ -59,13 +59,13 @@ pub fn try_load_as(
 
 pub fn loaded(dir: &Path, load_format: LoadFormat) -> Box<dyn Model> {
     let mut model = try_load(dir, load_format).unwrap();
-    model.allocate_pages(PAGES).unwrap();
+    model.allocate_planes(PAGES, 1).unwrap();
     model
 }
 
 pub fn loaded_as(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> Box<dyn Model> {
     let mut model = try_load_as(device(), dir, load_format, quantize).unwrap();
-    model.allocate_pages(PAGES).unwrap();
+    model.allocate_planes(PAGES, 1).unwrap();
     model
 }
 
@@ -133,7 +133,7 @@ pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
         copies: &[],
         logit_rows: &logit_rows,
     };
-    model.forward(&inputs).unwrap();
+    model.forward(&inputs, &[]).unwrap();
 
     let params = greedy();
     let (mut sample, mut score) = (vec![], vec![]);
@@ -156,7 +156,8 @@ pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
     model.read_logits(&LogitRequests { sample: &sample, score: &score }, &mut out).unwrap();
 
     let advances: Vec<usize> = rows.iter().map(|row| row.tokens).collect();
-    let (mut sampled, mut scores) = (out.sampled.into_iter(), out.scores.into_iter());
+    let (mut sampled, mut scores) =
+        (out.sampled.into_iter().map(Result::unwrap), out.scores.into_iter().map(Result::unwrap));
     for (request, tokens) in requests.iter_mut().zip(advances) {
         let scored = tokens.min(request.tokens.len() - 1 - request.computed);
         request.scores.extend(scores.by_ref().take(scored));
