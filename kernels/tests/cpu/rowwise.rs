@@ -1,7 +1,8 @@
 //! Operations on single tokens.
 
 use tutti_kernels::{
-    Dense, Device, DeviceError, Embed, Norm, PageId, PagedAttention, PlanesShape, RopeFrequencies, WeightType,
+    Dense, Device, DeviceError, Embed, Norm, PageId, PagedAttention, PlanesShape, RopeFrequencies, RowInputs,
+    SlotId, StepInputs, WeightType,
 };
 
 use crate::support::{

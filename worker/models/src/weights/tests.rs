@@ -2,7 +2,7 @@ use std::{fs, path::Path};
 
 use ::safetensors::tensor::{Dtype, TensorView};
 use tutti_kernels::{
-    Device, HostMatrix, Norm, Quantize,
+    Dense, Device, GateUp, HostMatrix, Linear, Norm, Quantize,
     collective::{Collective, CollectiveError, Patience},
     cpu::{CpuDevice, Isa, Weights},
 };
@@ -70,7 +70,7 @@ fn columns(device: &mut CpuDevice, matrix: &Weights, rows: usize, columns: usize
     let unit: Vec<f32> = (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
     let (mut x, mut out) = (device.tensor(columns, columns).unwrap(), device.tensor(columns, rows).unwrap());
     device.upload(&unit, &mut x).unwrap();
-    device.linear(&x, matrix, None, &mut out).unwrap();
+    device.linear(Linear::plain(&x, matrix), &mut out).unwrap();
     let mut values = Vec::new();
     device.download(&out, &mut values).unwrap();
     values.chunks(rows).map(<[f32]>::to_vec).collect()
@@ -81,7 +81,7 @@ fn gated(device: &mut CpuDevice, matrix: &Weights, width: usize) -> Vec<f32> {
     let norm = device.vector(&[1.0; HIDDEN]).unwrap();
     let (mut x, mut out) = (device.tensor(1, HIDDEN).unwrap(), device.tensor(1, width).unwrap());
     device.upload(&[0.5, -1.0, 2.0, 0.25, 1.5, -0.75, 1.0, -2.0], &mut x).unwrap();
-    device.norm_gate_up(&x, Norm { weight: &norm, eps: 1e-6 }, matrix, &mut out).unwrap();
+    device.gate_up(GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 1e-6 }), weight: matrix }, &mut out).unwrap();
     let mut values = Vec::new();
     device.download(&out, &mut values).unwrap();
     values
