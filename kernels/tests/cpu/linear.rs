@@ -237,8 +237,7 @@ fn a_fused_norm_changes_no_bits() {
         let mut random = Random::new(8);
         for (inputs, outputs) in [(5, 20), (130, 40), (1100, 33)] {
             let weights = bytes(WeightType::Bf16, &random.normals(outputs * inputs, 0.5));
-            let source =
-                HostMatrix::new(&weights, WeightType::Bf16, outputs, inputs);
+            let source = HostMatrix::new(&weights, WeightType::Bf16, outputs, inputs);
             let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
             let norm = || Norm { weight: &norm, eps: 1e-6 };
             for quantize in [Quantize::None, Quantize::Int8] {

@@ -77,7 +77,12 @@ pub(crate) enum Precision {
 }
 
 impl TensorSpec {
-    fn new(name: impl Into<String>, role: Role, shape: &[usize], [matrices, rows, columns]: [usize; 3]) -> Self {
+    fn new(
+        name: impl Into<String>,
+        role: Role,
+        shape: &[usize],
+        [matrices, rows, columns]: [usize; 3],
+    ) -> Self {
         Self {
             name: name.into(),
             shape: shape.to_vec(),

@@ -235,13 +235,7 @@ fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
 /// Normalises heads if there is a norm, and rotates the first and the second half of the first `angles.len()` elements
 /// of each head against each other.
 #[inline(always)]
-fn rotate<S: Simd>(
-    s: S,
-    heads: &mut [f32],
-    head_dim: usize,
-    norm: Option<(&[f32], f32)>,
-    angles: &[f32],
-) {
+fn rotate<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, norm: Option<(&[f32], f32)>, angles: &[f32]) {
     let half = angles.len() / 2;
     let (cos, sin) = angles.split_at(half);
     for heads in heads.chunks_mut(LANES * head_dim) {

@@ -41,7 +41,8 @@ impl PagedAttention for CpuDevice {
             return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
         }
         let qkv = qkv.change(tokens, qkv_width(&shape))?;
-        let operands = rotate::RotateAndStore { qkv, shape, norms, angles: angles.values(), rotated, kv, layer };
+        let operands =
+            rotate::RotateAndStore { qkv, shape, norms, angles: angles.values(), rotated, kv, layer };
         rotate::rotate_and_store(self.path, &mut self.pool, &self.step, operands)
     }
 

@@ -63,7 +63,8 @@ impl RopeKeys {
 
     /// Returns the set of parameters of a type of layer. `rope_scaling` wins over `rope_parameters`, as in transformers.
     fn parameters(&self, layer_type: &str) -> Result<Parameters, String> {
-        let given = |value: &Option<Value>| value.clone().filter(|v| !v.is_null() && *v != Value::Object(Map::new()));
+        let given =
+            |value: &Option<Value>| value.clone().filter(|v| !v.is_null() && *v != Value::Object(Map::new()));
         let Some(value) = given(&self.rope_scaling).or_else(|| given(&self.rope_parameters)) else {
             return Ok(Parameters::default());
         };
@@ -96,12 +97,11 @@ impl Parameters {
         // multiplies the logarithm by `mscale`. Both q and k are multiplied by the result. It is folded into the
         // cosines and sines that rotate them.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
-        let attention_factor = self.attention_factor.unwrap_or_else(|| {
-            match (self.mscale, self.mscale_all_dim) {
+        let attention_factor =
+            self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {
                 (Some(m), Some(all)) if m != 0.0 && all != 0.0 => scale(m) / scale(all),
                 _ => scale(1.0),
-            }
-        });
+            });
         Ok(Yarn {
             factor,
             original_context,

@@ -200,9 +200,7 @@ fn sections_divide_the_frequencies_among_the_axes() {
     let axes = |keys: Value| rope(keys).axes(16);
     let sections = json!({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}});
     assert_eq!(axes(sections), Ok(vec![0, 0, 1, 1, 1, 2, 2, 2]));
-    let interleaved = |section: [usize; 3]| {
-        json!({"rope_parameters": {"rope_type": "default", "mrope_section": section, "mrope_interleaved": true}})
-    };
+    let interleaved = |section: [usize; 3]| json!({"rope_parameters": {"rope_type": "default", "mrope_section": section, "mrope_interleaved": true}});
     assert_eq!(axes(interleaved([3, 3, 2])), Ok(vec![0, 1, 2, 0, 1, 2, 0, 1]));
     assert_eq!(axes(interleaved([6, 1, 1])), Ok(vec![0, 1, 2, 0, 0, 0, 0, 0]));
     assert_eq!(axes(json!({"rope_theta": 1e4})), Ok(vec![0; 8]));

@@ -26,7 +26,11 @@ pub(super) fn copy<D: Device>(
                 let (row, column) = if transposed { (column, row) } else { (row, column) };
                 let size = from.dtype.bytes();
                 let element = &from.bytes[(row * from.stride + column) * size..][..size];
-                if from.dtype == to { out.copy_from_slice(element) } else { store(load(element, from.dtype), to, out) }
+                if from.dtype == to {
+                    out.copy_from_slice(element)
+                } else {
+                    store(load(element, from.dtype), to, out)
+                }
             }
         }
     })?;

@@ -62,10 +62,13 @@ impl Dummy {
         let run = if width == spec.dims.columns { bytes.len() } else { width * dtype.bytes() };
         for (index, run) in bytes.chunks_mut(run.max(1)).enumerate() {
             let row = window.rows.start + first + index;
-            let at = window.matrix * spec.dims.matrix_elements() + row * spec.dims.columns + window.columns.start;
+            let at =
+                window.matrix * spec.dims.matrix_elements() + row * spec.dims.columns + window.columns.start;
             match dtype {
                 WeightType::F32 => fill(run, stream, at, |r| (f32::from(r) * step).to_le_bytes()),
-                WeightType::F16 => fill(run, stream, at, |r| f16::from_f32(f32::from(r) * step).to_le_bytes()),
+                WeightType::F16 => {
+                    fill(run, stream, at, |r| f16::from_f32(f32::from(r) * step).to_le_bytes())
+                }
                 // Truncated, not rounded: the result is as random, and truncation is far faster.
                 WeightType::Bf16 => {
                     fill(run, stream, at, |r| (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes());

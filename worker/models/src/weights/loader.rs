@@ -200,7 +200,9 @@ impl<'a, D: Device> Loader<'a, D> {
         let matrix = take(device, &views, quantize)?;
         self.held += match quantize {
             // The padding of the device's layout is not counted.
-            Quantize::None => views.iter().map(|view| (view.rows * view.columns * view.dtype.bytes()) as u64).sum(),
+            Quantize::None => {
+                views.iter().map(|view| (view.rows * view.columns * view.dtype.bytes()) as u64).sum()
+            }
             Quantize::Int8 => self.device.matrix_bytes(&matrix),
         };
         drop(held);

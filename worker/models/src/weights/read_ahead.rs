@@ -72,7 +72,8 @@ impl ReadAhead {
             // A tensor larger than the window, such as an embedding, is requested piece by piece.
             let room = usize::try_from(loaded + AHEAD - self.requested).unwrap_or(usize::MAX);
             if extent.bytes.len() > room {
-                let rest = Extent { map: extent.map.clone(), bytes: extent.bytes.start + room..extent.bytes.end };
+                let rest =
+                    Extent { map: extent.map.clone(), bytes: extent.bytes.start + room..extent.bytes.end };
                 extent.bytes.end = rest.bytes.start;
                 self.waiting.push_front(rest);
             }

@@ -119,7 +119,8 @@ impl Window {
     /// columns lie between them.
     pub fn extent(&self) -> Range<usize> {
         let Self { matrix, rows, columns, dims } = self;
-        let (row, column) = if dims.transposed { (columns.start, rows.start) } else { (rows.start, columns.start) };
+        let (row, column) =
+            if dims.transposed { (columns.start, rows.start) } else { (rows.start, columns.start) };
         let stored = self.stored();
         let first = matrix * dims.matrix_elements() + row * stored.stride + column;
         let elements = stored.extent().unwrap_or(0) / stored.dtype.bytes();

@@ -67,7 +67,8 @@ fn files(dir: &Path) -> Source {
 
 /// Returns `x · Wᵀ` of the unit vectors: row i is column i of the matrix.
 fn columns(device: &mut CpuDevice, matrix: &Weights, rows: usize, columns: usize) -> Vec<Vec<f32>> {
-    let unit: Vec<f32> = (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
+    let unit: Vec<f32> =
+        (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
     let (mut x, mut out) = (device.tensor(columns, columns).unwrap(), device.tensor(columns, rows).unwrap());
     device.upload(&unit, &mut x).unwrap();
     device.linear(Linear::plain(&x, matrix), &mut out).unwrap();
@@ -81,7 +82,9 @@ fn gated(device: &mut CpuDevice, matrix: &Weights, width: usize) -> Vec<f32> {
     let norm = device.vector(&[1.0; HIDDEN]).unwrap();
     let (mut x, mut out) = (device.tensor(1, HIDDEN).unwrap(), device.tensor(1, width).unwrap());
     device.upload(&[0.5, -1.0, 2.0, 0.25, 1.5, -0.75, 1.0, -2.0], &mut x).unwrap();
-    device.gate_up(GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 1e-6 }), weight: matrix }, &mut out).unwrap();
+    device
+        .gate_up(GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 1e-6 }), weight: matrix }, &mut out)
+        .unwrap();
     let mut values = Vec::new();
     device.download(&out, &mut values).unwrap();
     values
@@ -123,8 +126,11 @@ fn stacked_experts_are_loaded_like_single_matrices() {
             true => (Cut::Matrices, Cut::Matrices),
             false => (Cut::Rows(INTERMEDIATE), Cut::Columns(INTERMEDIATE)),
         };
-        let specs =
-            [stack("plain").cut(up_cut), stack("turned").transposed().cut(up_cut), down.clone().cut(down_cut)];
+        let specs = [
+            stack("plain").cut(up_cut),
+            stack("turned").transposed().cut(up_cut),
+            down.clone().cut(down_cut),
+        ];
         let mut device = device(rank, world_size);
         let mut last = None;
         let mut progress = |progress| last = Some(progress);
@@ -143,7 +149,8 @@ fn stacked_experts_are_loaded_like_single_matrices() {
         let width = share_of(INTERMEDIATE, whole_experts);
         assert_eq!((ups[0].len(), downs.len()), (experts.len(), experts.len()));
         for (index, expert) in experts.enumerate() {
-            let host = [0, 1].map(|which| matrix(width.clone(), |row, column| value(expert, which, row, column)));
+            let host =
+                [0, 1].map(|which| matrix(width.clone(), |row, column| value(expert, which, row, column)));
             let source =
                 [0, 1].map(|which| HostMatrix::new(&host[which], WeightType::F32, width.len(), HIDDEN));
             let expected = device.gate_up_matrix(source, Quantize::None).unwrap();
@@ -168,7 +175,8 @@ fn a_convolution_is_a_matrix_of_its_outputs() {
     let spec = TensorSpec::flattened("conv", Role::Projection, &[2, 1, 3]);
     let (mut device, mut progress) = (device(0, 1), |_| ());
     let mut loader =
-        Loader::new(files(dir.path()), Quantize::None, [&spec].into_iter(), &mut device, &mut progress).unwrap();
+        Loader::new(files(dir.path()), Quantize::None, [&spec].into_iter(), &mut device, &mut progress)
+            .unwrap();
     let matrix = loader.matrix(&[&spec]).unwrap();
     assert_eq!(columns(&mut device, &matrix, 2, 3), [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]);
 }
@@ -228,12 +236,11 @@ fn matrices_of_different_types_are_fused_only_if_they_are_held_alike() {
     let dir = tempfile::tempdir().unwrap();
     write(
         dir.path(),
-        &[
-            ("a", Dtype::BF16, vec![1, 2], vec![1.0, 2.0]),
-            ("b", Dtype::F32, vec![1, 2], vec![3.0, 4.0]),
-        ],
+        &[("a", Dtype::BF16, vec![1, 2], vec![1.0, 2.0]), ("b", Dtype::F32, vec![1, 2], vec![3.0, 4.0])],
     );
-    let specs = |precision| ["a", "b"].map(|name| TensorSpec::matrix(name, Role::Projection, 1, 2).held_as(precision));
+    let specs = |precision| {
+        ["a", "b"].map(|name| TensorSpec::matrix(name, Role::Projection, 1, 2).held_as(precision))
+    };
     let (mut device, mut progress) = (device(0, 1), |_| ());
     let stored = specs(Precision::Configured);
     let mut loader =

@@ -19,7 +19,8 @@ fn elements(dims: Dims, cut: Cut, group_rank: GroupRank) -> Vec<u16> {
     let range = cut.shard_range(dims, group_rank);
     let rows = |window: Window| {
         let view = window.view(&bytes, WeightType::F16);
-        let row = |row| view.row(row).as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect::<Vec<_>>();
+        let row =
+            |row| view.row(row).as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect::<Vec<_>>();
         (0..view.rows).flat_map(row).collect::<Vec<_>>()
     };
     let found: Vec<u16> = range.all_windows().flat_map(rows).collect();
