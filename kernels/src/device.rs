@@ -9,6 +9,7 @@ mod collectives;
 mod dense;
 mod family;
 mod planes;
+mod recurrence;
 mod rotary;
 mod sampler;
 
@@ -20,6 +21,7 @@ pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, 
 pub use self::collectives::Collectives;
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub use self::planes::{KvShape, PlanesShape};
+pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
 pub use self::sampler::{Argmax, Sampler};
 use crate::{PageId, SlotId, StepInputs, StepResults, collective::GroupRank};

@@ -4,6 +4,7 @@
 mod attention;
 mod collectives;
 mod dense;
+mod recurrence;
 mod sampler;
 
 use std::time::Instant;

@@ -5,6 +5,7 @@
 //! simulated model: it has no weights, and its steps only take time.
 
 mod config;
+mod decoder;
 mod error;
 mod load;
 pub mod lockstep;
@@ -21,7 +22,7 @@ mod weights;
 
 pub use error::LoadError;
 pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
-pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
+pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
 pub use pages::{LayoutPart, PageLayout, PlaneLayout, PlanePlace, Section};
 pub use sim_device::{SimOptions, load as load_sim};
 pub use step_hook::{PausedPages, StepHook};

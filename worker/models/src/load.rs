@@ -59,7 +59,7 @@ pub fn load<D: DecoderDevice>(
             || file.architectures.is_empty() && file.model_type.as_deref() == Some(model_type)
     };
     if named(qwen3::ARCHITECTURE, qwen3::MODEL_TYPE) {
-        return qwen3::load(&file, dir, options, device, progress);
+        return Ok(Box::new(qwen3::load(&file, dir, options, device, progress)?));
     }
     #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {

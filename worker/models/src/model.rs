@@ -39,6 +39,32 @@ pub struct LogitRequests<'a> {
     pub score: &'a [(usize, ScoreRow)],
 }
 
+/// The logit rows that [`LogitRequests`] name, in the form that the other ranks of a TP group need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WantedRows {
+    /// Indices of all rows with a request, ascending.
+    pub rows: Vec<usize>,
+    /// Indices of those rows that need only their likeliest token, once, ascending.
+    pub likeliest: Vec<usize>,
+}
+
+impl LogitRequests<'_> {
+    /// Returns the rows that the requests name.
+    pub fn rows(&self) -> WantedRows {
+        let named = self.sample.iter().map(|(row, _)| *row).chain(self.score.iter().map(|(row, _)| *row));
+        let mut rows: Vec<usize> = named.collect();
+        // Both lists are sorted, but a row may have several requests.
+        rows.sort_unstable();
+        let likeliest = |(row, sample): &&(usize, SampleRow<'_>)| {
+            let first = rows.partition_point(|other| other < row);
+            sample.takes_the_likeliest() && rows.get(first + 1) != Some(row)
+        };
+        let likeliest = self.sample.iter().filter(likeliest).map(|(row, _)| *row).collect();
+        rows.dedup();
+        WantedRows { rows, likeliest }
+    }
+}
+
 /// Embeddings from an encoder. They replace the token embeddings of consecutive tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddedRows<'a> {
@@ -150,7 +176,7 @@ pub trait Model: Send {
     }
 
     /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this rank's
-    /// share of the logits. `wanted` holds the indices of all logit rows that the leader's requests name, ascending. The
-    /// step's results, which are collected as on the leader, are empty.
-    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError>;
+    /// share of the logits. `wanted` holds the logit rows that the leader's requests name. The step's results, which are
+    /// collected as on the leader, are empty.
+    fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError>;
 }

@@ -75,6 +75,11 @@ impl RopeTables {
         Ok(Self { tables, of_layer })
     }
 
+    /// Returns the frequencies of each table for heads of `head_dim` elements. The error names the key at fault.
+    pub fn frequencies(&self, head_dim: usize) -> Result<Vec<RopeFrequencies>, String> {
+        self.tables.iter().map(|rope| rope.frequencies(head_dim)).collect()
+    }
+
     /// Number of positions that YaRN extends the context to; `None` without YaRN.
     pub fn extended_context(&self) -> Option<usize> {
         self.tables.iter().filter_map(Rope::extended_context).max()
@@ -112,7 +117,7 @@ impl Rope {
 
     /// Returns the frequencies for heads of `head_dim` elements, computed in f64 and rounded once. The
     /// error names the key at fault.
-    pub fn frequencies(&self, head_dim: usize) -> Result<RopeFrequencies, String> {
+    fn frequencies(&self, head_dim: usize) -> Result<RopeFrequencies, String> {
         let axes = self.axes(head_dim)?;
         let rotated = self.rotated(head_dim);
         let half = rotated / 2;

@@ -8,6 +8,7 @@ use tutti_kernels::{AttentionShape, WeightType, collective::GroupRank};
 use crate::{
     LoadError,
     config::{ConfigFile, TokenIds, eos_token_ids, parse_dtype},
+    decoder::{KvPlane, TextShape},
     model::Limits,
     rope::{RopeKeys, RopeTables},
     weights::share,
@@ -180,6 +181,24 @@ impl Config {
             eos_token_ids: eos_token_ids(dir, self.eos_token_id.clone())?,
             max_step_tokens,
             steps_in_flight: 1,
+        })
+    }
+
+    /// Returns the decoder around the layers.
+    pub fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
+        let Self { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = *self;
+        Ok(TextShape {
+            summary: format!(
+                "Qwen3, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \
+                 vocabulary {vocab_size}"
+            ),
+            hidden_size,
+            norm_eps: self.rms_norm_eps,
+            tied: self.tied,
+            dtype: self.dtype,
+            limits: self.limits(dir, max_step_tokens)?,
+            kv: Some(KvPlane { layers, heads: kv_heads, head_dim }),
+            slots: Vec::new(),
         })
     }
 

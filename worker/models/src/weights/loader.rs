@@ -133,6 +133,11 @@ impl<'a, D: Device> Loader<'a, D> {
         self.device.group_rank()
     }
 
+    /// The device, to allocate buffers.
+    pub fn device(&mut self) -> &mut D {
+        self.device
+    }
+
     /// The stored type of a tensor.
     pub fn dtype(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         self.source.check(spec)
