@@ -10,7 +10,7 @@ use tutti_proto::declaration::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    LayoutPart, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
+    PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     thinker::KV_PLANE,
     weights::share,
@@ -86,18 +86,8 @@ impl<D: Device> Model for Qwen3<D> {
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        let layout = self.page_layout();
-        let wanted = pages.len() * layout.page_bytes();
-        if data.len() != wanted {
-            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
-        }
         let kv = self.kv.as_mut().ok_or_else(no_pages)?;
-        if self.group_rank.is_alone() {
-            return self.device.write_pages(kv, pages, data);
-        }
-        let mut own = Vec::new();
-        layout.cut(LayoutPart::Pages, data, self.group_rank, &mut own);
-        self.device.write_pages(kv, pages, &own)
+        self.device.write_pages(kv, pages, data)
     }
 
     fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {

@@ -75,6 +75,14 @@ impl Collective for Lone {
         Err(self.alone())
     }
 
+    fn gather_bytes(&mut self, _: &[u8], _: Option<&mut [u8]>) -> Result<(), CollectiveError> {
+        Err(self.alone())
+    }
+
+    fn scatter_bytes(&mut self, _: Option<&[u8]>, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(self.alone())
+    }
+
     fn broadcast(&mut self, _: &mut Vec<u8>, _: Patience) -> Result<(), CollectiveError> {
         Err(self.alone())
     }
