@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use tutti_kernels::cpu::{CpuDevice, Isa, Weights};
-use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType};
+use tutti_kernels::{Dense, Device, DeviceError, HostMatrix, Linear, Quantize, WeightType};
 
 const HIDDEN: usize = 1024;
 const INTERMEDIATE: usize = 3072;
@@ -78,7 +78,7 @@ fn main() -> Result<(), DeviceError> {
                     let (began, mut calls) = (Instant::now(), 0);
                     while calls == 0 || began.elapsed() < ROUND {
                         turn += 1;
-                        device.linear(&x, &ring[turn % ring.len()], None, &mut out)?;
+                        device.linear(Linear::plain(&x, &ring[turn % ring.len()]), &mut out)?;
                         calls += 1;
                     }
                     times.push(began.elapsed().as_secs_f64() / f64::from(calls));

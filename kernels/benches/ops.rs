@@ -7,10 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
+use tutti_kernels::cpu::{CpuDevice, Isa, Planes, Tensor, Weights};
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, PageId, Quantize, RopeFrequencies,
-    RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, WeightType,
+    Attention, AttentionShape, Dense, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Linear, PageId,
+    PagedAttention, PlanesShape, Quantize, RopeFrequencies, Rotary, RotateAndStore, RowInputs, SampleRow,
+    Sampler, SamplingParams, SlotId, StepInputs, StepResults, WeightType,
 };
 
 const HIDDEN: usize = 1024;
@@ -149,7 +150,7 @@ impl Bench {
                 let mut turn = 0;
                 let time = times(|| {
                     turn += 1;
-                    self.device.linear(&x, &matrices[turn % copies], None, &mut out)
+                    self.device.linear(Linear::plain(&x, &matrices[turn % copies]), &mut out)
                 })?;
                 if rows == 512 {
                     self.figure(what, time, 2.0 * (rows * inputs * outputs) as f64, "GFLOP/s");
@@ -177,14 +178,15 @@ impl Bench {
         let pages: usize = rows.iter().map(|(start, tokens)| (start + tokens).div_ceil(PAGE)).sum();
         let page_bytes = 2 * PAGE * SHAPE.kv_heads * SHAPE.head_dim * dtype.bytes();
         let layers = BEYOND_CACHES.div_ceil(pages * page_bytes);
-        let mut kv = self.device.kv_pool(KvShape {
+        let kv = KvShape {
             layers,
             kv_heads: SHAPE.kv_heads,
             head_dim: SHAPE.head_dim,
             page_tokens: PAGE,
             pages: pages + 1,
             dtype,
-        })?;
+        };
+        let mut planes = self.device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() })?;
         // Pages are assigned to rows in turn, so that no row has adjacent pages.
         let mut tables = vec![Vec::new(); rows.len()];
         let mut next = 1..;
@@ -196,20 +198,28 @@ impl Bench {
             }
         }
         for (table, &(start, tokens)) in tables.iter().zip(rows) {
-            let (mut qkv, angles) = self.begin(&[(0, start + tokens, table)])?;
+            let (mut qkv, angles) = self.begin(&mut planes, &[(0, start + tokens, table)])?;
             for layer in 0..layers {
-                self.device.rotate_and_store(&mut qkv, SHAPE, None, &angles, &mut kv, layer)?;
+                self.device.rotate_and_store(RotateAndStore {
+                    qkv: &mut qkv,
+                    shape: SHAPE,
+                    norms: None,
+                    rotary: Rotary { angles: &angles },
+                    planes: &mut planes,
+                    layer,
+                })?;
             }
         }
         let begun: Vec<_> =
             tables.iter().zip(rows).map(|(table, &(start, tokens))| (start, tokens, table)).collect();
-        let (mut qkv, angles) = self.begin(&begun)?;
+        let (mut qkv, angles) = self.begin(&mut planes, &begun)?;
         let tokens: usize = rows.iter().map(|row| row.1).sum();
         let mut out = self.device.tensor(tokens, SHAPE.heads * SHAPE.head_dim)?;
         let mut turn = 0;
         let time = times(|| {
             turn += 1;
-            self.device.attention(&qkv, SHAPE, &kv, turn % layers, &mut out)
+            let layer = turn % layers;
+            self.device.attention(Attention { qkv: &qkv, shape: SHAPE, planes: &planes, layer }, &mut out)
         })?;
         if tokens == rows.len() {
             self.figure(what, time, (pages * page_bytes) as f64, "GB/s");
@@ -222,7 +232,14 @@ impl Bench {
             let time = times(|| {
                 turn += 1;
                 let norms = Some(HeadNorms { q: &norm, k: &norm, eps: 1e-6 });
-                self.device.rotate_and_store(&mut qkv, SHAPE, norms, &angles, &mut kv, turn % layers)
+                self.device.rotate_and_store(RotateAndStore {
+                    qkv: &mut qkv,
+                    shape: SHAPE,
+                    norms,
+                    rotary: Rotary { angles: &angles },
+                    planes: &mut planes,
+                    layer: turn % layers,
+                })
             })?;
             // q and k are read and written, v is read; k and v are written to pages.
             let (q, k) = (SHAPE.heads * SHAPE.head_dim, SHAPE.kv_heads * SHAPE.head_dim);
@@ -233,7 +250,11 @@ impl Bench {
     }
 
     /// Begins a step of rows of (start, tokens, pages) and returns its fused rows and angles.
-    fn begin(&mut self, rows: &[(usize, usize, &Vec<PageId>)]) -> Result<(Tensor, Tensor), DeviceError> {
+    fn begin(
+        &mut self,
+        planes: &mut Planes,
+        rows: &[(usize, usize, &Vec<PageId>)],
+    ) -> Result<(Tensor, Tensor), DeviceError> {
         let mut inputs = Vec::new();
         let mut total = 0;
         for &(start, tokens, block_table) in rows {
@@ -255,7 +276,7 @@ impl Bench {
             copies: &[],
             logit_rows: &[],
         };
-        self.device.begin_step(&inputs)?;
+        self.device.begin_step(&inputs, planes)?;
         let width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim;
         let mut qkv = self.device.tensor(total, width)?;
         qkv.fill(&(0..total * width).map(pattern).collect::<Vec<_>>())?;
@@ -295,13 +316,15 @@ impl Bench {
                 position: 0,
                 logprobs,
             };
-            let mut out = Vec::new();
+            let mut results = StepResults::default();
             if !format!("sample, {name}").contains(&self.only) {
                 continue;
             }
             let time = times(|| {
-                out.clear();
-                self.device.sample(&logits, &[(0, row)], &mut out)
+                results.clear();
+                self.device.sample(&logits, &[(0, row)])?;
+                let mut done = self.device.end_step()?;
+                self.device.collect(&mut done, None, &mut results).map(drop)
             })?;
             self.figure(format!("sample, {name}"), time, (VOCABULARY * 4) as f64, "GB/s");
         }

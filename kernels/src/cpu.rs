@@ -14,7 +14,7 @@ mod step;
 mod testing;
 mod threads;
 
-pub use device::CpuDevice;
-pub use memory::{KvPool, PackedOutcome, PackedWeights, Tensor, Vector, Weights};
+pub use device::{CpuDevice, Done};
+pub use memory::{PackedOutcome, PackedWeights, Planes, Tensor, Vector, Weights};
 pub use simd::Isa;
 pub use threads::Cores;

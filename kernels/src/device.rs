@@ -1,8 +1,28 @@
-//! The seam between models and devices.
+//! The seam between models and devices: [`Device`], what every device has, and its operations in traits by family.
+//!
+//! A family is a trait in a file of its own ([`Dense`], [`PagedAttention`], [`Collectives`], [`Sampler`]). An operation
+//! takes a struct of operands whose fields are the operation's variants. A device implements the families that it runs;
+//! every other operation is [`DeviceError::Unsupported`]. A model bounds the families that it uses.
+
+mod attention;
+mod collectives;
+mod dense;
+mod family;
+mod planes;
+mod rotary;
+mod sampler;
+
+use std::time::Instant;
 
 pub use tutti_settings::Quantize;
 
-use crate::{PageId, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore, collective::GroupRank};
+pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, RotateAndStore};
+pub use self::collectives::Collectives;
+pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
+pub use self::planes::{KvShape, PlanesShape};
+pub use self::rotary::{RopeFrequencies, Rotary};
+pub use self::sampler::{Argmax, Sampler};
+use crate::{PageId, SlotId, StepInputs, StepResults, collective::GroupRank};
 
 /// Storage type of weights, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,72 +58,6 @@ pub struct HostMatrix<'a> {
     pub columns: usize,
 }
 
-/// The shape of a paged KV plane, over all its layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Number of layers with keys and values.
-    pub layers: usize,
-    /// Heads per layer.
-    pub kv_heads: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Tokens per page.
-    pub page_tokens: usize,
-    /// Number of pages, including the null page.
-    pub pages: usize,
-    /// Storage type of keys and values.
-    pub dtype: WeightType,
-}
-
-impl KvShape {
-    /// Bytes per page: keys and values of all layers.
-    pub fn page_bytes(&self) -> usize {
-        2 * self.layers * self.kv_heads * self.head_dim * self.page_tokens * self.dtype.bytes()
-    }
-}
-
-/// The heads of one attention layer. A token's fused `qkv` is `[q heads | k heads | v heads] × head_dim`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionShape {
-    /// Number of query heads, a multiple of `kv_heads`.
-    pub heads: usize,
-    /// Number of key and value heads.
-    pub kv_heads: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Factor by which q·k is multiplied.
-    pub scale: f32,
-    /// Number of keys that a query sees, including its own; `None` if it sees all keys up to its own.
-    pub window: Option<usize>,
-}
-
-/// An RMS norm of each row of a tensor: `x / sqrt(mean(x²) + eps) * weight`.
-pub struct Norm<'a, V> {
-    /// Weights, one per element of a row.
-    pub weight: &'a V,
-    /// Value added to the mean square.
-    pub eps: f32,
-}
-
-/// RMS norms that are applied to each head of q and k before rotation (Qwen3).
-pub struct HeadNorms<'a, V> {
-    /// Weight for every query head, `[head_dim]`.
-    pub q: &'a V,
-    /// Weight for every key head, `[head_dim]`.
-    pub k: &'a V,
-    /// Value added to the mean square.
-    pub eps: f32,
-}
-
-/// Rotary frequencies: `angle[i] = position * inverse[i]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RopeFrequencies {
-    /// Inverse frequencies, `[head_dim / 2]`.
-    pub inverse: Vec<f32>,
-    /// Factor by which cosine and sine are multiplied (YaRN's attention factor); 1 without YaRN.
-    pub scale: f32,
-}
-
 /// An error of a device. After [`DeviceError::Lost`], the contents of the device are undefined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
@@ -127,11 +81,28 @@ pub enum DeviceError {
     Lost(String),
 }
 
-/// Operations of one device, enqueued in order.
+/// The bounds of a device, known before the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Maximum number of steps that are enqueued and not collected, at least 1. A device that runs operations while they
+    /// are enqueued has 1.
+    pub steps_in_flight: usize,
+}
+
+/// Name of a sequence of operations that a device may record once and replay. Steps that give the same name enqueue the
+/// same operations on tensors of the same shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GraphId(pub u64);
+
+/// Weights, buffers, planes and steps of one device. Operations are in the traits of the families.
 ///
 /// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`. Inside a step, an operation works on the
-/// tensor's first rows: one row per token of the step or, after [`Device::keep_logit_rows`], one per logit row. No
+/// tensor's first rows: one row per token of the step or, after [`Dense::keep_logit_rows`], one per logit row. No
 /// memory is allocated inside a step.
+///
+/// A step is enqueued between [`begin_step`](Self::begin_step) and [`end_step`](Self::end_step), and its results are
+/// [collected](Self::collect) later. Operations run in the order in which they are enqueued. A device may run them at
+/// once. Results of sampling come back in `collect` only.
 ///
 /// A request's results do not depend on the other requests in the step: the order of every reduction depends only on
 /// shapes and absolute positions.
@@ -142,11 +113,15 @@ pub trait Device: Send + Sized + 'static {
     type Vector: Send;
     /// Activations, `[rows, width]`.
     type Tensor: Send;
-    /// The pages of a KV plane.
-    type KvPool: Send;
+    /// The memory of requests: the pages of all paged planes and the slots of all slot planes.
+    type Planes: Send;
+    /// An enqueued step whose results are not collected yet.
+    type Done: Send;
 
     /// One line for logs: the device, its instruction path, its threads.
     fn describe(&self) -> String;
+    /// The device's bounds.
+    fn limits(&self) -> DeviceLimits;
     /// The device's rank in its TP (tensor parallel) group. Every rank calls the collective operations, in the same
     /// order, with tensors that have the same number of live rows (rows that hold values). If one rank omits a call,
     /// all ranks lose their device.
@@ -160,7 +135,7 @@ pub trait Device: Send + Sized + 'static {
         matrices: &[HostMatrix<'_>],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
-    /// Loads gate and up, which have the same number of rows, for [`norm_gate_up`](Self::norm_gate_up).
+    /// Loads gate and up, which have the same number of rows, for [`Dense::gate_up`].
     fn gate_up_matrix(
         &mut self,
         gate_up: [HostMatrix<'_>; 2],
@@ -168,36 +143,18 @@ pub trait Device: Send + Sized + 'static {
     ) -> Result<Self::Matrix, DeviceError>;
     /// Size in bytes of a matrix on the device.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> u64;
+    /// Number of outputs and number of inputs of a matrix, those of gate and up together for a fused pair.
+    fn matrix_shape(&self, matrix: &Self::Matrix) -> [usize; 2];
     /// Loads a vector.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
+
     /// Allocates an activation buffer.
     fn tensor(&mut self, rows: usize, width: usize) -> Result<Self::Tensor, DeviceError>;
+    /// Number of live rows and width of a tensor.
+    fn tensor_shape(&self, tensor: &Self::Tensor) -> [usize; 2];
     /// Size in bytes of the memory that steps use: all tensors, and the scratch memory of operations. The size is final
     /// once all tensors are allocated and one step has run.
     fn step_bytes(&self) -> u64;
-    /// Allocates a pool of KV pages. The contents of a page are undefined until the page is written.
-    fn kv_pool(&mut self, shape: KvShape) -> Result<Self::KvPool, DeviceError>;
-    /// Name of the layout of keys and values within a page. Devices with the same name and shape can exchange pages.
-    fn kv_format(&self) -> &'static str;
-    /// Appends the bytes of `pages` to `out`, in the device's layout: page by page, layer by layer, head by head. Waits
-    /// for the device.
-    fn read_pages(
-        &mut self,
-        kv: &Self::KvPool,
-        pages: &[PageId],
-        out: &mut Vec<u8>,
-    ) -> Result<(), DeviceError>;
-    /// Overwrites pages with bytes that [`read_pages`](Self::read_pages) returned.
-    fn write_pages(
-        &mut self,
-        kv: &mut Self::KvPool,
-        pages: &[PageId],
-        data: &[u8],
-    ) -> Result<(), DeviceError>;
-
-    /// Copies the step's inputs into the device's fixed buffers. Later operations belong to this step.
-    fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError>;
-
     /// Replaces the contents of `out` with `values` from the host, as `[values.len() / width, width]`. Used for the
     /// input of an encoder, which runs outside of a step.
     fn upload(&mut self, values: &[f32], out: &mut Self::Tensor) -> Result<(), DeviceError>;
@@ -212,131 +169,63 @@ pub trait Device: Send + Sized + 'static {
     /// Appends all rows of `x` to `out`. Waits for the device.
     fn download(&mut self, x: &Self::Tensor, out: &mut Vec<f32>) -> Result<(), DeviceError>;
 
-    /// Computes `out[t] = table[token_ids[t]]`.
-    fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// [`embed`](Self::embed) with one shard of a table of `vocabulary` rows: `table` holds the rows of the whole table
-    /// from row `first` on. For a token id of another shard, the result is zeros. The sum of all ranks' results
-    /// therefore equals the result with the whole table.
-    fn embed_shard(
+    /// Allocates the planes of a model. The contents of a page are undefined until the page is written, and those of a
+    /// slot until a copy or [`write_slot`](Self::write_slot) sets them.
+    fn planes(&mut self, shape: &PlanesShape) -> Result<Self::Planes, DeviceError>;
+    /// Name of the layout of keys and values within a page. Devices with the same name and shape can exchange pages.
+    fn kv_format(&self) -> &'static str;
+    /// Appends the bytes of `pages` to `out`, in the device's layout: page by page, layer by layer, head by head. Waits
+    /// for the device.
+    fn read_pages(
         &mut self,
-        table: &Self::Matrix,
-        first: usize,
-        vocabulary: usize,
-        out: &mut Self::Tensor,
+        planes: &Self::Planes,
+        pages: &[PageId],
+        out: &mut Vec<u8>,
     ) -> Result<(), DeviceError>;
-    /// Computes `out[t] = [cos | sin](positions[t] * inverse) * scale`, `[tokens, head_dim]`, once per step for all
-    /// layers.
-    fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// Computes `out = norm(x)`.
-    fn rms_norm(
+    /// Overwrites pages with bytes that [`read_pages`](Self::read_pages) returned.
+    fn write_pages(
         &mut self,
-        x: &Self::Tensor,
-        norm: Norm<'_, Self::Vector>,
-        out: &mut Self::Tensor,
+        planes: &mut Self::Planes,
+        pages: &[PageId],
+        data: &[u8],
     ) -> Result<(), DeviceError>;
-    /// Computes `out = x · Wᵀ (+ bias)`.
-    fn linear(
+    /// Appends a slot's state to `out`: the bytes of each slot plane in order. Waits for the device.
+    fn read_slot(
         &mut self,
-        x: &Self::Tensor,
-        weight: &Self::Matrix,
-        bias: Option<&Self::Vector>,
-        out: &mut Self::Tensor,
+        planes: &Self::Planes,
+        slot: SlotId,
+        out: &mut Vec<u8>,
     ) -> Result<(), DeviceError>;
-    /// Computes `out = norm(x) · Wᵀ (+ bias)`.
-    fn norm_linear(
-        &mut self,
-        x: &Self::Tensor,
-        norm: Norm<'_, Self::Vector>,
-        weight: &Self::Matrix,
-        bias: Option<&Self::Vector>,
-        out: &mut Self::Tensor,
-    ) -> Result<(), DeviceError>;
-    /// Computes `out += x · Wᵀ (+ bias)`: the residual add of attention and MLP outputs.
-    fn linear_add(
-        &mut self,
-        x: &Self::Tensor,
-        weight: &Self::Matrix,
-        bias: Option<&Self::Vector>,
-        out: &mut Self::Tensor,
-    ) -> Result<(), DeviceError>;
-    /// Replaces each rank's `x` with the elementwise sum of all ranks' `x`.
-    fn all_reduce(&mut self, x: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// [`all_reduce`](Self::all_reduce) of `x`, then `out += x`: the residual add after a product whose inputs are
-    /// divided among the ranks.
-    fn all_reduce_add(&mut self, x: &mut Self::Tensor, out: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// Gathers columns at rank 0: each row of `out` is the concatenation of the ranks' rows of `part`. Only rank 0
-    /// passes an `out`.
-    fn gather_columns(
-        &mut self,
-        part: &Self::Tensor,
-        out: Option<&mut Self::Tensor>,
-    ) -> Result<(), DeviceError>;
-    /// Computes `out = silu(norm(x) · gateᵀ) * (norm(x) · upᵀ)`.
-    fn norm_gate_up(
-        &mut self,
-        x: &Self::Tensor,
-        norm: Norm<'_, Self::Vector>,
-        weight: &Self::Matrix,
-        out: &mut Self::Tensor,
-    ) -> Result<(), DeviceError>;
-    /// Normalises q and k of each token if there are norms, and rotates q and k by `angles`: element `i` of a head is
-    /// rotated with element `i + head_dim / 2`. q stays in `qkv`; k and v are written to the request's pages.
-    fn rotate_and_store(
-        &mut self,
-        qkv: &mut Self::Tensor,
-        shape: AttentionShape,
-        norms: Option<HeadNorms<'_, Self::Vector>>,
-        angles: &Self::Tensor,
-        kv: &mut Self::KvPool,
-        layer: usize,
-    ) -> Result<(), DeviceError>;
-    /// Computes causal attention of each token over its request's pages. A query at position p sees keys at positions
-    /// `max(0, p + 1 - window) ..= p`. `out` is `[tokens, heads * head_dim]`.
-    fn attention(
-        &mut self,
-        qkv: &Self::Tensor,
-        shape: AttentionShape,
-        kv: &Self::KvPool,
-        layer: usize,
-        out: &mut Self::Tensor,
-    ) -> Result<(), DeviceError>;
+    /// Overwrites a slot's state with bytes that [`read_slot`](Self::read_slot) returned.
+    fn write_slot(&mut self, planes: &mut Self::Planes, slot: SlotId, data: &[u8])
+    -> Result<(), DeviceError>;
 
-    /// Keeps only the rows whose logits are needed: computes `x[i] = x[logit_rows[i]]`. Later operations on `x`, and on
-    /// tensors computed from `x`, cover `logit_rows.len()` rows. The step's `logit_rows` ascend.
-    fn keep_logit_rows(&mut self, x: &mut Self::Tensor) -> Result<(), DeviceError>;
-    /// Computes `out[i] = x[rows.start + i]`. Later operations on `out`, and on tensors computed from `out`, cover
-    /// `rows.len()` rows.
-    fn copy_rows(
+    /// Begins a step: copies its inputs into the device's fixed buffers and enqueues its slot copies. Later operations
+    /// belong to this step. A step that was begun and not ended is dropped, with its results.
+    ///
+    /// Refuses, before anything is enqueued, all that the inputs and `planes` show: lengths that differ, rows with gaps,
+    /// pages and slots out of range, two rows that write to one page or have one slot, copies without a slot plane,
+    /// and rows that continue a step in flight on a device that runs one step at a time. The caller has checked the
+    /// rest before, because a step must not fail after its copies: token ids, and the capacity of its tensors.
+    fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Self::Planes) -> Result<(), DeviceError>;
+    /// Enqueues the operations that `body` calls. A device that records graphs may replay an earlier recording of the
+    /// same name, and then does not call `body`.
+    fn captured(
         &mut self,
-        x: &Self::Tensor,
-        rows: std::ops::Range<usize>,
-        out: &mut Self::Tensor,
-    ) -> Result<(), DeviceError>;
-    /// Appends the likeliest token of each row of `norm(x) · Wᵀ` to `out`. For a row that [takes the likeliest
-    /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample). `logits` is scratch
-    /// memory; its contents are undefined afterwards. Waits for the device.
-    fn norm_argmax(
+        graph: GraphId,
+        body: impl FnOnce(&mut Self) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let _ = graph;
+        body(self)
+    }
+    /// Ends the step that was begun last.
+    fn end_step(&mut self) -> Result<Self::Done, DeviceError>;
+    /// Waits for a step until the moment `until`, without a limit for `None`, and appends its results to `out`. Returns
+    /// false if the step is still running then. Steps are collected in the order in which they were ended.
+    fn collect(
         &mut self,
-        x: &Self::Tensor,
-        norm: Norm<'_, Self::Vector>,
-        weight: &Self::Matrix,
-        logits: &mut Self::Tensor,
-        out: &mut Vec<Sampled>,
-    ) -> Result<(), DeviceError>;
-    /// Samples one token from row `rows[i].0` of `logits` for each i, and appends the tokens to `out`. Waits for the
-    /// device.
-    fn sample(
-        &mut self,
-        logits: &Self::Tensor,
-        rows: &[(usize, SampleRow<'_>)],
-        out: &mut Vec<Sampled>,
-    ) -> Result<(), DeviceError>;
-    /// Looks up the score of the known token `rows[i].1` in row `rows[i].0` of `logits` for each i, and appends the
-    /// scores to `out`. Waits for the device.
-    fn score(
-        &mut self,
-        logits: &Self::Tensor,
-        rows: &[(usize, ScoreRow)],
-        out: &mut Vec<TokenScore>,
-    ) -> Result<(), DeviceError>;
+        done: &mut Self::Done,
+        until: Option<Instant>,
+        out: &mut StepResults,
+    ) -> Result<bool, DeviceError>;
 }

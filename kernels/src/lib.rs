@@ -1,19 +1,22 @@
 //! Device operations behind one seam; models never see which device runs them.
 //!
-//! [`Device`] is the seam: typed buffers that a device owns, and fused operations over them. Operations are enqueued
-//! inside a step. Only an operation that returns results to the host waits for the device. A step's host inputs
-//! ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids and requested logprobs come back. [`cpu`]
-//! is the first device.
+//! [`Device`] is the seam: typed buffers that a device owns, and steps of fused operations over them. The operations are
+//! in traits by family: [`Dense`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A step is enqueued, then collected:
+//! its host inputs ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids and requested logprobs come
+//! back ([`StepResults`]). [`cpu`] is the first device. A [`Recorder`] shows a device's operations to an observer.
 
 pub mod collective;
 pub mod cpu;
 mod device;
+mod recorder;
 mod sampling;
 mod step;
 
 pub use device::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, Quantize, RopeFrequencies,
-    WeightType,
+    Argmax, Attention, AttentionShape, Collectives, Dense, Device, DeviceError, DeviceLimits, Embed, GateUp,
+    GraphId, HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention, PlanesShape, Quantize,
+    RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard, WeightType,
 };
-pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, TokenScore};
+pub use recorder::{Observer, Operation, Recorder};
+pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, StepResults, TokenScore};
 pub use step::{PageId, RowInputs, SlotCopy, SlotId, StepInputs};

@@ -1,5 +1,7 @@
 //! Inputs and results of sampling. The device does the arithmetic.
 
+use crate::DeviceError;
+
 /// Sampling parameters of one request. The router validates them; see `tutti.v1.Sampling` for their ranges.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -88,4 +90,34 @@ pub struct TokenScore {
     /// The likeliest tokens and their logprobs, by descending logprob. Tokens of equal logprob are in ascending order
     /// of id.
     pub top: Vec<(u32, f32)>,
+}
+
+/// The results of a step, in the order in which its sampling operations were enqueued. A request that cannot be answered
+/// has an error of its own, which is never [`DeviceError::Lost`]: the step has run, and the other requests have their
+/// results.
+#[derive(Clone, Debug, Default)]
+pub struct StepResults {
+    /// One result per sampled row.
+    pub sampled: Vec<Result<Sampled, DeviceError>>,
+    /// One result per scored row.
+    pub scores: Vec<Result<TokenScore, DeviceError>>,
+}
+
+impl StepResults {
+    /// True without any result.
+    pub fn is_empty(&self) -> bool {
+        self.sampled.is_empty() && self.scores.is_empty()
+    }
+
+    /// Removes all results and keeps the memory.
+    pub fn clear(&mut self) {
+        self.sampled.clear();
+        self.scores.clear();
+    }
+
+    /// Moves all results of `other` to the end of these.
+    pub fn append(&mut self, other: &mut Self) {
+        self.sampled.append(&mut other.sampled);
+        self.scores.append(&mut other.scores);
+    }
 }

@@ -1,26 +1,27 @@
-//! [`CpuDevice`]: the operations of the device seam, each checked and handed to its kernel.
+//! [`CpuDevice`]: weights, buffers, planes and steps. The operations of each family are in a module of their own, which
+//! checks the operands and calls the kernels.
 
-mod products;
+mod attention;
+mod collectives;
+mod dense;
+mod sampler;
 
-use std::ops::Range;
+use std::time::Instant;
 
-use super::attention;
-use super::attention::rotate::{Norms, RotateAndStore, rotate_and_store};
-use super::gemm::{self, Epilogue};
+use super::gemm;
 use super::memory::fused_matrices::FusedMatrices;
-use super::memory::{KvPool, PackedWeights, Tensor, Vector, Weights, kv};
+use super::memory::{PackedWeights, Planes, Tensor, Vector, Weights, kv};
 use super::quant::int8;
-use super::rowwise;
-use super::sampling::{argmax, logits, sample};
+use super::sampling::{argmax, sample};
 use super::simd::Isa;
 use super::simd::isa::Path;
 use super::step::Step;
 use super::threads::cores::{self, Cores};
 use super::threads::pool::ThreadPool;
 use crate::{
-    AttentionShape, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Norm, PageId, Quantize,
-    RopeFrequencies, SampleRow, Sampled, ScoreRow, StepInputs, TokenScore,
-    collective::{Collective, CollectiveError, GroupRank},
+    Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, SlotId, StepInputs,
+    StepResults,
+    collective::{Collective, GroupRank},
 };
 
 /// A CPU as a device. Operations run synchronously, on the caller's thread and the device's own threads.
@@ -33,10 +34,12 @@ pub struct CpuDevice {
     products: gemm::Scratch,
     /// Scratch memory for products in int8.
     int8: int8::Scratch,
-    attention: attention::Scratch,
+    attention: super::attention::Scratch,
     best: Vec<argmax::Best>,
     /// One scratch per thread.
     sampling: Vec<sample::Scratch>,
+    /// The results of the step so far.
+    results: StepResults,
     /// The collective of the TP group; `None` without a group.
     group: Option<Box<dyn Collective>>,
     /// Columns gathered from the ranks, rank by rank.
@@ -48,6 +51,9 @@ pub struct CpuDevice {
     /// Rows and width of the widest tensor. In a model with an LM head, that is the tensor of logits.
     widest: (usize, usize),
 }
+
+/// The results of a step, which ran while it was enqueued.
+pub struct Done(StepResults);
 
 impl CpuDevice {
     /// Creates a device with `threads` threads, including the caller's (0 counts as 1). The machine must support the
@@ -74,9 +80,10 @@ impl CpuDevice {
             step: Step::default(),
             products: gemm::Scratch::new(threads)?,
             int8: int8::Scratch::new()?,
-            attention: attention::Scratch::default(),
+            attention: super::attention::Scratch::default(),
             best: Vec::new(),
             sampling,
+            results: StepResults::default(),
             group: None,
             gathered: Vec::new(),
             packed: None,
@@ -116,10 +123,15 @@ impl Device for CpuDevice {
     type Matrix = Weights;
     type Vector = Vector;
     type Tensor = Tensor;
-    type KvPool = KvPool;
+    type Planes = Planes;
+    type Done = Done;
 
     fn describe(&self) -> String {
         format!("cpu, {}, {} threads", self.path.isa(), self.pool.threads())
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits { steps_in_flight: 1 }
     }
 
     fn group_rank(&self) -> GroupRank {
@@ -146,6 +158,10 @@ impl Device for CpuDevice {
         matrix.bytes() as u64
     }
 
+    fn matrix_shape(&self, matrix: &Weights) -> [usize; 2] {
+        [matrix.outputs(), matrix.inputs()]
+    }
+
     fn vector(&mut self, values: &[f32]) -> Result<Vector, DeviceError> {
         Vector::copy_of(values)
     }
@@ -161,6 +177,10 @@ impl Device for CpuDevice {
         Ok(tensor)
     }
 
+    fn tensor_shape(&self, tensor: &Tensor) -> [usize; 2] {
+        [tensor.live(), tensor.width()]
+    }
+
     fn step_bytes(&self) -> u64 {
         let (rows, width) = self.widest;
         let sampling = self.sampling.len() * sample::Scratch::bytes(width);
@@ -169,26 +189,6 @@ impl Device for CpuDevice {
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
         let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
-    }
-
-    fn kv_pool(&mut self, shape: KvShape) -> Result<KvPool, DeviceError> {
-        KvPool::zeroed(shape)
-    }
-
-    fn kv_format(&self) -> &'static str {
-        kv::FORMAT
-    }
-
-    fn read_pages(&mut self, kv: &KvPool, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        kv.read_pages(pages, out)
-    }
-
-    fn write_pages(&mut self, kv: &mut KvPool, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        kv.write_pages(pages, data)
-    }
-
-    fn begin_step(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        self.step.begin(inputs)
     }
 
     fn upload(&mut self, values: &[f32], out: &mut Tensor) -> Result<(), DeviceError> {
@@ -204,211 +204,55 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn embed(&mut self, table: &Weights, out: &mut Tensor) -> Result<(), DeviceError> {
-        let out = out.written(self.step.tokens(), table.inputs())?;
-        rowwise::embed(self.path, &mut self.pool, table, 0, table.outputs(), &self.step.token_ids, out)
+    fn planes(&mut self, shape: &PlanesShape) -> Result<Planes, DeviceError> {
+        Planes::zeroed(shape)
     }
 
-    fn embed_shard(
+    fn kv_format(&self) -> &'static str {
+        kv::FORMAT
+    }
+
+    fn read_pages(
         &mut self,
-        table: &Weights,
-        first: usize,
-        vocabulary: usize,
-        out: &mut Tensor,
+        planes: &Planes,
+        pages: &[PageId],
+        out: &mut Vec<u8>,
     ) -> Result<(), DeviceError> {
-        let out = out.written(self.step.tokens(), table.inputs())?;
-        rowwise::embed(self.path, &mut self.pool, table, first, vocabulary, &self.step.token_ids, out)
+        planes.kv()?.read_pages(pages, out)
     }
 
-    fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
-        let out = out.written(self.step.tokens(), 2 * rope.inverse.len())?;
-        rowwise::rope_angles(&mut self.pool, rope, &self.step.positions[0], out)
+    fn write_pages(&mut self, planes: &mut Planes, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        planes.kv_mut()?.write_pages(pages, data)
     }
 
-    fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
-        let weight = norm.weight.read(x.width())?;
-        let out = out.written(x.live(), x.width())?;
-        rowwise::rms_norm(self.path, &mut self.pool, x.values(), weight, norm.eps, out)
+    fn read_slot(&mut self, planes: &Planes, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        planes.slots.read(slot, out)
     }
 
-    fn linear(
+    fn write_slot(&mut self, planes: &mut Planes, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        planes.slots.write(slot, data)
+    }
+
+    fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
+        self.results.clear();
+        self.step.begin(inputs, planes)
+    }
+
+    fn end_step(&mut self) -> Result<Done, DeviceError> {
+        Ok(Done(std::mem::take(&mut self.results)))
+    }
+
+    fn collect(
         &mut self,
-        x: &Tensor,
-        weight: &Weights,
-        bias: Option<&Vector>,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let outputs = weight.plain_outputs()?;
-        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
-        let out = out.written(x.live(), outputs)?;
-        self.product(x, None, weight, Epilogue::Set(bias), out)
-    }
-
-    fn norm_linear(
-        &mut self,
-        x: &Tensor,
-        norm: Norm<'_, Vector>,
-        weight: &Weights,
-        bias: Option<&Vector>,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let outputs = weight.plain_outputs()?;
-        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
-        let out = out.written(x.live(), outputs)?;
-        self.product(x, Some(norm), weight, Epilogue::Set(bias), out)
-    }
-
-    fn linear_add(
-        &mut self,
-        x: &Tensor,
-        weight: &Weights,
-        bias: Option<&Vector>,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let outputs = weight.plain_outputs()?;
-        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
-        let out = out.change(x.live(), outputs)?;
-        self.product(x, None, weight, Epilogue::Add(bias), out)
-    }
-
-    fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
-        let Some(group) = &mut self.group else { return Ok(()) };
-        Ok(group.all_reduce(x.values_mut())?)
-    }
-
-    fn all_reduce_add(&mut self, x: &mut Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
-        // The operands are checked before this rank joins the collective.
-        out.change(x.live(), x.width())?;
-        self.all_reduce(x)?;
-        rowwise::add(&mut self.pool, x.values(), x.width(), out.change(x.live(), x.width())?)
-    }
-
-    fn gather_columns(&mut self, part: &Tensor, out: Option<&mut Tensor>) -> Result<(), DeviceError> {
-        let (group_rank, width) = (self.group_rank(), part.width());
-        let mut to = out.map(|out| out.written(part.live(), group_rank.world_size * width)).transpose()?;
-        if to.is_some() != group_rank.is_leader() {
-            return Err(CollectiveError::Misuse("columns are gathered at rank 0 alone".to_owned()).into());
+        done: &mut Done,
+        _: Option<Instant>,
+        out: &mut StepResults,
+    ) -> Result<bool, DeviceError> {
+        out.append(&mut done.0);
+        if self.results.is_empty() {
+            // The next step reuses the memory of these results.
+            self.results = std::mem::take(&mut done.0);
         }
-        let Some(group) = &mut self.group else {
-            to.into_iter().for_each(|to| to.copy_from_slice(part.values()));
-            return Ok(());
-        };
-        self.gathered.resize(to.as_ref().map_or(0, |to| to.len()), 0.0);
-        group.gather(part.values(), to.is_some().then_some(&mut self.gathered[..]))?;
-        let Some(to) = &mut to else { return Ok(()) };
-        for (rank, part) in self.gathered.chunks(part.values().len().max(1)).enumerate() {
-            for (row, part) in part.chunks(width).enumerate() {
-                to[(row * group_rank.world_size + rank) * width..][..width].copy_from_slice(part);
-            }
-        }
-        Ok(())
+        Ok(true)
     }
-
-    fn norm_gate_up(
-        &mut self,
-        x: &Tensor,
-        norm: Norm<'_, Vector>,
-        weight: &Weights,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let out = out.written(x.live(), weight.gates()?)?;
-        self.product(x, Some(norm), weight, Epilogue::Gated, out)
-    }
-
-    fn rotate_and_store(
-        &mut self,
-        qkv: &mut Tensor,
-        shape: AttentionShape,
-        norms: Option<HeadNorms<'_, Vector>>,
-        angles: &Tensor,
-        kv: &mut KvPool,
-        layer: usize,
-    ) -> Result<(), DeviceError> {
-        kv.check(layer, &shape)?;
-        self.step.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
-        let norms = norms.map(|norms| {
-            let (q, k) = (norms.q.read(shape.head_dim)?, norms.k.read(shape.head_dim)?);
-            Ok::<_, DeviceError>(Norms { q, k, eps: norms.eps })
-        });
-        let norms = norms.transpose()?;
-        let tokens = self.step.tokens();
-        let angles = angles.read(shape.head_dim)?;
-        if angles.len() != tokens * shape.head_dim {
-            return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
-        }
-        let qkv = qkv.change(tokens, qkv_width(&shape))?;
-        let operands = RotateAndStore { qkv, shape, norms, angles, kv, layer };
-        rotate_and_store(self.path, &mut self.pool, &self.step, operands)
-    }
-
-    fn attention(
-        &mut self,
-        qkv: &Tensor,
-        shape: AttentionShape,
-        kv: &KvPool,
-        layer: usize,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        kv.check(layer, &shape)?;
-        self.step.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
-        let tokens = self.step.tokens();
-        if qkv.live() != tokens {
-            return Err(DeviceError::Misuse(format!("{} rows of qkv for {tokens} tokens", qkv.live())));
-        }
-        let qkv = qkv.read(qkv_width(&shape))?;
-        let out = out.written(tokens, shape.heads * shape.head_dim)?;
-        let operands = attention::Attention { qkv, shape, kv, layer, out };
-        attention::attention(self.path, &mut self.pool, &self.step, &mut self.attention, operands)
-    }
-
-    fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
-        x.keep(&self.step.logit_rows)
-    }
-
-    fn copy_rows(&mut self, x: &Tensor, rows: Range<usize>, out: &mut Tensor) -> Result<(), DeviceError> {
-        let width = x.width();
-        let Some(values) = x.values().get(rows.start * width..rows.end * width) else {
-            return Err(DeviceError::Misuse(format!("rows {rows:?} of a tensor that has {}", x.live())));
-        };
-        out.written(rows.len(), width)?.copy_from_slice(values);
-        Ok(())
-    }
-
-    fn norm_argmax(
-        &mut self,
-        x: &Tensor,
-        norm: Norm<'_, Vector>,
-        weight: &Weights,
-        logits: &mut Tensor,
-        out: &mut Vec<Sampled>,
-    ) -> Result<(), DeviceError> {
-        self.likeliest(x, norm, weight, logits.written(x.live(), weight.plain_outputs()?)?, out)
-    }
-
-    fn sample(
-        &mut self,
-        logits: &Tensor,
-        rows: &[(usize, SampleRow<'_>)],
-        out: &mut Vec<Sampled>,
-    ) -> Result<(), DeviceError> {
-        self.each_logit_row(logits, rows, out, |path, logits, row, scratch| {
-            sample::sample(path, logits, row, scratch)
-        })
-    }
-
-    fn score(
-        &mut self,
-        logits: &Tensor,
-        rows: &[(usize, ScoreRow)],
-        out: &mut Vec<TokenScore>,
-    ) -> Result<(), DeviceError> {
-        self.each_logit_row(logits, rows, out, |path, logits, row, _| {
-            logits::score(path, logits, row.token, row.top)
-        })
-    }
-}
-
-/// Number of elements of one token's fused queries, keys and values.
-fn qkv_width(shape: &AttentionShape) -> usize {
-    (shape.heads + 2 * shape.kv_heads) * shape.head_dim
 }

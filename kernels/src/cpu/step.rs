@@ -1,6 +1,7 @@
 //! The device's copy of a step's inputs, in buffers that are reused by every step.
 
-use crate::{DeviceError, PageId, StepInputs};
+use crate::cpu::memory::Planes;
+use crate::{DeviceError, PageId, SlotId, StepInputs};
 
 /// One request's share of the step.
 #[derive(Clone, Copy, Debug)]
@@ -28,39 +29,40 @@ pub(super) struct Step {
     checked: Option<(usize, usize)>,
     /// Pages that the step writes to, sorted. Used only by [`Step::check_pages`].
     written: Vec<PageId>,
+    /// Slots of the rows, sorted. Used only by [`Step::check_slots`].
+    slots: Vec<SlotId>,
 }
 
 impl Step {
-    /// Checks and copies the inputs.
-    pub(super) fn begin(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-        let tokens = inputs.token_ids.len();
-        if let Some(positions) = inputs.positions.iter().find(|positions| positions.len() != tokens) {
-            return Err(DeviceError::Misuse(format!("{} positions for {tokens} tokens", positions.len())));
+    /// Checks the inputs, copies them and performs the slot copies. Nothing is copied if the inputs are refused.
+    pub(super) fn begin(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
+        check_rows(inputs)?;
+        planes.slots.check_copies(inputs.copies)?;
+        self.check_slots(inputs, planes)?;
+        self.copy(inputs);
+        if let Some(kv) = &planes.kv {
+            self.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
         }
-        if let Some(copy) = inputs.copies.first() {
-            return Err(DeviceError::Misuse(format!("{copy:?} on a device without slots")));
+        inputs.copies.iter().for_each(|&copy| planes.slots.copy(copy));
+        Ok(())
+    }
+
+    /// Checks that the rows have slots of their own, which exist. The null slot may occur several times.
+    fn check_slots(&mut self, inputs: &StepInputs<'_>, planes: &Planes) -> Result<(), DeviceError> {
+        if planes.slots.is_empty() {
+            return Ok(());
         }
-        let mut next = 0;
-        for (index, row) in inputs.rows.iter().enumerate() {
-            if row.first_token != next || row.tokens == 0 {
-                let (first, count) = (row.first_token, row.tokens);
-                return Err(DeviceError::Misuse(format!(
-                    "row {index} covers {count} tokens from {first} on, after a row that ends at {next}"
-                )));
-            }
-            if row.continues {
-                return Err(DeviceError::Misuse(format!(
-                    "row {index} continues a step that is not collected, on a device with one step in flight"
-                )));
-            }
-            next += row.tokens;
+        self.slots.clear();
+        self.slots.extend(inputs.rows.iter().map(|row| row.slot).filter(|&slot| slot != SlotId::NULL));
+        self.slots.iter().try_for_each(|&slot| planes.slots.check(slot))?;
+        self.slots.sort_unstable();
+        match self.slots.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(DeviceError::Misuse(format!("two rows of a step have slot {}", pair[0].0))),
+            None => Ok(()),
         }
-        if next != tokens {
-            return Err(DeviceError::Misuse(format!("rows cover {next} of {tokens} tokens")));
-        }
-        if let Some(outside) = inputs.logit_rows.iter().find(|&&row| row >= tokens) {
-            return Err(DeviceError::Misuse(format!("logit row {outside} of {tokens} tokens")));
-        }
+    }
+
+    fn copy(&mut self, inputs: &StepInputs<'_>) {
         self.token_ids.clear();
         self.token_ids.extend_from_slice(inputs.token_ids);
         for (own, positions) in self.positions.iter_mut().zip(inputs.positions) {
@@ -78,7 +80,6 @@ impl Step {
             self.rows.push(Row { first_token, tokens, start, first_page, pages });
         }
         self.checked = None;
-        Ok(())
     }
 
     pub(super) fn tokens(&self) -> usize {
@@ -119,6 +120,39 @@ impl Step {
         self.checked = Some((page_tokens, pages));
         Ok(())
     }
+}
+
+/// Checks that the rows cover the step's tokens without gaps, and that this device can run them.
+fn check_rows(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+    let tokens = inputs.token_ids.len();
+    if let Some(positions) = inputs.positions.iter().find(|positions| positions.len() != tokens) {
+        return Err(DeviceError::Misuse(format!("{} positions for {tokens} tokens", positions.len())));
+    }
+    let mut next = 0;
+    for (index, row) in inputs.rows.iter().enumerate() {
+        if row.first_token != next || row.tokens == 0 {
+            let (first, count) = (row.first_token, row.tokens);
+            return Err(DeviceError::Misuse(format!(
+                "row {index} covers {count} tokens from {first} on, after a row that ends at {next}"
+            )));
+        }
+        if row.continues {
+            return Err(DeviceError::Misuse(format!(
+                "row {index} continues a step that is not collected, on a device with one step in flight"
+            )));
+        }
+        next += row.tokens;
+    }
+    if next != tokens {
+        return Err(DeviceError::Misuse(format!("rows cover {next} of {tokens} tokens")));
+    }
+    if let Some(outside) = inputs.logit_rows.iter().find(|&&row| row >= tokens) {
+        return Err(DeviceError::Misuse(format!("logit row {outside} of {tokens} tokens")));
+    }
+    if let Some(pair) = inputs.logit_rows.windows(2).find(|pair| pair[0] >= pair[1]) {
+        return Err(DeviceError::Misuse(format!("logit rows {} and {} do not ascend", pair[0], pair[1])));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,5 +1,14 @@
 //! Helpers that the unit tests of several operations share.
 
+use super::memory::Planes;
+use crate::PlanesShape;
+
+/// Planes without pages and without slots, which allow any step.
+#[allow(clippy::unwrap_used)] // Nothing is allocated.
+pub(super) fn no_planes() -> Planes {
+    Planes::zeroed(&PlanesShape::default()).unwrap()
+}
+
 /// A pseudo-random generator with a fixed sequence per seed.
 pub(super) struct Random(u64);
 

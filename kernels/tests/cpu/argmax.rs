@@ -1,10 +1,11 @@
 //! The arg max without logits gives the same token as greedy sampling from the logits.
 
 use tutti_kernels::{
-    Device, DeviceError, HostMatrix, Norm, Quantize, SampleRow, Sampled, SamplingParams, WeightType,
+    Argmax, Dense, Device, DeviceError, HostMatrix, Linear, Norm, Quantize, SampleRow, Sampler,
+    SamplingParams, WeightType,
 };
 
-use crate::support::{Random, bytes, devices, tensor};
+use crate::support::{Random, bytes, devices, results, tensor};
 
 static GREEDY: SamplingParams = SamplingParams {
     temperature: 0.0,
@@ -47,13 +48,18 @@ fn it_is_what_sampling_takes_ties_included() {
                     let x = tensor(&mut device, inputs, &x);
                     let mut logits = device.tensor(rows, vocabulary).unwrap();
                     let norm = || Norm { weight: &norm, eps: 1e-6 };
-                    device.norm_linear(&x, norm(), &weight, None, &mut logits).unwrap();
+                    device
+                        .linear(Linear { norm: Some(norm()), ..Linear::plain(&x, &weight) }, &mut logits)
+                        .unwrap();
                     let wanted: Vec<_> = (0..rows).map(|row| (row, greedy(&GREEDY))).collect();
-                    let (mut want, mut got) = (Vec::new(), vec![Sampled { token: 5, score: None }]);
-                    device.sample(&logits, &wanted, &mut want).unwrap();
-                    device.norm_argmax(&x, norm(), &weight, &mut logits, &mut got).unwrap();
+                    device.sample(&logits, &wanted).unwrap();
+                    let argmax = Argmax { x: &x, norm: Some(norm()), weight: &weight, logits: &mut logits };
+                    device.argmax(argmax).unwrap();
+                    let results = results(&mut device).sampled;
                     let what = format!("{name} {dtype:?} {quantize:?} {rows}x{inputs}x{vocabulary}");
-                    assert_eq!(got[1..], want, "{what}");
+                    assert_eq!(results.len(), 2 * rows, "{what}");
+                    assert_eq!(results[rows..], results[..rows], "{what}");
+                    assert!(results.iter().all(Result::is_ok), "{what}");
                 }
             }
         }
@@ -72,8 +78,8 @@ fn garbage_is_refused() {
             let source = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 20, columns: 1 };
             let weight = device.matrix(&[source], Quantize::None).unwrap();
             let x = tensor(&mut device, 1, &[1.0, 2.0]);
-            let norm = Norm { weight: &norm, eps: 0.0 };
-            let result = device.norm_argmax(&x, norm, &weight, &mut logits, &mut Vec::new());
+            let norm = Some(Norm { weight: &norm, eps: 0.0 });
+            let result = device.argmax(Argmax { x: &x, norm, weight: &weight, logits: &mut logits });
             assert!(matches!(result, Err(DeviceError::Lost(_))), "{name}: {garbage}");
         }
     }

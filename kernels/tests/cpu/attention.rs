@@ -1,9 +1,12 @@
 //! Rotation, the paged planes and attention over them.
 
-use tutti_kernels::cpu::{CpuDevice, Isa, KvPool};
-use tutti_kernels::{AttentionShape, Device, HeadNorms, KvShape, PageId, RopeFrequencies, WeightType};
+use tutti_kernels::cpu::{CpuDevice, Isa, Planes};
+use tutti_kernels::{
+    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape,
+    RopeFrequencies, Rotary, RotateAndStore, WeightType,
+};
 
-use crate::support::{Random, Share, assert_near, begin, bits, devices, stored, tensor};
+use crate::support::{Random, Share, assert_near, bits, devices, stored, tensor, try_begin};
 
 /// The parameters of an attention layer and its pages.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +54,7 @@ struct Request {
 struct World<'a> {
     case: Case,
     device: &'a mut CpuDevice,
-    kv: KvPool,
+    planes: Planes,
     requests: Vec<Request>,
 }
 
@@ -72,7 +75,7 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
         pages: count + 1,
         dtype: case.dtype,
     };
-    let kv = device.kv_pool(shape).unwrap();
+    let planes = device.planes(&PlanesShape { kv: Some(shape), ..PlanesShape::default() }).unwrap();
     let mut pages: Vec<PageId> = (1..=count as u32).map(PageId).collect();
     let mut random = Random::new(shuffle);
     (0..count).for_each(|i| pages.swap(i, random.below(count)));
@@ -82,7 +85,7 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
         done: 0,
         out: Vec::new(),
     };
-    let mut world = World { case, device, kv, requests: vec![poison] };
+    let mut world = World { case, device, planes, requests: vec![poison] };
     // Fills all pages with NaN, in both layers.
     world.step(&[(0, count * case.page_tokens)]);
     world.requests.clear();
@@ -105,7 +108,7 @@ impl World<'_> {
             shares.push(Share { tokens, start: request.done, pages: request.pages.clone() });
             values.extend_from_slice(&request.qkv[request.done * width..(request.done + tokens) * width]);
         }
-        begin(self.device, &shares, &[], &[]);
+        try_begin(self.device, &mut self.planes, &shares, &[], &[]).unwrap();
         let tokens = values.len() / width;
         let mut angles = self.device.tensor(tokens, shape.head_dim).unwrap();
         self.device.rope_angles(&self.case.rope(), &mut angles).unwrap();
@@ -115,8 +118,11 @@ impl World<'_> {
         for layer in [1, 0] {
             let mut qkv = tensor(self.device, width, &values);
             let norms = self.case.real.then_some(HeadNorms { q: &q, k: &k, eps: 1e-6 });
-            self.device.rotate_and_store(&mut qkv, shape, norms, &angles, &mut self.kv, layer).unwrap();
-            self.device.attention(&qkv, shape, &self.kv, layer, &mut out).unwrap();
+            let (rotary, planes) = (Rotary { angles: &angles }, &mut self.planes);
+            let operands = RotateAndStore { qkv: &mut qkv, shape, norms, rotary, planes, layer };
+            self.device.rotate_and_store(operands).unwrap();
+            let attention = Attention { qkv: &qkv, shape, planes: &self.planes, layer };
+            self.device.attention(attention, &mut out).unwrap();
         }
         let mut results = out.values();
         for &(index, tokens) in rows {

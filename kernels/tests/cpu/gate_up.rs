@@ -1,7 +1,9 @@
 //! Gate and up with their activation in one product.
 
 use tutti_kernels::cpu::{CpuDevice, Tensor, Vector};
-use tutti_kernels::{Device, DeviceError, HostMatrix, Norm, Quantize, WeightType};
+use tutti_kernels::{
+    Dense, Device, DeviceError, Embed, GateUp, HostMatrix, Linear, Norm, Quantize, WeightType,
+};
 
 use crate::support::{Random, assert_near, bits, bytes, devices, tensor};
 
@@ -47,7 +49,7 @@ impl Pair {
         let [gate, up] = self.parts().map(|part| {
             let weight = device.matrix(&[part], quantize).unwrap();
             let mut out = device.tensor(x.live(), self.rows).unwrap();
-            device.linear(&x, &weight, None, &mut out).unwrap();
+            device.linear(Linear::plain(&x, &weight), &mut out).unwrap();
             out.values().to_vec()
         });
         let silu = |gate: f32| f64::from(gate) / (1.0 + (-f64::from(gate)).exp());
@@ -71,7 +73,12 @@ fn it_is_the_activation_of_two_products_in_any_batch() {
                 let mut alone = Vec::new();
                 for row in x.chunks(inputs) {
                     let row = tensor(&mut device, inputs, row);
-                    device.norm_gate_up(&row, Norm { weight: &norm, eps: EPS }, &weight, &mut out).unwrap();
+                    device
+                        .gate_up(
+                            GateUp { x: &row, norm: Some(Norm { weight: &norm, eps: EPS }), weight: &weight },
+                            &mut out,
+                        )
+                        .unwrap();
                     alone.extend_from_slice(out.values());
                 }
                 let what = format!("{name} {dtype:?} {quantize:?} {inputs}x{gates}");
@@ -79,7 +86,16 @@ fn it_is_the_activation_of_two_products_in_any_batch() {
                 for rows in (1..=14).chain([26, 48, 70]) {
                     let first = random.below(70 - rows + 1);
                     let batch = tensor(&mut device, inputs, &x[first * inputs..(first + rows) * inputs]);
-                    device.norm_gate_up(&batch, Norm { weight: &norm, eps: EPS }, &weight, &mut out).unwrap();
+                    device
+                        .gate_up(
+                            GateUp {
+                                x: &batch,
+                                norm: Some(Norm { weight: &norm, eps: EPS }),
+                                weight: &weight,
+                            },
+                            &mut out,
+                        )
+                        .unwrap();
                     let want = &alone[first * gates..(first + rows) * gates];
                     assert!(bits(out.values()) == bits(want), "{what}: {rows} rows");
                 }
@@ -97,7 +113,12 @@ fn gates_open_and_close_all_the_way() {
         let x = tensor(&mut device, 1, &[1.0]);
         let mut out = device.tensor(1, 3).unwrap();
         let norm = device.vector(&[1.0]).unwrap();
-        device.norm_gate_up(&x, Norm { weight: &norm, eps: 0.0 }, &weight, &mut out).unwrap();
+        device
+            .gate_up(
+                GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 0.0 }), weight: &weight },
+                &mut out,
+            )
+            .unwrap();
         assert_eq!(out.values(), [0.0, 600.0, 0.0], "{name}");
     }
 }
@@ -114,9 +135,12 @@ fn a_pair_is_no_plain_matrix_nor_the_other_way_round() {
         for quantize in [Quantize::None, Quantize::Int8] {
             let plain = device.matrix(&[gate, up], quantize).unwrap();
             let weight = device.gate_up_matrix([gate, up], quantize).unwrap();
-            misused(device.norm_gate_up(&x, Norm { weight: &norm, eps: EPS }, &plain, &mut out[0]));
-            misused(device.linear(&x, &weight, None, &mut out[1]));
-            misused(device.embed(&weight, &mut out[2]));
+            misused(device.gate_up(
+                GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: EPS }), weight: &plain },
+                &mut out[0],
+            ));
+            misused(device.linear(Linear::plain(&x, &weight), &mut out[1]));
+            misused(device.embed(Embed { table: &weight, shard: None }, &mut out[2]));
             let shorter = HostMatrix { rows: 2, bytes: &up.bytes[..16], ..up };
             misused(device.gate_up_matrix([gate, shorter], quantize).map(|_| ()));
         }

@@ -1,7 +1,7 @@
 //! Products of weights and activations in eight bits, and embeddings in eight bits.
 
 use tutti_kernels::cpu::{CpuDevice, Tensor, Weights};
-use tutti_kernels::{Device, HostMatrix, Quantize, WeightType};
+use tutti_kernels::{Dense, Device, Embed, HostMatrix, Linear, Quantize, WeightType};
 
 use crate::support::{Random, Share, begin, bits, bytes, devices, stored, tensor};
 
@@ -35,7 +35,7 @@ fn reference(x: &[f32], w: &[f32], before: f32) -> f32 {
 
 fn product(device: &mut CpuDevice, x: &Tensor, weights: &Weights, outputs: usize) -> Vec<f32> {
     let mut out = device.tensor(x.live(), outputs).unwrap();
-    device.linear(x, weights, None, &mut out).unwrap();
+    device.linear(Linear::plain(x, weights), &mut out).unwrap();
     out.values().to_vec()
 }
 
@@ -128,11 +128,11 @@ fn bias_residual_and_parts() {
         let fused = device.matrix(&[part(top, 18), part(bottom, 37)], Quantize::Int8).unwrap();
         let vector = device.vector(&bias).unwrap();
         let mut out = tensor(&mut device, outputs, &before);
-        device.linear(&x, &fused, Some(&vector), &mut out).unwrap();
+        device.linear(Linear { bias: Some(&vector), ..Linear::plain(&x, &fused) }, &mut out).unwrap();
         let want: Vec<f32> = plain.iter().enumerate().map(|(i, y)| y + bias[i % outputs]).collect();
         assert_eq!(out.values(), want, "{name}");
         out.fill(&before).unwrap();
-        device.linear_add(&x, &fused, Some(&vector), &mut out).unwrap();
+        device.linear_add(Linear { bias: Some(&vector), ..Linear::plain(&x, &fused) }, &mut out).unwrap();
         let want: Vec<f32> = before
             .iter()
             .enumerate()
@@ -156,7 +156,7 @@ fn an_embedding_is_its_quantised_row() {
         let ids = [36, 0, 17, 5];
         begin(&mut device, &[Share { tokens: 4, start: 0, pages: vec![] }], &ids, &[]);
         let mut out = device.tensor(4, width).unwrap();
-        device.embed(&table, &mut out).unwrap();
+        device.embed(Embed { table: &table, shard: None }, &mut out).unwrap();
         for (id, row) in ids.iter().zip(out.values().chunks(width)) {
             let want: Vec<f32> = values[*id as usize * width..][..width]
                 .chunks(GROUP)

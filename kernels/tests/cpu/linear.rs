@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use tutti_kernels::cpu::CpuDevice;
-use tutti_kernels::{Device, HostMatrix, Norm, Quantize, WeightType};
+use tutti_kernels::{Dense, Device, HostMatrix, Linear, Norm, Quantize, WeightType};
 
 use crate::support::{Random, assert_near, bits, bytes, devices, in_bfp_blocks, matrix, stored, tensor};
 
@@ -36,7 +36,7 @@ fn product(
     let weight = matrix(device, dtype, outputs, weights);
     let x = tensor(device, inputs, x);
     let mut out = device.tensor(x.live(), outputs).unwrap();
-    device.linear(&x, &weight, None, &mut out).unwrap();
+    device.linear(Linear::plain(&x, &weight), &mut out).unwrap();
     out.values().to_vec()
 }
 
@@ -155,7 +155,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
                 let mut alone = Vec::new();
                 for row in x.chunks(inputs) {
                     let row = tensor(&mut device, inputs, row);
-                    device.linear(&row, &weight, None, &mut out).unwrap();
+                    device.linear(Linear::plain(&row, &weight), &mut out).unwrap();
                     alone.extend(bits(out.values()));
                 }
                 let mut sizes: Vec<usize> = (1..=26).collect();
@@ -163,7 +163,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
                 for rows in sizes {
                     let first = random.below(70 - rows + 1);
                     let batch = tensor(&mut device, inputs, &x[first * inputs..(first + rows) * inputs]);
-                    device.linear(&batch, &weight, None, &mut out).unwrap();
+                    device.linear(Linear::plain(&batch, &weight), &mut out).unwrap();
                     let want = &alone[first * outputs..(first + rows) * outputs];
                     assert!(bits(out.values()) == want, "{name} {dtype:?} {inputs}x{outputs}: {rows} rows");
                 }
@@ -220,11 +220,11 @@ fn bias_residual_and_parts() {
         let x = tensor(&mut device, inputs, &x);
         let vector = device.vector(&bias).unwrap();
         let mut out = tensor(&mut device, outputs, &before);
-        device.linear(&x, &fused, Some(&vector), &mut out).unwrap();
+        device.linear(Linear { bias: Some(&vector), ..Linear::plain(&x, &fused) }, &mut out).unwrap();
         let want: Vec<f32> = plain.iter().enumerate().map(|(i, y)| y + bias[i % outputs]).collect();
         assert_eq!(out.values(), want, "{name}");
         out.fill(&before).unwrap();
-        device.linear_add(&x, &fused, Some(&vector), &mut out).unwrap();
+        device.linear_add(Linear { bias: Some(&vector), ..Linear::plain(&x, &fused) }, &mut out).unwrap();
         let want: Vec<f32> = before.iter().zip(&want).map(|(before, y)| before + y).collect();
         assert_eq!(out.values(), want, "{name}");
     }
@@ -250,8 +250,10 @@ fn a_fused_norm_changes_no_bits() {
                     let mut want = device.tensor(rows, outputs).unwrap();
                     let mut got = device.tensor(rows, outputs).unwrap();
                     device.rms_norm(&x, norm(), &mut normed).unwrap();
-                    device.linear(&normed, &weight, None, &mut want).unwrap();
-                    device.norm_linear(&x, norm(), &weight, None, &mut got).unwrap();
+                    device.linear(Linear::plain(&normed, &weight), &mut want).unwrap();
+                    device
+                        .linear(Linear { norm: Some(norm()), ..Linear::plain(&x, &weight) }, &mut got)
+                        .unwrap();
                     let what = format!("{name} {quantize:?} {rows}x{inputs}x{outputs}");
                     assert!(bits(got.values()) == bits(want.values()), "{what}");
                 }

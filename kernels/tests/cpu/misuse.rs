@@ -1,9 +1,12 @@
 //! Calls that violate the contract of `Device` are refused, and the device remains usable.
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_kernels::{Device, DeviceError, KvShape, Norm, WeightType};
+use tutti_kernels::{
+    Attention, AttentionShape, Dense, Device, DeviceError, Embed, KvShape, Linear, Norm, PageId,
+    PagedAttention, PlanesShape, RowInputs, SlotCopy, SlotId, StepInputs, WeightType,
+};
 
-use crate::support::{Share, begin, matrix, tensor};
+use crate::support::{Share, begin, matrix, tensor, try_begin};
 
 #[test]
 fn operands_that_do_not_fit_are_refused() {
@@ -15,18 +18,21 @@ fn operands_that_do_not_fit_are_refused() {
     let refused = |result: Result<(), DeviceError>| {
         assert!(matches!(result, Err(DeviceError::Misuse(_))), "{result:?}")
     };
-    refused(device.linear(&narrow, &weight, None, &mut out));
-    refused(device.linear(&x, &weight, Some(&short), &mut out));
-    refused(device.linear(&x, &weight, None, &mut low));
+    refused(device.linear(Linear::plain(&narrow, &weight), &mut out));
+    refused(device.linear(Linear { bias: Some(&short), ..Linear::plain(&x, &weight) }, &mut out));
+    refused(device.linear(Linear::plain(&x, &weight), &mut low));
     // `out` has no live rows to add to.
     let mut empty = device.tensor(3, 8).unwrap();
-    refused(device.linear_add(&x, &weight, None, &mut empty));
+    refused(device.linear_add(Linear::plain(&x, &weight), &mut empty));
     refused(device.rms_norm(&x, Norm { weight: &short, eps: 1e-6 }, &mut out));
-    refused(device.norm_linear(&x, Norm { weight: &short, eps: 1e-6 }, &weight, None, &mut out));
+    refused(device.linear(
+        Linear { norm: Some(Norm { weight: &short, eps: 1e-6 }), ..Linear::plain(&x, &weight) },
+        &mut out,
+    ));
     begin(&mut device, &[Share { tokens: 1, start: 0, pages: Vec::new() }], &[8], &[]);
     let mut embedded = device.tensor(1, 4).unwrap();
-    refused(device.embed(&weight, &mut embedded));
-    device.linear(&x, &weight, None, &mut out).unwrap();
+    refused(device.embed(Embed { table: &weight, shard: None }, &mut embedded));
+    device.linear(Linear::plain(&x, &weight), &mut out).unwrap();
     assert_eq!(out.values(), [4.0; 24]);
 }
 
@@ -35,18 +41,122 @@ fn what_cannot_be_had_is_named() {
     let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
     let shape =
         KvShape { layers: 1, kv_heads: 1, head_dim: 32, page_tokens: 16, pages: 4, dtype: WeightType::F32 };
-    device.kv_pool(shape).unwrap();
+    let mut planes =
+        |kv: KvShape| device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).map(drop);
+    planes(shape).unwrap();
     for wrong in [
         KvShape { page_tokens: 24, ..shape },
         KvShape { page_tokens: 0, ..shape },
         KvShape { head_dim: 20, ..shape },
     ] {
-        assert!(matches!(device.kv_pool(wrong), Err(DeviceError::Unsupported(_))));
+        assert!(matches!(planes(wrong), Err(DeviceError::Unsupported(_))));
     }
     let huge = KvShape { pages: usize::MAX / 8, ..shape };
-    assert!(matches!(device.kv_pool(huge), Err(DeviceError::OutOfMemory { .. })));
+    assert!(matches!(planes(huge), Err(DeviceError::OutOfMemory { .. })));
     assert!(matches!(device.tensor(1 << 40, 1 << 20), Err(DeviceError::OutOfMemory { .. })));
     for isa in Isa::ALL {
         assert_eq!(CpuDevice::new(1, isa).is_ok(), isa.available(), "{isa}");
     }
+}
+
+fn kv_shape() -> KvShape {
+    KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 4, dtype: WeightType::F32 }
+}
+
+#[test]
+fn a_step_is_refused_before_anything_runs() {
+    let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
+    let shape = PlanesShape { kv: Some(kv_shape()), slot_bytes: vec![4], slots: 4 };
+    let mut planes = device.planes(&shape).unwrap();
+    for slot in 1..4 {
+        device.write_slot(&mut planes, SlotId(slot), &[slot as u8; 4]).unwrap();
+    }
+    let (copies, tables) = ([SlotCopy { from: SlotId(1), to: SlotId(2) }], [[PageId(1)], [PageId(2)]]);
+    let row = |first_token: usize, slot: u32| RowInputs {
+        first_token,
+        tokens: 1,
+        start: 0,
+        slot: SlotId(slot),
+        continues: false,
+        block_table: &tables[first_token],
+    };
+    let good = [row(0, 1), row(1, 3)];
+    let inputs = StepInputs {
+        token_ids: &[5, 6],
+        positions: [&[0.0, 0.0]; 3],
+        rows: &good,
+        copies: &copies,
+        logit_rows: &[0, 1],
+    };
+    let state = |device: &mut CpuDevice, planes: &_, slot| {
+        let mut out = Vec::new();
+        device.read_slot(planes, SlotId(slot), &mut out).unwrap();
+        out
+    };
+    let long_table = [PageId(1), PageId(7)];
+    for (what, rows) in [
+        ("one slot twice", [row(0, 1), row(1, 1)]),
+        ("a slot outside", [row(0, 1), row(1, 4)]),
+        ("a row that continues", [row(0, 1), RowInputs { continues: true, ..row(1, 2) }]),
+        ("a page twice", [row(0, 1), RowInputs { block_table: &tables[0], ..row(1, 2) }]),
+        ("a page outside", [row(0, 1), RowInputs { start: 20, block_table: &long_table, ..row(1, 2) }]),
+        ("too few pages", [row(0, 1), RowInputs { start: 16, ..row(1, 2) }]),
+    ] {
+        let refused = device.begin_step(&StepInputs { rows: &rows, ..inputs }, &mut planes);
+        assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{what}");
+        assert_eq!(state(&mut device, &planes, 2), [2; 4], "{what}: a copy ran");
+    }
+    for (what, inputs) in [
+        ("logit rows that do not ascend", StepInputs { logit_rows: &[1, 0], ..inputs }),
+        ("a logit row outside", StepInputs { logit_rows: &[2], ..inputs }),
+        (
+            "a copy to the null slot",
+            StepInputs { copies: &[copies[0], SlotCopy { from: SlotId(1), to: SlotId::NULL }], ..inputs },
+        ),
+    ] {
+        let refused = device.begin_step(&inputs, &mut planes);
+        assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{what}");
+        assert_eq!(state(&mut device, &planes, 2), [2; 4], "{what}: a copy ran");
+    }
+    let mut without = device.planes(&PlanesShape { slot_bytes: vec![], ..shape }).unwrap();
+    let refused = device.begin_step(&inputs, &mut without);
+    assert!(matches!(refused, Err(DeviceError::Misuse(_))), "copies without a slot plane");
+    // Without slot planes, slots are only names.
+    device.begin_step(&StepInputs { copies: &[], ..inputs }, &mut without).unwrap();
+
+    device.begin_step(&inputs, &mut planes).unwrap();
+    assert_eq!(state(&mut device, &planes, 2), [1; 4]);
+}
+
+#[test]
+fn copies_run_in_order_before_the_step() {
+    let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
+    let mut planes = device.planes(&PlanesShape { kv: None, slot_bytes: vec![2, 5], slots: 4 }).unwrap();
+    for slot in 1..4 {
+        device.write_slot(&mut planes, SlotId(slot), &[slot as u8; 7]).unwrap();
+    }
+    let copy = |from, to| SlotCopy { from: SlotId(from), to: SlotId(to) };
+    // Slot 1 is saved in slot 3, then set to zeros, then slot 2 receives the saved state.
+    let copies = [copy(1, 3), copy(0, 1), copy(3, 2)];
+    let inputs =
+        StepInputs { token_ids: &[], positions: [&[]; 3], rows: &[], copies: &copies, logit_rows: &[] };
+    device.begin_step(&inputs, &mut planes).unwrap();
+    let mut states = Vec::new();
+    for slot in 1..4 {
+        device.read_slot(&planes, SlotId(slot), &mut states).unwrap();
+    }
+    assert_eq!(states, [[0; 7], [1; 7], [1; 7]].concat());
+}
+
+#[test]
+fn planes_without_pages_take_no_attention() {
+    let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
+    let mut planes = device.planes(&PlanesShape::default()).unwrap();
+    try_begin(&mut device, &mut planes, &[Share { tokens: 1, start: 0, pages: vec![] }], &[], &[]).unwrap();
+    let (qkv, mut out) = (tensor(&mut device, 48, &[1.0; 48]), device.tensor(1, 16).unwrap());
+    let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
+    let refused = device.attention(Attention { qkv: &qkv, shape, planes: &planes, layer: 0 }, &mut out);
+    assert!(matches!(refused, Err(DeviceError::Misuse(_))));
+    assert!(device.read_pages(&planes, &[PageId(1)], &mut Vec::new()).is_err());
+    assert!(device.write_pages(&mut planes, &[PageId(1)], &[]).is_err());
 }

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::FileExt, path::Path};
 
 use tutti_kernels::{
-    Device, HostMatrix, Quantize, WeightType,
+    Dense, Device, HostMatrix, Linear, Quantize, WeightType,
     cpu::{CpuDevice, Isa, PackedOutcome, PackedWeights},
 };
 
@@ -48,7 +48,7 @@ fn products(
         let x = Random::new(9).normals(3 * matrix.columns, 1.0);
         let x = tensor(&mut device, matrix.columns, &x);
         let mut out = device.tensor(x.live(), matrix.rows).unwrap();
-        device.linear(&x, weights, None, &mut out).unwrap();
+        device.linear(Linear::plain(&x, weights), &mut out).unwrap();
         rows.extend(bits(out.values()));
     }
     (rows, outcome)

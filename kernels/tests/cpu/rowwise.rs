@@ -1,8 +1,12 @@
 //! Operations on single tokens.
 
-use tutti_kernels::{Device, DeviceError, Norm, PageId, RopeFrequencies, WeightType};
+use tutti_kernels::{
+    Dense, Device, DeviceError, Embed, Norm, PageId, PagedAttention, PlanesShape, RopeFrequencies, WeightType,
+};
 
-use crate::support::{Random, Share, assert_near, begin, devices, in_bfp_blocks, matrix, stored, tensor};
+use crate::support::{
+    Random, Share, assert_near, begin, devices, in_bfp_blocks, matrix, stored, tensor, try_begin,
+};
 
 fn step(tokens: usize) -> Vec<Share> {
     vec![Share { tokens, start: 0, pages: vec![PageId(1); tokens.div_ceil(16)] }]
@@ -17,7 +21,7 @@ fn embedding_reads_rows_of_the_packed_table() {
             let ids = [36, 0, 15, 16, 36];
             begin(&mut device, &step(5), &ids, &[]);
             let mut out = device.tensor(8, 19).unwrap();
-            device.embed(&table, &mut out).unwrap();
+            device.embed(Embed { table: &table, shard: None }, &mut out).unwrap();
             let row = |&id: &u32| {
                 let row: Vec<f32> =
                     values[id as usize * 19..][..19].iter().map(|&x| stored(dtype, x)).collect();
@@ -89,10 +93,11 @@ fn rows_without_logits_are_dropped_and_the_others_copied_tile_by_tile() {
         device.copy_rows(&x, 2..3, &mut out).unwrap();
         assert_eq!(out.values(), [27.0, 28.0, 29.0], "{name}");
         assert!(matches!(device.copy_rows(&x, 2..4, &mut out), Err(DeviceError::Misuse(_))), "{name}");
-        // Row 9 is gone, and rows that do not ascend could be written over before they are read.
+        // Row 9 is gone. Rows that do not ascend could be written over before they are read.
         assert!(matches!(device.keep_logit_rows(&mut x), Err(DeviceError::Misuse(_))), "{name}");
-        begin(&mut device, &step(10), &[], &[2, 1]);
-        assert!(matches!(device.keep_logit_rows(&mut x), Err(DeviceError::Misuse(_))), "{name}");
+        let mut planes = device.planes(&PlanesShape::default()).unwrap();
+        let refused = try_begin(&mut device, &mut planes, &step(10), &[], &[2, 1]);
+        assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{name}");
         begin(&mut device, &step(10), &[], &[]);
         device.keep_logit_rows(&mut x).unwrap();
         assert_eq!(x.live(), 0, "{name}");

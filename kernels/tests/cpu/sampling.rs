@@ -1,11 +1,13 @@
 //! Sampling and scoring through the device.
 
-use tutti_kernels::cpu::CpuDevice;
-use tutti_kernels::{Device, DeviceError, SampleRow, Sampled, SamplingParams, ScoreRow};
+use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_kernels::{
+    Device, DeviceError, PlanesShape, SampleRow, Sampled, Sampler, SamplingParams, ScoreRow, StepResults,
+};
 
-use crate::support::{Random, devices, tensor};
+use crate::support::{Random, devices, results, tensor, try_begin};
 
-const GREEDY: SamplingParams = SamplingParams {
+static GREEDY: SamplingParams = SamplingParams {
     temperature: 0.0,
     top_k: 0,
     top_p: 1.0,
@@ -23,9 +25,8 @@ fn row(params: &SamplingParams) -> SampleRow<'_> {
 
 fn one(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>) -> Result<Sampled, DeviceError> {
     let logits = tensor(device, logits.len(), logits);
-    let mut out = Vec::new();
-    device.sample(&logits, &[(0, row)], &mut out)?;
-    Ok(out.remove(0))
+    device.sample(&logits, &[(0, row)])?;
+    results(device).sampled.remove(0)
 }
 
 fn token(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>) -> u32 {
@@ -37,10 +38,9 @@ fn counts(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>, draws: usi
     let tensor = tensor(device, logits.len(), logits);
     let rows: Vec<_> =
         (0..draws).map(|position| (0, SampleRow { position: position as u64, ..row })).collect();
-    let mut out = Vec::new();
-    device.sample(&tensor, &rows, &mut out).unwrap();
+    device.sample(&tensor, &rows).unwrap();
     let mut counts = vec![0; logits.len()];
-    out.iter().for_each(|sampled| counts[sampled.token as usize] += 1);
+    results(device).sampled.into_iter().for_each(|sampled| counts[sampled.unwrap().token as usize] += 1);
     counts
 }
 
@@ -87,7 +87,7 @@ fn draws_follow_the_distribution() {
     let logits = [1.0, 0.0, -1.0, 2.0, -20.0, 0.5, 0.5, -3.0];
     for (name, mut device) in devices("distribution") {
         for temperature in [1.0_f32, 0.5, 2.0] {
-            let params = SamplingParams { temperature, seed: 42, ..GREEDY };
+            let params = SamplingParams { temperature, seed: 42, ..GREEDY.clone() };
             let got = counts(&mut device, &logits, row(&params), 20_000);
             let mut want = weights(&logits, f64::from(temperature));
             // Too rare for the statistic.
@@ -102,7 +102,7 @@ fn truncation_keeps_what_it_should() {
     // Probabilities 0.4, 0.3, 0.15, 0.1, 0.05, in another order.
     let probabilities = [0.15_f64, 0.4, 0.05, 0.3, 0.1];
     let logits: Vec<f32> = probabilities.iter().map(|p| p.ln() as f32 + 3.0).collect();
-    let sampling = SamplingParams { temperature: 1.0, seed: 7, ..GREEDY };
+    let sampling = SamplingParams { temperature: 1.0, seed: 7, ..GREEDY.clone() };
     let keep = |kept: &[usize]| -> Vec<f64> {
         probabilities.iter().enumerate().map(|(id, &p)| if kept.contains(&id) { p } else { 0.0 }).collect()
     };
@@ -129,7 +129,7 @@ fn truncation_keeps_what_it_should() {
 #[test]
 fn equals_at_the_border_are_cut_by_lowest_id() {
     for (name, mut device) in devices("ties") {
-        let params = SamplingParams { temperature: 1.0, top_k: 3, ..GREEDY };
+        let params = SamplingParams { temperature: 1.0, top_k: 3, ..GREEDY.clone() };
         let got = counts(&mut device, &[0.0, 1.0, 0.0, 0.0, 0.0], row(&params), 2_000);
         assert!(got[0] > 0 && got[2] > 0 && got[3] == 0 && got[4] == 0, "{name}: {got:?}");
     }
@@ -144,32 +144,32 @@ fn penalties_bias_and_forbidden_tokens() {
                 let got = token(device, &logits, SampleRow { prompt, output, ..row(&params) });
                 assert_eq!(got, want, "{name} {params:?}");
             };
-        let repetition = SamplingParams { repetition_penalty: 1.2, ..GREEDY };
+        let repetition = SamplingParams { repetition_penalty: 1.2, ..GREEDY.clone() };
         check(&mut device, repetition.clone(), &[], &[], 0);
         // 2 / 1.2 = 1.67.
         check(&mut device, repetition.clone(), &[0], &[], 3);
         // 2 / 1.04 = 1.92: the penalty applies once per token, however often it occurs in prompt and output.
-        let gentle = SamplingParams { repetition_penalty: 1.04, ..GREEDY };
+        let gentle = SamplingParams { repetition_penalty: 1.04, ..GREEDY.clone() };
         check(&mut device, gentle, &[0, 0, 0], &[0], 0);
         check(&mut device, repetition, &[0], &[3, 3], 0);
-        let presence = SamplingParams { presence_penalty: 0.3, ..GREEDY };
+        let presence = SamplingParams { presence_penalty: 0.3, ..GREEDY.clone() };
         check(&mut device, presence.clone(), &[0], &[], 0);
         check(&mut device, presence.clone(), &[], &[0, 0, 0, 3], 0);
         check(&mut device, presence, &[], &[0], 3);
-        let frequency = SamplingParams { frequency_penalty: 0.06, ..GREEDY };
+        let frequency = SamplingParams { frequency_penalty: 0.06, ..GREEDY.clone() };
         check(&mut device, frequency.clone(), &[], &[0], 0);
         check(&mut device, frequency, &[], &[0, 0], 3);
         // A penalty on a negative logit multiplies: -1 * 3 stays below the others, and 2 / 3 falls below 1.5.
-        let strong = SamplingParams { repetition_penalty: 3.0, ..GREEDY };
+        let strong = SamplingParams { repetition_penalty: 3.0, ..GREEDY.clone() };
         check(&mut device, strong, &[0, 2, 3], &[], 1);
-        let bias = SamplingParams { logit_bias: vec![(1, -1.0), (2, 3.5)], ..GREEDY };
+        let bias = SamplingParams { logit_bias: vec![(1, -1.0), (2, 3.5)], ..GREEDY.clone() };
         check(&mut device, bias, &[], &[], 2);
         assert_eq!(
             token(&mut device, &logits, SampleRow { forbidden: &[0, 3], ..row(&GREEDY) }),
             1,
             "{name}"
         );
-        let sampling = SamplingParams { temperature: 1.0, ..GREEDY };
+        let sampling = SamplingParams { temperature: 1.0, ..GREEDY.clone() };
         let got = counts(&mut device, &logits, SampleRow { forbidden: &[0, 3], ..row(&sampling) }, 2_000);
         assert_distribution(&name, &got, &[0.0, 1.5_f64.exp(), (-1.0_f64).exp(), 0.0]);
         // The counts of tokens are reset: the same row without penalties gives the same token as before.
@@ -189,15 +189,15 @@ fn a_draw_does_not_depend_on_its_batch() {
                 top_k: [0, 50][seed % 2],
                 top_p: [1.0, 0.9, 0.5][seed % 3],
                 seed: seed as u64 / 2,
-                ..GREEDY
+                ..GREEDY.clone()
             })
             .collect();
         let tensor = tensor(&mut device, vocabulary, &logits);
         let rows: Vec<_> = (0..6)
             .map(|i| (i, SampleRow { position: i as u64, logprobs: Some(3), ..row(&params[i]) }))
             .collect();
-        let mut batch = Vec::new();
-        device.sample(&tensor, &rows, &mut batch).unwrap();
+        device.sample(&tensor, &rows).unwrap();
+        let batch: Vec<_> = results(&mut device).sampled.into_iter().map(Result::unwrap).collect();
         for (index, sample) in rows {
             let alone =
                 one(&mut device, &logits[index * vocabulary..(index + 1) * vocabulary], sample).unwrap();
@@ -206,7 +206,7 @@ fn a_draw_does_not_depend_on_its_batch() {
         // Other seeds and positions give other tokens.
         let flat = vec![0.0; vocabulary];
         let drawn = |device: &mut CpuDevice, seed, position| {
-            let params = SamplingParams { temperature: 1.0, seed, ..GREEDY };
+            let params = SamplingParams { temperature: 1.0, seed, ..GREEDY.clone() };
             token(device, &flat, SampleRow { position, ..row(&params) })
         };
         let first = drawn(&mut device, 1, 1);
@@ -221,16 +221,16 @@ fn logprobs_are_of_the_raw_logits() {
     let normaliser = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
     let logprob = |id: usize| (f64::from(logits[id]) - normaliser) as f32;
     for (name, mut device) in devices("logprobs") {
-        let params = SamplingParams { logit_bias: vec![(2, 50.0)], temperature: 0.1, ..GREEDY };
+        let params = SamplingParams { logit_bias: vec![(2, 50.0)], temperature: 0.1, ..GREEDY.clone() };
         let got = one(&mut device, &logits, SampleRow { logprobs: Some(2), ..row(&params) }).unwrap();
         let score = got.score.unwrap();
         assert_eq!((got.token, score.rank), (2, 4), "{name}");
         assert!((score.logprob - logprob(2)).abs() < 1e-6, "{name}");
         assert_eq!(score.top.iter().map(|&(id, _)| id).collect::<Vec<_>>(), [0, 3], "{name}");
         let tensor = tensor(&mut device, 4, &logits);
-        let mut scores = Vec::new();
         let known = [(0, ScoreRow { token: 1, top: 0 }), (0, ScoreRow { token: 3, top: 1 })];
-        device.score(&tensor, &known, &mut scores).unwrap();
+        device.score(&tensor, &known).unwrap();
+        let scores: Vec<_> = results(&mut device).scores.into_iter().map(Result::unwrap).collect();
         assert!((scores[0].logprob - logprob(1)).abs() < 1e-6, "{name}");
         assert_eq!((scores[0].rank, scores[0].top.len()), (3, 0), "{name}");
         assert_eq!((scores[1].rank, scores[1].top.len()), (1, 1), "{name}");
@@ -240,7 +240,7 @@ fn logprobs_are_of_the_raw_logits() {
 #[test]
 fn garbage_is_never_a_token() {
     for (name, mut device) in devices("garbage") {
-        let sampling = SamplingParams { temperature: 1.0, top_p: 0.9, ..GREEDY };
+        let sampling = SamplingParams { temperature: 1.0, top_p: 0.9, ..GREEDY.clone() };
         for params in [&GREEDY, &sampling] {
             for garbage in [f32::NAN, f32::INFINITY] {
                 let mut logits = vec![0.0; 100];
@@ -255,4 +255,53 @@ fn garbage_is_never_a_token() {
         }
         assert_eq!(token(&mut device, &[0.0, 1.0], row(&GREEDY)), 1, "{name}");
     }
+}
+
+#[test]
+fn a_row_that_cannot_be_sampled_fails_alone() {
+    for (name, mut device) in devices("failures") {
+        let logits = tensor(&mut device, 3, &[0.0, 2.0, 1.0, 5.0, 4.0, 3.0]);
+        let all = SampleRow { forbidden: &[0, 1, 2], ..row(&GREEDY) };
+        device.sample(&logits, &[(0, row(&GREEDY)), (0, all), (1, row(&GREEDY)), (2, row(&GREEDY))]).unwrap();
+        let known = |token| ScoreRow { token, top: 0 };
+        device.score(&logits, &[(1, known(3)), (1, known(0))]).unwrap();
+        let StepResults { sampled, scores } = results(&mut device);
+        let tokens: Vec<_> = sampled.iter().map(|row| row.as_ref().ok().map(|row| row.token)).collect();
+        assert_eq!(tokens, [Some(1), None, Some(0), None], "{name}");
+        assert_eq!(scores.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true], "{name}");
+        let errors =
+            sampled.into_iter().filter_map(Result::err).chain(scores.into_iter().filter_map(Result::err));
+        for error in errors {
+            assert!(matches!(error, DeviceError::Misuse(_)), "{name}: {error}");
+        }
+        // Garbage loses the device, and no row of the call has a result.
+        let garbage = tensor(&mut device, 1, &[0.0, f32::NAN]);
+        let lost = device.sample(&garbage, &[(0, row(&GREEDY)), (1, row(&GREEDY))]);
+        assert!(matches!(lost, Err(DeviceError::Lost(_))), "{name}");
+        assert!(results(&mut device).is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn results_belong_to_their_step() {
+    let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
+    let logits = tensor(&mut device, 2, &[0.0, 2.0, 1.0, 0.0]);
+    let (mut planes, mut out) = (device.planes(&PlanesShape::default()).unwrap(), StepResults::default());
+    // A step that is not ended leaves nothing behind.
+    try_begin(&mut device, &mut planes, &[], &[], &[]).unwrap();
+    device.sample(&logits, &[(0, row(&GREEDY))]).unwrap();
+    try_begin(&mut device, &mut planes, &[], &[], &[]).unwrap();
+    device.sample(&logits, &[(1, row(&GREEDY))]).unwrap();
+    let mut first = device.end_step().unwrap();
+    try_begin(&mut device, &mut planes, &[], &[], &[]).unwrap();
+    device.sample(&logits, &[(0, row(&GREEDY)), (1, row(&GREEDY))]).unwrap();
+    // The first step is collected while the second is enqueued.
+    assert!(device.collect(&mut first, None, &mut out).unwrap());
+    let mut second = device.end_step().unwrap();
+    assert!(device.collect(&mut second, None, &mut out).unwrap());
+    let tokens: Vec<_> = out.sampled.iter().map(|row| row.as_ref().unwrap().token).collect();
+    assert_eq!(tokens, [0, 1, 0]);
+    assert!(device.collect(&mut second, None, &mut out).unwrap());
+    assert_eq!(out.sampled.len(), 3, "results come once");
+    assert_eq!(device.limits().steps_in_flight, 1);
 }

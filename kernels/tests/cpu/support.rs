@@ -3,8 +3,13 @@
 use std::io::Write;
 use std::sync::Once;
 
-use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
-use tutti_kernels::{Device, HostMatrix, PageId, Quantize, RowInputs, SlotId, StepInputs, WeightType};
+use std::time::Instant;
+
+use tutti_kernels::cpu::{CpuDevice, Isa, Planes, Tensor, Weights};
+use tutti_kernels::{
+    Device, DeviceError, HostMatrix, PageId, PlanesShape, Quantize, RowInputs, SlotId, StepInputs,
+    StepResults, WeightType,
+};
 
 /// Devices on every instruction path that this machine supports, with one thread and with two. Reports the other paths on
 /// stderr: once directly, since the test harness shows a test's output only if the test fails, and then for each test.
@@ -103,8 +108,20 @@ pub struct Share {
     pub pages: Vec<PageId>,
 }
 
-/// Begins a step with these rows.
+/// Begins a step with these rows, without planes.
 pub fn begin(device: &mut CpuDevice, shares: &[Share], ids: &[u32], logit_rows: &[usize]) {
+    let mut planes = device.planes(&PlanesShape::default()).unwrap();
+    try_begin(device, &mut planes, shares, ids, logit_rows).unwrap();
+}
+
+/// Begins a step with these rows.
+pub fn try_begin(
+    device: &mut CpuDevice,
+    planes: &mut Planes,
+    shares: &[Share],
+    ids: &[u32],
+    logit_rows: &[usize],
+) -> Result<(), DeviceError> {
     let mut rows = Vec::new();
     let mut positions = Vec::new();
     for share in shares {
@@ -121,15 +138,15 @@ pub fn begin(device: &mut CpuDevice, shares: &[Share], ids: &[u32], logit_rows: 
     }
     let zeros = vec![0; positions.len()];
     let token_ids = if ids.is_empty() { &zeros } else { ids };
-    device
-        .begin_step(&StepInputs {
-            token_ids,
-            positions: [&positions[..]; 3],
-            rows: &rows,
-            copies: &[],
-            logit_rows,
-        })
-        .unwrap();
+    let positions = [&positions[..]; 3];
+    device.begin_step(&StepInputs { token_ids, positions, rows: &rows, copies: &[], logit_rows }, planes)
+}
+
+/// Ends the step and returns its results.
+pub fn results(device: &mut CpuDevice) -> StepResults {
+    let (mut done, mut results) = (device.end_step().unwrap(), StepResults::default());
+    assert!(device.collect(&mut done, Some(Instant::now()), &mut results).unwrap(), "a CPU is never late");
+    results
 }
 
 /// The bits of the values, for an exact comparison.

@@ -8,21 +8,21 @@
 
 mod forward {
     pub mod limits;
-    pub mod timed;
+    pub mod timing;
 }
 
 use std::{collections::BTreeMap, path::Path, sync::PoisonError, time::Duration};
 
 use clap::Parser;
 use tutti_kernels::{
-    PageId, Quantize, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs,
+    PageId, Quantize, Recorder, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs,
     cpu::{CpuDevice, Isa},
 };
 use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
 
 use self::forward::{
     limits::{Clock, Limits, Probe},
-    timed::{Table, Timed, Work},
+    timing::{Table, Timing, Work},
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -112,8 +112,9 @@ fn main() -> Result<(), Failure> {
         return Err("--own-time measures one thread and needs --threads 1".into());
     }
     let clock = if args.own_time { Clock::Own } else { Clock::Wall };
-    let device = Timed::new(CpuDevice::new(threads, isa)?, clock);
-    let table = device.table.clone();
+    let timing = Timing::new(clock);
+    let table = timing.table.clone();
+    let device = Recorder::new(CpuDevice::new(threads, isa)?, timing);
     let options = LoadOptions {
         dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/bench/qwen3-0.6b"),
         load_format: LoadFormat::Dummy,

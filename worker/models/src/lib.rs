@@ -20,7 +20,7 @@ mod thinker;
 mod weights;
 
 pub use error::LoadError;
-pub use load::{LoadFormat, LoadOptions, load};
+pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
 pub use pages::{LayoutPart, PageLayout, PlaneLayout, PlanePlace, Section};
 pub use sim_device::{SimOptions, load as load_sim};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tutti_kernels::{Device, Quantize};
+use tutti_kernels::{Collectives, Dense, PagedAttention, Quantize, Sampler};
 pub use tutti_settings::LoadFormat;
 
 #[cfg(feature = "media-test-model")]
@@ -37,11 +37,16 @@ const SUPPORTED: &[&str] = &[
     media_test::ARCHITECTURE,
 ];
 
+/// A device with all operations that the families of this build use.
+pub trait DecoderDevice: Dense + PagedAttention + Collectives + Sampler {}
+
+impl<D: Dense + PagedAttention + Collectives + Sampler> DecoderDevice for D {}
+
 /// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
 /// The presence, type and shape of every tensor are checked before the first tensor is read. An error names the file,
 /// and the key or tensor at fault.
-pub fn load<D: Device>(
+pub fn load<D: DecoderDevice>(
     options: &LoadOptions,
     device: D,
     progress: &mut dyn FnMut(LoadProgress),

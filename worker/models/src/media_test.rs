@@ -15,12 +15,11 @@ mod with_thinker;
 use std::path::Path;
 
 use serde::Deserialize;
-use tutti_kernels::Device;
 use tutti_proto::declaration::ModelDeclaration;
 
 use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinker};
 use crate::{
-    LoadError, LoadOptions, Model,
+    DecoderDevice, LoadError, LoadOptions, Model,
     config::ConfigFile,
     qwen3::{Qwen3, Shape},
     thinker::{self, Audio, HeldNodes},
@@ -40,7 +39,7 @@ struct Keys {
 }
 
 /// Loads those nodes of the model that `options.nodes` names.
-pub(crate) fn load<D: Device>(
+pub(crate) fn load<D: DecoderDevice>(
     file: &ConfigFile,
     dir: &Path,
     options: &LoadOptions,

@@ -7,7 +7,9 @@
 
 use std::time::Instant;
 
-use tutti_kernels::{DeviceError, PageId, SampleRow, Sampled, ScoreRow, SlotId, StepInputs, TokenScore};
+/// The results of [`LogitRequests`]: each list has one result per request, in order.
+pub use tutti_kernels::StepResults as LogitResults;
+use tutti_kernels::{DeviceError, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use crate::{PageLayout, StepHook};
@@ -35,30 +37,6 @@ pub struct LogitRequests<'a> {
     pub sample: &'a [(usize, SampleRow<'a>)],
     /// Logit rows in which to look up the logprob of a known token.
     pub score: &'a [(usize, ScoreRow)],
-}
-
-/// The results of [`LogitRequests`], in the order of the requests. A request that cannot be answered has an error of its
-/// own, which is never [`DeviceError::Lost`]: the step has run, and the other requests have their results.
-#[derive(Clone, Debug, Default)]
-pub struct LogitResults {
-    /// One result per entry of `sample`.
-    pub sampled: Vec<Result<Sampled, DeviceError>>,
-    /// One result per entry of `score`.
-    pub scores: Vec<Result<TokenScore, DeviceError>>,
-}
-
-impl LogitResults {
-    /// Removes all results and keeps the memory.
-    pub fn clear(&mut self) {
-        self.sampled.clear();
-        self.scores.clear();
-    }
-
-    /// Moves all results of `other` to the end of this list.
-    pub fn append(&mut self, other: &mut Self) {
-        self.sampled.append(&mut other.sampled);
-        self.scores.append(&mut other.scores);
-    }
 }
 
 /// Embeddings from an encoder. They replace the token embeddings of consecutive tokens of a step.

@@ -6,10 +6,10 @@ mod config;
 mod forward;
 mod weights;
 
-use std::path::Path;
+use std::{collections::VecDeque, path::Path};
 
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, Sampled, TokenScore, WeightType,
+    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType,
     collective::GroupRank,
 };
 use tutti_proto::declaration::ModelDeclaration;
@@ -21,9 +21,9 @@ use self::{
     weights::{Specs, Weights},
 };
 use crate::{
-    LoadError, LoadFormat, LoadOptions, Model, StepHook,
+    DecoderDevice, LoadError, LoadFormat, LoadOptions, Model, StepHook,
     config::ConfigFile,
-    model::{Limits, LogitResults},
+    model::Limits,
     thinker,
     weights::{Dummy, Loader, Progress, SafetensorsDir, Source},
 };
@@ -55,23 +55,13 @@ pub(crate) struct Qwen3<D: Device> {
     activations: Activations<D>,
     /// Shape of the KV pool. Its `pages` is 0 until the pool is allocated.
     kv_shape: KvShape,
-    kv: Option<D::KvPool>,
+    planes: Option<D::Planes>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Number of logit rows of the last step. `activations.hidden` holds their hidden states.
-    logit_rows: usize,
-    /// Results of the step in flight, if there is one.
-    in_flight: Option<LogitResults>,
-    /// Memory of collected results, for the next step.
-    spare: LogitResults,
-    /// Results of one tile of logits.
-    tile: Answers,
-}
-
-/// The device's answers to the requests of one tile.
-#[derive(Default)]
-struct Answers {
-    sampled: Vec<Sampled>,
-    scores: Vec<TokenScore>,
+    /// Number of logit rows of a step whose layers are enqueued, and whose logits are not: `activations.hidden` holds
+    /// their hidden states. `None` between two steps.
+    logit_rows: Option<usize>,
+    /// Steps in flight whose logits are enqueued, oldest first.
+    in_flight: VecDeque<D::Done>,
 }
 
 /// Buffers for the largest step, of `T` tokens. In the shapes below, `heads`, `kv_heads`, `intermediate` and `vocab`
@@ -99,7 +89,7 @@ struct Activations<D: Device> {
 }
 
 /// Loads a model of this family from `dir`, whose `config.json` is `file`.
-pub(crate) fn load<D: Device>(
+pub(crate) fn load<D: DecoderDevice>(
     file: &ConfigFile,
     dir: &Path,
     options: &LoadOptions,
@@ -144,7 +134,10 @@ impl<D: Device> Qwen3<D> {
         };
         let attention = config.windows.iter().map(|&window| shard.attention(window)).collect();
         Ok(Self {
-            limits: config.limits(dir, options.max_step_tokens)?,
+            limits: Limits {
+                steps_in_flight: device.limits().steps_in_flight,
+                ..config.limits(dir, options.max_step_tokens)?
+            },
             declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
             rope: config.rope.frequencies(config.head_dim),
             device,
@@ -157,12 +150,10 @@ impl<D: Device> Qwen3<D> {
             attention,
             activations,
             kv_shape,
-            kv: None,
+            planes: None,
             step_hook: None,
-            logit_rows: 0,
-            in_flight: None,
-            spare: LogitResults::default(),
-            tile: Answers::default(),
+            logit_rows: None,
+            in_flight: VecDeque::new(),
         })
     }
 

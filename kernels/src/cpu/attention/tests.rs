@@ -1,7 +1,7 @@
 use super::*;
 use crate::cpu::simd::isa::{Isa, testable};
 use crate::cpu::simd::to_bf16;
-use crate::cpu::testing::Random;
+use crate::cpu::testing::{Random, no_planes};
 use crate::{KvShape, PageId, RowInputs, SlotId, StepInputs, WeightType};
 
 /// The arithmetic of one run of attention.
@@ -55,7 +55,7 @@ fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() 
             copies: &[],
             logit_rows: &[],
         };
-        step.begin(&inputs).unwrap();
+        step.begin(&inputs, &mut no_planes()).unwrap();
         let qkv = random.normals(tokens * (heads + 2 * kv_heads) * head_dim, 1.0);
         let run = |isa, arithmetic: Arithmetic| {
             let path = Path::new(isa).unwrap();

@@ -19,7 +19,7 @@ pub(in crate::cpu) const FORMAT: &str = "cpu: panels of 16 keys, then panels of 
 pub(in crate::cpu) const VALUE_PANEL: usize = LANES * LANES;
 
 /// The pages of a KV plane, which hold keys and values of all layers.
-pub struct KvPool {
+pub(in crate::cpu) struct KvPool {
     pub(in crate::cpu) shape: KvShape,
     pub(in crate::cpu) data: Stored,
 }

@@ -53,7 +53,11 @@ pub(in crate::cpu) fn clear(best: &mut Vec<Best>, threads: usize, rows: usize) {
 }
 
 /// Appends each row's token. Returns an error if a logit is NaN or the largest logit is not finite.
-pub(in crate::cpu) fn decide(best: &[Best], rows: usize, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
+pub(in crate::cpu) fn decide(
+    best: &[Best],
+    rows: usize,
+    out: &mut Vec<Result<Sampled, DeviceError>>,
+) -> Result<(), DeviceError> {
     for row in 0..rows {
         let mut all = NOTHING;
         best.iter().skip(row).step_by(rows).for_each(|best| all.merge(*best));
@@ -63,7 +67,7 @@ pub(in crate::cpu) fn decide(best: &[Best], rows: usize, out: &mut Vec<Sampled>)
         if !all.logit.is_finite() {
             return Err(DeviceError::Lost(format!("the largest logit is {}", all.logit)));
         }
-        out.push(Sampled { token: all.token, score: None });
+        out.push(Ok(Sampled { token: all.token, score: None }));
     }
     Ok(())
 }

@@ -1,15 +1,12 @@
 use super::*;
+use crate::cpu::testing::no_planes;
 use crate::{RowInputs, SlotCopy, SlotId};
 
 fn check(rows: &[RowInputs<'_>], tokens: usize) -> Result<(), DeviceError> {
-    let mut step = Step::default();
-    step.begin(&StepInputs {
-        token_ids: &vec![0; tokens],
-        positions: [&vec![0.0; tokens]; 3],
-        rows,
-        copies: &[],
-        logit_rows: &[],
-    })?;
+    let (mut step, ids, zeros) = (Step::default(), vec![0; tokens], vec![0.0; tokens]);
+    let inputs =
+        StepInputs { token_ids: &ids, positions: [&zeros[..]; 3], rows, copies: &[], logit_rows: &[] };
+    step.begin(&inputs, &mut no_planes())?;
     step.check_pages(16, 8)
 }
 
@@ -63,13 +60,13 @@ fn inputs_of_other_lengths_and_copies_of_slots_are_refused() {
         copies: &[],
         logit_rows: &[1],
     };
-    Step::default().begin(&good).unwrap();
+    Step::default().begin(&good, &mut no_planes()).unwrap();
     for axis in 0..3 {
         let mut positions = good.positions;
         positions[axis] = &short;
-        let refused = Step::default().begin(&StepInputs { positions, ..good });
+        let refused = Step::default().begin(&StepInputs { positions, ..good }, &mut no_planes());
         assert!(matches!(refused, Err(DeviceError::Misuse(_))), "axis {axis}");
     }
-    let refused = Step::default().begin(&StepInputs { copies: &copies, ..good });
+    let refused = Step::default().begin(&StepInputs { copies: &copies, ..good }, &mut no_planes());
     assert!(matches!(refused, Err(DeviceError::Misuse(_))));
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tutti_kernels::{Device, DeviceError, Norm, Quantize};
+use tutti_kernels::{Dense, Device, DeviceError, Linear, Norm, Quantize};
 
 use crate::{
     LoadError, LoadFormat, LoadOptions,
@@ -74,7 +74,10 @@ impl<D: Device> Encoder<D> {
     }
 
     /// Appends one embedding per frame of the item `data` to `out`. Zeros complete the last frame.
-    pub fn run(&mut self, device: &mut D, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    pub fn run(&mut self, device: &mut D, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError>
+    where
+        D: Dense,
+    {
         if data.is_empty() {
             return Err(DeviceError::Misuse("audio without a sample".into()));
         }
@@ -88,7 +91,8 @@ impl<D: Device> Encoder<D> {
         samples.iter_mut().for_each(|sample| *sample /= loudest);
         for tile in samples.chunks(TILE * frame) {
             device.upload(tile, &mut self.samples)?;
-            device.linear(&self.samples, &self.frames_in, Some(&self.bias), &mut self.mapped)?;
+            let linear = Linear { bias: Some(&self.bias), ..Linear::plain(&self.samples, &self.frames_in) };
+            device.linear(linear, &mut self.mapped)?;
             let norm = Norm { weight: &self.norm, eps: self.eps };
             device.rms_norm(&self.mapped, norm, &mut self.normed)?;
             device.download(&self.normed, out)?;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
+use tutti_kernels::{Dense, Device, DeviceError, PageId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
@@ -22,7 +22,7 @@ fn no_thinker() -> DeviceError {
     DeviceError::Misuse("this worker holds no thinker".into())
 }
 
-impl<D: Device> Model for EncoderOnly<D> {
+impl<D: Dense> Model for EncoderOnly<D> {
     fn declaration(&self) -> &ModelDeclaration {
         &self.declaration
     }

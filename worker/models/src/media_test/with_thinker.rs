@@ -7,7 +7,7 @@ use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{
-    PageLayout, StepHook,
+    DecoderDevice, PageLayout, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     qwen3::Qwen3,
 };
@@ -18,7 +18,7 @@ pub(super) struct WithThinker<D: Device> {
     pub declaration: ModelDeclaration,
 }
 
-impl<D: Device> Model for WithThinker<D> {
+impl<D: DecoderDevice> Model for WithThinker<D> {
     fn declaration(&self) -> &ModelDeclaration {
         &self.declaration
     }

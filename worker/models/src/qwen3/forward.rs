@@ -1,22 +1,23 @@
 //! One step of Qwen3: all layers over the step's tokens, then logits one tile at a time.
 
-use std::{mem, ops::Range, slice, time::Instant};
+use std::{ops::Range, time::Instant};
 
 use tutti_kernels::{
-    Device, DeviceError, KvShape, Norm, PageId, Quantize, SampleRow, ScoreRow, StepInputs,
+    Argmax, Attention, Device, DeviceError, Embed, GateUp, KvShape, Linear, Norm, PageId, PlanesShape,
+    Quantize, Rotary, RotateAndStore, SampleRow, ScoreRow, StepInputs, VocabularyShard,
     collective::GroupRank,
 };
 use tutti_proto::declaration::ModelDeclaration;
 
 use super::{LOGIT_TILE, Qwen3};
 use crate::{
-    PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
+    DecoderDevice, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
     thinker::KV_PLANE,
     weights::share,
 };
 
-impl<D: Device> Model for Qwen3<D> {
+impl<D: DecoderDevice> Model for Qwen3<D> {
     fn declaration(&self) -> &ModelDeclaration {
         &self.declaration
     }
@@ -58,10 +59,10 @@ impl<D: Device> Model for Qwen3<D> {
     }
 
     fn allocate_planes(&mut self, pages: usize, _: usize) -> Result<(), DeviceError> {
-        self.kv = None;
-        let shape = KvShape { pages, ..self.kv_shape };
-        self.kv = Some(self.device.kv_pool(shape)?);
-        self.kv_shape = shape;
+        self.planes = None;
+        let kv = KvShape { pages, ..self.kv_shape };
+        self.planes = Some(self.device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() })?);
+        self.kv_shape = kv;
         Ok(())
     }
 
@@ -81,13 +82,13 @@ impl<D: Device> Model for Qwen3<D> {
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        let kv = self.kv.as_ref().ok_or_else(no_pages)?;
-        self.device.read_pages(kv, pages, out)
+        let planes = self.planes.as_ref().ok_or_else(no_pages)?;
+        self.device.read_pages(planes, pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        let kv = self.kv.as_mut().ok_or_else(no_pages)?;
-        self.device.write_pages(kv, pages, data)
+        let planes = self.planes.as_mut().ok_or_else(no_pages)?;
+        self.device.write_pages(planes, pages, data)
     }
 
     fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
@@ -99,23 +100,21 @@ impl<D: Device> Model for Qwen3<D> {
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
-        if self.in_flight.is_some() {
-            return Err(DeviceError::Misuse("the step before is not collected yet".into()));
-        }
-        let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
-        if tokens > limit {
-            return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
-        }
-        let Self { device, group_rank, weights, activations: a, kv, attention, config, step_hook, .. } = self;
-        let kv = kv.as_mut().ok_or_else(no_pages)?;
+        self.check(inputs, embeddings)?;
+        let Self {
+            device, group_rank, weights, activations: a, planes, attention, config, step_hook, ..
+        } = self;
+        let planes = planes.as_mut().ok_or_else(no_pages)?;
         let eps = config.rms_norm_eps;
 
-        device.begin_step(inputs)?;
+        device.begin_step(inputs, planes)?;
+        let table = &weights.embedding;
         if group_rank.is_alone() {
-            device.embed(&weights.embedding, &mut a.hidden)?;
+            device.embed(Embed { table, shard: None }, &mut a.hidden)?;
         } else {
-            let first = share(config.vocab_size, *group_rank).start;
-            device.embed_shard(&weights.embedding, first, config.vocab_size, &mut a.hidden)?;
+            let (first, vocabulary) = (share(config.vocab_size, *group_rank).start, config.vocab_size);
+            let shard = Some(VocabularyShard { first, vocabulary });
+            device.embed(Embed { table, shard }, &mut a.hidden)?;
             device.all_reduce(&mut a.hidden)?;
         }
         for rows in embeddings {
@@ -124,41 +123,49 @@ impl<D: Device> Model for Qwen3<D> {
         device.rope_angles(&self.rope, &mut a.angles)?;
         let layers = weights.layers.len();
         for (index, (layer, &shape)) in weights.layers.iter().zip(attention.iter()).enumerate() {
-            let norm = Norm { weight: &layer.input_norm, eps };
-            device.norm_linear(&a.hidden, norm, &layer.qkv, layer.qkv_bias.as_ref(), &mut a.qkv)?;
-            let norms = Some(layer.head_norms(eps));
-            device.rotate_and_store(&mut a.qkv, shape, norms, &a.angles, kv, index)?;
+            let norm = Some(Norm { weight: &layer.input_norm, eps });
+            let bias = layer.qkv_bias.as_ref();
+            device.linear(Linear { x: &a.hidden, norm, weight: &layer.qkv, bias }, &mut a.qkv)?;
+            device.rotate_and_store(RotateAndStore {
+                qkv: &mut a.qkv,
+                shape,
+                norms: Some(layer.head_norms(eps)),
+                rotary: Rotary { angles: &a.angles },
+                planes,
+                layer: index,
+            })?;
             let last = index + 1 == layers;
             if last && inputs.logit_rows.is_empty() {
                 break;
             }
-            device.attention(&a.qkv, shape, kv, index, &mut a.attended)?;
+            device.attention(Attention { qkv: &a.qkv, shape, planes, layer: index }, &mut a.attended)?;
             if last {
                 // After the last attention no token's result depends on another token, so only the tokens of
                 // `logit_rows` are computed further.
                 device.keep_logit_rows(&mut a.attended)?;
                 device.keep_logit_rows(&mut a.hidden)?;
             }
-            let output = Output { x: &a.attended, weight: &layer.o, bias: layer.o_bias.as_ref() };
-            output.add(device, &mut a.partial, &mut a.hidden)?;
+            let bias = layer.o_bias.as_ref();
+            let output = Linear { x: &a.attended, norm: None, weight: &layer.o, bias };
+            add_output(device, output, &mut a.partial, &mut a.hidden)?;
 
-            let norm = Norm { weight: &layer.post_norm, eps };
-            device.norm_gate_up(&a.hidden, norm, &layer.gate_up, &mut a.activated)?;
-            let output = Output { x: &a.activated, weight: &layer.down, bias: None };
-            output.add(device, &mut a.partial, &mut a.hidden)?;
+            let norm = Some(Norm { weight: &layer.post_norm, eps });
+            device.gate_up(GateUp { x: &a.hidden, norm, weight: &layer.gate_up }, &mut a.activated)?;
+            let output = Linear::plain(&a.activated, &layer.down);
+            add_output(device, output, &mut a.partial, &mut a.hidden)?;
             if let Some(hook) = step_hook {
-                hook.run(&mut Paused { device, kv })?;
+                hook.run(&mut Paused { device, planes })?;
             }
         }
-        self.logit_rows = inputs.logit_rows.len();
-        self.in_flight = Some(mem::take(&mut self.spare));
+        self.logit_rows = Some(inputs.logit_rows.len());
         Ok(())
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
         let LogitRequests { mut sample, mut score } = *wanted;
+        let logit_rows = self.logit_rows.ok_or_else(no_step)?;
         while let Some(tile) =
-            next_tile(first_index(sample).into_iter().chain(first_index(score)), self.logit_rows)?
+            next_tile(first_index(sample).into_iter().chain(first_index(score)), logit_rows)?
         {
             let now;
             (now, sample) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.end));
@@ -173,87 +180,108 @@ impl<D: Device> Model for Qwen3<D> {
             self.compute_logits(tile)?;
             self.answer(&now, &then)?;
         }
-        Ok(())
+        self.end_step()
     }
 
-    fn collect(&mut self, _: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
-        let mut results = self.in_flight.take().ok_or_else(no_step)?;
-        out.append(&mut results);
-        self.spare = results;
+    fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        let done = self.in_flight.front_mut().ok_or_else(no_step)?;
+        if !self.device.collect(done, until, out)? {
+            return Ok(false);
+        }
+        self.in_flight.pop_front();
         Ok(true)
     }
 
     fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
         let mut wanted = wanted;
-        while let Some(tile) = next_tile(wanted.first().copied().into_iter(), self.logit_rows)? {
+        let logit_rows = self.logit_rows.ok_or_else(no_step)?;
+        while let Some(tile) = next_tile(wanted.first().copied().into_iter(), logit_rows)? {
             wanted = &wanted[wanted.partition_point(|row| *row < tile.end)..];
             self.compute_logits(tile)?;
         }
-        Ok(())
+        self.end_step()
     }
 }
 
 /// Access to KV pages between two layers of a step, in a group of one rank.
 struct Paused<'a, D: Device> {
     device: &'a mut D,
-    kv: &'a mut D::KvPool,
+    planes: &'a mut D::Planes,
 }
 
 impl<D: Device> PausedPages for Paused<'_, D> {
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        self.device.read_pages(self.kv, pages, out)
+        self.device.read_pages(self.planes, pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        self.device.write_pages(self.kv, pages, data)
+        self.device.write_pages(self.planes, pages, data)
     }
 }
 
-/// A sublayer's addition to the residual stream: `x · Wᵀ (+ bias)`. Each rank holds a share of the columns of `x` and
-/// `W`.
-struct Output<'a, D: Device> {
-    x: &'a D::Tensor,
-    weight: &'a D::Matrix,
-    bias: Option<&'a D::Vector>,
+/// The operands of a product on device `D`.
+type LinearOn<'a, D> = Linear<'a, <D as Device>::Tensor, <D as Device>::Matrix, <D as Device>::Vector>;
+
+/// Adds a sublayer's output to the residual stream `hidden`. Each rank holds a share of the columns of the input and of
+/// the weight. If the group has several ranks, the product is first summed over the ranks in `partial`.
+fn add_output<D: DecoderDevice>(
+    device: &mut D,
+    output: LinearOn<'_, D>,
+    partial: &mut Option<D::Tensor>,
+    hidden: &mut D::Tensor,
+) -> Result<(), DeviceError> {
+    let Some(partial) = partial else {
+        return device.linear_add(output, hidden);
+    };
+    device.linear(output, partial)?;
+    device.all_reduce_add(partial, hidden)
 }
 
-impl<D: Device> Output<'_, D> {
-    /// Adds the product to `hidden`. If the group has several ranks, the product is first summed over the ranks in
-    /// `partial`.
-    fn add(
-        self,
-        device: &mut D,
-        partial: &mut Option<D::Tensor>,
-        hidden: &mut D::Tensor,
-    ) -> Result<(), DeviceError> {
-        let Some(partial) = partial else {
-            return device.linear_add(self.x, self.weight, self.bias, hidden);
+impl<D: DecoderDevice> Qwen3<D> {
+    /// Refuses a step that this model cannot run. [`Device::begin_step`] refuses what concerns rows and planes.
+    fn check(&self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
+        let refuse = |why: String| Err(DeviceError::Misuse(why));
+        let (tokens, limits) = (inputs.token_ids.len(), &self.limits);
+        if self.in_flight.len() + usize::from(self.logit_rows.is_some()) >= limits.steps_in_flight {
+            return refuse("the step before is not collected yet".into());
+        }
+        if tokens > limits.max_step_tokens {
+            return refuse(format!("a step of {tokens} tokens, the limit is {}", limits.max_step_tokens));
+        }
+        if let Some(id) = inputs.token_ids.iter().find(|&&id| id as usize >= limits.vocab_size) {
+            return refuse(format!("token id {id} of a vocabulary of {}", limits.vocab_size));
+        }
+        let width = self.config.hidden_size;
+        let outside = |rows: &&EmbeddedRows<'_>| {
+            let (values, room) = (rows.values.len(), tokens.saturating_sub(rows.first_token) * width);
+            values > room || !values.is_multiple_of(width)
         };
-        device.linear(self.x, self.weight, self.bias, partial)?;
-        device.all_reduce_add(partial, hidden)
+        match embeddings.iter().find(outside) {
+            Some(EmbeddedRows { first_token, values }) => {
+                let count = values.len();
+                refuse(format!("{count} values from token {first_token} on of {tokens} tokens of {width}"))
+            }
+            None => Ok(()),
+        }
     }
-}
 
-impl<D: Device> Qwen3<D> {
     /// Computes the final norm and the LM head of a tile of the step's logit rows. The forward pass has left only logit
     /// rows in `hidden`.
     fn compute_logits(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
         let Self { device, group_rank, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
-        let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
-        device.norm_linear(&a.tile, norm, weights.lm_head(), None, &mut a.logits)?;
+        let norm = Some(Norm { weight: &weights.final_norm, eps: config.rms_norm_eps });
+        let weight = weights.lm_head();
+        device.linear(Linear { x: &a.tile, norm, weight, bias: None }, &mut a.logits)?;
         if group_rank.is_alone() { Ok(()) } else { device.gather_columns(&a.logits, a.gathered.as_mut()) }
     }
 
-    /// Computes the logits of a tile and appends the likeliest token of each row. The logits cannot be read afterwards.
+    /// Samples the likeliest token of each row of a tile. The logits cannot be read afterwards.
     fn choose(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
-        let Self { device, weights, activations: a, config, in_flight, tile: answers, .. } = self;
+        let Self { device, weights, activations: a, config, .. } = self;
         device.copy_rows(&a.hidden, tile, &mut a.tile)?;
-        let norm = Norm { weight: &weights.final_norm, eps: config.rms_norm_eps };
-        device.norm_argmax(&a.tile, norm, weights.lm_head(), &mut a.logits, &mut answers.sampled)?;
-        let results = in_flight.as_mut().ok_or_else(no_step)?;
-        results.sampled.extend(answers.sampled.drain(..).map(Ok));
-        Ok(())
+        let norm = Some(Norm { weight: &weights.final_norm, eps: config.rms_norm_eps });
+        device.argmax(Argmax { x: &a.tile, norm, weight: weights.lm_head(), logits: &mut a.logits })
     }
 
     /// Samples and scores rows of a tile. Row indices count from the tile's first row.
@@ -262,44 +290,23 @@ impl<D: Device> Qwen3<D> {
         sample: &[(usize, SampleRow<'_>)],
         score: &[(usize, ScoreRow)],
     ) -> Result<(), DeviceError> {
-        let Self { device, activations: a, in_flight, tile, .. } = self;
+        let Self { device, activations: a, .. } = self;
         let logits = a.gathered.as_ref().unwrap_or(&a.logits);
-        let results = in_flight.as_mut().ok_or_else(no_step)?;
-        answer_each(sample, &mut tile.sampled, &mut results.sampled, |rows, out| {
-            device.sample(logits, rows, out)
-        })?;
-        answer_each(score, &mut tile.scores, &mut results.scores, |rows, out| device.score(logits, rows, out))
-    }
-}
-
-/// Appends the answer to each of `requests` to `out`. If the device refuses to answer them together, each is asked
-/// apart, and only the requests at fault have an error.
-fn answer_each<R, A>(
-    requests: &[(usize, R)],
-    answers: &mut Vec<A>,
-    out: &mut Vec<Result<A, DeviceError>>,
-    mut ask: impl FnMut(&[(usize, R)], &mut Vec<A>) -> Result<(), DeviceError>,
-) -> Result<(), DeviceError> {
-    if requests.is_empty() {
-        return Ok(());
-    }
-    let together = ask(requests, answers);
-    match together {
-        Ok(()) => out.extend(answers.drain(..).map(Ok)),
-        Err(lost @ DeviceError::Lost(_)) => return Err(lost),
-        Err(_) => {
-            for request in requests {
-                answers.clear();
-                match ask(slice::from_ref(request), answers) {
-                    Ok(()) => out.extend(answers.drain(..).map(Ok)),
-                    Err(lost @ DeviceError::Lost(_)) => return Err(lost),
-                    Err(refused) => out.push(Err(refused)),
-                }
-            }
-            answers.clear();
+        if !sample.is_empty() {
+            device.sample(logits, sample)?;
         }
+        if !score.is_empty() {
+            device.score(logits, score)?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Ends the step whose logits are enqueued.
+    fn end_step(&mut self) -> Result<(), DeviceError> {
+        self.logit_rows = None;
+        self.in_flight.push_back(self.device.end_step()?);
+        Ok(())
+    }
 }
 
 fn no_step() -> DeviceError {

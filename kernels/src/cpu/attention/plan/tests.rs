@@ -1,6 +1,7 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
+use crate::cpu::testing::no_planes;
 use crate::{PageId, RowInputs, SlotId, StepInputs};
 
 /// The plan for rows of (start, tokens).
@@ -27,7 +28,7 @@ fn plan(rows: &[(usize, usize)], shape: AttentionShape, threads: usize) -> Plan 
         copies: &[],
         logit_rows: &[],
     };
-    step.begin(&inputs).unwrap();
+    step.begin(&inputs, &mut no_planes()).unwrap();
     let mut plan = Plan::default();
     // Twice: a plan must not depend on the one before.
     plan.make(&step, &shape, threads, usize::MAX);

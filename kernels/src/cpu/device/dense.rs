@@ -1,0 +1,99 @@
+//! Embedding, norms and products with weights: dispatch to the kernels of the weights' form.
+
+use std::ops::Range;
+
+use super::CpuDevice;
+use crate::cpu::gemm::input::Input;
+use crate::cpu::gemm::{self, Epilogue};
+use crate::cpu::memory::{Tensor, Vector, Weights};
+use crate::cpu::quant::int8;
+use crate::cpu::rowwise;
+use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard};
+
+impl Dense for CpuDevice {
+    fn embed(&mut self, embed: Embed<'_, Weights>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let Embed { table, shard } = embed;
+        let VocabularyShard { first, vocabulary } =
+            shard.unwrap_or(VocabularyShard { first: 0, vocabulary: table.outputs() });
+        let out = out.written(self.step.tokens(), table.inputs())?;
+        rowwise::embed(self.path, &mut self.pool, table, first, vocabulary, &self.step.token_ids, out)
+    }
+
+    fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let weight = norm.weight.read(x.width())?;
+        let out = out.written(x.live(), x.width())?;
+        rowwise::rms_norm(self.path, &mut self.pool, x.values(), weight, norm.eps, out)
+    }
+
+    fn linear(
+        &mut self,
+        linear: Linear<'_, Tensor, Weights, Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let Linear { x, norm, weight, bias } = linear;
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.written(x.live(), outputs)?;
+        self.product(x, norm, weight, Epilogue::Set(bias), out)
+    }
+
+    fn linear_add(
+        &mut self,
+        linear: Linear<'_, Tensor, Weights, Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let Linear { x, norm, weight, bias } = linear;
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        let out = out.change(x.live(), outputs)?;
+        self.product(x, norm, weight, Epilogue::Add(bias), out)
+    }
+
+    fn gate_up(
+        &mut self,
+        gate_up: GateUp<'_, Tensor, Weights, Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let GateUp { x, norm, weight } = gate_up;
+        let out = out.written(x.live(), weight.gates()?)?;
+        self.product(x, norm, weight, Epilogue::Gated, out)
+    }
+
+    fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
+        x.keep(&self.step.logit_rows)
+    }
+
+    fn copy_rows(&mut self, x: &Tensor, rows: Range<usize>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let width = x.width();
+        let Some(values) = x.values().get(rows.start * width..rows.end * width) else {
+            return Err(DeviceError::Misuse(format!("rows {rows:?} of a tensor that has {}", x.live())));
+        };
+        out.written(rows.len(), width)?.copy_from_slice(values);
+        Ok(())
+    }
+}
+
+impl CpuDevice {
+    /// Computes a product of `x`, which is normalised first if there is a norm.
+    pub(super) fn product(
+        &mut self,
+        x: &Tensor,
+        norm: Option<Norm<'_, Vector>>,
+        weight: &Weights,
+        epilogue: Epilogue<'_>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let rows = x.live();
+        let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(weight.inputs())?, norm.eps)));
+        let x = Input { values: x.read(weight.inputs())?, norm: norm.transpose()? };
+        let (path, pool) = (self.path, &mut self.pool);
+        match weight {
+            Weights::Stored(matrix) => {
+                gemm::linear(path, pool, &mut self.products, gemm::Product { x, rows, matrix, epilogue, out })
+            }
+            Weights::Int8(matrix) => {
+                int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, epilogue, out })
+            }
+        }
+    }
+}

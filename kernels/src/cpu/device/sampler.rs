@@ -1,0 +1,78 @@
+//! The arg max, sampling and scores. They run when they are enqueued, and their results wait for the collection.
+
+use super::CpuDevice;
+use crate::cpu::gemm::Epilogue;
+use crate::cpu::memory::{Shared, Tensor, Vector, Weights};
+use crate::cpu::sampling::{argmax, logits, sample};
+use crate::cpu::simd::isa::Path;
+use crate::{Argmax, DeviceError, SampleRow, Sampler, ScoreRow};
+
+impl Sampler for CpuDevice {
+    fn argmax(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<(), DeviceError> {
+        let Argmax { x, norm, weight, logits } = argmax;
+        let (rows, logits) = (x.live(), logits.written(x.live(), weight.plain_outputs()?)?);
+        let mut best = std::mem::take(&mut self.best);
+        argmax::clear(&mut best, self.pool.threads(), rows);
+        let shared = Shared::new(&mut best);
+        let epilogue = Epilogue::Largest(argmax::PartialArgmax::new(&shared, rows));
+        self.product(x, norm, weight, epilogue, logits)?;
+        self.best = best;
+        argmax::decide(&self.best, rows, &mut self.results.sampled)
+    }
+
+    fn sample(&mut self, logits: &Tensor, rows: &[(usize, SampleRow<'_>)]) -> Result<(), DeviceError> {
+        let mut results = std::mem::take(&mut self.results.sampled);
+        let outcome = self.each_logit_row(logits, rows, &mut results, |path, logits, row, scratch| {
+            sample::sample(path, logits, row, scratch)
+        });
+        self.results.sampled = results;
+        outcome
+    }
+
+    fn score(&mut self, logits: &Tensor, rows: &[(usize, ScoreRow)]) -> Result<(), DeviceError> {
+        let mut results = std::mem::take(&mut self.results.scores);
+        let outcome = self.each_logit_row(logits, rows, &mut results, |path, logits, row, _| {
+            logits::score(path, logits, row.token, row.top)
+        });
+        self.results.scores = results;
+        outcome
+    }
+}
+
+impl CpuDevice {
+    /// Calls `f` for each entry of `rows`, in parallel, with the row of logits at the entry's index. Appends the
+    /// results to `out` in order. If a row loses the device, appends nothing.
+    fn each_logit_row<R, T>(
+        &mut self,
+        logits: &Tensor,
+        rows: &[(usize, R)],
+        out: &mut Vec<Result<T, DeviceError>>,
+        f: impl Fn(Path, &[f32], &R, &mut sample::Scratch) -> Result<T, DeviceError> + Sync,
+    ) -> Result<(), DeviceError>
+    where
+        R: Sync,
+        T: Send,
+    {
+        let (values, width, path) = (logits.values(), logits.width(), self.path);
+        let mut results: Vec<Option<Result<T, DeviceError>>> = rows.iter().map(|_| None).collect();
+        let (results_, scratch) = (Shared::new(&mut results), Shared::new(&mut self.sampling));
+        self.pool.run(rows.len(), |task, thread| {
+            let (index, row) = &rows[task];
+            // SAFETY: each thread has its own scratch and runs one task at a time. Each task has its own result.
+            let (result, scratch) =
+                unsafe { (&mut results_.slice_mut(task, 1)[0], &mut scratch.slice_mut(thread, 1)[0]) };
+            *result = Some(match values.get(index * width..(index + 1) * width) {
+                Some(logits) => f(path, logits, row, scratch),
+                None => Err(DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live()))),
+            });
+        })?;
+        if let Some(lost) = results.iter().flatten().find_map(|result| match result {
+            Err(lost @ DeviceError::Lost(_)) => Some(lost.clone()),
+            _ => None,
+        }) {
+            return Err(lost);
+        }
+        out.extend(results.into_iter().flatten());
+        Ok(())
+    }
+}

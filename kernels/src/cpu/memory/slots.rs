@@ -1,0 +1,118 @@
+//! Slot planes: the fixed-size state of each request.
+
+use std::ops::Range;
+
+use crate::cpu::memory::Buffer;
+use crate::{DeviceError, SlotCopy, SlotId};
+
+/// The state of each slot begins at a multiple of this number of bytes: a cache line, so that no two requests share one.
+const ALIGNMENT: usize = 64;
+
+/// One slot plane, slot by slot.
+struct Plane {
+    /// Bytes of a slot's state.
+    bytes: usize,
+    /// Distance in bytes between the beginnings of two slots.
+    stride: usize,
+    data: Buffer<u8>,
+}
+
+impl Plane {
+    fn range(&self, slot: SlotId) -> Range<usize> {
+        let start = slot.0 as usize * self.stride;
+        start..start + self.bytes
+    }
+}
+
+/// All slot planes of a model, with the same number of slots each.
+pub(in crate::cpu) struct Slots {
+    planes: Vec<Plane>,
+    /// Number of slots, including the null slot.
+    count: usize,
+}
+
+impl Slots {
+    /// Allocates `count` slots of `bytes[i]` bytes in plane `i`.
+    pub(in crate::cpu) fn zeroed(bytes: &[usize], count: usize) -> Result<Self, DeviceError> {
+        let plane = |&bytes: &usize| {
+            let stride = bytes.checked_next_multiple_of(ALIGNMENT);
+            let data = Buffer::zeroed(stride.and_then(|stride| stride.checked_mul(count)), "a slot plane")?;
+            Ok(Plane { bytes, stride: stride.unwrap_or(0), data })
+        };
+        Ok(Self { planes: bytes.iter().map(plane).collect::<Result<_, DeviceError>>()?, count })
+    }
+
+    /// True in a model without slot planes.
+    pub(in crate::cpu) fn is_empty(&self) -> bool {
+        self.planes.is_empty()
+    }
+
+    /// Refuses a slot that does not exist. A model without slot planes takes any slot, because it uses none.
+    pub(in crate::cpu) fn check(&self, slot: SlotId) -> Result<(), DeviceError> {
+        if self.is_empty() || (slot.0 as usize) < self.count {
+            return Ok(());
+        }
+        Err(DeviceError::Misuse(format!("slot {} of {}", slot.0, self.count)))
+    }
+
+    /// Refuses copies without a slot plane, of slots that do not exist, and to the null slot.
+    pub(in crate::cpu) fn check_copies(&self, copies: &[SlotCopy]) -> Result<(), DeviceError> {
+        for copy in copies {
+            if self.is_empty() || copy.to == SlotId::NULL {
+                let planes = self.planes.len();
+                return Err(DeviceError::Misuse(format!("{copy:?} in {planes} slot planes")));
+            }
+            self.check(copy.from)?;
+            self.check(copy.to)?;
+        }
+        Ok(())
+    }
+
+    /// Performs one copy, which [`check_copies`](Self::check_copies) has accepted.
+    pub(in crate::cpu) fn copy(&mut self, copy: SlotCopy) {
+        for plane in &mut self.planes {
+            let (from, to) = (plane.range(copy.from), plane.range(copy.to));
+            match copy.from {
+                SlotId::NULL => plane.data[to].fill(0),
+                _ => plane.data.copy_within(from, to.start),
+            }
+        }
+    }
+
+    /// Appends a slot's state to `out`, plane by plane.
+    pub(in crate::cpu) fn read(&self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.check_state(slot)?;
+        for plane in &self.planes {
+            out.extend_from_slice(&plane.data[plane.range(slot)]);
+        }
+        Ok(())
+    }
+
+    /// Overwrites a slot's state with bytes that [`read`](Self::read) has read.
+    pub(in crate::cpu) fn write(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        self.check_state(slot)?;
+        let (wanted, got) = (self.planes.iter().map(|plane| plane.bytes).sum::<usize>(), data.len());
+        if got != wanted {
+            return Err(DeviceError::Misuse(format!("{got} bytes for a slot of {wanted}")));
+        }
+        let mut data = data;
+        for plane in &mut self.planes {
+            let (own, rest) = data.split_at(plane.bytes);
+            let range = plane.range(slot);
+            plane.data[range].copy_from_slice(own);
+            data = rest;
+        }
+        Ok(())
+    }
+
+    /// Refuses the null slot, which has no state, and a slot that does not exist.
+    fn check_state(&self, slot: SlotId) -> Result<(), DeviceError> {
+        if slot == SlotId::NULL {
+            return Err(DeviceError::Misuse("the state of the null slot".to_owned()));
+        }
+        self.check(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+use super::*;
+
+fn state(slots: &Slots, slot: u32) -> Vec<u8> {
+    let mut out = vec![7];
+    slots.read(SlotId(slot), &mut out).unwrap();
+    out.split_off(1)
+}
+
+/// Four slots of two planes, of 3 and 100 bytes. Slot `i` holds the byte `i` everywhere.
+fn filled() -> Slots {
+    let mut slots = Slots::zeroed(&[3, 100], 4).unwrap();
+    for slot in 1..4 {
+        slots.write(SlotId(slot), &[slot as u8; 103]).unwrap();
+    }
+    slots
+}
+
+fn copy(from: u32, to: u32) -> SlotCopy {
+    SlotCopy { from: SlotId(from), to: SlotId(to) }
+}
+
+#[test]
+fn copies_move_all_planes_and_touch_no_other_slot() {
+    let mut slots = filled();
+    slots.copy(copy(1, 3));
+    assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [[1; 103], [2; 103], [1; 103]]);
+    slots.copy(copy(0, 1));
+    assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [[0; 103], [2; 103], [1; 103]]);
+    // The planes are apart: the bytes keep their order.
+    let bytes: Vec<u8> = (0..103).collect();
+    slots.write(SlotId(2), &bytes).unwrap();
+    slots.copy(copy(2, 1));
+    assert_eq!(state(&slots, 1), bytes);
+    assert_eq!(state(&slots, 3), [1; 103]);
+}
+
+#[test]
+fn slots_that_do_not_exist_are_refused() {
+    let misuse = |result: Result<(), DeviceError>| assert!(matches!(result, Err(DeviceError::Misuse(_))));
+    let mut slots = filled();
+    slots.check_copies(&[copy(1, 2), copy(0, 3)]).unwrap();
+    for bad in [copy(1, 4), copy(4, 1), copy(1, 0)] {
+        misuse(slots.check_copies(&[copy(1, 2), bad]));
+    }
+    misuse(slots.read(SlotId(4), &mut Vec::new()));
+    misuse(slots.read(SlotId::NULL, &mut Vec::new()));
+    misuse(slots.write(SlotId::NULL, &[0; 103]));
+    misuse(slots.write(SlotId(1), &[0; 102]));
+    assert_eq!(state(&slots, 1), [1; 103]);
+
+    let mut none = Slots::zeroed(&[], 4).unwrap();
+    misuse(none.check_copies(&[copy(1, 2)]));
+    none.check(SlotId(99)).unwrap();
+    // A model without slot planes has slots without bytes.
+    assert_eq!(state(&none, 2), []);
+    none.write(SlotId(2), &[]).unwrap();
+    assert!(matches!(Slots::zeroed(&[usize::MAX / 2], 8), Err(DeviceError::OutOfMemory { .. })));
+}

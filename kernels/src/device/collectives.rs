@@ -1,0 +1,19 @@
+//! Operations over all ranks of a TP group. Transports are in [`crate::collective`].
+
+use super::family::family;
+use crate::{Device, DeviceError};
+
+family! {
+    /// Operations over all ranks of a TP group. Every rank calls them in the same order: see [`Device::group_rank`].
+    pub trait Collectives {
+        /// Replaces each rank's `x` with the elementwise sum of all ranks' `x`.
+        fn all_reduce(&mut self, x: &mut Self::Tensor) => |recorder| recorder.by_row(x);
+        /// [`all_reduce`](Self::all_reduce) of `x`, then `out += x`: the residual add after a product whose inputs are
+        /// divided among the ranks.
+        fn all_reduce_add(&mut self, x: &mut Self::Tensor, out: &mut Self::Tensor) => |recorder| recorder.by_row(x);
+        /// Gathers columns at rank 0: each row of `out` is the concatenation of the ranks' rows of `part`. Only rank 0
+        /// passes an `out`.
+        fn gather_columns(&mut self, part: &Self::Tensor, out: Option<&mut Self::Tensor>)
+            => |recorder| recorder.by_row(part);
+    }
+}

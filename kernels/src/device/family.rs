@@ -1,0 +1,43 @@
+//! The macro that declares a family of operations.
+
+/// Declares a family's trait and its [`Recorder`](crate::Recorder).
+///
+/// Every operation is [`Unsupported`](crate::DeviceError::Unsupported) unless a device overrides it. After `=>` stands
+/// the record of a call ([`Operation`](crate::Operation)), as a function of the recorder and of the operands. The one
+/// list thus serves devices, models and recorders.
+macro_rules! family {
+    (
+        $(#[$family_doc:meta])*
+        pub trait $Family:ident {
+            $(
+                $(#[$doc:meta])*
+                fn $operation:ident(&mut self $(, $operand:ident: $Operand:ty)* $(,)?)
+                    => |$recorder:ident| $record:expr;
+            )*
+        }
+    ) => {
+        $(#[$family_doc])*
+        pub trait $Family: Device {
+            $(
+                $(#[$doc])*
+                fn $operation(&mut self $(, $operand: $Operand)*) -> Result<(), DeviceError> {
+                    $(let _ = $operand;)*
+                    let name = concat!(stringify!($Family), "::", stringify!($operation));
+                    Err(DeviceError::Unsupported(format!("{name}, on {}", self.describe())))
+                }
+            )*
+        }
+
+        impl<D: $Family, O: $crate::Observer> $Family for $crate::Recorder<D, O> {
+            $(
+                fn $operation(&mut self $(, $operand: $Operand)*) -> Result<(), DeviceError> {
+                    let $recorder = &*self;
+                    let operation = $crate::Operation { name: stringify!($operation), ..$record };
+                    self.observe(&operation, |device| device.$operation($($operand),*))
+                }
+            )*
+        }
+    };
+}
+
+pub(super) use family;
