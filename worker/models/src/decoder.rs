@@ -107,8 +107,9 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         let (vocabulary, hidden_size, tokens) =
             (shape.limits.vocab_size, shape.hidden_size, options.max_step_tokens);
         let ends = EndSpecs::new(vocabulary, hidden_size, shape.tied);
-        let specs = ends.all().chain(specs);
-        let mut loader = Loader::new(source, options.quantize, specs, &mut device, progress)?;
+        let mut all: Vec<&TensorSpec> = ends.all().collect();
+        specs.for_each(|spec| all.push(spec));
+        let mut loader = Loader::new(source, options.quantize, all.into_iter(), &mut device, progress)?;
         let weight_type = loader.dtype(&ends.embedding)?;
         let ends = ends.load(&mut loader, shape.norm_eps)?;
         let layers = layers(&mut loader)?;

@@ -7,6 +7,8 @@
 mod config;
 mod decoder;
 mod error;
+#[cfg(feature = "hybrid-test-model")]
+mod hybrid_test;
 mod load;
 pub mod lockstep;
 #[cfg(feature = "media-test-model")]

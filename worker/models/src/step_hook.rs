@@ -1,6 +1,7 @@
-//! A hook that runs inside a step, between two layers: it copies pages that no row of the step reads or writes.
+//! A hook that runs inside a step, between two layers: it copies pages and slots that no row of the step reads or
+//! writes.
 
-use tutti_kernels::{DeviceError, PageId};
+use tutti_kernels::{DeviceError, PageId, SlotId};
 
 /// Access to a model's pages while its step is paused.
 pub trait PausedPages {
@@ -8,6 +9,16 @@ pub trait PausedPages {
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
     /// Writes `data` to `pages`: see [`Model::write_pages`](crate::Model::write_pages).
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
+    /// Appends the state of `slot` to `out`: see [`Model::read_slot`](crate::Model::read_slot).
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let _ = out;
+        Err(no_slots(slot))
+    }
+    /// Writes `data` to `slot`: see [`Model::write_slot`](crate::Model::write_slot).
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        let _ = data;
+        Err(no_slots(slot))
+    }
 }
 
 /// Work that runs in the pauses of a model's steps. It runs on the step's own thread and the step waits for it, so
@@ -18,4 +29,8 @@ pub trait StepHook: Send {
     fn may_have_work(&self) -> bool;
     /// Runs the pending work; returns at once if there is none. An error fails the step.
     fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError>;
+}
+
+fn no_slots(slot: SlotId) -> DeviceError {
+    DeviceError::Misuse(format!("slot {} of a model without slot planes", slot.0))
 }
