@@ -14,6 +14,7 @@ use std::{
     time::Instant,
 };
 
+use tutti_kernels::SlotId;
 use tutti_models::PageLayout;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
@@ -22,7 +23,7 @@ use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved,
 use super::{
     courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
     embeddings::EmbeddingTransfers,
-    page_copies::{PageCopies, Pages, on_device},
+    page_copies::{PageCopies, Pages, Slot, on_device},
 };
 use crate::{batch::RowResult, report};
 
@@ -33,6 +34,10 @@ pub(crate) struct Exchange {
     courier: Box<dyn Courier>,
     page_tokens: usize,
     page_bytes: usize,
+    /// Bytes of a request's state in all slot planes; 0 if the model has none.
+    slot_bytes: usize,
+    /// Names of the slot planes, for error messages.
+    slot_planes: String,
     /// Requests that are prefilled here and decoded elsewhere.
     outgoing: BTreeMap<GraphKey, Outgoing>,
     /// Requests that are prefilled elsewhere and decoded here.
@@ -48,7 +53,6 @@ pub(crate) struct Exchange {
     embeddings: EmbeddingTransfers,
 }
 
-#[derive(Default)]
 struct Outgoing {
     table: Arc<[scheduler::PageId]>,
     /// Number of tokens whose keys and values are in the pages of `table`.
@@ -58,6 +62,10 @@ struct Outgoing {
     sent: usize,
     /// First sampled token and the time of its commit; `None` until the prefill is done.
     first: Option<(OutputToken, Instant)>,
+    /// The request's slot, which holds its state once the prefill is done.
+    slot: scheduler::SlotId,
+    /// True once the slot is copied for the courier.
+    slot_sent: bool,
     /// True while the scheduler leaves the request out of steps, because the request has unsent pages.
     held_back: bool,
 }
@@ -69,9 +77,18 @@ struct Incoming {
     first_own: usize,
     /// True for each page whose content is valid.
     written: Vec<bool>,
+    slot: scheduler::SlotId,
+    /// True once the slot holds the request's state.
+    slot_written: bool,
 }
 
 impl Outgoing {
+    /// A request that has run in no step. The other worker has its first `sent` pages.
+    fn new(sent: usize) -> Self {
+        let (table, slot) = (Arc::from([]), scheduler::SlotId::NULL);
+        Self { table, computed: 0, sent, first: None, slot, slot_sent: false, held_back: false }
+    }
+
     /// Number of pages whose content is final.
     fn whole_pages(&self, page_tokens: usize) -> usize {
         match self.first {
@@ -89,6 +106,8 @@ impl Exchange {
             page_tokens: layout.page_tokens,
             // A model without pages sends no pages; 1 avoids a division by zero.
             page_bytes: layout.page_bytes().max(1),
+            slot_bytes: layout.slot_bytes(),
+            slot_planes: layout.slot_planes().collect::<Vec<_>>().join(", "),
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
             to_write: VecDeque::new(),
@@ -114,7 +133,7 @@ impl Exchange {
     pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
         // The last page is sent even if the other worker has it.
         let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
-        self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
+        self.outgoing.insert(key, Outgoing::new(sent));
     }
 
     /// Registers a request whose media are encoded here. The media take `tokens` tokens in sum.
@@ -129,10 +148,11 @@ impl Exchange {
 
     /// Registers a request that holds reserved pages for another worker to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
-        let Reserved { key, pages, known, .. } = reserved;
+        let Reserved { key, pages, known, slot, .. } = reserved;
         self.courier.reserved(key, Cargo::Pages, pages.len(), known);
         let written = (0..pages.len()).map(|index| index < known).collect();
-        self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
+        let pages = pages.into();
+        self.incoming.insert(key, Incoming { pages, first_own: known, written, slot, slot_written: false });
     }
 
     /// Forgets a request that has ended here.
@@ -169,6 +189,7 @@ impl Exchange {
             if let Some(outgoing) = self.outgoing.get_mut(&commit.row.key) {
                 outgoing.computed = commit.row.positions.end;
                 outgoing.table = Arc::clone(&commit.row.block_table);
+                outgoing.slot = commit.row.slot;
                 outgoing.first = commit.sampled.map(|first| (first, Instant::now()));
             }
         }
@@ -205,10 +226,16 @@ impl Exchange {
         self.finish_imports(scheduler, events);
     }
 
-    /// True if the run's pages belong to a waiting request and none of them is shared.
+    /// True if the run's pages belong to a waiting request and none of them is shared, or if the run is the slot of a
+    /// waiting request.
     fn may_write(&self, run: &PageRun) -> bool {
-        let end = run.first + run.data.len() / self.page_bytes;
-        self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
+        let Some(incoming) = self.incoming.get(&run.key) else { return false };
+        let end = run.first.saturating_add(run.data.len() / self.page_bytes);
+        match run.cargo {
+            Cargo::Pages => run.first >= incoming.first_own && end <= incoming.pages.len(),
+            Cargo::Slot => self.slot_bytes > 0 && run.data.len() == self.slot_bytes,
+            Cargo::Embeddings => false,
+        }
     }
 
     /// Answers each import request that has no received pages left to write. If the import succeeds, the imported
@@ -249,7 +276,7 @@ impl Exchange {
         request: &ImportRequest,
         events: &mut TransferEvents,
     ) -> Result<(), Error> {
-        let ImportRequest { key, first, computed, pages, .. } = *request;
+        let ImportRequest { key, first, computed, pages, slots, .. } = *request;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let Some(incoming) = self.incoming.get(&key) else {
             return Err(Error::unavailable(format!("{key} does not wait for planes here")));
@@ -260,6 +287,16 @@ impl Exchange {
         }
         if let Some(missing) = incoming.written.iter().position(|written| !written) {
             return Err(refused(format!("page {missing} of {wanted} is missing")));
+        }
+        let wanted = usize::from(self.slot_bytes > 0);
+        if slots != wanted {
+            let planes = &self.slot_planes;
+            return Err(refused(format!(
+                "{slots} slots are handed over, but {wanted} are wanted ({planes})"
+            )));
+        }
+        if wanted > 0 && !incoming.slot_written {
+            return Err(refused(format!("the slot is missing, with the planes {}", self.slot_planes)));
         }
         let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
         scheduler.complete_import(key, first, computed).map_err(refused)?;
@@ -294,14 +331,20 @@ impl Exchange {
                 scheduler.hold_back(key, held_back);
             }
         }
+        self.start_slot_reads(&mut copies);
         let mut bytes = 0;
         while bytes < BATCH_BYTES
-            && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
+            && let Some(PageRun { key, cargo, first, data }) = self.to_write.pop_front()
         {
             self.unwritten -= data.len();
             // The run is dropped if the request has ended since the run arrived, because the request's pages may then
             // belong to another request.
             let Some(incoming) = self.incoming.get(&key) else { continue };
+            if cargo == Cargo::Slot {
+                bytes += data.len();
+                copies.slot_writes.push((Slot { key, slot: SlotId(incoming.slot.0) }, data));
+                continue;
+            }
             let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
                 continue;
             };
@@ -309,6 +352,23 @@ impl Exchange {
             copies.writes.push((Pages { key, first, pages: on_device(pages) }, data));
         }
         copies
+    }
+
+    /// Adds the slots of requests whose prefill is done, as far as the courier has room.
+    fn start_slot_reads(&mut self, copies: &mut PageCopies) {
+        if self.slot_bytes == 0 {
+            return;
+        }
+        let reading: usize = copies.reads.iter().map(|(_, data)| data.capacity()).sum();
+        let mut room = self.courier.room().saturating_sub(reading);
+        for (&key, outgoing) in &mut self.outgoing {
+            if outgoing.first.is_some() && !outgoing.slot_sent && room >= self.slot_bytes {
+                room -= self.slot_bytes;
+                outgoing.slot_sent = true;
+                let slot = Slot { key, slot: SlotId(outgoing.slot.0) };
+                copies.slot_reads.push((slot, Vec::with_capacity(self.slot_bytes)));
+            }
+        }
     }
 
     /// Records that the copies have run.
@@ -319,7 +379,15 @@ impl Exchange {
         events: &mut TransferEvents,
     ) {
         for (Pages { key, first, .. }, data) in copies.reads {
-            self.courier.send(PageRun { key, first, data });
+            self.courier.send(PageRun { key, cargo: Cargo::Pages, first, data });
+        }
+        for (Slot { key, .. }, data) in copies.slot_reads {
+            self.courier.send(PageRun { key, cargo: Cargo::Slot, first: 0, data });
+        }
+        for (Slot { key, .. }, _) in copies.slot_writes {
+            if let Some(incoming) = self.incoming.get_mut(&key) {
+                incoming.slot_written = true;
+            }
         }
         for (Pages { key, first, pages }, _) in copies.writes {
             if let Some(incoming) = self.incoming.get_mut(&key) {
@@ -329,8 +397,10 @@ impl Exchange {
         let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
             let (first, since) = outgoing.first?;
             let pages = outgoing.whole_pages(self.page_tokens);
-            let summary = ExportSummary { first: Some(first), computed: outgoing.computed, pages, since };
-            (outgoing.sent == pages).then_some((*key, summary))
+            let (computed, slots) = (outgoing.computed, usize::from(self.slot_bytes > 0));
+            let summary = ExportSummary { first: Some(first), computed, pages, slots, since };
+            let all_sent = outgoing.sent == pages && (slots == 0 || outgoing.slot_sent);
+            all_sent.then_some((*key, summary))
         };
         let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
         for (key, summary) in done {
