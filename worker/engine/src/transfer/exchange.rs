@@ -6,7 +6,8 @@
 //! planning as well, so no page changes owners between the decision and the copy. In a pause, pages are read only if
 //! they were complete before the step, and written only if they belong to requests that still wait for their pages. The
 //! copies therefore do not disturb the step. Each batch of copies is bounded, so that a decode waits for at most one
-//! batch.
+//! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while the
+//! courier has no room, so that a slow receiver does not take steps from other requests.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,11 +25,17 @@ use super::{
     courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
     embeddings::EmbeddingTransfers,
     page_copies::{PageCopies, Pages, Slot, on_device},
+    requests::{Incoming, Outgoing},
 };
 use crate::{batch::RowResult, report};
 
-/// Limit on the bytes that one batch copies in each direction.
+/// Limit on the bytes that one batch copies in each direction inside a step, and the least limit between two steps.
 const BATCH_BYTES: usize = 8 << 20;
+
+/// Bytes per second of the previous step that a batch between two steps may copy: about a tenth of one thread's memory
+/// bandwidth. After a long step a larger batch delays decodes by the same share, and without it a group of ranks, which
+/// copies nothing inside its steps, would send a long prefill in as many steps as it has batches.
+const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 pub(crate) struct Exchange {
     courier: Box<dyn Courier>,
@@ -51,51 +58,10 @@ pub(crate) struct Exchange {
     /// Exported requests that the receiving worker has not accepted yet, each with the ending to report once it has.
     unacknowledged: BTreeMap<GraphKey, Ending>,
     embeddings: EmbeddingTransfers,
-}
-
-struct Outgoing {
-    table: Arc<[scheduler::PageId]>,
-    /// Number of tokens whose keys and values are in the pages of `table`.
-    computed: usize,
-    /// Number of leading pages that need no further copy: they are copied for the courier, or the other worker already
-    /// has them.
-    sent: usize,
-    /// First sampled token and the time of its commit; `None` until the prefill is done.
-    first: Option<(OutputToken, Instant)>,
-    /// The request's slot, which holds its state once the prefill is done.
-    slot: scheduler::SlotId,
-    /// True once the slot is copied for the courier.
-    slot_sent: bool,
-    /// True while the scheduler leaves the request out of steps, because the request has unsent pages.
-    held_back: bool,
-}
-
-struct Incoming {
-    pages: Arc<[scheduler::PageId]>,
-    /// Index of the first page that belongs to this request alone. The pages before this index are shared and valid,
-    /// and are never written.
-    first_own: usize,
-    /// True for each page whose content is valid.
-    written: Vec<bool>,
-    slot: scheduler::SlotId,
-    /// True once the slot holds the request's state.
-    slot_written: bool,
-}
-
-impl Outgoing {
-    /// A request that has run in no step. The other worker has its first `sent` pages.
-    fn new(sent: usize) -> Self {
-        let (table, slot) = (Arc::from([]), scheduler::SlotId::NULL);
-        Self { table, computed: 0, sent, first: None, slot, slot_sent: false, held_back: false }
-    }
-
-    /// Number of pages whose content is final.
-    fn whole_pages(&self, page_tokens: usize) -> usize {
-        match self.first {
-            Some(_) => self.computed.div_ceil(page_tokens),
-            None => self.computed / page_tokens,
-        }
-    }
+    /// Limit on the bytes that the next batch copies in each direction.
+    batch_bytes: usize,
+    /// Time of the last batch between two steps.
+    turned: Instant,
 }
 
 impl Exchange {
@@ -115,6 +81,8 @@ impl Exchange {
             pending_imports: VecDeque::new(),
             unacknowledged: BTreeMap::new(),
             embeddings: EmbeddingTransfers::new(width),
+            batch_bytes: BATCH_BYTES,
+            turned: Instant::now(),
         }
     }
 
@@ -198,7 +166,7 @@ impl Exchange {
     /// Takes the arrivals from other workers. `events` receives the resulting completions, and the requests that
     /// continue here.
     pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
-        while self.unwritten < BATCH_BYTES
+        while self.unwritten < self.batch_bytes
             && let Some(arrival) = self.courier.take()
         {
             match arrival {
@@ -305,8 +273,15 @@ impl Exchange {
         Ok(())
     }
 
-    /// Decides the page copies to run now. Holds back requests whose pages are computed faster than they are sent.
-    /// Embeddings need no copy, so this method sends them directly.
+    /// Sets the limit of the next batch, which is between two steps.
+    pub fn between_steps(&mut self) {
+        let now = Instant::now();
+        let since = now - std::mem::replace(&mut self.turned, now);
+        self.batch_bytes = BATCH_BYTES.max((since.as_secs_f64() * COPY_BYTES_PER_SECOND) as usize);
+    }
+
+    /// Decides the page copies to run now, and sets the limit of a batch inside a step. Holds back requests with pages
+    /// for which the courier has no room. Embeddings need no copy, so this method sends them directly.
     pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
         let mut copies = PageCopies::default();
         let encoded =
@@ -314,18 +289,21 @@ impl Exchange {
         for (key, summary) in encoded {
             self.export(key, summary, scheduler, events);
         }
-        let mut room = self.courier.room().min(BATCH_BYTES.max(self.page_bytes)) / self.page_bytes;
+        let batch_bytes = std::mem::replace(&mut self.batch_bytes, BATCH_BYTES);
+        // Pages that the courier takes, and pages of this batch.
+        let mut room = self.courier.room() / self.page_bytes;
+        let mut batch = room.min((batch_bytes / self.page_bytes).max(1));
         for (&key, outgoing) in &mut self.outgoing {
             let whole = outgoing.whole_pages(self.page_tokens);
-            let count = whole.saturating_sub(outgoing.sent).min(room);
+            let count = whole.saturating_sub(outgoing.sent).min(batch);
             if count > 0 {
                 let first = outgoing.sent;
                 let pages = on_device(&outgoing.table[first..first + count]);
                 copies.reads.push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
                 outgoing.sent += count;
-                room -= count;
+                (room, batch) = (room - count, batch - count);
             }
-            let held_back = outgoing.sent < whole;
+            let held_back = outgoing.sent < whole && room == 0;
             if held_back != outgoing.held_back {
                 outgoing.held_back = held_back;
                 scheduler.hold_back(key, held_back);
@@ -333,7 +311,7 @@ impl Exchange {
         }
         self.start_slot_reads(&mut copies);
         let mut bytes = 0;
-        while bytes < BATCH_BYTES
+        while bytes < batch_bytes
             && let Some(PageRun { key, cargo, first, data }) = self.to_write.pop_front()
         {
             self.unwritten -= data.len();
