@@ -30,7 +30,7 @@ load *flags:
 chaos *flags:
     tests/chaos {{ flags }}
 
-# The scheduler's properties over two million steps
+# The scheduler's properties over four million steps
 properties:
     tests/long-properties
 

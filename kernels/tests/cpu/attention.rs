@@ -16,13 +16,15 @@ struct Case {
     dtype: WeightType,
     /// True for rotation and head norms as in a real layer; false for neither.
     real: bool,
+    /// Number of elements of a head that are rotated.
+    rotated: usize,
 }
 
 impl Case {
     fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         let scale = (head_dim as f32).powf(-0.5);
         let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: None };
-        Self { shape, page_tokens: 16, dtype: WeightType::F32, real: false }
+        Self { shape, page_tokens: 16, dtype: WeightType::F32, real: false, rotated: head_dim }
     }
 
     fn width(&self) -> usize {
@@ -30,9 +32,9 @@ impl Case {
     }
 
     fn rope(&self) -> RopeFrequencies {
-        let half = self.shape.head_dim / 2;
+        let half = self.rotated / 2;
         let power = |i: usize| if self.real { 1e4_f32.powf(-(i as f32) / half as f32) } else { 0.0 };
-        RopeFrequencies { inverse: (0..half).map(power).collect(), scale: 1.0 }
+        RopeFrequencies { inverse: (0..half).map(power).collect(), scale: 1.0, axes: vec![] }
     }
 
     fn norm_weights(&self) -> (Vec<f32>, Vec<f32>) {
@@ -110,7 +112,7 @@ impl World<'_> {
         }
         try_begin(self.device, &mut self.planes, &shares, &[], &[]).unwrap();
         let tokens = values.len() / width;
-        let mut angles = self.device.tensor(tokens, shape.head_dim).unwrap();
+        let mut angles = self.device.tensor(tokens, self.case.rotated).unwrap();
         self.device.rope_angles(&self.case.rope(), &mut angles).unwrap();
         let (q, k) = self.case.norm_weights();
         let (q, k) = (self.device.vector(&q).unwrap(), self.device.vector(&k).unwrap());
@@ -153,7 +155,7 @@ fn turned(case: &Case, head: &[f32], weight: &[f32], position: usize) -> Vec<f64
     let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (square + 1e-6).sqrt();
     x.iter_mut().zip(weight).for_each(|(x, &weight)| *x *= factor * f64::from(weight));
-    let half = x.len() / 2;
+    let half = case.rotated / 2;
     for (i, inverse) in case.rope().inverse.iter().enumerate() {
         let angle = f64::from(position as f32 * inverse);
         let (a, b) = (x[i], x[i + half]);
@@ -204,6 +206,8 @@ fn attention_is_that_of_double_precision() {
             (Case::new(3, 3, 16), 70),
             (Case::new(8, 1, 64), 90),
             (Case { page_tokens: 48, real: true, ..Case::new(4, 2, 128) }, 100),
+            (Case { real: true, rotated: 32, ..Case::new(4, 2, 128) }, 70),
+            (Case { real: true, rotated: 10, ..Case::new(2, 1, 48) }, 70),
             (Case { dtype: WeightType::Bf16, ..Case::new(4, 2, 32) }, 140),
             (Case { dtype: WeightType::F16, page_tokens: 64, ..Case::new(2, 1, 48) }, 80),
         ] {

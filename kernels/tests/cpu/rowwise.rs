@@ -1,7 +1,8 @@
 //! Operations on single tokens.
 
 use tutti_kernels::{
-    Dense, Device, DeviceError, Embed, Norm, PageId, PagedAttention, PlanesShape, RopeFrequencies, WeightType,
+    Dense, Device, DeviceError, Embed, Norm, PageId, PagedAttention, PlanesShape, RopeFrequencies, RowInputs,
+    SlotId, StepInputs, WeightType,
 };
 
 use crate::support::{
@@ -60,7 +61,7 @@ fn norms_are_those_of_double_precision() {
 #[test]
 fn angles_are_right_far_beyond_any_table() {
     let inverse: Vec<f32> = (0..16).map(|i| 1e6_f32.powf(-(i as f32) / 16.0)).collect();
-    let rope = RopeFrequencies { inverse: inverse.clone(), scale: 1.25 };
+    let rope = RopeFrequencies { inverse: inverse.clone(), scale: 1.25, axes: vec![] };
     for (name, mut device) in devices("rope") {
         let start = 131_000;
         let pages = vec![PageId(1); (start + 40_usize).div_ceil(16)];
@@ -75,6 +76,42 @@ fn angles_are_right_far_beyond_any_table() {
                 assert!((f64::from(got[0]) - want[0]).abs() < 2e-7, "{name} {token} {i}");
                 assert!((f64::from(got[1]) - want[1]).abs() < 2e-7, "{name} {token} {i}");
             }
+        }
+    }
+}
+
+#[test]
+fn each_frequency_reads_its_own_axis() {
+    let rope = |axes: Vec<u8>| RopeFrequencies { inverse: vec![0.5, 0.25, 0.125], scale: 2.0, axes };
+    for (name, mut device) in devices("axes") {
+        let mut planes = device.planes(&PlanesShape::default()).unwrap();
+        let (time, height, width) = ([3.0, 4.0], [5.0, 6.0], [7.0, 9.0]);
+        let row = RowInputs {
+            first_token: 0,
+            tokens: 2,
+            start: 0,
+            slot: SlotId::NULL,
+            continues: false,
+            block_table: &[],
+        };
+        let (positions, rows) = ([&time[..], &height, &width], [row]);
+        let inputs = StepInputs { token_ids: &[0, 0], positions, rows: &rows, copies: &[], logit_rows: &[] };
+        device.begin_step(&inputs, &mut planes).unwrap();
+        let mut out = device.tensor(2, 6).unwrap();
+        for axes in [vec![], vec![2, 0, 1], vec![1, 1, 2]] {
+            device.rope_angles(&rope(axes.clone()), &mut out).unwrap();
+            for (token, row) in out.values().chunks(6).enumerate() {
+                for (i, inverse) in [0.5, 0.25, 0.125].into_iter().enumerate() {
+                    let axis = axes.get(i).copied().unwrap_or(0);
+                    let angle = f64::from(positions[usize::from(axis)][token]) * inverse;
+                    assert_eq!(row[i], angle.cos() as f32 * 2.0, "{name} {axes:?}");
+                    assert_eq!(row[3 + i], angle.sin() as f32 * 2.0, "{name} {axes:?}");
+                }
+            }
+        }
+        for bad in [vec![0, 1], vec![0, 1, 3], vec![0; 4]] {
+            let refused = device.rope_angles(&rope(bad.clone()), &mut out);
+            assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{name} {bad:?}");
         }
     }
 }

@@ -150,7 +150,11 @@ impl Rope {
         let half = head_dim / 2;
         let plain = |i: usize| self.theta.powf(-((2 * i) as f64) / head_dim as f64);
         let Some(yarn) = &self.yarn else {
-            return RopeFrequencies { inverse: (0..half).map(|i| plain(i) as f32).collect(), scale: 1.0 };
+            return RopeFrequencies {
+                inverse: (0..half).map(|i| plain(i) as f32).collect(),
+                scale: 1.0,
+                axes: Vec::new(),
+            };
         };
         // Returns the index, not rounded, of the frequency that makes this number of turns over the original context.
         let index_of = |turns: f64| {
@@ -170,7 +174,11 @@ impl Rope {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (plain(i) / yarn.factor * ramp + plain(i) * (1.0 - ramp)) as f32
         };
-        RopeFrequencies { inverse: (0..half).map(inverse).collect(), scale: yarn.attention_factor as f32 }
+        RopeFrequencies {
+            inverse: (0..half).map(inverse).collect(),
+            scale: yarn.attention_factor as f32,
+            axes: Vec::new(),
+        }
     }
 }
 

@@ -12,10 +12,12 @@ use crate::{launch::Refusal, pages::PagePool};
 /// The amounts that a request needs of the resources that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Slots of the running set.
-    pub slots: usize,
-    /// KV pages, shared ones included.
+    /// Places in the running set, whose size is bounded so that every step has a token for each decode.
+    pub running: usize,
+    /// Pages, shared ones included.
     pub pages: usize,
+    /// Slots. A request has one also if the model has no planes in slots: the slot is its index on the device.
+    pub slots: usize,
 }
 
 impl Needs {
@@ -26,7 +28,7 @@ impl Needs {
         if needed > total {
             return Err(Refusal::PoolTooSmall { needed, total });
         }
-        Ok(Self { slots: 1, pages: needed })
+        Ok(Self { running: 1, pages: needed, slots: 1 })
     }
 
     /// The part of the needs that a request must hold before it runs. `self` is the request's needs over its whole

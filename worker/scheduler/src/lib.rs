@@ -65,7 +65,9 @@
 //! [admission]: tutti_settings::Admission
 
 mod admission;
+mod checkpoints;
 mod config;
+mod holding;
 mod launch;
 mod least_time;
 mod pace;

@@ -2,10 +2,11 @@
 //!
 //! Every decode gets its token first, and prefills share the rest of the budget. A prefill that may be cut gets a chunk
 //! that ends at a page boundary where possible, so that a small remainder of the budget does not cut a prompt into
-//! slivers. A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but not for
-//! ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not overdue.
-//! Among several overdue prefills, the one passed over for longest comes first. If the first overdue prefill still does
-//! not fit beside the decodes, it gets a step alone, over budget if necessary.
+//! slivers. If the model has planes in slots, no chunk goes beyond the next position at which the slot is saved
+//! (`checkpoints`). A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but
+//! not for ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not
+//! overdue. Among several overdue prefills, the one passed over for longest comes first. If the first overdue prefill
+//! still does not fit beside the decodes, it gets a step alone, over budget if necessary.
 
 use std::cmp::Reverse;
 
@@ -93,6 +94,8 @@ struct Prefill {
     start: usize,
     /// Number of tokens of the current segment that are not computed yet.
     left: usize,
+    /// Maximum number of tokens in this step: those up to the next checkpoint. At most `left`.
+    to_rung: usize,
     /// Number of steps that have passed the prefill over since it was last served.
     age: u32,
     /// Number of tokens given to the prefill in this step so far.
@@ -114,12 +117,12 @@ pub(crate) fn pack(
     for (index, candidate) in candidates.iter().enumerate().filter(|(_, other)| other.mixed == mixed) {
         match candidate.phase {
             Phase::Decoding { walk } => {
-                decodes.add_decode(candidate.request.computed());
+                decodes.add_decode(candidate.request.planned());
                 shares.push(Share { candidate: index, walk, tokens: 1 });
             }
-            Phase::Prefilling { walk, cut, left } => {
-                let (start, age) = (candidate.request.computed(), candidate.request.passed_over);
-                prefills.push(Prefill { candidate: index, walk, cut, start, left, age, tokens: 0 });
+            Phase::Prefilling { walk, cut, left, to_rung } => {
+                let (start, age) = (candidate.request.planned(), candidate.request.passed_over);
+                prefills.push(Prefill { candidate: index, walk, cut, start, left, to_rung, age, tokens: 0 });
             }
         }
     }
@@ -239,7 +242,7 @@ impl PrefillBudget {
     /// Gives a prefill as many further tokens as it can get, at most `share`.
     fn serve(&mut self, prefill: &mut Prefill, share: usize) {
         let most = self.left_for(prefill).min(share);
-        let left = prefill.left - prefill.tokens;
+        let left = prefill.to_rung - prefill.tokens;
         let tokens = match prefill.is_whole() {
             true if left <= most => left,
             true => 0,
@@ -251,7 +254,8 @@ impl PrefillBudget {
         self.begun |= tokens > 0;
     }
 
-    /// The size of a chunk of at most `most` tokens. A chunk ends with its segment or on the grid. Only the chunk of
+    /// The size of a chunk of at most `most` tokens, of `left` tokens up to the end of the prefill's segment or to its
+    /// next checkpoint. A chunk ends there or on the grid. Only the chunk of
     /// the first prefill that the step serves may end elsewhere, so that this prefill advances however small the budget
     /// is.
     fn chunk(&self, prefill: &Prefill, left: usize, most: usize) -> usize {
@@ -282,7 +286,7 @@ impl PrefillBudget {
         let mut left = self.tokens.min(self.paced.tokens(farthest));
         let served = prefills.len().min((left / self.grid).max(1));
         let mut by_need: Vec<&mut Prefill> = prefills[..served].iter_mut().collect();
-        by_need.sort_by_key(|prefill| prefill.left);
+        by_need.sort_by_key(|prefill| prefill.to_rung);
         for (index, prefill) in by_need.into_iter().enumerate() {
             let share = left / (served - index);
             self.serve(prefill, share);

@@ -3,9 +3,12 @@
 //! A page is held (its reference count is above 0), idle (not held, but its content can still be found), or free. Idle
 //! pages count as available: they are allocated when no free page is left, the page idle for longest first.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
-use crate::prefix::{Chain, PrefixCache};
+use crate::{
+    prefix::{Chain, PrefixCache},
+    slots::SlotId,
+};
 
 /// A page, by its index in the pool. Its data is on the device; the scheduler never reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,6 +65,19 @@ pub struct PagePool {
     /// Logical time: counts pages that became idle.
     clock: u64,
     content: PrefixCache,
+    look_up: LookUp,
+    /// Checkpoints of pages that were evicted; their slots are to be freed.
+    dropped_checkpoints: Vec<SlotId>,
+}
+
+/// A look-up of a waiting request's prompt, kept from one plan to the next. Without it, each plan would hash the whole
+/// prompt of the first waiting request again for as long as the request waits for pages.
+#[derive(Debug, Default)]
+struct LookUp {
+    /// Number of the request.
+    number: u64,
+    /// The request's blocks that were found, up to the first one that was not. All of them are still recorded.
+    known: Vec<(PageId, Chain)>,
 }
 
 impl PagePool {
@@ -73,7 +89,17 @@ impl PagePool {
         }
         let free = (1..pages).rev().map(|page| PageId(page as u32)).collect();
         let (idle, idle_since, clock) = (BTreeMap::new(), vec![0; pages], 0);
-        Self { page_tokens, ref_count, free, idle, idle_since, clock, content: PrefixCache::default() }
+        Self {
+            page_tokens,
+            ref_count,
+            free,
+            idle,
+            idle_since,
+            clock,
+            content: PrefixCache::default(),
+            look_up: LookUp::default(),
+            dropped_checkpoints: Vec::new(),
+        }
     }
 
     /// Allocates a table of `pages` fresh pages. If fewer pages are available, nothing changes and the result is None.
@@ -83,8 +109,7 @@ impl PagePool {
         }
         for _ in self.free.len()..pages {
             let (_, page) = self.idle.pop_first()?;
-            self.content.forget(page);
-            self.free.push(page);
+            self.evict(page);
         }
         let first = self.free.len() - pages;
         // From the top of the stack, so that a new pool allocates pages in order.
@@ -105,6 +130,73 @@ impl PagePool {
             Some(found)
         };
         blocks.into_iter().map_while(known).collect()
+    }
+
+    /// Frees an idle page and forgets its content.
+    fn evict(&mut self, page: PageId) {
+        if let Some(block) = self.content.forget(page) {
+            if self.look_up.known.get(block.index).is_some_and(|known| known.0 == page) {
+                self.look_up.known.truncate(block.index);
+            }
+            self.dropped_checkpoints.extend(Some(block.checkpoint).filter(|&slot| slot != SlotId::NULL));
+        }
+        self.free.push(page);
+    }
+
+    /// Finds the first `blocks` blocks of the waiting request of this number, up to the first one that is not found.
+    /// `block` gives the content of a block by its index. If the request is the one of the result [kept
+    /// last](Self::keep_look_up), the search continues behind that result.
+    pub(crate) fn look_up<'a>(
+        &mut self,
+        number: u64,
+        blocks: usize,
+        block: impl Fn(usize) -> Cow<'a, [u32]>,
+    ) -> Vec<(PageId, Chain)> {
+        let LookUp { number: of, mut known } = std::mem::take(&mut self.look_up);
+        if of != number {
+            known.clear();
+        }
+        known.truncate(blocks);
+        while known.len() < blocks {
+            let before = known.last().map_or(Chain::Start, |&(_, chain)| chain);
+            let Some(found) = self.content.find(before, &block(known.len())) else { break };
+            known.push(found);
+        }
+        known
+    }
+
+    /// Keeps the result of a look-up, until the next one. No page may have been allocated in between.
+    pub(crate) fn keep_look_up(&mut self, number: u64, known: Vec<(PageId, Chain)>) {
+        self.look_up = LookUp { number, known };
+    }
+
+    /// True if [`allocate_behind`](Self::allocate_behind) would succeed.
+    pub(crate) fn fits_behind(&self, known: &[(PageId, Chain)], pages: usize) -> bool {
+        let fresh = pages - known.len();
+        // Idle pages among the known ones count as available, but cannot be allocated as fresh pages.
+        let idle = || known.iter().filter(|(page, _)| self.ref_count[page.0 as usize] == 0).count();
+        fresh <= self.available() && fresh + idle() <= self.available()
+    }
+
+    /// The checkpoint of the chain's last block. The null slot if there is none.
+    pub(crate) fn checkpoint(&self, chain: Chain) -> SlotId {
+        self.content.checkpoint(chain).unwrap_or(SlotId::NULL)
+    }
+
+    /// The page of the chain's last block, if the block is recorded and has no checkpoint.
+    pub(crate) fn page_without_checkpoint(&self, chain: Chain) -> Option<PageId> {
+        let Chain::Block { page, .. } = chain else { return None };
+        (self.content.checkpoint(chain) == Some(SlotId::NULL)).then_some(page)
+    }
+
+    /// Sets the checkpoint of the block that the page holds.
+    pub(crate) fn set_checkpoint(&mut self, page: PageId, checkpoint: SlotId) {
+        self.content.set_checkpoint(page, checkpoint);
+    }
+
+    /// Takes the slot of a checkpoint whose page was evicted, if there is one.
+    pub(crate) fn next_dropped_checkpoint(&mut self) -> Option<SlotId> {
+        self.dropped_checkpoints.pop()
     }
 
     /// Allocates a table of `pages` pages that begins with the `known` pages. The known pages are shared and only read.

@@ -9,7 +9,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use crate::pages::PageId;
+use crate::{pages::PageId, slots::SlotId};
 
 /// A sequence of blocks from position 0 on, identified by its last block. Equal chains mean equal content from position
 /// 0 on.
@@ -17,8 +17,24 @@ use crate::pages::PageId;
 pub(crate) enum Chain {
     /// No block.
     Start,
-    /// The chain that ends with the block of this number. Numbers are never reused.
-    Block(u64),
+    /// The chain that ends with a recorded block.
+    Block {
+        /// The block's number. Numbers are never reused.
+        number: u64,
+        /// The page that the block was recorded in. The page may hold other content by now.
+        page: PageId,
+        /// Number of blocks of the chain.
+        blocks: u32,
+    },
+}
+
+impl Chain {
+    fn blocks(self) -> u32 {
+        match self {
+            Self::Start => 0,
+            Self::Block { blocks, .. } => blocks,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -26,6 +42,17 @@ struct Block {
     number: u64,
     before: Chain,
     tokens: Box<[u32]>,
+    /// The slot with the state behind this block. The null slot if there is none.
+    checkpoint: SlotId,
+}
+
+/// A block that is no longer recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forgotten {
+    /// Index of the block in its chain.
+    pub index: usize,
+    /// The slot with the state behind the block. The null slot if there was none.
+    pub checkpoint: SlotId,
 }
 
 /// An index of pages by content. Whether a page is held is recorded in the pool, not here.
@@ -50,7 +77,8 @@ impl PrefixCache {
     pub fn find(&self, before: Chain, tokens: &[u32]) -> Option<(PageId, Chain)> {
         let page = *self.pages.get(&hash(before, tokens))?;
         let block = self.blocks.get(&page)?;
-        (block.before == before && *block.tokens == *tokens).then_some((page, Chain::Block(block.number)))
+        let chain = Chain::Block { number: block.number, page, blocks: before.blocks() + 1 };
+        (block.before == before && *block.tokens == *tokens).then_some((page, chain))
     }
 
     /// Records a page's content, unless another page is recorded with the same content. Returns the chain that ends
@@ -67,8 +95,9 @@ impl PrefixCache {
         let number = self.next_number;
         self.next_number += 1;
         self.pages.insert(hash, page);
-        self.blocks.insert(page, Block { number, before, tokens: tokens.into() });
-        Some(Chain::Block(number))
+        let block = Block { number, before, tokens: tokens.into(), checkpoint: SlotId::NULL };
+        self.blocks.insert(page, block);
+        Some(Chain::Block { number, page, blocks: before.blocks() + 1 })
     }
 
     /// True if the page's content is recorded.
@@ -77,9 +106,22 @@ impl PrefixCache {
     }
 
     /// Removes the record of the page's content. Called before the page is used for other content.
-    pub fn forget(&mut self, page: PageId) {
-        if let Some(block) = self.blocks.remove(&page) {
-            self.pages.remove(&hash(block.before, &block.tokens));
+    pub fn forget(&mut self, page: PageId) -> Option<Forgotten> {
+        let block = self.blocks.remove(&page)?;
+        self.pages.remove(&hash(block.before, &block.tokens));
+        Some(Forgotten { index: block.before.blocks() as usize, checkpoint: block.checkpoint })
+    }
+
+    /// The checkpoint of the chain's last block: the null slot if it has none, None if the block is not recorded.
+    pub fn checkpoint(&self, chain: Chain) -> Option<SlotId> {
+        let Chain::Block { number, page, .. } = chain else { return None };
+        self.blocks.get(&page).filter(|block| block.number == number).map(|block| block.checkpoint)
+    }
+
+    /// Sets the checkpoint of the block that the page holds.
+    pub fn set_checkpoint(&mut self, page: PageId, checkpoint: SlotId) {
+        if let Some(block) = self.blocks.get_mut(&page) {
+            block.checkpoint = checkpoint;
         }
     }
 }

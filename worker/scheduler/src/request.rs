@@ -11,13 +11,15 @@ use std::time::Duration;
 use tutti_proto::{Epoch, GraphKey, declaration::WalkId};
 use tutti_settings::Admission;
 
-pub(crate) use self::running::{Phase, Running};
+pub(crate) use self::running::{Draining, Phase, Running};
 use crate::{
     admission::Needs,
+    holding::{Holding, PlanePool},
     launch::{Content, GraphRole},
     least_time::LeastTime,
-    pages::{BlockTable, PagePool},
+    pages::{PageId, PagePool},
     prefix::Chain,
+    slots::SlotId,
     step::{Ending, Outcome},
     stopping::{Finish, Stopping},
 };
@@ -86,18 +88,21 @@ pub(crate) struct Request {
     pub deadline: Option<Duration>,
 }
 
-/// The pages with which a request begins to run.
+/// The planes with which a request begins to run.
 #[derive(Debug)]
-pub(crate) struct AdmittedPages {
-    table: BlockTable,
-    /// The first `shared` pages of `table` come from the prefix cache.
+pub(crate) struct Admitted {
+    holding: Holding,
+    /// The first `shared` pages of the holding come from the prefix cache.
     shared: usize,
     /// The chain of blocks in the shared pages. None if the request has no content by which pages could be shared.
     chain: Option<Chain>,
+    /// The slot to copy to the request's slot before its first row: a checkpoint, or the null slot for the initial
+    /// state. None if nothing is to be copied.
+    initial: Option<SlotId>,
 }
 
 impl Request {
-    /// Ends a request that holds no pages, so no pool is needed.
+    /// Ends a request that holds no planes, so no pool is needed.
     pub fn end(self, outcome: Outcome) -> Ending {
         Ending { key: self.key, passes: self.epoch, cached_tokens: self.cached_tokens(), outcome }
     }
@@ -112,22 +117,49 @@ impl Request {
         self.life.to_run(admission, self.prefill_end(), pool)
     }
 
-    /// Takes `pages` pages, as many of them as possible from the prefix cache. None if too few are available.
-    pub fn take_pages(&self, pages: usize, pool: &mut PagePool) -> Option<AdmittedPages> {
+    /// Takes a slot and `pages` pages, as many of them as possible from the prefix cache. `number` identifies the
+    /// request. None if too little is available.
+    pub fn take_planes(&self, number: u64, pages: usize, pool: &mut PlanePool) -> Option<Admitted> {
+        // With [`GraphRole::Decode`], the other worker sends the slot's state. An encoder's graph has no state.
+        let has_initial = pool.has_slots() && !matches!(self.role, GraphRole::Decode | GraphRole::Encode);
+        let initial = has_initial.then_some(SlotId::NULL);
         let Some(content) = &self.content else {
-            return Some(AdmittedPages { table: pool.allocate(pages)?, shared: 0, chain: None });
+            let holding = pool.take(&[], pages, None)?;
+            return Some(Admitted { holding, shared: 0, chain: None, initial });
         };
         let computed_here = self.role != GraphRole::Decode;
         // The last position never comes from the cache: this or another worker must compute it, since the first token
         // is sampled from it.
         let most = if content.may_reuse || !computed_here { self.prefill_end() - 1 } else { 0 };
-        let mut known = pool.find(content.blocks(most, pool.page_tokens()));
-        if computed_here {
-            known.truncate(self.blocks_to_resume_behind(known.len(), pool.page_tokens()));
+        let page_tokens = pool.pages().page_tokens();
+        let known = pool.look_up(number, most / page_tokens, |index| content.block(index, page_tokens));
+        if pages > known.len() + pool.pages().available() {
+            pool.keep_look_up(number, known);
+            return None;
         }
-        let chain = known.last().map_or(Chain::Start, |&(_, chain)| chain);
-        let table = pool.allocate_behind(&known, pages)?;
-        Some(AdmittedPages { table, shared: known.len(), chain: Some(chain) })
+        let (shared, checkpoint) = match (computed_here, has_initial) {
+            (false, _) => (known.len(), None),
+            (true, false) => (self.blocks_to_resume_behind(known.len(), page_tokens), None),
+            (true, true) => self.last_checkpoint(&known, pool),
+        };
+        let Some(holding) = pool.take(&known[..shared], pages, checkpoint) else {
+            pool.keep_look_up(number, known);
+            return None;
+        };
+        let chain = known[..shared].last().map_or(Chain::Start, |&(_, chain)| chain);
+        Some(Admitted { holding, shared, chain: Some(chain), initial: checkpoint.or(initial) })
+    }
+
+    /// The largest number of the known blocks that end with a checkpoint behind which the prefill may resume, and this
+    /// checkpoint.
+    fn last_checkpoint(&self, known: &[(PageId, Chain)], pool: &PlanePool) -> (usize, Option<SlotId>) {
+        let page_tokens = pool.pages().page_tokens();
+        let checkpoint = |blocks: usize| {
+            let slot = pool.checkpoint(known[blocks - 1].1);
+            let found = slot != SlotId::NULL && self.blocks_to_resume_behind(blocks, page_tokens) == blocks;
+            found.then_some((blocks, Some(slot)))
+        };
+        (1..=known.len()).rev().find_map(checkpoint).unwrap_or((0, None))
     }
 
     /// Looks the prefill up in the prefix cache and updates `known_tokens`. False if the request may not use the cache.

@@ -12,16 +12,17 @@ use std::{
 use tutti_proto::{GraphKey, StepNumber, declaration::ModelDeclaration};
 use tutti_settings::Admission;
 
-use self::expiry::forget;
 use crate::{
     config::{ConfigError, SchedulerConfig},
+    holding::PlanePool,
     launch::{GraphLaunch, HEAD_START, MAX_PRIORITY, Refusal},
     least_time::LeastTime,
     pace::Pace,
     packing::{Candidate, PastSteps, pack},
     pages::PagePool,
     prepared::PreparedDecodes,
-    request::{Request, Running, Ticket},
+    request::{Draining, Request, Running, Ticket},
+    slots::{SlotCopy, SlotPool},
     step::{Row, RowCommit, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
     validate::validate,
@@ -36,7 +37,7 @@ const REMEMBERED_CANCELS: usize = 1024;
 pub struct Scheduler {
     config: SchedulerConfig,
     walks: Walks,
-    pool: PagePool,
+    planes: PlanePool,
     pace: Pace,
     least_time: LeastTime,
     /// Accepted requests that hold no pages and wait for them, in the order of their tickets.
@@ -45,6 +46,10 @@ pub struct Scheduler {
     parked: BTreeMap<Ticket, Request>,
     /// Requests that hold their pages and a slot, in the order of their tickets.
     running: BTreeMap<Ticket, Running>,
+    /// Planes of ended requests that have rows in flight, by the requests' tickets.
+    draining: BTreeMap<Ticket, Draining>,
+    /// The steps that are neither committed nor aborted, in the order of their plans.
+    flying: VecDeque<StepNumber>,
     /// The ticket of every request in `waiting`, `parked` or `running`.
     tickets: HashMap<GraphKey, Ticket>,
     /// Held requests that the next plan ends as cancelled.
@@ -81,16 +86,22 @@ pub struct Tally {
 /// A worker's load and counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Requests that hold pages.
+    /// Requests in the running set. Requests that have ended are not among them, even if they have rows in flight.
     pub running: usize,
     /// Requests that wait for pages or media.
     pub waiting: usize,
-    /// Pages held by requests.
+    /// Pages held by requests, and by ended requests with rows in flight.
     pub pages_used: usize,
     /// Pages that no request holds, kept because new prompts may start with the pages' content.
     pub pages_cached: usize,
     /// Pages that requests can hold.
     pub pages_total: usize,
+    /// Slots held by requests, by ended requests with rows in flight, and by checkpoints that are being saved or read.
+    pub slots_used: usize,
+    /// Slots that hold a checkpoint and nothing else needs: they can be taken.
+    pub slots_cached: usize,
+    /// Slots that requests and checkpoints can hold.
+    pub slots_total: usize,
     /// Steps planned so far.
     pub steps: u64,
     /// Counters over the scheduler's life.
@@ -105,11 +116,17 @@ impl Scheduler {
             walks: Walks::new(model, config.settings.chunking)?,
             pace: Pace::new(config.settings.target_itl()),
             least_time: LeastTime::default(),
-            pool: PagePool::new(config.pages, config.page_tokens),
+            planes: PlanePool::new(
+                PagePool::new(config.pages, config.page_tokens),
+                SlotPool::new(config.slots),
+                model.has_slots(),
+            ),
             config,
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),
             running: BTreeMap::new(),
+            draining: BTreeMap::new(),
+            flying: VecDeque::new(),
             tickets: HashMap::new(),
             cancelled: BTreeSet::new(),
             failed_transfers: BTreeMap::new(),
@@ -129,7 +146,7 @@ impl Scheduler {
             return Err(Refusal::Duplicate(launch.key));
         }
         let classes = i64::from(launch.priority.clamp(-MAX_PRIORITY, MAX_PRIORITY));
-        let request = validate(launch, &self.walks, &self.config, &self.pool)?;
+        let request = validate(launch, &self.walks, &self.config, self.planes.pages())?;
         let (held, limit) = (self.tickets.len(), self.config.max_held_requests());
         if held >= limit {
             return Err(Refusal::QueueFull { held, limit });
@@ -148,8 +165,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Cancels a request. The next plan ends the request; if a step computes the request now, the first plan after that
-    /// step does. A request that has not arrived yet is ended by the first plan after its arrival. For a request that
+    /// Cancels a request: the next plan ends it. A request that has not arrived yet is ended by the first plan after its arrival. For a request that
     /// has ended, the call has no effect.
     pub fn cancel(&mut self, key: GraphKey) {
         if self.tickets.contains_key(&key) {
@@ -165,14 +181,17 @@ impl Scheduler {
     /// Ends requests that are cancelled, late or certain to be late, admits those that fit, and packs the next step.
     /// `now` is the time on a monotonic clock; it is only compared with deadlines.
     ///
-    /// A request that an earlier step still computes takes no part in the new step, so a step may be planned while
-    /// another runs.
+    /// A step may be planned while earlier ones run, up to
+    /// [`steps_in_flight`](SchedulerConfig::steps_in_flight) of them together; beyond that, no step is planned. A
+    /// request may be in all of them. Its rows are planned on the assumption that its rows in flight succeed and do not
+    /// end it. If one of them does, its later rows are [void](RowCommit::is_void).
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
         let preempted =
             if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
         let reserved = self.admit();
-        Turn { endings, preempted, reserved, step: self.pack() }
+        let may_fly = self.flying.len() < self.config.steps_in_flight;
+        Turn { endings, preempted, reserved, step: if may_fly { self.pack() } else { None } }
     }
 
     /// Prepares the decodes of the next plan while a step runs, on the assumption that each row of that step succeeds
@@ -183,37 +202,69 @@ impl Scheduler {
     }
 
     /// Takes back a step that has run, with one outcome for each row, in the order of the rows, and the step's
-    /// duration. A row takes effect on its request here and nowhere else.
+    /// duration. Steps come back in the order of their plans. A row takes effect on its request here and nowhere else.
+    /// A row of a request that has ended meanwhile is void: whatever its outcome, it has no effect.
     pub fn commit(&mut self, step: StepPlan, outcomes: Vec<RowOutcome>, took: Duration) -> Vec<RowCommit> {
         assert_eq!(step.rows.len(), outcomes.len(), "step {}: rows and outcomes", step.number);
-        if !step.rows.iter().any(|row| self.running.get(&row.ticket).is_some_and(Running::encodes)) {
-            self.pace.observe(&self.work(&step), took);
-        }
-        let scored = |row: &Row| self.running.get(&row.ticket).is_some_and(Running::is_scored);
-        self.least_time.observe(&step, &self.walks, scored, took);
+        assert_eq!(self.flying.pop_front(), Some(step.number), "steps come back in the order of their plans");
+        self.observe(&step, took);
         let mut commits = Vec::with_capacity(outcomes.len());
         for (row, outcome) in step.rows.into_iter().zip(outcomes) {
-            let Entry::Occupied(mut request) = self.running.entry(row.ticket) else {
-                unreachable!("{} left the running set inside step {}", row.key, step.number);
+            self.planes.remove_reader(row.initial);
+            let Some(request) = self.running.get_mut(&row.ticket) else {
+                self.drop_row(&row);
+                self.tally.void_rows += 1;
+                commits.push(RowCommit { row, sampled: None, cached_tokens: 0, is_void: true, ending: None });
+                continue;
             };
-            let cached_tokens = request.get().cached_tokens();
-            let (sampled, outcome) = request.get_mut().commit(step.number, &row, outcome, &mut self.pool);
-            let ending = outcome.map(|outcome| {
-                let request = request.remove();
-                forget(&mut self.tickets, &mut self.deadlines, row.key, request.deadline());
-                request.end(outcome, &mut self.pool)
-            });
+            let cached_tokens = request.cached_tokens();
+            let (sampled, outcome) = request.commit(&row, outcome, &mut self.planes);
+            let ending = outcome.and_then(|outcome| self.end_running(row.ticket, row.key, outcome));
             commits.push(RowCommit { row, sampled, cached_tokens, is_void: false, ending });
         }
         commits
     }
 
-    /// Takes back a step that has not run. No request advances, so later plans compute the same positions.
+    /// Takes back the step that was planned last and has not run: neither its rows nor its slot copies. No request
+    /// advances, so later plans compute the same positions.
     pub fn abort(&mut self, step: StepPlan) {
+        assert_eq!(self.flying.pop_back(), Some(step.number), "only the step planned last is aborted");
         for row in step.rows {
-            if let Some(request) = self.running.get_mut(&row.ticket) {
-                request.leave_step(step.number);
+            match self.running.get_mut(&row.ticket) {
+                Some(request) => request.leave_step(&row, &mut self.planes),
+                None => {
+                    self.planes.remove_reader(row.initial);
+                    self.drop_row(&row);
+                }
             }
+        }
+    }
+
+    /// Takes back a row of a request that has ended. The last one in flight frees the request's planes.
+    fn drop_row(&mut self, row: &Row) {
+        let Entry::Occupied(mut draining) = self.draining.entry(row.ticket) else {
+            unreachable!("{} has neither a request nor planes", row.key);
+        };
+        if draining.get_mut().drop_row(row, &mut self.planes) {
+            draining.remove().release(&mut self.planes);
+        }
+    }
+
+    /// Learns from the duration of a step.
+    fn observe(&mut self, step: &StepPlan, took: Duration) {
+        let Self { running, draining, .. } = self;
+        let encodes = |row: &Row| match running.get(&row.ticket) {
+            Some(request) => request.encodes(),
+            None => draining.get(&row.ticket).is_some_and(|draining| draining.encodes),
+        };
+        let scored = |row: &Row| match running.get(&row.ticket) {
+            Some(request) => request.is_scored(),
+            None => draining.get(&row.ticket).is_some_and(|draining| draining.is_scored),
+        };
+        let encoder_ran = step.rows.iter().any(encodes);
+        self.least_time.observe(step, &self.walks, scored, took);
+        if !encoder_ran {
+            self.pace.observe(&self.work(step), took);
         }
     }
 
@@ -222,9 +273,12 @@ impl Scheduler {
         Load {
             running: self.running.len(),
             waiting: self.waiting.len() + self.parked.len(),
-            pages_used: self.pool.used(),
-            pages_cached: self.pool.idle(),
-            pages_total: self.pool.total(),
+            pages_used: self.planes.pages().used(),
+            pages_cached: self.planes.pages().idle(),
+            pages_total: self.planes.pages().total(),
+            slots_used: self.planes.slots().used(),
+            slots_cached: self.planes.slots().idle(),
+            slots_total: self.planes.slots().total(),
             steps: self.next_step.0,
             tally: self.tally,
         }
@@ -254,7 +308,7 @@ impl Scheduler {
 
     fn pack(&mut self) -> Option<StepPlan> {
         let mut prepared = std::mem::take(&mut self.prepared);
-        let Self { running, config, walks, .. } = self;
+        let Self { running, config, walks, planes, .. } = self;
         let candidate = |(ticket, request): (&Ticket, _)| Candidate::new(*ticket, request, config, walks);
         let mut candidates: Vec<Candidate<'_>> = running.iter_mut().filter_map(candidate).collect();
         let packing = pack(&candidates, config, &self.pace, self.past)?;
@@ -266,15 +320,25 @@ impl Scheduler {
         }
         let number = self.next_step;
         self.next_step.0 += 1;
+        self.flying.push_back(number);
         let mut rows = Vec::with_capacity(packing.shares.len());
         for share in &packing.shares {
             let Candidate { ticket, request, .. } = &mut candidates[share.candidate];
             request.passed_over = 0;
-            let ready = prepared.take(*ticket, |row| request.launch_prepared(number, row));
+            let ready = prepared.take(*ticket, |row| request.is_next(row));
             self.tally.rows_ahead += u64::from(ready.is_some());
-            rows.push(ready.unwrap_or_else(|| request.launch(*ticket, number, share.walk, share.tokens)));
+            let row = ready.unwrap_or_else(|| request.next_row(*ticket, share.walk, share.tokens));
+            rows.push(request.enter_step(row, planes));
         }
+        let copies = if planes.has_slots() { slot_copies(&rows) } else { Vec::new() };
         let own = packing.shares.iter().map(|share| share.walk);
-        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), copies: Vec::new(), rows })
+        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), copies, rows })
     }
+}
+
+/// The slot copies of a step with these rows. The saves come first, so that no other copy changes a slot that is saved.
+fn slot_copies(rows: &[Row]) -> Vec<SlotCopy> {
+    let saves = rows.iter().filter_map(|row| Some(SlotCopy { from: row.slot, to: row.save? }));
+    let initial = rows.iter().filter_map(|row| Some(SlotCopy { from: row.initial?, to: row.slot }));
+    saves.chain(initial).collect()
 }

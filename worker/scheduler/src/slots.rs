@@ -1,11 +1,20 @@
-//! Slots: a fixed number of bytes of state per request, and copies between them.
+//! Slots: a fixed number of bytes of state per request, copies between slots, and the pool of slots.
+//!
+//! A slot is held (a running request or a save owns it), a checkpoint (the prefix cache can restore a request from it),
+//! or free. A checkpoint is idle unless a request that begins from it still reads it. Idle checkpoints count as
+//! available: they are taken when no free slot is left, the checkpoint unused for longest first.
+
+use std::collections::BTreeMap;
+
+use crate::pages::PageId;
 
 /// A slot, by its index in the pool. Its state is on the device; the scheduler never reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u32);
 
 impl SlotId {
-    /// The null slot: it holds the initial state, which is all zeros, and no request holds it.
+    /// The null slot: no request holds it, and as the source of a [`SlotCopy`] it stands for the initial state, which
+    /// is all zeros.
     pub const NULL: Self = Self(0);
 }
 
@@ -17,3 +26,129 @@ pub struct SlotCopy {
     /// The slot to overwrite.
     pub to: SlotId,
 }
+
+/// The slots of a worker.
+#[derive(Debug)]
+pub(crate) struct SlotPool {
+    /// The use of each slot, by the slot's index.
+    uses: Vec<Use>,
+    /// The free slots, used as a stack.
+    free: Vec<SlotId>,
+    /// Idle checkpoints, by the time of their last use.
+    idle: BTreeMap<u64, SlotId>,
+    /// Logical time: counts uses of checkpoints.
+    clock: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Free,
+    Held,
+    Checkpoint {
+        /// The page of the last block that the checkpoint's state covers.
+        page: PageId,
+        /// Number of requests that begin from the checkpoint and have not committed their first row.
+        readers: u32,
+        /// The checkpoint's key in `idle`, if it has no readers.
+        since: u64,
+    },
+}
+
+impl SlotPool {
+    /// A pool of `slots` slots, the null slot included.
+    pub fn new(slots: usize) -> Self {
+        let mut uses = vec![Use::Free; slots];
+        if let Some(null) = uses.first_mut() {
+            *null = Use::Held;
+        }
+        // From the top of the stack, so that a new pool gives out slots in order.
+        let free = (1..slots).rev().map(|slot| SlotId(slot as u32)).collect();
+        Self { uses, free, idle: BTreeMap::new(), clock: 0 }
+    }
+
+    /// Takes a slot. If the slot was an idle checkpoint, also returns the checkpoint's page. None if no slot is
+    /// available.
+    pub fn take(&mut self) -> Option<(SlotId, Option<PageId>)> {
+        let slot = self.free.pop().or_else(|| Some(self.idle.pop_first()?.1))?;
+        let before = std::mem::replace(&mut self.uses[slot.0 as usize], Use::Held);
+        let page = if let Use::Checkpoint { page, .. } = before { Some(page) } else { None };
+        Some((slot, page))
+    }
+
+    /// Gives back a slot that [`take`](Self::take) returned.
+    pub fn give_back(&mut self, slot: SlotId) {
+        let of_slot = &mut self.uses[slot.0 as usize];
+        assert!(*of_slot == Use::Held && slot != SlotId::NULL, "slot {} is {of_slot:?}, not held", slot.0);
+        *of_slot = Use::Free;
+        self.free.push(slot);
+    }
+
+    /// Makes a held slot the checkpoint of `page`.
+    pub fn attach(&mut self, slot: SlotId, page: PageId) {
+        let of_slot = &mut self.uses[slot.0 as usize];
+        assert!(*of_slot == Use::Held && slot != SlotId::NULL, "slot {} is {of_slot:?}, not held", slot.0);
+        self.clock += 1;
+        *of_slot = Use::Checkpoint { page, readers: 0, since: self.clock };
+        self.idle.insert(self.clock, slot);
+    }
+
+    /// Frees an idle checkpoint.
+    pub fn drop_checkpoint(&mut self, slot: SlotId) {
+        let of_slot = &mut self.uses[slot.0 as usize];
+        let Use::Checkpoint { readers: 0, since, .. } = *of_slot else {
+            unreachable!("slot {} is {of_slot:?}, not an idle checkpoint", slot.0)
+        };
+        self.idle.remove(&since);
+        *of_slot = Use::Free;
+        self.free.push(slot);
+    }
+
+    /// Adds a reader to a checkpoint: it keeps its state until the reader is [removed](Self::remove_reader).
+    pub fn add_reader(&mut self, slot: SlotId) {
+        let of_slot = &mut self.uses[slot.0 as usize];
+        let Use::Checkpoint { readers, since, .. } = of_slot else {
+            unreachable!("slot {} is {of_slot:?}, not a checkpoint", slot.0)
+        };
+        if *readers == 0 {
+            self.idle.remove(since);
+        }
+        *readers += 1;
+    }
+
+    /// Removes a reader from a checkpoint, which counts as used now.
+    pub fn remove_reader(&mut self, slot: SlotId) {
+        let of_slot = &mut self.uses[slot.0 as usize];
+        let Use::Checkpoint { readers: readers @ 1.., since, .. } = of_slot else {
+            unreachable!("slot {} is {of_slot:?}, not a checkpoint with readers", slot.0)
+        };
+        *readers -= 1;
+        if *readers == 0 {
+            self.clock += 1;
+            *since = self.clock;
+            self.idle.insert(self.clock, slot);
+        }
+    }
+
+    /// Number of slots that requests can hold: all but the null slot.
+    pub fn total(&self) -> usize {
+        self.uses.len().saturating_sub(1)
+    }
+
+    /// Number of slots that can be taken.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.idle.len()
+    }
+
+    /// Number of slots that are held or read.
+    pub fn used(&self) -> usize {
+        self.total() - self.available()
+    }
+
+    /// Number of idle checkpoints.
+    pub fn idle(&self) -> usize {
+        self.idle.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -91,6 +91,11 @@ pub struct Row {
     /// committed yet.
     pub continues: bool,
     pub(crate) ticket: Ticket,
+    /// The source of the copy that gives the request's slot its initial state at the step's head; see
+    /// [`StepPlan::copies`].
+    pub(crate) initial: Option<SlotId>,
+    /// The slot that the request's slot is saved to at the step's head.
+    pub(crate) save: Option<SlotId>,
 }
 
 impl Row {

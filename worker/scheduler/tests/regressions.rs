@@ -272,19 +272,21 @@ fn a_cancel_before_the_launch_sticks() {
 }
 
 #[test]
-fn a_request_cancelled_inside_a_step_keeps_its_pages_until_the_step_is_back() {
+fn a_request_cancelled_inside_a_step_ends_at_once_and_keeps_its_planes_until_the_step_is_back() {
     let mut scheduler = scheduler(config());
     scheduler.add(text(1, 3, 9)).unwrap();
     let flying = step(&mut scheduler);
     scheduler.cancel(key(1));
     let turn = scheduler.plan(Duration::ZERO);
-    assert!(turn.endings.is_empty() && turn.step.is_none());
-    assert_eq!(scheduler.load().pages_used, 3);
+    let ended: Vec<_> = turn.endings.iter().map(|ending| (ending.key, ending.passes.0)).collect();
+    assert!(ended == [(key(1), 0)] && turn.step.is_none() && scheduler.is_empty());
+    assert_eq!((scheduler.load().pages_used, scheduler.load().slots_used), (3, 1));
     let outcome = word(&flying.rows[0]);
     let commits = scheduler.commit(flying, vec![outcome], Duration::ZERO);
-    assert!(commits[0].ending.is_none());
-    assert_eq!(scheduler.plan(Duration::ZERO).endings.len(), 1);
-    assert_eq!(scheduler.load().pages_used, 0);
+    assert!(commits[0].is_void && commits[0].sampled.is_none() && commits[0].ending.is_none());
+    assert!(scheduler.plan(Duration::ZERO).endings.is_empty());
+    let load = scheduler.load();
+    assert_eq!((load.pages_used, load.slots_used, load.tally.void_rows), (0, 0, 1));
 }
 
 #[test]

@@ -34,8 +34,10 @@ pub(in crate::cpu) struct RotateAndStore<'a> {
     pub(in crate::cpu) qkv: &'a mut [f32],
     pub(in crate::cpu) shape: AttentionShape,
     pub(in crate::cpu) norms: Option<Norms<'a>>,
-    /// `[tokens, head_dim]`.
+    /// `[tokens, rotated]`.
     pub(in crate::cpu) angles: &'a [f32],
+    /// Number of elements of each head that are rotated, from the first on: an even number.
+    pub(in crate::cpu) rotated: usize,
     pub(in crate::cpu) kv: &'a mut KvPool,
     pub(in crate::cpu) layer: usize,
 }
@@ -47,7 +49,7 @@ pub(in crate::cpu) fn rotate_and_store(
     step: &Step,
     operands: RotateAndStore<'_>,
 ) -> Result<(), DeviceError> {
-    let RotateAndStore { qkv, shape, norms, angles, kv, layer } = operands;
+    let RotateAndStore { qkv, shape, norms, angles, rotated, kv, layer } = operands;
     let layout = Layout::new(&kv.shape, layer);
     let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
     let qkv = Shared::new(qkv);
@@ -63,9 +65,9 @@ pub(in crate::cpu) fn rotate_and_store(
                 let tokens = first..end.min(of.first_token + of.tokens);
                 // SAFETY: each token belongs to one task, so no other task accesses these elements of `qkv`.
                 let qkv = unsafe { qkv.slice_mut(first * width, tokens.len() * width) };
-                let angles = &angles[first * shape.head_dim..tokens.end * shape.head_dim];
+                let angles = &angles[first * rotated..tokens.end * rotated];
                 (first, row) = (tokens.end, row + 1);
-                path.run(Tokens::<Fmt> { qkv, shape, norms, angles, data: &data, layout, row: of, table, tokens });
+                path.run(Tokens::<Fmt> { qkv, shape, norms, angles, rotated, data: &data, layout, row: of, table, tokens });
             }
         })
     })
@@ -77,6 +79,7 @@ struct Tokens<'a, W: Format> {
     shape: AttentionShape,
     norms: Option<Norms<'a>>,
     angles: &'a [f32],
+    rotated: usize,
     data: &'a Shared<'a, W::Raw>,
     layout: Layout,
     row: &'a Row,
@@ -136,14 +139,14 @@ impl<W: Format> Tokens<'_, W> {
     fn rotate<S: Simd>(&mut self, s: S) {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let width = (heads + 2 * kv_heads) * head_dim;
-        for (qkv, angles) in self.qkv.chunks_exact_mut(width).zip(self.angles.chunks_exact(head_dim)) {
+        for (qkv, angles) in self.qkv.chunks_exact_mut(width).zip(self.angles.chunks_exact(self.rotated)) {
             let (q, kv) = qkv.split_at_mut(heads * head_dim);
             let (q_norm, k_norm) = match self.norms {
                 Some(Norms { q, k, eps }) => (Some((q, eps)), Some((k, eps))),
                 None => (None, None),
             };
-            rotate(s, q, q_norm, angles);
-            rotate(s, &mut kv[..kv_heads * head_dim], k_norm, angles);
+            rotate(s, q, head_dim, q_norm, angles);
+            rotate(s, &mut kv[..kv_heads * head_dim], head_dim, k_norm, angles);
         }
     }
 }
@@ -228,10 +231,11 @@ fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
     narrow
 }
 
-/// Normalises heads if there is a norm, and rotates the two halves of each head against each other.
+/// Normalises heads if there is a norm, and rotates the two halves of each head's first elements against each other.
+/// There are as many such elements as angles.
 #[inline(always)]
-fn rotate<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles: &[f32]) {
-    let (head_dim, half) = (angles.len(), angles.len() / 2);
+fn rotate<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, norm: Option<(&[f32], f32)>, angles: &[f32]) {
+    let half = angles.len() / 2;
     let (cos, sin) = angles.split_at(half);
     for heads in heads.chunks_mut(LANES * head_dim) {
         // The factors of several heads are computed first, so that their square roots overlap.
@@ -242,7 +246,8 @@ fn rotate<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles:
             }
         }
         for (&factor, head) in factors.iter().zip(heads.chunks_exact_mut(head_dim)) {
-            let (low, high) = head.split_at_mut(half);
+            let (rotated, rest) = head.split_at_mut(2 * half);
+            let (low, high) = rotated.split_at_mut(half);
             for at in (0..half).step_by(LANES) {
                 let end = half.min(at + LANES);
                 let (low, high) = (&mut low[at..end], &mut high[at..end]);
@@ -258,6 +263,12 @@ fn rotate<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles:
                 let (cos, sin) = (s.load_some(&cos[at..end], 0.0), s.load_some(&sin[at..end], 0.0));
                 s.store_some(low, s.sub(s.mul(a, cos), s.mul(b, sin)));
                 s.store_some(high, s.add(s.mul(b, cos), s.mul(a, sin)));
+            }
+            if let Some((weight, _)) = norm {
+                for (rest, weight) in rest.chunks_mut(LANES).zip(weight[2 * half..].chunks(LANES)) {
+                    let normal = s.mul(s.load_some(rest, 0.0), s.splat(factor));
+                    s.store_some(rest, s.mul(normal, s.load_some(weight, 0.0)));
+                }
             }
         }
     }

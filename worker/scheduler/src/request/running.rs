@@ -1,19 +1,22 @@
-//! A running request: it holds its pages and a slot of the running set.
+//! A running request: it holds its pages and a slot, and has a place in the running set.
 //!
 //! The field `computed` alone records how far the request is. The current segment, the phase (prefill or decode), and
-//! whether a row reaches the end of the prefill all follow from `computed`.
+//! whether a row reaches the end of the prefill all follow from it. `planned` is the same record for the time after all
+//! rows of the request that are in flight. Rows are planned from there, so that a request may be in several steps.
 
 mod disaggregated;
+mod rows;
 
 use std::time::Duration;
 
-use tutti_proto::{Epoch, StepNumber, declaration::WalkId};
+use tutti_proto::{Epoch, declaration::WalkId};
 
-use super::{AdmittedPages, Cut, PrefillSegment, Request, Ticket};
+use super::{Admitted, Cut, PrefillSegment, Request};
 use crate::{
+    checkpoints::Ladder,
+    holding::{Holding, PlanePool},
     launch::GraphRole,
     least_time::LeastTime,
-    pages::{BlockTable, PagePool},
     prefix::Chain,
     slots::SlotId,
     step::{Ending, Outcome, OutputToken, Row, RowOutcome, Terminality},
@@ -24,30 +27,39 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Running {
     request: Request,
-    block_table: BlockTable,
+    holding: Holding,
     /// Number of positions whose planes are computed. Grows only when a row is committed or an import is completed.
     computed: usize,
-    /// The request's row in the step that computes the request now, if any. Until that step is committed or aborted,
-    /// the request's pages and progress stay as they are.
-    in_step: Option<InStep>,
+    /// The request's progress once all its rows in flight are committed. Without rows in flight, it is the progress.
+    planned: Progress,
+    /// Number of the request's rows in steps that are neither committed nor aborted yet. Until there are none, the
+    /// request keeps its pages and its slot.
+    in_flight: u32,
+    /// The slot to copy to the request's slot at the head of the step of its first row: a checkpoint, of which the
+    /// request is a reader, or the null slot. None if nothing is to be copied, or once a row has the copy.
+    initial: Option<SlotId>,
+    /// The positions at which the slot is saved. None if the request leaves no checkpoints.
+    ladder: Option<Ladder>,
     /// Number of steps that have passed the request over since it last took part in one.
     pub passed_over: u32,
     /// True while the request is left out of steps because it computes planes faster than they can be sent to the other
     /// worker.
     pub held_back: bool,
+    /// True if the last plan chose the request for preemption, but found rows of it in flight. Each plan decides anew.
+    pub is_victim: bool,
     /// The chain of the request's blocks that are recorded in the pool. None if no further block can be recorded.
     chain: Option<Chain>,
     /// Number of the request's blocks that are recorded in the pool.
     recorded: usize,
 }
 
-/// A request's row in a step that is neither committed nor aborted yet.
-#[derive(Clone, Copy, Debug)]
-struct InStep {
-    number: StepNumber,
-    /// One more than the row's last position.
-    end: usize,
-    samples: bool,
+/// The planes of an ended request that has rows in flight, which still read and write them.
+#[derive(Debug)]
+pub(crate) struct Draining {
+    holding: Holding,
+    in_flight: u32,
+    pub encodes: bool,
+    pub is_scored: bool,
 }
 
 /// The progress of a request.
@@ -61,8 +73,17 @@ struct Progress {
 /// The work that a running request needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    Prefilling { walk: WalkId, cut: Cut, left: usize },
-    Decoding { walk: WalkId },
+    Prefilling {
+        walk: WalkId,
+        cut: Cut,
+        /// Number of tokens of the current segment that are left.
+        left: usize,
+        /// Number of tokens up to the next checkpoint, if the prefill may be cut there; at most `left`.
+        to_rung: usize,
+    },
+    Decoding {
+        walk: WalkId,
+    },
 }
 
 impl Phase {
@@ -75,19 +96,27 @@ impl Phase {
 
 impl Request {
     /// Moves the request from waiting to running.
-    pub fn admit(mut self, pages: AdmittedPages, pool: &PagePool) -> Running {
-        let AdmittedPages { table: block_table, shared, chain } = pages;
+    pub fn admit(mut self, admitted: Admitted, pool: &PlanePool) -> Running {
+        let Admitted { holding, shared, chain, initial } = admitted;
+        let page_tokens = pool.pages().page_tokens();
         // With [`GraphRole::Decode`], another worker computes the whole prefill and reports the cached tokens, so no
         // position counts as computed here.
-        let computed = if self.role == GraphRole::Decode { 0 } else { shared * pool.page_tokens() };
+        let computed = if self.role == GraphRole::Decode { 0 } else { shared * page_tokens };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
+        let ladder =
+            (pool.has_slots() && chain.is_some()).then(|| Ladder::new(self.prefill_end(), page_tokens));
+        let planned = Progress { computed, generated: self.generated, epoch: self.epoch };
         Running {
             request: self,
-            block_table,
+            holding,
             computed,
-            in_step: None,
+            planned,
+            in_flight: 0,
+            initial,
+            ladder,
             passed_over: 0,
             held_back: false,
+            is_victim: false,
             chain,
             recorded: shared,
         }
@@ -95,22 +124,30 @@ impl Request {
 }
 
 impl Running {
-    pub fn is_in_step(&self) -> bool {
-        self.in_step.is_some()
+    /// True if a step in flight computes the request.
+    pub fn is_in_flight(&self) -> bool {
+        self.in_flight > 0
     }
 
-    /// True if the request is never preempted: it keeps its pages until it ends.
+    /// True if the request is never preempted: it keeps its planes until it ends.
     pub fn is_pinned(&self) -> bool {
         self.request.is_pinned || self.is_disaggregated()
     }
 
+    /// The work of the request's next row. None if the rows in flight are its last.
     pub fn phase(&self) -> Option<Phase> {
-        match self.request.prefill.iter().find(|segment| segment.end > self.computed) {
-            Some(segment) => {
-                let left = segment.end - self.computed;
-                Some(Phase::Prefilling { walk: segment.walk, cut: segment.cut, left })
+        let Progress { computed, generated, .. } = self.planned;
+        match self.request.prefill.iter().find(|segment| segment.end > computed) {
+            Some(&PrefillSegment { walk, cut, end }) => {
+                let left = end - computed;
+                let ladder = self.ladder.filter(|_| cut == Cut::Anywhere);
+                let to_rung = ladder.map_or(left, |ladder| left.min(ladder.next(computed) - computed));
+                Some(Phase::Prefilling { walk, cut, left, to_rung })
             }
-            None => self.request.decode.map(|walk| Phase::Decoding { walk }),
+            None if self.request.wants_output(generated) => {
+                self.request.decode.map(|walk| Phase::Decoding { walk })
+            }
+            None => None,
         }
     }
 
@@ -127,37 +164,55 @@ impl Running {
         self.request.is_scored
     }
 
-    /// Lower bound on the time that the rest of the prefill takes; see [`Request::least_time`].
+    /// Lower bound on the time that the rest of the prefill takes; see [`Request::least_time`]. Rows in flight may be
+    /// done at any moment, so they do not count.
     pub fn least_time(&self, chunk: usize, known: &LeastTime) -> Duration {
-        self.request.least_time(self.computed, chunk, known)
+        self.request.least_time(self.planned.computed, chunk, known)
     }
 
-    /// Number of positions whose planes are computed.
-    pub fn computed(&self) -> usize {
-        self.computed
+    /// Number of positions that are computed once all rows in flight are.
+    pub fn planned(&self) -> usize {
+        self.planned.computed
+    }
+
+    /// Largest number of tokens that the request may record in the prefix cache before its next row is planned.
+    pub fn tokens_to_record(&self) -> usize {
+        match &self.request.content {
+            None => 0,
+            Some(_) if self.awaits_planes() => self.request.prefill_end(),
+            Some(_) if self.is_in_flight() => self.planned.computed,
+            Some(_) => 0,
+        }
     }
 
     /// True if the request holds the page of its next position, or needs no pages.
     pub fn has_room(&self, page_tokens: usize) -> bool {
-        self.request.role == GraphRole::Encode || self.computed < self.block_table.len() * page_tokens
+        let room = self.holding.table.len() * page_tokens;
+        self.request.role == GraphRole::Encode || self.planned.computed < room
     }
 
-    /// True if the request can be part of the next step.
+    /// True if the request can have a row in the next step, if there is [work](Self::phase) for one.
     pub fn is_ready(&self, page_tokens: usize) -> bool {
-        !self.is_in_step() && self.has_room(page_tokens) && !self.held_back && !self.awaits_planes()
+        self.has_room(page_tokens) && !self.held_back && !self.is_victim && !self.awaits_planes()
+    }
+
+    /// True if the request needs a page for its next row.
+    pub fn is_short(&self, page_tokens: usize) -> bool {
+        !self.is_disaggregated() && !self.has_room(page_tokens) && self.phase().is_some()
     }
 
     /// Adds a page for the next positions. False if no page is available.
-    pub fn grow(&mut self, pool: &mut PagePool) -> bool {
-        let page = pool.allocate(1);
-        page.map(|page| self.block_table.extend(page)).is_some()
+    pub fn grow(&mut self, pool: &mut PlanePool) -> bool {
+        pool.grow(&mut self.holding)
     }
 
-    /// Releases the request's pages. Its sampled tokens become part of its prefill, which is computed again before the
-    /// next token is sampled.
-    pub fn preempt(self, pool: &mut PagePool) -> Request {
+    /// Releases the planes of a request that has no rows in flight. Its sampled tokens become part of its prefill,
+    /// which is computed again before the next token is sampled.
+    pub fn preempt(self, pool: &mut PlanePool) -> Request {
+        assert!(!self.is_in_flight(), "{} is preempted inside a step", self.request.key);
         let mut request = self.request;
-        pool.release(self.block_table);
+        pool.remove_reader(self.initial);
+        pool.release(self.holding);
         let end = request.prompt_tokens + request.generated as usize;
         let (walk, cut) = request.recompute;
         match request.prefill.last_mut() {
@@ -168,101 +223,28 @@ impl Running {
         request
     }
 
-    /// Puts the next `tokens` positions into a step, as a row. The request's progress does not change until the step is
-    /// committed.
-    pub fn launch(&mut self, ticket: Ticket, step: StepNumber, walk: WalkId, tokens: usize) -> Row {
-        let row = self.row(ticket, self.progress(), walk, tokens);
-        self.enter_step(step, &row);
-        row
-    }
-
-    /// Puts a row made by [`next_decode`](Self::next_decode) into a step. False, without effect, if the assumption
-    /// under which the row was made did not hold.
-    pub fn launch_prepared(&mut self, step: StepNumber, row: &Row) -> bool {
-        let Progress { computed, epoch, .. } = self.progress();
-        let same_pages = self.block_table.is(&row.block_table);
-        // If the request still holds the pages of the row, the row's position and epoch tell whether the request has
-        // progressed as assumed.
-        let holds = row.positions.start == computed && row.epoch == epoch && same_pages;
-        if holds {
-            self.enter_step(step, row);
-        }
-        holds
-    }
-
-    /// The request's next row, if that is a decode. If a step computes the request now, the row is made on the
-    /// assumption that this step succeeds and does not end the request. None if the next row is not a decode, if the
-    /// request lacks a page for the row, or if no more output is wanted.
-    pub fn next_decode(&self, ticket: Ticket, page_tokens: usize) -> Option<Row> {
-        let mut progress = self.progress();
-        if let Some(InStep { end, samples, .. }) = self.in_step {
-            progress.computed = end;
-            progress.generated += u32::from(samples);
-            progress.epoch = progress.epoch.next();
-        }
-        let prefilled = progress.computed >= self.request.prefill_end();
-        let has_room = progress.computed < self.block_table.len() * page_tokens;
-        let walk = self.request.decode.filter(|_| prefilled && has_room)?;
-        self.request.wants_output(progress.generated).then(|| self.row(ticket, progress, walk, 1))
-    }
-
-    fn progress(&self) -> Progress {
-        Progress { computed: self.computed, generated: self.request.generated, epoch: self.request.epoch }
-    }
-
-    fn row(&self, ticket: Ticket, from: Progress, walk: WalkId, tokens: usize) -> Row {
-        let Progress { computed, generated, epoch } = from;
-        let positions = computed..computed + tokens;
-        let request = &self.request;
-        // `positions.end` is compared with the end of the prefill, not of the prompt: replayed output is part of the
-        // prefill.
-        let terminality = if positions.end >= request.prefill_end() && request.wants_output(generated) {
-            Terminality::Terminal { forbidden: request.stopping.forbidden(generated) }
-        } else {
-            Terminality::NotTerminal
-        };
-        let block_table = self.block_table.pages();
-        Row {
-            key: request.key,
-            walk,
-            epoch,
-            positions,
-            terminality,
-            block_table,
-            slot: SlotId::NULL,
-            continues: false,
-            ticket,
-        }
-    }
-
-    fn enter_step(&mut self, number: StepNumber, row: &Row) {
-        let samples = row.is_terminal();
-        self.in_step = Some(InStep { number, end: row.positions.end, samples });
-    }
-
-    /// Takes the request out of its step. The request's progress does not change, so this alone undoes the row.
-    pub fn leave_step(&mut self, step: StepNumber) {
-        let left = self.in_step.take().map(|in_step| in_step.number);
-        assert_eq!(left, Some(step), "{} was not in step {step}", self.request.key);
-    }
-
     /// Advances the request by its row of a step that has run; a row takes effect nowhere else. Returns the token that
     /// the row added to the output, if any. If the request has reached its end, also returns the outcome to pass to
     /// [`end`](Self::end).
     pub fn commit(
         &mut self,
-        step: StepNumber,
         row: &Row,
         outcome: RowOutcome,
-        pool: &mut PagePool,
+        pool: &mut PlanePool,
     ) -> (Option<OutputToken>, Option<Outcome>) {
-        self.leave_step(step);
+        self.in_flight -= 1;
         let token = match (&row.terminality, outcome) {
             (Terminality::Terminal { .. }, RowOutcome::Sampled(token)) => Some(token),
             (Terminality::NotTerminal, RowOutcome::Computed) => None,
-            (_, RowOutcome::Failed(why)) => return (None, Some(Outcome::Failed(why))),
+            (_, RowOutcome::Failed(why)) => {
+                row.save.iter().for_each(|&slot| pool.give_back_slot(slot));
+                return (None, Some(Outcome::Failed(why)));
+            }
             (terminality, outcome) => unreachable!("{outcome:?} for a row that is {terminality:?}"),
         };
+        // The row before this one is committed, so the chain ends with the block before this row's first position: the
+        // block behind which the slot was saved.
+        row.save.iter().for_each(|&slot| pool.attach(slot, self.chain));
         self.computed = row.positions.end;
         self.record(pool);
         let prefilled = self.computed >= self.request.prefill_end();
@@ -283,21 +265,45 @@ impl Running {
     }
 
     /// Records the blocks whose positions are now all computed, so that other requests can find them.
-    fn record(&mut self, pool: &mut PagePool) {
-        let page_tokens = pool.page_tokens();
+    fn record(&mut self, pool: &mut PlanePool) {
+        let page_tokens = pool.pages().page_tokens();
         let Some(content) = &self.request.content else { return };
         while let Some(chain) = self.chain
             && (self.recorded + 1) * page_tokens <= self.computed
         {
             let block = content.block(self.recorded, page_tokens);
-            self.chain = pool.record(&self.block_table, self.recorded, chain, &block);
+            self.chain = pool.record(&self.holding, self.recorded, chain, &block);
             self.recorded += 1;
         }
     }
 
-    /// Ends the request and frees everything that it holds.
-    pub fn end(self, outcome: Outcome, pool: &mut PagePool) -> Ending {
-        pool.release(self.block_table);
-        self.request.end(outcome)
+    /// Ends the request and frees everything that it holds. If it has rows in flight, its planes are returned instead,
+    /// to be held until the last of these rows is back.
+    pub fn end(self, outcome: Outcome, pool: &mut PlanePool) -> (Ending, Option<Draining>) {
+        pool.remove_reader(self.initial);
+        let (encodes, is_scored) = (self.encodes(), self.is_scored());
+        let Self { request, holding, in_flight, .. } = self;
+        let draining = if in_flight > 0 {
+            Some(Draining { holding, in_flight, encodes, is_scored })
+        } else {
+            pool.release(holding);
+            None
+        };
+        (request.end(outcome), draining)
+    }
+}
+
+impl Draining {
+    /// Takes back a row of the ended request: the row has no effect, and a checkpoint that it saved is dropped. True if
+    /// the row was the last one in flight.
+    pub fn drop_row(&mut self, row: &Row, pool: &mut PlanePool) -> bool {
+        row.save.iter().for_each(|&slot| pool.give_back_slot(slot));
+        self.in_flight -= 1;
+        self.in_flight == 0
+    }
+
+    /// Frees the planes, once no row is in flight.
+    pub fn release(self, pool: &mut PlanePool) {
+        pool.release(self.holding);
     }
 }

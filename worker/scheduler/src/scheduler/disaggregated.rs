@@ -3,11 +3,9 @@
 //!
 //! The scheduler moves no planes. The engine reports when a transfer is complete or has failed.
 
-use std::collections::btree_map::Entry;
-
 use tutti_proto::GraphKey;
 
-use super::{Scheduler, forget};
+use super::Scheduler;
 use crate::{
     request::Running,
     step::{Ending, OutputToken, TransferError},
@@ -27,7 +25,7 @@ impl Scheduler {
         let Some(request) = ticket.and_then(|ticket| self.running.get_mut(&ticket)) else {
             return Err("it holds no pages here".to_owned());
         };
-        request.complete_import(first, computed, &mut self.pool)
+        request.complete_import(first, computed, &mut self.planes)
     }
 
     /// Queues a request once the embeddings of its media have arrived. The request keeps its position in the order.
@@ -43,11 +41,9 @@ impl Scheduler {
     /// Ends a request that was prefilled or encoded for another worker, once its planes or embeddings are copied, and
     /// frees its pages. None if the request is not held, has not finished its prefill, or exports nothing.
     pub fn complete_export(&mut self, key: GraphKey) -> Option<Ending> {
-        let Entry::Occupied(request) = self.running.entry(*self.tickets.get(&key)?) else { return None };
-        let outcome = request.get().export_outcome()?;
-        let request = request.remove();
-        forget(&mut self.tickets, &mut self.deadlines, key, request.deadline());
-        Some(request.end(outcome, &mut self.pool))
+        let ticket = *self.tickets.get(&key)?;
+        let outcome = self.running.get(&ticket)?.export_outcome()?;
+        self.end_running(ticket, key, outcome)
     }
 
     /// Leaves a request out of steps while `held_back` is true, because the request computes planes faster than they
@@ -58,8 +54,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends a request whose planes will never arrive or never leave. The next plan ends the request; if a step computes
-    /// the request now, the first plan after that step does. Does nothing for a request that is not held.
+    /// Ends a request whose planes will never arrive or never leave. The next plan ends the request. Does nothing for a
+    /// request that is not held.
     pub fn fail_transfer(&mut self, key: GraphKey, why: TransferError) {
         if self.tickets.contains_key(&key) {
             self.failed_transfers.insert(key, why);

@@ -1,9 +1,6 @@
 //! Endings between steps: cancelled requests, failed transfers, and deadlines.
 
-use std::{
-    collections::{BTreeSet, HashMap, btree_map::Entry},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tutti_proto::GraphKey;
 
@@ -15,19 +12,15 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Ends requests that are cancelled, late or certain to be late, or whose transfer failed. A request inside a step
-    /// keeps its pages until the step returns, so it is ended by a later call.
+    /// Ends requests that are cancelled, late or certain to be late, or whose transfer failed. A request with rows in
+    /// flight ends too: those rows are void, and its planes are held until the last of them is back.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Ending> {
         let mut endings = Vec::new();
         for key in std::mem::take(&mut self.cancelled) {
-            if !self.end(key, Outcome::Cancelled, &mut endings) {
-                self.cancelled.insert(key);
-            }
+            endings.extend(self.end(key, Outcome::Cancelled));
         }
         for (key, why) in std::mem::take(&mut self.failed_transfers) {
-            if !self.end(key, Outcome::TransferFailed(why.clone()), &mut endings) {
-                self.failed_transfers.insert(key, why);
-            }
+            endings.extend(self.end(key, Outcome::TransferFailed(why)));
         }
         // Only deadlines up to `near` are checked, because every later deadline leaves more time than the bound for the
         // longest possible prefill.
@@ -38,9 +31,9 @@ impl Scheduler {
             let left = deadline.saturating_sub(now);
             let needed = self.least_time_needed(key, left);
             if left.is_zero() {
-                self.end(key, Outcome::DeadlineExceeded, &mut endings);
+                endings.extend(self.end(key, Outcome::DeadlineExceeded));
             } else if needed > left {
-                self.end(key, Outcome::DeadlineUnreachable { needed, left }, &mut endings);
+                endings.extend(self.end(key, Outcome::DeadlineUnreachable { needed, left }));
             }
         }
         endings
@@ -62,46 +55,39 @@ impl Scheduler {
         };
         let needed = request.least_time(request.known_tokens, chunk, known);
         // A lookup in the prefix cache takes time, so it is made only if the bound without it exceeds the time left.
-        if needed <= left || !request.look_up(&self.pool) {
+        if needed <= left || !request.look_up(self.planes.pages()) {
             return needed;
         }
-        if self.running.values().any(Running::is_in_step) {
-            // A step that runs now may be computing a prefix that the request can share, so there is no bound before it
-            // returns.
-            return Duration::ZERO;
-        }
-        request.least_time(request.known_tokens, chunk, known)
+        // Rows in flight and imports may record a prefix that the request can share, but none longer than what their
+        // own request has.
+        let recorded = self.running.values().map(Running::tokens_to_record).max().unwrap_or(0);
+        request.least_time(request.known_tokens.max(recorded), chunk, known)
     }
 
-    /// Ends a request, if it is held. False, without effect, if the request is inside a step.
-    fn end(&mut self, key: GraphKey, outcome: Outcome, endings: &mut Vec<Ending>) -> bool {
-        let Some(&ticket) = self.tickets.get(&key) else { return true };
-        let waiting = self.waiting.remove(&ticket).or_else(|| self.parked.remove(&ticket));
-        let (deadline, ending) = if let Some(request) = waiting {
-            (request.deadline, request.end(outcome))
-        } else if let Entry::Occupied(request) = self.running.entry(ticket)
-            && !request.get().is_in_step()
-        {
-            let request = request.remove();
-            (request.deadline(), request.end(outcome, &mut self.pool))
-        } else {
-            return false;
+    /// Ends a request. None if it is not held.
+    fn end(&mut self, key: GraphKey, outcome: Outcome) -> Option<Ending> {
+        let ticket = *self.tickets.get(&key)?;
+        let Some(request) = self.waiting.remove(&ticket).or_else(|| self.parked.remove(&ticket)) else {
+            return self.end_running(ticket, key, outcome);
         };
-        forget(&mut self.tickets, &mut self.deadlines, key, deadline);
-        endings.push(ending);
-        true
+        self.forget(key, request.deadline);
+        Some(request.end(outcome))
     }
-}
 
-/// Removes an ended request from the indexes of held requests.
-pub(super) fn forget(
-    tickets: &mut HashMap<GraphKey, Ticket>,
-    deadlines: &mut BTreeSet<(Duration, GraphKey)>,
-    key: GraphKey,
-    deadline: Option<Duration>,
-) {
-    tickets.remove(&key);
-    if let Some(deadline) = deadline {
-        deadlines.remove(&(deadline, key));
+    /// Ends a running request. Its planes are freed, or drain if it has rows in flight.
+    pub(super) fn end_running(&mut self, ticket: Ticket, key: GraphKey, outcome: Outcome) -> Option<Ending> {
+        let request = self.running.remove(&ticket)?;
+        self.forget(key, request.deadline());
+        let (ending, draining) = request.end(outcome, &mut self.planes);
+        self.draining.extend(draining.map(|draining| (ticket, draining)));
+        Some(ending)
+    }
+
+    /// Removes an ended request from the indexes of held requests.
+    fn forget(&mut self, key: GraphKey, deadline: Option<Duration>) {
+        self.tickets.remove(&key);
+        if let Some(deadline) = deadline {
+            self.deadlines.remove(&(deadline, key));
+        }
     }
 }

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 
 use tutti_proto::GraphKey;
-use tutti_scheduler::{GraphRole, Outcome, OutputToken, PageId, Reserved, Row, TransferError};
-
-use crate::{
-    Live, Simulation,
-    common::WORD,
-    memory::{History, remember},
+use tutti_scheduler::{
+    GraphRole, Outcome, OutputToken, PageId, Reserved, Row, SlotId, StepPlan, TransferError,
 };
+
+use crate::{Simulation, common::WORD, live::Live, memory::remember};
 
 /// Maximum number of turns for which a request is held back.
 pub const LONGEST_HOLD: usize = 6;
@@ -22,9 +20,10 @@ pub enum Away {
     Parked {
         until: usize,
     },
-    /// Another worker fills these pages until that turn, all but the first `known`.
+    /// Another worker fills the slot and these pages until that turn, all pages but the first `known`.
     Filled {
         room: Vec<PageId>,
+        slot: SlotId,
         known: usize,
         until: usize,
     },
@@ -32,9 +31,10 @@ pub enum Away {
     HeldBack {
         until: usize,
     },
-    /// The request's prefill is done, and another worker copies these pages until that turn.
+    /// The request's prefill is done, and another worker copies the slot and these pages until that turn.
     Copied {
         room: Vec<PageId>,
+        slot: SlotId,
         until: usize,
     },
 }
@@ -69,10 +69,15 @@ impl Simulation<'_> {
         self.live.values().any(Live::is_away)
     }
 
-    pub fn reserved(&mut self, reserved: Reserved) {
+    /// Follows a reservation of the turn that planned `step`.
+    pub fn reserved(&mut self, reserved: Reserved, step: Option<&StepPlan>) {
         self.log.push(format!("{reserved:?}"));
-        let Reserved { key, pages: room, known, tokens, .. } = reserved;
+        let Reserved { key, pages: room, known, slot, tokens } = reserved;
         let page_tokens = self.script.config.page_tokens;
+        self.check_host_slot(slot, step);
+        let others = self.live.values().chain(self.draining.values());
+        assert!(others.into_iter().all(|live| live.slot != Some(slot)), "{slot:?} is reserved twice");
+        assert!(slot != SlotId::NULL && (slot.0 as usize) < self.script.config.slots);
         let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not held"));
         assert_eq!((live.arrival.role, tokens, &live.away), (GraphRole::Decode, live.target, &Away::No));
         assert_eq!(room.len(), tokens.div_ceil(page_tokens));
@@ -82,9 +87,13 @@ impl Simulation<'_> {
                 && (known == 0 || (live.arrival.shares && !self.script.config.settings.no_prefix_cache))
         );
         let planes = &live.history[..known * page_tokens];
-        assert!(self.memory.holds(&room, planes), "{key}: {known} known pages hold other content");
-        live.away = Away::Filled { room, known, until: self.turn + live.arrival.away };
-        live.cached = Some(0);
+        let found = self.device.pages.first_difference(&room, planes);
+        assert_eq!(found, None, "{key}: {known} known pages hold other content");
+        assert!(planes.last().is_none_or(|digest| self.traces.recorded.contains(digest)));
+        // The other worker writes at once, whatever steps wait for the device.
+        self.device.fill(&room, known * page_tokens..tokens, slot, &live.history, false);
+        live.away = Away::Filled { room, slot, known, until: self.turn + live.arrival.away };
+        (live.cached, live.slot) = (Some(0), Some(slot));
     }
 
     /// Follows the commit of a row after which its request continues.
@@ -96,7 +105,7 @@ impl Simulation<'_> {
         }
         if sampled {
             let room = row.block_table.to_vec();
-            live.away = Away::Copied { room, until: turn + live.arrival.away };
+            live.away = Away::Copied { room, slot: row.slot, until: turn + live.arrival.away };
         } else if held_back {
             let until = turn + 1 + row.positions.end % LONGEST_HOLD;
             live.away = Away::HeldBack { until };
@@ -122,12 +131,14 @@ impl Simulation<'_> {
                     self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
                 }
                 Away::Parked { .. } => {
-                    assert_eq!(live.passes, 0, "{key} ran before its media were here");
+                    assert_eq!(live.planned.passes, 0, "{key} ran before its media were here");
                     assert!(self.scheduler.media_here(key));
                     assert!(!self.scheduler.media_here(key), "twice");
                 }
-                Away::Filled { room, known, until } => self.complete_import(key, room, known, until),
-                Away::Copied { room, .. } => self.complete_export(key, &room),
+                Away::Filled { room, slot, known, until } => {
+                    self.complete_import(key, room, slot, known, until)
+                }
+                Away::Copied { room, slot, .. } => self.complete_export(key, &room, slot),
             }
         }
     }
@@ -135,19 +146,29 @@ impl Simulation<'_> {
     /// Breaks a push at a random time.
     fn fail_inside_a_step(&mut self) {
         let roll = self.roll();
-        let breaks =
-            |live: &Live<'_>| live.in_step && live.arrival.fails && live.arrival.role == GraphRole::Prefill;
+        let breaks = |live: &Live<'_>| {
+            live.in_flight > 0 && live.arrival.fails && live.arrival.role == GraphRole::Prefill
+        };
         let found = self.live.iter_mut().find(|(_, live)| breaks(live));
         let Some((&key, live)) = found.filter(|_| roll < 20) else { return };
         live.failing = true;
         self.scheduler.fail_transfer(key, TransferError::Lost("injected".into()));
     }
 
-    fn complete_import(&mut self, key: GraphKey, room: Vec<PageId>, known: usize, until: usize) {
+    fn complete_import(
+        &mut self,
+        key: GraphKey,
+        room: Vec<PageId>,
+        slot: SlotId,
+        known: usize,
+        until: usize,
+    ) {
+        let page_tokens = self.script.config.page_tokens;
         let live = self.live.get_mut(&key).expect("it was there");
-        let (first, computed) = (OutputToken { token: WORD, index: live.generated }, live.target);
-        self.memory.fill(&room, known, &live.history);
-        assert!(self.memory.holds(&room, &live.history), "{key} lost pages that were known");
+        let index = live.committed.generated;
+        let (first, computed) = (OutputToken { token: WORD, index }, live.target);
+        self.device.fill(&room, known * page_tokens..computed, slot, &live.history, true);
+        assert!(self.device.holds(&room, slot, &live.history), "{key} lost pages that were known");
         let wrong = OutputToken { index: first.index + 1, ..first };
         assert!(self.scheduler.complete_import(key, wrong, computed).is_err());
         assert!(self.scheduler.complete_import(key, first, computed - 1).is_err());
@@ -155,24 +176,24 @@ impl Simulation<'_> {
         // A first token that ends the output is refused.
         assert_eq!(outcome.is_ok(), first.index + 1 < live.arrival.max_tokens, "{outcome:?}");
         if let Err(why) = outcome {
-            (live.away, live.failing) = (Away::Filled { room, known, until }, true);
+            (live.away, live.failing) = (Away::Filled { room, slot, known, until }, true);
             self.scheduler.fail_transfer(key, TransferError::Refused(why));
             return;
         }
         assert!(self.scheduler.complete_import(key, first, computed).is_err(), "twice");
-        (live.computed, live.fresh) = (computed, false);
-        live.generated += 1;
+        live.skip_to(computed);
+        (live.fresh, live.initialised) = (false, true);
+        live.committed.generated += 1;
+        live.planned.generated += 1;
         remember(&mut live.history, WORD);
+        self.traces.record(&self.live[&key], 0..computed, page_tokens);
     }
 
-    fn complete_export(&mut self, key: GraphKey, room: &[PageId]) {
+    fn complete_export(&mut self, key: GraphKey, room: &[PageId], slot: SlotId) {
         let live = &self.live[&key];
-        let planes: &History = &live.history;
-        assert!(
-            self.memory.holds(room, &planes[..live.computed]),
-            "{key} lost planes that were being copied"
-        );
-        let generated = live.generated;
+        let planes = &live.history[..live.committed.computed];
+        assert!(self.device.holds(room, slot, planes), "{key} lost planes that were being copied");
+        let generated = live.committed.generated;
         let ending = self.scheduler.complete_export(key).expect("its prefill is done");
         assert_eq!(ending.outcome, Outcome::HandedOver { generated });
         self.end(ending);
@@ -187,7 +208,7 @@ impl Simulation<'_> {
         }
         let Some((&key, live)) = self.live.iter().nth(roll % self.live.len()) else { return };
         if !matches!(live.away, Away::Filled { .. }) {
-            let first = OutputToken { token: WORD, index: live.generated };
+            let first = OutputToken { token: WORD, index: live.committed.generated };
             assert!(
                 self.scheduler.complete_import(key, first, live.target).is_err(),
                 "{key} waits for no planes"

@@ -1,8 +1,10 @@
-//! A model of a device's pages. A page that is shared, moved or freed wrongly is detected when it is read.
+//! A model of a device's paged planes. A page that is shared, moved or freed wrongly is detected when it is read.
 
-use tutti_scheduler::{PageId, Row};
+use std::ops::Range;
 
-/// A stand-in for keys and values: for each position, a hash of all tokens up to it.
+use tutti_scheduler::PageId;
+
+/// A stand-in for the state of a model: for each position, a hash of all tokens up to it.
 pub type History = Vec<u64>;
 
 /// Appends a token to a history.
@@ -12,46 +14,57 @@ pub fn remember(history: &mut History, token: u32) {
     history.push(mixed ^ (mixed >> 29));
 }
 
-pub struct Memory {
+/// The content of an entry whose computation failed or has not ended.
+const GARBAGE: u64 = 0xBAD;
+
+/// The paged planes of a device: all have the same pages, and a page has one entry of a plane per `ratio` positions.
+pub struct Pages {
     page_tokens: usize,
-    slots: Vec<u64>,
+    planes: Vec<Plane>,
 }
 
-impl Memory {
-    pub fn new(pages: usize, page_tokens: usize) -> Self {
-        Self { page_tokens, slots: vec![0; pages * page_tokens] }
+struct Plane {
+    ratio: usize,
+    entries: Vec<u64>,
+}
+
+impl Plane {
+    /// The index of the entry that is complete with `position`. None if `position` completes no entry.
+    fn entry(&self, page_tokens: usize, table: &[PageId], position: usize) -> Option<usize> {
+        let completes = (position + 1).is_multiple_of(self.ratio);
+        let page = completes.then(|| table[position / page_tokens].0 as usize)?;
+        Some(page * (page_tokens / self.ratio) + position % page_tokens / self.ratio)
+    }
+}
+
+impl Pages {
+    pub fn new(pages: usize, page_tokens: usize, ratios: &[u32]) -> Self {
+        let plane = |ratio: &u32| {
+            let ratio = *ratio as usize;
+            Plane { ratio, entries: vec![GARBAGE; pages * page_tokens / ratio] }
+        };
+        Self { page_tokens, planes: ratios.iter().map(plane).collect() }
     }
 
-    fn slot(&self, table: &[PageId], position: usize) -> usize {
-        table[position / self.page_tokens].0 as usize * self.page_tokens + position % self.page_tokens
+    /// The first position whose entry is not that of the history, if there is one.
+    pub fn first_difference(&self, table: &[PageId], history: &[u64]) -> Option<usize> {
+        let differs = |plane: &Plane| {
+            history.iter().enumerate().find_map(|(position, value)| {
+                let entry = plane.entry(self.page_tokens, table, position)?;
+                (plane.entries[entry] != *value).then_some(position)
+            })
+        };
+        self.planes.iter().find_map(differs)
     }
 
-    /// Asserts that the row's block table leads to the values of all positions before the row.
-    pub fn check(&self, row: &Row, history: &History) {
-        for (position, expected) in history[..row.positions.start].iter().enumerate() {
-            let found = self.slots[self.slot(&row.block_table, position)];
-            assert_eq!(found, *expected, "{} finds something else at position {position}", row.key);
-        }
-    }
-
-    /// Fills these pages, all but the first `known`, as another worker does.
-    pub fn fill(&mut self, table: &[PageId], known: usize, history: &History) {
-        for (position, value) in history.iter().enumerate().skip(known * self.page_tokens) {
-            let slot = self.slot(table, position);
-            self.slots[slot] = *value;
-        }
-    }
-
-    /// True if the pages hold this history.
-    pub fn holds(&self, table: &[PageId], history: &[u64]) -> bool {
-        history.iter().enumerate().all(|(position, value)| self.slots[self.slot(table, position)] == *value)
-    }
-
-    /// Writes the row's positions: their values if the row was `sound`, else garbage.
-    pub fn write(&mut self, row: &Row, history: &History, sound: bool) {
-        for position in row.positions.clone() {
-            let slot = self.slot(&row.block_table, position);
-            self.slots[slot] = if sound { history[position] } else { 0xBAD };
+    /// Writes the entries that these positions complete: their values if the writer was `sound`, else garbage.
+    pub fn write(&mut self, table: &[PageId], positions: Range<usize>, history: &[u64], sound: bool) {
+        for plane in &mut self.planes {
+            for position in positions.clone() {
+                if let Some(entry) = plane.entry(self.page_tokens, table, position) {
+                    plane.entries[entry] = if sound { history[position] } else { GARBAGE };
+                }
+            }
         }
     }
 }

@@ -1,22 +1,24 @@
 //! Checks of a plan's rows against the oracle's knowledge of their requests.
 
-use tutti_scheduler::{PageId, Row, Terminality};
+use tutti_scheduler::{PageId, Row, SlotId, StepPlan, Terminality};
 use tutti_settings::Chunking;
 
 use crate::{
     Simulation,
     common::{AUDIO, EOS, STOP},
+    live::Live,
 };
 
 impl Simulation<'_> {
-    pub fn check_row(&self, row: &Row) {
+    pub fn check_row(&self, step: &StepPlan, row: &Row) {
         let config = &self.script.config;
         let live = self.live.get(&row.key).unwrap_or_else(|| panic!("{} is not held", row.key));
-        let arrival = live.arrival;
-        assert!(!live.in_step, "{} is in two steps", row.key);
+        let (arrival, planned) = (live.arrival, live.planned);
+        assert!(live.in_flight < config.steps_in_flight, "{} is in too many steps", row.key);
         assert!(!live.is_away(), "{} runs while {:?}", row.key, live.away);
-        assert_eq!(row.positions.start, live.computed, "a position is skipped or computed again");
-        assert_eq!(row.epoch.0, live.passes);
+        assert_eq!(row.positions.start, planned.computed, "a position is skipped or computed again");
+        assert_eq!(row.epoch.0, planned.passes);
+        let decodes = live.decodes();
         match live.segment() {
             None => assert_eq!((row.walk, row.positions.len()), (arrival.decode(), 1)),
             Some((walk, end)) if walk == AUDIO || config.settings.chunking == Chunking::Off => {
@@ -26,16 +28,67 @@ impl Simulation<'_> {
                 assert_eq!(row.walk, walk);
                 assert!(!row.positions.is_empty() && row.positions.end <= end);
                 assert!(row.positions.len() <= config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX));
+                let rung = self.next_rung(live, row.positions.start);
+                assert!(row.positions.end <= rung, "a chunk goes beyond the rung at {rung}: {row:?}");
             }
         }
+        assert!(!live.is_planned_out(), "no more output is wanted: {row:?}");
         let last = row.positions.end >= live.target;
-        assert_eq!(row.is_terminal(), last && live.generated < arrival.max_tokens);
+        assert_eq!(row.is_terminal(), last && planned.generated < arrival.max_tokens);
+        let awaits_token = planned.generated > live.committed.generated;
+        assert_eq!(
+            row.continues,
+            decodes && awaits_token,
+            "the host knows its first token: {}",
+            !awaits_token
+        );
         if let Terminality::Terminal { forbidden } = &row.terminality {
-            let early = arrival.stops && live.generated < arrival.min_tokens;
+            let early = arrival.stops && planned.generated < arrival.min_tokens;
             assert_eq!(**forbidden, if early { vec![EOS, STOP] } else { vec![] });
         }
         assert!(row.block_table.len() * config.page_tokens >= row.positions.end, "pages do not cover");
         assert!(!row.block_table.contains(&PageId::NULL));
+        self.check_slot(step, row, live);
+    }
+
+    /// Checks that the request keeps its slot from its admission on, and that no other request has it.
+    fn check_slot(&self, step: &StepPlan, row: &Row, live: &Live<'_>) {
+        let slot = row.slot;
+        assert!(step.rows.iter().filter(|other| other.slot == slot).count() == 1, "{slot:?} has two rows");
+        assert!(slot != SlotId::NULL && (slot.0 as usize) < self.script.config.slots);
+        assert!(live.slot.is_none_or(|held| held == slot), "{} changes its slot to {slot:?}", row.key);
+        let others = self.live.iter().chain(&self.draining).filter(|(key, _)| **key != row.key);
+        for (other, holder) in others {
+            assert_ne!(holder.slot, Some(slot), "{} has the slot of {other}", row.key);
+        }
+        if live.slot.is_none() {
+            let restores = self.flying.iter().flat_map(|flight| flight.initial()).chain(&step.copies);
+            let mut sources = restores.map(|copy| copy.from);
+            assert!(!sources.any(|from| from == slot), "{} has a slot that is being restored", row.key);
+        }
+    }
+
+    /// The position at which the chunk that begins at `start` must end, if it is long enough.
+    fn next_rung(&self, live: &Live<'_>, start: usize) -> usize {
+        let page_tokens = self.script.config.page_tokens;
+        if !self.keeps_checkpoints() || !live.arrival.shares {
+            return usize::MAX;
+        }
+        let of_prefill = (live.target - 1) / page_tokens * page_tokens;
+        let mut blocks = start / page_tokens + 1;
+        while !is_rung(blocks) {
+            blocks += 1;
+        }
+        let next = blocks * page_tokens;
+        if of_prefill > start { next.min(of_prefill) } else { next }
+    }
+
+    /// True if a checkpoint may be taken of the request's planned progress.
+    pub fn is_at_rung(&self, live: &Live<'_>) -> bool {
+        let (page_tokens, computed) = (self.script.config.page_tokens, live.planned.computed);
+        let blocks = computed / page_tokens;
+        let whole = computed > 0 && computed.is_multiple_of(page_tokens);
+        whole && live.arrival.shares && (is_rung(blocks) || blocks == (live.target - 1) / page_tokens)
     }
 
     /// Checks the first row after an admission, which may begin behind whole cached blocks.
@@ -46,7 +99,14 @@ impl Simulation<'_> {
         if live.fresh && start > 0 {
             assert!(live.arrival.shares && live.arrival.may_reuse && !config.settings.no_prefix_cache);
             assert!(start.is_multiple_of(config.page_tokens) && start < live.target);
-            live.computed = start;
+            let digest = live.history[start - 1];
+            assert!(self.traces.recorded.contains(&digest), "{} begins behind what no row left", row.key);
+            let saved = !self.script.model.has_slots() || self.traces.saved.contains(&digest);
+            assert!(saved, "{} begins at {start}, where no checkpoint is", row.key);
+            self.seen.hits += 1;
+            self.seen.resumed += usize::from(live.preempted);
+            self.seen.resumed_slots += usize::from(live.preempted && self.script.model.has_slots());
+            live.skip_to(start);
             if let Some((AUDIO, end)) = live.segment() {
                 assert_eq!(row.positions.end, end);
                 let length = live.arrival.prefill.iter().scan(0, |at, s| {
@@ -83,4 +143,9 @@ impl Simulation<'_> {
             assert!(on_grid || index == 0 || small, "a sliver: {row:?}");
         }
     }
+}
+
+/// True if a number of blocks is 2^k or 3 * 2^k.
+fn is_rung(blocks: usize) -> bool {
+    matches!(blocks >> blocks.trailing_zeros(), 1 | 3)
 }

@@ -7,13 +7,18 @@ use tutti_proto::declaration::WalkId;
 use tutti_scheduler::{Content, GraphLaunch, GraphRole, SchedulerConfig, Segment, Stopping};
 use tutti_settings::{Admission, Chunking, EngineSettings, PrefillSharing};
 
-use crate::common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key};
+use crate::{
+    common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key},
+    model::{Model, model},
+};
 
 /// The events of one simulation. `fate_seed` seeds the generator that decides each random event.
 #[derive(Clone, Debug)]
 pub struct Script {
+    pub model: Model,
     pub config: SchedulerConfig,
-    /// Number of steps planned ahead of the oldest running one.
+    /// Number of steps planned ahead of the oldest running one: at most the steps that may be in flight, so that a turn
+    /// may also find them all in flight.
     pub depth: usize,
     pub requests: Vec<Arrival>,
     pub fate_seed: u64,
@@ -102,11 +107,12 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let thinker = vec((prop_oneof![3 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..longest), 1..4);
     let talker = vec((Just(SPEECH), 1_usize..longest), 1..3);
     let prefill = prop_oneof![3 => thinker, 2 => talker];
-    let max_tokens = prop_oneof![2 => 0_u32..12, 1 => 12_u32..150];
+    let max_tokens = prop_oneof![3 => 0_u32..12, 2 => 12_u32..150];
     let output = (max_tokens, 0_u32..4, 0_u32..4, any::<bool>());
     let weighted = proptest::option::weighted;
     let when = (0_usize..60, weighted(0.2, 0_usize..90), weighted(0.1, 0_usize..200), -2..3_i32);
-    let content = (0_u32..3, 0_usize..longest * 2, any::<bool>(), proptest::bool::weighted(0.8));
+    let content =
+        (0_u32..2, 0_usize..longest * 3, proptest::bool::weighted(0.75), proptest::bool::weighted(0.8));
     let role =
         prop_oneof![3 => Just(GraphRole::Whole), 1 => Just(GraphRole::Prefill), 1 => Just(GraphRole::Decode)];
     let media = proptest::option::weighted(0.2, 0_usize..30);
@@ -152,7 +158,7 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
         Just(PrefillSharing::Fair),
         Just(PrefillSharing::FirstCome)
     ];
-    let admission = prop_oneof![Just(Admission::WholeLife), Just(Admission::Optimistic)];
+    let admission = prop_oneof![2 => Just(Admission::WholeLife), 3 => Just(Admission::Optimistic)];
     let target = proptest::option::of(1_u32..5);
     let caps = (proptest::option::of(1_usize..24), proptest::option::of(1_usize..24));
     (chunking, sharing, admission, target, caps, any::<bool>()).prop_map(
@@ -174,52 +180,97 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
+/// A configuration, a model, and the length of the longest segment.
+type Setting = (SchedulerConfig, Model, usize);
+
 /// Short prompts in small pools, where most faults show.
-fn tight() -> impl Strategy<Value = (SchedulerConfig, usize)> {
+fn tight() -> impl Strategy<Value = Setting> {
+    let planes = prop_oneof![
+        4 => (1_usize..9, model(&[1])),
+        1 => (1_usize..3, model(&[1, 4])).prop_map(|(pages, model)| (pages * 4, model)),
+    ];
     // Budgets below the size of the running set are as likely as larger ones.
     let budget = prop_oneof![1_usize..8, 1_usize..48];
-    let bounds =
-        (budget, 1_usize..10, 0_usize..24, 1_usize..9, prop_oneof![2_usize..40, 2_usize..120], 8_usize..300);
-    (policies(), bounds).prop_map(|(policies, (step, running, waiting, page_tokens, pages, context))| {
-        let settings =
-            EngineSettings { max_step_tokens: step, max_running_requests: running, ..policies.settings };
-        let config = SchedulerConfig {
-            settings,
-            max_waiting_requests: waiting,
-            max_context: context,
-            page_tokens,
-            pages,
-            slots: 1 + running,
-            steps_in_flight: 1,
-        };
-        (config, 40)
-    })
+    let pages = prop_oneof![2_usize..40, 2_usize..120];
+    (policies(), planes, budget, pages, 8_usize..300).prop_map(
+        |(policies, (page_tokens, model), max_step_tokens, pages, max_context)| {
+            let settings = EngineSettings { max_step_tokens, ..policies.settings };
+            (SchedulerConfig { settings, max_context, page_tokens, pages, ..policies }, model, 40)
+        },
+    )
+}
+
+/// Many short prompts that outgrow their pool, so that requests are preempted again and again.
+fn crowded() -> impl Strategy<Value = Setting> {
+    // With large pages, a request runs for long until it needs one more.
+    let pool = prop_oneof![(1_usize..6, 12_usize..60), (24_usize..40, 5_usize..14)];
+    (policies(), model(&[1]), pool, 4_usize..40).prop_map(
+        |(policies, model, (page_tokens, pages), max_step_tokens)| {
+            let admission = Admission::Optimistic;
+            let settings = EngineSettings { admission, max_step_tokens, ..policies.settings };
+            (SchedulerConfig { settings, max_context: 300, page_tokens, pages, ..policies }, model, 8)
+        },
+    )
+}
+
+/// Pages of 128 tokens, which compressed planes need.
+fn compressed() -> impl Strategy<Value = Setting> {
+    (policies(), model(&[1, 4, 128]), 40_usize..600, 2_usize..40).prop_map(
+        |(policies, model, max_step_tokens, pages)| {
+            let mut settings = EngineSettings { max_step_tokens, ..policies.settings };
+            for cap in [&mut settings.max_prefill_chunk_size, &mut settings.long_prefill_token_threshold] {
+                *cap = cap.map(|cap| cap * 20);
+            }
+            let config = SchedulerConfig { settings, max_context: 2000, page_tokens: 128, pages, ..policies };
+            (config, model, 400)
+        },
+    )
 }
 
 /// Prompts of realistic lengths, up to 32k tokens.
-fn roomy() -> impl Strategy<Value = (SchedulerConfig, usize)> {
-    (policies(), 512_usize..8192, 1000_usize..6000).prop_map(|(policies, max_step_tokens, pages)| {
-        let mut settings = policies.settings;
-        settings.max_step_tokens = max_step_tokens;
-        for cap in [&mut settings.max_prefill_chunk_size, &mut settings.long_prefill_token_threshold] {
-            *cap = cap.map(|cap| cap * 100);
-        }
-        let config = SchedulerConfig { settings, max_context: 33_000, page_tokens: 16, pages, ..policies };
-        (config, 11_000)
+fn roomy() -> impl Strategy<Value = Setting> {
+    (policies(), model(&[1, 4]), 512_usize..8192, 1000_usize..6000).prop_map(
+        |(policies, model, max_step_tokens, pages)| {
+            let mut settings = policies.settings;
+            settings.max_step_tokens = max_step_tokens;
+            settings.max_running_requests = 8;
+            for cap in [&mut settings.max_prefill_chunk_size, &mut settings.long_prefill_token_threshold] {
+                *cap = cap.map(|cap| cap * 100);
+            }
+            let config =
+                SchedulerConfig { settings, max_context: 33_000, page_tokens: 16, pages, ..policies };
+            (config, model, 11_000)
+        },
+    )
+}
+
+/// The same setting with a limit of running requests, slots from too few for them to plenty, and steps in flight.
+fn with_limits(setting: impl Strategy<Value = Setting>) -> impl Strategy<Value = Setting> {
+    let spare = prop_oneof![Just(0_usize), 1_usize..4, 4_usize..40];
+    let limits = (1_usize..10, 0_usize..24, proptest::bool::weighted(0.1), spare);
+    let steps = prop_oneof![2 => Just(1_usize), 3 => Just(2), 1 => Just(3)];
+    (setting, limits, steps).prop_map(|(setting, (running, waiting, few, spare), steps_in_flight)| {
+        let (mut config, model, longest) = setting;
+        config.settings.max_running_requests = running;
+        config.max_waiting_requests = waiting;
+        config.slots = if few { 2 + spare.min(running) } else { 1 + running + spare };
+        config.steps_in_flight = steps_in_flight;
+        (config, model, longest)
     })
 }
 
 pub fn script() -> impl Strategy<Value = Script> {
-    let config = prop_oneof![60 => tight(), 1 => roomy()];
+    let setting = with_limits(prop_oneof![90 => tight(), 30 => crowded(), 10 => compressed(), 2 => roomy()]);
     let faults = (prop_oneof![Just(0_u64), 1_u64..30], prop_oneof![Just(0_u64), 1_u64..10]);
-    let requests = config.prop_flat_map(|(config, longest)| {
+    let requests = setting.prop_flat_map(|(config, model, longest)| {
         let most = if longest > 40 { 10 } else { 24 };
-        (Just(config), vec(arrival(longest), 1..most))
+        (Just((config, model)), vec(arrival(longest), 1..most))
     });
-    (requests, 0_usize..3, any::<u64>(), faults).prop_map(
-        |((config, requests), depth, fate_seed, (aborts, failures))| Script {
+    (requests, 0_usize..4, any::<u64>(), faults).prop_map(
+        |(((config, model), requests), depth, fate_seed, (aborts, failures))| Script {
+            depth: depth.min(config.steps_in_flight),
+            model,
             config,
-            depth,
             requests,
             fate_seed,
             aborts,

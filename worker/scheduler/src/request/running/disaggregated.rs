@@ -2,9 +2,8 @@
 
 use super::Running;
 use crate::{
+    holding::PlanePool,
     launch::GraphRole,
-    pages::PagePool,
-    slots::SlotId,
     step::{Outcome, OutputToken, Reserved},
 };
 
@@ -27,7 +26,7 @@ impl Running {
         &mut self,
         first: OutputToken,
         computed: usize,
-        pool: &mut PagePool,
+        pool: &mut PlanePool,
     ) -> Result<(), String> {
         let (end, request) = (self.request.prefill_end(), &mut self.request);
         if request.role != GraphRole::Decode {
@@ -47,19 +46,22 @@ impl Running {
         request.generated += 1;
         request.content.iter_mut().for_each(|content| content.tokens.push(first.token));
         self.computed = end;
+        self.planned.computed = end;
+        self.planned.generated = request.generated;
         self.record(pool);
         Ok(())
     }
 
     /// The pages that another worker fills. None if the request awaits no planes.
-    pub fn reserved(&self, pool: &PagePool) -> Option<Reserved> {
+    pub fn reserved(&self, pool: &PlanePool) -> Option<Reserved> {
         if !self.awaits_planes() {
             return None;
         }
         let tokens = self.request.prefill_end();
-        let pages = self.block_table.pages()[..pool.pages_for(tokens)].to_vec();
+        let pages = self.holding.table.pages()[..pool.pages().pages_for(tokens)].to_vec();
         // Until the import is complete, the recorded blocks are exactly those from the prefix cache.
-        Some(Reserved { key: self.request.key, pages, known: self.recorded, slot: SlotId::NULL, tokens })
+        let (key, slot) = (self.request.key, self.holding.slot);
+        Some(Reserved { key, pages, known: self.recorded, slot, tokens })
     }
 
     /// True if the request's rows encode media.
@@ -70,7 +72,7 @@ impl Running {
     /// The outcome with which the request ends once its planes or embeddings are copied to the other worker. None if
     /// its prefill is not done or if it exports nothing.
     pub fn export_outcome(&self) -> Option<Outcome> {
-        let prefilled = self.computed >= self.request.prefill_end() && !self.is_in_step();
+        let prefilled = self.computed >= self.request.prefill_end() && !self.is_in_flight();
         let done = prefilled && matches!(self.request.role, GraphRole::Prefill | GraphRole::Encode);
         done.then_some(Outcome::HandedOver { generated: self.request.generated })
     }

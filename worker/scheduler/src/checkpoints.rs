@@ -1,0 +1,44 @@
+//! The positions at which a request's slot is saved as a checkpoint.
+//!
+//! A checkpoint costs a slot and a cut in the prefill, so checkpoints are few. They lie on a ladder of rungs: the
+//! numbers of whole blocks with at most two significant bits (1, 2, 3, 4, 6, 8, 12, 16, 24, ...). Any shared prefix
+//! then has a rung within its last third. One more rung is the last whole block before the last token of the prefill,
+//! where an equal prompt resumes.
+
+/// The rungs of one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ladder {
+    page_tokens: usize,
+    /// The last whole block before the last token of the prefill, as a number of blocks.
+    last: usize,
+}
+
+impl Ladder {
+    /// The rungs of a request with a prefill of `prefill` tokens.
+    pub fn new(prefill: usize, page_tokens: usize) -> Self {
+        Self { page_tokens, last: prefill.saturating_sub(1) / page_tokens }
+    }
+
+    /// The first rung behind position `from`, as a position.
+    pub fn next(self, from: usize) -> usize {
+        let blocks = from / self.page_tokens;
+        let power = blocks.checked_ilog2().map_or(1, |log| 1 << log);
+        let next = match blocks {
+            0 => 1,
+            _ if blocks < power + power / 2 => power + power / 2,
+            _ => 2 * power,
+        };
+        let next = if self.last > blocks { next.min(self.last) } else { next };
+        next * self.page_tokens
+    }
+
+    /// True if the position is a rung.
+    pub fn has(self, position: usize) -> bool {
+        let blocks = position / self.page_tokens;
+        let whole = blocks > 0 && position.is_multiple_of(self.page_tokens);
+        whole && (blocks == self.last || blocks >> blocks.trailing_zeros() <= 3)
+    }
+}
+
+#[cfg(test)]
+mod tests;

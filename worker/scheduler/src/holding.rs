@@ -1,0 +1,158 @@
+//! The planes that a request holds in both currencies, pages and a slot, and the pool of both.
+
+use std::borrow::Cow;
+
+use crate::{
+    pages::{BlockTable, PageId, PagePool},
+    prefix::Chain,
+    slots::{SlotId, SlotPool},
+};
+
+/// The planes of one request: its pages and its slot. A holding is given back exactly once, by
+/// [`PlanePool::release`], and only when no step in flight reads or writes it.
+#[derive(Debug)]
+#[must_use = "a dropped holding leaks its pages and its slot; give it to PlanePool::release"]
+pub(crate) struct Holding {
+    pub table: BlockTable,
+    pub slot: SlotId,
+}
+
+/// The pages and slots of a worker. Checkpoints belong to both: a slot that is attached to a page of the prefix cache.
+#[derive(Debug)]
+pub(crate) struct PlanePool {
+    pages: PagePool,
+    slots: SlotPool,
+    /// True if the model has planes in slots, so that a slot's content matters.
+    has_slots: bool,
+}
+
+impl PlanePool {
+    pub fn new(pages: PagePool, slots: SlotPool, has_slots: bool) -> Self {
+        Self { pages, slots, has_slots }
+    }
+
+    pub fn pages(&self) -> &PagePool {
+        &self.pages
+    }
+
+    pub fn slots(&self) -> &SlotPool {
+        &self.slots
+    }
+
+    pub fn has_slots(&self) -> bool {
+        self.has_slots
+    }
+
+    /// Finds the first `blocks` blocks of the waiting request of this number, up to the first one that is not cached.
+    /// See [`PagePool::look_up`].
+    pub fn look_up<'a>(
+        &mut self,
+        number: u64,
+        blocks: usize,
+        block: impl Fn(usize) -> Cow<'a, [u32]>,
+    ) -> Vec<(PageId, Chain)> {
+        self.pages.look_up(number, blocks, block)
+    }
+
+    /// Keeps the result of a look-up for the next plan.
+    pub fn keep_look_up(&mut self, number: u64, known: Vec<(PageId, Chain)>) {
+        self.pages.keep_look_up(number, known);
+    }
+
+    /// Takes a slot and `pages` pages that begin with the `known` pages. A request that begins from `checkpoint`
+    /// becomes a reader of it. None, without effect, if too little is available.
+    pub fn take(
+        &mut self,
+        known: &[(PageId, Chain)],
+        pages: usize,
+        checkpoint: Option<SlotId>,
+    ) -> Option<Holding> {
+        if !self.pages.fits_behind(known, pages) {
+            return None;
+        }
+        // The checkpoint is read from now on, so that it is not taken as the request's slot.
+        checkpoint.iter().for_each(|&slot| self.slots.add_reader(slot));
+        let Some(slot) = self.take_slot() else {
+            self.remove_reader(checkpoint);
+            return None;
+        };
+        let table = self.pages.allocate_behind(known, pages);
+        self.free_dropped();
+        match table {
+            Some(table) => Some(Holding { table, slot }),
+            None => {
+                self.slots.give_back(slot);
+                self.remove_reader(checkpoint);
+                None
+            }
+        }
+    }
+
+    /// Takes a slot, if necessary that of the idle checkpoint unused for longest. None if no slot is available.
+    pub fn take_slot(&mut self) -> Option<SlotId> {
+        let (slot, page) = self.slots.take()?;
+        page.iter().for_each(|&page| self.pages.set_checkpoint(page, SlotId::NULL));
+        Some(slot)
+    }
+
+    /// Gives back a slot that belongs to no holding.
+    pub fn give_back_slot(&mut self, slot: SlotId) {
+        self.slots.give_back(slot);
+    }
+
+    /// Takes a reader from the checkpoint, if there is one. The null slot has no readers.
+    pub fn remove_reader(&mut self, checkpoint: Option<SlotId>) {
+        if let Some(slot) = checkpoint.filter(|&slot| slot != SlotId::NULL) {
+            self.slots.remove_reader(slot);
+        }
+    }
+
+    /// The slot with the state behind the last block of `chain`, or the null slot if there is none.
+    pub fn checkpoint(&self, chain: Chain) -> SlotId {
+        self.pages.checkpoint(chain)
+    }
+
+    /// Makes the slot the checkpoint of the chain's last block, or frees it if the block has a checkpoint already or is
+    /// no longer cached.
+    pub fn attach(&mut self, slot: SlotId, chain: Option<Chain>) {
+        match chain.and_then(|chain| self.pages.page_without_checkpoint(chain)) {
+            Some(page) => {
+                self.slots.attach(slot, page);
+                self.pages.set_checkpoint(page, slot);
+            }
+            None => self.slots.give_back(slot),
+        }
+    }
+
+    /// Adds a page to the holding. False if no page is available.
+    pub fn grow(&mut self, holding: &mut Holding) -> bool {
+        let page = self.pages.allocate(1);
+        self.free_dropped();
+        page.map(|page| holding.table.extend(page)).is_some()
+    }
+
+    /// Records the content of a page; see [`PagePool::record`].
+    pub fn record(
+        &mut self,
+        holding: &Holding,
+        index: usize,
+        before: Chain,
+        tokens: &[u32],
+    ) -> Option<Chain> {
+        self.pages.record(&holding.table, index, before, tokens)
+    }
+
+    /// Gives back what a request holds.
+    pub fn release(&mut self, holding: Holding) {
+        let Holding { table, slot } = holding;
+        self.pages.release(table);
+        self.slots.give_back(slot);
+    }
+
+    /// Frees the checkpoints of pages that were evicted.
+    fn free_dropped(&mut self) {
+        while let Some(slot) = self.pages.next_dropped_checkpoint() {
+            self.slots.drop_checkpoint(slot);
+        }
+    }
+}

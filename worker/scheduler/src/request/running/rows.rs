@@ -1,0 +1,98 @@
+//! The rows of a running request, from plan to commit or abort.
+
+use tutti_proto::declaration::WalkId;
+
+use super::{Progress, Running};
+use crate::{
+    holding::PlanePool,
+    request::Ticket,
+    slots::SlotId,
+    step::{Row, Terminality},
+};
+
+impl Running {
+    /// The request's next `tokens` positions as a row, which is not in a step yet.
+    pub fn next_row(&self, ticket: Ticket, walk: WalkId, tokens: usize) -> Row {
+        let Progress { computed, generated, epoch } = self.planned;
+        let positions = computed..computed + tokens;
+        let request = &self.request;
+        // `positions.end` is compared with the end of the prefill, not of the prompt: replayed output is part of the
+        // prefill.
+        let terminality = if positions.end >= request.prefill_end() && request.wants_output(generated) {
+            Terminality::Terminal { forbidden: request.stopping.forbidden(generated) }
+        } else {
+            Terminality::NotTerminal
+        };
+        Row {
+            key: request.key,
+            walk,
+            epoch,
+            positions,
+            terminality,
+            block_table: self.holding.table.pages(),
+            slot: self.holding.slot,
+            continues: false,
+            ticket,
+            initial: None,
+            save: None,
+        }
+    }
+
+    /// The request's next row, if that is a decode. The row is made on the assumption that the rows in flight succeed
+    /// and do not end the request. None if the next row is not a decode, if the request lacks a page for the row, or if
+    /// no more output is wanted.
+    pub fn next_decode(&self, ticket: Ticket, page_tokens: usize) -> Option<Row> {
+        let Progress { computed, generated, .. } = self.planned;
+        let prefilled = computed >= self.request.prefill_end();
+        let has_room = computed < self.holding.table.len() * page_tokens;
+        let walk = self.request.decode.filter(|_| prefilled && has_room)?;
+        self.request.wants_output(generated).then(|| self.next_row(ticket, walk, 1))
+    }
+
+    /// True if the assumption held under which [`next_decode`](Self::next_decode) made the row.
+    pub fn is_next(&self, row: &Row) -> bool {
+        // If the request still holds the pages of the row, the row's position and epoch tell whether the request has
+        // progressed as assumed.
+        let Progress { computed, epoch, .. } = self.planned;
+        row.positions.start == computed && row.epoch == epoch && self.holding.table.is(&row.block_table)
+    }
+
+    /// Puts the request's next row into a step, and decides which slots are copied at the head of that step. The
+    /// request's progress does not change until the step is committed.
+    pub fn enter_step(&mut self, mut row: Row, pool: &mut PlanePool) -> Row {
+        let start = row.positions.start;
+        // The token at the row's first position is output, and the row that samples it is in flight.
+        row.continues =
+            start >= self.request.prefill_end() && self.planned.generated > self.request.generated;
+        row.initial = self.initial.take();
+        // Stream order puts the save behind the row that ends at the rung, even if that row is in flight. The first row
+        // of all begins where a checkpoint is already.
+        if row.initial.is_none()
+            && self.ladder.is_some_and(|ladder| ladder.has(start))
+            && !self.has_checkpoint(pool)
+        {
+            row.save = pool.take_slot();
+        }
+        self.planned.computed = row.positions.end;
+        self.planned.generated += u32::from(row.is_terminal());
+        self.planned.epoch = row.epoch.next();
+        self.in_flight += 1;
+        row
+    }
+
+    /// Takes the request's last row in flight out of its step, which has not run.
+    pub fn leave_step(&mut self, row: &Row, pool: &mut PlanePool) {
+        row.save.iter().for_each(|&slot| pool.give_back_slot(slot));
+        self.initial = row.initial;
+        self.planned.computed = row.positions.start;
+        self.planned.generated -= u32::from(row.is_terminal());
+        self.planned.epoch = row.epoch;
+        self.in_flight -= 1;
+    }
+
+    /// True if the block before the next row is recorded, with a checkpoint.
+    fn has_checkpoint(&self, pool: &PlanePool) -> bool {
+        let recorded = self.recorded * pool.pages().page_tokens() == self.planned.computed;
+        recorded && self.chain.is_some_and(|chain| pool.checkpoint(chain) != SlotId::NULL)
+    }
+}

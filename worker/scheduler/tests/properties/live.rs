@@ -1,0 +1,150 @@
+//! The oracle's knowledge of a request, from its arrival until its last row is back.
+
+use tutti_proto::declaration::WalkId;
+use tutti_scheduler::{Finish, Outcome, RowOutcome, SlotId};
+
+use crate::{
+    common::{AUDIO, EOS, STOP, TEXT},
+    disaggregated::Away,
+    memory::{History, remember},
+    script::Arrival,
+};
+
+/// The progress of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub computed: usize,
+    pub generated: u32,
+    pub passes: u32,
+}
+
+/// A request that was accepted, until it has ended and no step uses what it holds.
+pub struct Live<'a> {
+    pub arrival: &'a Arrival,
+    /// The history of all tokens so far, sampled ones of rows in flight included.
+    pub history: History,
+    /// The progress by the rows that were committed.
+    pub committed: Progress,
+    /// The progress by all rows that were planned and not aborted.
+    pub planned: Progress,
+    /// Number of rows that were planned, and neither committed nor aborted.
+    pub in_flight: usize,
+    /// Number of tokens to compute before the request samples: the prefill, and after a preemption also the output so
+    /// far.
+    pub target: usize,
+    /// True if no step has computed the request since its admission. Its first row may then start behind a cached
+    /// prefix.
+    pub fresh: bool,
+    /// The request's slot since its admission, once it is known.
+    pub slot: Option<SlotId>,
+    /// True once the slot is zeroed, restored or imported since the admission, at the head of a planned step.
+    pub initialised: bool,
+    /// True once the device has run a row of the request that fails. Rows behind it read garbage and write garbage.
+    pub poisoned: bool,
+    /// Number of the request's cached tokens before its first step.
+    pub cached: Option<usize>,
+    pub preempted: bool,
+    pub cancelled: bool,
+    /// The event at another worker that the request waits for.
+    pub away: Away,
+    /// True once the request's transfer has been reported as failed.
+    pub failing: bool,
+    /// Number of steps planned without the request since its last one. Counted once the request has computed a
+    /// position.
+    pub passed_over: usize,
+}
+
+impl<'a> Live<'a> {
+    pub fn new(request: u64, arrival: &'a Arrival, turn: usize) -> Self {
+        let mut history = History::new();
+        arrival.tokens(request).into_iter().for_each(|token| remember(&mut history, token));
+        let progress = Progress { generated: arrival.generated, ..Progress::default() };
+        Self {
+            arrival,
+            history,
+            committed: progress,
+            planned: progress,
+            in_flight: 0,
+            target: arrival.prefill_tokens(),
+            fresh: true,
+            slot: None,
+            initialised: false,
+            poisoned: false,
+            cached: None,
+            preempted: false,
+            cancelled: arrival.cancel.is_some_and(|cancel| cancel < arrival.turn),
+            away: arrival.media.map_or(Away::No, |turns| Away::Parked { until: turn + turns }),
+            failing: false,
+            passed_over: 0,
+        }
+    }
+
+    /// Takes the request's pages and slot.
+    pub fn preempt(&mut self) {
+        assert_eq!(self.committed, self.planned, "a row is in flight");
+        let progress = Progress { computed: 0, ..self.committed };
+        (self.committed, self.planned) = (progress, progress);
+        (self.fresh, self.initialised, self.slot, self.passed_over) = (true, false, None, 0);
+        self.target = self.arrival.prompt_tokens() + progress.generated as usize;
+        self.preempted = true;
+    }
+
+    /// Takes positions as computed that no row of this admission computes.
+    pub fn skip_to(&mut self, computed: usize) {
+        (self.committed.computed, self.planned.computed) = (computed, computed);
+    }
+
+    /// The segment of the next position to plan: its walk and its end. None if the next row is a decode.
+    pub fn segment(&self) -> Option<(WalkId, usize)> {
+        let (mut end, computed) = (0, self.planned.computed);
+        let found = self.arrival.prefill.iter().find_map(|&(walk, tokens)| {
+            end += tokens;
+            (end > computed).then_some((walk, end))
+        });
+        let last = self.arrival.prefill.last().map_or(AUDIO, |segment| segment.0);
+        match found {
+            // A preemption lengthens the last segment, or adds a text segment behind one that must not be cut.
+            Some((walk, end)) if end == self.arrival.prefill_tokens() && last != AUDIO => {
+                Some((walk, self.target))
+            }
+            Some(found) => Some(found),
+            None if computed < self.target && last == AUDIO => Some((TEXT, self.target)),
+            None => (computed < self.target).then_some((last, self.target)),
+        }
+    }
+
+    pub fn is_due(&self, deadline: usize) -> bool {
+        self.arrival.deadline.is_some_and(|turn| turn <= deadline)
+    }
+
+    /// True if the request's next row, if it has one, is a decode.
+    pub fn decodes(&self) -> bool {
+        self.segment().is_none()
+    }
+
+    /// True if the rows planned so far are all that the request can have.
+    pub fn is_planned_out(&self) -> bool {
+        let prefill_only = self.arrival.role == tutti_scheduler::GraphRole::Prefill;
+        self.decodes() && (prefill_only || self.planned.generated >= self.arrival.max_tokens)
+    }
+
+    /// The outcome with which the request ends after a row of this outcome was committed.
+    pub fn ending(&self, outcome: &RowOutcome) -> Option<Outcome> {
+        let generated = self.committed.generated;
+        let finished = |reason| Some(Outcome::Finished { reason, generated });
+        if self.committed.computed < self.target {
+            return None;
+        }
+        if let RowOutcome::Sampled(token) = *outcome
+            && self.arrival.stops
+            && generated > self.arrival.min_tokens
+        {
+            match token {
+                EOS => return finished(Finish::EndOfSequence),
+                STOP => return finished(Finish::StopToken(STOP)),
+                _ => {}
+            }
+        }
+        if generated >= self.arrival.max_tokens { finished(Finish::Length) } else { None }
+    }
+}
