@@ -531,6 +531,18 @@ pub struct WorkerLoad {
     /// Absent until a request has been handed over to another worker.
     #[prost(message, optional, tag = "12")]
     pub transfers: ::core::option::Option<TransferTally>,
+    /// Slots that requests hold, and checkpoints that a step saves or reads.
+    #[prost(uint32, tag = "13")]
+    pub slots_used: u32,
+    /// Slots that requests and checkpoints can hold.
+    #[prost(uint32, tag = "14")]
+    pub slots_total: u32,
+    /// Slots with a checkpoint of the prefix cache that no request reads: they can be taken.
+    #[prost(uint32, tag = "15")]
+    pub checkpoints: u32,
+    /// Rows that were computed after the end of their requests, since the worker's process began.
+    #[prost(uint64, tag = "16")]
+    pub void_rows: u64,
 }
 /// Counters of the transfers to other workers, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1598,6 +1610,9 @@ pub struct StepWork {
     /// Prefill rows that end their prompt, so that a token is sampled from each.
     #[prost(uint32, tag = "8")]
     pub last_prefill_rows: u32,
+    /// Rows whose requests had ended when the step was collected. They are in no other field.
+    #[prost(uint32, tag = "9")]
+    pub void_rows: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RowReport {
