@@ -281,11 +281,7 @@ impl Bench {
         let mut qkv = self.device.tensor(total, width)?;
         qkv.fill(&(0..total * width).map(pattern).collect::<Vec<_>>())?;
         let mut angles = self.device.tensor(total, SHAPE.head_dim)?;
-        let rope = RopeFrequencies {
-            inverse: vec![0.01; SHAPE.head_dim / 2],
-            axes: vec![0; SHAPE.head_dim / 2],
-            scale: 1.0,
-        };
+        let rope = RopeFrequencies { inverse: vec![0.01; SHAPE.head_dim / 2], scale: 1.0, axes: Vec::new() };
         self.device.rope_angles(&rope, &mut angles)?;
         Ok((qkv, angles))
     }

@@ -84,7 +84,7 @@ pub(super) fn add(
     })
 }
 
-/// Computes `out[t] = [cos | sin](positions[axes][t] * inverse) * scale`.
+/// Computes `out[t] = [cos | sin](positions[axis][t] * inverse) * scale`.
 pub(super) fn rope_angles(
     pool: &mut ThreadPool,
     rope: &RopeFrequencies,
@@ -92,13 +92,18 @@ pub(super) fn rope_angles(
     out: &mut [f32],
 ) -> Result<(), DeviceError> {
     let half = rope.inverse.len();
+    let known = rope.axes.iter().all(|&axis| usize::from(axis) < positions.len());
+    if !known || (!rope.axes.is_empty() && rope.axes.len() != half) {
+        let axes = &rope.axes;
+        return Err(DeviceError::Misuse(format!("axes {axes:?} of {half} rotary frequencies")));
+    }
     each_row(pool, out, 2 * half, |row, out| {
         let (cos, sin) = out.split_at_mut(half);
-        let at = positions.each_ref().map(|positions| positions[row]);
-        for (i, (inverse, axis)) in rope.inverse.iter().zip(&rope.axes).enumerate() {
+        for (i, inverse) in rope.inverse.iter().enumerate() {
             // The angle is rounded to f32 as in the reference implementation. Its cosine and sine are correctly
             // rounded.
-            let (s, c) = f64::from(at[usize::from(*axis)] * inverse).sin_cos();
+            let axis = rope.axes.get(i).map_or(0, |&axis| usize::from(axis));
+            let (s, c) = f64::from(positions[axis][row] * inverse).sin_cos();
             cos[i] = c as f32 * rope.scale;
             sin[i] = s as f32 * rope.scale;
         }

@@ -10,6 +10,7 @@ mod int8;
 mod linear;
 mod misuse;
 mod packed;
+mod recorder;
 mod rowwise;
 mod sampling;
 mod support;

@@ -61,7 +61,7 @@ fn norms_are_those_of_double_precision() {
 #[test]
 fn angles_are_right_far_beyond_any_table() {
     let inverse: Vec<f32> = (0..16).map(|i| 1e6_f32.powf(-(i as f32) / 16.0)).collect();
-    let rope = RopeFrequencies { inverse: inverse.clone(), axes: vec![0; 16], scale: 1.25 };
+    let rope = RopeFrequencies { inverse: inverse.clone(), scale: 1.25, axes: vec![] };
     for (name, mut device) in devices("rope") {
         let start = 131_000;
         let pages = vec![PageId(1); (start + 40_usize).div_ceil(16)];
@@ -81,39 +81,37 @@ fn angles_are_right_far_beyond_any_table() {
 }
 
 #[test]
-fn every_frequency_reads_the_positions_of_its_axis() {
-    let axes = vec![0, 1, 2, 0, 2];
-    let rope = RopeFrequencies { inverse: vec![1.0, 0.5, 0.25, 0.125, 0.1], axes, scale: 1.0 };
+fn each_frequency_reads_its_own_axis() {
+    let rope = |axes: Vec<u8>| RopeFrequencies { inverse: vec![0.5, 0.25, 0.125], scale: 2.0, axes };
     for (name, mut device) in devices("axes") {
         let mut planes = device.planes(&PlanesShape::default()).unwrap();
-        let positions = [[3.0, 4.0], [100.0, 7.0], [9.0, 11.0]];
+        let (time, height, width) = ([3.0, 4.0], [5.0, 6.0], [7.0, 9.0]);
         let row = RowInputs {
             first_token: 0,
             tokens: 2,
             start: 0,
             slot: SlotId::NULL,
             continues: false,
-            block_table: &[PageId(1)],
+            block_table: &[],
         };
-        let inputs = StepInputs {
-            token_ids: &[0, 0],
-            positions: positions.each_ref().map(|axis| &axis[..]),
-            rows: &[row],
-            copies: &[],
-            logit_rows: &[],
-        };
+        let (positions, rows) = ([&time[..], &height, &width], [row]);
+        let inputs = StepInputs { token_ids: &[0, 0], positions, rows: &rows, copies: &[], logit_rows: &[] };
         device.begin_step(&inputs, &mut planes).unwrap();
-        let mut out = device.tensor(2, 10).unwrap();
-        device.rope_angles(&rope, &mut out).unwrap();
-        for (token, row) in out.values().chunks(10).enumerate() {
-            for (i, (&inverse, &axis)) in rope.inverse.iter().zip(&rope.axes).enumerate() {
-                let angle = f64::from(positions[usize::from(axis)][token] * inverse);
-                assert!((f64::from(row[i]) - angle.cos()).abs() < 2e-7, "{name} {token} {i}");
-                assert!((f64::from(row[5 + i]) - angle.sin()).abs() < 2e-7, "{name} {token} {i}");
+        let mut out = device.tensor(2, 6).unwrap();
+        for axes in [vec![], vec![2, 0, 1], vec![1, 1, 2]] {
+            device.rope_angles(&rope(axes.clone()), &mut out).unwrap();
+            for (token, row) in out.values().chunks(6).enumerate() {
+                for (i, inverse) in [0.5, 0.25, 0.125].into_iter().enumerate() {
+                    let axis = axes.get(i).copied().unwrap_or(0);
+                    let angle = f64::from(positions[usize::from(axis)][token]) * inverse;
+                    assert_eq!(row[i], angle.cos() as f32 * 2.0, "{name} {axes:?}");
+                    assert_eq!(row[3 + i], angle.sin() as f32 * 2.0, "{name} {axes:?}");
+                }
             }
         }
-        for axes in [vec![0; 4], vec![0, 1, 2, 3, 0]] {
-            assert!(device.rope_angles(&RopeFrequencies { axes, ..rope.clone() }, &mut out).is_err());
+        for bad in [vec![0, 1], vec![0, 1, 3], vec![0; 4]] {
+            let refused = device.rope_angles(&rope(bad.clone()), &mut out);
+            assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{name} {bad:?}");
         }
     }
 }

@@ -531,6 +531,18 @@ pub struct WorkerLoad {
     /// Absent until a request has been handed over to another worker.
     #[prost(message, optional, tag = "12")]
     pub transfers: ::core::option::Option<TransferTally>,
+    /// Slots that requests hold, and checkpoints that a step saves or reads.
+    #[prost(uint32, tag = "13")]
+    pub slots_used: u32,
+    /// Slots that requests and checkpoints can hold.
+    #[prost(uint32, tag = "14")]
+    pub slots_total: u32,
+    /// Slots with a checkpoint of the prefix cache that no request reads: they can be taken.
+    #[prost(uint32, tag = "15")]
+    pub checkpoints: u32,
+    /// Rows that were computed after the end of their requests, since the worker's process began.
+    #[prost(uint64, tag = "16")]
+    pub void_rows: u64,
 }
 /// Counters of the transfers to other workers, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1598,6 +1610,9 @@ pub struct StepWork {
     /// Prefill rows that end their prompt, so that a token is sampled from each.
     #[prost(uint32, tag = "8")]
     pub last_prefill_rows: u32,
+    /// Rows whose requests had ended when the step was collected. They are in no other field.
+    #[prost(uint32, tag = "9")]
+    pub void_rows: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RowReport {
@@ -2004,7 +2019,7 @@ pub mod plane_piece {
 }
 /// The announcement of a transfer. Both ends must have the same layout; a difference is an error before any data is
 /// used.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TransferManifest {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<GraphKey>,
@@ -2012,17 +2027,31 @@ pub struct TransferManifest {
     pub secret: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint64, tag = "3")]
     pub layout_hash: u64,
-    /// Number of pages, or fixed-size states, of each plane, in the order of ModelDeclaration.planes; or of a tensor's
-    /// rows.
+    /// Number of units of each cargo: the pages, or a tensor's rows; then, if the model has slot planes, the slot, which is
+    /// one unit.
     #[prost(uint32, repeated, tag = "4")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
+    /// The planes, in the order of ModelDeclaration.planes; none for a tensor. A receiver compares them with its own, and
+    /// names one that is missing or has another size.
+    #[prost(message, repeated, tag = "5")]
+    pub planes: ::prost::alloc::vec::Vec<TransferPlane>,
 }
-/// Consecutive pages of a plane, in the layout of TP 1: all heads, in order. No later message changes them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferPlane {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Bytes per page of a paged plane, or per slot of a slot plane, in the layout of TP 1.
+    #[prost(uint64, tag = "2")]
+    pub unit_bytes: u64,
+}
+/// Consecutive units, in the layout of TP 1: a page holds all paged planes, a slot holds all slot planes, plane after
+/// plane, each with all heads in order. No later message changes them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PlaneData {
+    /// Index of the cargo in the manifest's counts: 0 for pages or rows, 1 for the slot.
     #[prost(uint32, tag = "1")]
-    pub plane: u32,
-    /// Index of the first page in the request. At least `known_pages` of the reservation.
+    pub cargo: u32,
+    /// Index of the first page or row in the request. At least `known_pages` of the reservation. 0 for the slot.
     #[prost(uint32, tag = "2")]
     pub first: u32,
     #[prost(uint32, tag = "3")]
@@ -2060,7 +2089,7 @@ pub struct HandOver {
     /// Number of tokens whose planes or embeddings have been sent. For a prefill, all tokens before `first`.
     #[prost(uint32, tag = "2")]
     pub computed_tokens: u32,
-    /// Number of pages of each plane that these tokens take, as in the manifest, including pages that the receiver had
+    /// Number of units of each cargo that these tokens take, as in the manifest, including pages that the receiver had
     /// before.
     #[prost(uint32, repeated, tag = "3")]
     pub counts: ::prost::alloc::vec::Vec<u32>,

@@ -44,8 +44,6 @@ impl Engine {
         settings: &EngineSettings,
         max_waiting_requests: usize,
     ) -> Result<Self, Error> {
-        // The null slot, and one slot per running request.
-        let slots = 1 + settings.max_running_requests.min(settings.max_step_tokens);
         let limits = model.limits();
         if settings.max_step_tokens > limits.max_step_tokens {
             let (asked, most) = (settings.max_step_tokens, limits.max_step_tokens);
@@ -59,8 +57,7 @@ impl Engine {
             max_context: limits.max_context_tokens,
             page_tokens: kv.page_tokens,
             pages: kv.pages,
-            // Each running request holds a slot, and slot 0 is the null slot.
-            slots: 1 + settings.max_running_requests,
+            slots: kv.slots,
             steps_in_flight: 1,
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
@@ -69,7 +66,7 @@ impl Engine {
             error => Error::internal(error.to_string()),
         })?;
         model
-            .allocate_planes(kv.pages, slots)
+            .allocate_planes(kv.pages, kv.slots)
             .map_err(|e| Error::invalid("kv_cache_memory", format!("cannot allocate the KV pool: {e}")))?;
         let began = Instant::now();
         let batch = Batch::new(settings.max_step_tokens, forward_tokens(settings), kv.page_tokens);

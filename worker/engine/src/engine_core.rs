@@ -163,6 +163,7 @@ impl EngineCore {
         let watch = Stopwatch::start();
         if let Some(exchange) = &mut self.exchange {
             let mut events = TransferEvents::default();
+            exchange.between_steps();
             exchange.receive(&mut self.scheduler, self.rank, &mut events);
             self.apply(events);
         }

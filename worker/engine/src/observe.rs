@@ -37,6 +37,14 @@ pub struct StepRecord {
     pub kv_pages_used: u32,
     /// KV pages that requests can hold.
     pub kv_pages_total: u32,
+    /// Slots in use after the commit.
+    pub slots_used: u32,
+    /// Slots that requests and checkpoints can hold.
+    pub slots_total: u32,
+    /// Slots with a checkpoint that no request reads.
+    pub checkpoints: u32,
+    /// Number of rows without an effect, because their requests had ended. They are not among `rows`.
+    pub void_rows: u32,
 }
 
 /// Record of a row, which is one request's share of a step.
@@ -102,6 +110,7 @@ pub(crate) fn work<'a>(
     model: &ModelDeclaration,
     times: StepTimes,
     budget: usize,
+    void_rows: u32,
 ) -> pb::StepWork {
     let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     let mut work = pb::StepWork {
@@ -109,6 +118,7 @@ pub(crate) fn work<'a>(
         run_us: us(times.run),
         commit_us: us(times.commit),
         budget_tokens: budget as u32,
+        void_rows,
         ..Default::default()
     };
     for RowCommit { row, .. } in rows {

@@ -24,8 +24,9 @@ impl Reporter {
         let mut work = None;
         if let Some(CommittedStep { batch_walk: walk, rows: committed, started, times }) = step {
             batch_walk = walk.0;
-            let commits = || committed.iter().map(|(commit, _)| commit);
-            work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens));
+            let commits = || committed.iter().map(|(commit, _)| commit).filter(|commit| !commit.is_void);
+            let void_rows = (committed.len() - commits().count()) as u32;
+            work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens, void_rows));
             if let Some(observer) = &mut self.observer {
                 observer.observe(StepRecord {
                     number,
@@ -35,6 +36,10 @@ impl Reporter {
                     times,
                     kv_pages_used: load.pages_used as u32,
                     kv_pages_total: load.pages_total as u32,
+                    slots_used: load.slots_used as u32,
+                    slots_total: load.slots_total as u32,
+                    checkpoints: load.slots_cached as u32,
+                    void_rows,
                 });
             }
             rows.reserve(committed.len());

@@ -36,7 +36,7 @@ pub(in crate::cpu) struct RotateAndStore<'a> {
     pub(in crate::cpu) norms: Option<Norms<'a>>,
     /// `[tokens, rotated]`.
     pub(in crate::cpu) angles: &'a [f32],
-    /// Number of elements of a head that are rotated, from the first on: an even number.
+    /// Number of elements of each head that are rotated, from the first on: an even number.
     pub(in crate::cpu) rotated: usize,
     pub(in crate::cpu) kv: &'a mut KvPool,
     pub(in crate::cpu) layer: usize,
@@ -139,8 +139,7 @@ impl<W: Format> Tokens<'_, W> {
     fn rotate<S: Simd>(&mut self, s: S) {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let width = (heads + 2 * kv_heads) * head_dim;
-        for (token, qkv) in self.qkv.chunks_exact_mut(width).enumerate() {
-            let angles = &self.angles[token * self.rotated..(token + 1) * self.rotated];
+        for (qkv, angles) in self.qkv.chunks_exact_mut(width).zip(self.angles.chunks_exact(self.rotated)) {
             let (q, kv) = qkv.split_at_mut(heads * head_dim);
             let (q_norm, k_norm) = match self.norms {
                 Some(Norms { q, k, eps }) => (Some((q, eps)), Some((k, eps))),
@@ -232,8 +231,8 @@ fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
     narrow
 }
 
-/// Normalises heads if there is a norm, and rotates the first and the second half of the first `angles.len()` elements
-/// of each head against each other.
+/// Normalises heads if there is a norm, and rotates the two halves of each head's first elements against each other.
+/// There are as many such elements as angles.
 #[inline(always)]
 fn rotate<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, norm: Option<(&[f32], f32)>, angles: &[f32]) {
     let half = angles.len() / 2;
@@ -247,7 +246,8 @@ fn rotate<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, norm: Option<(&[f32
             }
         }
         for (&factor, head) in factors.iter().zip(heads.chunks_exact_mut(head_dim)) {
-            let (low, high) = head.split_at_mut(half);
+            let (rotated, rest) = head.split_at_mut(2 * half);
+            let (low, high) = rotated.split_at_mut(half);
             for at in (0..half).step_by(LANES) {
                 let end = half.min(at + LANES);
                 let (low, high) = (&mut low[at..end], &mut high[at..end]);
@@ -264,11 +264,11 @@ fn rotate<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, norm: Option<(&[f32
                 s.store_some(low, s.sub(s.mul(a, cos), s.mul(b, sin)));
                 s.store_some(high, s.add(s.mul(b, cos), s.mul(a, sin)));
             }
-            let Some((weight, _)) = norm else { continue };
-            for at in (2 * half..head_dim).step_by(LANES) {
-                let end = head_dim.min(at + LANES);
-                let (x, weight) = (s.load_some(&head[at..end], 0.0), s.load_some(&weight[at..end], 0.0));
-                s.store_some(&mut head[at..end], s.mul(s.mul(x, s.splat(factor)), weight));
+            if let Some((weight, _)) = norm {
+                for (rest, weight) in rest.chunks_mut(LANES).zip(weight[2 * half..].chunks(LANES)) {
+                    let normal = s.mul(s.load_some(rest, 0.0), s.splat(factor));
+                    s.store_some(rest, s.mul(normal, s.load_some(weight, 0.0)));
+                }
             }
         }
     }

@@ -12,9 +12,6 @@ use crate::{
 impl PagedAttention for CpuDevice {
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
         let out = out.written(self.step.tokens(), 2 * rope.inverse.len())?;
-        if rope.axes.len() != rope.inverse.len() || rope.axes.iter().any(|&axis| axis > 2) {
-            return Err(DeviceError::Misuse("frequencies without one axis of three each".to_owned()));
-        }
         rowwise::rope_angles(&mut self.pool, rope, &self.step.positions, out)
     }
 
@@ -33,16 +30,16 @@ impl PagedAttention for CpuDevice {
         let norms = norms.transpose()?;
         let tokens = self.step.tokens();
         let rotated = angles.width();
-        if rotated > shape.head_dim || !rotated.is_multiple_of(2) {
-            let head = shape.head_dim;
-            return Err(DeviceError::Misuse(format!("rotation of {rotated} elements of heads of {head}")));
+        if rotated == 0 || rotated > shape.head_dim || !rotated.is_multiple_of(2) {
+            let head_dim = shape.head_dim;
+            return Err(DeviceError::Misuse(format!("angles for {rotated} elements of heads of {head_dim}")));
         }
         if angles.live() != tokens {
             return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
         }
+        let angles = angles.values();
         let qkv = qkv.change(tokens, qkv_width(&shape))?;
-        let operands =
-            rotate::RotateAndStore { qkv, shape, norms, angles: angles.values(), rotated, kv, layer };
+        let operands = rotate::RotateAndStore { qkv, shape, norms, angles, rotated, kv, layer };
         rotate::rotate_and_store(self.path, &mut self.pool, &self.step, operands)
     }
 

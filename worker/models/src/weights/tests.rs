@@ -32,6 +32,12 @@ impl Collective for Lone {
     fn all_gather(&mut self, _: &[u8], _: &mut Vec<u8>) -> Result<(), CollectiveError> {
         unreachable!()
     }
+    fn gather_bytes(&mut self, _: &[u8], _: Option<&mut [u8]>) -> Result<(), CollectiveError> {
+        unreachable!()
+    }
+    fn scatter_bytes(&mut self, _: Option<&[u8]>, _: &mut [u8]) -> Result<(), CollectiveError> {
+        unreachable!()
+    }
     fn broadcast(&mut self, _: &mut Vec<u8>, _: Patience) -> Result<(), CollectiveError> {
         unreachable!()
     }

@@ -105,6 +105,7 @@ impl Simulation<'_> {
             assert!(saved, "{} begins at {start}, where no checkpoint is", row.key);
             self.seen.hits += 1;
             self.seen.resumed += usize::from(live.preempted);
+            self.seen.resumed_slots += usize::from(live.preempted && self.script.model.has_slots());
             live.skip_to(start);
             if let Some((AUDIO, end)) = live.segment() {
                 assert_eq!(row.positions.end, end);

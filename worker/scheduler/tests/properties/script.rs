@@ -17,7 +17,8 @@ use crate::{
 pub struct Script {
     pub model: Model,
     pub config: SchedulerConfig,
-    /// Number of steps planned ahead of the oldest running one, less than the steps that may be in flight.
+    /// Number of steps planned ahead of the oldest running one: at most the steps that may be in flight, so that a turn
+    /// may also find them all in flight.
     pub depth: usize,
     pub requests: Vec<Arrival>,
     pub fate_seed: u64,
@@ -201,8 +202,10 @@ fn tight() -> impl Strategy<Value = Setting> {
 
 /// Many short prompts that outgrow their pool, so that requests are preempted again and again.
 fn crowded() -> impl Strategy<Value = Setting> {
-    (policies(), model(&[1]), 1_usize..6, 12_usize..60, 4_usize..40).prop_map(
-        |(policies, model, page_tokens, pages, max_step_tokens)| {
+    // With large pages, a request runs for long until it needs one more.
+    let pool = prop_oneof![(1_usize..6, 12_usize..60), (24_usize..40, 5_usize..14)];
+    (policies(), model(&[1]), pool, 4_usize..40).prop_map(
+        |(policies, model, (page_tokens, pages), max_step_tokens)| {
             let admission = Admission::Optimistic;
             let settings = EngineSettings { admission, max_step_tokens, ..policies.settings };
             (SchedulerConfig { settings, max_context: 300, page_tokens, pages, ..policies }, model, 8)
@@ -263,9 +266,9 @@ pub fn script() -> impl Strategy<Value = Script> {
         let most = if longest > 40 { 10 } else { 24 };
         (Just((config, model)), vec(arrival(longest), 1..most))
     });
-    (requests, 0_usize..3, any::<u64>(), faults).prop_map(
+    (requests, 0_usize..4, any::<u64>(), faults).prop_map(
         |(((config, model), requests), depth, fate_seed, (aborts, failures))| Script {
-            depth: depth.min(config.steps_in_flight - 1),
+            depth: depth.min(config.steps_in_flight),
             model,
             config,
             requests,

@@ -48,13 +48,15 @@ pub struct Seen {
     pub hits: usize,
     /// Preempted requests that began again behind a cached prefix.
     pub resumed: usize,
+    /// Those of them whose slot was restored.
+    pub resumed_slots: usize,
     pub saves: usize,
     pub restores: usize,
     pub zeros: usize,
 }
 
 impl Seen {
-    fn counts(&mut self) -> [(&'static str, &mut usize, usize); 12] {
+    fn counts(&mut self) -> [(&'static str, &mut usize, usize); 13] {
         [
             ("steps", &mut self.steps, 100_000),
             ("aborted", &mut self.aborted, 5000),
@@ -65,6 +67,7 @@ impl Seen {
             ("preempted", &mut self.preempted, 150),
             ("hits", &mut self.hits, 500),
             ("resumed", &mut self.resumed, 20),
+            ("resumed slots", &mut self.resumed_slots, 5),
             ("saves", &mut self.saves, 3000),
             ("restores", &mut self.restores, 250),
             ("zeros", &mut self.zeros, 4000),

@@ -1,0 +1,172 @@
+//! The recorder: the same bits as its device, a record of every operation, and operations that a device lacks.
+
+use std::sync::{Arc, Mutex};
+
+use tutti_kernels::{
+    Argmax, Attention, AttentionShape, Collectives, Dense, DeviceError, Embed, KvShape, Linear, Norm,
+    Observer, Operation, PageId, PagedAttention, PlanesShape, Recorder, RopeFrequencies, Rotary,
+    RotateAndStore, RowInputs, SampleRow, Sampler, SamplingParams, SlotId, StepInputs, StepResults,
+    WeightType,
+    cpu::{CpuDevice, Isa},
+};
+
+use crate::support::{Random, bytes};
+
+type Log = Arc<Mutex<Vec<Operation>>>;
+
+/// An observer that keeps records, and refuses one operation.
+struct Logger {
+    log: Log,
+    refused: Option<&'static str>,
+}
+
+impl Observer for Logger {
+    fn observe<T>(
+        &mut self,
+        operation: &Operation,
+        run: impl FnOnce() -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        self.log.lock().unwrap().push(*operation);
+        match self.refused == Some(operation.name) {
+            true => Err(DeviceError::Misuse("refused by the observer".into())),
+            false => run(),
+        }
+    }
+}
+
+const SHAPE: AttentionShape =
+    AttentionShape { heads: 2, kv_heads: 1, head_dim: 16, scale: 0.25, window: None };
+const WIDTH: usize = 20;
+const VOCABULARY: usize = 37;
+
+/// Runs a small layer over two rows, of 3 tokens and of 1 token, and returns its hidden states and its results.
+fn layer<D: Dense + PagedAttention + Collectives + Sampler>(
+    device: &mut D,
+) -> Result<(Vec<f32>, StepResults), DeviceError> {
+    let mut random = Random::new(3);
+    let kv =
+        KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 3, dtype: WeightType::Bf16 };
+    let mut planes = device.planes(&PlanesShape { kv: Some(kv), slot_bytes: vec![8], slots: 3 })?;
+    let mut matrix = |device: &mut D, rows: usize, columns: usize| {
+        let values = bytes(WeightType::F32, &random.normals(rows * columns, 0.3));
+        let source = tutti_kernels::HostMatrix { bytes: &values, dtype: WeightType::F32, rows, columns };
+        device.matrix(&[source], tutti_kernels::Quantize::None)
+    };
+    let (table, qkv_weight) = (matrix(device, VOCABULARY, WIDTH)?, matrix(device, 64, WIDTH)?);
+    let output = matrix(device, WIDTH, 32)?;
+    let norm = device.vector(&[1.5; WIDTH])?;
+    let (mut hidden, mut qkv) = (device.tensor(4, WIDTH)?, device.tensor(4, 64)?);
+    let (mut angles, mut attended) = (device.tensor(4, 16)?, device.tensor(4, 32)?);
+    let mut logits = device.tensor(4, VOCABULARY)?;
+
+    let row = |first_token, tokens, start, slot, block_table| RowInputs {
+        first_token,
+        tokens,
+        start,
+        slot: SlotId(slot),
+        continues: false,
+        block_table,
+    };
+    let rows = [row(0, 3, 2, 1, &[PageId(1)]), row(3, 1, 0, 2, &[PageId(2)])];
+    let positions = [&[2.0, 3.0, 4.0, 0.0][..]; 3];
+    let inputs =
+        StepInputs { token_ids: &[1, 2, 3, 4], positions, rows: &rows, copies: &[], logit_rows: &[2, 3] };
+    device.write_pages(&mut planes, &[PageId(1)], &[0; 16 * 2 * 16 * 2])?;
+    device.begin_step(&inputs, &mut planes)?;
+    device.embed(Embed { table: &table, shard: None }, &mut hidden)?;
+    let rope = RopeFrequencies { inverse: vec![0.5; 8], scale: 1.0, axes: vec![] };
+    device.rope_angles(&rope, &mut angles)?;
+    let norms = Some(Norm { weight: &norm, eps: 1e-6 });
+    device.linear(Linear { x: &hidden, norm: norms, weight: &qkv_weight, bias: None }, &mut qkv)?;
+    device.rotate_and_store(RotateAndStore {
+        qkv: &mut qkv,
+        shape: SHAPE,
+        norms: None,
+        rotary: Rotary { angles: &angles },
+        planes: &mut planes,
+        layer: 0,
+    })?;
+    device.attention(Attention { qkv: &qkv, shape: SHAPE, planes: &planes, layer: 0 }, &mut attended)?;
+    device.keep_logit_rows(&mut attended)?;
+    device.keep_logit_rows(&mut hidden)?;
+    device.linear_add(Linear::plain(&attended, &output), &mut hidden)?;
+    device.all_reduce(&mut hidden)?;
+    let norm = Some(Norm { weight: &norm, eps: 1e-6 });
+    device.argmax(Argmax { x: &hidden, norm, weight: &table, logits: &mut logits })?;
+    let norm = None;
+    device.linear(Linear { x: &hidden, norm, weight: &table, bias: None }, &mut logits)?;
+    let params = SamplingParams {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: Vec::new(),
+        seed: 1,
+    };
+    let row = SampleRow {
+        params: &params,
+        prompt: &[],
+        output: &[],
+        forbidden: &[],
+        position: 0,
+        logprobs: Some(3),
+    };
+    device.sample(&logits, &[(1, row)])?;
+    let (mut done, mut results, mut values) = (device.end_step()?, StepResults::default(), Vec::new());
+    assert!(device.collect(&mut done, None, &mut results)?);
+    device.download(&hidden, &mut values)?;
+    Ok((values, results))
+}
+
+fn recorder(refused: Option<&'static str>) -> (Recorder<CpuDevice, Logger>, Log) {
+    let log = Log::default();
+    let device = CpuDevice::new(2, Isa::detect()).unwrap();
+    (Recorder::new(device, Logger { log: log.clone(), refused }), log)
+}
+
+#[test]
+fn every_operation_is_recorded_and_no_bit_changes() {
+    let (plain, plain_results) = layer(&mut CpuDevice::new(2, Isa::detect()).unwrap()).unwrap();
+    let (mut device, log) = recorder(None);
+    let (values, results) = layer(&mut device).unwrap();
+    assert_eq!(values, plain);
+    assert_eq!((results.sampled, results.scores.len()), (plain_results.sampled, 0));
+
+    let log = log.lock().unwrap();
+    let seen: Vec<_> =
+        log.iter().map(|operation| (operation.name, operation.rows, operation.matrix)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("begin_step", 4, None),
+            ("embed", 4, None),
+            ("rope_angles", 4, None),
+            ("linear", 4, Some([64, WIDTH])),
+            ("rotate_and_store", 4, None),
+            ("attention", 4, None),
+            ("keep_logit_rows", 4, None),
+            ("keep_logit_rows", 4, None),
+            ("linear_add", 2, Some([WIDTH, 32])),
+            ("all_reduce", 2, None),
+            ("argmax", 2, Some([VOCABULARY, WIDTH])),
+            ("linear", 2, Some([VOCABULARY, WIDTH])),
+            ("sample", 2, None),
+        ]
+    );
+    assert_eq!(log[3].product_operations, 2.0 * (4 * 64 * WIDTH) as f64);
+    assert!(log[3].bytes >= (4 * 64 * WIDTH) as f64);
+    // The queries at positions 2, 3 and 4 see 3, 4 and 5 keys, the query at position 0 sees one.
+    assert_eq!(log[5].flops, f64::from(4 * 2 * 16 * (3 + 4 + 5 + 1)));
+    // The rows read 5 keys and 1 key, and as many values, of two bytes per element.
+    assert_eq!(log[5].bytes, f64::from(2 * 2 * 16 * (5 + 1)));
+}
+
+#[test]
+fn an_observer_can_refuse_an_operation() {
+    let (mut device, log) = recorder(Some("attention"));
+    assert!(matches!(layer(&mut device), Err(DeviceError::Misuse(why)) if why.contains("observer")));
+    assert_eq!(log.lock().unwrap().last().unwrap().name, "attention");
+}
