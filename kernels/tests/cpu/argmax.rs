@@ -76,7 +76,8 @@ fn candidates_of_shards_give_the_token_of_the_whole() {
         let x = random.normals(9 * 4, 1.0);
         // Tokens 3, 23 and 43 are equal, and so on.
         let kinds = random.normals(20 * 4, 0.5);
-        let mut weights: Vec<f32> = (0..VOCABULARY).flat_map(|token| kinds[token % 20 * 4..][..4].to_vec()).collect();
+        let mut weights: Vec<f32> =
+            (0..VOCABULARY).flat_map(|token| kinds[token % 20 * 4..][..4].to_vec()).collect();
         let x = tensor(&mut device, 4, &x);
         for garbage in [None, Some(f32::NAN), Some(f32::INFINITY)] {
             if let Some(garbage) = garbage {
@@ -108,7 +109,10 @@ fn candidates_of_shards_give_the_token_of_the_whole() {
             device.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits }).unwrap();
             let results = results(&mut device).sampled;
             assert_eq!(results[..9], results[9..], "{name}");
-            assert!(results.iter().flatten().all(|sampled| sampled.token < 20), "{name}: the lowest of equals");
+            assert!(
+                results.iter().flatten().all(|sampled| sampled.token < 20),
+                "{name}: the lowest of equals"
+            );
         }
     }
 }

@@ -18,14 +18,14 @@ use tutti_kernels::{
 };
 use tutti_proto::declaration::ModelDeclaration;
 
-pub(crate) use self::{
-    planes::{KvPlane, SlotPlane},
-    step::LayerStep,
-};
 use self::{
     ends::{EndSpecs, Ends},
     logits::Head,
     planes::RankPlanes,
+};
+pub(crate) use self::{
+    planes::{KvPlane, SlotPlane},
+    step::LayerStep,
 };
 use crate::{
     DecoderDevice, LoadError, LoadFormat, LoadOptions, PageLayout, StepHook,

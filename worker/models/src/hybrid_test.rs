@@ -123,7 +123,8 @@ pub(crate) fn load<D: DecoderDevice>(
     let (tokens, rank) = (options.max_step_tokens, device.group_rank());
     let of_rank = |units| share(units, rank);
     let specs: Vec<_> = (0..config.num_hidden_layers).map(|layer| config.specs(layer)).collect();
-    let all = specs.iter().flat_map(|(norm, inward, outward)| [norm].into_iter().chain(inward).chain([outward]));
+    let all =
+        specs.iter().flat_map(|(norm, inward, outward)| [norm].into_iter().chain(inward).chain([outward]));
     Decoder::load(config.text(tokens), all, (dir, options), device, progress, |loader| {
         let mut layers = Vec::new();
         for (norm, inward, outward) in &specs {
@@ -153,7 +154,8 @@ pub(crate) fn load<D: DecoderDevice>(
 
 impl<D: DecoderDevice> Layers<D> for Hybrid<D> {
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError> {
-        let Self { layers, decay, rope, attention: shape, angles, qkv, attended, channels: [input, sums] } = self;
+        let Self { layers, decay, rope, attention: shape, angles, qkv, attended, channels: [input, sums] } =
+            self;
         step.device.rope_angles(rope, angles)?;
         for (index, Layer { norm, inward, outward }) in layers.iter().enumerate() {
             let (norm, layer) = (Some(Norm { weight: norm, eps: EPS }), index / 2);
@@ -166,7 +168,14 @@ impl<D: DecoderDevice> Layers<D> for Hybrid<D> {
             } else {
                 step.device.linear(product, qkv)?;
                 let (shape, rotary, planes) = (*shape, Rotary { angles }, &mut *step.planes);
-                step.device.rotate_and_store(RotateAndStore { qkv, shape, norms: None, rotary, planes, layer })?;
+                step.device.rotate_and_store(RotateAndStore {
+                    qkv,
+                    shape,
+                    norms: None,
+                    rotary,
+                    planes,
+                    layer,
+                })?;
                 step.device.attention(Attention { qkv, shape, planes: step.planes, layer }, attended)?;
                 step.add(Linear::plain(attended, outward))?;
             }

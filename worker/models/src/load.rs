@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tutti_kernels::{Collectives, Dense, PagedAttention, Recurrence, Quantize, Sampler};
+use tutti_kernels::{Collectives, Dense, PagedAttention, Quantize, Recurrence, Sampler};
 pub use tutti_settings::LoadFormat;
 
 #[cfg(feature = "hybrid-test-model")]

@@ -5,7 +5,9 @@
 
 mod common;
 
-use common::{Bits, Request, bits, generate, group::of_ranks, loaded, prompt, requests, step, step_with, write_config};
+use common::{
+    Bits, Request, bits, generate, group::of_ranks, loaded, prompt, requests, step, step_with, write_config,
+};
 use serde_json::json;
 use tutti_kernels::{PageId, SlotCopy, SlotId};
 use tutti_models::{LoadFormat::Dummy, Model};
@@ -70,7 +72,8 @@ fn ranks_agree_and_chunks_change_no_bit_in_a_group() {
     let dir = checkpoint();
     let prompts = [ids(9), ids(PROMPT)];
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-    let run = |ranks, chunk| of_ranks(ranks, dir.path(), Dummy, |model| generate(model, &prompts, chunk, OUTPUT));
+    let run =
+        |ranks, chunk| of_ranks(ranks, dir.path(), Dummy, |model| generate(model, &prompts, chunk, OUTPUT));
     let one = run(1, usize::MAX);
     for ranks in [2, 4] {
         let whole = run(ranks, usize::MAX);

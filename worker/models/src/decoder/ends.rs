@@ -19,7 +19,8 @@ pub(super) struct EndSpecs {
 
 impl EndSpecs {
     pub fn new(vocabulary: usize, hidden: usize, tied: bool) -> Self {
-        let table = |name, role| TensorSpec::matrix(name, role, vocabulary, hidden).cut(Cut::Rows(vocabulary));
+        let table =
+            |name, role| TensorSpec::matrix(name, role, vocabulary, hidden).cut(Cut::Rows(vocabulary));
         Self {
             embedding: table("model.embed_tokens.weight", Role::Embedding),
             lm_head: (!tied).then(|| table("lm_head.weight", Role::Projection)),

@@ -204,7 +204,8 @@ fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Ve
         let block;
         (block, rows) = rows.split_at(rows.partition_point(|row| *row < first + BLOCK.min(capacity)));
         let best;
-        (best, likeliest) = likeliest.split_at(likeliest.partition_point(|row| *row < first + BLOCK.min(capacity)));
+        (best, likeliest) =
+            likeliest.split_at(likeliest.partition_point(|row| *row < first + BLOCK.min(capacity)));
         let end = block.last().map_or(first, |last| last + 1);
         let tile = Tile { rows: first..end, likeliest: candidates && best.len() == end - first };
         match tiles.last_mut() {

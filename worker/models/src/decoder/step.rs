@@ -5,7 +5,8 @@ use tutti_kernels::{Device, DeviceError, Linear, PageId, SlotId};
 use crate::{DecoderDevice, PausedPages, StepHook};
 
 /// The operands of a product on device `D`.
-pub(crate) type LinearOn<'a, D> = Linear<'a, <D as Device>::Tensor, <D as Device>::Matrix, <D as Device>::Vector>;
+pub(crate) type LinearOn<'a, D> =
+    Linear<'a, <D as Device>::Tensor, <D as Device>::Matrix, <D as Device>::Vector>;
 
 /// The device, the planes and the residual stream of a step that has begun.
 pub(crate) struct LayerStep<'a, D: Device> {

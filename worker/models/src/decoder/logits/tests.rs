@@ -1,6 +1,10 @@
 use super::*;
 
-fn tiles(rows: impl IntoIterator<Item = usize>, likeliest: &[usize], capacity: usize) -> Vec<(Range<usize>, bool)> {
+fn tiles(
+    rows: impl IntoIterator<Item = usize>,
+    likeliest: &[usize],
+    capacity: usize,
+) -> Vec<(Range<usize>, bool)> {
     let wanted = WantedRows { rows: rows.into_iter().collect(), likeliest: likeliest.to_vec() };
     let mut tiles = Vec::new();
     divide(&wanted, capacity, true, &mut tiles);
