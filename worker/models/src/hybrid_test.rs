@@ -66,27 +66,17 @@ struct Hybrid<D: Device> {
 
 impl Config {
     fn text(&self, max_step_tokens: usize) -> TextShape {
-        let count = self.num_hidden_layers;
+        let (count, units) = (self.num_hidden_layers, self.state_size);
+        let (layers, unit_bytes) = (count.div_ceil(2), size_of::<f32>());
         TextShape {
-            summary: format!("hybrid (for tests), {count} layers"),
+            summary: "hybrid (for tests)".into(),
             hidden_size: self.hidden_size,
             norm_eps: EPS,
             tied: true,
             dtype: WeightType::F32,
-            limits: Limits {
-                vocab_size: self.vocab_size,
-                max_context_tokens: self.max_position_embeddings,
-                eos_token_ids: Vec::new(),
-                max_step_tokens,
-                steps_in_flight: 1,
-            },
+            limits: Limits::new(self.vocab_size, self.max_position_embeddings, max_step_tokens),
             kv: Some(KvPlane { layers: count / 2, heads: self.num_key_value_heads, head_dim: self.head_dim }),
-            slots: vec![SlotPlane {
-                name: "recurrence",
-                layers: count.div_ceil(2),
-                units: self.state_size,
-                unit_bytes: size_of::<f32>(),
-            }],
+            slots: vec![SlotPlane { name: "recurrence", layers, units, unit_bytes }],
         }
     }
 
@@ -98,7 +88,7 @@ impl Config {
         let (hidden, dim) = (self.hidden_size, self.head_dim);
         let heads = |name, heads| matrix(name, heads * dim, hidden, Cut::Rows(heads));
         let norm = TensorSpec::vector(format!("layers.{layer}.norm"), Role::Norm, hidden);
-        if layer % 2 == 0 {
+        if layer.is_multiple_of(2) {
             let (size, inward) = (self.state_size, Cut::Rows(self.state_size));
             let outward = matrix("out", hidden, size, Cut::Columns(size));
             return (norm, vec![matrix("in", size, hidden, inward)], outward);
@@ -117,26 +107,25 @@ pub(crate) fn load<D: DecoderDevice>(
     progress: Progress<'_>,
 ) -> Result<Decoder<D, impl Layers<D>>, LoadError> {
     let config: Config = file.parse()?;
-    let tables = RopeTables::resolve(&config.rope, &["full_attention"], config.max_position_embeddings);
-    let rope = tables.and_then(|tables| tables.frequencies(config.head_dim));
-    let rope = rope.map_err(|problem| file.invalid(problem))?.remove(0);
+    let rope = RopeTables::resolve(&config.rope, &["full_attention"], config.max_position_embeddings)
+        .and_then(|tables| tables.frequencies(config.head_dim))
+        .map_err(|problem| file.invalid(problem))?
+        .remove(0);
     let (tokens, rank) = (options.max_step_tokens, device.group_rank());
-    let of_rank = |units| share(units, rank);
     let specs: Vec<_> = (0..config.num_hidden_layers).map(|layer| config.specs(layer)).collect();
-    let all =
-        specs.iter().flat_map(|(norm, inward, outward)| [norm].into_iter().chain(inward).chain([outward]));
+    let all = specs.iter().flat_map(|(norm, inward, out)| [norm].into_iter().chain(inward).chain([out]));
     Decoder::load(config.text(tokens), all, (dir, options), device, progress, |loader| {
         let mut layers = Vec::new();
         for (norm, inward, outward) in &specs {
-            let inward: Vec<_> = inward.iter().collect();
-            let (norm, inward) = (loader.vector(&[norm])?, loader.matrix(&inward)?);
+            let (norm, inward) =
+                (loader.vector(&[norm])?, loader.matrix(&inward.iter().collect::<Vec<_>>())?);
             layers.push(Layer { norm, inward, outward: loader.matrix(&[outward])? });
         }
-        let channels = of_rank(config.state_size);
+        let channels = share(config.state_size, rank);
         let decay: Vec<f32> = channels.clone().map(|channel| 1.0 - 1.0 / (channel + 2) as f32).collect();
         let (head_dim, scale) = (config.head_dim, (config.head_dim as f32).sqrt().recip());
-        let (heads, kv_heads) =
-            (of_rank(config.num_attention_heads).len(), of_rank(config.num_key_value_heads).len());
+        let heads_of = |heads| share(heads, rank).len();
+        let (heads, kv_heads) = (heads_of(config.num_attention_heads), heads_of(config.num_key_value_heads));
         let device = loader.device();
         let mut tensor = |width| device.tensor(tokens, width);
         Ok(Hybrid {
@@ -154,20 +143,19 @@ pub(crate) fn load<D: DecoderDevice>(
 
 impl<D: DecoderDevice> Layers<D> for Hybrid<D> {
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError> {
-        let Self { layers, decay, rope, attention: shape, angles, qkv, attended, channels: [input, sums] } =
-            self;
+        let Self { layers, decay, rope, attention, angles, qkv, attended, channels: [x, sums] } = self;
         step.device.rope_angles(rope, angles)?;
         for (index, Layer { norm, inward, outward }) in layers.iter().enumerate() {
             let (norm, layer) = (Some(Norm { weight: norm, eps: EPS }), index / 2);
             let product = Linear { x: &*step.hidden, norm, weight: inward, bias: None };
-            if index % 2 == 0 {
-                step.device.linear(product, input)?;
-                let operands = DecayedSum { x: input, decay, planes: step.planes, plane: 0, layer };
+            if index.is_multiple_of(2) {
+                step.device.linear(product, x)?;
+                let operands = DecayedSum { x, decay, planes: step.planes, plane: 0, layer };
                 step.device.decayed_sum(operands, sums)?;
                 step.add(Linear::plain(sums, outward))?;
             } else {
                 step.device.linear(product, qkv)?;
-                let (shape, rotary, planes) = (*shape, Rotary { angles }, &mut *step.planes);
+                let (shape, rotary, planes) = (*attention, Rotary { angles }, &mut *step.planes);
                 step.device.rotate_and_store(RotateAndStore {
                     qkv,
                     shape,

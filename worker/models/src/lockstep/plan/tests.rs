@@ -125,7 +125,8 @@ fn a_message_that_no_leader_sends_is_refused() {
         change(&mut plan);
         decode(&plan, &mut tables, |_, _| ()).unwrap_err()
     };
-    let cases: [(&str, &dyn Fn(&mut pb::ForwardPlan)); 17] = [
+    type Change = dyn Fn(&mut pb::ForwardPlan);
+    let cases: [(&str, &Change); 17] = [
         ("1 starts for 2 rows", &|plan| plan.row_starts.truncate(1)),
         ("3 slots for 2 rows", &|plan| plan.row_slots.push(0)),
         ("0 kept pages for 2 rows", &|plan| plan.row_pages_kept.clear()),
