@@ -135,15 +135,19 @@ impl Sizes {
         let Self { page_tokens, page_bytes, slot_bytes, running, most_pages } = *self;
         let (page, slot) = (page_bytes as u64, slot_bytes as u64);
         let for_slots = slot.saturating_mul(running as u64);
-        let rest = budget.checked_sub(for_slots).filter(|rest| *rest >= 2 * page);
-        let Some(rest) = rest else {
-            let mut message = format!("{budget} bytes hold less than 2 pages of {page} bytes");
-            if slot > 0 {
-                message += &format!(" and {running} slots of {slot} bytes, one per running request");
-            }
-            message += ": the null page and one for requests are needed";
+        let rest = budget.saturating_sub(for_slots);
+        if budget < for_slots || rest < 2 * page {
+            let pages = rest.checked_div(page).unwrap_or(0);
+            let slots = match slot {
+                0 => String::new(),
+                slot => format!(" besides {running} slots of {slot} bytes, one per running request"),
+            };
+            let message = format!(
+                "{budget} bytes are {pages} pages of {page} bytes{slots}, but at least 2 are needed: the null page \
+                 and one for requests"
+            );
             return Err(Error::invalid("kv_cache_memory", message));
-        };
+        }
         let checkpoints = match slot {
             _ if settings.no_prefix_cache => 0,
             0 => 0,

@@ -53,8 +53,10 @@ impl PlaneTransfer for Receiver {
         }
         let reserved = space.freight.counts(space.count);
         if manifest.counts != reserved {
-            let counts = &manifest.counts;
-            let message = format!("{counts:?} {name} and slots are announced, but {reserved:?} are reserved");
+            let (counts, slots) = (&manifest.counts, if reserved.len() > 1 { " and slots" } else { "" });
+            let reserved: Vec<String> = reserved.iter().map(u32::to_string).collect();
+            let reserved = reserved.join(" and ");
+            let message = format!("{counts:?} {name}{slots} are announced, but {reserved} are reserved");
             return Err(Status::failed_precondition(message));
         }
         while let Some(piece) = next(&mut pieces).await? {

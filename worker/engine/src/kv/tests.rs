@@ -71,9 +71,9 @@ fn pages_and_slots_come_out_of_one_budget() {
 #[test]
 fn a_budget_for_less_than_two_pages_and_all_running_requests_is_refused() {
     for (sizes, budget, expected) in [
-        (sizes(100, 0), 199, "199 bytes hold less than 2 pages of 100 bytes"),
-        (sizes(100, 10), 249, "and 5 slots of 10 bytes"),
-        (sizes(100, usize::MAX), u64::MAX, "slots"),
+        (sizes(100, 0), 199, "199 bytes are 1 pages of 100 bytes, but at least 2 are needed"),
+        (sizes(100, 10), 249, "249 bytes are 1 pages of 100 bytes besides 5 slots of 10 bytes"),
+        (sizes(100, usize::MAX / 2), u64::MAX - 1, "0 pages"),
     ] {
         let refused = sizes.divide(budget, &EngineSettings::default()).unwrap_err().to_string();
         assert!(refused.contains(expected) && refused.contains("kv_cache_memory"), "{refused}");

@@ -19,7 +19,7 @@ use tutti_kernels::SlotId;
 use tutti_models::PageLayout;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
+use tutti_scheduler::{Ending, Outcome, Reserved, RowCommit, Scheduler};
 
 use super::{
     courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
