@@ -12,11 +12,12 @@ use tutti_runtime::{
     Error,
     command_line::Process,
     config::{self, Loaded},
+    memory,
+};
+use tutti_settings::{
+    ByteSize, CpuIsa, DeviceSettings, LoadFormat, MAX_RANKS, Quantize, TensorParallelSettings, WorkerSettings,
 };
 pub use tutti_settings::{ConductorSettings, DeviceChoice};
-use tutti_settings::{
-    CpuIsa, DeviceSettings, LoadFormat, MAX_RANKS, Quantize, TensorParallelSettings, WorkerSettings,
-};
 
 pub use self::topology::Layout;
 use crate::cluster::GroupSpec;
@@ -124,6 +125,7 @@ pub fn worker_settings(
         nodes: group.nodes.clone(),
         device: DeviceSettings { device: *device, ..common.device.clone() },
         tensor_parallel: TensorParallelSettings { tp: group.tp, ..common.tensor_parallel.clone() },
+        memory_share: common.memory_share.filter(|_| group.spawned),
         ..common.clone()
     };
     Ok(layout.topology.groups().iter().zip(&layout.devices).map(of_group).collect())
@@ -152,6 +154,7 @@ fn common_settings(
         },
         tensor_parallel: settings.tensor_parallel.clone(),
         engine: settings.engine.clone(),
+        memory_share: memory_share(workers),
         trace,
         sim: settings.sim.clone(),
     })
@@ -169,6 +172,11 @@ fn absolute(field: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> 
     path.map(std::path::absolute).transpose().map_err(|error| {
         Error::invalid(field, format!("is relative to a working directory that is gone: {error}"))
     })
+}
+
+/// Each spawned worker's share of the memory that is free now, before any of them has loaded. None if that is not known.
+fn memory_share(workers: u32) -> Option<ByteSize> {
+    memory::available().map(|bytes| ByteSize(bytes / u64::from(workers.max(1))))
 }
 
 /// Number of compute threads of each worker: as set, or an equal share of the machine's cores.

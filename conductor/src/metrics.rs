@@ -1,6 +1,7 @@
 //! The conductor's metrics. The name of each metric gets the prefix `tutti_`. A worker's label is its rank, which stays
 //! the same when the worker's process is restarted.
 
+mod planes;
 mod prefixes;
 mod transfers;
 
@@ -21,7 +22,7 @@ use tutti_runtime::{
     },
 };
 
-use self::{prefixes::PrefixMetrics, transfers::TransferMetrics};
+use self::{planes::PlaneMetrics, prefixes::PrefixMetrics, transfers::TransferMetrics};
 use crate::{
     cluster::IndexSize,
     request::{Dropped, EndingKind},
@@ -116,6 +117,7 @@ pub struct ConductorMetrics {
     rows: Family<RowLabel, Counter>,
     memory: Family<MemoryLabel, Gauge>,
     transfers: TransferMetrics,
+    planes: PlaneMetrics,
     prefixes: PrefixMetrics,
 }
 
@@ -152,10 +154,12 @@ impl ConductorMetrics {
             rows: Default::default(),
             memory: Default::default(),
             transfers: Default::default(),
+            planes: Default::default(),
             prefixes: Default::default(),
         };
         new.prefixes.register(metrics);
         new.transfers.register(metrics);
+        new.planes.register(metrics);
         metrics.register(|r| {
             r.register("requests", "Requests that have ended, by outcome", new.requests.clone());
             let help = "Requests accepted and not yet completed by every worker";
@@ -294,6 +298,7 @@ impl ConductorMetrics {
         set(&self.preemptions, load.preemptions as i64);
         set(&self.prefill_tokens, load.prefill_tokens as i64);
         set(&self.cached_tokens, load.cached_tokens as i64);
+        self.planes.take(worker, load);
         if let Some(tally) = &load.transfers {
             self.transfers.take(worker, tally);
         }
@@ -325,6 +330,7 @@ impl ConductorMetrics {
             gauge.remove(&label);
         }
         self.transfers.gone(worker);
+        self.planes.gone(worker);
         self.oldest_waiting.remove(&label);
         for kind in ["weights", "kv", "step"] {
             self.memory.remove(&MemoryLabel { worker: worker.0, kind });

@@ -62,6 +62,11 @@ pub trait Collective: Send {
     /// Concatenates all ranks' `part` in the order of ranks, into `out` at rank 0. All parts have the same length. Only
     /// rank 0 passes an `out`.
     fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError>;
+    /// [`gather`](Self::gather) of bytes.
+    fn gather_bytes(&mut self, part: &[u8], out: Option<&mut [u8]>) -> Result<(), CollectiveError>;
+    /// Fills each rank's `part` with its part of rank 0's `parts`, which holds the parts of all ranks end to end. All
+    /// parts have the same length. Only rank 0 passes `parts`.
+    fn scatter_bytes(&mut self, parts: Option<&[u8]>, part: &mut [u8]) -> Result<(), CollectiveError>;
     /// Replaces every rank's `out` with the concatenation of all ranks' `part` in the order of ranks. All parts have
     /// the same length.
     fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError>;
@@ -129,17 +134,20 @@ pub enum Operation {
     Forming = 1,
     /// [`Collective::all_reduce`].
     AllReduce,
-    /// [`Collective::gather`].
+    /// [`Collective::gather`] and [`Collective::gather_bytes`].
     Gather,
     /// [`Collective::all_gather`].
     AllGather,
     /// [`Collective::broadcast`].
     Broadcast,
+    /// [`Collective::scatter_bytes`].
+    Scatter,
 }
 
 impl Operation {
     fn from_code(code: u8) -> Option<Self> {
-        [Self::Forming, Self::AllReduce, Self::Gather, Self::AllGather, Self::Broadcast]
+        use Operation::{AllGather, AllReduce, Broadcast, Forming, Gather, Scatter};
+        [Forming, AllReduce, Gather, AllGather, Broadcast, Scatter]
             .into_iter()
             .find(|operation| *operation as u8 == code)
     }
@@ -153,16 +161,22 @@ impl std::fmt::Display for Operation {
             Self::Gather => "gather",
             Self::AllGather => "all-gather",
             Self::Broadcast => "broadcast",
+            Self::Scatter => "scatter",
         })
     }
 }
 
-/// Checks that `out` has room for all ranks' parts at rank 0, and is `None` at other ranks.
-fn check_gather(group_rank: GroupRank, part: &[f32], out: Option<&[f32]>) -> Result<(), CollectiveError> {
-    let (got, wanted) =
-        (out.map(<[f32]>::len), group_rank.is_leader().then_some(part.len() * group_rank.world_size));
-    if got == wanted {
+/// Checks that rank 0 passes the parts of all ranks, end to end, and that no other rank passes any. The lengths are in
+/// elements.
+fn check_parts(
+    group_rank: GroupRank,
+    what: &str,
+    part: usize,
+    parts: Option<usize>,
+) -> Result<(), CollectiveError> {
+    let wanted = group_rank.is_leader().then_some(part * group_rank.world_size);
+    if parts == wanted {
         return Ok(());
     }
-    Err(CollectiveError::Misuse(format!("gather into {got:?} elements at {group_rank:?}, wanted {wanted:?}")))
+    Err(CollectiveError::Misuse(format!("{what} {parts:?} elements at {group_rank:?}, wanted {wanted:?}")))
 }

@@ -10,6 +10,7 @@ pub mod exit;
 pub mod grpc_health;
 pub mod health;
 pub mod listen;
+pub mod memory;
 pub mod metrics;
 pub mod operations;
 pub mod prefix_index;

@@ -26,9 +26,9 @@ settings! {
             max_running_requests: usize = 128, unit "N", at least 1, at most 1 << 16;
         }
         "Device and memory" => {
-            /// KV pool of each worker, such as 512MiB or 2GB
+            /// Pages and slots of each worker, such as 512MiB or 2GB
             kv_cache_memory: Option<ByteSize> = None, unit "SIZE",
-                default "as needed, at most 2GiB and 1/8 of free memory";
+                default "as needed, at most what weights leave of its share of 7/8 of free memory";
             /// Do not keep KV pages for prompts that begin alike
             no_prefix_cache: bool = false;
         }

@@ -21,6 +21,25 @@ A key that no setting has is refused by name, and so is a value out of its range
 `--print-config` prints what is in force as JSON and exits. Defaults suit one machine; nothing has to be set.
 ";
 
+const MEMORY: &str = "
+## Memory of the workers
+
+`kv_cache_memory` is the size of one worker's planes: pages of keys and values and, in models that have them, slots of
+state. Without it, a worker takes what its requests can use, bounded by its share of the machine:
+
+- The conductor divides the memory that is free when it starts by the number of workers that it starts, and tells each
+  worker its share. The workers of one conductor therefore never take more than the machine has, in whatever order they
+  load. A worker that joins by hand takes all memory that is free as its share; give it `kv_cache_memory` if it is not
+  alone on its machine.
+- Seven eighths of the share, less the bytes of the weights and of the largest step, go to planes, if so much is free once
+  the weights are loaded. The last eighth stays for the system, the conductor and cached files.
+- A worker whose weights leave less than that still takes 1/8 of what is free, at most 2GiB: weights that several workers
+  map from `packed_weights` count for each of them, but are in memory once.
+
+Memory is taken when a page is first written, not at the start. In a model with slots, each of `max_running_requests` has
+one. A quarter of what these leave of the budget holds checkpoints of the prefix cache, and the rest is pages.
+";
+
 /// Returns the whole page.
 pub fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
@@ -49,7 +68,7 @@ pub fn page() -> String {
             write_section(&mut page, &section);
         }
     }
-    page
+    page + MEMORY
 }
 
 /// Groups settings into sections: settings at the top of the file by heading, then settings in tables by table.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings,
-    WeightSettings,
+    ByteSize, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings,
+    TraceSettings, WeightSettings,
 };
 
 /// The settings that a conductor sends to a worker in its `Welcome`, as JSON. Both processes are of the same version,
@@ -28,6 +28,9 @@ pub struct WorkerSettings {
     pub tensor_parallel: TensorParallelSettings,
     /// The engine.
     pub engine: EngineSettings,
+    /// Bytes of the conductor's machine for this worker, weights included: an equal share of what was free when the
+    /// conductor started. None if the conductor does not start this worker's group, or cannot tell.
+    pub memory_share: Option<ByteSize>,
     /// The step trace.
     pub trace: TraceSettings,
     /// The simulated device. Used only if `device` names it.

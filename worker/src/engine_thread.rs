@@ -123,7 +123,7 @@ fn run(
 
 /// Runs the leader's plans and counts them for heartbeats.
 fn follow(member: Member, channels: &EngineChannels) -> Result<(), Error> {
-    let kv_pages_total = member.pages().saturating_sub(1) as u32;
+    let kv_pages_total = member.kv().pages.saturating_sub(1) as u32;
     member.follow(|steps| {
         channels.forwards.store(steps, Ordering::Relaxed);
         channels.load.send_replace(pb::WorkerLoad { steps, kv_pages_total, ..Default::default() });

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tutti_engine::{EngineSettings, kv_pages};
+use tutti_engine::{EngineSettings, KvSize, kv_budget};
 use tutti_kernels::collective::{Collective, GroupRank, SharedMemory, Tcp};
 use tutti_models::{Model, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
@@ -103,17 +103,25 @@ impl Formation {
         Ok(group)
     }
 
-    /// Waits until all ranks have loaded. The ranks then agree on one number of KV pages: the smallest number that a
-    /// rank has room for.
-    pub fn join(&self, model: Box<dyn Model>, settings: &EngineSettings) -> Result<Member, Error> {
+    /// Waits until all ranks have loaded. The ranks then agree on one size of the KV pool: the smallest budget that a
+    /// rank has. `share` is this rank's share of its machine's memory: see [`kv_budget`].
+    pub fn join(
+        &self,
+        model: Box<dyn Model>,
+        settings: &EngineSettings,
+        share: Option<u64>,
+    ) -> Result<Member, Error> {
         let mut plans = self.for_plans()?;
-        let pages = kv_pages(&*model, settings)? as u64;
+        let budget = kv_budget(&*model, settings, share);
         let mut all = Vec::new();
         plans
-            .all_gather(&pages.to_le_bytes(), &mut all)
-            .map_err(|e| Error::internal(format!("cannot agree on KV pages: {e}")))?;
-        let least = all.as_chunks::<8>().0.iter().map(|pages| u64::from_le_bytes(*pages)).min();
-        Ok(Member { model, plans, pages: least.unwrap_or(pages) as usize })
+            .all_gather(&budget.to_le_bytes(), &mut all)
+            .map_err(|e| Error::internal(format!("cannot agree on the KV pool's size: {e}")))?;
+        let least = all.as_chunks::<8>().0.iter().map(|budget| u64::from_le_bytes(*budget)).min();
+        let kv_cache_memory = Some(ByteSize(least.unwrap_or(budget)));
+        let settings = EngineSettings { kv_cache_memory, ..settings.clone() };
+        let kv = KvSize::choose(&*model, &settings)?;
+        Ok(Member { model, plans, settings, kv })
     }
 }
 
@@ -121,13 +129,15 @@ impl Formation {
 pub struct Member {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
-    pages: usize,
+    /// The engine's settings, with the budget on which the ranks have agreed.
+    settings: EngineSettings,
+    kv: KvSize,
 }
 
 impl Member {
-    /// Number of KV pages on each rank, the null page included.
-    pub fn pages(&self) -> usize {
-        self.pages
+    /// Size of the KV pool on each rank.
+    pub fn kv(&self) -> KvSize {
+        self.kv
     }
 
     /// This rank's share of the model.
@@ -135,10 +145,9 @@ impl Member {
         &*self.model
     }
 
-    /// Returns the whole group as one model, and settings with the pool size that the ranks agreed on.
-    pub fn lead(self, mut settings: EngineSettings) -> (Box<dyn Model>, EngineSettings) {
-        settings.kv_cache_memory = Some(ByteSize(self.pages as u64 * self.model.page_bytes() as u64));
-        (Box::new(lockstep::Leader::new(self.model, self.plans)), settings)
+    /// Returns the whole group as one model, and settings with the budget that the ranks agreed on.
+    pub fn lead(self) -> (Box<dyn Model>, EngineSettings) {
+        (Box::new(lockstep::Leader::new(self.model, self.plans)), self.settings)
     }
 
     /// Runs the leader's plans until the leader leaves. Calls `ran` with the number of forward passes so far.

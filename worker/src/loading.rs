@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tutti_engine::{Engine, StepMemory};
+use tutti_engine::{Engine, EngineSettings, StepMemory, kv_budget};
 use tutti_kernels::{
     Device, DeviceError,
     cpu::{Cores, CpuDevice, Isa},
@@ -10,7 +10,7 @@ use tutti_kernels::{
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, SimOptions, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
-use tutti_settings::{DeviceChoice, WorkerSettings};
+use tutti_settings::{ByteSize, DeviceChoice, WorkerSettings};
 
 use crate::{
     engine_thread::PENDING_OUTPUTS,
@@ -46,15 +46,19 @@ pub fn load_worker(
     let began = Instant::now();
     let model = load_model(settings, rank, group, on_progress)?;
     let loaded = Instant::now();
+    let share = settings.memory_share.map(|share| share.0);
     let (model, engine_settings) = match group {
-        None => (model, settings.engine.clone()),
+        None => {
+            let kv_cache_memory = Some(ByteSize(kv_budget(&*model, &settings.engine, share)));
+            (model, EngineSettings { kv_cache_memory, ..settings.engine.clone() })
+        }
         Some(group) => {
-            let member = group.join(model, &settings.engine)?;
+            let member = group.join(model, &settings.engine, share)?;
             if !group.leads() {
                 tracing::info!(worker = %rank, model = member.model().describe(), "loaded; follows its leader");
                 return Ok(Loaded::Follower(member));
             }
-            member.lead(settings.engine.clone())
+            member.lead()
         }
     };
     let mut engine = Engine::new(model, rank, &engine_settings, settings.max_waiting_requests)?;
@@ -159,10 +163,10 @@ pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
 /// which are this rank's own. `step_bytes` counts no host memory, since a follower keeps no logprobs. `step_bytes` may
 /// also lack memory that the first step allocates, because the follower has not run a step yet.
 pub fn ready_to_follow(member: &Member) -> pb::Ready {
-    let (model, pages) = (member.model(), member.pages().saturating_sub(1));
-    let max_request_tokens = (pages * PAGE_TOKENS).min(model.limits().max_context_tokens);
-    let kv_bytes = member.pages() as u64 * model.page_bytes() as u64;
-    ready_with(model, pages as u32, max_request_tokens as u32, kv_bytes, model.step_bytes())
+    let (model, kv) = (member.model(), member.kv());
+    let max_request_tokens = kv.tokens().min(model.limits().max_context_tokens);
+    let pages = kv.pages.saturating_sub(1);
+    ready_with(model, pages as u32, max_request_tokens as u32, kv.bytes(), model.step_bytes())
 }
 
 /// Builds a Ready message. The conductor fills in the served name and whether there is a tokenizer.

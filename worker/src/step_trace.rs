@@ -129,6 +129,9 @@ impl Writer {
             tokens: step.rows.iter().map(|row| row.positions.len()).sum(),
             budget_tokens: self.budget,
             kv_pages: [step.kv_pages_used, step.kv_pages_total],
+            slots: [step.slots_used, step.slots_total],
+            checkpoints: step.checkpoints,
+            void_rows: step.void_rows,
             rows: step.rows.iter().map(|row| self.row(row)).collect(),
         }
     }
@@ -186,6 +189,12 @@ struct Step<'a> {
     budget_tokens: usize,
     /// Number of KV pages in use after the step, and number of KV pages that requests can hold.
     kv_pages: [u32; 2],
+    /// Number of slots in use after the step, and number of slots that requests and checkpoints can hold.
+    slots: [u32; 2],
+    /// Number of checkpoints of the prefix cache that no request reads.
+    checkpoints: u32,
+    /// Number of rows without an effect, because their requests had ended. They are not in `rows`.
+    void_rows: u32,
     rows: Vec<Row<'a>>,
 }
 

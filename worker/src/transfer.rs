@@ -7,8 +7,8 @@
 //!                         └──────────▶ segment of shared memory ─────┘
 //! ```
 //!
-//! - Pages of a plane and rows of embeddings are handled alike, as units of fixed size that are counted from 0.
-//!   [`Unit`] says which of the two a transfer carries.
+//! - Pages and rows of embeddings are handled alike, as units of fixed size that are counted from 0. The slot of a
+//!   request, in models that have slot planes, is one more unit. [`Freight`] says which units a transfer carries.
 //! - Engines copy pages between steps and between layers, and exchange them with this module through
 //!   [`tutti_engine::Courier`]. The tasks of this module run on other threads than the steps.
 //! - On one host, pages go through a [`segment`] and the stream carries their offsets. Between hosts, the stream
@@ -18,6 +18,7 @@
 //! - Staged bytes are bounded ([`staging`]). A request whose pages are computed faster than they are sent waits; other
 //!   requests do not.
 
+mod freight;
 mod receiver;
 mod reservations;
 mod segment;
@@ -29,7 +30,6 @@ mod tests;
 
 use std::{
     collections::HashMap,
-    hash::{DefaultHasher, Hash, Hasher},
     io,
     net::Ipv4Addr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -52,6 +52,7 @@ use tutti_proto::{
 };
 
 use self::{
+    freight::Freight,
     receiver::Receiver,
     reservations::Reservations,
     segment::Segment,
@@ -78,43 +79,6 @@ fn message_bytes(unit_bytes: usize) -> usize {
     FRAME_BYTES.max(unit_bytes) + ENVELOPE_BYTES
 }
 
-/// Unit of transfer: a page, or a row of embeddings, which is the embedding of one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unit {
-    cargo: Cargo,
-    /// Hash of the unit's layout. A receiver compares it with the sender's hash before it uses the sender's bytes.
-    layout_id: u64,
-    /// Bytes per unit.
-    bytes: usize,
-}
-
-impl Unit {
-    /// Maximum number of units per message.
-    fn at_once(self) -> usize {
-        (FRAME_BYTES / self.bytes.max(1)).max(1)
-    }
-
-    /// Plural name of the unit, for error messages.
-    fn name(self) -> &'static str {
-        match self.cargo {
-            Cargo::Pages => "pages",
-            Cargo::Embeddings => "embeddings",
-        }
-    }
-
-    fn page(engine: &EngineHandle) -> Self {
-        let layout = engine.page_layout();
-        Self { cargo: Cargo::Pages, layout_id: layout.id(), bytes: layout.page_bytes() }
-    }
-
-    /// Unit of embeddings: a row of `width` elements in f32.
-    fn row(width: usize) -> Self {
-        let mut hasher = DefaultHasher::new();
-        ("rows of embeddings, little-endian f32", width).hash(&mut hasher);
-        Self { cargo: Cargo::Embeddings, layout_id: hasher.finish(), bytes: width * size_of::<f32>() }
-    }
-}
-
 /// A worker's side of all transfers.
 #[derive(Clone)]
 pub struct Transfer {
@@ -124,8 +88,8 @@ pub struct Transfer {
 struct Hub {
     runtime: Handle,
     waker: Waker,
-    page: Unit,
-    row: Unit,
+    planes: Freight,
+    embeddings: Freight,
     arrivals: mpsc::Sender<Arrival>,
     /// Weak, because a strong sender would keep the outbox open. The closed outbox tells the conductor that the worker
     /// has ended.
@@ -142,16 +106,17 @@ struct Hub {
 impl Transfer {
     /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime.
     pub fn connect(engine: &mut EngineHandle, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
-        let (page, row) = (Unit::page(engine), Unit::row(engine.embedding_width()));
+        let (planes, embeddings) =
+            (Freight::of_planes(engine), Freight::of_embeddings(engine.embedding_width()));
         let (arrivals, inbox) = mpsc::channel(QUEUED_ARRIVALS);
         let hub = Arc::new(Hub {
             runtime: Handle::current(),
             waker: engine.waker(),
-            page,
-            row,
+            staging: Arc::new(StagingBudget::new(planes.largest_unit().max(embeddings.largest_unit()))),
+            planes,
+            embeddings,
             arrivals,
             outbox: outbox.downgrade(),
-            staging: Arc::new(StagingBudget::new(page.bytes.max(row.bytes))),
             sending: Mutex::default(),
             reservations: Arc::default(),
             connections: Arc::default(),
@@ -173,7 +138,7 @@ impl Transfer {
         }
         if let Some(destination) = &graph.send_to {
             let (cargo, count) = engine.units_to_send(graph);
-            self.hub.push(key, destination.clone(), self.hub.unit(cargo), count);
+            self.hub.push(key, destination.clone(), self.hub.freight(cargo).clone(), count);
         }
     }
 
@@ -189,15 +154,21 @@ impl Hub {
         self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unit(&self, cargo: Cargo) -> Unit {
+    fn freight(&self, cargo: Cargo) -> &Freight {
         match cargo {
-            Cargo::Pages => self.page,
-            Cargo::Embeddings => self.row,
+            Cargo::Pages | Cargo::Slot => &self.planes,
+            Cargo::Embeddings => &self.embeddings,
         }
     }
 
-    /// Starts the task that pushes `count` units of a request.
-    fn push(self: &Arc<Self>, key: GraphKey, destination: pb::PlaneDestination, unit: Unit, count: usize) {
+    /// Starts the task that pushes `count` pages or rows of a request, and its slot.
+    fn push(
+        self: &Arc<Self>,
+        key: GraphKey,
+        destination: pb::PlaneDestination,
+        freight: Freight,
+        count: usize,
+    ) {
         let queue = Arc::new(Queue::new(Arc::clone(&self.staging)));
         let mut sending = self.sending();
         if sending.contains_key(&key) {
@@ -207,7 +178,7 @@ impl Hub {
         drop(sending);
         let push = Push {
             destination,
-            unit,
+            freight,
             count,
             queue,
             connections: Arc::clone(&self.connections),
@@ -239,7 +210,7 @@ impl Hub {
 
     /// Announces reserved space to the conductor, and then waits until the reservation ends or its lease expires.
     async fn offer(self: Arc<Self>, key: GraphKey, space: reservations::ReservedSpace, secret: Vec<u8>) {
-        let reservations::ReservedSpace { unit, count, known, .. } = space;
+        let reservations::ReservedSpace { freight, count, known, .. } = space;
         let port = match self.port.get_or_try_init(|| self.serve()).await {
             Ok(port) => *port,
             Err(error) => {
@@ -247,7 +218,7 @@ impl Hub {
                 return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
             }
         };
-        let shared_memory = match Segment::create(&secret, (count * unit.bytes) as u64) {
+        let shared_memory = match Segment::create(&secret, freight.bytes(count)) {
             Ok(segment) => {
                 let path = segment.path();
                 self.reservations.set_segment(key, segment);
@@ -261,7 +232,7 @@ impl Hub {
         let reserved = pb::Reserved {
             key: Some(key.into()),
             port: port.into(),
-            layout_hash: unit.layout_id,
+            layout_hash: freight.layout_id,
             shared_memory,
             known_pages: known as u32,
         };
@@ -292,7 +263,7 @@ impl Hub {
             arrivals: self.arrivals.clone(),
             waker: self.waker.clone(),
         };
-        let longest = message_bytes(self.page.bytes.max(self.row.bytes));
+        let longest = message_bytes(self.planes.largest_unit().max(self.embeddings.largest_unit()));
         let service = PlaneTransferServer::new(receiver).max_decoding_message_size(longest);
         let server = Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
@@ -341,7 +312,8 @@ impl Courier for TransferCourier {
     }
 
     fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize) {
-        let space = reservations::ReservedSpace { unit: self.hub.unit(cargo), count, known, segment: None };
+        let freight = self.hub.freight(cargo).clone();
+        let space = reservations::ReservedSpace { freight, count, known, segment: None };
         if let Some(secret) = self.hub.reservations.hold(key, space.clone()) {
             self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, space, secret));
         }

@@ -26,7 +26,7 @@ use rustix::{
 };
 
 use super::{
-    Collective, CollectiveError, GroupRank, Operation, Patience, check_gather,
+    Collective, CollectiveError, GroupRank, Operation, Patience, check_parts,
     mapping::{Mapping, SLOT_BYTES, SLOTS, bytes_of},
 };
 
@@ -329,7 +329,7 @@ impl Collective for SharedMemory {
     }
 
     fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError> {
-        check_gather(self.group_rank, part, out.as_deref())?;
+        check_parts(self.group_rank, "gather into", part.len(), out.as_deref().map(<[f32]>::len))?;
         let len = part.len();
         let take = out.map(|out| {
             move |rank: usize, first: usize, tile: &[u8]| {
@@ -340,6 +340,40 @@ impl Collective for SharedMemory {
             }
         });
         self.exchange(Operation::Gather, bytes_of(part), take)
+    }
+
+    fn gather_bytes(&mut self, part: &[u8], out: Option<&mut [u8]>) -> Result<(), CollectiveError> {
+        check_parts(self.group_rank, "gather into", part.len(), out.as_deref().map(<[u8]>::len))?;
+        let take = out.map(|out| {
+            |rank: usize, first: usize, tile: &[u8]| {
+                out[rank * part.len() + first..][..tile.len()].copy_from_slice(tile);
+            }
+        });
+        self.exchange(Operation::Gather, part, take)
+    }
+
+    fn scatter_bytes(&mut self, parts: Option<&[u8]>, part: &mut [u8]) -> Result<(), CollectiveError> {
+        check_parts(self.group_rank, "scatter", part.len(), parts.map(<[u8]>::len))?;
+        if let Some(parts) = parts {
+            part.copy_from_slice(&parts[..part.len()]);
+            return self.exchange(Operation::Scatter, parts, None::<fn(usize, usize, &[u8])>);
+        }
+        let GroupRank { rank, world_size } = self.group_rank;
+        let (own, total) = (rank * part.len()..(rank + 1) * part.len(), part.len() * world_size);
+        // Nothing counts as one empty tile, so that the ranks synchronise.
+        for first in (0..total.max(1)).step_by(SLOT_BYTES) {
+            self.bring(Operation::Scatter, total, |_, _| {})?;
+            self.await_rank(0, Operation::Scatter, Some(total), Instant::now(), Patience::Deadline)?;
+            let here = own.start.max(first)..own.end.min(first + SLOT_BYTES);
+            if here.start < here.end {
+                // SAFETY: `await_rank` has returned, so rank 0 has published its slot. Rank 0 does not write to the
+                // slot again before our own rank publishes its next number.
+                let tile = unsafe { self.map.read(0, self.slot(), here.start - first, here.len()) };
+                part[here.start - own.start..here.end - own.start].copy_from_slice(tile);
+            }
+            self.tiles += 1;
+        }
+        Ok(())
     }
 
     fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError> {

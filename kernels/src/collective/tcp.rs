@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Collective, CollectiveError, GroupRank, Operation, Patience, check_gather, mapping::bytes_of};
+use super::{Collective, CollectiveError, GroupRank, Operation, Patience, check_parts, mapping::bytes_of};
 
 /// Maximum number of bytes per transfer (a tile). Rank 0 buffers one tile of one other rank at a time.
 const TILE_BYTES: usize = 256 << 10;
@@ -203,7 +203,7 @@ impl Collective for Tcp {
     }
 
     fn gather(&mut self, part: &[f32], mut out: Option<&mut [f32]>) -> Result<(), CollectiveError> {
-        check_gather(self.group_rank, part, out.as_deref())?;
+        check_parts(self.group_rank, "gather into", part.len(), out.as_deref().map(<[f32]>::len))?;
         if let Some(out) = &mut out {
             out[..part.len()].copy_from_slice(part);
         }
@@ -219,6 +219,38 @@ impl Collective for Tcp {
                 })?;
             }
             Ok(())
+        })
+    }
+
+    fn gather_bytes(&mut self, part: &[u8], mut out: Option<&mut [u8]>) -> Result<(), CollectiveError> {
+        check_parts(self.group_rank, "gather into", part.len(), out.as_deref().map(<[u8]>::len))?;
+        if let Some(out) = &mut out {
+            out[..part.len()].copy_from_slice(part);
+        }
+        self.run(|group| {
+            let call = group.call(Operation::Gather, Patience::Deadline);
+            for (index, tile) in part.chunks(TILE_BYTES).enumerate() {
+                group.up(call, tile, |rank, theirs| {
+                    if let Some(out) = &mut out {
+                        let first = rank * part.len() + index * TILE_BYTES;
+                        out[first..first + theirs.len()].copy_from_slice(theirs);
+                    }
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    fn scatter_bytes(&mut self, parts: Option<&[u8]>, part: &mut [u8]) -> Result<(), CollectiveError> {
+        check_parts(self.group_rank, "scatter", part.len(), parts.map(<[u8]>::len))?;
+        self.run(|group| {
+            let call = group.call(Operation::Scatter, Patience::Deadline);
+            let Some(parts) = parts else { return group.down(call, part) };
+            part.copy_from_slice(&parts[..part.len()]);
+            group.peers.iter_mut().try_for_each(|peer| {
+                let first = peer.rank * part.len();
+                peer.send(call, &parts[first..first + part.len()])
+            })
         })
     }
 

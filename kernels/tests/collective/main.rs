@@ -121,6 +121,39 @@ fn gathered_parts_stand_in_the_order_of_ranks() {
 }
 
 #[test]
+fn bytes_are_gathered_at_rank_0_and_scattered_from_it() {
+    // Nothing, one byte, and several tiles with a rest.
+    for (transport, len) in
+        BOTH.into_iter().flat_map(|transport| [0, 1, 1_000_003].map(|len| (transport, len)))
+    {
+        let part = |rank: usize| (0..len).map(|i| (i * 31 + rank * 7) as u8).collect::<Vec<u8>>();
+        let all: Vec<u8> = (0..3).flat_map(part).collect();
+        group(transport, 3, LONG, |mut member| {
+            let (rank, leads) = (member.group_rank().rank, member.group_rank().is_leader());
+            let mut gathered = vec![0; 3 * len];
+            member.gather_bytes(&part(rank), leads.then_some(&mut gathered[..])).unwrap();
+            assert!(!leads || gathered == all, "{transport:?}: {len} bytes gathered");
+            let mut own = vec![0; len];
+            member.scatter_bytes(leads.then_some(&all[..]), &mut own).unwrap();
+            assert!(own == part(rank), "{transport:?}: {len} bytes scattered to rank {rank}");
+        });
+    }
+}
+
+#[test]
+fn parts_of_another_length_than_the_ranks_need_are_refused() {
+    for transport in BOTH {
+        group(transport, 2, LONG, |mut member| {
+            let (parts, leads) = ([0; 3], member.group_rank().is_leader());
+            let scattered = member.scatter_bytes(Some(&parts), &mut [0; 2]);
+            assert!(matches!(scattered, Err(CollectiveError::Misuse(_))), "{scattered:?}");
+            let gathered = member.gather_bytes(&[0; 2], (!leads).then_some(&mut [0; 4][..]));
+            assert!(matches!(gathered, Err(CollectiveError::Misuse(_))), "{gathered:?}");
+        });
+    }
+}
+
+#[test]
 fn every_rank_gets_the_messages_of_rank_0_in_order() {
     let message = |number: usize| vec![number as u8; [0, 1, 1000, 600_000][number % 4]];
     for transport in BOTH {

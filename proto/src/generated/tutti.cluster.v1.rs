@@ -531,6 +531,18 @@ pub struct WorkerLoad {
     /// Absent until a request has been handed over to another worker.
     #[prost(message, optional, tag = "12")]
     pub transfers: ::core::option::Option<TransferTally>,
+    /// Slots that requests hold, and checkpoints that a step saves or reads.
+    #[prost(uint32, tag = "13")]
+    pub slots_used: u32,
+    /// Slots that requests and checkpoints can hold.
+    #[prost(uint32, tag = "14")]
+    pub slots_total: u32,
+    /// Slots with a checkpoint of the prefix cache that no request reads: they can be taken.
+    #[prost(uint32, tag = "15")]
+    pub checkpoints: u32,
+    /// Rows that were computed after the end of their requests, since the worker's process began.
+    #[prost(uint64, tag = "16")]
+    pub void_rows: u64,
 }
 /// Counters of the transfers to other workers, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1598,6 +1610,9 @@ pub struct StepWork {
     /// Prefill rows that end their prompt, so that a token is sampled from each.
     #[prost(uint32, tag = "8")]
     pub last_prefill_rows: u32,
+    /// Rows whose requests had ended when the step was collected. They are in no other field.
+    #[prost(uint32, tag = "9")]
+    pub void_rows: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RowReport {
@@ -2004,7 +2019,7 @@ pub mod plane_piece {
 }
 /// The announcement of a transfer. Both ends must have the same layout; a difference is an error before any data is
 /// used.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TransferManifest {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<GraphKey>,
@@ -2012,17 +2027,31 @@ pub struct TransferManifest {
     pub secret: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint64, tag = "3")]
     pub layout_hash: u64,
-    /// Number of pages, or fixed-size states, of each plane, in the order of ModelDeclaration.planes; or of a tensor's
-    /// rows.
+    /// Number of units of each cargo: the pages, or a tensor's rows; then, if the model has slot planes, the slot, which is
+    /// one unit.
     #[prost(uint32, repeated, tag = "4")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
+    /// The planes, in the order of ModelDeclaration.planes; none for a tensor. A receiver compares them with its own, and
+    /// names one that is missing or has another size.
+    #[prost(message, repeated, tag = "5")]
+    pub planes: ::prost::alloc::vec::Vec<TransferPlane>,
 }
-/// Consecutive pages of a plane, in the layout of TP 1: all heads, in order. No later message changes them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferPlane {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Bytes per page of a paged plane, or per slot of a slot plane, in the layout of TP 1.
+    #[prost(uint64, tag = "2")]
+    pub unit_bytes: u64,
+}
+/// Consecutive units, in the layout of TP 1: a page holds all paged planes, a slot holds all slot planes, plane after
+/// plane, each with all heads in order. No later message changes them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PlaneData {
+    /// Index of the cargo in the manifest's counts: 0 for pages or rows, 1 for the slot.
     #[prost(uint32, tag = "1")]
-    pub plane: u32,
-    /// Index of the first page in the request. At least `known_pages` of the reservation.
+    pub cargo: u32,
+    /// Index of the first page or row in the request. At least `known_pages` of the reservation. 0 for the slot.
     #[prost(uint32, tag = "2")]
     pub first: u32,
     #[prost(uint32, tag = "3")]
@@ -2060,7 +2089,7 @@ pub struct HandOver {
     /// Number of tokens whose planes or embeddings have been sent. For a prefill, all tokens before `first`.
     #[prost(uint32, tag = "2")]
     pub computed_tokens: u32,
-    /// Number of pages of each plane that these tokens take, as in the manifest, including pages that the receiver had
+    /// Number of units of each cargo that these tokens take, as in the manifest, including pages that the receiver had
     /// before.
     #[prost(uint32, repeated, tag = "3")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
@@ -2395,38 +2424,73 @@ pub mod group_plan {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Action {
         #[prost(message, tag = "2")]
-        AllocatePages(super::AllocatePages),
+        AllocatePlanes(super::AllocatePlanes),
         #[prost(message, tag = "3")]
         Forward(super::ForwardPlan),
         #[prost(message, tag = "4")]
         Logits(super::LogitsPlan),
         #[prost(message, tag = "5")]
-        ReadPages(super::ReadPages),
+        Read(super::ReadPlanes),
         #[prost(message, tag = "6")]
-        WritePages(super::WritePages),
+        Write(super::WritePlanes),
     }
 }
-/// Allocates the KV pool. Every rank answers whether it could.
+/// Allocates the pages and slots of all planes, and forgets all block tables. Every rank answers whether it could.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct AllocatePages {
+pub struct AllocatePlanes {
     /// Number of pages, the null page included.
     #[prost(uint64, tag = "1")]
     pub pages: u64,
+    /// Number of slots, the null slot included.
+    #[prost(uint64, tag = "2")]
+    pub slots: u64,
 }
-/// One complete forward: tokens, positions, rows, and the pages for their keys and values.
+/// One forward: tokens, positions, rows, and the pages for their keys and values. The rows follow each other without
+/// gaps. The fields that begin with row\_ have one entry per row.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ForwardPlan {
     #[prost(uint32, repeated, tag = "1")]
     pub token_ids: ::prost::alloc::vec::Vec<u32>,
+    /// One position per token if the three axes are the same; else three lists, axis after axis.
     #[prost(float, repeated, tag = "2")]
     pub positions: ::prost::alloc::vec::Vec<f32>,
-    #[prost(message, repeated, tag = "3")]
-    pub rows: ::prost::alloc::vec::Vec<ForwardRow>,
-    /// Indices of the tokens whose logits are computed.
+    /// Number of tokens.
+    #[prost(uint32, repeated, tag = "3")]
+    pub row_tokens: ::prost::alloc::vec::Vec<u32>,
+    /// Position of the row's first token in its request.
     #[prost(uint32, repeated, tag = "4")]
+    pub row_starts: ::prost::alloc::vec::Vec<u32>,
+    /// The request's slot, 0 for none. No two rows have the same slot other than 0.
+    #[prost(uint32, repeated, tag = "5")]
+    pub row_slots: ::prost::alloc::vec::Vec<u32>,
+    /// Number of leading pages that the slot's block table keeps. The row's pages in `pages` follow them, and the slot's
+    /// table is from now on this one. 0 for a row without a slot.
+    #[prost(uint32, repeated, tag = "6")]
+    pub row_pages_kept: ::prost::alloc::vec::Vec<u32>,
+    /// Number of the row's pages in `pages`.
+    #[prost(uint32, repeated, tag = "7")]
+    pub row_pages: ::prost::alloc::vec::Vec<u32>,
+    /// New pages of all rows, end to end.
+    #[prost(uint32, repeated, tag = "8")]
+    pub pages: ::prost::alloc::vec::Vec<u32>,
+    /// Indices of the rows whose first token is the one that was sampled last for their slot.
+    #[prost(uint32, repeated, tag = "9")]
+    pub continued_rows: ::prost::alloc::vec::Vec<u32>,
+    /// Slot copies, which run before any row, in order. Slot 0 as a source sets the other slot to zeros.
+    #[prost(message, repeated, tag = "10")]
+    pub copies: ::prost::alloc::vec::Vec<SlotCopy>,
+    /// Indices of the tokens whose logits are computed.
+    #[prost(uint32, repeated, tag = "11")]
     pub logit_rows: ::prost::alloc::vec::Vec<u32>,
-    #[prost(message, repeated, tag = "5")]
+    #[prost(message, repeated, tag = "12")]
     pub embeddings: ::prost::alloc::vec::Vec<EmbeddedRows>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SlotCopy {
+    #[prost(uint32, tag = "1")]
+    pub from: u32,
+    #[prost(uint32, tag = "2")]
+    pub to: u32,
 }
 /// Embeddings that replace those of consecutive tokens of the forward.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2438,40 +2502,33 @@ pub struct EmbeddedRows {
     #[prost(float, repeated, tag = "2")]
     pub values: ::prost::alloc::vec::Vec<f32>,
 }
-/// One request's row of a forward.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ForwardRow {
-    /// Index of the row's first token in the forward.
-    #[prost(uint32, tag = "1")]
-    pub first_token: u32,
-    /// Number of tokens.
-    #[prost(uint32, tag = "2")]
-    pub tokens: u32,
-    /// Position of the first token in its request.
-    #[prost(uint32, tag = "3")]
-    pub start: u32,
-    #[prost(uint32, repeated, tag = "4")]
-    pub block_table: ::prost::alloc::vec::Vec<u32>,
-}
 /// Requests logits of the last forward.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LogitsPlan {
     /// Indices into the forward's logit_rows, ascending.
     #[prost(uint32, repeated, tag = "1")]
     pub rows: ::prost::alloc::vec::Vec<u32>,
+    /// Those of `rows` that need only their likeliest token, ascending. Of these every rank sends its best token, not its
+    /// logits.
+    #[prost(uint32, repeated, tag = "2")]
+    pub likeliest: ::prost::alloc::vec::Vec<u32>,
 }
-/// Every rank sends its share of these pages to the leader, for a worker that continues with them.
+/// Every rank sends its share of these pages or of this slot to the leader, for a worker that continues with them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ReadPages {
+pub struct ReadPlanes {
     #[prost(uint32, repeated, tag = "1")]
     pub pages: ::prost::alloc::vec::Vec<u32>,
+    /// If present, the slot is read and `pages` is empty.
+    #[prost(uint32, optional, tag = "2")]
+    pub slot: ::core::option::Option<u32>,
 }
-/// Every rank takes its share of these pages, which another worker has filled.
+/// Every rank takes its share of these pages or of this slot, which another worker has filled. The leader hands each
+/// rank its share in a scatter after this plan.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct WritePages {
+pub struct WritePlanes {
     #[prost(uint32, repeated, tag = "1")]
     pub pages: ::prost::alloc::vec::Vec<u32>,
-    /// Whole pages, in the layout of TP 1.
-    #[prost(bytes = "vec", tag = "2")]
-    pub data: ::prost::alloc::vec::Vec<u8>,
+    /// If present, the slot is written and `pages` is empty.
+    #[prost(uint32, optional, tag = "2")]
+    pub slot: ::core::option::Option<u32>,
 }

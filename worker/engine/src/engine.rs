@@ -56,8 +56,7 @@ impl Engine {
             max_context: limits.max_context_tokens,
             page_tokens: kv.page_tokens,
             pages: kv.pages,
-            // Each running request holds a slot, and slot 0 is the null slot.
-            slots: 1 + settings.max_running_requests,
+            slots: kv.slots,
             steps_in_flight: limits.steps_in_flight,
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
@@ -66,7 +65,7 @@ impl Engine {
             error => Error::internal(error.to_string()),
         })?;
         model
-            .allocate_planes(kv.pages, 1 + settings.max_running_requests)
+            .allocate_planes(kv.pages, kv.slots)
             .map_err(|e| Error::invalid("kv_cache_memory", format!("cannot allocate the KV pool: {e}")))?;
         let began = Instant::now();
         let declaration = model.declaration();

@@ -84,10 +84,7 @@ pub struct StepOutput {
 /// A step whose results are committed, with its rows.
 pub(crate) struct CommittedStep {
     pub batch_walk: WalkId,
-    /// The rows that had an effect.
     pub rows: Vec<(RowCommit, RowResult)>,
-    /// Number of rows without an effect, because their requests had ended while the step was in flight.
-    pub void_rows: usize,
     pub started: SystemTime,
     pub times: StepTimes,
 }
@@ -185,6 +182,7 @@ impl EngineCore {
         }
         if let Some(exchange) = &mut self.exchange {
             let mut events = TransferEvents::default();
+            exchange.between_steps();
             exchange.receive(&mut self.scheduler, self.rank, &mut events);
             self.apply(events);
         }
@@ -325,12 +323,9 @@ impl EngineCore {
                 }
             }
         }
-        // A void row belongs to a request that has ended, so nobody waits for its results.
-        let void_rows = commits.iter().filter(|commit| commit.is_void).count();
-        let results = results.into_iter().map(Result::unwrap_or_default);
-        let rows = commits.into_iter().zip(results).filter(|(commit, _)| !commit.is_void).collect();
+        let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
         (times.run, times.commit) = (took, watch.lap());
-        (number, CommittedStep { batch_walk, rows, void_rows, started, times })
+        (number, CommittedStep { batch_walk, rows, started, times })
     }
 
     fn forget(&mut self, ending: &Ending, sequences: &mut Sequences) {

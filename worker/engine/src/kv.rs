@@ -1,25 +1,50 @@
-//! Size of a worker's KV pool.
+//! Size of a worker's planes: pages and slots, out of one budget of bytes.
+//!
+//! `kv_cache_memory` sets the budget. Without it, the budget is what remains of the worker's share of its machine:
+//!
+//! - A conductor divides the memory that was free when it started by the number of workers that it starts, and tells
+//!   each worker this share. A worker that joins by hand has all memory that is free.
+//! - Seven eighths of the share, less the bytes of weights and of the largest step, are for planes. The rest of the
+//!   share is left to the system, to the conductor and to cached files.
+//! - The planes take no more than that many requests of the longest context can use, and no more than is free now.
+//!
+//! Memory that is free when a worker measures says nothing about workers that are still loading, so the conductor
+//! measures once, before it starts any.
 
-use std::fs;
-
-use tutti_models::{Limits, Model};
-use tutti_runtime::Error;
+use tutti_models::Model;
+use tutti_runtime::{Error, memory};
 
 use crate::EngineSettings;
 
-/// Largest size of a KV pool in bytes, unless `kv_cache_memory` sets another size.
+/// Budget of a pool in bytes, if neither a setting nor the machine says anything else.
 pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
-/// Unless `kv_cache_memory` is set, a pool takes at most the available memory divided by this number. The rest is left
-/// to other workers, because a worker does not know how many others start on its machine.
-const DEFAULT_SHARE_DIVISOR: u64 = 8;
+/// A worker takes at most this part of its memory for weights, steps and planes together.
+const USED_EIGHTHS: u64 = 7;
 
-/// Size of a pool: the number of its pages, the null page included, and the size of each.
+/// The part of free memory that a worker takes for planes, up to [`DEFAULT_KV_BYTES`], even if its share is smaller:
+/// weights that several workers map from one file count for each of them, but are in memory once.
+const LEAST_DIVISOR: u64 = 8;
+
+/// Of the budget that running requests leave, the part for slots with checkpoints of the prefix cache.
+const CHECKPOINT_DIVISOR: u64 = 4;
+
+/// Tokens per page of a model without paged planes, whose pages take no memory.
+const PAGE_TOKENS: u32 = 16;
+
+/// Size of a worker's planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KvSize {
+pub struct KvSize {
+    /// Pages per plane, the null page included.
     pub pages: usize,
+    /// Slots per plane: the null slot, one per running request, and those for checkpoints.
+    pub slots: usize,
+    /// Tokens per page.
     pub page_tokens: usize,
+    /// Bytes per page, over all paged planes.
     pub page_bytes: usize,
+    /// Bytes per slot, over all slot planes.
+    pub slot_bytes: usize,
 }
 
 impl KvSize {
@@ -28,76 +53,113 @@ impl KvSize {
         self.pages.saturating_sub(1) * self.page_tokens
     }
 
+    /// Bytes of all pages and slots.
     pub fn bytes(&self) -> u64 {
-        self.pages as u64 * self.page_bytes as u64
+        self.pages as u64 * self.page_bytes as u64 + self.slots as u64 * self.slot_bytes as u64
     }
 
-    /// Chooses the pool's size from the settings and this machine's memory.
+    /// Divides the budget of [`kv_budget`] between pages and slots. Fails if the budget holds less than two pages and
+    /// the slots of all running requests.
     pub fn choose(model: &dyn Model, settings: &EngineSettings) -> Result<Self, Error> {
-        let declaration = model.declaration();
-        let Some(page_tokens) = declaration.page_tokens().filter(|_| !declaration.has_slots()) else {
-            return Err(Error::internal("this engine runs only models whose planes are all paged"));
-        };
-        let (page_tokens, page_bytes) = (page_tokens as usize, model.page_bytes());
+        let sizes = Sizes::of(model, settings);
         if !model.has_thinker() {
-            // An encoder has no pages, but a scheduler requires at least two.
-            return Ok(Self { pages: 2, page_tokens, page_bytes: 0 });
+            // An encoder has no planes, but a scheduler requires at least two pages.
+            let Sizes { page_tokens, running, .. } = sizes;
+            return Ok(Self { pages: 2, slots: running, page_tokens, page_bytes: 0, slot_bytes: 0 });
         }
-        if page_bytes == 0 {
+        if model.declaration().page_tokens().is_some() && sizes.page_bytes == 0 {
             return Err(Error::internal("the model's pages are empty"));
         }
-        let budget = match settings.kv_cache_memory {
-            Some(size) => size.0,
-            None => default_bytes(page_tokens, page_bytes, model.limits(), settings, available_memory()),
-        };
-        // Page ids are 32 bits wide.
-        let pages = (budget / page_bytes as u64).min(u64::from(u32::MAX)) as usize;
-        if pages < 2 {
+        sizes.divide(kv_budget(model, settings, None), settings)
+    }
+}
+
+/// Returns the number of bytes that a worker may take for planes. `share` is the memory that its conductor leaves to
+/// it, weights included.
+///
+/// The ranks of a TP group may get different numbers and then agree on the minimum.
+pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64>) -> u64 {
+    if let Some(size) = settings.kv_cache_memory {
+        return size.0;
+    }
+    let enough = Sizes::of(model, settings).enough();
+    let taken = model.weight_bytes().saturating_add(model.step_bytes());
+    enough.min(default_bytes(share, taken, memory::available()))
+}
+
+/// Bytes for planes in a share of the machine of which `taken` bytes are taken. `available` bytes are free now.
+fn default_bytes(share: Option<u64>, taken: u64, available: Option<u64>) -> u64 {
+    let part = |bytes: u64| bytes / 8 * USED_EIGHTHS;
+    let left = share.map(|share| part(share).saturating_sub(taken));
+    let Some(most) = left.into_iter().chain(available.map(part)).min() else { return DEFAULT_KV_BYTES };
+    let least = available.map_or(0, |available| available / LEAST_DIVISOR).min(DEFAULT_KV_BYTES);
+    most.max(least)
+}
+
+/// The sizes of one page and one slot, and the numbers that requests can use.
+struct Sizes {
+    page_tokens: usize,
+    page_bytes: usize,
+    slot_bytes: usize,
+    /// The null slot, and one slot per running request.
+    running: usize,
+    /// The null page, and the pages of as many requests of the longest context as may run.
+    most_pages: u64,
+}
+
+impl Sizes {
+    fn of(model: &dyn Model, settings: &EngineSettings) -> Self {
+        let declaration = model.declaration();
+        let page_tokens = declaration.page_tokens().unwrap_or(PAGE_TOKENS).max(1) as usize;
+        let running = settings.max_running_requests.min(settings.max_step_tokens);
+        let pages = model.limits().max_context_tokens.div_ceil(page_tokens);
+        Self {
+            page_tokens,
+            page_bytes: model.page_bytes(),
+            slot_bytes: usize::try_from(declaration.slot_bytes()).unwrap_or(usize::MAX),
+            running: 1 + running,
+            most_pages: (pages.saturating_mul(settings.max_running_requests) as u64).saturating_add(1),
+        }
+    }
+
+    /// Bytes of all pages and slots that requests can use, with as many checkpoints as pages hold prefixes.
+    fn enough(&self) -> u64 {
+        let pages = self.most_pages.saturating_mul(self.page_bytes as u64);
+        let running = (self.running as u64).saturating_mul(self.slot_bytes as u64);
+        let checkpoints =
+            self.most_pages.saturating_mul(self.slot_bytes as u64).min(pages / CHECKPOINT_DIVISOR);
+        pages.saturating_add(running).saturating_add(checkpoints)
+    }
+
+    fn divide(&self, budget: u64, settings: &EngineSettings) -> Result<KvSize, Error> {
+        let Self { page_tokens, page_bytes, slot_bytes, running, most_pages } = *self;
+        let (page, slot) = (page_bytes as u64, slot_bytes as u64);
+        let for_slots = slot.saturating_mul(running as u64);
+        let rest = budget.saturating_sub(for_slots);
+        if budget < for_slots || rest < 2 * page {
+            let pages = rest.checked_div(page).unwrap_or(0);
+            let slots = match slot {
+                0 => String::new(),
+                slot => format!(" besides {running} slots of {slot} bytes, one per running request"),
+            };
             let message = format!(
-                "{budget} bytes are {pages} pages of {page_bytes} bytes, but at least 2 are needed: \
-                 the null page and one for requests"
+                "{budget} bytes are {pages} pages of {page} bytes{slots}, but at least 2 are needed: the null page \
+                 and one for requests"
             );
             return Err(Error::invalid("kv_cache_memory", message));
         }
-        Ok(Self { pages, page_tokens, page_bytes })
+        let checkpoints = match slot {
+            _ if settings.no_prefix_cache => 0,
+            0 => 0,
+            // One page at least ends at each checkpoint.
+            slot => (rest / CHECKPOINT_DIVISOR / slot).min(most_pages),
+        };
+        let for_pages = rest - checkpoints * slot;
+        // Page ids are 32 bits wide. Pages without bytes are as many as requests can use.
+        let pages = for_pages.checked_div(page).unwrap_or(most_pages).clamp(2, u64::from(u32::MAX));
+        let slots = running.saturating_add(checkpoints.min(pages) as usize);
+        Ok(KvSize { pages: pages as usize, slots, page_tokens, page_bytes, slot_bytes })
     }
-}
-
-/// Number of KV pages, the null page included, that the settings and this machine's memory allow. The ranks of a TP
-/// group may get different numbers and then agree on the minimum.
-pub fn kv_pages(model: &dyn Model, settings: &EngineSettings) -> Result<usize, Error> {
-    Ok(KvSize::choose(model, settings)?.pages)
-}
-
-fn default_bytes(
-    page_tokens: usize,
-    page_bytes: usize,
-    limits: &Limits,
-    settings: &EngineSettings,
-    available: Option<u64>,
-) -> u64 {
-    let pages = limits.max_context_tokens.div_ceil(page_tokens).saturating_mul(settings.max_running_requests);
-    let enough = (pages as u64).saturating_add(1).saturating_mul(page_bytes as u64);
-    let share = available.map_or(u64::MAX, |bytes| bytes / DEFAULT_SHARE_DIVISOR);
-    enough.min(DEFAULT_KV_BYTES).min(share)
-}
-
-/// Bytes of memory that this process can still allocate: the minimum of the bytes left on the machine and the bytes
-/// left in the control group.
-fn available_memory() -> Option<u64> {
-    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
-    let group = || {
-        let number = |name: &str| fs::read_to_string(name).ok()?.trim().parse::<u64>().ok();
-        let limit = number("/sys/fs/cgroup/memory.max")?;
-        Some(limit.saturating_sub(number("/sys/fs/cgroup/memory.current")?))
-    };
-    machine.into_iter().chain(group()).min()
-}
-
-fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes * 1024)
 }
 
 #[cfg(test)]

@@ -29,9 +29,6 @@ pub struct StepRecord {
     pub batch_walk: WalkId,
     /// Rows in the step's order.
     pub rows: Vec<RowRecord>,
-    /// Number of rows that had no effect, because their requests had ended while the step was in flight. They are not
-    /// among `rows`.
-    pub void_rows: u32,
     /// Wall-clock time at which planning began.
     pub started: SystemTime,
     /// Durations of the step's phases.
@@ -40,6 +37,14 @@ pub struct StepRecord {
     pub kv_pages_used: u32,
     /// KV pages that requests can hold.
     pub kv_pages_total: u32,
+    /// Slots in use after the commit.
+    pub slots_used: u32,
+    /// Slots that requests and checkpoints can hold.
+    pub slots_total: u32,
+    /// Slots with a checkpoint that no request reads.
+    pub checkpoints: u32,
+    /// Number of rows without an effect, because their requests had ended. They are not among `rows`.
+    pub void_rows: u32,
 }
 
 /// Record of a row, which is one request's share of a step.
@@ -106,6 +111,7 @@ pub(crate) fn work<'a>(
     model: &ModelDeclaration,
     times: StepTimes,
     budget: usize,
+    void_rows: u32,
 ) -> pb::StepWork {
     let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     let mut work = pb::StepWork {
@@ -113,6 +119,7 @@ pub(crate) fn work<'a>(
         run_us: us(times.run),
         commit_us: us(times.commit),
         budget_tokens: budget as u32,
+        void_rows,
         ..Default::default()
     };
     for RowCommit { row, .. } in rows {

@@ -22,24 +22,29 @@ impl Reporter {
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
-        if let Some(CommittedStep { batch_walk: walk, rows: committed, void_rows, started, times }) = step {
+        if let Some(CommittedStep { batch_walk: walk, rows: committed, started, times }) = step {
             batch_walk = walk.0;
-            let commits = || committed.iter().map(|(commit, _)| commit);
-            work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens));
+            let commits = || committed.iter().map(|(commit, _)| commit).filter(|commit| !commit.is_void);
+            let void_rows = (committed.len() - commits().count()) as u32;
+            work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens, void_rows));
             if let Some(observer) = &mut self.observer {
                 observer.observe(StepRecord {
                     number,
                     batch_walk: walk,
                     rows: commits().map(Into::into).collect(),
-                    void_rows: void_rows as u32,
                     started,
                     times,
                     kv_pages_used: load.pages_used as u32,
                     kv_pages_total: load.pages_total as u32,
+                    slots_used: load.slots_used as u32,
+                    slots_total: load.slots_total as u32,
+                    checkpoints: load.slots_cached as u32,
+                    void_rows,
                 });
             }
             rows.reserve(committed.len());
-            for (commit, result) in committed {
+            // A void row belongs to a request that has ended, so no one waits for its results.
+            for (commit, result) in committed.into_iter().filter(|(commit, _)| !commit.is_void) {
                 rows.extend(report::row(&commit, result));
                 completions.extend(commit.ending.map(|ending| report::completion(ending, self.rank)));
             }

@@ -5,6 +5,7 @@
 //! - [`exchange`]: decides which pages are copied and when a request leaves or arrives.
 //! - [`embeddings`]: decides the same for embeddings of media, which are not stored in pages.
 //! - [`page_copies`]: copies pages between device and host.
+//! - [`requests`]: requests on their way.
 //! - [`copy_hook`]: runs page copies inside a step, between layers.
 
 mod copy_hook;
@@ -12,6 +13,7 @@ mod courier;
 mod embeddings;
 mod exchange;
 mod page_copies;
+mod requests;
 
 pub use self::courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun};
 pub(crate) use self::{

@@ -2,9 +2,11 @@
 //!
 //! [`Leader`] is a [`Model`](crate::Model) that sends each operation to the other ranks as a numbered, complete plan
 //! and then runs the operation itself; the engine does not see the group. [`follow`] runs the plans on each other rank.
-//! A plan holds everything that a forward pass needs (tokens, positions, rows, block tables), so the other ranks keep
-//! no state of any request, and ranks cannot disagree. No plan says that a request has ended. Instead, a later plan
-//! uses the request's pages for another request.
+//! A plan holds everything that a forward pass needs: tokens, positions, rows, slot copies, and the pages that the rows'
+//! block tables have gained. The other ranks keep one block table per slot and no other state of any request. All ranks
+//! change these tables by the same plans, so they cannot disagree. No plan says that a request has ended. Instead, a
+//! later plan uses the request's slot and pages for another request, and says how many leading pages the slot's table
+//! keeps.
 //!
 //! Plans travel on a separate [`Collective`](tutti_kernels::collective::Collective), so the next plan can arrive while
 //! the device computes the current one. All ranks check the same plan, so either all of them refuse it or none does. If
@@ -13,5 +15,6 @@
 mod follower;
 mod leader;
 mod plan;
+mod tables;
 
 pub use self::{follower::follow, leader::Leader};

@@ -81,6 +81,11 @@ impl PageLayout {
         self.bytes(LayoutPart::Slots)
     }
 
+    /// Names of the slot planes.
+    pub fn slot_planes(&self) -> impl Iterator<Item = &str> {
+        self.planes.iter().filter(|plane| plane.is_in(LayoutPart::Slots)).map(|plane| &*plane.name)
+    }
+
     /// Bytes of one page or one slot.
     pub fn bytes(&self, part: LayoutPart) -> usize {
         self.planes.iter().filter(|plane| plane.is_in(part)).map(PlaneLayout::unit_bytes).sum()

@@ -40,7 +40,7 @@ use self::{
 use crate::{
     LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
-    model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, WantedRows},
     thinker::{self, Audio, HeldNodes, KV_PLANE},
 };
 
@@ -303,7 +303,7 @@ impl Model for Sim {
         Ok(true)
     }
 
-    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
         Err(DeviceError::Misuse("the simulated device is not in a group".into()))
     }
 }

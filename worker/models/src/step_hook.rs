@@ -1,4 +1,5 @@
-//! A hook that runs inside a step, between two layers: it copies pages and slots that no row of the step reads or writes.
+//! A hook that runs inside a step, between two layers: it copies pages and slots that no row of the step reads or
+//! writes.
 
 use tutti_kernels::{DeviceError, PageId, SlotId};
 
@@ -8,19 +9,15 @@ pub trait PausedPages {
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
     /// Writes `data` to `pages`: see [`Model::write_pages`](crate::Model::write_pages).
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
-
-    /// Appends the state in `slot` to `out`: see [`Model::read_slot`](crate::Model::read_slot).
+    /// Appends the state of `slot` to `out`: see [`Model::read_slot`](crate::Model::read_slot).
     fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        let _ = (slot, out);
-        Ok(())
+        let _ = out;
+        Err(no_slots(slot))
     }
-
     /// Writes `data` to `slot`: see [`Model::write_slot`](crate::Model::write_slot).
     fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
-        match data {
-            [] => Ok(()),
-            [..] => Err(DeviceError::Misuse(format!("slot {} has no state", slot.0))),
-        }
+        let _ = data;
+        Err(no_slots(slot))
     }
 }
 
@@ -32,4 +29,8 @@ pub trait StepHook: Send {
     fn may_have_work(&self) -> bool;
     /// Runs the pending work; returns at once if there is none. An error fails the step.
     fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError>;
+}
+
+fn no_slots(slot: SlotId) -> DeviceError {
+    DeviceError::Misuse(format!("slot {} of a model without slot planes", slot.0))
 }

@@ -18,10 +18,7 @@ use tutti_proto::{
 };
 use tutti_runtime::ErrorKind;
 
-use super::{
-    Unit,
-    reservations::{Found, NotFound, Reservations, ReservedSpace},
-};
+use super::reservations::{Found, NotFound, Reservations, ReservedSpace};
 
 pub(super) struct Receiver {
     pub reservations: Arc<Reservations>,
@@ -45,15 +42,21 @@ impl PlaneTransfer for Receiver {
             Found::Imported(imported) => return acknowledge_again(key, &imported, &mut pieces).await,
             Found::Waiting(space) => space,
         };
-        let (layout_id, name) = (space.unit.layout_id, space.unit.name());
+        let (layout_id, name) = (space.freight.layout_id, space.freight.name());
+        if let Some(difference) = space.freight.difference(&manifest.planes) {
+            return Err(Status::failed_precondition(difference));
+        }
         if manifest.layout_hash != layout_id {
             let (theirs, ours) = (manifest.layout_hash, layout_id);
             let message = format!("the sender's {name} are of layout {theirs:x}, those here of {ours:x}");
             return Err(Status::failed_precondition(message));
         }
-        if manifest.counts != [space.count as u32] {
-            let (counts, reserved) = (&manifest.counts, space.count);
-            let message = format!("{counts:?} {name} are announced, but {reserved} are reserved");
+        let reserved = space.freight.counts(space.count);
+        if manifest.counts != reserved {
+            let (counts, slots) = (&manifest.counts, if reserved.len() > 1 { " and slots" } else { "" });
+            let reserved: Vec<String> = reserved.iter().map(u32::to_string).collect();
+            let reserved = reserved.join(" and ");
+            let message = format!("{counts:?} {name}{slots} are announced, but {reserved} are reserved");
             return Err(Status::failed_precondition(message));
         }
         while let Some(piece) = next(&mut pieces).await? {
@@ -63,7 +66,7 @@ impl PlaneTransfer for Receiver {
             match piece {
                 Piece::Data(data) => self.take(key, &space, data).await?,
                 Piece::Renewal(_) => {}
-                Piece::HandOver(hand_over) => return self.import(key, space.unit, hand_over).await,
+                Piece::HandOver(hand_over) => return self.import(key, &space, hand_over).await,
                 Piece::Manifest(_) => return Err(Status::invalid_argument("a second manifest")),
             }
         }
@@ -81,25 +84,28 @@ impl Receiver {
 
     /// Takes a run of units. A run in shared memory is delivered in pieces of bounded size.
     async fn take(&self, key: GraphKey, space: &ReservedSpace, data: pb::PlaneData) -> Result<(), Status> {
-        let pb::PlaneData { plane, first, count, place } = data;
-        let (first, count, unit) = (first as usize, count as usize, space.unit);
-        if plane != 0 || count == 0 || first < space.known || first.saturating_add(count) > space.count {
-            let message = format!(
-                "{count} {} of plane {plane} from {first} on, but {} to {} of plane 0 are to be filled",
-                unit.name(),
-                space.known,
-                space.count
-            );
+        let pb::PlaneData { cargo: index, first, count, place } = data;
+        let (first, count, freight) = (first as usize, count as usize, &space.freight);
+        let Some(cargo) = freight.cargo_of(index) else {
+            return Err(Status::failed_precondition(format!("cargo {index} is none of this transfer")));
+        };
+        let to_fill = match cargo {
+            Cargo::Slot => 0..1,
+            Cargo::Pages | Cargo::Embeddings => space.known..space.count,
+        };
+        let name = if cargo == Cargo::Slot { "slots" } else { freight.name() };
+        if count == 0 || first < to_fill.start || first.saturating_add(count) > to_fill.end {
+            let message = format!("{count} {name} from {first} on, but {to_fill:?} are to be filled");
             return Err(Status::failed_precondition(message));
         }
-        let wanted = count * unit.bytes;
+        let unit_bytes = freight.bytes_of(cargo);
+        let wanted = count * unit_bytes;
         let wrong_length = |length: u64| {
-            let name = unit.name();
             Status::failed_precondition(format!("{length} bytes for {count} {name}, which take {wanted}"))
         };
         match place {
             Some(Place::Inline(data)) if data.len() == wanted => {
-                self.deliver_run(PageRun { key, first, data }).await
+                self.deliver_run(PageRun { key, cargo, first, data }).await
             }
             Some(Place::Inline(data)) => Err(wrong_length(data.len() as u64)),
             Some(Place::Shared(range)) if range.length != wanted as u64 => Err(wrong_length(range.length)),
@@ -108,16 +114,16 @@ impl Receiver {
                 let segment = segment.ok_or_else(|| {
                     Status::failed_precondition(format!("{length} bytes at {offset} are not in the segment"))
                 })?;
-                let at_once = unit.at_once();
+                let at_once = freight.at_once(cargo);
                 for done in (0..count).step_by(at_once) {
                     let segment = Arc::clone(segment);
-                    let offset = offset + (done * unit.bytes) as u64;
-                    let length = at_once.min(count - done) * unit.bytes;
+                    let offset = offset + (done * unit_bytes) as u64;
+                    let length = at_once.min(count - done) * unit_bytes;
                     let read = tokio::task::spawn_blocking(move || segment.read(offset, length)).await;
                     let data = read
                         .map_err(|_| Status::unavailable("the worker is ending"))?
                         .map_err(|e| Status::unavailable(format!("cannot read the segment: {e}")))?;
-                    self.deliver_run(PageRun { key, first: first + done, data }).await?;
+                    self.deliver_run(PageRun { key, cargo, first: first + done, data }).await?;
                 }
                 Ok(())
             }
@@ -139,13 +145,15 @@ impl Receiver {
     async fn import(
         &self,
         key: GraphKey,
-        unit: Unit,
+        space: &ReservedSpace,
         hand_over: pb::HandOver,
     ) -> Result<Response<pb::TransferReceipt>, Status> {
-        let &[pages] = &hand_over.counts[..] else {
-            return Err(Status::invalid_argument("a hand-over must be of one plane"));
+        let (pages, slots) = match &hand_over.counts[..] {
+            [pages] => (*pages, 0),
+            [pages, slots] => (*pages, *slots),
+            _ => return Err(Status::invalid_argument("a hand-over counts units of one or two cargoes")),
         };
-        if hand_over.first.is_some() != (unit.cargo == Cargo::Pages) {
+        if hand_over.first.is_some() != (space.freight.cargo == Cargo::Pages) {
             return Err(Status::invalid_argument(
                 "a hand-over has a first token if and only if it ends pages",
             ));
@@ -160,6 +168,7 @@ impl Receiver {
                 .map(|first| OutputToken { token: first.token_id, index: first.index }),
             computed: hand_over.computed_tokens as usize,
             pages: pages as usize,
+            slots: slots as usize,
             answer: Box::new(move |outcome| {
                 // Recorded before the engine runs the request, so that the hand-over is remembered even if the request
                 // ends soon.

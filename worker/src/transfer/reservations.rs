@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
-use super::{Unit, segment::Segment};
+use super::{freight::Freight, segment::Segment};
 
 /// Maximum number of accepted hand-overs that are remembered, for senders that did not receive the answer. The oldest
 /// is forgotten first.
@@ -46,11 +46,11 @@ struct Held {
 /// Space that a sender may fill.
 #[derive(Clone)]
 pub(super) struct ReservedSpace {
-    /// Kind of the units in the space.
-    pub unit: Unit,
-    /// Number of units in the space.
+    /// Kinds and sizes of the units in the space.
+    pub freight: Freight,
+    /// Number of pages or rows in the space.
     pub count: usize,
-    /// Number of leading units that are already valid here. A sender must not fill them.
+    /// Number of leading pages that are already valid here. A sender must not fill them.
     pub known: usize,
     /// `None` if no segment could be created. The messages then carry the bytes.
     pub segment: Option<Arc<Segment>>,

@@ -23,7 +23,8 @@ use tutti_proto::cluster::v1::{
 };
 
 use super::{
-    KEEP_ALIVE, Unit, WINDOW_BYTES,
+    KEEP_ALIVE, WINDOW_BYTES,
+    freight::Freight,
     segment::Segment,
     staging::{Parcel, Queue},
     tally::{Tally, Transport},
@@ -81,8 +82,8 @@ impl Connections {
 /// A push of one request's units.
 pub(super) struct Push {
     pub destination: pb::PlaneDestination,
-    pub unit: Unit,
-    /// Number of the request's units: all pages of the prefill, or all embedding rows of the media.
+    pub freight: Freight,
+    /// Number of the request's pages of the prefill, or embedding rows of the media.
     pub count: usize,
     pub queue: Arc<Queue>,
     pub connections: Arc<Connections>,
@@ -131,7 +132,8 @@ impl Push {
 
     fn client(&self) -> Result<PlaneTransferClient<Channel>, TransferError> {
         let channel = self.connections.to(&self.destination.address)?;
-        Ok(PlaneTransferClient::new(channel).max_encoding_message_size(super::message_bytes(self.unit.bytes)))
+        Ok(PlaneTransferClient::new(channel)
+            .max_encoding_message_size(super::message_bytes(self.freight.largest_unit())))
     }
 
     /// Makes one attempt to push all units and the hand-over. Returns `None` if the request has ended on this worker.
@@ -176,7 +178,7 @@ impl Push {
         let receipt =
             timeout(self.lease(), call).await.map_err(|_| late())?.map_err(from_status)?.into_inner();
         let same = receipt.computed_tokens as usize == summary.computed
-            && receipt.counts == [summary.pages as u32]
+            && receipt.counts == counts(summary)
             && receipt.key == self.destination.key;
         if same { Ok(()) } else { Err(TransferError::Refused(format!("unexpected receipt: {receipt:?}"))) }
     }
@@ -222,8 +224,9 @@ impl Push {
 
     fn manifest(&self) -> Piece {
         let pb::PlaneDestination { key, secret, .. } = self.destination.clone();
-        let (layout_hash, counts) = (self.unit.layout_id, vec![self.count as u32]);
-        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts })
+        let (layout_hash, counts) = (self.freight.layout_id, self.freight.counts(self.count));
+        let planes = self.freight.planes.to_vec();
+        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts, planes })
     }
 
     /// Opens the receiver's segment if the receiver is on this host.
@@ -249,8 +252,8 @@ impl Push {
         segment: &Arc<Segment>,
         staged: super::staging::Staged,
     ) -> Result<(), TransferError> {
-        let (first, length) = (staged.run.first, staged.run.data.len());
-        let offset = (first * self.unit.bytes) as u64;
+        let (cargo, first, length) = (staged.run.cargo, staged.run.first, staged.run.data.len());
+        let offset = self.freight.offset_of(cargo, first, self.count);
         if !segment.holds(offset, length as u64) {
             // The two workers differ in the size of a page, so the receiver refuses the push. The refusal arrives
             // during this sleep and replaces the error below, which says less.
@@ -263,18 +266,19 @@ impl Push {
             |why: String| TransferError::Lost(format!("cannot write to the receiver's segment: {why}"));
         written.map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))?;
         let place = Some(Place::Shared(pb::SharedRange { offset, length: length as u64 }));
-        let count = (length / self.unit.bytes) as u32;
-        outlet.send(Piece::Data(pb::PlaneData { plane: 0, first: first as u32, count, place })).await
+        let count = (length / self.freight.bytes_of(cargo).max(1)) as u32;
+        let cargo = Freight::index_of(cargo);
+        outlet.send(Piece::Data(pb::PlaneData { cargo, first: first as u32, count, place })).await
     }
 
     async fn send_inline(&self, outlet: &Outlet, run: &PageRun) -> Result<(), TransferError> {
-        let Unit { bytes, .. } = self.unit;
-        let at_once = self.unit.at_once();
+        let (bytes, at_once) = (self.freight.bytes_of(run.cargo).max(1), self.freight.at_once(run.cargo));
+        let cargo = Freight::index_of(run.cargo);
         for (index, data) in run.data.chunks(at_once * bytes).enumerate() {
             let first = (run.first + index * at_once) as u32;
             let count = (data.len() / bytes) as u32;
             let place = Some(Place::Inline(data.to_vec()));
-            outlet.send(Piece::Data(pb::PlaneData { plane: 0, first, count, place })).await?;
+            outlet.send(Piece::Data(pb::PlaneData { cargo, first, count, place })).await?;
         }
         Ok(())
     }
@@ -301,14 +305,20 @@ impl Outlet {
 }
 
 fn hand_over_piece(summary: &ExportSummary) -> Piece {
-    let ExportSummary { first, computed, pages, .. } = *summary;
+    let ExportSummary { first, computed, .. } = *summary;
     let sampled =
         |first: OutputToken| pb::SampledToken { token_id: first.token, index: first.index, logprob: None };
     Piece::HandOver(pb::HandOver {
         first: first.map(sampled),
         computed_tokens: computed as u32,
-        counts: vec![pages as u32],
+        counts: counts(summary),
     })
+}
+
+/// Number of units of each cargo, as messages state them.
+fn counts(summary: &ExportSummary) -> Vec<u32> {
+    let slots = (summary.slots > 0).then_some(summary.slots as u32);
+    std::iter::once(summary.pages as u32).chain(slots).collect()
 }
 
 /// Converts a receiver's status into an error: `Refused` if the receiver rejects what it was sent, else `Lost`.

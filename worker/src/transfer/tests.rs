@@ -200,6 +200,6 @@ async fn workers_with_different_page_layouts_exchange_no_pages() {
     from.launch(prefill(1, &reserved)).await;
     let (_, outcome) = from.ends().await;
     let Outcome::Failed(fault) = outcome else { panic!("{outcome:?}") };
-    assert!(fault.message.contains("are of layout"), "{fault:?}");
+    assert!(fault.message.contains("plane \"kv\" has units of"), "{fault:?}");
     assert_eq!(from.load(|load| load.kv_pages_used == 0).await.transfers.unwrap().failed, 1);
 }

@@ -1,30 +1,81 @@
 use super::*;
 
-fn bytes(max_context_tokens: usize, available: Option<u64>) -> u64 {
-    let limits = Limits {
-        vocab_size: 8,
-        max_context_tokens,
-        eos_token_ids: vec![],
-        max_step_tokens: 8,
-        steps_in_flight: 1,
-    };
-    let settings = EngineSettings { max_running_requests: 4, ..EngineSettings::default() };
-    default_bytes(16, 1 << 20, &limits, &settings, available)
+const GIB: u64 = 1 << 30;
+
+fn sizes(page_bytes: usize, slot_bytes: usize) -> Sizes {
+    Sizes { page_tokens: 16, page_bytes, slot_bytes, running: 5, most_pages: 13 }
+}
+
+fn divide(sizes: &Sizes, budget: u64) -> KvSize {
+    sizes.divide(budget, &EngineSettings::default()).unwrap()
 }
 
 #[test]
 fn a_small_model_takes_only_what_it_can_use() {
-    assert_eq!(bytes(40, None), 13 << 20, "three pages for each of four requests, and the null page");
+    assert_eq!(sizes(1 << 20, 0).enough(), 13 << 20);
+    // 5 slots of running requests, and checkpoints in a quarter of the pages' bytes.
+    assert_eq!(sizes(1 << 20, 1 << 20).enough(), (13 << 20) + (5 << 20) + (13 << 18));
 }
 
 #[test]
-fn a_large_model_takes_the_smallest_of_the_bounds() {
-    assert_eq!(bytes(1 << 20, None), DEFAULT_KV_BYTES);
-    assert_eq!(bytes(1 << 20, Some(8 << 30)), 1 << 30);
+fn a_large_model_takes_what_its_share_of_the_machine_leaves() {
+    // 64 GiB that two workers divide, of which this one has taken 8 GiB.
+    assert_eq!(default_bytes(Some(32 * GIB), 8 * GIB, Some(56 * GIB)), 20 * GIB);
+    // A worker that nothing tells its share, on a machine with 16 GiB free.
+    assert_eq!(default_bytes(None, 8 * GIB, Some(16 * GIB)), 14 * GIB);
+    // Others have taken memory since the conductor measured.
+    assert_eq!(default_bytes(Some(32 * GIB), 8 * GIB, Some(8 * GIB)), 7 * GIB);
 }
 
 #[test]
-fn available_memory_is_read_in_bytes() {
-    assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
-    assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
+fn the_workers_of_a_machine_take_no_more_than_it_has() {
+    for workers in [1, 2, 3, 8] {
+        let (free, weights) = (64 * GIB, 3 * GIB);
+        let each = default_bytes(Some(free / workers), weights, Some(free - workers * weights));
+        assert!(workers * (weights + each) <= free, "{workers} workers take {each} each");
+        assert!(
+            workers * (weights + each) > free / 8 * 7 - 8 * workers,
+            "{workers} workers take {each} each"
+        );
+    }
+}
+
+#[test]
+fn a_worker_whose_weights_fill_its_share_still_takes_a_little_of_what_is_free() {
+    assert_eq!(default_bytes(Some(16 * GIB), 16 * GIB, Some(8 * GIB)), GIB);
+    assert_eq!(default_bytes(Some(16 * GIB), 16 * GIB, Some(64 * GIB)), DEFAULT_KV_BYTES);
+    assert_eq!(default_bytes(None, 0, None), DEFAULT_KV_BYTES);
+}
+
+#[test]
+fn a_model_without_slot_planes_has_pages_alone() {
+    let size = divide(&sizes(100, 0), 1050);
+    assert_eq!((size.pages, size.slots, size.bytes()), (10, 5, 1000));
+    assert_eq!(size.tokens(), 9 * 16);
+}
+
+#[test]
+fn pages_and_slots_come_out_of_one_budget() {
+    // 5 slots of 10 bytes for running requests, 25 checkpoints in a quarter of the other 1,000 bytes.
+    let size = divide(&Sizes { most_pages: 1000, ..sizes(5, 10) }, 1050);
+    assert_eq!((size.pages, size.slots), (150, 30));
+    assert_eq!(size.bytes(), 1050);
+    let without_cache = EngineSettings { no_prefix_cache: true, ..EngineSettings::default() };
+    let size = sizes(5, 10).divide(1050, &without_cache).unwrap();
+    assert_eq!((size.pages, size.slots), (200, 5));
+    // Pages that take no memory do not limit requests, and are not more than requests can use.
+    let size = divide(&sizes(0, 10), 1050);
+    assert_eq!((size.pages, size.slots), (13, 5 + 13));
+}
+
+#[test]
+fn a_budget_for_less_than_two_pages_and_all_running_requests_is_refused() {
+    for (sizes, budget, expected) in [
+        (sizes(100, 0), 199, "199 bytes are 1 pages of 100 bytes, but at least 2 are needed"),
+        (sizes(100, 10), 249, "249 bytes are 1 pages of 100 bytes besides 5 slots of 10 bytes"),
+        (sizes(100, usize::MAX / 2), u64::MAX - 1, "0 pages"),
+    ] {
+        let refused = sizes.divide(budget, &EngineSettings::default()).unwrap_err().to_string();
+        assert!(refused.contains(expected) && refused.contains("kv_cache_memory"), "{refused}");
+    }
 }

@@ -39,6 +39,14 @@ impl PausedPages for IdleModel<'_> {
     fn write_pages(&mut self, pages: &[tutti_kernels::PageId], data: &[u8]) -> Result<(), DeviceError> {
         self.0.write_pages(pages, data)
     }
+
+    fn read_slot(&mut self, slot: tutti_kernels::SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.0.read_slot(slot, out)
+    }
+
+    fn write_slot(&mut self, slot: tutti_kernels::SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_slot(slot, data)
+    }
 }
 
 /// Runs page copies between the layers of a model's steps.

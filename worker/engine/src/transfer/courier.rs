@@ -33,18 +33,23 @@ pub trait Courier: Send {
 pub enum Cargo {
     /// Pages of a request's planes in the layout of [`PageLayout`](tutti_models::PageLayout).
     Pages,
+    /// The state of a request in all slot planes, in the same layout: one unit, which follows the pages in models that
+    /// have slot planes.
+    Slot,
     /// Embeddings of a request's media: one embedding row per media token, in little-endian f32.
     Embeddings,
 }
 
-/// Consecutive pages, or consecutive embedding rows, of a request.
+/// Consecutive pages, or consecutive embedding rows, or the slot of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRun {
     /// The request's graph.
     pub key: GraphKey,
-    /// Index of the first page or embedding row within the request.
+    /// Kind of the units in the run.
+    pub cargo: Cargo,
+    /// Index of the first page or embedding row within the request. 0 for a slot.
     pub first: usize,
-    /// Bytes of one or more whole pages or embedding rows.
+    /// Bytes of one or more whole pages or embedding rows, or of one slot.
     pub data: Vec<u8>,
 }
 
@@ -58,6 +63,8 @@ pub struct ExportSummary {
     pub computed: usize,
     /// Number of pages or embedding rows that the `computed` tokens take.
     pub pages: usize,
+    /// Number of slots: 1 with pages of a model that has slot planes, else 0.
+    pub slots: usize,
     /// Time at which the last step of the prefill or encoding was committed. The part of the transfer after this time
     /// is not hidden behind computation.
     pub since: Instant,
@@ -73,6 +80,8 @@ pub struct ImportRequest {
     pub computed: usize,
     /// Number of pages or embedding rows that the `computed` tokens take, as the sender states it.
     pub pages: usize,
+    /// Number of slots, as the sender states it.
+    pub slots: usize,
     /// Called with the outcome of the import, which is passed on to the sender. An import that fails changes nothing
     /// here.
     pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,

@@ -105,7 +105,8 @@ impl EmbeddingTransfers {
         let at_once = (RUN_BYTES / self.row_bytes).max(1);
         for (run, values) in values.chunks(at_once * self.row_bytes / size_of::<f32>()).enumerate() {
             let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            outgoing.unsent.push_back(PageRun { key, first: first + run * at_once, data });
+            let first = first + run * at_once;
+            outgoing.unsent.push_back(PageRun { key, cargo: Cargo::Embeddings, first, data });
         }
         outgoing.encoded = first + size_of_val(values) / self.row_bytes;
         outgoing.since = Instant::now();
@@ -130,7 +131,7 @@ impl EmbeddingTransfers {
             }
             if outgoing.encoded == outgoing.rows && !held_back {
                 let (computed, since) = (outgoing.rows, outgoing.since);
-                sent.push((key, ExportSummary { first: None, computed, pages: computed, since }));
+                sent.push((key, ExportSummary { first: None, computed, pages: computed, slots: 0, since }));
             }
         }
         sent.iter().for_each(|(key, _)| drop(self.outgoing.remove(key)));
@@ -140,7 +141,8 @@ impl EmbeddingTransfers {
     /// Stores a run of embedding rows for a request that waits for embeddings. Returns the run if it belongs to no such
     /// request.
     pub fn fill(&mut self, run: PageRun) -> Option<PageRun> {
-        let Some(incoming) = self.incoming.get_mut(&run.key) else { return Some(run) };
+        let incoming = self.incoming.get_mut(&run.key).filter(|_| run.cargo == Cargo::Embeddings);
+        let Some(incoming) = incoming else { return Some(run) };
         // If the embeddings have been taken already, the run is a repetition and is dropped.
         let filling = incoming.filling.as_mut()?;
         let (at, rows) = (run.first * self.row_bytes, run.data.len() / self.row_bytes);

@@ -6,7 +6,8 @@
 //! planning as well, so no page changes owners between the decision and the copy. In a pause, pages are read only if
 //! they were complete before the step, and written only if they belong to requests that still wait for their pages. The
 //! copies therefore do not disturb the step. Each batch of copies is bounded, so that a decode waits for at most one
-//! batch.
+//! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while the
+//! courier has no room, so that a slow receiver does not take steps from other requests.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,25 +15,36 @@ use std::{
     time::Instant,
 };
 
+use tutti_kernels::SlotId;
 use tutti_models::PageLayout;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{self as scheduler, Ending, Outcome, OutputToken, Reserved, RowCommit, Scheduler};
+use tutti_scheduler::{Ending, Outcome, Reserved, RowCommit, Scheduler};
 
 use super::{
     courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
     embeddings::EmbeddingTransfers,
-    page_copies::{PageCopies, Pages, on_device},
+    page_copies::{PageCopies, Pages, Slot, on_device},
+    requests::{Incoming, Outgoing},
 };
 use crate::{batch::RowResult, report};
 
-/// Limit on the bytes that one batch copies in each direction.
+/// Limit on the bytes that one batch copies in each direction inside a step, and the least limit between two steps.
 const BATCH_BYTES: usize = 8 << 20;
+
+/// Bytes per second of the previous step that a batch between two steps may copy: about a tenth of one thread's memory
+/// bandwidth. After a long step a larger batch delays decodes by the same share, and without it a group of ranks, which
+/// copies nothing inside its steps, would send a long prefill in as many steps as it has batches.
+const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 pub(crate) struct Exchange {
     courier: Box<dyn Courier>,
     page_tokens: usize,
     page_bytes: usize,
+    /// Bytes of a request's state in all slot planes; 0 if the model has none.
+    slot_bytes: usize,
+    /// Names of the slot planes, for error messages.
+    slot_planes: String,
     /// Requests that are prefilled here and decoded elsewhere.
     outgoing: BTreeMap<GraphKey, Outgoing>,
     /// Requests that are prefilled elsewhere and decoded here.
@@ -46,39 +58,10 @@ pub(crate) struct Exchange {
     /// Exported requests that the receiving worker has not accepted yet, each with the ending to report once it has.
     unacknowledged: BTreeMap<GraphKey, Ending>,
     embeddings: EmbeddingTransfers,
-}
-
-#[derive(Default)]
-struct Outgoing {
-    table: Arc<[scheduler::PageId]>,
-    /// Number of tokens whose keys and values are in the pages of `table`.
-    computed: usize,
-    /// Number of leading pages that need no further copy: they are copied for the courier, or the other worker already
-    /// has them.
-    sent: usize,
-    /// First sampled token and the time of its commit; `None` until the prefill is done.
-    first: Option<(OutputToken, Instant)>,
-    /// True while the scheduler leaves the request out of steps, because the request has unsent pages.
-    held_back: bool,
-}
-
-struct Incoming {
-    pages: Arc<[scheduler::PageId]>,
-    /// Index of the first page that belongs to this request alone. The pages before this index are shared and valid,
-    /// and are never written.
-    first_own: usize,
-    /// True for each page whose content is valid.
-    written: Vec<bool>,
-}
-
-impl Outgoing {
-    /// Number of pages whose content is final.
-    fn whole_pages(&self, page_tokens: usize) -> usize {
-        match self.first {
-            Some(_) => self.computed.div_ceil(page_tokens),
-            None => self.computed / page_tokens,
-        }
-    }
+    /// Limit on the bytes that the next batch copies in each direction.
+    batch_bytes: usize,
+    /// Time of the last batch between two steps.
+    turned: Instant,
 }
 
 impl Exchange {
@@ -89,6 +72,8 @@ impl Exchange {
             page_tokens: layout.page_tokens,
             // A model without pages sends no pages; 1 avoids a division by zero.
             page_bytes: layout.page_bytes().max(1),
+            slot_bytes: layout.slot_bytes(),
+            slot_planes: layout.slot_planes().collect::<Vec<_>>().join(", "),
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
             to_write: VecDeque::new(),
@@ -96,6 +81,8 @@ impl Exchange {
             pending_imports: VecDeque::new(),
             unacknowledged: BTreeMap::new(),
             embeddings: EmbeddingTransfers::new(width),
+            batch_bytes: BATCH_BYTES,
+            turned: Instant::now(),
         }
     }
 
@@ -114,7 +101,7 @@ impl Exchange {
     pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
         // The last page is sent even if the other worker has it.
         let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
-        self.outgoing.insert(key, Outgoing { sent, ..Outgoing::default() });
+        self.outgoing.insert(key, Outgoing::new(sent));
     }
 
     /// Registers a request whose media are encoded here. The media take `tokens` tokens in sum.
@@ -129,10 +116,11 @@ impl Exchange {
 
     /// Registers a request that holds reserved pages for another worker to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
-        let Reserved { key, pages, known, .. } = reserved;
+        let Reserved { key, pages, known, slot, .. } = reserved;
         self.courier.reserved(key, Cargo::Pages, pages.len(), known);
         let written = (0..pages.len()).map(|index| index < known).collect();
-        self.incoming.insert(key, Incoming { pages: pages.into(), first_own: known, written });
+        let pages = pages.into();
+        self.incoming.insert(key, Incoming { pages, first_own: known, written, slot, slot_written: false });
     }
 
     /// Frees the room that a request's embeddings took here: the request's planes hold them now.
@@ -174,6 +162,7 @@ impl Exchange {
             if let Some(outgoing) = self.outgoing.get_mut(&commit.row.key) {
                 outgoing.computed = commit.row.positions.end;
                 outgoing.table = Arc::clone(&commit.row.block_table);
+                outgoing.slot = commit.row.slot;
                 outgoing.first = commit.sampled.map(|first| (first, Instant::now()));
             }
         }
@@ -182,7 +171,7 @@ impl Exchange {
     /// Takes the arrivals from other workers. `events` receives the resulting completions, and the requests that
     /// continue here.
     pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
-        while self.unwritten < BATCH_BYTES
+        while self.unwritten < self.batch_bytes
             && let Some(arrival) = self.courier.take()
         {
             match arrival {
@@ -210,10 +199,16 @@ impl Exchange {
         self.finish_imports(scheduler, events);
     }
 
-    /// True if the run's pages belong to a waiting request and none of them is shared.
+    /// True if the run's pages belong to a waiting request and none of them is shared, or if the run is the slot of a
+    /// waiting request.
     fn may_write(&self, run: &PageRun) -> bool {
-        let end = run.first + run.data.len() / self.page_bytes;
-        self.incoming.get(&run.key).is_some_and(|i| run.first >= i.first_own && end <= i.pages.len())
+        let Some(incoming) = self.incoming.get(&run.key) else { return false };
+        let end = run.first.saturating_add(run.data.len() / self.page_bytes);
+        match run.cargo {
+            Cargo::Pages => run.first >= incoming.first_own && end <= incoming.pages.len(),
+            Cargo::Slot => self.slot_bytes > 0 && run.data.len() == self.slot_bytes,
+            Cargo::Embeddings => false,
+        }
     }
 
     /// Answers each import request that has no received pages left to write. If the import succeeds, the imported
@@ -254,7 +249,7 @@ impl Exchange {
         request: &ImportRequest,
         events: &mut TransferEvents,
     ) -> Result<(), Error> {
-        let ImportRequest { key, first, computed, pages, .. } = *request;
+        let ImportRequest { key, first, computed, pages, slots, .. } = *request;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let Some(incoming) = self.incoming.get(&key) else {
             return Err(Error::unavailable(format!("{key} does not wait for planes here")));
@@ -266,6 +261,16 @@ impl Exchange {
         if let Some(missing) = incoming.written.iter().position(|written| !written) {
             return Err(refused(format!("page {missing} of {wanted} is missing")));
         }
+        let wanted = usize::from(self.slot_bytes > 0);
+        if slots != wanted {
+            let planes = &self.slot_planes;
+            return Err(refused(format!(
+                "{slots} slots are handed over, but {wanted} are wanted ({planes})"
+            )));
+        }
+        if wanted > 0 && !incoming.slot_written {
+            return Err(refused(format!("the slot is missing, with the planes {}", self.slot_planes)));
+        }
         let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
         scheduler.complete_import(key, first, computed).map_err(refused)?;
         self.incoming.remove(&key);
@@ -273,8 +278,15 @@ impl Exchange {
         Ok(())
     }
 
-    /// Decides the page copies to run now. Holds back requests whose pages are computed faster than they are sent.
-    /// Embeddings need no copy, so this method sends them directly.
+    /// Sets the limit of the next batch, which is between two steps.
+    pub fn between_steps(&mut self) {
+        let now = Instant::now();
+        let since = now - std::mem::replace(&mut self.turned, now);
+        self.batch_bytes = BATCH_BYTES.max((since.as_secs_f64() * COPY_BYTES_PER_SECOND) as usize);
+    }
+
+    /// Decides the page copies to run now, and sets the limit of a batch inside a step. Holds back requests with pages
+    /// for which the courier has no room. Embeddings need no copy, so this method sends them directly.
     pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
         let mut copies = PageCopies::default();
         let encoded =
@@ -282,31 +294,40 @@ impl Exchange {
         for (key, summary) in encoded {
             self.export(key, summary, scheduler, events);
         }
-        let mut room = self.courier.room().min(BATCH_BYTES.max(self.page_bytes)) / self.page_bytes;
+        let batch_bytes = std::mem::replace(&mut self.batch_bytes, BATCH_BYTES);
+        // Pages that the courier takes, and pages of this batch.
+        let mut room = self.courier.room() / self.page_bytes;
+        let mut batch = room.min((batch_bytes / self.page_bytes).max(1));
         for (&key, outgoing) in &mut self.outgoing {
             let whole = outgoing.whole_pages(self.page_tokens);
-            let count = whole.saturating_sub(outgoing.sent).min(room);
+            let count = whole.saturating_sub(outgoing.sent).min(batch);
             if count > 0 {
                 let first = outgoing.sent;
                 let pages = on_device(&outgoing.table[first..first + count]);
                 copies.reads.push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
                 outgoing.sent += count;
-                room -= count;
+                (room, batch) = (room - count, batch - count);
             }
-            let held_back = outgoing.sent < whole;
+            let held_back = outgoing.sent < whole && room == 0;
             if held_back != outgoing.held_back {
                 outgoing.held_back = held_back;
                 scheduler.hold_back(key, held_back);
             }
         }
+        self.start_slot_reads(&mut copies);
         let mut bytes = 0;
-        while bytes < BATCH_BYTES
-            && let Some(PageRun { key, first, data }) = self.to_write.pop_front()
+        while bytes < batch_bytes
+            && let Some(PageRun { key, cargo, first, data }) = self.to_write.pop_front()
         {
             self.unwritten -= data.len();
             // The run is dropped if the request has ended since the run arrived, because the request's pages may then
             // belong to another request.
             let Some(incoming) = self.incoming.get(&key) else { continue };
+            if cargo == Cargo::Slot {
+                bytes += data.len();
+                copies.slot_writes.push((Slot { key, slot: SlotId(incoming.slot.0) }, data));
+                continue;
+            }
             let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
                 continue;
             };
@@ -314,6 +335,23 @@ impl Exchange {
             copies.writes.push((Pages { key, first, pages: on_device(pages) }, data));
         }
         copies
+    }
+
+    /// Adds the slots of requests whose prefill is done, as far as the courier has room.
+    fn start_slot_reads(&mut self, copies: &mut PageCopies) {
+        if self.slot_bytes == 0 {
+            return;
+        }
+        let reading: usize = copies.reads.iter().map(|(_, data)| data.capacity()).sum();
+        let mut room = self.courier.room().saturating_sub(reading);
+        for (&key, outgoing) in &mut self.outgoing {
+            if outgoing.first.is_some() && !outgoing.slot_sent && room >= self.slot_bytes {
+                room -= self.slot_bytes;
+                outgoing.slot_sent = true;
+                let slot = Slot { key, slot: SlotId(outgoing.slot.0) };
+                copies.slot_reads.push((slot, Vec::with_capacity(self.slot_bytes)));
+            }
+        }
     }
 
     /// Records that the copies have run.
@@ -324,7 +362,15 @@ impl Exchange {
         events: &mut TransferEvents,
     ) {
         for (Pages { key, first, .. }, data) in copies.reads {
-            self.courier.send(PageRun { key, first, data });
+            self.courier.send(PageRun { key, cargo: Cargo::Pages, first, data });
+        }
+        for (Slot { key, .. }, data) in copies.slot_reads {
+            self.courier.send(PageRun { key, cargo: Cargo::Slot, first: 0, data });
+        }
+        for (Slot { key, .. }, _) in copies.slot_writes {
+            if let Some(incoming) = self.incoming.get_mut(&key) {
+                incoming.slot_written = true;
+            }
         }
         for (Pages { key, first, pages }, _) in copies.writes {
             if let Some(incoming) = self.incoming.get_mut(&key) {
@@ -334,8 +380,10 @@ impl Exchange {
         let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
             let (first, since) = outgoing.first?;
             let pages = outgoing.whole_pages(self.page_tokens);
-            let summary = ExportSummary { first: Some(first), computed: outgoing.computed, pages, since };
-            (outgoing.sent == pages).then_some((*key, summary))
+            let (computed, slots) = (outgoing.computed, usize::from(self.slot_bytes > 0));
+            let summary = ExportSummary { first: Some(first), computed, pages, slots, since };
+            let all_sent = outgoing.sent == pages && (slots == 0 || outgoing.slot_sent);
+            all_sent.then_some((*key, summary))
         };
         let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
         for (key, summary) in done {

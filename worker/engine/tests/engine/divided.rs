@@ -153,6 +153,7 @@ fn import(request: u64, exported: ExportSummary, answers: &Answers) -> Arrival {
         first: exported.first,
         computed: exported.computed,
         pages: exported.pages,
+        slots: exported.slots,
         answer: Box::new(move |outcome| answers.lock().expect("no thread panicked").push(outcome)),
     })
 }
@@ -274,6 +275,7 @@ fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
         .flat_map(|run| {
             let page = |(index, data): (usize, &[u8])| PageRun {
                 key: run.key,
+                cargo: run.cargo,
                 first: run.first + index,
                 data: data.to_vec(),
             };

@@ -2,13 +2,13 @@
 
 use prost::Message;
 use tutti_kernels::{
-    DeviceError, PageId,
+    DeviceError, PageId, SlotId,
     collective::{Collective, CollectiveError, Patience},
 };
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 
-use super::plan::Forward;
-use crate::{LogitResults, Model};
+use super::{plan, tables::Tables};
+use crate::{LayoutPart, LogitResults, Model, WantedRows};
 
 /// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward
 /// pass, calls `ran` with the number of forward passes so far.
@@ -19,23 +19,25 @@ pub fn follow(
     plans: &mut dyn Collective,
     mut ran: impl FnMut(u64),
 ) -> Result<(), DeviceError> {
-    let (mut message, mut forwards) = (Vec::new(), 0);
+    let layout = model.page_layout();
+    let (mut message, mut forwards, mut tables) = (Vec::new(), 0, Tables::default());
     let (mut in_flight, mut results) = (0, LogitResults::default());
     for number in 0.. {
         match plans.broadcast(&mut message, Patience::Forever) {
             Err(CollectiveError::Left { rank: 0, .. }) => return Ok(()),
             heard => heard?,
         }
-        let plan = pb::GroupPlan::decode(&message[..])
-            .map_err(|e| DeviceError::Lost(format!("cannot decode the leader's plan {number}: {e}")))?;
+        let bad =
+            |what: String| DeviceError::Lost(format!("the leader's plan {number} is not usable: {what}"));
+        let plan = pb::GroupPlan::decode(&message[..]).map_err(|e| bad(e.to_string()))?;
         if plan.number != number {
-            let message = format!("the leader sent plan {}, expected plan {number}", plan.number);
-            return Err(DeviceError::Lost(message));
+            return Err(bad(format!("it has number {}", plan.number)));
         }
         let outcome = match plan.action {
-            Some(Action::AllocatePages(pb::AllocatePages { pages })) => {
-                // The slots are not on the wire: no model of a group has slot planes yet.
-                let allocated = model.allocate_planes(pages as usize, 1);
+            Some(Action::AllocatePlanes(pb::AllocatePlanes { pages, slots })) => {
+                let (pages, slots) = (pages as usize, slots as usize);
+                tables = Tables::new(pages, slots).map_err(bad)?;
+                let allocated = model.allocate_planes(pages, slots);
                 plans.all_gather(&[u8::from(allocated.is_ok())], &mut Vec::new())?;
                 allocated
             }
@@ -45,29 +47,44 @@ pub fn follow(
                     model.collect(None, &mut results)?;
                     in_flight -= 1;
                 }
-                let outcome = Forward::new(plan).run(|inputs, embeddings| model.forward(inputs, embeddings));
+                let run =
+                    plan::decode(&plan, &mut tables, |inputs, embeddings| model.forward(inputs, embeddings));
+                let outcome = run.map_err(bad)?;
                 in_flight += usize::from(outcome.is_ok());
                 ran(forwards);
                 outcome
             }
-            Some(Action::Logits(pb::LogitsPlan { rows })) => {
-                let rows: Vec<usize> = rows.into_iter().map(|row| row as usize).collect();
-                model.follow_logits(&rows)
+            Some(Action::Logits(pb::LogitsPlan { rows, likeliest })) => {
+                let indices = |rows: Vec<u32>| rows.into_iter().map(|row| row as usize).collect();
+                model.follow_logits(&WantedRows { rows: indices(rows), likeliest: indices(likeliest) })
             }
-            Some(Action::ReadPages(pb::ReadPages { pages })) => {
+            Some(Action::Read(pb::ReadPlanes { pages, slot })) => {
                 let mut own = Vec::new();
-                let read = model.read_pages(&page_ids(&pages), &mut own);
-                // If reading fails here, it also fails on the leader, and the leader then skips the `all_gather`. This
-                // rank must therefore skip the `all_gather`, too.
+                let read = match slot {
+                    Some(slot) => model.read_slot(SlotId(slot), &mut own),
+                    None => model.read_pages(&page_ids(&pages), &mut own),
+                };
+                // If reading fails here, it also fails on the leader, and the leader then skips the gather. This rank
+                // must therefore skip the gather, too.
                 match read {
-                    Ok(()) => Ok(plans.all_gather(&own, &mut Vec::new())?),
+                    Ok(()) => Ok(plans.gather_bytes(&own, None)?),
                     Err(error) => Err(error),
                 }
             }
-            Some(Action::WritePages(pb::WritePages { pages, data })) => {
-                model.write_pages(&page_ids(&pages), &data)
+            Some(Action::Write(pb::WritePlanes { pages, slot })) => {
+                tables.check_pages(pages.len()).map_err(bad)?;
+                let (part, count) = match slot {
+                    Some(_) => (LayoutPart::Slots, 1),
+                    None => (LayoutPart::Pages, pages.len()),
+                };
+                let mut own = vec![0; count * layout.share_bytes(part, plans.group_rank())];
+                plans.scatter_bytes(None, &mut own)?;
+                match slot {
+                    Some(slot) => model.write_slot(SlotId(slot), &own),
+                    None => model.write_pages(&page_ids(&pages), &own),
+                }
             }
-            None => Err(DeviceError::Lost(format!("the leader's plan {number} has no known action"))),
+            None => Err(bad("it has no known action".into())),
         };
         match outcome {
             // The leader refuses the same plan, so this rank goes on and stays in step with the group.

@@ -4,16 +4,16 @@ use std::time::Instant;
 
 use prost::Message;
 use tutti_kernels::{
-    DeviceError, PageId, StepInputs,
-    collective::{Collective, Patience},
+    DeviceError, PageId, SlotId, StepInputs,
+    collective::{Collective, GroupRank, Patience},
 };
 use tutti_proto::{
     cluster::v1::{self as pb, group_plan::Action},
     declaration::{ModelDeclaration, WalkId},
 };
 
-use super::plan;
-use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout};
+use super::{plan, tables::Tables};
+use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows};
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
 ///
@@ -21,25 +21,75 @@ use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model
 pub struct Leader {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
+    layout: PageLayout,
+    /// The block tables that the other ranks have.
+    tables: Tables,
     next: u64,
     message: Vec<u8>,
+    /// The last forward's plan, whose memory is used again.
+    forward: pb::ForwardPlan,
 }
 
 impl Leader {
     /// Combines `model`, the leader's own shard, with `plans`, the collective on which all other ranks
     /// [follow](super::follow).
     pub fn new(model: Box<dyn Model>, plans: Box<dyn Collective>) -> Self {
-        Self { model, plans, next: 0, message: Vec::new() }
+        let layout = model.page_layout();
+        let (tables, message, forward) = (Tables::default(), Vec::new(), pb::ForwardPlan::default());
+        Self { model, plans, layout, tables, next: 0, message, forward }
     }
 
-    /// Sends a plan to the other ranks without waiting for them to run it.
-    fn send(&mut self, action: Action) -> Result<(), DeviceError> {
+    /// Sends a plan to the other ranks without waiting for them to run it. Returns the plan's action.
+    fn send(&mut self, action: Action) -> Result<Action, DeviceError> {
         let plan = pb::GroupPlan { number: self.next, action: Some(action) };
         self.next += 1;
         self.message.clear();
         plan.encode(&mut self.message)
             .map_err(|e| DeviceError::Misuse(format!("cannot encode a plan: {e}")))?;
-        Ok(self.plans.broadcast(&mut self.message, Patience::Deadline)?)
+        self.plans.broadcast(&mut self.message, Patience::Deadline)?;
+        plan.action.ok_or_else(|| DeviceError::Lost("a plan lost its action".into()))
+    }
+
+    /// Sends a plan to read, then appends to `out` what all ranks have read. `own` is this rank's share, or why it could
+    /// not be read. The other ranks fail in the same way, and then gather nothing.
+    fn gather(
+        &mut self,
+        plan: pb::ReadPlanes,
+        part: LayoutPart,
+        read: impl FnOnce(&mut dyn Model, &mut Vec<u8>) -> Result<(), DeviceError>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), DeviceError> {
+        self.send(Action::Read(plan))?;
+        let mut own = Vec::new();
+        read(&mut *self.model, &mut own)?;
+        let ranks = self.plans.group_rank().world_size;
+        let mut shares = vec![0; own.len() * ranks];
+        self.plans.gather_bytes(&own, Some(&mut shares))?;
+        self.layout.join(part, &shares, ranks, out);
+        Ok(())
+    }
+
+    /// Sends a plan to write, hands each rank its share of `data`, and returns this rank's own share.
+    fn scatter(
+        &mut self,
+        plan: pb::WritePlanes,
+        part: LayoutPart,
+        count: usize,
+        data: &[u8],
+    ) -> Result<Vec<u8>, DeviceError> {
+        let wanted = count * self.layout.bytes(part);
+        if data.len() != wanted {
+            return Err(DeviceError::Misuse(format!("{} bytes for {wanted} of {part:?}", data.len())));
+        }
+        self.send(Action::Write(plan))?;
+        let group_rank = self.plans.group_rank();
+        let mut shares = Vec::with_capacity(data.len());
+        for rank in 0..group_rank.world_size {
+            self.layout.cut(part, data, GroupRank { rank, ..group_rank }, &mut shares);
+        }
+        let mut own = vec![0; count * self.layout.share_bytes(part, group_rank)];
+        self.plans.scatter_bytes(Some(&shares), &mut own)?;
+        Ok(own)
     }
 }
 
@@ -70,35 +120,50 @@ impl Model for Leader {
     }
 
     fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
-        self.send(Action::AllocatePages(pb::AllocatePages { pages: pages as u64 }))?;
+        self.tables = Tables::new(pages, slots).map_err(DeviceError::Misuse)?;
+        let plan = pb::AllocatePlanes { pages: pages as u64, slots: slots as u64 };
+        self.send(Action::AllocatePlanes(plan))?;
         let own = self.model.allocate_planes(pages, slots);
         let mut answers = Vec::new();
         self.plans.all_gather(&[u8::from(own.is_ok())], &mut answers)?;
         own?;
         match answers.iter().position(|answer| *answer == 0) {
-            Some(rank) => Err(DeviceError::Lost(format!("rank {rank} cannot allocate {pages} KV pages"))),
+            Some(rank) => {
+                let message = format!("rank {rank} cannot allocate {pages} pages and {slots} slots");
+                Err(DeviceError::Lost(message))
+            }
             None => Ok(()),
         }
     }
 
     fn page_layout(&self) -> PageLayout {
-        self.model.page_layout()
+        self.layout.clone()
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        let action = pb::ReadPages { pages: pages.iter().map(|page| page.0).collect() };
-        self.send(Action::ReadPages(action))?;
-        let (mut own, mut all) = (Vec::new(), Vec::new());
-        self.model.read_pages(pages, &mut own)?;
-        self.plans.all_gather(&own, &mut all)?;
-        self.model.page_layout().join(LayoutPart::Pages, &all, self.plans.group_rank().world_size, out);
-        Ok(())
+        self.tables.check_pages(pages.len()).map_err(DeviceError::Misuse)?;
+        let plan = pb::ReadPlanes { pages: pages.iter().map(|page| page.0).collect(), slot: None };
+        self.gather(plan, LayoutPart::Pages, |model, own| model.read_pages(pages, own), out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        let action = pb::WritePages { pages: pages.iter().map(|page| page.0).collect(), data: data.to_vec() };
-        self.send(Action::WritePages(action))?;
-        self.model.write_pages(pages, data)
+        self.tables.check_pages(pages.len()).map_err(DeviceError::Misuse)?;
+        let plan = pb::WritePlanes { pages: pages.iter().map(|page| page.0).collect(), slot: None };
+        let own = self.scatter(plan, LayoutPart::Pages, pages.len(), data)?;
+        self.model.write_pages(pages, &own)
+    }
+
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.tables.check_slot(slot).map_err(DeviceError::Misuse)?;
+        let plan = pb::ReadPlanes { pages: Vec::new(), slot: Some(slot.0) };
+        self.gather(plan, LayoutPart::Slots, |model, own| model.read_slot(slot, own), out)
+    }
+
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        self.tables.check_slot(slot).map_err(DeviceError::Misuse)?;
+        let plan = pb::WritePlanes { pages: Vec::new(), slot: Some(slot.0) };
+        let own = self.scatter(plan, LayoutPart::Slots, 1, data)?;
+        self.model.write_slot(slot, &own)
     }
 
     fn forward(
@@ -106,7 +171,11 @@ impl Model for Leader {
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
-        self.send(Action::Forward(plan::forward(inputs, embeddings)))?;
+        plan::encode(inputs, embeddings, &mut self.tables, &mut self.forward).map_err(DeviceError::Misuse)?;
+        let plan = std::mem::take(&mut self.forward);
+        if let Action::Forward(plan) = self.send(Action::Forward(plan))? {
+            self.forward = plan;
+        }
         self.model.forward(inputs, embeddings)
     }
 
@@ -119,11 +188,9 @@ impl Model for Leader {
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
-        let sampled = wanted.sample.iter().map(|(row, _)| *row as u32);
-        let mut rows: Vec<u32> = sampled.chain(wanted.score.iter().map(|(row, _)| *row as u32)).collect();
-        rows.sort_unstable();
-        rows.dedup();
-        self.send(Action::Logits(pb::LogitsPlan { rows }))?;
+        let WantedRows { rows, likeliest } = wanted.rows();
+        let indices = |rows: Vec<usize>| rows.into_iter().map(|row| row as u32).collect();
+        self.send(Action::Logits(pb::LogitsPlan { rows: indices(rows), likeliest: indices(likeliest) }))?;
         self.model.enqueue_logits(wanted)
     }
 
@@ -131,7 +198,7 @@ impl Model for Leader {
         self.model.collect(until, out)
     }
 
-    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
         Err(DeviceError::Misuse("the leader of a group follows no one".into()))
     }
 }

@@ -1,74 +1,189 @@
 //! Conversion between forward passes and plan messages.
 
-use tutti_kernels::{PageId, RowInputs, SlotId, StepInputs};
+use tutti_kernels::{PageId, RowInputs, SlotCopy, SlotId, StepInputs};
 use tutti_proto::cluster::v1 as pb;
 
+use super::tables::Tables;
 use crate::EmbeddedRows;
 
-/// Encodes the inputs of a forward pass as a message.
-pub(super) fn forward(inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> pb::ForwardPlan {
-    let embedded = |rows: &EmbeddedRows<'_>| pb::EmbeddedRows {
-        first_token: rows.first_token as u32,
-        values: rows.values.to_vec(),
-    };
-    let row = |row: &RowInputs<'_>| pb::ForwardRow {
-        first_token: row.first_token as u32,
-        tokens: row.tokens as u32,
-        start: row.start as u32,
-        block_table: row.block_table.iter().map(|page| page.0).collect(),
-    };
-    pb::ForwardPlan {
-        token_ids: inputs.token_ids.to_vec(),
-        positions: inputs.positions[0].to_vec(),
-        rows: inputs.rows.iter().map(row).collect(),
-        logit_rows: inputs.logit_rows.iter().map(|&row| row as u32).collect(),
-        embeddings: embeddings.iter().map(embedded).collect(),
+/// Encodes the inputs of a forward pass in `plan`, whose memory is used again. `tables` are those that the other ranks
+/// have, and become those that they will have.
+///
+/// Returns the reason if the inputs cannot be encoded. `tables` are then unchanged, and nothing may be sent.
+pub(super) fn encode(
+    inputs: &StepInputs<'_>,
+    embeddings: &[EmbeddedRows<'_>],
+    tables: &mut Tables,
+    plan: &mut pb::ForwardPlan,
+) -> Result<(), String> {
+    check(inputs, tables)?;
+    clear(plan);
+    plan.token_ids.extend_from_slice(inputs.token_ids);
+    let [first, others @ ..] = inputs.positions;
+    plan.positions.extend_from_slice(first);
+    if others.iter().any(|axis| *axis != first) {
+        others.iter().for_each(|axis| plan.positions.extend_from_slice(axis));
     }
+    for (index, row) in inputs.rows.iter().enumerate() {
+        let kept = tables.replace(row.slot, row.block_table);
+        let appended = &row.block_table[kept..];
+        plan.row_tokens.push(row.tokens as u32);
+        plan.row_starts.push(row.start as u32);
+        plan.row_slots.push(row.slot.0);
+        plan.row_pages_kept.push(kept as u32);
+        plan.row_pages.push(appended.len() as u32);
+        plan.pages.extend(appended.iter().map(|page| page.0));
+        if row.continues {
+            plan.continued_rows.push(index as u32);
+        }
+    }
+    plan.copies.extend(inputs.copies.iter().map(|copy| pb::SlotCopy { from: copy.from.0, to: copy.to.0 }));
+    plan.logit_rows.extend(inputs.logit_rows.iter().map(|&row| row as u32));
+    plan.embeddings.extend(
+        embeddings.iter().map(|rows| pb::EmbeddedRows {
+            first_token: rows.first_token as u32,
+            values: rows.values.to_vec(),
+        }),
+    );
+    Ok(())
 }
 
-/// The inputs of a forward pass, decoded from a message into the form that a model takes.
-pub(super) struct Forward {
-    plan: pb::ForwardPlan,
-    /// The rows' block tables, end to end.
-    pages: Vec<PageId>,
-    logit_rows: Vec<usize>,
+fn check(inputs: &StepInputs<'_>, tables: &mut Tables) -> Result<(), String> {
+    let (tokens, mut next) = (inputs.token_ids.len(), 0);
+    if let Some(axis) = inputs.positions.iter().find(|axis| axis.len() != tokens) {
+        return Err(format!("{} positions for {tokens} tokens", axis.len()));
+    }
+    tables.begin_step();
+    for (index, row) in inputs.rows.iter().enumerate() {
+        if row.first_token != next {
+            let first = row.first_token;
+            return Err(format!("row {index} begins at token {first}, after a row that ends at {next}"));
+        }
+        next += row.tokens;
+        tables.check_row(row.slot, row.block_table.len())?;
+    }
+    if next != tokens {
+        return Err(format!("rows cover {next} of {tokens} tokens"));
+    }
+    check_copies(inputs.copies, tables)
 }
 
-impl Forward {
-    pub fn new(plan: pb::ForwardPlan) -> Self {
-        let pages = plan.rows.iter().flat_map(|row| &row.block_table).map(|&page| PageId(page)).collect();
-        let logit_rows = plan.logit_rows.iter().map(|&row| row as usize).collect();
-        Self { plan, pages, logit_rows }
-    }
+fn check_copies(copies: &[SlotCopy], tables: &Tables) -> Result<(), String> {
+    copies.iter().flat_map(|copy| [copy.from, copy.to]).try_for_each(|slot| tables.check_slot(slot).map(drop))
+}
 
-    pub fn run<T>(&self, run: impl FnOnce(&StepInputs<'_>, &[EmbeddedRows<'_>]) -> T) -> T {
-        let mut first_page = 0;
-        let row = |row: &pb::ForwardRow| {
-            let block_table = &self.pages[first_page..first_page + row.block_table.len()];
-            first_page += row.block_table.len();
-            let (first_token, tokens, start) = (row.first_token, row.tokens, row.start);
-            RowInputs {
-                first_token: first_token as usize,
-                tokens: tokens as usize,
-                start: start as usize,
-                slot: SlotId::NULL,
-                continues: false,
-                block_table,
-            }
+fn clear(plan: &mut pb::ForwardPlan) {
+    let pb::ForwardPlan {
+        token_ids,
+        positions,
+        row_tokens,
+        row_starts,
+        row_slots,
+        row_pages_kept,
+        row_pages,
+        pages,
+        continued_rows,
+        copies,
+        logit_rows,
+        embeddings,
+    } = plan;
+    for list in
+        [token_ids, row_tokens, row_starts, row_slots, row_pages_kept, row_pages, pages, continued_rows]
+    {
+        list.clear();
+    }
+    positions.clear();
+    copies.clear();
+    logit_rows.clear();
+    embeddings.clear();
+}
+
+/// Decodes a plan, brings `tables` up to date, and calls `run` with the inputs that the leader has encoded.
+///
+/// Returns what is wrong with the message. The tables are then no longer those of the leader.
+pub(super) fn decode<T>(
+    plan: &pb::ForwardPlan,
+    tables: &mut Tables,
+    run: impl FnOnce(&StepInputs<'_>, &[EmbeddedRows<'_>]) -> T,
+) -> Result<T, String> {
+    let pages: Vec<PageId> = plan.pages.iter().copied().map(PageId).collect();
+    let shares = apply(plan, &pages, tables)?;
+    let (mut first_token, mut continued) = (0, plan.continued_rows.iter().peekable());
+    let mut rows = Vec::with_capacity(shares.len());
+    for (index, appended) in shares.iter().enumerate() {
+        let (tokens, slot) = (plan.row_tokens[index] as usize, SlotId(plan.row_slots[index]));
+        rows.push(RowInputs {
+            first_token,
+            tokens,
+            start: plan.row_starts[index] as usize,
+            slot,
+            continues: continued.next_if(|row| **row as usize == index).is_some(),
+            block_table: if slot == SlotId::NULL { appended } else { tables.of(slot) },
+        });
+        first_token += tokens;
+    }
+    let tokens = plan.token_ids.len();
+    if first_token != tokens {
+        return Err(format!("rows cover {first_token} of {tokens} tokens"));
+    }
+    if let Some(row) = continued.next() {
+        return Err(format!("row {row} continues, but is out of order"));
+    }
+    let positions = match plan.positions.len() {
+        one if one == tokens => [&plan.positions[..]; 3],
+        three if three == 3 * tokens => {
+            let axis = |index: usize| &plan.positions[index * tokens..(index + 1) * tokens];
+            [axis(0), axis(1), axis(2)]
+        }
+        other => return Err(format!("{other} positions for {tokens} tokens")),
+    };
+    let copy = |copy: &pb::SlotCopy| SlotCopy { from: SlotId(copy.from), to: SlotId(copy.to) };
+    let copies: Vec<SlotCopy> = plan.copies.iter().map(copy).collect();
+    check_copies(&copies, tables)?;
+    let logit_rows: Vec<usize> = plan.logit_rows.iter().map(|&row| row as usize).collect();
+    let embeddings: Vec<_> = plan
+        .embeddings
+        .iter()
+        .map(|rows| EmbeddedRows { first_token: rows.first_token as usize, values: &rows.values })
+        .collect();
+    let (token_ids, rows, copies, logit_rows) =
+        (&plan.token_ids[..], &rows[..], &copies[..], &logit_rows[..]);
+    Ok(run(&StepInputs { token_ids, positions, rows, copies, logit_rows }, &embeddings))
+}
+
+/// Checks the rows' lists and applies them to the tables. Returns each row's share of `pages`.
+fn apply<'a>(
+    plan: &pb::ForwardPlan,
+    pages: &'a [PageId],
+    tables: &mut Tables,
+) -> Result<Vec<&'a [PageId]>, String> {
+    let count = plan.row_tokens.len();
+    for (name, list) in [
+        ("starts", &plan.row_starts),
+        ("slots", &plan.row_slots),
+        ("kept pages", &plan.row_pages_kept),
+        ("pages", &plan.row_pages),
+    ] {
+        if list.len() != count {
+            return Err(format!("{} {name} for {count} rows", list.len()));
+        }
+    }
+    tables.begin_step();
+    let (mut shares, mut rest) = (Vec::with_capacity(count), pages);
+    for index in 0..count {
+        let (slot, kept) = (SlotId(plan.row_slots[index]), plan.row_pages_kept[index] as usize);
+        let appended = plan.row_pages[index] as usize;
+        let Some((share, after)) = rest.split_at_checked(appended) else {
+            return Err(format!("row {index} has {appended} new pages, but {} are left", rest.len()));
         };
-        let rows: Vec<_> = self.plan.rows.iter().map(row).collect();
-        let embeddings = self.plan.embeddings.iter();
-        let embeddings: Vec<_> = embeddings
-            .map(|rows| EmbeddedRows { first_token: rows.first_token as usize, values: &rows.values })
-            .collect();
-        let inputs = StepInputs {
-            token_ids: &self.plan.token_ids,
-            positions: [&self.plan.positions[..]; 3],
-            rows: &rows,
-            copies: &[],
-            logit_rows: &self.logit_rows,
-        };
-        run(&inputs, &embeddings)
+        tables.check_row(slot, kept.saturating_add(appended))?;
+        tables.append(slot, kept, share)?;
+        shares.push(share);
+        rest = after;
+    }
+    match rest.len() {
+        0 => Ok(shares),
+        left => Err(format!("{left} pages of no row")),
     }
 }
 

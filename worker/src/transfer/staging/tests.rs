@@ -3,7 +3,12 @@ use tutti_proto::cluster::v1 as pb;
 use super::*;
 
 fn run(bytes: usize) -> PageRun {
-    PageRun { key: pb::GraphKey::default().into(), first: 0, data: vec![0; bytes] }
+    PageRun {
+        key: pb::GraphKey::default().into(),
+        cargo: tutti_engine::Cargo::Pages,
+        first: 0,
+        data: vec![0; bytes],
+    }
 }
 
 #[tokio::test]

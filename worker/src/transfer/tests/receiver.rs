@@ -26,6 +26,7 @@ impl Sender {
                 secret: SECRET.into(),
                 layout_hash: reserved.layout_hash,
                 counts: vec![PAGES as u32],
+                planes: vec![plane("kv", PAGE_BYTES)],
             },
         }
     }
@@ -51,12 +52,16 @@ impl Sender {
     }
 }
 
+fn plane(name: &str, unit_bytes: usize) -> pb::TransferPlane {
+    pb::TransferPlane { name: name.into(), unit_bytes: unit_bytes as u64 }
+}
+
 fn pages(first: usize, count: usize) -> Piece {
     run(first, count, Place::Inline(vec![1; count * PAGE_BYTES]))
 }
 
 fn run(first: usize, count: usize, place: Place) -> Piece {
-    Piece::Data(pb::PlaneData { plane: 0, first: first as u32, count: count as u32, place: Some(place) })
+    Piece::Data(pb::PlaneData { cargo: 0, first: first as u32, count: count as u32, place: Some(place) })
 }
 
 fn hand_over_message(first: u32) -> pb::HandOver {
@@ -84,6 +89,17 @@ async fn only_the_reserved_push_is_accepted() {
     assert_eq!(sender.announce(|manifest| manifest.layout_hash ^= 1).await, Code::FailedPrecondition);
     assert_eq!(sender.announce(|manifest| manifest.counts = vec![4]).await, Code::FailedPrecondition);
     assert_eq!(sender.announce(|manifest| manifest.counts.push(5)).await, Code::FailedPrecondition);
+    for (planes, named) in [
+        (vec![], "lacks plane \"kv\""),
+        (vec![plane("kv", PAGE_BYTES), plane("state", 8)], "no plane \"state\""),
+        (vec![plane("kv", PAGE_BYTES + 8)], "plane \"kv\" has units of"),
+    ] {
+        let right = std::mem::replace(&mut sender.manifest.planes, planes);
+        let refused = sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains(named), "{refused}");
+        sender.manifest.planes = right;
+    }
     let other = pb::GraphKey { request: 1, incarnation: 1, graph: 1 };
     assert_eq!(sender.announce(|manifest| manifest.key = Some(other)).await, Code::NotFound);
     assert_eq!(sender.announce(|manifest| manifest.key = None).await, Code::InvalidArgument);
@@ -108,7 +124,7 @@ async fn missing_misplaced_or_wrongly_sized_pages_are_an_error() {
         run(0, PAGES, shared(PAGE_BYTES as u64, (PAGES * PAGE_BYTES) as u64)),
         run(0, 1, shared(u64::MAX, PAGE_BYTES as u64)),
         run(0, 1, shared(0, 7)),
-        Piece::Data(pb::PlaneData { plane: 1, first: 0, count: 1, place: None }),
+        Piece::Data(pb::PlaneData { cargo: 1, first: 0, count: 1, place: None }),
         Piece::HandOver(pb::HandOver { computed_tokens: 69, ..hand_over_message(5) }),
         Piece::HandOver(pb::HandOver { counts: vec![4], ..hand_over_message(5) }),
         hand_over_piece(),

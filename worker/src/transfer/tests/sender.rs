@@ -93,7 +93,13 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             shared_memory: String::new(),
             known_pages: 0,
         },
-        unit: Unit { cargo: Cargo::Pages, layout_id: 7, bytes: PAGE_BYTES },
+        freight: Freight {
+            cargo: Cargo::Pages,
+            layout_id: 7,
+            unit_bytes: PAGE_BYTES,
+            slot_bytes: 0,
+            planes: [].into(),
+        },
         count: PAGES,
         queue: Arc::clone(&queue),
         connections: Arc::default(),
@@ -106,7 +112,7 @@ impl Bench {
     fn stage(&self) {
         for first in 0..PAGES {
             let data = vec![first as u8; PAGE_BYTES];
-            self.queue.put_pages(PageRun { key: key(1, 0), first, data });
+            self.queue.put_pages(PageRun { key: key(1, 0), cargo: Cargo::Pages, first, data });
         }
     }
 
@@ -115,6 +121,7 @@ impl Bench {
             first: Some(OutputToken { token: 9, index: 0 }),
             computed: PROMPT,
             pages: PAGES,
+            slots: 0,
             since: std::time::Instant::now(),
         });
     }

@@ -1,6 +1,6 @@
 //! Pages that are in the decoding side's prefix cache.
 
-use tutti_engine::{Arrival, PageRun};
+use tutti_engine::{Arrival, Cargo, PageRun};
 
 use super::{Answers, PAGE_BYTES, Side, carry, decode, key, prefill_behind};
 use crate::common::{expected, launch, settings};
@@ -30,7 +30,12 @@ fn only_known_pages_are_neither_sent_nor_written() {
         let first = from.courier.lock().sent.front().map(|run| run.first);
         assert_eq!(first, Some(known_by_the_sender.min(4)));
         // Shared pages are never written, whatever the sender claims. A run that begins in one is dropped whole.
-        to.give(Arrival::Pages(PageRun { key: key(request, 1), first: 3, data: vec![9; PAGE_BYTES] }));
+        to.give(Arrival::Pages(PageRun {
+            key: key(request, 1),
+            cargo: Cargo::Pages,
+            first: 3,
+            data: vec![9; PAGE_BYTES],
+        }));
         carry(&from, &to, &answers);
         to.idle();
         let answer = answers.lock().unwrap().pop().unwrap();

@@ -1,0 +1,52 @@
+//! Requests on their way between two engines.
+
+use std::{sync::Arc, time::Instant};
+
+use tutti_scheduler::{OutputToken, PageId, SlotId};
+
+/// A request that is prefilled here and decoded elsewhere.
+pub(super) struct Outgoing {
+    pub table: Arc<[PageId]>,
+    /// Number of tokens whose keys and values are in the pages of `table`.
+    pub computed: usize,
+    /// Number of leading pages that need no further copy: they are copied for the courier, or the other worker already
+    /// has them.
+    pub sent: usize,
+    /// First sampled token and the time of its commit; `None` until the prefill is done.
+    pub first: Option<(OutputToken, Instant)>,
+    /// The request's slot, which holds its state once the prefill is done.
+    pub slot: SlotId,
+    /// True once the slot is copied for the courier.
+    pub slot_sent: bool,
+    /// True while the scheduler leaves the request out of steps, because the courier has no room for its pages.
+    pub held_back: bool,
+}
+
+/// A request that is prefilled elsewhere and decoded here.
+pub(super) struct Incoming {
+    pub pages: Arc<[PageId]>,
+    /// Index of the first page that belongs to this request alone. The pages before this index are shared and valid,
+    /// and are never written.
+    pub first_own: usize,
+    /// True for each page whose content is valid.
+    pub written: Vec<bool>,
+    pub slot: SlotId,
+    /// True once the slot holds the request's state.
+    pub slot_written: bool,
+}
+
+impl Outgoing {
+    /// A request that has run in no step. The other worker has its first `sent` pages.
+    pub fn new(sent: usize) -> Self {
+        let (table, slot) = (Arc::from([]), SlotId::NULL);
+        Self { table, computed: 0, sent, first: None, slot, slot_sent: false, held_back: false }
+    }
+
+    /// Number of pages whose content is final.
+    pub fn whole_pages(&self, page_tokens: usize) -> usize {
+        match self.first {
+            Some(_) => self.computed.div_ceil(page_tokens),
+            None => self.computed / page_tokens,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+use tutti_models::{PlaneLayout, PlanePlace, Section};
+
+use super::*;
+
+fn freight(slot_bytes: &[usize]) -> Freight {
+    let plane = |name: &str, place, unit_bytes| PlaneLayout {
+        name: name.into(),
+        place,
+        sections: vec![Section { units: 2, unit_bytes }],
+        format: "test".into(),
+    };
+    let mut planes = vec![plane("kv", PlanePlace::Pages { ratio: 1 }, 8)];
+    planes.extend(
+        slot_bytes
+            .iter()
+            .enumerate()
+            .map(|(index, bytes)| plane(&format!("state{index}"), PlanePlace::Slot, *bytes)),
+    );
+    Freight::of_layout(&PageLayout { page_tokens: 16, planes })
+}
+
+#[test]
+fn a_slot_is_one_unit_behind_the_pages() {
+    let without = freight(&[]);
+    assert_eq!((without.counts(3), without.bytes(3), without.cargo_of(1)), (vec![3], 48, None));
+    let with = freight(&[5, 7]);
+    assert_eq!((with.counts(3), with.bytes(3)), (vec![3, 1], 48 + 24));
+    assert_eq!((with.cargo_of(0), with.cargo_of(1)), (Some(Cargo::Pages), Some(Cargo::Slot)));
+    assert_eq!(with.cargo_of(2), None);
+    assert_eq!((with.offset_of(Cargo::Pages, 2, 3), with.offset_of(Cargo::Slot, 0, 3)), (32, 48));
+    assert_eq!((with.largest_unit(), with.bytes_of(Cargo::Slot)), (24, 24));
+}
+
+#[test]
+fn a_plane_that_is_missing_or_has_another_size_is_named() {
+    let difference = |ours: &[usize], theirs: &[usize]| freight(ours).difference(&freight(theirs).planes);
+    assert_eq!(difference(&[5, 7], &[5, 7]), None);
+    assert_eq!(difference(&[5, 7], &[5]).unwrap(), "the sender lacks plane \"state1\"");
+    assert_eq!(difference(&[], &[5]).unwrap(), "there is no plane \"state0\" here");
+    let size = "plane \"state0\" has units of 12 bytes at the sender, of 10 here";
+    assert_eq!(difference(&[5], &[6]).unwrap(), size);
+}
+
+#[test]
+fn embeddings_of_other_widths_have_other_layouts() {
+    let (one, other) = (Freight::of_embeddings(8), Freight::of_embeddings(16));
+    assert_ne!(one.layout_id, other.layout_id);
+    assert_eq!((one.counts(3), one.bytes(3), one.cargo_of(1)), (vec![3], 96, None));
+}
