@@ -35,7 +35,7 @@ pub trait Observer: Send + 'static {
 }
 
 /// The number of tokens and the first position of one row of a step.
-type RowSpan = (usize, usize);
+type RowExtent = (usize, usize);
 
 /// A device whose operations an observer sees. The operations of all families are delegated by the macro that declares
 /// them; a recorder has the families of the device that it wraps.
@@ -43,7 +43,7 @@ pub struct Recorder<D, O> {
     device: D,
     observer: O,
     /// The rows of the last step.
-    rows: Vec<RowSpan>,
+    rows: Vec<RowExtent>,
     /// The plane of keys and values that was allocated last.
     kv: Option<KvShape>,
 }

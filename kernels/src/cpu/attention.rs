@@ -16,6 +16,7 @@
 mod dots;
 mod kernel;
 mod kv_loop;
+mod panels;
 mod partial;
 mod plan;
 pub(super) mod rotate;
@@ -25,6 +26,7 @@ mod widened;
 use self::dots::Dots;
 use self::kernel::Kernel;
 use self::kv_loop::{KvLoop, Next};
+use self::panels::Strides;
 use self::partial::Partial;
 use self::plan::{Piece, Plan};
 use self::widened::Widened;
@@ -109,6 +111,7 @@ fn attend<K: Kernel>(
     let (plan, floats, partials, out) =
         (&*plan, Shared::new(floats), Shared::new(partials), Shared::new(out));
     let layout = Layout::new(&kv.shape, layer);
+    let strides = Strides::new(kv.shape.page_tokens, shape.head_dim);
     pool.run(plan.pieces.len(), |task, thread| {
         let piece = plan.pieces[task];
         let row = &step.rows[piece.tile.row];
@@ -137,6 +140,7 @@ fn attend<K: Kernel>(
                 sight,
                 data,
                 layout,
+                strides,
                 row,
                 table,
                 plan,

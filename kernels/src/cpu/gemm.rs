@@ -85,6 +85,13 @@ impl Scratch {
     }
 }
 
+/// Minimum number of tasks per thread of a product of several tiles, if there are enough panels. Several tasks per
+/// thread balance the load.
+const BLOCKED_TASKS: usize = 8;
+/// Minimum number of tasks per thread of a product of one tile, if there are enough panels. Short tasks let all threads
+/// end at nearly the same time, although memory does not serve them evenly.
+const SMALL_M_TASKS: usize = 32;
+
 /// The name of [`Scratch::activations`] in errors.
 const ACTIVATIONS: &str = "activations of a product";
 
@@ -145,12 +152,11 @@ impl Work<'_> {
     ) -> Result<(), DeviceError> {
         let panels = self.matrix.shape.panels();
         let data = Data { elements, steps: self.matrix.shape.steps() };
-        // Several tasks per thread balance the load.
-        let share = panels.div_ceil(8 * pool.threads());
         if self.tiling.tiles > 1 {
             // In a paired matrix (gate and up), both panels of a pair belong to one task, so `share` is even.
             let least = if self.matrix.shape.paired { 2 } else { 1 };
-            let share = share.max(1).next_multiple_of(least).min(TASK_PANELS);
+            let share = panels.div_ceil(BLOCKED_TASKS * pool.threads()).max(1);
+            let share = share.next_multiple_of(least).min(TASK_PANELS);
             let columns = panels.div_ceil(share);
             // A task covers a band of tiles (see [`blocked`]), or fewer tiles if threads would otherwise stay idle.
             let fewest = (2 * pool.threads()).div_ceil(columns);
@@ -158,7 +164,9 @@ impl Work<'_> {
             let band = self.tiling.tiles.div_ceil(bands.max(1));
             let bands = self.tiling.tiles.div_ceil(band);
             return pool.run(columns * bands, |task, thread| {
-                let (column, first) = (task / bands, task % bands * band);
+                // A thread usually runs consecutive tasks. They share a band, whose activations stay in the
+                // second-level cache: activations are larger than the weights of a task.
+                let (column, first) = (task % columns, task / columns * band);
                 let block = Blocked::<K> {
                     work: Self { thread, ..*self },
                     data,
@@ -171,7 +179,7 @@ impl Work<'_> {
             });
         }
         // A multiple of four panels: the micro-kernel of a single row computes four panels at once.
-        let share = share.next_multiple_of(4);
+        let share = panels.div_ceil(SMALL_M_TASKS * pool.threads()).next_multiple_of(4);
         pool.run(panels.div_ceil(share), |task, thread| {
             let panels = (task * share, panels.min((task + 1) * share));
             K::run(path, SmallM::<K> { work: Self { thread, ..*self }, data, panels });
@@ -193,6 +201,17 @@ impl Work<'_> {
             let powers = tile.add((steps + step / BFP_BLOCK_STEPS) * R);
             Inputs { values: tile.add(K::LAYOUT.step_words() * step * R), powers }
         }
+    }
+
+    /// Prefetches the memory of the results of one row and one panel, which other threads may have read or written.
+    #[inline(always)]
+    fn prefetch_results<S: Simd>(&self, s: S, row: usize, panel: usize) {
+        let (width, column) = match self.epilogue {
+            Epilogue::Set(_) | Epilogue::Add(_) => (self.matrix.shape.outputs, panel * LANES),
+            Epilogue::Gated => (self.matrix.shape.outputs / 2, panel / 2 * LANES),
+            Epilogue::Largest(_) => return,
+        };
+        s.prefetch_to_write(self.out.as_ptr().wrapping_add(row * width + column).cast_const().cast());
     }
 
     /// Applies the epilogue to the sums of one row and one panel.

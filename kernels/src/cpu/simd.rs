@@ -214,6 +214,19 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
 
     /// Prefetches a cache line. The address may be invalid.
     fn prefetch(self, line: *const u8);
+    /// Prefetches a cache line that is not needed soon. The AVX-512 paths prefetch into the second-level cache: more
+    /// lines can be on their way there than to the first-level cache. The address may be invalid.
+    #[inline(always)]
+    fn prefetch_far(self, line: *const u8) {
+        self.prefetch(line);
+    }
+
+    /// Prefetches a cache line that is written soon, so that the store does not wait until another core gives the line
+    /// up. The address may be invalid.
+    #[inline(always)]
+    fn prefetch_to_write(self, line: *const u8) {
+        let _ = line;
+    }
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;

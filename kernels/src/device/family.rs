@@ -41,3 +41,6 @@ macro_rules! family {
 }
 
 pub(super) use family;
+
+#[cfg(test)]
+mod tests;

@@ -9,10 +9,11 @@
 mod values;
 
 use self::values::{AddOwn, AddShared};
-use super::kernel::{Block, Kernel, MOST_PANELS, Values};
+use super::kernel::{Block, Kernel, MOST_PANELS, Values, prefetch};
 use super::softmax::weights_of_panel;
 use super::{Seen, Visible};
 use crate::cpu::gemm::tile::{dot_product_on, for_tile};
+use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
@@ -23,7 +24,7 @@ pub(super) struct Dots;
 impl Kernel for Dots {
     type Raw = u16;
     const BLOCK: usize = 128;
-    const MOST_HEADS: usize = usize::MAX;
+    const MOST_HEADS: usize = 2;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
@@ -185,10 +186,9 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
         let (mut keys, mut next) = ([self.block.keys[0]; N], [self.block.next_keys[0]; N]);
         keys.copy_from_slice(&self.block.keys[panel..panel + N]);
         next.copy_from_slice(&self.block.next_keys[panel..panel + N]);
-        let what = self.block.ask;
-        let ask = |p: usize, step: usize| what.step(s, next[p], step);
+        let ask = |p: usize, step: usize| prefetch(s, next[p].wrapping_add(step * STEP));
         let zeros = [[s.splat(0.0); N]; R];
-        // SAFETY: `KvLoop::panels` has checked that the visible panels are in bounds for all elements of a head. `q`
+        // SAFETY: `Panels::of_head` has checked that the visible panels are in bounds for all elements of a head. `q`
         // holds all pairs of elements of the `R` queries.
         let sums =
             unsafe { dot_product_on::<S, R, N>(s, zeros, self.q.as_ptr().cast(), keys, head_dim / 2, ask) };

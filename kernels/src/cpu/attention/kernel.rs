@@ -17,7 +17,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     const BLOCK: usize;
 
     /// Maximum number of kv heads per piece (a task of the [`Plan`](super::plan::Plan)) if the piece has few queries.
-    /// The number is 1 if the kernel is bound by arithmetic and not by memory.
+    /// The number is 1 if the kernel is bound by arithmetic and not by memory. The second-level cache must hold two
+    /// blocks of as many heads: the current one and the one that is prefetched.
     const MOST_HEADS: usize;
 
     /// Runs `op` with all instructions that the kernel needs.
@@ -45,46 +46,15 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     fn add_values<S: Simd>(s: S, values: Values<'_, Self::Raw>);
 }
 
-/// Addresses of the panels of a block that the tile sees, and of the next block's panels, which are prefetched. After a
-/// piece's last block, the next block is the first block of the next piece, or the same block if there is no next
-/// piece.
+/// Addresses of the panels of a block that the tile sees, for one kv head, and addresses of memory that later blocks
+/// need.
 pub(super) struct Block<T> {
     pub(super) keys: [*const T; MOST_PANELS],
     pub(super) values: [*const T; MOST_PANELS],
+    /// Per panel, memory as long as a panel of keys, which is prefetched while the panel's scores are computed.
     pub(super) next_keys: [*const T; MOST_PANELS],
+    /// Per panel, memory of the same length, which is prefetched while the panel's values are added.
     pub(super) next_values: [*const T; MOST_PANELS],
-    pub(super) ask: Ask,
-}
-
-/// The memory to prefetch while a step of a panel's scores is computed.
-#[derive(Clone, Copy)]
-pub(super) enum Ask {
-    /// One step of the next panel of keys.
-    Keys,
-    /// Two steps of the memory that holds the next panel of keys and, directly after it, the same keys' panel of
-    /// values.
-    Both,
-    /// One step of the next panel of keys, and one step of the same keys' panel of values. The values begin this many
-    /// elements after the keys.
-    Separate(usize),
-}
-
-impl Ask {
-    /// Prefetches the memory for step `step`. The next panel of keys begins at `keys`.
-    #[inline(always)]
-    pub(super) fn step<S: Simd, T>(self, s: S, keys: *const T, step: usize) {
-        match self {
-            Self::Keys => prefetch(s, keys.wrapping_add(step * STEP)),
-            Self::Both => {
-                prefetch(s, keys.wrapping_add(2 * step * STEP));
-                prefetch(s, keys.wrapping_add((2 * step + 1) * STEP));
-            }
-            Self::Separate(values) => {
-                prefetch(s, keys.wrapping_add(step * STEP));
-                prefetch(s, keys.wrapping_add(values + step * STEP));
-            }
-        }
-    }
 }
 
 /// The operands of [`Kernel::add_values`].
@@ -107,6 +77,6 @@ pub(super) struct Values<'t, T> {
 pub(super) fn prefetch<S: Simd, T>(s: S, step: *const T) {
     const LINE: usize = 64;
     for line in 0..(STEP * size_of::<T>()).div_ceil(LINE) {
-        s.prefetch(step.cast::<u8>().wrapping_add(line * LINE));
+        s.prefetch_far(step.cast::<u8>().wrapping_add(line * LINE));
     }
 }

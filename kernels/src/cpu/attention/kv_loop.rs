@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::kernel::{Ask, Block, Kernel, MOST_PANELS, Values};
+use super::kernel::{Kernel, Values};
+use super::panels::{Panels, Prefetch, Strides};
 use super::partial::Partial;
 use super::softmax::Softmax;
 use super::{Piece, Plan, RANGE, Seen, Sight, State, Visible};
@@ -26,6 +27,7 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) sight: Sight,
     pub(super) data: &'a [K::Raw],
     pub(super) layout: Layout,
+    pub(super) strides: Strides,
     pub(super) row: &'a Row,
     /// The row's pages.
     pub(super) table: &'a [PageId],
@@ -35,10 +37,6 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) next: Option<Next<'a>>,
     pub(super) state: State<'a>,
 }
-
-/// In a piece of several heads, the number of panels whose scores are computed for one head before the next head
-/// follows. With one panel, the heads of a page are read in the order of memory.
-const PAGEWISE_PANELS: usize = 1;
 
 /// Keys of the next piece, which are prefetched. Without the prefetch, a thread would wait for memory at the first
 /// block of each task.
@@ -151,54 +149,37 @@ impl<K: Kernel> KvLoop<'_, K> {
         let last = self.position(self.piece.tile.tokens - 1);
         let first = self.sight.first(self.position(0)).max(range * RANGE) / K::BLOCK;
         let end = (last + 1).min((range + 1) * RANGE).div_ceil(K::BLOCK);
+        let mut panels = self.panels(first * K::BLOCK);
         for block in first..end {
-            self.block(s, queries, block * K::BLOCK);
+            let next = self.next_panels((block + 1) * K::BLOCK).unwrap_or(panels);
+            self.block(s, queries, block * K::BLOCK, (panels, next));
+            panels = next;
         }
     }
 
-    /// Adds the block at `start` to the results of all queries that see at least one of its keys. With several heads,
-    /// scores are computed page by page, so that the keys and values of a page's heads are read in the order of memory.
+    /// Adds the block at `start` to the results of all queries that see at least one of its keys. `panels` are the
+    /// block's panels, and those of the block that is prefetched.
     #[inline(always)]
-    fn block<S: Simd>(&mut self, s: S, tiling: Tiling, start: usize) {
+    fn block<S: Simd>(&mut self, s: S, tiling: Tiling, start: usize, panels: (Panels, Panels)) {
         let (head_dim, own) = (self.shape.head_dim, self.head_queries());
-        let all = K::BLOCK / LANES;
-        let at_once = if self.piece.kv_heads > 1 { PAGEWISE_PANELS } else { all };
-        for panel in (0..all).step_by(at_once) {
-            for head in 0..self.piece.kv_heads {
-                let mut block = self.panels(start, head, (panel, panel + at_once));
-                for index in 0..tiling.tiles {
-                    let (first, count) = tiling.tile(index);
-                    let Some(seen) = self.seen(first, count, start) else { continue };
-                    let panels = (
-                        panel.max(seen.any.first / LANES),
-                        (panel + at_once).min(seen.any.end.div_ceil(LANES)),
-                    );
-                    if panels.0 >= panels.1 {
-                        continue;
-                    }
-                    let first = head * own + first;
-                    let q = &self.state.q[first * head_dim..(first + count) * head_dim];
-                    let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
-                    for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
-                    // Only the first tile prefetches the next block. For later tiles, the addresses to prefetch are
-                    // those of this block.
-                    block.next_keys = block.keys;
-                    block.ask = Ask::Keys;
-                }
-            }
-        }
+        let mut prefetch = Prefetch::new(panels.1, self.piece.kv_heads);
         for head in 0..self.piece.kv_heads {
-            let mut block = self.panels(start, head, (0, all));
-            if self.piece.kv_heads > 1 {
-                block.next_values = block.values;
+            let mut block = panels.0.of_head(self.data, self.strides, head, &mut prefetch);
+            for index in 0..tiling.tiles {
+                let (first, count) = tiling.tile(index);
+                let Some(seen) = self.seen(first, count, start) else { continue };
+                let panels = (seen.any.first / LANES, seen.any.end.div_ceil(LANES));
+                let first = head * own + first;
+                let q = &self.state.q[first * head_dim..(first + count) * head_dim];
+                let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
+                for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
+                // Only the first tile prefetches. For later tiles, the addresses to prefetch are those of this block.
+                block.next_keys = block.keys;
             }
             for index in 0..tiling.tiles {
                 let (first, count) = tiling.tile(index);
                 let Some(seen) = self.seen(first, count, start) else { continue };
-                let mut visible = [Visible { first: 0, end: 0 }; LANES];
-                for (query, visible) in visible[..count].iter_mut().enumerate() {
-                    *visible = self.visible(first + query, start);
-                }
+                let visible = self.all_visible(first, count, start);
                 let first = head * own + first;
                 self.softmax(s, first, count, seen, &visible);
                 let values = Values {
@@ -236,6 +217,23 @@ impl<K: Kernel> KvLoop<'_, K> {
         self.sight.of_block(K::BLOCK, self.position(query / self.group()), start)
     }
 
+    /// The keys of the block at `start` that each of `count` queries from `first` on sees.
+    #[inline(always)]
+    fn all_visible(&self, first: usize, count: usize, start: usize) -> [Visible; LANES] {
+        let group = self.group();
+        let (mut token, mut left) = (first / group, group - first % group);
+        let of_token = |token| self.sight.of_block(K::BLOCK, self.position(token), start);
+        let mut visible = [of_token(token); LANES];
+        for query in &mut visible[..count] {
+            if left == 0 {
+                (token, left) = (token + 1, group);
+            }
+            *query = of_token(token);
+            left -= 1;
+        }
+        visible
+    }
+
     /// The keys of the block at `start` that `count` queries from `first` on see; `None` if the queries see no key of
     /// the block. Both ends of a query's visible keys ascend with the query's position, so the first and the last query
     /// determine the result.
@@ -247,57 +245,33 @@ impl<K: Kernel> KvLoop<'_, K> {
         (any.first < any.end).then_some(Seen { any, common })
     }
 
-    /// Returns the addresses of panels `panels.0 .. panels.1` of the block at `start`, as far as the tile sees these
-    /// panels, and the addresses to prefetch. `head` is counted from the piece's first head.
+    /// The panels of the block at `start` that the tile sees.
     #[inline(always)]
-    fn panels(&self, start: usize, head: usize, panels: (usize, usize)) -> Block<K::Raw> {
-        let nothing = [self.data.as_ptr(); MOST_PANELS];
-        let mut block = Block {
-            keys: nothing,
-            values: nothing,
-            next_keys: nothing,
-            next_values: nothing,
-            ask: Ask::Keys,
-        };
-        let several = self.piece.kv_heads > 1;
-        if several {
-            block.ask = match self.layout.page_tokens {
-                LANES => Ask::Both,
-                tokens => Ask::Separate(tokens * self.shape.head_dim),
-            };
-        }
-        let elements = LANES * self.shape.head_dim;
+    fn panels(&self, start: usize) -> Panels {
         let (first, last) = (self.sight.first(self.position(0)), self.position(self.piece.tile.tokens - 1));
-        // The position after the piece's last key.
+        let seen = self.sight_of(first..last + 1, start);
+        Panels::new(&self.layout, self.table, self.piece.kv_head, start, seen)
+    }
+
+    /// The panels of the block that follows in this piece or, after its last block, of the first block of the piece
+    /// that the thread will usually run next. `start` is the first key after the current block.
+    #[inline(always)]
+    fn next_panels(&self, start: usize) -> Option<Panels> {
+        let last = self.position(self.piece.tile.tokens - 1);
         let end = self.piece.split.map_or(last + 1, |split| (last + 1).min((split.range + 1) * RANGE));
-        let kv_head = self.piece.kv_head + head;
-        for panel in panels.0..panels.1 {
-            let position = start + panel * LANES;
-            if position > last || position + LANES <= first {
-                continue;
-            }
-            let at = |table: &[PageId], kv_head: usize, position: usize| {
-                let key = self.layout.key_panel(table, kv_head, position);
-                let value = self.layout.value_panels(table, kv_head, position);
-                (self.data[key..key + elements].as_ptr(), self.data[value..value + elements].as_ptr())
-            };
-            (block.keys[panel], block.values[panel]) = at(self.table, kv_head, position);
-            // The panel to prefetch. With several heads, it is the next head's panel or, after the last head, the first
-            // head's next panel.
-            let (next_head, next) = match several {
-                true if head + 1 < self.piece.kv_heads => (kv_head + 1, position),
-                true => (self.piece.kv_head, position + (panels.1 - panels.0) * LANES),
-                false => (kv_head, position + K::BLOCK),
-            };
-            (block.next_keys[panel], block.next_values[panel]) = match &self.next {
-                _ if next < end => at(self.table, next_head, next),
-                Some(after) if after.keys.start + (panel - panels.0) * LANES < after.keys.end => {
-                    at(after.table, after.kv_head, after.keys.start + (panel - panels.0) * LANES)
-                }
-                _ => (block.keys[panel], block.values[panel]),
-            };
+        if start < end {
+            return Some(self.panels(start));
         }
-        block
+        let next = self.next.as_ref()?;
+        let seen = self.sight_of(next.keys.clone(), next.keys.start);
+        Some(Panels::new(&self.layout, next.table, next.kv_head, next.keys.start, seen))
+    }
+
+    /// The keys of the block at `start` that are among `keys`.
+    #[inline(always)]
+    fn sight_of(&self, keys: Range<usize>, start: usize) -> Visible {
+        let first = keys.start.saturating_sub(start).min(K::BLOCK);
+        Visible { first, end: keys.end.saturating_sub(start).min(K::BLOCK) }
     }
 
     /// Divides the sums by the totals and writes the tile's results.

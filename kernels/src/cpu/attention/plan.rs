@@ -109,11 +109,13 @@ impl Plan {
             let mut kv_head = 0;
             while kv_head < shape.kv_heads {
                 let rest = shape.kv_heads - kv_head;
-                let kv_heads = most_heads.min(rest);
+                // Ranges are pieces of their own, so they allow more heads per piece.
+                let busy = |ranges: usize| (shape.kv_heads * ranges / each).max(1);
+                let kv_heads = most_heads.min(rest).min(busy(ranges.len()));
                 let floats = ranges.len() * Partial::floats(kv_heads * tile.tokens * group, shape.head_dim);
                 let long = cost(&tile) * SHARES * threads > all;
                 if threads == 1 || ranges.len() == 1 || !long || floats > MOST_PARTIALS - partials {
-                    let kv_heads = kv_heads.min((shape.kv_heads / each).max(1));
+                    let kv_heads = kv_heads.min(busy(1));
                     self.pieces.push(Piece { tile, kv_head, kv_heads, split: None });
                     kv_head += kv_heads;
                     continue;

@@ -13,9 +13,9 @@ use crate::cpu::step::{Row, Step};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError, PageId};
 
-/// Minimum and maximum number of tokens per task. Fewer tokens are not worth waking a thread for. Sixteen tokens fill a
-/// panel, and the panel's cache lines stay in the cache while one task fills it.
-const SHARE: (usize, usize) = (4, LANES);
+/// Minimum and maximum number of tokens per task. A single token is not worth waking a thread for. Sixteen tokens fill
+/// a panel, and the panel's cache lines stay in the cache while one task fills it.
+const SHARE: (usize, usize) = (2, LANES);
 
 /// Number of elements of a head that are converted to the pages' format at a time.
 const NARROW: usize = 8 * LANES;

@@ -142,7 +142,7 @@ impl<K: MicroKernel> Blocked<'_, K> {
             for_tile!(
                 S,
                 rows,
-                s.call(Tile::<K, R, P, N> { work, row, block, length, weights, ask, sums, stride })
+                s.call(Tile::<K, R, P, N> { work, row, panel, block, length, weights, ask, sums, stride })
             );
         }
     }
@@ -200,6 +200,8 @@ impl<const N: usize> Ask<N> {
 struct Tile<'a, K: MicroKernel, const R: usize, const _P: usize, const N: usize> {
     work: Work<'a>,
     row: usize,
+    /// The block's first panel.
+    panel: usize,
     /// The block's first step.
     block: usize,
     /// Number of steps in the block.
@@ -217,10 +219,15 @@ impl<K: MicroKernel, const R: usize, const _P: usize, const N: usize> Op for Til
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { work, row, block, length, weights, ask, sums: rest, stride } = self;
+        let Self { work, row, panel, block, length, weights, ask, sums: rest, stride } = self;
+        if block + length == work.matrix.shape.steps() {
+            for r in 0..R {
+                (0..N).for_each(|p| work.prefetch_results(s, row + r, panel + p));
+            }
+        }
         assert!(rest.len() >= (N - 1) * stride + R * LANES);
         let rest = rest.as_mut_ptr();
-        let ask = |p: usize, line: usize| s.prefetch(ask.start[p].wrapping_add(line * ask.stride));
+        let ask = |p: usize, line: usize| K::prefetch_block(s, ask.start[p].wrapping_add(line * ask.stride));
         // SAFETY: the activations are packed, and no task writes to them now. `Blocked::block` took `weights` from
         // `Data::steps`, which checks that `length` steps are readable. `rest` is long enough by the assertion.
         unsafe {

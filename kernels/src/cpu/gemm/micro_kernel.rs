@@ -47,6 +47,12 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
         steps
     }
 
+    /// Prefetches a cache line of the next block of weights (see [`super::blocked`]). The address may be invalid.
+    #[inline(always)]
+    fn prefetch_block<S: Simd>(s: S, line: *const u8) {
+        s.prefetch(line);
+    }
+
     /// Runs `op`, compiled with all instructions of `path` that the micro-kernel uses.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 
@@ -135,6 +141,10 @@ impl MicroKernel for Dots {
     type Raw = u16;
     const LAYOUT: Layout = Layout::Pairs;
 
+    #[inline(always)]
+    fn prefetch_block<S: Simd>(s: S, line: *const u8) {
+        s.prefetch_far(line);
+    }
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
         path.run_dots(op)

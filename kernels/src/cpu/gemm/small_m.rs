@@ -62,6 +62,9 @@ impl<K: MicroKernel> SmallM<'_, K> {
             let ahead = if ahead < lines { ahead } else { ahead + (P - 1) * lines };
             prefetch(s, panels[p].wrapping_add(ahead * STEP), STEP);
         };
+        for row in 0..R {
+            (0..P).for_each(|p| self.work.prefetch_results(s, row, panel + p));
+        }
         let zeros = [[s.splat(0.0); P]; R];
         // SAFETY: the packed activations hold `2 * steps` inputs of every row, and no task writes to them now.
         // [`Data::steps`] has checked that each panel holds `steps` steps.

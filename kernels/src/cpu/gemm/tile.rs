@@ -152,7 +152,7 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, W: Format, const R: usize, cons
 pub(in crate::cpu) fn prefetch<S: Simd, T>(s: S, from: *const T, count: usize) {
     const LINE: usize = 64;
     for line in 0..(count * size_of::<T>()).div_ceil(LINE) {
-        s.prefetch(from.cast::<u8>().wrapping_add(line * LINE));
+        s.prefetch_far(from.cast::<u8>().wrapping_add(line * LINE));
     }
 }
 

@@ -283,6 +283,15 @@ macro_rules! simd {
                 avx512! { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
             }
             #[inline(always)]
+            fn prefetch_far(self, line: *const u8) {
+                avx512! { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+            }
+            #[inline(always)]
+            fn prefetch_to_write(self, line: *const u8) {
+                // SAFETY: the instruction accesses no memory, and CPUs without it do nothing.
+                unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) };
+            }
+            #[inline(always)]
             fn add(self, a: F, b: F) -> F {
                 avx512! { _mm512_add_ps(a, b) }
             }

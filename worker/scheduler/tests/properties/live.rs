@@ -52,10 +52,14 @@ pub struct Live<'a> {
     /// Number of steps planned without the request since its last one. Counted once the request has computed a
     /// position.
     pub passed_over: usize,
+    /// The request's position in the order of all policies: its arrival, with the head start of its class.
+    pub order: (i64, usize),
+    /// Number of steps planned without the request while it was the first of those that hold planes.
+    pub led_in_vain: usize,
 }
 
 impl<'a> Live<'a> {
-    pub fn new(request: u64, arrival: &'a Arrival, turn: usize) -> Self {
+    pub fn new(request: u64, arrival: &'a Arrival, turn: usize, order: (i64, usize)) -> Self {
         let mut history = History::new();
         arrival.tokens(request).into_iter().for_each(|token| remember(&mut history, token));
         let progress = Progress { generated: arrival.generated, ..Progress::default() };
@@ -76,6 +80,8 @@ impl<'a> Live<'a> {
             away: arrival.media.map_or(Away::No, |turns| Away::Parked { until: turn + turns }),
             failing: false,
             passed_over: 0,
+            order,
+            led_in_vain: 0,
         }
     }
 

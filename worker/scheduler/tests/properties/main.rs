@@ -31,7 +31,9 @@ use script::{Arrival, Script, script};
 use slots::Slots;
 use traces::{Seen, Traces};
 use tutti_proto::GraphKey;
-use tutti_scheduler::{Outcome, PATIENCE, Row, RowOutcome, Scheduler, StepPlan, Terminality, Turn};
+use tutti_scheduler::{
+    HEAD_START, Outcome, PATIENCE, Row, RowOutcome, Scheduler, StepPlan, Terminality, Turn,
+};
 use tutti_settings::{Admission, Chunking, PrefillSharing};
 
 /// The frequency of calls to `plan_ahead` while steps run.
@@ -55,6 +57,8 @@ struct Simulation<'a> {
     device: Device,
     traces: Traces,
     turn: usize,
+    /// Number of requests accepted so far.
+    accepted: usize,
     fate: u64,
     /// A generator of its own, so that `fate` does not depend on the calls to `plan_ahead`.
     ahead_fate: u64,
@@ -80,6 +84,7 @@ impl<'a> Simulation<'a> {
             device: Device { pages, slots },
             traces: Traces::default(),
             turn: 0,
+            accepted: 0,
             fate: script.fate_seed | 1,
             ahead_fate: script.fate_seed | 1,
             log: Vec::new(),
@@ -148,7 +153,10 @@ impl<'a> Simulation<'a> {
         let added = self.scheduler.add(arrival.launch(request));
         assert_eq!(added.is_ok(), possible, "{added:?}");
         if possible {
-            self.live.insert(key(request), Live::new(request, arrival, self.turn));
+            let came = self.seen.steps as i64 + i64::from(arrival.priority) * HEAD_START;
+            self.accepted += 1;
+            let live = Live::new(request, arrival, self.turn, (came, self.accepted));
+            self.live.insert(key(request), live);
         }
     }
 
@@ -262,7 +270,14 @@ impl<'a> Simulation<'a> {
         // The bound: the request's own `PATIENCE`, and for each other request a step alone with `PATIENCE` steps in
         // between. The factor is 2 because each of the two partitions has every other step.
         let most = 2 * (PATIENCE as usize + 1) * config.settings.max_running_requests;
+        // The first in order gets its page as soon as the last in order has left its steps, however long its output is.
+        let most_led = 2 * (config.steps_in_flight + PATIENCE as usize);
+        let first = self.live.iter().filter(|(_, live)| live.slot.is_some());
+        let first = first.min_by_key(|(_, live)| live.order).map(|(key, _)| *key);
         for (key, live) in self.live.iter_mut().filter(|(_, live)| is_free(live)) {
+            let leads = first == Some(*key) && live.decodes() && !pinned && !in_step.contains(key);
+            live.led_in_vain = if leads { live.led_in_vain + 1 } else { 0 };
+            assert!(live.led_in_vain <= most_led, "{key} was first and left out {most_led} times");
             let admitted = live.planned.computed > 0 && !pinned;
             live.passed_over += usize::from(admitted && !in_step.contains(key));
             let atomic = live.segment().is_some_and(|(walk, _)| walk == AUDIO || whole);

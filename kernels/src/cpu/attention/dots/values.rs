@@ -72,7 +72,7 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
                     // SAFETY: `weights` holds `R` rows of `BLOCK` words, by the assertion.
                     let weight = unsafe { *weights.add(r * Dots::BLOCK) };
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: `KvLoop::panels` has checked that the visible panels of the block are in bounds.
+                        // SAFETY: `Panels::of_head` has checked that the visible panels of the block are in bounds.
                         *sum = unsafe { s.dot_bf16(*sum, values.add(p * VALUE_PANEL + step * STEP), weight) };
                     }
                 }
@@ -135,7 +135,7 @@ impl AddOwn<'_, '_> {
             let at = column / LANES * VALUE_PANEL + pair % PANEL_PAIRS * STEP;
             let values = block.values[pair / PANEL_PAIRS].wrapping_add(at);
             for (p, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: `KvLoop::panels` has checked that the visible panels of the block are in bounds.
+                // SAFETY: `Panels::of_head` has checked that the visible panels of the block are in bounds.
                 *sum = unsafe { s.dot_bf16_masked(*sum, values.add(p * VALUE_PANEL), word.to_bits(), mask) };
             }
         }

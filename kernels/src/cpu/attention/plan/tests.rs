@@ -67,6 +67,7 @@ fn decodes_take_heads_together_as_far_as_threads_stay_busy() {
     assert_eq!(pieces(&[(511, 1); 4], 8, 2), [8; 4]);
     assert_eq!(pieces(&[(511, 1)], 8, 2), [2; 4]);
     assert_eq!(pieces(&[(511, 1)], 8, 64), [1; 8]);
+    assert_eq!(pieces(&[(600, 1)], 8, 4), [2; 8], "four times two heads, over two ranges each");
     assert_eq!(pieces(&[(511, 1)], 3, 1), [1; 3]);
     assert_eq!(pieces(&[(511, 1); 2], 40, 1), [24, 16, 24, 16], "as many queries as a tile has at most");
     assert_eq!(pieces(&[(0, 24)], 8, 2), [1; 8], "a tile of a prefill");

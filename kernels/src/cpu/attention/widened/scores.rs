@@ -3,7 +3,7 @@
 //! A score is one chain of fused multiply-adds over the head's elements. The order depends on the format of the keys:
 //! in bfloat16, the odd element of each pair comes before the even one.
 
-use super::super::kernel::Block;
+use super::super::kernel::{Block, prefetch};
 use super::BLOCK;
 use super::panel::half_step;
 use crate::cpu::memory::format::{Format, STEP};
@@ -49,14 +49,13 @@ impl<W: Format, const R: usize, const P: usize> Scores<'_, W, R, P> {
         for p in 0..N {
             (keys[p], next[p]) = (self.block.keys[panel + p], self.block.next_keys[panel + p]);
         }
-        let ask = self.block.ask;
         let mut sums = [[s.splat(0.0); N]; R];
         let mut q = self.q.as_ptr();
         for step in 0..head_dim / 2 {
             for next in next {
-                ask.step(s, next, step);
+                prefetch(s, next.wrapping_add(step * STEP));
             }
-            // SAFETY: `KvLoop::panels` has checked that the visible panels are in bounds for all elements of a head.
+            // SAFETY: `Panels::of_head` has checked that the visible panels are in bounds for all elements of a head.
             // `q` holds `R * head_dim` elements, by the assertion.
             unsafe {
                 if W::ODD_FIRST {

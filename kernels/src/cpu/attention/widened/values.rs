@@ -85,7 +85,7 @@ impl<W: Format, const R: usize, const P: usize> AddValues<'_, W, R, P> {
             panels[p] = panels[p].wrapping_add(at + p * VALUE_PANEL);
             next[p] = next[p].wrapping_add(at + p * VALUE_PANEL);
         }
-        // SAFETY: `weights` holds `R` rows of `BLOCK` weights, by the assertion in `columns`. `KvLoop::panels` has
+        // SAFETY: `weights` holds `R` rows of `BLOCK` weights, by the assertion in `columns`. `Panels::of_head` has
         // checked that the visible panels are in bounds for all elements of a head.
         unsafe {
             let mut weights = self.weights.as_ptr().add(keys.start);

@@ -339,13 +339,16 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             }
             // The next group is prefetched. After the last group, this is the first group of the next `P` panels.
             let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
+            // Few rows read weights at the speed of memory. With more rows, the group comes from the second-level cache.
+            let ask =
+                |line: *const u8| if const { R <= 4 } { s.prefetch_far(line) } else { s.prefetch(line) };
             for panel in panels {
-                s.prefetch(panel.wrapping_add(next));
+                ask(panel.wrapping_add(next));
             }
             // `PAD` inputs of a panel are one cache line.
             for line in 0..inputs / PAD {
                 for panel in panels {
-                    s.prefetch(panel.wrapping_add(next + SCALES + line * PAD * LANES));
+                    ask(panel.wrapping_add(next + SCALES + line * PAD * LANES));
                 }
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
