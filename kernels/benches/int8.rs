@@ -55,7 +55,7 @@ fn main() -> Result<(), DeviceError> {
     ] {
         let bytes: Vec<u8> =
             (0..inputs * outputs).flat_map(|i| half::bf16::from_f32(pattern(i)).to_le_bytes()).collect();
-        let source = HostMatrix { bytes: &bytes, dtype: WeightType::Bf16, rows: outputs, columns: inputs };
+        let source = HostMatrix::new(&bytes, WeightType::Bf16, outputs, inputs);
         let mut ring = |quantize| -> Result<Vec<Weights>, DeviceError> {
             let first = device.matrix(&[source], quantize)?;
             let copies = BEYOND_CACHES.div_ceil(device.matrix_bytes(&first) as usize);

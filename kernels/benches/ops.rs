@@ -133,7 +133,7 @@ impl Bench {
                     .flat_map(|i| half::bf16::from_f32(pattern(i)).to_le_bytes())
                     .collect(),
             };
-            let source = HostMatrix { bytes: &weights, dtype, rows: outputs, columns: inputs };
+            let source = HostMatrix::new(&weights, dtype, outputs, inputs);
             let copies = BEYOND_CACHES.div_ceil(bytes);
             let matrices: Vec<Weights> = (0..copies)
                 .map(|_| self.device.matrix(&[source], Quantize::None))

@@ -9,6 +9,7 @@ mod collectives;
 mod dense;
 mod family;
 mod planes;
+mod recurrence;
 mod rotary;
 mod sampler;
 
@@ -20,6 +21,7 @@ pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, 
 pub use self::collectives::Collectives;
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub use self::planes::{KvShape, PlanesShape};
+pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
 pub use self::sampler::{Argmax, Sampler};
 use crate::{PageId, SlotId, StepInputs, StepResults, collective::GroupRank};
@@ -45,10 +47,13 @@ impl WeightType {
     }
 }
 
-/// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`.
+/// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`. It may be a
+/// window of a wider matrix, such as a TP rank's share of the columns: then the rows lie further apart than they are
+/// wide, and the device's threads read them in place.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMatrix<'a> {
-    /// Little-endian elements, `rows * columns` of them, at any alignment.
+    /// Little-endian elements at any alignment, from the first element of the first row to the last element of the last
+    /// row.
     pub bytes: &'a [u8],
     /// Type of the elements.
     pub dtype: WeightType,
@@ -56,6 +61,28 @@ pub struct HostMatrix<'a> {
     pub rows: usize,
     /// Number of inputs.
     pub columns: usize,
+    /// Number of elements from the start of a row to the start of the next, at least `columns`.
+    pub stride: usize,
+}
+
+impl<'a> HostMatrix<'a> {
+    /// Returns a matrix whose rows follow each other without gaps. `bytes` holds `rows * columns` elements.
+    pub fn new(bytes: &'a [u8], dtype: WeightType, rows: usize, columns: usize) -> Self {
+        Self { bytes, dtype, rows, columns, stride: columns }
+    }
+
+    /// Number of bytes from the first element to the last; `None` if it overflows.
+    pub fn extent(&self) -> Option<usize> {
+        let Self { rows, columns, stride, .. } = *self;
+        let Some(gaps) = rows.checked_sub(1).filter(|_| columns > 0) else { return Some(0) };
+        gaps.checked_mul(stride)?.checked_add(columns)?.checked_mul(self.dtype.bytes())
+    }
+
+    /// Returns the bytes of a row, which is below `rows`.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        let size = self.dtype.bytes();
+        &self.bytes[index * self.stride * size..][..self.columns * size]
+    }
 }
 
 /// An error of a device. After [`DeviceError::Lost`], the contents of the device are undefined.
@@ -141,6 +168,17 @@ pub trait Device: Send + Sized + 'static {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
+    /// False if the device takes its matrices from elsewhere, such as a cache file, and reads little of the bytes that it
+    /// is given. A loader then does not read ahead.
+    fn reads_weights(&self) -> bool {
+        true
+    }
+    /// Runs `task` for each index below `tasks`, in any order, on the threads that the device computes with. Used to
+    /// prepare weights on the host while they are loaded.
+    fn host_tasks(&mut self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), DeviceError> {
+        (0..tasks).for_each(task);
+        Ok(())
+    }
     /// Size in bytes of a matrix on the device.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> u64;
     /// Number of outputs and number of inputs of a matrix, those of gate and up together for a fused pair.

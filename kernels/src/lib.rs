@@ -13,9 +13,9 @@ mod sampling;
 mod step;
 
 pub use device::{
-    Argmax, Attention, AttentionShape, Collectives, Dense, Device, DeviceError, DeviceLimits, Embed, GateUp,
-    GraphId, HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention, PlanesShape, Quantize,
-    RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard, WeightType,
+    Argmax, Attention, AttentionShape, Collectives, DecayedSum, Dense, Device, DeviceError, DeviceLimits,
+    Embed, GateUp, GraphId, HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention, PlanesShape,
+    Quantize, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, StepResults, TokenScore};

@@ -140,6 +140,14 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
         self.device.gate_up_matrix(gate_up, quantize)
     }
 
+    fn reads_weights(&self) -> bool {
+        self.device.reads_weights()
+    }
+
+    fn host_tasks(&mut self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), DeviceError> {
+        self.device.host_tasks(tasks, task)
+    }
+
     fn matrix_bytes(&self, matrix: &D::Matrix) -> u64 {
         self.device.matrix_bytes(matrix)
     }

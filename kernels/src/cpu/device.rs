@@ -4,6 +4,7 @@
 mod attention;
 mod collectives;
 mod dense;
+mod recurrence;
 mod sampler;
 
 use std::time::Instant;
@@ -152,6 +153,14 @@ impl Device for CpuDevice {
             self.int8.fit_pair(matrix)?;
         }
         Ok(weights)
+    }
+
+    fn reads_weights(&self) -> bool {
+        !self.packed.as_ref().is_some_and(PackedWeights::is_mapped)
+    }
+
+    fn host_tasks(&mut self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), DeviceError> {
+        self.pool.run(tasks, |index, _| task(index))
     }
 
     fn matrix_bytes(&self, matrix: &Weights) -> u64 {

@@ -1,7 +1,7 @@
 //! The device's copy of a step's inputs, in buffers that are reused by every step.
 
 use crate::cpu::memory::Planes;
-use crate::{DeviceError, PageId, SlotId, StepInputs};
+use crate::{DeviceError, PageId, RowInputs, SlotId, StepInputs};
 
 /// One request's share of the step.
 #[derive(Clone, Copy, Debug)]
@@ -10,6 +10,7 @@ pub(super) struct Row {
     pub(super) tokens: usize,
     /// Position of the first token.
     pub(super) start: usize,
+    pub(super) slot: SlotId,
     /// Index of the row's first page in [`Step::pages`].
     first_page: usize,
     /// Number of the row's pages.
@@ -76,8 +77,8 @@ impl Step {
         for row in inputs.rows {
             let (first_page, pages) = (self.pages.len(), row.block_table.len());
             self.pages.extend_from_slice(row.block_table);
-            let (first_token, tokens, start) = (row.first_token, row.tokens, row.start);
-            self.rows.push(Row { first_token, tokens, start, first_page, pages });
+            let RowInputs { first_token, tokens, start, slot, .. } = *row;
+            self.rows.push(Row { first_token, tokens, start, slot, first_page, pages });
         }
         self.checked = None;
     }

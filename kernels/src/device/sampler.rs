@@ -26,6 +26,18 @@ family! {
         /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample).
         fn argmax(&mut self, argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>)
             => |recorder| recorder.product(argmax.x, argmax.weight);
+        /// Finds the likeliest token of each row of `norm(x) · Wᵀ`, where the matrix is one shard of an LM head whose rows
+        /// begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. A NaN stands for any NaN in the row.
+        fn partial_argmax(
+            &mut self,
+            argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>,
+            first: usize,
+            out: &mut Self::Tensor,
+        ) => |recorder| recorder.product(argmax.x, argmax.weight);
+        /// Samples the likeliest of each row's candidates, pairs of a logit and a token id, `[rows, 2 * candidates]`. If
+        /// these are the results of [`partial_argmax`](Self::partial_argmax) for all shards, the token is that of
+        /// [`argmax`](Self::argmax) with the whole LM head.
+        fn best_candidates(&mut self, candidates: &Self::Tensor) => |recorder| recorder.by_row(candidates);
         /// Samples one token from row `rows[i].0` of `logits` for each i.
         fn sample(&mut self, logits: &Self::Tensor, rows: &[(usize, SampleRow<'_>)])
             => |recorder| recorder.by_row(logits);

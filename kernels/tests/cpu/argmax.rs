@@ -40,7 +40,7 @@ fn it_is_what_sampling_takes_ties_included() {
                     .flat_map(|token| kinds[kind(token) * inputs..][..inputs].to_vec())
                     .collect();
                 let weights = bytes(dtype, &weights);
-                let source = HostMatrix { bytes: &weights, dtype, rows: vocabulary, columns: inputs };
+                let source = HostMatrix::new(&weights, dtype, vocabulary, inputs);
                 let weight = device.matrix(&[source], quantize).unwrap();
                 let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
                 for rows in [1, 2, 5, 13, 32] {
@@ -66,6 +66,57 @@ fn it_is_what_sampling_takes_ties_included() {
     }
 }
 
+/// The vocabulary is divided into shards as among ranks: the best candidate is the token of the whole, ties included, and
+/// garbage in any shard is refused.
+#[test]
+fn candidates_of_shards_give_the_token_of_the_whole() {
+    const VOCABULARY: usize = 60;
+    for (name, mut device) in devices("candidates") {
+        let mut random = Random::new(43);
+        let x = random.normals(9 * 4, 1.0);
+        // Tokens 3, 23 and 43 are equal, and so on.
+        let kinds = random.normals(20 * 4, 0.5);
+        let mut weights: Vec<f32> =
+            (0..VOCABULARY).flat_map(|token| kinds[token % 20 * 4..][..4].to_vec()).collect();
+        let x = tensor(&mut device, 4, &x);
+        for garbage in [None, Some(f32::NAN), Some(f32::INFINITY)] {
+            if let Some(garbage) = garbage {
+                weights[50 * 4] = garbage;
+            }
+            let bytes = bytes(WeightType::F32, &weights);
+            let mut logits = device.tensor(9, VOCABULARY).unwrap();
+            let mut all = device.tensor(9, 6).unwrap();
+            let mut columns = vec![[0.0; 6]; 9];
+            for shard in 0..3 {
+                let source = HostMatrix::new(&bytes[shard * 320..][..320], WeightType::F32, 20, 4);
+                let weight = device.matrix(&[source], Quantize::None).unwrap();
+                let (mut logits, mut out) = (device.tensor(9, 20).unwrap(), device.tensor(9, 2).unwrap());
+                let argmax = Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits };
+                device.partial_argmax(argmax, shard * 20, &mut out).unwrap();
+                for (row, out) in columns.iter_mut().zip(out.values().chunks(2)) {
+                    row[2 * shard..2 * shard + 2].copy_from_slice(out);
+                }
+            }
+            device.upload(&columns.concat(), &mut all).unwrap();
+            let outcome = device.best_candidates(&all);
+            if garbage.is_some() {
+                assert!(matches!(outcome, Err(DeviceError::Lost(_))), "{name} {outcome:?}");
+                continue;
+            }
+            outcome.unwrap();
+            let source = HostMatrix::new(&bytes, WeightType::F32, VOCABULARY, 4);
+            let weight = device.matrix(&[source], Quantize::None).unwrap();
+            device.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits }).unwrap();
+            let results = results(&mut device).sampled;
+            assert_eq!(results[..9], results[9..], "{name}");
+            assert!(
+                results.iter().flatten().all(|sampled| sampled.token < 20),
+                "{name}: the lowest of equals"
+            );
+        }
+    }
+}
+
 #[test]
 fn garbage_is_refused() {
     for (name, mut device) in devices("argmax garbage") {
@@ -75,7 +126,7 @@ fn garbage_is_refused() {
             let mut weights = [0.5; 20];
             weights[17] = garbage;
             let bytes = bytes(WeightType::F32, &weights);
-            let source = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 20, columns: 1 };
+            let source = HostMatrix::new(&bytes, WeightType::F32, 20, 1);
             let weight = device.matrix(&[source], Quantize::None).unwrap();
             let x = tensor(&mut device, 1, &[1.0, 2.0]);
             let norm = Some(Norm { weight: &norm, eps: 0.0 });

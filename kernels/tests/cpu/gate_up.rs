@@ -39,7 +39,7 @@ impl Pair {
 
     fn parts(&self) -> [HostMatrix<'_>; 2] {
         let Self { dtype, rows, columns, .. } = *self;
-        [&self.gate, &self.up].map(|bytes| HostMatrix { bytes, dtype, rows, columns })
+        [&self.gate, &self.up].map(|bytes| HostMatrix::new(bytes, dtype, rows, columns))
     }
 
     /// Reference: two products and the activation, in double precision.

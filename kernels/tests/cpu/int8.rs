@@ -10,7 +10,7 @@ const GROUP: usize = 128;
 
 fn int8(device: &mut CpuDevice, dtype: WeightType, outputs: usize, values: &[f32]) -> Weights {
     let bytes = bytes(dtype, values);
-    let source = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: values.len() / outputs };
+    let source = HostMatrix::new(&bytes, dtype, outputs, values.len() / outputs);
     device.matrix(&[source], Quantize::Int8).unwrap()
 }
 
@@ -124,7 +124,7 @@ fn bias_residual_and_parts() {
         let plain = product(&mut device, &x, &weight, outputs);
         let raw = bytes(WeightType::F32, &weights);
         let (top, bottom) = raw.split_at(18 * inputs * 4);
-        let part = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: inputs };
+        let part = |bytes, rows| HostMatrix::new(bytes, WeightType::F32, rows, inputs);
         let fused = device.matrix(&[part(top, 18), part(bottom, 37)], Quantize::Int8).unwrap();
         let vector = device.vector(&bias).unwrap();
         let mut out = tensor(&mut device, outputs, &before);

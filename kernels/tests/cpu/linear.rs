@@ -213,7 +213,7 @@ fn bias_residual_and_parts() {
             .map(|&rows| {
                 let (bytes, after) = rest.split_at(rows * inputs * 4);
                 rest = after;
-                HostMatrix { bytes, dtype: WeightType::F32, rows, columns: inputs }
+                HostMatrix::new(bytes, WeightType::F32, rows, inputs)
             })
             .collect();
         let fused = device.matrix(&split, Quantize::None).unwrap();
@@ -237,8 +237,7 @@ fn a_fused_norm_changes_no_bits() {
         let mut random = Random::new(8);
         for (inputs, outputs) in [(5, 20), (130, 40), (1100, 33)] {
             let weights = bytes(WeightType::Bf16, &random.normals(outputs * inputs, 0.5));
-            let source =
-                HostMatrix { bytes: &weights, dtype: WeightType::Bf16, rows: outputs, columns: inputs };
+            let source = HostMatrix::new(&weights, WeightType::Bf16, outputs, inputs);
             let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
             let norm = || Norm { weight: &norm, eps: 1e-6 };
             for quantize in [Quantize::None, Quantize::Int8] {

@@ -25,7 +25,7 @@ impl Matrix {
 
     fn view(&self) -> HostMatrix<'_> {
         let Self { bytes, dtype, rows, columns } = self;
-        HostMatrix { bytes, dtype: *dtype, rows: *rows, columns: *columns }
+        HostMatrix::new(bytes, *dtype, *rows, *columns)
     }
 }
 

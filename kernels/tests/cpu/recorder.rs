@@ -49,7 +49,7 @@ fn layer<D: Dense + PagedAttention + Collectives + Sampler>(
     let mut planes = device.planes(&PlanesShape { kv: Some(kv), slot_bytes: vec![8], slots: 3 })?;
     let mut matrix = |device: &mut D, rows: usize, columns: usize| {
         let values = bytes(WeightType::F32, &random.normals(rows * columns, 0.3));
-        let source = tutti_kernels::HostMatrix { bytes: &values, dtype: WeightType::F32, rows, columns };
+        let source = tutti_kernels::HostMatrix::new(&values, WeightType::F32, rows, columns);
         device.matrix(&[source], tutti_kernels::Quantize::None)
     };
     let (table, qkv_weight) = (matrix(device, VOCABULARY, WIDTH)?, matrix(device, 64, WIDTH)?);

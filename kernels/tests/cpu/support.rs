@@ -89,7 +89,7 @@ pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
 /// A device matrix of `rows` outputs.
 pub fn matrix(device: &mut CpuDevice, dtype: WeightType, rows: usize, values: &[f32]) -> Weights {
     let bytes = bytes(dtype, values);
-    let source = HostMatrix { bytes: &bytes, dtype, rows, columns: values.len() / rows };
+    let source = HostMatrix::new(&bytes, dtype, rows, values.len() / rows);
     device.matrix(&[source], Quantize::None).unwrap()
 }
 

@@ -2508,6 +2508,10 @@ pub struct LogitsPlan {
     /// Indices into the forward's logit_rows, ascending.
     #[prost(uint32, repeated, tag = "1")]
     pub rows: ::prost::alloc::vec::Vec<u32>,
+    /// Those of `rows` that need only their likeliest token, ascending. Of these every rank sends its best token, not its
+    /// logits.
+    #[prost(uint32, repeated, tag = "2")]
+    pub likeliest: ::prost::alloc::vec::Vec<u32>,
 }
 /// Every rank sends its share of these pages or of this slot to the leader, for a worker that continues with them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -216,7 +216,7 @@ impl Model for Idle {
         Ok(true)
     }
 
-    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, _: &tutti_models::WantedRows) -> Result<(), DeviceError> {
         Ok(())
     }
 }

@@ -5,7 +5,10 @@
 //! simulated model: it has no weights, and its steps only take time.
 
 mod config;
+mod decoder;
 mod error;
+#[cfg(feature = "hybrid-test-model")]
+mod hybrid_test;
 mod load;
 pub mod lockstep;
 #[cfg(feature = "media-test-model")]
@@ -21,7 +24,7 @@ mod weights;
 
 pub use error::LoadError;
 pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
-pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model};
+pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
 pub use pages::{LayoutPart, PageLayout, PlaneLayout, PlanePlace, Section};
 pub use sim_device::{SimOptions, load as load_sim};
 pub use step_hook::{PausedPages, StepHook};

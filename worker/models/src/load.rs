@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
-use tutti_kernels::{Collectives, Dense, PagedAttention, Quantize, Sampler};
+use tutti_kernels::{Collectives, Dense, PagedAttention, Quantize, Recurrence, Sampler};
 pub use tutti_settings::LoadFormat;
 
+#[cfg(feature = "hybrid-test-model")]
+use crate::hybrid_test;
 #[cfg(feature = "media-test-model")]
 use crate::media_test;
 use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
@@ -35,12 +37,14 @@ const SUPPORTED: &[&str] = &[
     qwen3::ARCHITECTURE,
     #[cfg(feature = "media-test-model")]
     media_test::ARCHITECTURE,
+    #[cfg(feature = "hybrid-test-model")]
+    hybrid_test::ARCHITECTURE,
 ];
 
 /// A device with all operations that the families of this build use.
-pub trait DecoderDevice: Dense + PagedAttention + Collectives + Sampler {}
+pub trait DecoderDevice: Dense + PagedAttention + Recurrence + Collectives + Sampler {}
 
-impl<D: Dense + PagedAttention + Collectives + Sampler> DecoderDevice for D {}
+impl<D: Dense + PagedAttention + Recurrence + Collectives + Sampler> DecoderDevice for D {}
 
 /// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
@@ -59,11 +63,15 @@ pub fn load<D: DecoderDevice>(
             || file.architectures.is_empty() && file.model_type.as_deref() == Some(model_type)
     };
     if named(qwen3::ARCHITECTURE, qwen3::MODEL_TYPE) {
-        return qwen3::load(&file, dir, options, device, progress);
+        return Ok(Box::new(qwen3::load(&file, dir, options, device, progress)?));
     }
     #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {
         return media_test::load(&file, dir, options, device, progress);
+    }
+    #[cfg(feature = "hybrid-test-model")]
+    if named(hybrid_test::ARCHITECTURE, hybrid_test::MODEL_TYPE) {
+        return Ok(Box::new(hybrid_test::load(&file, dir, options, device, progress)?));
     }
     Err(LoadError::Architecture {
         path: file.path,

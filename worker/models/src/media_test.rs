@@ -21,7 +21,7 @@ use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinke
 use crate::{
     DecoderDevice, LoadError, LoadOptions, Model,
     config::ConfigFile,
-    qwen3::{Qwen3, Shape},
+    qwen3::{self, Shape},
     thinker::{self, Audio, HeldNodes},
     weights::Progress,
 };
@@ -74,7 +74,7 @@ pub(crate) fn load<D: DecoderDevice>(
             Ok(Box::new(EncoderOnly { device, encoder, declaration, limits }))
         }
         encoder => {
-            let thinker = Qwen3::load(file, dir, options, device, progress)?;
+            let thinker = qwen3::load(file, dir, options, device, progress)?;
             let declaration = declare(thinker.declaration())?;
             Ok(Box::new(WithThinker { thinker, encoder, declaration }))
         }

@@ -29,6 +29,15 @@ pub struct Limits {
     pub steps_in_flight: usize,
 }
 
+impl Limits {
+    /// Returns the limits of a model that names no end of sequence, with one step in flight.
+    #[cfg(feature = "hybrid-test-model")]
+    pub(crate) fn new(vocab_size: usize, max_context_tokens: usize, max_step_tokens: usize) -> Self {
+        let eos_token_ids = Vec::new();
+        Self { vocab_size, max_context_tokens, eos_token_ids, max_step_tokens, steps_in_flight: 1 }
+    }
+}
+
 /// Requests for results from a step's logit rows. Each entry begins with an index into [`StepInputs::logit_rows`], and
 /// each list is sorted by that index.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,6 +46,32 @@ pub struct LogitRequests<'a> {
     pub sample: &'a [(usize, SampleRow<'a>)],
     /// Logit rows in which to look up the logprob of a known token.
     pub score: &'a [(usize, ScoreRow)],
+}
+
+/// The logit rows that [`LogitRequests`] name, in the form that the other ranks of a TP group need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WantedRows {
+    /// Indices of all rows with a request, ascending.
+    pub rows: Vec<usize>,
+    /// Indices of those rows that need only their likeliest token, once, ascending.
+    pub likeliest: Vec<usize>,
+}
+
+impl LogitRequests<'_> {
+    /// Returns the rows that the requests name.
+    pub fn rows(&self) -> WantedRows {
+        let named = self.sample.iter().map(|(row, _)| *row).chain(self.score.iter().map(|(row, _)| *row));
+        let mut rows: Vec<usize> = named.collect();
+        // Both lists are sorted, but a row may have several requests.
+        rows.sort_unstable();
+        let likeliest = |(row, sample): &&(usize, SampleRow<'_>)| {
+            let first = rows.partition_point(|other| other < row);
+            sample.takes_the_likeliest() && rows.get(first + 1) != Some(row)
+        };
+        let likeliest = self.sample.iter().filter(likeliest).map(|(row, _)| *row).collect();
+        rows.dedup();
+        WantedRows { rows, likeliest }
+    }
 }
 
 /// Embeddings from an encoder. They replace the token embeddings of consecutive tokens of a step.
@@ -152,7 +187,7 @@ pub trait Model: Send {
     }
 
     /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this rank's
-    /// share of the logits. `wanted` holds the indices of all logit rows that the leader's requests name, ascending. The
-    /// step's results, which are collected as on the leader, are empty.
-    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError>;
+    /// share of the logits. `wanted` holds the logit rows that the leader's requests name. The step's results, which are
+    /// collected as on the leader, are empty.
+    fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError>;
 }

@@ -3,29 +3,26 @@
 //! Paper: "Qwen3 Technical Report", arXiv:2505.09388. Reference: transformers `models/qwen3/modeling_qwen3.py`.
 
 mod config;
-mod forward;
 mod weights;
 
-use std::{collections::VecDeque, path::Path};
+use std::path::Path;
 
 use tutti_kernels::{
-    AttentionShape, Device, DeviceError, KvShape, Quantize, RopeFrequencies, WeightType,
-    collective::GroupRank,
+    Attention, AttentionShape, Device, DeviceError, GateUp, Linear, Norm, RopeFrequencies, Rotary,
+    RotateAndStore,
 };
-use tutti_proto::declaration::ModelDeclaration;
 
 #[cfg(feature = "media-test-model")]
 pub(crate) use self::config::Config as Shape;
 use self::{
     config::Config,
-    weights::{Specs, Weights},
+    weights::{Layer, LayerSpecs},
 };
 use crate::{
-    DecoderDevice, LoadError, LoadFormat, LoadOptions, Model, StepHook,
+    DecoderDevice, LoadError, LoadOptions,
     config::ConfigFile,
-    model::Limits,
-    thinker,
-    weights::{Dummy, Loader, Progress, SafetensorsDir, Source},
+    decoder::{Decoder, LayerStep, Layers},
+    weights::Progress,
 };
 
 /// The name of this family in a config's `architectures`.
@@ -33,59 +30,25 @@ pub(crate) const ARCHITECTURE: &str = "Qwen3ForCausalLM";
 /// The name of this family in a config's `model_type`, which is used only if `architectures` is missing.
 pub(crate) const MODEL_TYPE: &str = "qwen3";
 
-/// Number of logit rows computed at once. It bounds the memory for logits: one row as wide as the vocabulary for each.
-const LOGIT_TILE: usize = 32;
-
-/// A dense Qwen3 on a device.
+/// The layers of a dense Qwen3, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`, `kv_heads`
+/// and `intermediate` are the sizes of this rank's shard.
 pub(crate) struct Qwen3<D: Device> {
-    device: D,
-    group_rank: GroupRank,
-    /// The shape of the whole model, not of this rank's shard.
-    config: Config,
-    limits: Limits,
-    declaration: ModelDeclaration,
-    weights: Weights<D>,
-    weight_bytes: u64,
-    /// Type of the weights in the checkpoint.
-    weight_type: WeightType,
-    quantize: Quantize,
-    rope: RopeFrequencies,
-    /// Shape of each layer's attention on this rank. Layers differ only in their window.
+    layers: Vec<Layer<D>>,
+    eps: f32,
+    /// Frequencies of each rotary table.
+    rope: Vec<RopeFrequencies>,
+    /// Index of the rotary table of each layer.
+    table_of: Vec<usize>,
+    /// Shape of each layer's attention. Layers differ only in their window.
     attention: Vec<AttentionShape>,
-    activations: Activations<D>,
-    /// Shape of the KV pool. Its `pages` is 0 until the pool is allocated.
-    kv_shape: KvShape,
-    planes: Option<D::Planes>,
-    step_hook: Option<Box<dyn StepHook>>,
-    /// Number of logit rows of a step whose layers are enqueued, and whose logits are not: `activations.hidden` holds
-    /// their hidden states. `None` between two steps.
-    logit_rows: Option<usize>,
-    /// Steps in flight whose logits are enqueued, oldest first.
-    in_flight: VecDeque<D::Done>,
-}
-
-/// Buffers for the largest step, of `T` tokens. In the shapes below, `heads`, `kv_heads`, `intermediate` and `vocab`
-/// are the sizes of this rank's shard.
-struct Activations<D: Device> {
-    /// The residual stream, `[T, hidden]`.
-    hidden: D::Tensor,
-    /// This rank's part of a sublayer's output, which is summed over ranks, `[T, hidden]`. `None` in a group of one
-    /// rank.
-    partial: Option<D::Tensor>,
+    /// Angles of each rotary table, `[T, head_dim]`.
+    angles: Vec<D::Tensor>,
     /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,
-    /// Rotary angles, `[T, head_dim]`.
-    angles: D::Tensor,
     /// Output of the attention, `[T, heads * head_dim]`.
     attended: D::Tensor,
     /// Input of the down projection, `[T, intermediate]`.
     activated: D::Tensor,
-    /// Hidden states of a tile's logit rows, `[LOGIT_TILE, hidden]`.
-    tile: D::Tensor,
-    /// Logits of a tile, `[LOGIT_TILE, vocab]`.
-    logits: D::Tensor,
-    /// The logits of all ranks side by side, `[LOGIT_TILE, ranks * vocab]`. `None` except on the leader of a TP group.
-    gathered: Option<D::Tensor>,
 }
 
 /// Loads a model of this family from `dir`, whose `config.json` is `file`.
@@ -95,93 +58,67 @@ pub(crate) fn load<D: DecoderDevice>(
     options: &LoadOptions,
     device: D,
     progress: Progress<'_>,
-) -> Result<Box<dyn Model>, LoadError> {
-    Ok(Box::new(Qwen3::load(file, dir, options, device, progress)?))
-}
-
-impl<D: Device> Qwen3<D> {
-    /// Loads the model as a concrete type, for families that use a Qwen3 as one of their nodes.
-    pub(crate) fn load(
-        file: &ConfigFile,
-        dir: &Path,
-        options: &LoadOptions,
-        mut device: D,
-        progress: Progress<'_>,
-    ) -> Result<Self, LoadError> {
-        let config = Config::parse(file)?;
-        let source = match options.load_format {
-            LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
-            LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: config.dtype }),
-        };
-
-        let group_rank = device.group_rank();
-        let shard = config.shard(group_rank).map_err(|problem| file.invalid(problem))?;
-        let specs = Specs::new(&config);
-        let mut loader = Loader::new(source, options.quantize, specs.all(), &mut device, progress)?;
-        let weight_type = loader.dtype(&specs.embedding)?;
-        let weights = Weights::load(&specs, &mut loader)?;
-        let weight_bytes = loader.finish();
-
-        let activations = Activations::allocate(&shard, options.max_step_tokens, &mut device)?;
-        let page_tokens = options.page_tokens;
-        let kv_shape = KvShape {
-            layers: config.layers,
-            kv_heads: shard.kv_heads,
-            head_dim: config.head_dim,
-            page_tokens,
-            pages: 0,
-            dtype: weight_type,
-        };
-        let attention = config.windows.iter().map(|&window| shard.attention(window)).collect();
-        Ok(Self {
-            limits: Limits {
-                steps_in_flight: device.limits().steps_in_flight,
-                ..config.limits(dir, options.max_step_tokens)?
-            },
-            declaration: thinker::declaration(page_tokens, kv_shape.page_bytes() / page_tokens.max(1))?,
-            rope: config.rope.frequencies(config.head_dim),
-            device,
-            group_rank,
-            config,
-            weights,
-            weight_bytes,
-            weight_type,
-            quantize: options.quantize,
-            attention,
-            activations,
-            kv_shape,
-            planes: None,
-            step_hook: None,
-            logit_rows: None,
-            in_flight: VecDeque::new(),
-        })
-    }
-
-    /// The device that the model runs on.
-    #[cfg(feature = "media-test-model")]
-    pub(crate) fn device(&mut self) -> &mut D {
-        &mut self.device
-    }
-}
-
-impl<D: Device> Activations<D> {
-    fn allocate(config: &Config, tokens: usize, device: &mut D) -> Result<Self, DeviceError> {
-        let group_rank = device.group_rank();
-        let gathers = group_rank.is_leader() && !group_rank.is_alone();
-        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        Ok(Self {
-            hidden: device.tensor(tokens, hidden)?,
-            partial: (!group_rank.is_alone()).then(|| device.tensor(tokens, hidden)).transpose()?,
+) -> Result<Decoder<D, Qwen3<D>>, LoadError> {
+    let config = Config::parse(file)?;
+    let invalid = |problem| file.invalid(problem);
+    let shard = config.shard(device.group_rank()).map_err(invalid)?;
+    let rope = config.rope.frequencies(config.head_dim).map_err(invalid)?;
+    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config));
+    let (q, kv) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim);
+    let text = config.text(dir, tokens)?;
+    let all = specs.iter().flat_map(LayerSpecs::all);
+    Decoder::load(text, all, (dir, options), device, progress, |loader| {
+        let layers = specs.iter().map(|specs| Layer::load(specs, loader)).collect::<Result<_, _>>()?;
+        let device = loader.device();
+        let angles = rope.iter().map(|rope| device.tensor(tokens, 2 * rope.inverse.len()));
+        Ok(Qwen3 {
+            layers,
+            eps: config.rms_norm_eps,
+            angles: angles.collect::<Result<_, _>>()?,
+            rope,
+            table_of: shard.rope.of_layer.clone(),
+            attention: shard.windows.iter().map(|&window| shard.attention(window)).collect(),
             qkv: device.tensor(tokens, q + 2 * kv)?,
-            angles: device.tensor(tokens, config.head_dim)?,
             attended: device.tensor(tokens, q)?,
-            activated: device.tensor(tokens, intermediate)?,
-            tile: device.tensor(LOGIT_TILE, hidden)?,
-            logits: device.tensor(LOGIT_TILE, config.vocab_size)?,
-            gathered: gathers
-                .then(|| device.tensor(LOGIT_TILE, config.vocab_size * group_rank.world_size))
-                .transpose()?,
+            activated: device.tensor(tokens, shard.intermediate_size)?,
         })
+    })
+}
+
+impl<D: DecoderDevice> Layers<D> for Qwen3<D> {
+    fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError> {
+        let Self { layers, eps, rope, table_of, attention, angles, qkv, attended, activated } = self;
+        let (eps, count) = (*eps, layers.len());
+        for (rope, angles) in rope.iter().zip(&mut *angles) {
+            step.device.rope_angles(rope, angles)?;
+        }
+        for (index, (layer, &shape)) in layers.iter().zip(&*attention).enumerate() {
+            let last = index + 1 == count;
+            let (norm, bias) = (Some(Norm { weight: &layer.input_norm, eps }), layer.qkv_bias.as_ref());
+            step.device.linear(Linear { x: step.hidden, norm, weight: &layer.qkv, bias }, qkv)?;
+            step.device.rotate_and_store(RotateAndStore {
+                qkv,
+                shape,
+                norms: Some(layer.head_norms(eps)),
+                rotary: Rotary { angles: &angles[table_of[index]] },
+                planes: step.planes,
+                layer: index,
+            })?;
+            if last && !step.has_logit_rows() {
+                break;
+            }
+            step.device.attention(Attention { qkv, shape, planes: step.planes, layer: index }, attended)?;
+            if last {
+                step.keep_logit_rows(&mut [attended])?;
+            }
+            let bias = layer.o_bias.as_ref();
+            step.add(Linear { x: attended, norm: None, weight: &layer.o, bias })?;
+
+            let norm = Some(Norm { weight: &layer.post_norm, eps });
+            step.device.gate_up(GateUp { x: step.hidden, norm, weight: &layer.gate_up }, activated)?;
+            step.add(Linear::plain(activated, &layer.down))?;
+            step.pause()?;
+        }
+        Ok(())
     }
 }

@@ -26,7 +26,7 @@ use self::clock::SimClock;
 use crate::{
     LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
-    model::{EmbeddedRows, Limits, LogitRequests, LogitResults},
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, WantedRows},
     thinker::{self, Audio, HeldNodes, KV_PLANE},
 };
 
@@ -263,7 +263,7 @@ impl Model for Sim {
         Ok(true)
     }
 
-    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
         Err(DeviceError::Misuse("the simulated device is not in a group".into()))
     }
 }

@@ -46,10 +46,15 @@ pub(crate) fn declaration(
     page_tokens: usize,
     bytes_per_token: usize,
 ) -> Result<ModelDeclaration, DeclarationError> {
-    let batched_by = WalkId(2);
-    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
     let (page_tokens, bytes_per_entry) = (page_tokens as u32, bytes_per_token as u64);
     let kind = PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry };
+    with_planes(vec![Plane { name: KV_PLANE.into(), kind }])
+}
+
+/// Declares a text model with these planes.
+pub(crate) fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, DeclarationError> {
+    let batched_by = WalkId(2);
+    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
     ModelDeclaration::new(
         vec![THINKER.into()],
         vec![
@@ -57,7 +62,7 @@ pub(crate) fn declaration(
             walk("thinker_decode", WalkKind::Decode { batched_by }),
             walk("thinker_step", WalkKind::Mixed),
         ],
-        vec![Plane { name: KV_PLANE.into(), kind }],
+        planes,
     )
 }
 

@@ -1,30 +1,53 @@
 //! Sources of weights, and loading onto a device.
 
+mod convert;
 mod dummy;
 mod header;
 mod loader;
+mod read_ahead;
 mod safetensors;
 mod shard;
 
 pub(crate) use dummy::Dummy;
 pub(crate) use loader::{Loader, Progress, Source};
 pub(crate) use safetensors::SafetensorsDir;
-pub(crate) use shard::{Cut, ShardRange, share};
+pub(crate) use shard::{Cut, ShardRange, Window, share};
 
 pub use loader::LoadProgress;
-use tutti_kernels::collective::GroupRank;
+use tutti_kernels::{WeightType, collective::GroupRank};
 
-/// A tensor that a family requires.
+/// A tensor that a family requires: a vector, a matrix, or a stack of matrices (one per expert).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorSpec {
     /// Name in the checkpoint.
     pub name: String,
-    /// Shape in the checkpoint: `[outputs, inputs]` of a matrix, `[width]` of a vector.
+    /// Shape in the checkpoint.
     pub shape: Vec<usize>,
+    /// The tensor as matrices.
+    pub dims: Dims,
     /// Role in the model.
     pub role: Role,
     /// Division among the ranks of a TP group.
     pub cut: Cut,
+    /// Precision on the device.
+    pub precision: Precision,
+}
+
+/// A tensor as a number of matrices of one size. A vector is one matrix of one column: each element belongs to one
+/// output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dims {
+    /// Number of matrices: 1, or the number of experts in a stack.
+    pub matrices: usize,
+    /// Rows (outputs) per matrix.
+    pub rows: usize,
+    /// Columns (inputs) per matrix.
+    pub columns: usize,
+    /// Number of equally tall parts of each matrix that are fused by rows, such as 2 for gate and up. A cut by rows takes
+    /// a rank's share of every part.
+    pub parts: usize,
+    /// True if the checkpoint stores each matrix as `[columns, rows]`.
+    pub transposed: bool,
 }
 
 /// The role of a tensor in the model. It determines the distribution of dummy weights, so that activations stay near
@@ -41,15 +64,43 @@ pub(crate) enum Role {
     Bias,
 }
 
+/// The precision in which the device holds a tensor.
+#[cfg_attr(not(test), expect(dead_code, reason = "no family of this build mixes precisions"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Precision {
+    /// The tensor's stored type or, for a matrix, the quantisation of the load options.
+    Configured,
+    /// The stored type, also if the load options quantise: a matrix that does not bear quantisation.
+    Stored,
+    /// This type, whatever the stored type is: for instance a router that is computed in f32.
+    Type(WeightType),
+}
+
 impl TensorSpec {
+    fn new(
+        name: impl Into<String>,
+        role: Role,
+        shape: &[usize],
+        [matrices, rows, columns]: [usize; 3],
+    ) -> Self {
+        Self {
+            name: name.into(),
+            shape: shape.to_vec(),
+            dims: Dims { matrices, rows, columns, parts: 1, transposed: false },
+            role,
+            cut: Cut::Replicated,
+            precision: Precision::Configured,
+        }
+    }
+
     /// Returns a replicated matrix `[rows, columns]`.
     pub fn matrix(name: impl Into<String>, role: Role, rows: usize, columns: usize) -> Self {
-        Self { name: name.into(), shape: vec![rows, columns], role, cut: Cut::Replicated }
+        Self::new(name, role, &[rows, columns], [1, rows, columns])
     }
 
     /// Returns a replicated vector.
     pub fn vector(name: impl Into<String>, role: Role, width: usize) -> Self {
-        Self { name: name.into(), shape: vec![width], role, cut: Cut::Replicated }
+        Self::new(name, role, &[width], [1, width, 1])
     }
 
     /// Sets the division among ranks.
@@ -57,26 +108,56 @@ impl TensorSpec {
         Self { cut, ..self }
     }
 
-    /// Returns the rows and columns that a rank holds.
+    /// Returns the part of the tensor that a rank holds.
     pub fn shard_range(&self, group_rank: GroupRank) -> ShardRange {
-        let (rows, columns) = match self.shape[..] {
-            [rows, columns] => (rows, columns),
-            // A vector is cut as a matrix of one column: each element belongs to one output.
-            _ => (self.elements(), 1),
-        };
-        self.cut.shard_range(rows, columns, group_rank)
-    }
-
-    /// Number of elements. Saturates instead of overflowing, for a config so absurd that no file matches it.
-    pub fn elements(&self) -> usize {
-        self.shape.iter().fold(1, |product, &n| product.saturating_mul(n))
-    }
-
-    /// Returns the numbers of rows and columns; a vector is one row.
-    fn rows_columns(&self) -> (usize, usize) {
-        match self.shape[..] {
-            [rows, columns] => (rows, columns),
-            _ => (1, self.elements()),
-        }
+        self.cut.shard_range(self.dims, group_rank)
     }
 }
+
+/// What only families with experts, convolutions or mixed precision need.
+#[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts or convolutions"))]
+impl TensorSpec {
+    /// Returns a replicated stack of matrices, stored as one tensor `[matrices, rows, columns]`.
+    pub fn stack(name: impl Into<String>, role: Role, shape: [usize; 3]) -> Self {
+        Self::new(name, role, &shape, shape)
+    }
+
+    /// Returns a replicated tensor of any shape as one matrix: the first dimension is its rows (outputs), all others are
+    /// its columns. Used for the kernels of convolutions and patch embeddings.
+    pub fn flattened(name: impl Into<String>, role: Role, shape: &[usize]) -> Self {
+        let rows = shape.first().copied().unwrap_or(1);
+        let columns = shape.iter().skip(1).fold(1, |product: usize, &n| product.saturating_mul(n));
+        Self::new(name, role, shape, [1, rows, columns])
+    }
+
+    /// States that each matrix consists of this number of equally tall parts, one below another.
+    pub fn in_parts(mut self, parts: usize) -> Self {
+        self.dims.parts = parts;
+        self
+    }
+
+    /// States that the checkpoint stores each matrix transposed: `[inputs, outputs]`.
+    pub fn transposed(mut self) -> Self {
+        self.dims.transposed = true;
+        if let [.., rows, columns] = &mut self.shape[..] {
+            std::mem::swap(rows, columns);
+        }
+        self
+    }
+
+    /// Sets the precision on the device.
+    pub fn held_as(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+}
+
+impl Dims {
+    /// Number of elements of one matrix. Saturates instead of overflowing, for a config so absurd that no file matches
+    /// it.
+    pub fn matrix_elements(self) -> usize {
+        self.rows.saturating_mul(self.columns)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! The cost of a turn: plan and commit of a step with 256 requests that decode and 64 that prefill. The plan is
-//! measured in alternating turns with and without prepared decodes, and preparing them is measured too.
+//! measured in alternating turns with and without prepared decodes, and preparing them is measured too. Another shape
+//! measures the plan while a prompt of 128k tokens waits for pages, most of whose content is cached.
 //!
 //! `cargo bench -p tutti-scheduler --bench turn`. Every turn is timed by itself, and requests that end are replaced
 //! between turns. The figures and the machine go to standard output as JSON.
@@ -21,6 +22,10 @@ use tutti_settings::{EngineSettings, PrefillSharing};
 const DECODING: usize = 256;
 const PREFILLING: usize = 64;
 const TURNS: usize = 20_000;
+/// Tokens of the prompt that waits for pages.
+const WAITING: usize = 1 << 17;
+/// Requests that decode while that prompt waits.
+const DECODING_MEANWHILE: usize = 16;
 
 /// The timed phases of a turn.
 const PHASES: [&str; 4] = ["plan afresh", "make ready", "settle", "commit"];
@@ -63,6 +68,11 @@ fn main() -> std::io::Result<()> {
         "decoding": DECODING,
         "prefilling": PREFILLING,
         "policies": policies,
+        "waiting_prompt": {
+            "tokens": WAITING,
+            "decoding": DECODING_MEANWHILE,
+            "plan_us": { "with": summary(plans(true)), "without": summary(plans(false)) },
+        },
     });
     writeln!(std::io::stdout(), "{figures:#}")
 }
@@ -115,6 +125,41 @@ fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]
     let commits = scheduler.commit(step, outcomes, Duration::from_millis(10));
     committed.push(began.elapsed());
     drop(commits);
+}
+
+/// The times of plans while a long prompt waits for pages, or while none does.
+fn plans(waiting: bool) -> Vec<Duration> {
+    const PAGE_TOKENS: usize = 16;
+    let settings = EngineSettings {
+        max_step_tokens: 2048,
+        max_running_requests: DECODING_MEANWHILE + 1,
+        ..EngineSettings::default()
+    };
+    let mut scheduler = scheduler(SchedulerConfig {
+        settings,
+        max_waiting_requests: 1024,
+        max_context: 4 * WAITING,
+        page_tokens: PAGE_TOKENS,
+        // The prompts share most pages. The second one lacks the pages of its long output.
+        pages: 2 * WAITING / PAGE_TOKENS + DECODING_MEANWHILE * TURNS / PAGE_TOKENS,
+        slots: 2 + DECODING_MEANWHILE,
+        steps_in_flight: 1,
+    });
+    let mut next = 0;
+    add(&mut scheduler, &mut next, WAITING, 1);
+    while !scheduler.is_empty() {
+        turn(&mut scheduler, false, &mut PHASES.map(|_| Vec::new()));
+    }
+    (0..DECODING_MEANWHILE).for_each(|_| add(&mut scheduler, &mut next, 64, TURNS as u32));
+    turn(&mut scheduler, false, &mut PHASES.map(|_| Vec::new()));
+    if waiting {
+        add(&mut scheduler, &mut 0, WAITING, 3 * WAITING as u32 / 2);
+    }
+    let mut times = PHASES.map(|_| Vec::with_capacity(TURNS));
+    (0..TURNS / 2).for_each(|_| turn(&mut scheduler, false, &mut times));
+    assert_eq!(scheduler.load().waiting, usize::from(waiting), "the prompt waits throughout");
+    let [_, _, planned, _] = times;
+    planned
 }
 
 fn add(scheduler: &mut Scheduler, next: &mut u64, prompt: usize, max_tokens: u32) {

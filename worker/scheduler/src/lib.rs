@@ -1,24 +1,28 @@
 //! The micro-scheduler: decides what each step of a worker computes.
 //!
-//! The scheduler is pure: it does no I/O, reads no clock and knows no device. It counts positions and pages and
+//! The scheduler is pure: it does no I/O, reads no clock and knows no device. It counts positions, pages and slots, and
 //! compares tokens. Its decisions depend only on the calls made to it. One turn of a worker:
 //!
 //! ```text
 //! add(launch) ─▶ waiting ──plan()──▶ running ──commit()──▶ Ending
 //!                   ▲           │       ▲ │
-//!          preempted└───────────┤       │ │ abort(): as if the step had not been planned
+//!          preempted└───────────┤       │ │ abort(): as if the step planned last had not been planned
 //!                      StepPlan ▼       │ ▼
-//!                           the engine ─┘
+//!                           the engine ─┘  up to `steps_in_flight` plans, back in their order
 //! ```
 //!
 //! 1. [`Scheduler::plan`] ends requests that are [cancelled](Scheduler::cancel) or cannot meet their deadline, moves
-//!    requests from *waiting* to *running* while their pages fit, and packs one [`StepPlan`]. The plan has a [`Row`]
-//!    for each request that takes part: the positions it computes, its block table, and [whether a token is sampled
-//!    from it](Row::is_terminal).
+//!    requests from *waiting* to *running* while their pages and slots fit, and packs one [`StepPlan`]. The plan has a
+//!    [`Row`] for each request that takes part: the positions it computes, its block table and slot, and [whether a
+//!    token is sampled from it](Row::is_terminal).
 //! 2. The engine runs the plan. Meanwhile [`Scheduler::plan_ahead`] prepares rows that the next plan is likely to need
 //!    (`prepared`). `plan_ahead` never changes what is planned.
 //! 3. [`Scheduler::commit`] takes the plan back with an outcome for each row. Requests advance here and nowhere else,
 //!    and each request that reaches its end gets its one [`Ending`].
+//!
+//! With [`steps_in_flight`](SchedulerConfig::steps_in_flight) above 1, plans are made before earlier steps are
+//! committed, so that the device never waits for the host. The device runs the steps in the order of their plans:
+//! *stream order*.
 //!
 //! # Invariants
 //!
@@ -37,17 +41,37 @@
 //! - **A row is terminal**, so that a token is sampled from it, if it is a decode or computes the last position of the
 //!   prefill. Once no more output is wanted, no row is terminal. The prefill includes output of earlier incarnations,
 //!   and all tokens that a preempted request had sampled.
-//! - **Memory first.** A request runs only once it holds the pages of its whole prefill. By default
+//! - **Memory first.** A request runs only once it holds a slot and the pages of its whole prefill. By default
 //!   ([`Admission`][admission]) the request must also hold the pages of its longest possible output, so that a running
-//!   request never waits for a page.
+//!   request never waits for a page. A request has a slot even if the model has no planes in slots: the slot is the
+//!   request's index on the device.
 //! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Each request
 //!   that reads a page holds it. A page that no request holds is kept until it is needed for other content; the page
 //!   idle for longest is taken first.
+//! - **A slot's state cannot be shared, only copied.** If the model has planes in slots, a prefix from the cache ends
+//!   with a *checkpoint*: a slot with the state behind a block. The first row of an incarnation comes with a copy of
+//!   the checkpoint, or of the initial state, to the request's slot. Prefills stop at the rungs of a ladder
+//!   (`checkpoints`), where the next row comes with a save. The checkpoint can be found once the step of the save is
+//!   committed, unless the request has ended before. Slots for checkpoints are those that no request needs. Evicting a
+//!   page drops its checkpoint; evicting a checkpoint keeps its page. Without planes in slots, no slot is copied.
+//! - **A request may be in several steps in flight.** Each row is planned from the progress that the rows before it
+//!   will have made. A decode [continues](Row::continues) a row in flight if that row samples its first token. No row
+//!   is planned beyond `max_tokens`.
+//! - **A request ends at once**, even inside steps: at the commit that ends it, or at the next plan if it is cancelled,
+//!   late, or its transfer has failed. Its rows in flight are [void](RowCommit::is_void): their outcomes have no
+//!   effect.
+//! - **Planes in use are never given away.** The pages and the slot of an ended request, the slot of a save, and the
+//!   checkpoint that a request begins from are kept until no uncommitted step uses them. Stream order alone would allow
+//!   more, but transfers read and write pages and slots outside of it. Slot copies rely on stream order: a save may
+//!   read what an earlier step in flight writes. A request with rows in flight is not preempted; it is left out of
+//!   steps until its rows are back.
+//! - **An aborted step leaves no trace.** Only the step planned last is aborted, with the copies at its head: a request
+//!   that was to begin there begins in a later step, and a save is planned again with the row.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
 //!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and is
-//!   never preempted. Like any other request it can be cancelled, miss its deadline or
-//!   [fail](Scheduler::fail_transfer). A request that waits for embeddings of its media holds nothing, and no other
-//!   request waits for it.
+//!   never preempted. The other worker sends the slot's state, so that known pages need no checkpoint. Like any other
+//!   request it can be cancelled, miss its deadline or [fail](Scheduler::fail_transfer). A request that waits for
+//!   embeddings of its media holds nothing, and no other request waits for it.
 //!
 //! # Modules
 //!
@@ -57,7 +81,9 @@
 //!   request must hold; `request`: the states of a request.
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
-//! - [`pages`]: the pool and its block tables; `prefix`: the content of pages; `stopping`: the end of an output.
+//! - [`pages`]: the pool of pages and its block tables; `slots`: the pool of slots; `holding`: both together; `prefix`:
+//!   the content of pages; `checkpoints`: the positions at which slots are saved.
+//! - `stopping`: the end of an output.
 //!
 //! [budget]: tutti_settings::EngineSettings::max_step_tokens
 //! [sharing]: tutti_settings::PrefillSharing

@@ -120,8 +120,10 @@ pub(crate) fn pack(
                 decodes.add_decode(candidate.request.planned());
                 shares.push(Share { candidate: index, walk, tokens: 1 });
             }
-            Phase::Prefilling { walk, cut, left, to_rung } => {
+            Phase::Prefilling { walk, cut, left } => {
                 let (start, age) = (candidate.request.planned(), candidate.request.passed_over);
+                let ladder = candidate.request.ladder(config.page_tokens).filter(|_| cut == Cut::Anywhere);
+                let to_rung = ladder.map_or(left, |ladder| left.min(ladder.next(start) - start));
                 prefills.push(Prefill { candidate: index, walk, cut, start, left, to_rung, age, tokens: 0 });
             }
         }

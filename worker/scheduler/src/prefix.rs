@@ -13,7 +13,7 @@ use crate::{pages::PageId, slots::SlotId};
 
 /// A sequence of blocks from position 0 on, identified by its last block. Equal chains mean equal content from position
 /// 0 on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chain {
     /// No block.
     Start,
@@ -29,6 +29,14 @@ pub(crate) enum Chain {
 }
 
 impl Chain {
+    /// A number of its own for each chain.
+    fn number(self) -> u64 {
+        match self {
+            Self::Start => 0,
+            Self::Block { number, .. } => number + 1,
+        }
+    }
+
     fn blocks(self) -> u32 {
         match self {
             Self::Start => 0,
@@ -67,7 +75,7 @@ pub(crate) struct PrefixCache {
 /// A hash with fixed keys (SipHash), so that equal calls to the scheduler give equal plans.
 fn hash(before: Chain, tokens: &[u32]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (before, tokens).hash(&mut hasher);
+    (before.number(), tokens).hash(&mut hasher);
     hasher.finish()
 }
 

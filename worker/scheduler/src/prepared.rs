@@ -9,7 +9,7 @@
 //! tokens of each prefill depend on them, so the plan alone decides these. A plan with prepared rows is therefore
 //! equal, row by row, to the plan without them. A prepared row holds no page and no slot.
 
-use std::{collections::BTreeMap, iter::Peekable, vec};
+use std::{collections::BTreeMap, vec};
 
 use crate::{
     request::{Running, Ticket},
@@ -17,27 +17,27 @@ use crate::{
 };
 
 /// Decode rows that the next plan may take: at most one for each request, in the order of their tickets.
-#[derive(Debug)]
-pub(crate) struct PreparedDecodes(Peekable<vec::IntoIter<Row>>);
-
-impl Default for PreparedDecodes {
-    fn default() -> Self {
-        Self(vec![].into_iter().peekable())
-    }
-}
+#[derive(Debug, Default)]
+pub(crate) struct PreparedDecodes(vec::IntoIter<Row>);
 
 impl PreparedDecodes {
     /// Prepares the next decode of every request that will decode.
     pub fn new(running: &BTreeMap<Ticket, Running>, page_tokens: usize) -> Self {
         let mut rows = Vec::with_capacity(running.len());
         rows.extend(running.iter().filter_map(|(&ticket, request)| request.next_decode(ticket, page_tokens)));
-        Self(rows.into_iter().peekable())
+        Self(rows.into_iter())
     }
 
     /// Takes the prepared row of the request of `ticket`, if there is such a row and `holds` is true for the row. Calls
     /// must come in the order of tickets: the rows of earlier tickets are dropped.
     pub fn take(&mut self, ticket: Ticket, holds: impl FnOnce(&Row) -> bool) -> Option<Row> {
-        while self.0.next_if(|row| row.ticket < ticket).is_some() {}
-        self.0.next_if(|row| row.ticket == ticket).filter(holds)
+        // The row stays where it is until it is known to be the one: moving a row takes longer than comparing it.
+        while let Some(row) = self.0.as_slice().first().filter(|row| row.ticket <= ticket) {
+            if row.ticket == ticket {
+                return if holds(row) { self.0.next() } else { None };
+            }
+            self.0.next();
+        }
+        None
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     prepared::PreparedDecodes,
     request::{Draining, Request, Running, Ticket},
     slots::{SlotCopy, SlotPool},
-    step::{Row, RowCommit, RowOutcome, StepPlan, TransferError, Turn},
+    step::{Row, RowCommit, RowCopies, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
     validate::validate,
     walks::Walks,
@@ -209,16 +209,19 @@ impl Scheduler {
         assert_eq!(self.flying.pop_front(), Some(step.number), "steps come back in the order of their plans");
         self.observe(&step, took);
         let mut commits = Vec::with_capacity(outcomes.len());
-        for (row, outcome) in step.rows.into_iter().zip(outcomes) {
-            self.planes.remove_reader(row.initial);
+        let mut copies = step.row_copies.into_iter().peekable();
+        for (index, (row, outcome)) in step.rows.into_iter().zip(outcomes).enumerate() {
+            let copies = copies.next_if(|copies| copies.row == index);
+            self.planes.remove_reader(copies.and_then(|copies| copies.initial));
             let Some(request) = self.running.get_mut(&row.ticket) else {
-                self.drop_row(&row);
+                self.drop_row(&row, copies);
                 self.tally.void_rows += 1;
                 commits.push(RowCommit { row, sampled: None, cached_tokens: 0, is_void: true, ending: None });
                 continue;
             };
             let cached_tokens = request.cached_tokens();
-            let (sampled, outcome) = request.commit(&row, outcome, &mut self.planes);
+            let (sampled, outcome) =
+                request.commit(&row, copies.and_then(|copies| copies.save), outcome, &mut self.planes);
             let ending = outcome.and_then(|outcome| self.end_running(row.ticket, row.key, outcome));
             commits.push(RowCommit { row, sampled, cached_tokens, is_void: false, ending });
         }
@@ -229,23 +232,25 @@ impl Scheduler {
     /// advances, so later plans compute the same positions.
     pub fn abort(&mut self, step: StepPlan) {
         assert_eq!(self.flying.pop_back(), Some(step.number), "only the step planned last is aborted");
-        for row in step.rows {
+        let mut copies = step.row_copies.into_iter().peekable();
+        for (index, row) in step.rows.iter().enumerate() {
+            let copies = copies.next_if(|copies| copies.row == index);
             match self.running.get_mut(&row.ticket) {
-                Some(request) => request.leave_step(&row, &mut self.planes),
+                Some(request) => request.leave_step(row, copies, &mut self.planes),
                 None => {
-                    self.planes.remove_reader(row.initial);
-                    self.drop_row(&row);
+                    self.planes.remove_reader(copies.and_then(|copies| copies.initial));
+                    self.drop_row(row, copies);
                 }
             }
         }
     }
 
     /// Takes back a row of a request that has ended. The last one in flight frees the request's planes.
-    fn drop_row(&mut self, row: &Row) {
+    fn drop_row(&mut self, row: &Row, copies: Option<RowCopies>) {
         let Entry::Occupied(mut draining) = self.draining.entry(row.ticket) else {
             unreachable!("{} has neither a request nor planes", row.key);
         };
-        if draining.get_mut().drop_row(row, &mut self.planes) {
+        if draining.get_mut().drop_row(copies, &mut self.planes) {
             draining.remove().release(&mut self.planes);
         }
     }
@@ -322,23 +327,30 @@ impl Scheduler {
         self.next_step.0 += 1;
         self.flying.push_back(number);
         let mut rows = Vec::with_capacity(packing.shares.len());
+        let mut row_copies = Vec::new();
         for share in &packing.shares {
             let Candidate { ticket, request, .. } = &mut candidates[share.candidate];
             request.passed_over = 0;
             let ready = prepared.take(*ticket, |row| request.is_next(row));
             self.tally.rows_ahead += u64::from(ready.is_some());
-            let row = ready.unwrap_or_else(|| request.next_row(*ticket, share.walk, share.tokens));
-            rows.push(request.enter_step(row, planes));
+            if planes.has_slots() {
+                row_copies.extend(request.slot_copies(rows.len(), planes));
+            }
+            let row =
+                rows.push_mut(ready.unwrap_or_else(|| request.next_row(*ticket, share.walk, share.tokens)));
+            request.enter_step(row);
         }
-        let copies = if planes.has_slots() { slot_copies(&rows) } else { Vec::new() };
+        let copies = slot_copies(&rows, &row_copies);
         let own = packing.shares.iter().map(|share| share.walk);
-        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), copies, rows })
+        Some(StepPlan { number, batch_walk: walks.batch_walk(packing.mixed, own), copies, rows, row_copies })
     }
 }
 
-/// The slot copies of a step with these rows. The saves come first, so that no other copy changes a slot that is saved.
-fn slot_copies(rows: &[Row]) -> Vec<SlotCopy> {
-    let saves = rows.iter().filter_map(|row| Some(SlotCopy { from: row.slot, to: row.save? }));
-    let initial = rows.iter().filter_map(|row| Some(SlotCopy { from: row.initial?, to: row.slot }));
+/// The slot copies of a step. The saves come first, so that no other copy changes a slot that is saved.
+fn slot_copies(rows: &[Row], copies: &[RowCopies]) -> Vec<SlotCopy> {
+    let slot = |copies: &RowCopies| rows[copies.row].slot;
+    let saves = copies.iter().filter_map(|copies| Some(SlotCopy { from: slot(copies), to: copies.save? }));
+    let initial =
+        copies.iter().filter_map(|copies| Some(SlotCopy { from: copies.initial?, to: slot(copies) }));
     saves.chain(initial).collect()
 }

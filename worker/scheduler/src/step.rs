@@ -61,6 +61,8 @@ pub struct StepPlan {
     pub copies: Vec<SlotCopy>,
     /// The rows: decodes first, then prefills.
     pub rows: Vec<Row>,
+    /// The rows with slot copies, in the order of the rows.
+    pub(crate) row_copies: Vec<RowCopies>,
 }
 
 impl StepPlan {
@@ -91,11 +93,18 @@ pub struct Row {
     /// committed yet.
     pub continues: bool,
     pub(crate) ticket: Ticket,
-    /// The source of the copy that gives the request's slot its initial state at the step's head; see
-    /// [`StepPlan::copies`].
-    pub(crate) initial: Option<SlotId>,
-    /// The slot that the request's slot is saved to at the step's head.
-    pub(crate) save: Option<SlotId>,
+}
+
+/// The copies of one row's slot at the head of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowCopies {
+    /// Index of the row in the step.
+    pub row: usize,
+    /// The source of the copy that gives the request's slot its initial state. If it is not the null slot, the request
+    /// is a reader of this checkpoint until the step is committed.
+    pub initial: Option<SlotId>,
+    /// The slot that the request's slot is saved to.
+    pub save: Option<SlotId>,
 }
 
 impl Row {

@@ -9,15 +9,37 @@ use crate::{Argmax, DeviceError, SampleRow, Sampler, ScoreRow};
 
 impl Sampler for CpuDevice {
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<(), DeviceError> {
-        let Argmax { x, norm, weight, logits } = argmax;
-        let (rows, logits) = (x.live(), logits.written(x.live(), weight.plain_outputs()?)?);
-        let mut best = std::mem::take(&mut self.best);
-        argmax::clear(&mut best, self.pool.threads(), rows);
-        let shared = Shared::new(&mut best);
-        let epilogue = Epilogue::Largest(argmax::PartialArgmax::new(&shared, rows));
-        self.product(x, norm, weight, epilogue, logits)?;
-        self.best = best;
-        argmax::decide(&self.best, rows, &mut self.results.sampled)
+        let rows = self.find_largest(argmax)?;
+        (0..rows).try_for_each(|row| {
+            self.results.sampled.push(Ok(argmax::merged(&self.best, rows, row).token()?));
+            Ok(())
+        })
+    }
+
+    fn partial_argmax(
+        &mut self,
+        argmax: Argmax<'_, Tensor, Weights, Vector>,
+        first: usize,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let rows = argmax.x.live();
+        let out = out.written(rows, 2)?;
+        self.find_largest(argmax)?;
+        for (row, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            *out = argmax::merged(&self.best, rows, row).candidate(first);
+        }
+        Ok(())
+    }
+
+    fn best_candidates(&mut self, candidates: &Tensor) -> Result<(), DeviceError> {
+        if candidates.width() < 2 || !candidates.width().is_multiple_of(2) {
+            let width = candidates.width();
+            return Err(DeviceError::Misuse(format!("candidates of {width} numbers")));
+        }
+        for row in candidates.values().chunks_exact(candidates.width()) {
+            self.results.sampled.push(Ok(argmax::best_of(row.as_chunks().0).token()?));
+        }
+        Ok(())
     }
 
     fn sample(&mut self, logits: &Tensor, rows: &[(usize, SampleRow<'_>)]) -> Result<(), DeviceError> {
@@ -40,6 +62,19 @@ impl Sampler for CpuDevice {
 }
 
 impl CpuDevice {
+    /// Finds each thread's best token of each row of a product, and returns the number of rows.
+    fn find_largest(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<usize, DeviceError> {
+        let Argmax { x, norm, weight, logits } = argmax;
+        let (rows, logits) = (x.live(), logits.written(x.live(), weight.plain_outputs()?)?);
+        let mut best = std::mem::take(&mut self.best);
+        argmax::clear(&mut best, self.pool.threads(), rows);
+        let shared = Shared::new(&mut best);
+        let epilogue = Epilogue::Largest(argmax::PartialArgmax::new(&shared, rows));
+        self.product(x, norm, weight, epilogue, logits)?;
+        self.best = best;
+        Ok(rows)
+    }
+
     /// Calls `f` for each entry of `rows`, in parallel, with the row of logits at the entry's index. Appends the
     /// results to `out` in order. If a row loses the device, appends nothing.
     fn each_logit_row<R, T>(

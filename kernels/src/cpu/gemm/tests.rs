@@ -24,7 +24,7 @@ fn packed_pairs_give_the_bits_of_widened_elements() {
                     .flat_map(|x| to_bf16(x).to_le_bytes())
                     .collect();
                 let (dtype, columns) = (WeightType::Bf16, inputs);
-                let source = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns };
+                let source = HostMatrix::new(&bytes, dtype, outputs, columns);
                 let source = [source];
                 let source = FusedMatrices::new(&source, false).unwrap();
                 let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, source).unwrap();

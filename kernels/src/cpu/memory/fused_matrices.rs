@@ -85,11 +85,12 @@ impl<'a> FusedMatrices<'a> {
 /// Returns an error if a matrix's bytes do not match its shape, or if its columns or type differ from `inputs` and
 /// `dtype`.
 fn check(matrix: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<(), DeviceError> {
-    let HostMatrix { rows, columns, .. } = *matrix;
-    let bytes = rows.checked_mul(columns).and_then(|elements| elements.checked_mul(dtype.bytes()));
-    if columns != inputs || matrix.dtype != dtype || bytes != Some(matrix.bytes.len()) {
+    let HostMatrix { rows, columns, stride, .. } = *matrix;
+    let fits = stride >= columns && matrix.extent() == Some(matrix.bytes.len());
+    if columns != inputs || matrix.dtype != dtype || !fits {
         return Err(DeviceError::Misuse(format!(
-            "a matrix of {rows} x {columns} {:?} in {} bytes among matrices of {inputs} columns of {dtype:?}",
+            "a matrix of {rows} x {columns} {:?}, {stride} apart, in {} bytes among matrices of {inputs} columns of \
+             {dtype:?}",
             matrix.dtype,
             matrix.bytes.len()
         )));
@@ -101,8 +102,7 @@ fn check(matrix: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<()
 fn row<'a>(matrices: &[HostMatrix<'a>], mut index: usize) -> Option<&'a [u8]> {
     for matrix in matrices {
         if index < matrix.rows {
-            let row = matrix.columns * matrix.dtype.bytes();
-            return Some(&matrix.bytes[index * row..(index + 1) * row]);
+            return Some(matrix.row(index));
         }
         index -= matrix.rows;
     }

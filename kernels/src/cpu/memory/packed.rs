@@ -131,6 +131,11 @@ impl PackedWeights {
         Ok(weights)
     }
 
+    /// True if matrices are mapped from the file.
+    pub(in crate::cpu) fn is_mapped(&self) -> bool {
+        matches!(self.0.lock().unwrap_or_else(PoisonError::into_inner).mode, Mode::Mapping { .. })
+    }
+
     /// Completes the file after all weights are loaded: a file that was written gets its final name.
     pub fn finish(&self) -> PackedOutcome {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -216,10 +221,13 @@ fn fingerprint(source: FusedMatrices<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for matrix in source.iter() {
         (matrix.rows, matrix.columns).hash(&mut hasher);
-        let last = matrix.bytes.len().saturating_sub(SAMPLE);
+        let row_bytes = matrix.columns * matrix.dtype.bytes();
+        let len = matrix.rows * row_bytes;
+        let last = len.saturating_sub(SAMPLE);
         for sample in 0..SAMPLES {
             let from = last / (SAMPLES - 1) * sample;
-            matrix.bytes[from..].iter().take(SAMPLE).for_each(|byte| byte.hash(&mut hasher));
+            let byte = |at: usize| matrix.row(at / row_bytes)[at % row_bytes];
+            (from..len.min(from + SAMPLE)).for_each(|at| byte(at).hash(&mut hasher));
         }
     }
     hasher.finish()

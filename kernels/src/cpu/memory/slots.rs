@@ -79,6 +79,24 @@ impl Slots {
         }
     }
 
+    /// The bytes `start..start + len` of a slot's state in one plane.
+    pub(in crate::cpu) fn state(
+        &mut self,
+        plane: usize,
+        slot: SlotId,
+        start: usize,
+        len: usize,
+    ) -> Result<&mut [u8], DeviceError> {
+        self.check_state(slot)?;
+        let count = self.planes.len();
+        let state = self.planes.get_mut(plane).and_then(|plane| {
+            let range = plane.range(slot);
+            plane.data[range].get_mut(start..start.checked_add(len)?)
+        });
+        let what = || format!("{len} bytes at {start} of slot plane {plane} of {count}");
+        state.ok_or_else(|| DeviceError::Misuse(what()))
+    }
+
     /// Appends a slot's state to `out`, plane by plane.
     pub(in crate::cpu) fn read(&self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
         self.check_state(slot)?;

@@ -30,6 +30,25 @@ impl Best {
         }
         self.nan = nan;
     }
+
+    /// Returns the token. Fails if a logit was NaN or the largest logit is not finite.
+    pub(in crate::cpu) fn token(self) -> Result<Sampled, DeviceError> {
+        if self.nan {
+            return Err(DeviceError::Lost("a logit is not a number".to_owned()));
+        }
+        if !self.logit.is_finite() {
+            return Err(DeviceError::Lost(format!("the largest logit is {}", self.logit)));
+        }
+        Ok(Sampled { token: self.token, score: None })
+    }
+
+    /// Returns the logit and the token id, where token ids begin at `first`.
+    pub(in crate::cpu) fn candidate(self, first: usize) -> [f32; 2] {
+        let logit = if self.nan { f32::NAN } else { self.logit };
+        // Without a logit above negative infinity there is no token, and the logit refuses the row.
+        let token = if self.token == u32::MAX { 0 } else { first as u32 + self.token };
+        [logit, token as f32]
+    }
 }
 
 /// The best token of every row per thread, `[threads, rows]`.
@@ -52,24 +71,20 @@ pub(in crate::cpu) fn clear(best: &mut Vec<Best>, threads: usize, rows: usize) {
     best.resize(threads * rows, NOTHING);
 }
 
-/// Appends each row's token. Returns an error if a logit is NaN or the largest logit is not finite.
-pub(in crate::cpu) fn decide(
-    best: &[Best],
-    rows: usize,
-    out: &mut Vec<Result<Sampled, DeviceError>>,
-) -> Result<(), DeviceError> {
-    for row in 0..rows {
-        let mut all = NOTHING;
-        best.iter().skip(row).step_by(rows).for_each(|best| all.merge(*best));
-        if all.nan {
-            return Err(DeviceError::Lost("a logit is not a number".to_owned()));
-        }
-        if !all.logit.is_finite() {
-            return Err(DeviceError::Lost(format!("the largest logit is {}", all.logit)));
-        }
-        out.push(Ok(Sampled { token: all.token, score: None }));
+/// Returns the best token of a row over all threads.
+pub(in crate::cpu) fn merged(best: &[Best], rows: usize, row: usize) -> Best {
+    let mut all = NOTHING;
+    best.iter().skip(row).step_by(rows).for_each(|best| all.merge(*best));
+    all
+}
+
+/// Returns the best of a row's candidates, each a logit and a token id.
+pub(in crate::cpu) fn best_of(candidates: &[[f32; 2]]) -> Best {
+    let mut all = NOTHING;
+    for &[logit, token] in candidates {
+        all.merge(Best { logit, token: token as u32, nan: logit.is_nan() });
     }
-    Ok(())
+    all
 }
 
 /// Updates a thread's best token of a row with the logits of up to sixteen tokens from `first` on.

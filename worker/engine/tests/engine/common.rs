@@ -212,7 +212,7 @@ impl Model for Hashing {
         Ok(true)
     }
 
-    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, _: &tutti_models::WantedRows) -> Result<(), DeviceError> {
         unreachable!("the model is in no group")
     }
 }

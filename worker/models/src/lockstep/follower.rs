@@ -8,7 +8,7 @@ use tutti_kernels::{
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 
 use super::{plan, tables::Tables};
-use crate::{LayoutPart, LogitResults, Model};
+use crate::{LayoutPart, LogitResults, Model, WantedRows};
 
 /// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward
 /// pass, calls `ran` with the number of forward passes so far.
@@ -54,9 +54,9 @@ pub fn follow(
                 ran(forwards);
                 outcome
             }
-            Some(Action::Logits(pb::LogitsPlan { rows })) => {
-                let rows: Vec<usize> = rows.into_iter().map(|row| row as usize).collect();
-                model.follow_logits(&rows)
+            Some(Action::Logits(pb::LogitsPlan { rows, likeliest })) => {
+                let indices = |rows: Vec<u32>| rows.into_iter().map(|row| row as usize).collect();
+                model.follow_logits(&WantedRows { rows: indices(rows), likeliest: indices(likeliest) })
             }
             Some(Action::Read(pb::ReadPlanes { pages, slot })) => {
                 let mut own = Vec::new();

@@ -13,7 +13,7 @@ use tutti_proto::{
 };
 
 use super::{plan, tables::Tables};
-use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout};
+use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows};
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
 ///
@@ -188,11 +188,9 @@ impl Model for Leader {
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
-        let sampled = wanted.sample.iter().map(|(row, _)| *row as u32);
-        let mut rows: Vec<u32> = sampled.chain(wanted.score.iter().map(|(row, _)| *row as u32)).collect();
-        rows.sort_unstable();
-        rows.dedup();
-        self.send(Action::Logits(pb::LogitsPlan { rows }))?;
+        let WantedRows { rows, likeliest } = wanted.rows();
+        let indices = |rows: Vec<usize>| rows.into_iter().map(|row| row as u32).collect();
+        self.send(Action::Logits(pb::LogitsPlan { rows: indices(rows), likeliest: indices(likeliest) }))?;
         self.model.enqueue_logits(wanted)
     }
 
@@ -200,7 +198,7 @@ impl Model for Leader {
         self.model.collect(until, out)
     }
 
-    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
         Err(DeviceError::Misuse("the leader of a group follows no one".into()))
     }
 }

@@ -8,7 +8,7 @@ use tutti_proto::declaration::{ModelDeclaration, WalkId};
 use super::encoder::Encoder;
 use crate::{
     PageLayout,
-    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
 };
 
 pub(super) struct EncoderOnly<D: Device> {
@@ -86,7 +86,7 @@ impl<D: Dense> Model for EncoderOnly<D> {
         Err(no_thinker())
     }
 
-    fn follow_logits(&mut self, _: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
         Err(no_thinker())
     }
 }

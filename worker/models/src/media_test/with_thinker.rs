@@ -8,12 +8,13 @@ use tutti_proto::declaration::{ModelDeclaration, WalkId};
 use super::encoder::Encoder;
 use crate::{
     DecoderDevice, PageLayout, StepHook,
-    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model},
+    decoder::Decoder,
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
     qwen3::Qwen3,
 };
 
 pub(super) struct WithThinker<D: Device> {
-    pub thinker: Qwen3<D>,
+    pub thinker: Decoder<D, Qwen3<D>>,
     pub encoder: Option<Encoder<D>>,
     pub declaration: ModelDeclaration,
 }
@@ -87,7 +88,7 @@ impl<D: DecoderDevice> Model for WithThinker<D> {
         self.thinker.collect(until, out)
     }
 
-    fn follow_logits(&mut self, wanted: &[usize]) -> Result<(), DeviceError> {
+    fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError> {
         self.thinker.follow_logits(wanted)
     }
 }

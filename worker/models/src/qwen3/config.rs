@@ -8,8 +8,9 @@ use tutti_kernels::{AttentionShape, WeightType, collective::GroupRank};
 use crate::{
     LoadError,
     config::{ConfigFile, TokenIds, eos_token_ids, parse_dtype},
+    decoder::{KvPlane, TextShape},
     model::Limits,
-    rope::{Rope, RopeKeys},
+    rope::{RopeKeys, RopeTables},
     weights::share,
 };
 
@@ -65,7 +66,8 @@ pub(crate) struct Config {
     /// Sliding window of each layer: the number of keys that a query sees, that of its own position included. `None`
     /// means all keys.
     pub windows: Vec<Option<usize>>,
-    pub rope: Rope,
+    /// Rotation of each layer.
+    pub rope: RopeTables,
     pub eos_token_id: Option<TokenIds>,
     /// Type in which the weights were saved. Only dummy weights use this type, because a checkpoint file states the
     /// type of each of its tensors.
@@ -85,6 +87,13 @@ impl Config {
         let layers = needed("num_hidden_layers", keys.num_hidden_layers)?;
         let max_position_embeddings =
             needed("max_position_embeddings", keys.max_position_embeddings.or(Some(32_768)))?;
+        let windows = keys.windows(layers).map_err(|problem| file.invalid(problem))?;
+        let layer_type = |window: &Option<usize>| match window {
+            Some(_) => "sliding_attention",
+            None => "full_attention",
+        };
+        let layer_types: Vec<_> = windows.iter().map(layer_type).collect();
+        let rope = RopeTables::resolve(&keys.rope, &layer_types, max_position_embeddings);
         let config = Self {
             vocab_size: needed("vocab_size", keys.vocab_size)?,
             hidden_size: needed("hidden_size", keys.hidden_size)?,
@@ -97,8 +106,8 @@ impl Config {
             rms_norm_eps: keys.rms_norm_eps.unwrap_or(1e-6),
             tied: keys.tie_word_embeddings.unwrap_or(false),
             attention_bias: keys.attention_bias.unwrap_or(false),
-            windows: keys.windows(layers).map_err(|problem| file.invalid(problem))?,
-            rope: keys.rope.resolve(max_position_embeddings).map_err(|problem| file.invalid(problem))?,
+            windows,
+            rope: rope.map_err(|problem| file.invalid(problem))?,
             dtype: keys.weight_type().map_err(|problem| file.invalid(problem))?,
             eos_token_id: keys.eos_token_id,
         };
@@ -115,6 +124,13 @@ impl Config {
         }
         if head_dim % 2 != 0 {
             return Err(format!("head_dim: {head_dim} is odd, but rotation needs pairs"));
+        }
+        // transformers' Qwen3 rotates whole heads, whatever this key says.
+        if let Some(rope) = self.rope.tables.iter().find(|rope| rope.rotated(*head_dim) != *head_dim) {
+            let rotated = rope.rotated(*head_dim);
+            return Err(format!(
+                "partial_rotary_factor: rotates {rotated} of {head_dim} elements, but Qwen3 rotates all"
+            ));
         }
         if let Some(other) = hidden_act.filter(|act| *act != "silu") {
             return Err(format!("hidden_act: {other:?} is not supported, only \"silu\""));
@@ -165,6 +181,24 @@ impl Config {
             eos_token_ids: eos_token_ids(dir, self.eos_token_id.clone())?,
             max_step_tokens,
             steps_in_flight: 1,
+        })
+    }
+
+    /// Returns the decoder around the layers.
+    pub fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
+        let Self { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = *self;
+        Ok(TextShape {
+            summary: format!(
+                "Qwen3, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \
+                 vocabulary {vocab_size}"
+            ),
+            hidden_size,
+            norm_eps: self.rms_norm_eps,
+            tied: self.tied,
+            dtype: self.dtype,
+            limits: self.limits(dir, max_step_tokens)?,
+            kv: Some(KvPlane { layers, heads: kv_heads, head_dim }),
+            slots: Vec::new(),
         })
     }
 

@@ -1,7 +1,7 @@
-//! The tensors of a Qwen3 checkpoint: their names, their division among ranks, and their fusion on a device.
+//! The tensors of the layers of a Qwen3 checkpoint: their names, their division among ranks, and their fusion on a device.
 //!
-//! The division among ranks is Megatron's (arXiv:1909.08053). Embedding, LM head, q, k, v, gate and up are cut by
-//! outputs; o and down are cut by inputs. Each layer thus needs two sums over ranks. Norms are replicated.
+//! The division among ranks is Megatron's (arXiv:1909.08053). q, k, v, gate and up are cut by outputs; o and
+//! down are cut by inputs. Each layer thus needs two sums over ranks. Norms are replicated.
 
 use tutti_kernels::{Device, HeadNorms};
 
@@ -11,16 +11,8 @@ use crate::{
     weights::{Cut, Loader, Role, TensorSpec},
 };
 
-/// Every tensor that a checkpoint of one config must hold.
-pub(super) struct Specs {
-    pub embedding: TensorSpec,
-    layers: Vec<LayerSpecs>,
-    final_norm: TensorSpec,
-    /// `None` if the embedding serves as LM head.
-    lm_head: Option<TensorSpec>,
-}
-
-struct LayerSpecs {
+/// The tensors of one layer.
+pub(super) struct LayerSpecs {
     input_norm: TensorSpec,
     qkv: [TensorSpec; 3],
     qkv_bias: Option<[TensorSpec; 3]>,
@@ -33,28 +25,12 @@ struct LayerSpecs {
     down: TensorSpec,
 }
 
-impl Specs {
-    pub fn new(config: &Config) -> Self {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        Self {
-            embedding: TensorSpec::matrix("model.embed_tokens.weight", Role::Embedding, vocab, hidden)
-                .cut(Cut::Rows(vocab)),
-            layers: (0..config.layers).map(|layer| LayerSpecs::new(config, layer)).collect(),
-            final_norm: TensorSpec::vector("model.norm.weight", Role::Norm, hidden),
-            lm_head: (!config.tied).then(|| {
-                TensorSpec::matrix("lm_head.weight", Role::Projection, vocab, hidden).cut(Cut::Rows(vocab))
-            }),
-        }
-    }
-
-    /// All tensors: first those outside of the layers, then layer by layer.
-    pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
-        let ends = [Some(&self.embedding), self.lm_head.as_ref(), Some(&self.final_norm)];
-        ends.into_iter().flatten().chain(self.layers.iter().flat_map(LayerSpecs::all))
-    }
-}
-
 impl LayerSpecs {
+    /// The tensors of all layers.
+    pub fn of(config: &Config) -> Vec<Self> {
+        (0..config.layers).map(|layer| Self::new(config, layer)).collect()
+    }
+
     fn new(config: &Config, layer: usize) -> Self {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
@@ -95,23 +71,22 @@ impl LayerSpecs {
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = &TensorSpec> {
-        let single =
-            [&self.input_norm, &self.q_norm, &self.k_norm, &self.o, &self.post_norm, &self.down].into_iter();
-        single.chain(&self.qkv).chain(self.qkv_bias.iter().flatten()).chain(&self.o_bias).chain(&self.gate_up)
+    /// All tensors, in the order of loading.
+    pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
+        let norms = [&self.q_norm, &self.k_norm].into_iter();
+        std::iter::once(&self.input_norm)
+            .chain(&self.qkv)
+            .chain(self.qkv_bias.iter().flatten())
+            .chain(norms)
+            .chain([&self.o])
+            .chain(&self.o_bias)
+            .chain([&self.post_norm])
+            .chain(&self.gate_up)
+            .chain([&self.down])
     }
 }
 
-/// The weights on a device. Shapes in comments are those of a group of one rank.
-pub(super) struct Weights<D: Device> {
-    /// `[vocab, hidden]`.
-    pub embedding: D::Matrix,
-    pub layers: Vec<Layer<D>>,
-    pub final_norm: D::Vector,
-    lm_head: Option<D::Matrix>,
-}
-
-/// One decoder layer's weights.
+/// One layer's weights on a device. Shapes in comments are those of a group of one rank.
 pub(super) struct Layer<D: Device> {
     pub input_norm: D::Vector,
     /// q, k and v fused: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
@@ -130,24 +105,8 @@ pub(super) struct Layer<D: Device> {
     pub down: D::Matrix,
 }
 
-impl<D: Device> Weights<D> {
-    pub fn load(specs: &Specs, loader: &mut Loader<'_, D>) -> Result<Self, LoadError> {
-        Ok(Self {
-            embedding: loader.matrix(&[&specs.embedding])?,
-            lm_head: specs.lm_head.as_ref().map(|spec| loader.matrix(&[spec])).transpose()?,
-            final_norm: loader.vector(&[&specs.final_norm])?,
-            layers: specs.layers.iter().map(|layer| Layer::load(layer, loader)).collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// The LM head, `[vocab, hidden]`: the embedding matrix if the two are tied.
-    pub fn lm_head(&self) -> &D::Matrix {
-        self.lm_head.as_ref().unwrap_or(&self.embedding)
-    }
-}
-
 impl<D: Device> Layer<D> {
-    fn load(specs: &LayerSpecs, loader: &mut Loader<'_, D>) -> Result<Self, LoadError> {
+    pub fn load(specs: &LayerSpecs, loader: &mut Loader<'_, D>) -> Result<Self, LoadError> {
         Ok(Self {
             input_norm: loader.vector(&[&specs.input_norm])?,
             qkv: loader.matrix(&specs.qkv.each_ref())?,

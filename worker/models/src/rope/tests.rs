@@ -1,19 +1,23 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
+fn tables(keys: Value, layer_types: &[&str]) -> Result<RopeTables, String> {
+    RopeTables::resolve(&serde_json::from_value::<RopeKeys>(keys).unwrap(), layer_types, 4096)
+}
+
 fn rope(keys: Value) -> Rope {
-    serde_json::from_value::<RopeKeys>(keys).unwrap().resolve(4096).unwrap()
+    tables(keys, &["full_attention"]).unwrap().tables.remove(0)
 }
 
 /// Compares the frequencies and the scale of a head of 32 with those of transformers 5.23.0.
-fn agrees(keys: Value, scale: f32, expected: [f32; 16]) {
-    let found = rope(keys).frequencies(32);
+fn agrees<const N: usize>(keys: Value, scale: f32, expected: [f32; N]) {
+    let found = rope(keys).frequencies(32).unwrap();
     assert!((found.scale - scale).abs() < 1e-6, "{} {scale}", found.scale);
     for (found, expected) in found.inverse.iter().zip(expected) {
         assert!((found / expected - 1.0).abs() < 1e-6, "{found} {expected}");
     }
-    assert_eq!(found.inverse.len(), 16);
+    assert_eq!(found.inverse.len(), N);
 }
 
 #[test]
@@ -151,11 +155,79 @@ fn yarn_over_the_whole_context_with_a_given_attention_factor_agrees_with_the_ref
 }
 
 #[test]
-fn sets_nested_by_kind_of_layer_must_agree() {
+fn partial_rotation_has_the_frequencies_of_a_smaller_head() {
+    let keys = |factor: f64| json!({"rope_theta": 1e4, "partial_rotary_factor": factor});
+    let half = [1.0, 0.316_227_76, 0.1, 0.031_622_78, 0.01, 0.003_162_277_7, 0.001, 0.000_316_227_77];
+    agrees(keys(0.5), 1.0, half);
+    assert_eq!(rope(keys(0.5)).rotated(32), 16);
+    // The number of elements is rounded down, and to pairs.
+    assert_eq!(rope(keys(0.3)).rotated(32), 8);
+    let inside = json!({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}});
+    assert_eq!(rope(inside), rope(keys(0.5)));
+    for wrong in [0.0, -1.0, 1.01] {
+        let error = tables(keys(wrong), &["full_attention"]).unwrap_err();
+        assert!(error.contains("partial_rotary_factor"), "{error}");
+    }
+}
+
+#[test]
+fn yarn_over_a_part_of_a_head_agrees_with_the_reference() {
+    let yarn = |factor: f64| {
+        json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "partial_rotary_factor": factor,
+               "factor": 4.0, "original_max_position_embeddings": 64}})
+    };
+    agrees(yarn(0.25), 1.138_629_4, [1.0, 0.007_905_695, 0.000_25, 7.905_694e-6]);
+    agrees(
+        yarn(0.5),
+        1.138_629_4,
+        [
+            1.0,
+            0.111_142_464,
+            0.007_905_695,
+            0.001_405_853_3,
+            0.000_25,
+            4.445_698_5e-5,
+            7.905_694e-6,
+            1.405_853_4e-6,
+        ],
+    );
+}
+
+/// Compares with the axes that transformers' Qwen2-VL (in sections) and Qwen3.5 (interleaved) read, found from the cosines
+/// of positions 5, 100 and 9.
+#[test]
+fn sections_divide_the_frequencies_among_the_axes() {
+    let axes = |keys: Value| rope(keys).axes(16);
+    let sections = json!({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}});
+    assert_eq!(axes(sections), Ok(vec![0, 0, 1, 1, 1, 2, 2, 2]));
+    let interleaved = |section: [usize; 3]| json!({"rope_parameters": {"rope_type": "default", "mrope_section": section, "mrope_interleaved": true}});
+    assert_eq!(axes(interleaved([3, 3, 2])), Ok(vec![0, 1, 2, 0, 1, 2, 0, 1]));
+    assert_eq!(axes(interleaved([6, 1, 1])), Ok(vec![0, 1, 2, 0, 0, 0, 0, 0]));
+    assert_eq!(axes(json!({"rope_theta": 1e4})), Ok(vec![0; 8]));
+    let error = axes(interleaved([3, 3, 3])).unwrap_err();
+    assert!(error.contains("mrope_section") && error.contains("8 frequencies"), "{error}");
+    // Qwen3.5: a quarter of a head of 256 elements.
+    let qwen = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_interleaved": true,
+                      "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}});
+    let found = rope(qwen).axes(256).unwrap();
+    assert_eq!((found.len(), found[30], found[31]), (32, 0, 1));
+}
+
+#[test]
+fn types_of_layers_have_tables_of_their_own() {
+    // As transformers 5 writes Gemma 3's.
+    let keys = json!({"rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    }});
+    let (slide, full) = ("sliding_attention", "full_attention");
+    let found = tables(keys.clone(), &[slide, slide, full, slide]).unwrap();
+    assert_eq!(found.of_layer, [0, 0, 1, 0]);
+    assert_eq!(found.tables, [rope(json!({"rope_theta": 1e4})), rope(json!({"rope_theta": 1e6}))]);
+    let error = tables(keys, &["linear_attention"]).unwrap_err();
+    assert!(error.contains("linear_attention") && error.contains("full_attention"), "{error}");
+
     let set = json!({"rope_type": "default", "rope_theta": 5e5});
-    let nested =
-        |other: Value| json!({"rope_parameters": {"full_attention": set, "sliding_attention": other}});
-    assert_eq!(rope(nested(set.clone())), rope(json!({"rope_theta": 5e5})));
-    let different: RopeKeys = serde_json::from_value(nested(json!({"rope_theta": 1e4}))).unwrap();
-    assert!(different.resolve(4096).unwrap_err().contains("rotate differently"));
+    let alike = tables(json!({"rope_parameters": {full: set, slide: set}}), &[full, slide]).unwrap();
+    assert_eq!((alike.of_layer, alike.tables), (vec![0, 0], vec![rope(json!({"rope_theta": 5e5}))]));
 }

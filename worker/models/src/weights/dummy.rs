@@ -1,9 +1,12 @@
 //! Seeded random weights in real shapes, for `--load-format dummy`.
 
 use half::{bf16, f16};
-use tutti_kernels::WeightType;
+use tutti_kernels::{Device, DeviceError, WeightType};
 
-use super::{Role, ShardRange, TensorSpec};
+use super::{Precision, Role, TensorSpec, Window, convert};
+
+/// Number of elements that one thread draws at a time.
+const TASK_ELEMENTS: usize = 1 << 16;
 
 /// A source of seeded random weights. Element `i` of a tensor is a function of (seed, name, `i`), so a shard does not
 /// depend on the rank that draws it, nor on the order of drawing.
@@ -11,50 +14,76 @@ use super::{Role, ShardRange, TensorSpec};
 pub(crate) struct Dummy {
     /// Seed of all tensors.
     pub seed: u64,
-    /// The type of all weights.
+    /// The type of all tensors that do not have a type of their own.
     pub dtype: WeightType,
 }
 
 impl Dummy {
-    /// Returns the elements of a tensor that `range` covers, little endian. Norms consist of ones and biases of zeros.
-    /// All other tensors are uniformly random, with the variance that keeps activations near unit size.
-    pub fn bytes(&self, spec: &TensorSpec, range: &ShardRange) -> Vec<u8> {
+    /// Returns the type of a tensor.
+    pub fn dtype(&self, spec: &TensorSpec) -> WeightType {
+        match spec.precision {
+            Precision::Type(dtype) => dtype,
+            Precision::Configured | Precision::Stored => self.dtype,
+        }
+    }
+
+    /// Returns the elements of a window of a tensor, row by row, little endian, drawn on the device's threads.
+    pub fn bytes<D: Device>(
+        &self,
+        device: &mut D,
+        spec: &TensorSpec,
+        window: &Window,
+    ) -> Result<Vec<u8>, DeviceError> {
+        let mut bytes = vec![0; window.elements() * self.dtype(spec).bytes()];
+        let width = window.columns.len().max(1);
+        let rows = (TASK_ELEMENTS / width).max(1);
+        let row_bytes = width * self.dtype(spec).bytes();
+        convert::fill(device, &mut bytes, rows * row_bytes, &|first, rows| {
+            self.fill_rows(spec, window, first / row_bytes, rows);
+        })?;
+        Ok(bytes)
+    }
+
+    /// Fills `bytes` with rows of a window, from its row `first` on. Norms consist of ones and biases of zeros. All other
+    /// tensors are uniformly random, with the variance that keeps activations near unit size.
+    fn fill_rows(&self, spec: &TensorSpec, window: &Window, first: usize, bytes: &mut [u8]) {
+        let dtype = self.dtype(spec);
         let deviation = match spec.role {
-            Role::Norm => return self.constant(range, 1.0),
-            Role::Bias => return self.constant(range, 0.0),
+            Role::Norm => return constant(dtype, 1.0, bytes),
+            Role::Bias => return constant(dtype, 0.0, bytes),
             Role::Embedding => 1.0,
-            Role::Projection => (spec.rows_columns().1.max(1) as f32).sqrt().recip(),
+            Role::Projection => (spec.dims.columns.max(1) as f32).sqrt().recip(),
         };
         let stream = spec.name.bytes().fold(self.seed, |state, byte| mix(state ^ u64::from(byte)));
         // Sixteen random bits per element, uniform in -√3σ..√3σ, where σ is `deviation`: the variance is σ².
         let step = 3f32.sqrt() * deviation / 32_768.0;
-        let mut bytes = vec![0; range.elements() * self.dtype.bytes()];
-        let mut rest = &mut bytes[..];
-        let width = if spec.shape.len() == 2 { spec.shape[1] } else { 1 };
-        for run in range.runs(width) {
-            let (now, later) = rest.split_at_mut(run.len() * self.dtype.bytes());
-            rest = later;
-            let first = run.start;
-            match self.dtype {
-                WeightType::F32 => fill(now, stream, first, |r| (f32::from(r) * step).to_le_bytes()),
+        let width = window.columns.len();
+        // The rows of a window of all columns follow each other without gaps, so they are drawn as one run.
+        let run = if width == spec.dims.columns { bytes.len() } else { width * dtype.bytes() };
+        for (index, run) in bytes.chunks_mut(run.max(1)).enumerate() {
+            let row = window.rows.start + first + index;
+            let at =
+                window.matrix * spec.dims.matrix_elements() + row * spec.dims.columns + window.columns.start;
+            match dtype {
+                WeightType::F32 => fill(run, stream, at, |r| (f32::from(r) * step).to_le_bytes()),
                 WeightType::F16 => {
-                    fill(now, stream, first, |r| f16::from_f32(f32::from(r) * step).to_le_bytes());
+                    fill(run, stream, at, |r| f16::from_f32(f32::from(r) * step).to_le_bytes())
                 }
                 // Truncated, not rounded: the result is as random, and truncation is far faster.
-                WeightType::Bf16 => fill(now, stream, first, |r| {
-                    (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes()
-                }),
+                WeightType::Bf16 => {
+                    fill(run, stream, at, |r| (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes());
+                }
             }
         }
-        bytes
     }
+}
 
-    fn constant(&self, range: &ShardRange, value: f32) -> Vec<u8> {
-        match self.dtype {
-            WeightType::F32 => value.to_le_bytes().repeat(range.elements()),
-            WeightType::F16 => f16::from_f32(value).to_le_bytes().repeat(range.elements()),
-            WeightType::Bf16 => bf16::from_f32(value).to_le_bytes().repeat(range.elements()),
-        }
+/// Fills `bytes` with one value.
+fn constant(dtype: WeightType, value: f32, bytes: &mut [u8]) {
+    match dtype {
+        WeightType::F32 => bytes.as_chunks_mut().0.fill(value.to_le_bytes()),
+        WeightType::F16 => bytes.as_chunks_mut().0.fill(f16::from_f32(value).to_le_bytes()),
+        WeightType::Bf16 => bytes.as_chunks_mut().0.fill(bf16::from_f32(value).to_le_bytes()),
     }
 }
 

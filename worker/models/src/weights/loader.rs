@@ -1,9 +1,14 @@
 //! Loads tensors onto a device one by one, and reports progress.
 
-use half::{bf16, f16};
+use std::{borrow::Cow, collections::VecDeque};
+
 use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
 
-use super::{Dummy, SafetensorsDir, TensorSpec};
+use super::{
+    Dummy, Precision, SafetensorsDir, TensorSpec, Window,
+    convert::{self, widen},
+    read_ahead::ReadAhead,
+};
 use crate::LoadError;
 
 /// Progress of loading weights onto a device.
@@ -30,8 +35,57 @@ impl Source {
     fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         match self {
             Self::Files(files) => files.check(spec),
-            Self::Dummy(dummy) => Ok(dummy.dtype),
+            Self::Dummy(dummy) => Ok(dummy.dtype(spec)),
         }
+    }
+}
+
+/// A window of a tensor in host memory: in the mapped file, or converted.
+struct HostWindow<'a> {
+    bytes: Cow<'a, [u8]>,
+    dtype: WeightType,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+}
+
+impl<'a> HostWindow<'a> {
+    /// Wraps consecutive rows of a window.
+    fn owned(bytes: Vec<u8>, dtype: WeightType, window: &Window) -> Self {
+        let (rows, columns) = (window.rows.len(), window.columns.len());
+        Self { bytes: bytes.into(), dtype, rows, columns, stride: columns }
+    }
+
+    /// Reads a window from `source`. Transposed matrices and tensors of another type are converted; all others stay
+    /// where they are, for the device to read in place.
+    fn read<D: Device>(
+        source: &'a Source,
+        device: &mut D,
+        spec: &TensorSpec,
+        window: &Window,
+    ) -> Result<Self, LoadError> {
+        let files = match source {
+            Source::Files(files) => files,
+            Source::Dummy(dummy) => {
+                return Ok(Self::owned(dummy.bytes(device, spec, window)?, dummy.dtype(spec), window));
+            }
+        };
+        let stored = files.window(spec, window)?;
+        let held = match spec.precision {
+            Precision::Type(dtype) => dtype,
+            Precision::Configured | Precision::Stored => stored.dtype,
+        };
+        if held != stored.dtype || spec.dims.transposed {
+            let bytes = convert::copy(device, stored, held, spec.dims.transposed)?;
+            return Ok(Self::owned(bytes, held, window));
+        }
+        let HostMatrix { bytes, dtype, rows, columns, stride } = stored;
+        Ok(Self { bytes: bytes.into(), dtype, rows, columns, stride })
+    }
+
+    fn view(&self) -> HostMatrix<'_> {
+        let Self { ref bytes, dtype, rows, columns, stride } = *self;
+        HostMatrix { bytes, dtype, rows, columns, stride }
     }
 }
 
@@ -44,11 +98,13 @@ pub(crate) struct Loader<'a, D: Device> {
     state: LoadProgress,
     /// Bytes of the tensors loaded so far, as the device holds them.
     held: u64,
+    /// `None` if nothing is read from files.
+    ahead: Option<ReadAhead>,
 }
 
 impl<'a, D: Device> Loader<'a, D> {
     /// Checks the presence, shape and type of every tensor of `specs` before any is read, so that a bad checkpoint
-    /// fails at once.
+    /// fails at once. Tensors are read ahead in the order of `specs`, so this should be near the order of loading.
     pub fn new<'s>(
         source: Source,
         quantize: Quantize,
@@ -56,18 +112,30 @@ impl<'a, D: Device> Loader<'a, D> {
         device: &'a mut D,
         progress: Progress<'a>,
     ) -> Result<Self, LoadError> {
-        let (mut total, group_rank) = (0, device.group_rank());
+        let (mut total, mut extents) = (0, VecDeque::new());
         for spec in specs {
-            total += (spec.shard_range(group_rank).elements() * source.check(spec)?.bytes()) as u64;
+            let range = spec.shard_range(device.group_rank());
+            total += (range.elements() * source.check(spec)?.bytes()) as u64;
+            if let (Source::Files(files), true) = (&source, device.reads_weights()) {
+                for window in range.all_windows() {
+                    extents.push_back(files.extent(spec, &window)?);
+                }
+            }
         }
+        let ahead = (!extents.is_empty()).then(|| ReadAhead::start(extents));
         let state = LoadProgress { done: 0, total };
         progress(state);
-        Ok(Self { source, quantize, device, progress, state, held: 0 })
+        Ok(Self { source, quantize, device, progress, state, held: 0, ahead })
     }
 
     /// This rank and the size of its group.
     pub fn group_rank(&self) -> GroupRank {
         self.device.group_rank()
+    }
+
+    /// The device, to allocate buffers.
+    pub fn device(&mut self) -> &mut D {
+        self.device
     }
 
     /// The stored type of a tensor.
@@ -77,73 +145,92 @@ impl<'a, D: Device> Loader<'a, D> {
 
     /// Loads several matrices as one, with their rows end to end.
     pub fn matrix(&mut self, specs: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
-        self.load_matrix(specs, |device, fused, quantize| device.matrix(fused, quantize))
+        self.load_matrix(&self.windows(specs), |device, fused, quantize| device.matrix(fused, quantize))
     }
 
     /// Loads gate and up as one matrix.
     pub fn gate_up(&mut self, specs: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
-        self.load_matrix(&specs, |device, fused, quantize| match *fused {
-            [gate, up] => device.gate_up_matrix([gate, up], quantize),
-            _ => Err(DeviceError::Misuse(format!("{} matrices in place of gate and up", fused.len()))),
-        })
+        self.load_matrix(&self.windows(&specs), gate_up)
+    }
+
+    /// Loads each matrix of a stack that this rank holds, its parts end to end.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
+    pub fn matrices(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
+        let range = spec.shard_range(self.group_rank());
+        let load = |matrix| {
+            let windows: Vec<_> = range.windows(matrix).map(|window| (spec, window)).collect();
+            self.load_matrix(&windows, |device, fused, quantize| device.matrix(fused, quantize))
+        };
+        range.matrices.clone().map(load).collect()
+    }
+
+    /// Loads each matrix of a stack that this rank holds, whose two parts are gate and up.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
+    pub fn gate_ups(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
+        let range = spec.shard_range(self.group_rank());
+        let load = |matrix| {
+            let windows: Vec<_> = range.windows(matrix).map(|window| (spec, window)).collect();
+            self.load_matrix(&windows, gate_up)
+        };
+        range.matrices.clone().map(load).collect()
+    }
+
+    /// The windows that this rank holds of tensors, end to end.
+    fn windows<'s>(&self, specs: &[&'s TensorSpec]) -> Vec<(&'s TensorSpec, Window)> {
+        let windows = |&spec: &&'s TensorSpec| {
+            let range = spec.shard_range(self.group_rank());
+            range.all_windows().map(|window| (spec, window)).collect::<Vec<_>>()
+        };
+        specs.iter().flat_map(windows).collect()
     }
 
     fn load_matrix(
         &mut self,
-        specs: &[&TensorSpec],
+        windows: &[(&TensorSpec, Window)],
         take: impl FnOnce(&mut D, &[HostMatrix<'_>], Quantize) -> Result<D::Matrix, DeviceError>,
     ) -> Result<D::Matrix, LoadError> {
-        let first = self.source.check(specs[0])?;
-        for spec in specs {
-            let other = self.source.check(spec)?;
-            if let (true, Source::Files(files)) = (other != first, &self.source) {
-                return Err(files.differs(spec, specs[0]));
-            }
+        let Self { source, device, quantize, .. } = self;
+        let mut held = Vec::with_capacity(windows.len());
+        for (spec, window) in windows {
+            held.push(HostWindow::read(source, *device, spec, window)?);
         }
-        let mut held = Vec::with_capacity(specs.len());
-        for spec in specs {
-            let range = spec.shard_range(self.group_rank());
-            let bytes = match &self.source {
-                Source::Files(files) => range.slice(files.view(spec)?),
-                Source::Dummy(dummy) => dummy.bytes(spec, &range).into(),
-            };
-            held.push((range, bytes));
+        if let Source::Files(files) = &*source
+            && let Some(other) = held.iter().position(|window| window.dtype != held[0].dtype)
+        {
+            return Err(files.differs(windows[other].0, windows[0].0));
         }
-        let views: Vec<_> = held.iter().map(|(range, bytes)| range.view(bytes, first)).collect();
-        let matrix = take(self.device, &views, self.quantize)?;
-        drop(held);
-        if let Source::Files(files) = &mut self.source {
-            specs.iter().for_each(|spec| files.release(spec));
-        }
-        let stored = self.advance(specs)?;
-        self.held += match self.quantize {
+        let configured = windows.iter().all(|(spec, _)| spec.precision == Precision::Configured);
+        let quantize = if configured { *quantize } else { Quantize::None };
+        let views: Vec<_> = held.iter().map(HostWindow::view).collect();
+        let matrix = take(device, &views, quantize)?;
+        self.held += match quantize {
             // The padding of the device's layout is not counted.
-            Quantize::None => stored,
+            Quantize::None => {
+                views.iter().map(|view| (view.rows * view.columns * view.dtype.bytes()) as u64).sum()
+            }
             Quantize::Int8 => self.device.matrix_bytes(&matrix),
         };
+        drop(held);
+        self.advance(windows)?;
         Ok(matrix)
     }
 
     /// Loads several vectors as one, end to end, widened to f32.
     pub fn vector(&mut self, specs: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
-        let mut values = Vec::new();
-        for spec in specs {
-            let range = spec.shard_range(self.device.group_rank());
-            match &mut self.source {
-                Source::Files(files) => {
-                    let whole = files.view(spec)?;
-                    widen(
-                        &range.slice(HostMatrix { rows: whole.columns, columns: 1, ..whole }),
-                        whole.dtype,
-                        &mut values,
-                    );
-                    files.release(spec);
-                }
-                Source::Dummy(dummy) => widen(&dummy.bytes(spec, &range), dummy.dtype, &mut values),
+        let windows = self.windows(specs);
+        let (mut values, mut held) = (Vec::new(), 0);
+        for (spec, window) in &windows {
+            let host = HostWindow::read(&self.source, self.device, spec, window)?;
+            if host.stride == host.columns {
+                widen(&host.bytes, host.dtype, &mut values);
+            } else {
+                (0..host.rows).for_each(|row| widen(host.view().row(row), host.dtype, &mut values));
             }
+            held += (window.elements() * host.dtype.bytes()) as u64;
         }
         let vector = self.device.vector(&values)?;
-        self.held += self.advance(specs)?;
+        self.held += held;
+        self.advance(&windows)?;
         Ok(vector)
     }
 
@@ -158,25 +245,36 @@ impl<'a, D: Device> Loader<'a, D> {
         self.held
     }
 
-    /// Reports these tensors as loaded. Returns the size of this rank's shard of them, in bytes of their stored type.
-    fn advance(&mut self, specs: &[&TensorSpec]) -> Result<u64, LoadError> {
-        let mut stored = 0;
-        for spec in specs {
-            let elements = spec.shard_range(self.group_rank()).elements();
-            stored += (elements * self.source.check(spec)?.bytes()) as u64;
+    /// Bytes of the tensors loaded so far, as the device holds them.
+    #[cfg(test)]
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Releases these windows and reports them as loaded, in bytes of their stored type.
+    fn advance(&mut self, windows: &[(&TensorSpec, Window)]) -> Result<(), LoadError> {
+        for (spec, window) in windows {
+            if let Source::Files(files) = &mut self.source {
+                files.release(spec, window)?;
+            }
+            self.state.done += (window.elements() * self.source.check(spec)?.bytes()) as u64;
         }
-        self.state.done += stored;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.advance(self.state.done);
+        }
         (self.progress)(self.state);
-        Ok(stored)
+        Ok(())
     }
 }
 
-/// Appends little-endian elements as f32.
-fn widen(bytes: &[u8], dtype: WeightType, out: &mut Vec<f32>) {
-    let halves = || bytes.as_chunks::<2>().0.iter();
-    match dtype {
-        WeightType::F32 => out.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
-        WeightType::F16 => out.extend(halves().map(|b| f16::from_le_bytes(*b).to_f32())),
-        WeightType::Bf16 => out.extend(halves().map(|b| bf16::from_le_bytes(*b).to_f32())),
+/// Loads gate and up as one matrix.
+fn gate_up<D: Device>(
+    device: &mut D,
+    fused: &[HostMatrix<'_>],
+    quantize: Quantize,
+) -> Result<D::Matrix, DeviceError> {
+    match *fused {
+        [gate, up] => device.gate_up_matrix([gate, up], quantize),
+        _ => Err(DeviceError::Misuse(format!("{} matrices in place of gate and up", fused.len()))),
     }
 }

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     path::{Component, Path, PathBuf},
+    sync::Arc,
 };
 
 use memmap2::{Mmap, UncheckedAdvice};
@@ -11,7 +12,7 @@ use safetensors::tensor::Dtype;
 use serde::Deserialize;
 use tutti_kernels::{HostMatrix, WeightType};
 
-use super::{TensorSpec, header::Header};
+use super::{TensorSpec, Window, header::Header, read_ahead::Extent};
 use crate::{LoadError, config::read_json};
 
 const SINGLE: &str = "model.safetensors";
@@ -29,7 +30,7 @@ pub(crate) struct SafetensorsDir {
 /// One mapped safetensors file.
 struct WeightFile {
     path: PathBuf,
-    map: Mmap,
+    map: Arc<Mmap>,
     header: Header,
 }
 
@@ -94,26 +95,37 @@ impl SafetensorsDir {
         LoadError::Tensor { path, name: spec.name.clone(), problem }
     }
 
-    /// Returns a tensor as a view of the mapped file.
-    pub fn view(&self, spec: &TensorSpec) -> Result<HostMatrix<'_>, LoadError> {
+    /// Returns a window of a tensor in the mapped file, as it is stored there: a window of a transposed matrix has its
+    /// outputs as columns.
+    pub fn window(&self, spec: &TensorSpec, window: &Window) -> Result<HostMatrix<'_>, LoadError> {
         let dtype = self.check(spec)?;
         let file = &self.files[self.file_of[&spec.name]];
-        let (rows, columns) = spec.rows_columns();
-        Ok(HostMatrix { bytes: &file.map[file.extent(&spec.name)], dtype, rows, columns })
+        Ok(window.view(&file.map[file.extent(&spec.name)], dtype))
     }
 
-    /// Releases the mapped pages of a tensor that the device has copied. The pages stay in the page cache.
-    pub fn release(&mut self, spec: &TensorSpec) {
-        self.unused.remove(&spec.name);
+    /// Returns the bytes of a window in its file, from its first element to its last.
+    pub fn extent(&self, spec: &TensorSpec, window: &Window) -> Result<Extent, LoadError> {
+        let size = self.check(spec)?.bytes();
         let file = &self.files[self.file_of[&spec.name]];
-        let extent = file.extent(&spec.name);
+        let (start, elements) = (file.extent(&spec.name).start, window.extent());
+        Ok(Extent {
+            map: file.map.clone(),
+            bytes: start + elements.start * size..start + elements.end * size,
+        })
+    }
+
+    /// Releases the mapped pages of a window that the device has copied. The pages stay in the page cache.
+    pub fn release(&mut self, spec: &TensorSpec, window: &Window) -> Result<(), LoadError> {
+        self.unused.remove(&spec.name);
+        let Extent { map, bytes } = self.extent(spec, window)?;
         // SAFETY: the mapping of the file is shared, read-only and never written through. A later access to a dropped
         // page reads the same contents from the file again.
         let released =
-            unsafe { file.map.unchecked_advise_range(UncheckedAdvice::DontNeed, extent.start, extent.len()) };
+            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
         if let Err(error) = released {
             tracing::debug!(tensor = spec.name, %error, "could not release a tensor's mapped pages");
         }
+        Ok(())
     }
 
     /// Returns the names of the tensors that were never released, in order of name.
@@ -130,7 +142,7 @@ impl WeightFile {
         // one that rewrites it changes the weights. Every loader that maps files accepts this, to avoid a copy.
         let map = unsafe { Mmap::map(&file) }.map_err(read)?;
         match Header::parse(&map) {
-            Ok(header) => Ok(Self { path, map, header }),
+            Ok(header) => Ok(Self { path, map: Arc::new(map), header }),
             Err(error) => Err(match error.tensor {
                 Some(name) => LoadError::Tensor { path, name, problem: error.problem },
                 None => LoadError::Weights { path, problem: error.problem },

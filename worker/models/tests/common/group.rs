@@ -8,7 +8,7 @@ use tutti_models::{
     lockstep::{Leader, follow},
 };
 
-use super::{PAGES, device, try_load_as};
+use super::{PAGES, SLOTS, device, try_load_as};
 
 /// Deadline of a collective, far above what a working group takes.
 const WAIT: Duration = Duration::from_secs(120);
@@ -43,7 +43,7 @@ pub fn of_ranks_as<T>(
         let follower = |rank| move || follow(&mut *load(rank), &mut *meet("plans", rank), |_| {}).unwrap();
         let followers: Vec<_> = (1..size).map(|rank| scope.spawn(follower(rank))).collect();
         let mut leader = Leader::new(load(0), meet("plans", 0));
-        leader.allocate_planes(PAGES, 1).unwrap();
+        leader.allocate_planes(PAGES, SLOTS).unwrap();
         let result = act(&mut leader);
         drop(leader);
         followers.into_iter().for_each(|follower| follower.join().unwrap());

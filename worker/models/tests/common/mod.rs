@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use safetensors::tensor::{Dtype, TensorView};
 use tutti_kernels::{
-    PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, TokenScore,
+    PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotCopy, SlotId, StepInputs, TokenScore,
     cpu::{CpuDevice, Isa},
 };
 use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load};
@@ -18,6 +18,7 @@ use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResul
 pub const PAGE_TOKENS: usize = 16;
 pub const MAX_STEP_TOKENS: usize = 2048;
 pub const PAGES: usize = 256;
+pub const SLOTS: usize = 16;
 
 pub fn device() -> CpuDevice {
     CpuDevice::new(1, Isa::detect()).unwrap()
@@ -59,13 +60,13 @@ pub fn try_load_as(
 
 pub fn loaded(dir: &Path, load_format: LoadFormat) -> Box<dyn Model> {
     let mut model = try_load(dir, load_format).unwrap();
-    model.allocate_planes(PAGES, 1).unwrap();
+    model.allocate_planes(PAGES, SLOTS).unwrap();
     model
 }
 
 pub fn loaded_as(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> Box<dyn Model> {
     let mut model = try_load_as(device(), dir, load_format, quantize).unwrap();
-    model.allocate_planes(PAGES, 1).unwrap();
+    model.allocate_planes(PAGES, SLOTS).unwrap();
     model
 }
 
@@ -76,6 +77,7 @@ pub struct Request {
     /// Number of tokens whose keys and values are in the pages.
     pub computed: usize,
     pub pages: Vec<PageId>,
+    pub slot: SlotId,
     /// Scores of each prompt token but the first, with the whole vocabulary as `top`.
     pub scores: Vec<TokenScore>,
 }
@@ -83,13 +85,14 @@ pub struct Request {
 /// Returns requests with pages of their own. Page ids descend, so no block table is in order.
 pub fn requests(prompts: &[&[u32]]) -> Vec<Request> {
     let mut free: Vec<PageId> = (1..PAGES as u32).map(PageId).collect();
-    let request = |prompt: &&[u32]| Request {
+    let request = |(slot, prompt): (u32, &&[u32])| Request {
         tokens: prompt.to_vec(),
         computed: 0,
         pages: (0..(prompt.len() + 64).div_ceil(PAGE_TOKENS)).map(|_| free.pop().unwrap()).collect(),
+        slot: SlotId(slot),
         scores: Vec::new(),
     };
-    prompts.iter().map(request).collect()
+    (1..).zip(prompts).map(request).collect()
 }
 
 fn greedy() -> SamplingParams {
@@ -109,6 +112,11 @@ fn greedy() -> SamplingParams {
 /// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token, and appends a
 /// greedy token to a request whose last token it computed.
 pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
+    step_with(model, requests, chunk, &[]);
+}
+
+/// Runs [`step`] with slot copies.
+pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, copies: &[SlotCopy]) {
     let vocab = model.limits().vocab_size as u32;
     let (mut ids, mut positions, mut rows, mut logit_rows) = (vec![], vec![], vec![], vec![]);
     for request in requests.iter() {
@@ -119,18 +127,23 @@ pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
             first_token: ids.len(),
             tokens,
             start: range.start,
-            slot: SlotId::NULL,
+            slot: request.slot,
             continues: false,
             block_table: &request.pages,
         });
         positions.extend(range.clone().map(|p| p as f32));
         ids.extend_from_slice(&request.tokens[range]);
     }
+    // A request's state begins as zeros.
+    let begin = |request: &&Request| model.declaration().has_slots() && request.computed == 0;
+    let begun = requests.iter().filter(begin);
+    let zeros = begun.map(|request| SlotCopy { from: SlotId::NULL, to: request.slot });
+    let copies: Vec<SlotCopy> = copies.iter().copied().chain(zeros).collect();
     let inputs = StepInputs {
         token_ids: &ids,
         positions: [&positions[..]; 3],
         rows: &rows,
-        copies: &[],
+        copies: &copies,
         logit_rows: &logit_rows,
     };
     model.forward(&inputs, &[]).unwrap();

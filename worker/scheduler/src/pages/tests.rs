@@ -59,3 +59,47 @@ fn the_page_longest_idle_is_handed_out_first_and_then_not_found() {
     assert_eq!(pool.find([[1, 1]]).len(), 1);
     pool.release(fresh);
 }
+
+#[test]
+fn a_kept_look_up_goes_on_where_it_ended_and_forgets_what_is_evicted() {
+    let mut pool = PagePool::new(4, 2);
+    let blocks = [[1, 1], [2, 2], [3, 3], [4, 4]];
+    let looked_at = std::cell::RefCell::new(Vec::new());
+    let look_up = |pool: &mut PagePool, number| {
+        let block = |index: usize| {
+            looked_at.borrow_mut().push(index);
+            Cow::Owned(blocks[index].to_vec())
+        };
+        let known = pool.look_up(number, blocks.len(), block);
+        let found = known.len();
+        pool.keep_look_up(number, known);
+        (found, looked_at.take())
+    };
+    let table = pool.allocate(3).unwrap();
+    let chains = blocks[..2].iter().enumerate().scan(START, |chain, (index, block)| {
+        *chain = pool.record(&table, index, *chain, block).unwrap();
+        Some(*chain)
+    });
+    let second = chains.last().unwrap();
+    assert_eq!(look_up(&mut pool, 1), (2, vec![0, 1, 2]));
+    assert_eq!(look_up(&mut pool, 1), (2, vec![2]), "only the block that was missing");
+    let _ = pool.record(&table, 2, second, &blocks[2]);
+    assert_eq!(look_up(&mut pool, 1), (3, vec![2, 3]));
+    pool.release(table);
+    let other = pool.allocate(1).unwrap();
+    assert_eq!(look_up(&mut pool, 1), (2, vec![2]), "the last block's page is used for other content");
+    assert_eq!(look_up(&mut pool, 2), (2, vec![0, 1, 2]), "another request");
+    pool.release(other);
+}
+
+#[test]
+fn known_pages_that_are_idle_are_not_counted_twice() {
+    let mut pool = PagePool::new(5, 2);
+    let table = page_of(&mut pool, &[1, 2]);
+    let known = pool.find([[1, 2]]);
+    assert!(pool.fits_behind(&known, 4), "held: three pages are free");
+    pool.release(table);
+    let taken = pool.allocate(1).unwrap();
+    assert!(pool.fits_behind(&known, 3) && !pool.fits_behind(&known, 4));
+    pool.release(taken);
+}

@@ -19,17 +19,23 @@ use crate::{
     least_time::LeastTime,
     prefix::Chain,
     slots::SlotId,
-    step::{Ending, Outcome, OutputToken, Row, RowOutcome, Terminality},
+    step::{Ending, Outcome, OutputToken, Row, RowCopies, RowOutcome, Terminality},
     stopping::Finish,
 };
 
-/// A request in the running set.
+/// A request in the running set. The fields that every plan reads are next to each other.
 #[derive(Debug)]
 pub(crate) struct Running {
     request: Request,
-    holding: Holding,
+    /// The chain of the request's blocks that are recorded in the pool. None if no further block can be recorded.
+    chain: Option<Chain>,
+    /// Number of the request's blocks that are recorded in the pool.
+    recorded: usize,
     /// Number of positions whose planes are computed. Grows only when a row is committed or an import is completed.
     computed: usize,
+    holding: Holding,
+    /// One more than the last position of the prefill.
+    prefill_end: usize,
     /// The request's progress once all its rows in flight are committed. Without rows in flight, it is the progress.
     planned: Progress,
     /// Number of the request's rows in steps that are neither committed nor aborted yet. Until there are none, the
@@ -38,8 +44,6 @@ pub(crate) struct Running {
     /// The slot to copy to the request's slot at the head of the step of its first row: a checkpoint, of which the
     /// request is a reader, or the null slot. None if nothing is to be copied, or once a row has the copy.
     initial: Option<SlotId>,
-    /// The positions at which the slot is saved. None if the request leaves no checkpoints.
-    ladder: Option<Ladder>,
     /// Number of steps that have passed the request over since it last took part in one.
     pub passed_over: u32,
     /// True while the request is left out of steps because it computes planes faster than they can be sent to the other
@@ -47,10 +51,8 @@ pub(crate) struct Running {
     pub held_back: bool,
     /// True if the last plan chose the request for preemption, but found rows of it in flight. Each plan decides anew.
     pub is_victim: bool,
-    /// The chain of the request's blocks that are recorded in the pool. None if no further block can be recorded.
-    chain: Option<Chain>,
-    /// Number of the request's blocks that are recorded in the pool.
-    recorded: usize,
+    /// True if the slot is saved at the rungs of the request's ladder.
+    leaves_checkpoints: bool,
 }
 
 /// The planes of an ended request that has rows in flight, which still read and write them.
@@ -73,17 +75,8 @@ struct Progress {
 /// The work that a running request needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    Prefilling {
-        walk: WalkId,
-        cut: Cut,
-        /// Number of tokens of the current segment that are left.
-        left: usize,
-        /// Number of tokens up to the next checkpoint, if the prefill may be cut there; at most `left`.
-        to_rung: usize,
-    },
-    Decoding {
-        walk: WalkId,
-    },
+    Prefilling { walk: WalkId, cut: Cut, left: usize },
+    Decoding { walk: WalkId },
 }
 
 impl Phase {
@@ -103,20 +96,21 @@ impl Request {
         // position counts as computed here.
         let computed = if self.role == GraphRole::Decode { 0 } else { shared * page_tokens };
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
-        let ladder =
-            (pool.has_slots() && chain.is_some()).then(|| Ladder::new(self.prefill_end(), page_tokens));
+        let prefill_end = self.prefill_end();
         let planned = Progress { computed, generated: self.generated, epoch: self.epoch };
+        let leaves_checkpoints = pool.has_slots() && chain.is_some();
         Running {
             request: self,
             holding,
             computed,
+            prefill_end,
             planned,
             in_flight: 0,
             initial,
-            ladder,
             passed_over: 0,
             held_back: false,
             is_victim: false,
+            leaves_checkpoints,
             chain,
             recorded: shared,
         }
@@ -135,20 +129,23 @@ impl Running {
     }
 
     /// The work of the request's next row. None if the rows in flight are its last.
+    #[inline]
     pub fn phase(&self) -> Option<Phase> {
         let Progress { computed, generated, .. } = self.planned;
-        match self.request.prefill.iter().find(|segment| segment.end > computed) {
-            Some(&PrefillSegment { walk, cut, end }) => {
-                let left = end - computed;
-                let ladder = self.ladder.filter(|_| cut == Cut::Anywhere);
-                let to_rung = ladder.map_or(left, |ladder| left.min(ladder.next(computed) - computed));
-                Some(Phase::Prefilling { walk, cut, left, to_rung })
-            }
-            None if self.request.wants_output(generated) => {
-                self.request.decode.map(|walk| Phase::Decoding { walk })
-            }
-            None => None,
+        if computed >= self.prefill_end {
+            let decodes = self.request.wants_output(generated);
+            return self.request.decode.filter(|_| decodes).map(|walk| Phase::Decoding { walk });
         }
+        let segment = self.request.prefill.iter().find(|segment| segment.end > computed);
+        segment.map(|&PrefillSegment { walk, cut, end }| {
+            let left = end - computed;
+            Phase::Prefilling { walk, cut, left }
+        })
+    }
+
+    /// The positions at which the slot is saved. None if the request leaves no checkpoints.
+    pub fn ladder(&self, page_tokens: usize) -> Option<Ladder> {
+        self.leaves_checkpoints.then(|| Ladder::new(self.prefill_end, page_tokens))
     }
 
     pub fn deadline(&self) -> Option<Duration> {
@@ -171,6 +168,7 @@ impl Running {
     }
 
     /// Number of positions that are computed once all rows in flight are.
+    #[inline]
     pub fn planned(&self) -> usize {
         self.planned.computed
     }
@@ -179,19 +177,21 @@ impl Running {
     pub fn tokens_to_record(&self) -> usize {
         match &self.request.content {
             None => 0,
-            Some(_) if self.awaits_planes() => self.request.prefill_end(),
+            Some(_) if self.awaits_planes() => self.prefill_end,
             Some(_) if self.is_in_flight() => self.planned.computed,
             Some(_) => 0,
         }
     }
 
     /// True if the request holds the page of its next position, or needs no pages.
+    #[inline]
     pub fn has_room(&self, page_tokens: usize) -> bool {
         let room = self.holding.table.len() * page_tokens;
         self.request.role == GraphRole::Encode || self.planned.computed < room
     }
 
     /// True if the request can have a row in the next step, if there is [work](Self::phase) for one.
+    #[inline]
     pub fn is_ready(&self, page_tokens: usize) -> bool {
         self.has_room(page_tokens) && !self.held_back && !self.is_victim && !self.awaits_planes()
     }
@@ -223,12 +223,13 @@ impl Running {
         request
     }
 
-    /// Advances the request by its row of a step that has run; a row takes effect nowhere else. Returns the token that
-    /// the row added to the output, if any. If the request has reached its end, also returns the outcome to pass to
+    /// Advances the request by its row of a step that has run; a row takes effect nowhere else. `save` is the slot that
+    /// the step saved the request's slot to. Returns the token that the row added to the output, if any. If the request has reached its end, also returns the outcome to pass to
     /// [`end`](Self::end).
     pub fn commit(
         &mut self,
         row: &Row,
+        save: Option<SlotId>,
         outcome: RowOutcome,
         pool: &mut PlanePool,
     ) -> (Option<OutputToken>, Option<Outcome>) {
@@ -237,17 +238,17 @@ impl Running {
             (Terminality::Terminal { .. }, RowOutcome::Sampled(token)) => Some(token),
             (Terminality::NotTerminal, RowOutcome::Computed) => None,
             (_, RowOutcome::Failed(why)) => {
-                row.save.iter().for_each(|&slot| pool.give_back_slot(slot));
+                save.iter().for_each(|&slot| pool.give_back_slot(slot));
                 return (None, Some(Outcome::Failed(why)));
             }
             (terminality, outcome) => unreachable!("{outcome:?} for a row that is {terminality:?}"),
         };
         // The row before this one is committed, so the chain ends with the block before this row's first position: the
         // block behind which the slot was saved.
-        row.save.iter().for_each(|&slot| pool.attach(slot, self.chain));
+        save.iter().for_each(|&slot| pool.attach(slot, self.chain));
         self.computed = row.positions.end;
         self.record(pool);
-        let prefilled = self.computed >= self.request.prefill_end();
+        let prefilled = self.computed >= self.prefill_end;
         let request = &mut self.request;
         request.epoch = request.epoch.next();
         let Some(token) = token else {
@@ -296,8 +297,8 @@ impl Running {
 impl Draining {
     /// Takes back a row of the ended request: the row has no effect, and a checkpoint that it saved is dropped. True if
     /// the row was the last one in flight.
-    pub fn drop_row(&mut self, row: &Row, pool: &mut PlanePool) -> bool {
-        row.save.iter().for_each(|&slot| pool.give_back_slot(slot));
+    pub fn drop_row(&mut self, copies: Option<RowCopies>, pool: &mut PlanePool) -> bool {
+        copies.and_then(|copies| copies.save).iter().for_each(|&slot| pool.give_back_slot(slot));
         self.in_flight -= 1;
         self.in_flight == 0
     }

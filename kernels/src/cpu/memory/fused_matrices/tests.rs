@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn matrices_that_do_not_match_are_refused() {
-    let matrix = |bytes, dtype, rows, columns| HostMatrix { bytes, dtype, rows, columns };
+    let matrix = |bytes, dtype, rows, columns| HostMatrix::new(bytes, dtype, rows, columns);
     let refused = |matrices: &[HostMatrix<'_>], paired| {
         matches!(FusedMatrices::new(matrices, paired), Err(DeviceError::Misuse(_)))
     };
@@ -20,4 +20,10 @@ fn matrices_that_do_not_match_are_refused() {
         assert!(refused(matrices, true));
     }
     assert!(!refused(&[good; 2], true));
+    // Two rows of one column, which begin two elements apart, end with their last element.
+    let window = |bytes, stride| HostMatrix { stride, ..matrix(bytes, WeightType::F16, 2, 1) };
+    assert!(!refused(&[window(&[0; 6], 2)], false));
+    for bad in [window(&[0; 8], 2), window(&[0; 4], 2), window(&[0; 2], 0), window(&[0; 6], usize::MAX)] {
+        assert!(refused(&[bad], false));
+    }
 }

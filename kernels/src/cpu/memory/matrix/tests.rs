@@ -11,7 +11,7 @@ fn fused_matrices_are_stacked_in_panels() {
     let values: Vec<f32> = (0..21 * 5).map(|i| (100 * (i / 5) + i % 5) as f32).collect();
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let (top, bottom) = bytes.split_at(13 * 5 * 4);
-    let source = |bytes, rows| HostMatrix { bytes, dtype: WeightType::F32, rows, columns: 5 };
+    let source = |bytes, rows| HostMatrix::new(bytes, WeightType::F32, rows, 5);
     let mut pool = ThreadPool::new(2).unwrap();
     let matrix = pack(WeightType::F32, &mut pool, &[source(top, 13), source(bottom, 8)], false);
     let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };
@@ -35,7 +35,7 @@ fn whole_blocks_and_remainders_are_packed_alike() {
         // Bytes that could be confused with each other differ.
         let bytes: Vec<u8> =
             (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
-        let source = HostMatrix { bytes: &bytes, dtype, rows: outputs, columns: inputs };
+        let source = HostMatrix::new(&bytes, dtype, outputs, inputs);
         let matrix = pack(dtype, &mut pool, &[source], false);
         let (packed, panel) = (matrix.data.bytes(), matrix.shape.steps() * STEP * size);
         assert_eq!(packed.len(), 3 * panel);
@@ -58,12 +58,30 @@ fn whole_blocks_and_remainders_are_packed_alike() {
 }
 
 #[test]
+fn a_window_of_a_wider_matrix_is_packed_as_its_copy() {
+    // Columns 7 to 50 of 60, from row 2 of 37.
+    let (width, rows, columns) = (60, 35, 43);
+    let mut pool = ThreadPool::new(2).unwrap();
+    for dtype in [WeightType::F32, WeightType::Bf16] {
+        let size = dtype.bytes();
+        let whole: Vec<u8> = (0..37 * width * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
+        let (first, end) = ((2 * width + 7) * size, (36 * width + 7 + columns) * size);
+        let bytes = &whole[first..end];
+        let window = HostMatrix { bytes, dtype, rows, columns, stride: width };
+        let copy: Vec<u8> = (0..rows).flat_map(|row| window.row(row).iter().copied()).collect();
+        let copied = HostMatrix::new(&copy, dtype, rows, columns);
+        let packed = [window, copied].map(|source| pack(dtype, &mut pool, &[source], false));
+        assert_eq!(packed[0].data.bytes(), packed[1].data.bytes(), "{dtype:?}");
+    }
+}
+
+#[test]
 fn panels_of_a_pair_alternate() {
     // Two matrices of 17 outputs by 2 inputs. All elements of an output are equal.
     let values: Vec<f32> = (0..34 * 2).map(|i| (i / 2 + 1) as f32).collect();
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let (gate, up) = bytes.split_at(17 * 2 * 4);
-    let source = |bytes| HostMatrix { bytes, dtype: WeightType::F32, rows: 17, columns: 2 };
+    let source = |bytes| HostMatrix::new(bytes, WeightType::F32, 17, 2);
     let mut pool = ThreadPool::new(1).unwrap();
     let matrix = pack(WeightType::F32, &mut pool, &[source(gate), source(up)], true);
     let Elements::Stored(Stored::F32(data)) = &matrix.data else { unreachable!() };

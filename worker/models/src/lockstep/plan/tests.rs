@@ -113,9 +113,6 @@ fn inputs_that_cannot_be_sent_are_refused_and_change_no_table() {
     assert_eq!(ends.send(&inputs(&[0.0], &[row(0, 1, 0, 1, &table)]), &[]), 0, "the tables are as they were");
 }
 
-/// A change that makes a message unusable.
-type Change = fn(&mut pb::ForwardPlan);
-
 #[test]
 fn a_message_that_no_leader_sends_is_refused() {
     let sound = || {
@@ -123,32 +120,33 @@ fn a_message_that_no_leader_sends_is_refused() {
         ends.send(&inputs(&[0.0, 1.0, 2.0], &[row(0, 1, 0, 1, &one), row(1, 2, 0, 2, &two)]), &[]);
         ends.plan
     };
-    let refused = |change: Change| {
+    let refused = |change: &dyn Fn(&mut pb::ForwardPlan)| {
         let (mut plan, mut tables) = (sound(), Tables::new(8, 4).unwrap());
         change(&mut plan);
         decode(&plan, &mut tables, |_, _| ()).unwrap_err()
     };
-    let cases: [(&str, Change); 17] = [
-        ("1 starts for 2 rows", |plan| plan.row_starts.truncate(1)),
-        ("3 slots for 2 rows", |plan| plan.row_slots.push(0)),
-        ("0 kept pages for 2 rows", |plan| plan.row_pages_kept.clear()),
-        ("1 pages for 2 rows", |plan| plan.row_pages.truncate(1)),
-        ("row 1 has 2 new pages, but 1 are left", |plan| plan.pages.truncate(2)),
-        ("1 pages of no row", |plan| plan.pages.push(4)),
-        ("row 0 has 4294967295 new pages", |plan| plan.row_pages[0] = u32::MAX),
-        ("4294967296 pages, but a plane has 8", |plan| plan.row_pages_kept[0] = u32::MAX),
-        ("slot 1 keeps 1 pages of 0", |plan| plan.row_pages_kept[0] = 1),
-        ("a row without a slot keeps pages", |plan| {
+    type Change = dyn Fn(&mut pb::ForwardPlan);
+    let cases: [(&str, &Change); 17] = [
+        ("1 starts for 2 rows", &|plan| plan.row_starts.truncate(1)),
+        ("3 slots for 2 rows", &|plan| plan.row_slots.push(0)),
+        ("0 kept pages for 2 rows", &|plan| plan.row_pages_kept.clear()),
+        ("1 pages for 2 rows", &|plan| plan.row_pages.truncate(1)),
+        ("row 1 has 2 new pages, but 1 are left", &|plan| plan.pages.truncate(2)),
+        ("1 pages of no row", &|plan| plan.pages.push(4)),
+        ("row 0 has 4294967295 new pages", &|plan| plan.row_pages[0] = u32::MAX),
+        ("4294967296 pages, but a plane has 8", &|plan| plan.row_pages_kept[0] = u32::MAX),
+        ("slot 1 keeps 1 pages of 0", &|plan| plan.row_pages_kept[0] = 1),
+        ("a row without a slot keeps pages", &|plan| {
             plan.row_slots[0] = 0;
             plan.row_pages_kept[0] = 1;
         }),
-        ("slot 4294967295, but there are 4", |plan| plan.row_slots[0] = u32::MAX),
-        ("two rows have slot 2", |plan| plan.row_slots[0] = 2),
-        ("rows cover 4294967297 of 3 tokens", |plan| plan.row_tokens[0] = u32::MAX),
-        ("rows cover 3 of 2 tokens", |plan| plan.token_ids.truncate(2)),
-        ("4 positions for 3 tokens", |plan| plan.positions.push(0.0)),
-        ("row 2 continues", |plan| plan.continued_rows.push(2)),
-        ("slot 9, but there are 4", |plan| plan.copies.push(pb::SlotCopy { from: 0, to: 9 })),
+        ("slot 4294967295, but there are 4", &|plan| plan.row_slots[0] = u32::MAX),
+        ("two rows have slot 2", &|plan| plan.row_slots[0] = 2),
+        ("rows cover 4294967297 of 3 tokens", &|plan| plan.row_tokens[0] = u32::MAX),
+        ("rows cover 3 of 2 tokens", &|plan| plan.token_ids.truncate(2)),
+        ("4 positions for 3 tokens", &|plan| plan.positions.push(0.0)),
+        ("row 2 continues", &|plan| plan.continued_rows.push(2)),
+        ("slot 9, but there are 4", &|plan| plan.copies.push(pb::SlotCopy { from: 0, to: 9 })),
     ];
     for (why, change) in cases {
         let refused = refused(change);

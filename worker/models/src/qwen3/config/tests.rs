@@ -82,7 +82,8 @@ fn a_value_that_cannot_be_honoured_names_its_key() {
         (json!({"rope_scaling": {"rope_type": "longrope"}}), "rope_type", "longrope"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 0}}), "factor", "not 0"),
         (json!({"rope_theta": 0}), "rope_theta", "not 0"),
-        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "16 of 32"),
+        (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor", "1.5"),
     ] {
         let error = parse(&changes).unwrap_err().to_string();
         for expected in ["config.json", key, value] {

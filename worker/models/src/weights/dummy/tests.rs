@@ -1,9 +1,18 @@
-use tutti_kernels::{HostMatrix, collective::GroupRank};
+use tutti_kernels::{
+    collective::GroupRank,
+    cpu::{CpuDevice, Isa},
+};
 
 use super::{super::Cut, *};
 
+fn draw(dummy: Dummy, spec: &TensorSpec, group_rank: GroupRank) -> Vec<u8> {
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    let windows = spec.shard_range(group_rank).all_windows().collect::<Vec<_>>();
+    windows.iter().flat_map(|window| dummy.bytes(&mut device, spec, window).unwrap()).collect()
+}
+
 fn whole(dummy: Dummy, spec: &TensorSpec) -> Vec<u8> {
-    dummy.bytes(spec, &spec.shard_range(GroupRank::ALONE))
+    draw(dummy, spec, GroupRank::ALONE)
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -39,13 +48,53 @@ fn name_and_seed_decide() {
 fn a_shard_is_what_the_whole_has_there() {
     // Rows have nine elements, so shards begin between the four elements of a random `u64`.
     let dummy = Dummy { seed: 5, dtype: WeightType::F32 };
-    for cut in [Cut::Rows(6), Cut::Columns(9), Cut::Rows(3), Cut::Replicated] {
-        let spec = TensorSpec::matrix("w", Role::Projection, 6, 9).cut(cut);
+    let matrix = TensorSpec::matrix("w", Role::Projection, 6, 9);
+    let stack = TensorSpec::stack("s", Role::Projection, [3, 6, 9]).in_parts(2);
+    for (spec, cuts) in [
+        (matrix, &[Cut::Rows(6), Cut::Columns(9), Cut::Rows(3), Cut::Replicated][..]),
+        (stack, &[Cut::Matrices, Cut::Rows(3), Cut::Columns(3)]),
+    ] {
         let bytes = whole(dummy, &spec);
-        let view = HostMatrix { bytes: &bytes, dtype: WeightType::F32, rows: 6, columns: 9 };
-        for rank in 0..3 {
-            let range = spec.shard_range(GroupRank { rank, world_size: 3 });
-            assert_eq!(dummy.bytes(&spec, &range), *range.slice(view), "{cut:?} at rank {rank}");
+        for &cut in cuts {
+            let spec = spec.clone().cut(cut);
+            for rank in 0..3 {
+                let group_rank = GroupRank { rank, world_size: 3 };
+                let expected: Vec<u8> = spec
+                    .shard_range(group_rank)
+                    .all_windows()
+                    .flat_map(|window| {
+                        let view = window.view(&bytes, WeightType::F32);
+                        (0..view.rows).flat_map(|row| view.row(row).to_vec()).collect::<Vec<_>>()
+                    })
+                    .collect();
+                assert_eq!(draw(dummy, &spec, group_rank), expected, "{cut:?} at rank {rank}");
+            }
         }
     }
+}
+
+const VALUES: [f32; 6] =
+    [0.894_653_26, -0.370_330_78, 0.240_844_71, 0.745_117_1, 0.090_057_366, -0.177_490_22];
+
+/// Compares with values of a second implementation of the generator. A change of them changes all dummy models.
+#[test]
+fn the_values_of_a_seed_stay() {
+    let spec = TensorSpec::matrix("w", Role::Projection, 2, 3);
+    let bytes = whole(Dummy { seed: 3, dtype: WeightType::F32 }, &spec);
+    let found: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    assert_eq!(found, VALUES);
+}
+
+#[test]
+fn a_tensor_has_the_type_of_its_precision() {
+    let dummy = Dummy { seed: 5, dtype: WeightType::Bf16 };
+    let router = TensorSpec::matrix("r", Role::Projection, 2, 3).held_as(Precision::Type(WeightType::F32));
+    assert_eq!((dummy.dtype(&router), whole(dummy, &router).len()), (WeightType::F32, 24));
+    // Several tasks draw what one would.
+    let long = TensorSpec::vector("l", Role::Projection, 3 * TASK_ELEMENTS + 5);
+    let bytes = whole(dummy, &long);
+    let mut one = vec![0; bytes.len()];
+    let window = long.shard_range(GroupRank::ALONE).all_windows().next().unwrap();
+    dummy.fill_rows(&long, &window, 0, &mut one);
+    assert!(bytes == one);
 }

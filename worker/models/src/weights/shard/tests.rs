@@ -12,11 +12,27 @@ fn shares_cover_everything_once_or_are_shared_alike() {
     assert_eq!(shares(1, 1), [0..1; 1]);
 }
 
+/// Returns the elements of a rank's windows, read from a tensor of 16-bit elements that hold their own index.
+fn elements(dims: Dims, cut: Cut, group_rank: GroupRank) -> Vec<u16> {
+    let count = dims.matrices * dims.matrix_elements();
+    let bytes: Vec<u8> = (0..count as u16).flat_map(u16::to_le_bytes).collect();
+    let range = cut.shard_range(dims, group_rank);
+    let rows = |window: Window| {
+        let view = window.view(&bytes, WeightType::F16);
+        let row =
+            |row| view.row(row).as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect::<Vec<_>>();
+        (0..view.rows).flat_map(row).collect::<Vec<_>>()
+    };
+    let found: Vec<u16> = range.all_windows().flat_map(rows).collect();
+    assert_eq!(range.elements(), found.len());
+    assert_eq!(range.all_windows().map(|window| window.elements()).sum::<usize>(), found.len());
+    found
+}
+
+const MATRIX: Dims = Dims { matrices: 1, rows: 4, columns: 6, parts: 1, transposed: false };
+
 #[test]
-fn the_bytes_and_the_runs_of_a_shard_are_the_same_elements() {
-    // Four rows of six elements of two bytes. Each element holds its own index.
-    let bytes: Vec<u8> = (0..24u16).flat_map(u16::to_le_bytes).collect();
-    let whole = HostMatrix { bytes: &bytes, dtype: WeightType::F16, rows: 4, columns: 6 };
+fn a_matrix_is_cut_by_rows_or_columns() {
     for (cut, rank, expected) in [
         (Cut::Rows(4), 1, (12..24).collect::<Vec<u16>>()),
         (Cut::Columns(3), 0, vec![0, 1, 6, 7, 12, 13, 18, 19]),
@@ -25,12 +41,31 @@ fn the_bytes_and_the_runs_of_a_shard_are_the_same_elements() {
         (Cut::Leader, 1, vec![]),
     ] {
         // Three ranks for three units, else two ranks.
-        let range = cut.shard_range(4, 6, group_rank(rank, if cut == Cut::Columns(3) { 3 } else { 2 }));
-        let found = range.slice(whole);
-        let found: Vec<u16> = found.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
-        assert_eq!(found, expected, "{cut:?}");
-        let runs: Vec<u16> = range.runs(6).flatten().map(|element| element as u16).collect();
-        assert_eq!(runs, if range.rows.is_empty() { vec![] } else { expected }, "{cut:?}");
-        assert_eq!(range.elements(), found.len());
+        let group_rank = group_rank(rank, if cut == Cut::Columns(3) { 3 } else { 2 });
+        assert_eq!(elements(MATRIX, cut, group_rank), expected, "{cut:?}");
     }
+}
+
+#[test]
+fn experts_are_divided_whole_or_each_by_its_intermediate_width() {
+    // Two experts. Each has gate and up, of two rows and three columns each: 12 elements per expert.
+    let gate_up = Dims { matrices: 2, rows: 4, columns: 3, parts: 2, transposed: false };
+    let of = |cut, rank| elements(gate_up, cut, group_rank(rank, 2));
+    assert_eq!(of(Cut::Matrices, 1), (12..24).collect::<Vec<u16>>());
+    // The second row of gate and the second row of up, of both experts.
+    assert_eq!(of(Cut::Rows(2), 1), [3, 4, 5, 9, 10, 11, 15, 16, 17, 21, 22, 23]);
+    // Down, of three outputs and two inputs: the second input of both experts.
+    let down = Dims { matrices: 2, rows: 3, columns: 2, parts: 1, transposed: false };
+    assert_eq!(elements(down, Cut::Columns(2), group_rank(1, 2)), [1, 3, 5, 7, 9, 11]);
+    // Four ranks and two experts: neighbouring ranks hold the same expert.
+    assert_eq!(elements(down, Cut::Matrices, group_rank(1, 4)), (0..6).collect::<Vec<u16>>());
+}
+
+#[test]
+fn a_transposed_matrix_is_cut_by_its_outputs_where_they_are_stored() {
+    // Stored as two inputs of four outputs.
+    let dims = Dims { matrices: 2, rows: 4, columns: 2, parts: 1, transposed: true };
+    let of = |cut, rank| elements(dims, cut, group_rank(rank, 2));
+    assert_eq!(of(Cut::Rows(4), 1), [2, 3, 6, 7, 10, 11, 14, 15]);
+    assert_eq!(of(Cut::Columns(2), 1), [4, 5, 6, 7, 12, 13, 14, 15]);
 }

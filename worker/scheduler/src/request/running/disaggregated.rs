@@ -28,7 +28,7 @@ impl Running {
         computed: usize,
         pool: &mut PlanePool,
     ) -> Result<(), String> {
-        let (end, request) = (self.request.prefill_end(), &mut self.request);
+        let (end, request) = (self.prefill_end, &mut self.request);
         if request.role != GraphRole::Decode {
             return Err("it waits for no planes".to_owned());
         }
@@ -57,7 +57,7 @@ impl Running {
         if !self.awaits_planes() {
             return None;
         }
-        let tokens = self.request.prefill_end();
+        let tokens = self.prefill_end;
         let pages = self.holding.table.pages()[..pool.pages().pages_for(tokens)].to_vec();
         // Until the import is complete, the recorded blocks are exactly those from the prefix cache.
         let (key, slot) = (self.request.key, self.holding.slot);
@@ -72,7 +72,7 @@ impl Running {
     /// The outcome with which the request ends once its planes or embeddings are copied to the other worker. None if
     /// its prefill is not done or if it exports nothing.
     pub fn export_outcome(&self) -> Option<Outcome> {
-        let prefilled = self.computed >= self.request.prefill_end() && !self.is_in_flight();
+        let prefilled = self.computed >= self.prefill_end && !self.is_in_flight();
         let done = prefilled && matches!(self.request.role, GraphRole::Prefill | GraphRole::Encode);
         done.then_some(Outcome::HandedOver { generated: self.request.generated })
     }

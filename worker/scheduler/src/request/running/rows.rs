@@ -7,18 +7,19 @@ use crate::{
     holding::PlanePool,
     request::Ticket,
     slots::SlotId,
-    step::{Row, Terminality},
+    step::{Row, RowCopies, Terminality},
 };
 
 impl Running {
     /// The request's next `tokens` positions as a row, which is not in a step yet.
+    #[inline]
     pub fn next_row(&self, ticket: Ticket, walk: WalkId, tokens: usize) -> Row {
         let Progress { computed, generated, epoch } = self.planned;
         let positions = computed..computed + tokens;
         let request = &self.request;
         // `positions.end` is compared with the end of the prefill, not of the prompt: replayed output is part of the
         // prefill.
-        let terminality = if positions.end >= request.prefill_end() && request.wants_output(generated) {
+        let terminality = if positions.end >= self.prefill_end && request.wants_output(generated) {
             Terminality::Terminal { forbidden: request.stopping.forbidden(generated) }
         } else {
             Terminality::NotTerminal
@@ -33,8 +34,6 @@ impl Running {
             slot: self.holding.slot,
             continues: false,
             ticket,
-            initial: None,
-            save: None,
         }
     }
 
@@ -43,13 +42,14 @@ impl Running {
     /// no more output is wanted.
     pub fn next_decode(&self, ticket: Ticket, page_tokens: usize) -> Option<Row> {
         let Progress { computed, generated, .. } = self.planned;
-        let prefilled = computed >= self.request.prefill_end();
+        let prefilled = computed >= self.prefill_end;
         let has_room = computed < self.holding.table.len() * page_tokens;
         let walk = self.request.decode.filter(|_| prefilled && has_room)?;
         self.request.wants_output(generated).then(|| self.next_row(ticket, walk, 1))
     }
 
     /// True if the assumption held under which [`next_decode`](Self::next_decode) made the row.
+    #[inline]
     pub fn is_next(&self, row: &Row) -> bool {
         // If the request still holds the pages of the row, the row's position and epoch tell whether the request has
         // progressed as assumed.
@@ -57,33 +57,37 @@ impl Running {
         row.positions.start == computed && row.epoch == epoch && self.holding.table.is(&row.block_table)
     }
 
-    /// Puts the request's next row into a step, and decides which slots are copied at the head of that step. The
-    /// request's progress does not change until the step is committed.
-    pub fn enter_step(&mut self, mut row: Row, pool: &mut PlanePool) -> Row {
-        let start = row.positions.start;
-        // The token at the row's first position is output, and the row that samples it is in flight.
-        row.continues =
-            start >= self.request.prefill_end() && self.planned.generated > self.request.generated;
-        row.initial = self.initial.take();
+    /// Decides the copies of the request's slot at the head of the step that gets the request's next row. None if there
+    /// are none.
+    pub fn slot_copies(&mut self, row: usize, pool: &mut PlanePool) -> Option<RowCopies> {
+        let initial = self.initial.take();
         // Stream order puts the save behind the row that ends at the rung, even if that row is in flight. The first row
         // of all begins where a checkpoint is already.
-        if row.initial.is_none()
-            && self.ladder.is_some_and(|ladder| ladder.has(start))
-            && !self.has_checkpoint(pool)
-        {
-            row.save = pool.take_slot();
-        }
-        self.planned.computed = row.positions.end;
-        self.planned.generated += u32::from(row.is_terminal());
-        self.planned.epoch = row.epoch.next();
+        let at_rung =
+            self.ladder(pool.pages().page_tokens()).is_some_and(|ladder| ladder.has(self.planned.computed));
+        let saves = initial.is_none() && at_rung && !self.has_checkpoint(pool);
+        let save = if saves { pool.take_slot() } else { None };
+        (initial.is_some() || save.is_some()).then_some(RowCopies { row, initial, save })
+    }
+
+    /// Puts the request's next row into a step. The request's progress does not change until the step is committed.
+    #[inline]
+    pub fn enter_step(&mut self, row: &mut Row) {
+        let (start, planned) = (row.positions.start, &mut self.planned);
+        // The token at the row's first position is output, and the row that samples it is in flight.
+        row.continues = planned.generated > self.request.generated && start >= self.prefill_end;
+        planned.computed = row.positions.end;
+        planned.generated += u32::from(row.is_terminal());
+        planned.epoch = row.epoch.next();
         self.in_flight += 1;
-        row
     }
 
     /// Takes the request's last row in flight out of its step, which has not run.
-    pub fn leave_step(&mut self, row: &Row, pool: &mut PlanePool) {
-        row.save.iter().for_each(|&slot| pool.give_back_slot(slot));
-        self.initial = row.initial;
+    pub fn leave_step(&mut self, row: &Row, copies: Option<RowCopies>, pool: &mut PlanePool) {
+        if let Some(RowCopies { initial, save, .. }) = copies {
+            self.initial = initial;
+            save.iter().for_each(|&slot| pool.give_back_slot(slot));
+        }
         self.planned.computed = row.positions.start;
         self.planned.generated -= u32::from(row.is_terminal());
         self.planned.epoch = row.epoch;

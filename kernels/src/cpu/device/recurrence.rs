@@ -1,0 +1,39 @@
+//! Linear recurrences over slots, one row after the other.
+
+use super::CpuDevice;
+use crate::cpu::memory::{Planes, Tensor, Vector};
+use crate::{DecayedSum, DeviceError, Recurrence};
+
+impl Recurrence for CpuDevice {
+    fn decayed_sum(
+        &mut self,
+        operands: DecayedSum<'_, Tensor, Vector, Planes>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let DecayedSum { x, decay, planes, plane, layer } = operands;
+        let (tokens, width) = (self.step.tokens(), x.width());
+        if x.live() != tokens {
+            return Err(DeviceError::Misuse(format!("{} rows of input for {tokens} tokens", x.live())));
+        }
+        let decay = decay.read(width)?;
+        let out = out.written(tokens, width)?;
+        let bytes = width * size_of::<f32>();
+        for row in &self.step.rows {
+            let state = planes.slots.state(plane, row.slot, layer * bytes, bytes)?;
+            let span = row.first_token * width..(row.first_token + row.tokens) * width;
+            let mut sums: Vec<f32> = state.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+            for (x, out) in
+                x.values()[span.clone()].chunks_exact(width).zip(out[span].chunks_exact_mut(width))
+            {
+                for (((sum, decay), x), out) in sums.iter_mut().zip(decay).zip(x).zip(out) {
+                    *sum = *decay * *sum + x;
+                    *out = *sum;
+                }
+            }
+            for (bytes, sum) in state.as_chunks_mut().0.iter_mut().zip(&sums) {
+                *bytes = sum.to_le_bytes();
+            }
+        }
+        Ok(())
+    }
+}

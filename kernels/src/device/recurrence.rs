@@ -1,0 +1,31 @@
+//! Linear recurrences, whose state is in the slots of requests.
+
+use super::family::family;
+use crate::{Device, DeviceError};
+
+/// The operands of [`Recurrence::decayed_sum`].
+pub struct DecayedSum<'a, T, V, P> {
+    /// Input of the step's tokens, `[tokens, channels]`.
+    pub x: &'a T,
+    /// Decay of each channel, `[channels]`.
+    pub decay: &'a V,
+    /// Planes whose slots hold the state.
+    pub planes: &'a mut P,
+    /// Index of the slot plane. A slot of it holds the f32 states of all layers end to end.
+    pub plane: usize,
+    /// Index of the layer among the layers with state.
+    pub layer: usize,
+}
+
+family! {
+    /// Linear recurrences over the tokens of each request.
+    pub trait Recurrence {
+        /// Computes `state = decay * state + x[t]` and `out[t] = state` for each token of each row in order, in the state
+        /// of the row's slot. Each channel is computed alone, in the same order in prefill and in decode.
+        fn decayed_sum(
+            &mut self,
+            operands: DecayedSum<'_, Self::Tensor, Self::Vector, Self::Planes>,
+            out: &mut Self::Tensor,
+        ) => |recorder| recorder.by_token();
+    }
+}

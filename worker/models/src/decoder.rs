@@ -1,0 +1,313 @@
+//! A paged decoder: all of a text model that does not differ between families.
+//!
+//! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens (each rank of a TP group holds a share of
+//! the vocabulary), puts the embeddings of media in their places, holds the planes, runs the step hook, computes logits
+//! and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its weights, and
+//! the loop over its layers.
+
+mod ends;
+mod logits;
+mod planes;
+mod step;
+
+use std::{collections::VecDeque, path::Path, time::Instant};
+
+use tutti_kernels::{
+    Device, DeviceError, Embed, PageId, Quantize, SlotId, StepInputs, VocabularyShard, WeightType,
+    collective::GroupRank,
+};
+use tutti_proto::declaration::ModelDeclaration;
+
+use self::{
+    ends::{EndSpecs, Ends},
+    logits::Head,
+    planes::RankPlanes,
+};
+pub(crate) use self::{
+    planes::{KvPlane, SlotPlane},
+    step::LayerStep,
+};
+use crate::{
+    DecoderDevice, LoadError, LoadFormat, LoadOptions, PageLayout, StepHook,
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
+    weights::{Dummy, Loader, Progress, SafetensorsDir, Source, TensorSpec, share},
+};
+
+/// The layers of a family, with their weights and buffers.
+pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
+    /// Enqueues all layers over the tokens of a step, in place in [`LayerStep::hidden`]. At the end, `hidden` holds the
+    /// step's logit rows only ([`LayerStep::keep_logit_rows`]); without logit rows its contents do not matter.
+    fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError>;
+}
+
+/// The parts of a text model's config that a decoder needs. Sizes are those of the whole model, not of a rank's shard.
+#[derive(Clone, Debug)]
+pub(crate) struct TextShape {
+    /// Family and size, for logs.
+    pub summary: String,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Value added to the mean square in the final norm.
+    pub norm_eps: f32,
+    /// True if the embedding matrix serves as LM head.
+    pub tied: bool,
+    /// Type of dummy weights.
+    pub dtype: WeightType,
+    /// Vocabulary, context and ends of sequence.
+    pub limits: Limits,
+    /// The plane of keys and values.
+    pub kv: Option<KvPlane>,
+    /// The slot planes, in order.
+    pub slots: Vec<SlotPlane>,
+}
+
+/// A text model on a device.
+pub(crate) struct Decoder<D: Device, L> {
+    device: D,
+    layers: L,
+    ends: Ends<D>,
+    shape: TextShape,
+    group_rank: GroupRank,
+    declaration: ModelDeclaration,
+    weight_bytes: u64,
+    /// Type of the embedding in the checkpoint, and of keys and values.
+    weight_type: WeightType,
+    quantize: Quantize,
+    /// The residual stream of the largest step, of `T` tokens: `[T, hidden]`.
+    hidden: D::Tensor,
+    /// This rank's part of a sublayer's output, which is summed over ranks, `[T, hidden]`. `None` in a group of one rank.
+    partial: Option<D::Tensor>,
+    head: Head<D>,
+    rank_planes: RankPlanes,
+    /// `None` until the planes are allocated.
+    planes: Option<D::Planes>,
+    step_hook: Option<Box<dyn StepHook>>,
+    /// Number of logit rows of a step whose layers are enqueued, and whose logits are not: `hidden` holds their hidden
+    /// states. `None` between two steps.
+    logit_rows: Option<usize>,
+    /// Steps in flight whose logits are enqueued, oldest first.
+    in_flight: VecDeque<D::Done>,
+}
+
+impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
+    /// Loads a model from `dir`. `specs` are the tensors of the layers, in the order of loading, and `layers` loads them.
+    pub fn load<'s>(
+        shape: TextShape,
+        specs: impl Iterator<Item = &'s TensorSpec>,
+        (dir, options): (&Path, &LoadOptions),
+        mut device: D,
+        progress: Progress<'_>,
+        layers: impl FnOnce(&mut Loader<'_, D>) -> Result<L, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let source = match options.load_format {
+            LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
+            LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: shape.dtype }),
+        };
+        let group_rank = device.group_rank();
+        let (vocabulary, hidden_size, tokens) =
+            (shape.limits.vocab_size, shape.hidden_size, options.max_step_tokens);
+        let ends = EndSpecs::new(vocabulary, hidden_size, shape.tied);
+        let mut all: Vec<&TensorSpec> = ends.all().collect();
+        specs.for_each(|spec| all.push(spec));
+        let mut loader = Loader::new(source, options.quantize, all.into_iter(), &mut device, progress)?;
+        let weight_type = loader.dtype(&ends.embedding)?;
+        let ends = ends.load(&mut loader, shape.norm_eps)?;
+        let layers = layers(&mut loader)?;
+        let weight_bytes = loader.finish();
+
+        let rank_planes = RankPlanes::new(&shape, options.page_tokens, weight_type, group_rank);
+        Ok(Self {
+            layers,
+            ends,
+            group_rank,
+            declaration: rank_planes.declaration()?,
+            weight_bytes,
+            weight_type,
+            quantize: options.quantize,
+            hidden: device.tensor(tokens, hidden_size)?,
+            partial: (!group_rank.is_alone()).then(|| device.tensor(tokens, hidden_size)).transpose()?,
+            head: Head::allocate(vocabulary, hidden_size, tokens, &mut device)?,
+            shape: TextShape {
+                limits: Limits { steps_in_flight: device.limits().steps_in_flight, ..shape.limits },
+                ..shape
+            },
+            device,
+            rank_planes,
+            planes: None,
+            step_hook: None,
+            logit_rows: None,
+            in_flight: VecDeque::new(),
+        })
+    }
+
+    /// The device that the model runs on.
+    #[cfg(feature = "media-test-model")]
+    pub fn device(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// Refuses a step that this model cannot run. [`Device::begin_step`] refuses what concerns rows and planes.
+    fn check(&self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
+        let refuse = |why: String| Err(DeviceError::Misuse(why));
+        let (tokens, limits) = (inputs.token_ids.len(), self.limits());
+        if self.in_flight.len() + usize::from(self.logit_rows.is_some()) >= limits.steps_in_flight {
+            return refuse("the step before is not collected yet".into());
+        }
+        if tokens > limits.max_step_tokens {
+            return refuse(format!("a step of {tokens} tokens, the limit is {}", limits.max_step_tokens));
+        }
+        if let Some(id) = inputs.token_ids.iter().find(|&&id| id as usize >= limits.vocab_size) {
+            return refuse(format!("token id {id} of a vocabulary of {}", limits.vocab_size));
+        }
+        let width = self.shape.hidden_size;
+        let outside = |rows: &&EmbeddedRows<'_>| {
+            let (values, room) = (rows.values.len(), tokens.saturating_sub(rows.first_token) * width);
+            values > room || !values.is_multiple_of(width)
+        };
+        match embeddings.iter().find(outside) {
+            Some(EmbeddedRows { first_token, values }) => {
+                let count = values.len();
+                refuse(format!("{count} values from token {first_token} on of {tokens} tokens of {width}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the step whose logits are enqueued.
+    fn end_step(&mut self) -> Result<(), DeviceError> {
+        self.logit_rows = None;
+        self.in_flight.push_back(self.device.end_step()?);
+        Ok(())
+    }
+}
+
+impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
+    fn declaration(&self) -> &ModelDeclaration {
+        &self.declaration
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.shape.limits
+    }
+
+    fn describe(&self) -> String {
+        let Self { shape: TextShape { summary, .. }, weight_type, .. } = self;
+        let GroupRank { rank, world_size: size } = self.group_rank;
+        let rank = if size == 1 { String::new() } else { format!(", rank {rank} of {size}") };
+        let quantized = match self.quantize {
+            Quantize::None => "",
+            Quantize::Int8 => " in int8",
+        };
+        format!("{summary}, {weight_type:?} weights{quantized}{rank}, on {}", self.device.describe())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    fn step_bytes(&self) -> u64 {
+        self.device.step_bytes()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.rank_planes.page_bytes()
+    }
+
+    fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        // The old planes are freed first.
+        self.planes = None;
+        self.planes = Some(self.device.planes(&self.rank_planes.shape(pages, slots))?);
+        Ok(())
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        self.rank_planes.layout(self.device.kv_format())
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let planes = self.planes.as_ref().ok_or_else(no_planes)?;
+        self.device.read_pages(planes, pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let planes = self.planes.as_mut().ok_or_else(no_planes)?;
+        self.device.write_pages(planes, pages, data)
+    }
+
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        match &self.planes {
+            _ if !self.declaration.has_slots() => Ok(()),
+            Some(planes) => self.device.read_slot(planes, slot, out),
+            None => Err(no_planes()),
+        }
+    }
+
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        match &mut self.planes {
+            _ if !self.declaration.has_slots() && data.is_empty() => Ok(()),
+            Some(planes) => self.device.write_slot(planes, slot, data),
+            None => Err(no_planes()),
+        }
+    }
+
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook).filter(|_| self.group_rank.is_alone());
+    }
+
+    fn forward(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        embeddings: &[EmbeddedRows<'_>],
+    ) -> Result<(), DeviceError> {
+        self.check(inputs, embeddings)?;
+        let Self { device, layers, ends, shape, group_rank, hidden, partial, planes, step_hook, .. } = self;
+        let planes = planes.as_mut().ok_or_else(no_planes)?;
+        device.begin_step(inputs, planes)?;
+        let (table, vocabulary) = (&ends.embedding, shape.limits.vocab_size);
+        if group_rank.is_alone() {
+            device.embed(Embed { table, shard: None }, hidden)?;
+        } else {
+            let first = share(vocabulary, *group_rank).start;
+            device.embed(Embed { table, shard: Some(VocabularyShard { first, vocabulary }) }, hidden)?;
+            device.all_reduce(hidden)?;
+        }
+        for rows in embeddings {
+            device.overwrite_rows(hidden, rows.first_token, rows.values)?;
+        }
+        let logit_rows = inputs.logit_rows.len();
+        layers.run(&mut LayerStep { device, planes, hidden, partial, step_hook, logit_rows })?;
+        self.logit_rows = Some(logit_rows);
+        Ok(())
+    }
+
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
+        let logit_rows = self.logit_rows.ok_or_else(no_step)?;
+        let Self { device, ends, head, hidden, .. } = self;
+        head.lead(device, ends, hidden, logit_rows, wanted)?;
+        self.end_step()
+    }
+
+    fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        let done = self.in_flight.front_mut().ok_or_else(no_step)?;
+        if !self.device.collect(done, until, out)? {
+            return Ok(false);
+        }
+        self.in_flight.pop_front();
+        Ok(true)
+    }
+
+    fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError> {
+        let logit_rows = self.logit_rows.ok_or_else(no_step)?;
+        let Self { device, ends, head, hidden, .. } = self;
+        head.follow(device, ends, hidden, logit_rows, wanted)?;
+        self.end_step()
+    }
+}
+
+fn no_step() -> DeviceError {
+    DeviceError::Misuse("no step is in flight".into())
+}
+
+fn no_planes() -> DeviceError {
+    DeviceError::Misuse("no KV page is allocated yet".into())
+}

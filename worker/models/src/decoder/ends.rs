@@ -1,0 +1,64 @@
+//! The two ends of a decoder: the embedding before the layers, and the final norm and the LM head after them.
+//!
+//! The division among ranks is Megatron's (arXiv:1909.08053): embedding and LM head are cut by the vocabulary.
+
+use tutti_kernels::{Device, Norm};
+
+use crate::{
+    LoadError,
+    weights::{Cut, Loader, Role, TensorSpec},
+};
+
+/// The tensors of both ends.
+pub(super) struct EndSpecs {
+    pub embedding: TensorSpec,
+    /// `None` if the embedding serves as LM head.
+    lm_head: Option<TensorSpec>,
+    final_norm: TensorSpec,
+}
+
+impl EndSpecs {
+    pub fn new(vocabulary: usize, hidden: usize, tied: bool) -> Self {
+        let table =
+            |name, role| TensorSpec::matrix(name, role, vocabulary, hidden).cut(Cut::Rows(vocabulary));
+        Self {
+            embedding: table("model.embed_tokens.weight", Role::Embedding),
+            lm_head: (!tied).then(|| table("lm_head.weight", Role::Projection)),
+            final_norm: TensorSpec::vector("model.norm.weight", Role::Norm, hidden),
+        }
+    }
+
+    /// All tensors, in the order of loading.
+    pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
+        [Some(&self.embedding), self.lm_head.as_ref(), Some(&self.final_norm)].into_iter().flatten()
+    }
+
+    pub fn load<D: Device>(&self, loader: &mut Loader<'_, D>, eps: f32) -> Result<Ends<D>, LoadError> {
+        Ok(Ends {
+            embedding: loader.matrix(&[&self.embedding])?,
+            lm_head: self.lm_head.as_ref().map(|spec| loader.matrix(&[spec])).transpose()?,
+            final_norm: loader.vector(&[&self.final_norm])?,
+            eps,
+        })
+    }
+}
+
+/// The weights of both ends. In a TP group, `vocabulary` is this rank's share.
+pub(super) struct Ends<D: Device> {
+    /// `[vocabulary, hidden]`.
+    pub embedding: D::Matrix,
+    lm_head: Option<D::Matrix>,
+    final_norm: D::Vector,
+    eps: f32,
+}
+
+impl<D: Device> Ends<D> {
+    /// The LM head, `[vocabulary, hidden]`: the embedding matrix if the two are tied.
+    pub fn lm_head(&self) -> &D::Matrix {
+        self.lm_head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    pub fn final_norm(&self) -> Norm<'_, D::Vector> {
+        Norm { weight: &self.final_norm, eps: self.eps }
+    }
+}

@@ -1,0 +1,115 @@
+//! A decoder's planes: their shapes on the device, their declaration and their layout on the wire.
+
+use tutti_kernels::{KvShape, PlanesShape, WeightType, collective::GroupRank};
+use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneKind};
+
+use super::TextShape;
+use crate::{
+    PageLayout, PlaneLayout, PlanePlace, Section,
+    thinker::{self, KV_PLANE},
+    weights::share,
+};
+
+/// Paged keys and values of the layers that have attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KvPlane {
+    /// Number of layers with keys and values.
+    pub layers: usize,
+    /// Heads per layer, which the ranks of a group divide among themselves.
+    pub heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+}
+
+/// A plane of fixed-size state per request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotPlane {
+    /// Name in the declaration.
+    pub name: &'static str,
+    /// Number of layers with state. A slot holds their states end to end.
+    pub layers: usize,
+    /// Units per layer, which the ranks of a group divide among themselves.
+    pub units: usize,
+    /// Bytes per unit.
+    pub unit_bytes: usize,
+}
+
+/// The planes of one rank.
+pub(super) struct RankPlanes {
+    kv: Option<KvPlane>,
+    slots: Vec<SlotPlane>,
+    page_tokens: usize,
+    /// Type of keys and values.
+    dtype: WeightType,
+    group_rank: GroupRank,
+}
+
+impl RankPlanes {
+    pub fn new(shape: &TextShape, page_tokens: usize, dtype: WeightType, group_rank: GroupRank) -> Self {
+        Self { kv: shape.kv, slots: shape.slots.clone(), page_tokens, dtype, group_rank }
+    }
+
+    fn kv_shape(&self, pages: usize) -> Option<KvShape> {
+        let kv_heads = |heads| share(heads, self.group_rank).len();
+        self.kv.map(|KvPlane { layers, heads, head_dim }| KvShape {
+            layers,
+            kv_heads: kv_heads(heads),
+            head_dim,
+            page_tokens: self.page_tokens,
+            pages,
+            dtype: self.dtype,
+        })
+    }
+
+    /// Bytes that this rank holds of a slot of each plane.
+    fn slot_bytes(&self) -> impl Iterator<Item = usize> {
+        let rank = self.group_rank;
+        self.slots.iter().map(move |plane| plane.layers * share(plane.units, rank).len() * plane.unit_bytes)
+    }
+
+    /// Bytes per page on this rank.
+    pub fn page_bytes(&self) -> usize {
+        self.kv_shape(0).map_or(0, |kv| kv.page_bytes())
+    }
+
+    /// Shapes of planes of `pages` pages and `slots` slots on this rank.
+    pub fn shape(&self, pages: usize, slots: usize) -> PlanesShape {
+        PlanesShape { kv: self.kv_shape(pages), slot_bytes: self.slot_bytes().collect(), slots }
+    }
+
+    /// The declaration of a text model with this rank's planes.
+    pub fn declaration(&self) -> Result<ModelDeclaration, DeclarationError> {
+        let page_tokens = self.page_tokens;
+        let kv = self.kv_shape(0).map(|kv| {
+            let bytes_per_entry = (kv.page_bytes() / page_tokens.max(1)) as u64;
+            let kind = PlaneKind::Paged { page_tokens: page_tokens as u32, ratio: 1, bytes_per_entry };
+            Plane { name: KV_PLANE.into(), kind }
+        });
+        let slots = self.slots.iter().zip(self.slot_bytes()).map(|(plane, bytes)| Plane {
+            name: plane.name.into(),
+            kind: PlaneKind::Slot { bytes: bytes as u64 },
+        });
+        thinker::with_planes(kv.into_iter().chain(slots).collect())
+    }
+
+    /// Layout on the wire, the same for groups of any size. `kv_format` names the device's layout of keys and values.
+    pub fn layout(&self, kv_format: &str) -> PageLayout {
+        let Self { page_tokens, dtype, .. } = *self;
+        let kv = self.kv.map(|KvPlane { layers, heads, head_dim }| {
+            let unit_bytes = 2 * page_tokens * head_dim * dtype.bytes();
+            PlaneLayout {
+                name: KV_PLANE.into(),
+                place: PlanePlace::Pages { ratio: 1 },
+                sections: vec![Section { units: heads, unit_bytes }; layers],
+                format: format!("{dtype:?} heads of {head_dim}, {kv_format}"),
+            }
+        });
+        let slots = self.slots.iter().map(|&SlotPlane { name, layers, units, unit_bytes }| PlaneLayout {
+            name: name.into(),
+            place: PlanePlace::Slot,
+            sections: vec![Section { units, unit_bytes }; layers],
+            format: format!("units of {unit_bytes} bytes"),
+        });
+        PageLayout { page_tokens, planes: kv.into_iter().chain(slots).collect() }
+    }
+}

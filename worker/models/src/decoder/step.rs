@@ -1,0 +1,76 @@
+//! One step as a family's layers see it.
+
+use tutti_kernels::{Device, DeviceError, Linear, PageId, SlotId};
+
+use crate::{DecoderDevice, PausedPages, StepHook};
+
+/// The operands of a product on device `D`.
+pub(crate) type LinearOn<'a, D> =
+    Linear<'a, <D as Device>::Tensor, <D as Device>::Matrix, <D as Device>::Vector>;
+
+/// The device, the planes and the residual stream of a step that has begun.
+pub(crate) struct LayerStep<'a, D: Device> {
+    pub device: &'a mut D,
+    pub planes: &'a mut D::Planes,
+    /// The residual stream: one row per token or, after [`keep_logit_rows`](Self::keep_logit_rows), per logit row.
+    pub hidden: &'a mut D::Tensor,
+    pub(super) partial: &'a mut Option<D::Tensor>,
+    pub(super) step_hook: &'a mut Option<Box<dyn StepHook>>,
+    pub(super) logit_rows: usize,
+}
+
+impl<D: DecoderDevice> LayerStep<'_, D> {
+    /// Adds a sublayer's output to the residual stream. Each rank holds a share of the columns of the input and of the
+    /// weight. If the group has several ranks, the product is first summed over the ranks.
+    pub fn add(&mut self, output: LinearOn<'_, D>) -> Result<(), DeviceError> {
+        let Some(partial) = self.partial else {
+            return self.device.linear_add(output, self.hidden);
+        };
+        self.device.linear(output, partial)?;
+        self.device.all_reduce_add(partial, self.hidden)
+    }
+
+    /// True if the step has logit rows. If not, the last layer need only write its planes.
+    pub fn has_logit_rows(&self) -> bool {
+        self.logit_rows > 0
+    }
+
+    /// Keeps only the logit rows of the residual stream and of `others`. In the last layer, a token's result no longer depends
+    /// on other tokens after the sublayer that mixes tokens, so only the tokens of logit rows are computed further.
+    pub fn keep_logit_rows(&mut self, others: &mut [&mut D::Tensor]) -> Result<(), DeviceError> {
+        others.iter_mut().try_for_each(|x| self.device.keep_logit_rows(x))?;
+        self.device.keep_logit_rows(self.hidden)
+    }
+
+    /// Runs the step hook. Called between layers.
+    pub fn pause(&mut self) -> Result<(), DeviceError> {
+        match self.step_hook {
+            Some(hook) => hook.run(&mut Paused { device: self.device, planes: self.planes }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Access to planes between two layers of a step, in a group of one rank.
+struct Paused<'a, D: Device> {
+    device: &'a mut D,
+    planes: &'a mut D::Planes,
+}
+
+impl<D: Device> PausedPages for Paused<'_, D> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.device.read_pages(self.planes, pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.device.write_pages(self.planes, pages, data)
+    }
+
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.device.read_slot(self.planes, slot, out)
+    }
+
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        self.device.write_slot(self.planes, slot, data)
+    }
+}
