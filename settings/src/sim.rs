@@ -19,6 +19,13 @@ settings! {
             decode_ns_per_row: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
             /// Cost of each token that a decode row attends to.
             decode_ns_per_attended_token: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
+            /// Maximum number of steps that the device holds: more than 1 let the host plan and enqueue a step while the
+            /// device computes another one.
+            steps_in_flight: usize = 1, unit "STEPS", at least 1, at most 8;
+            /// Keep a running state of each request in a slot, as recurrent models do. Tokens do not depend on it.
+            state: bool = false;
+            /// Time from the end of a step until the host learns of it.
+            late_us: u32 = 0, unit "MICROSECONDS", at most 1_000_000;
             /// Random extra time of a step, at most this share of its cost.
             jitter_percent: u32 = 0, unit "PERCENT", at most 1000;
             /// Seed of the jitter. Tokens do not depend on it.

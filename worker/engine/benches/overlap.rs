@@ -5,6 +5,11 @@
 //! second thread encodes each report, as the thread of the worker's stream does. With two threads, that thread also
 //! makes the report and prepares the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes
 //! minutes.
+//!
+//! `--idle` measures the idle time of a simulated device between steps instead ([`idle`]).
+
+#[path = "overlap/idle.rs"]
+mod idle;
 
 use std::{
     path::{Path, PathBuf},
@@ -70,6 +75,10 @@ fn main() -> Result<(), Failure> {
     ];
     if arguments.iter().any(|argument| argument == "--large") {
         shapes.push(Shape { name: "Qwen3-0.6B dummy bf16, batch 4", model: large, rows: 4, steps: 60 });
+    }
+    if arguments.iter().any(|argument| argument == "--idle") {
+        let figures = serde_json::to_string_pretty(&idle::measure()?)? + "\n";
+        return Ok(out.map_or(Ok(()), |out| std::fs::write(out, figures))?);
     }
     let load_1m = std::fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or("0").parse()?;
     let figures = shapes.iter().map(measure).collect::<Result<Vec<_>, _>>()?;

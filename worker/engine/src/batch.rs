@@ -1,21 +1,16 @@
-//! Runs one step plan: fills the step's host inputs from the requests' tokens, runs the model, and assigns the model's
-//! results to the plan's rows.
+//! Enqueues the forward passes of a step: fills the host inputs from the requests' tokens, and remembers which results
+//! belong to which row.
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::ops::Range;
 
 use tutti_kernels::{
-    DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, SlotId, StepInputs, TokenScore,
+    DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, SlotCopy, SlotId, StepInputs, TokenScore,
 };
 use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
+use tutti_proto::declaration::{ModelDeclaration, WalkKind};
 use tutti_scheduler::{Row, Terminality};
 
-use crate::{media::Encoding, sequence::Sequence};
+use crate::sequence::Sequence;
 
 /// Input buffers of forward passes (forwards), sized for the largest forward and refilled for each forward.
 #[derive(Debug, Default)]
@@ -23,14 +18,13 @@ pub(crate) struct Batch {
     max_tokens: usize,
     row_tokens: usize,
     page_tokens: usize,
+    /// True for each walk whose rows must not be cut, by the walk's number.
+    is_atomic: Vec<bool>,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
     /// Block tables of all chunks of the forward, end to end.
     pages: Vec<PageId>,
     logit_rows: Vec<usize>,
-    results: LogitResults,
-    /// Number of forwards that have returned.
-    pub forwards: Arc<AtomicU64>,
 }
 
 /// Result of each row of a step, in the step's order.
@@ -50,14 +44,36 @@ pub(crate) struct RowResult {
     pub encoded: Vec<f32>,
 }
 
+/// A row of a step, with the sequence that its inputs are made from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepRow<'a> {
+    pub row: &'a Row,
+    pub sequence: &'a Sequence,
+    /// The first position that no forward computes yet.
+    pub next: usize,
+}
+
 /// Part of a row that one forward computes.
 #[derive(Clone, Debug)]
-struct ForwardChunk<'a> {
+pub(crate) struct ForwardChunk<'a> {
     /// Index of the row in its step.
-    row_index: usize,
-    row: &'a Row,
+    pub row_index: usize,
+    pub row: &'a Row,
     sequence: &'a Sequence,
     positions: Range<usize>,
+}
+
+/// A forward in flight: which of its results belong to which row.
+#[derive(Debug)]
+pub(crate) struct Forward(Vec<Answers>);
+
+/// Number and place of one chunk's results.
+#[derive(Debug)]
+struct Answers {
+    row_index: usize,
+    samples: bool,
+    /// Positions that score the token after them. Empty if no score is wanted.
+    scored: Range<usize>,
 }
 
 impl ForwardChunk<'_> {
@@ -70,15 +86,22 @@ impl ForwardChunk<'_> {
             _ => None,
         }
     }
+
+    /// True if the chunk begins with the token that its slot sampled last, which the host does not know yet.
+    fn continues(&self) -> bool {
+        self.row.continues && self.positions.start == self.row.positions.start
+    }
 }
 
 impl Batch {
     /// Creates buffers for forwards of up to `max_tokens` tokens, at most `row_tokens` of them from one row.
-    pub fn new(max_tokens: usize, row_tokens: usize, page_tokens: usize) -> Self {
+    pub fn new(max_tokens: usize, row_tokens: usize, page_tokens: usize, model: &ModelDeclaration) -> Self {
+        let is_atomic = |walk: &tutti_proto::declaration::Walk| matches!(walk.kind, WalkKind::Atomic { .. });
         Self {
             max_tokens,
             row_tokens,
             page_tokens,
+            is_atomic: model.walks().iter().map(is_atomic).collect(),
             token_ids: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
             logit_rows: Vec::with_capacity(max_tokens),
@@ -86,84 +109,62 @@ impl Batch {
         }
     }
 
-    /// Runs the rows on the model and returns one result per row, in the order of `rows`. One forward suffices unless a
-    /// row is longer than `row_tokens` or all rows together are longer than `max_tokens`. Further forwards then compute
-    /// the rest, back to back.
-    pub fn run(
-        &mut self,
-        model: &mut dyn Model,
-        rows: &[(&Row, &Sequence)],
-    ) -> Result<RowResults, DeviceError> {
-        let mut results: RowResults = rows.iter().map(|_| Ok(RowResult::default())).collect();
-        let mut next: Vec<usize> = rows.iter().map(|(row, _)| row.positions.start).collect();
-        for (row_index, (row, sequence)) in
-            rows.iter().enumerate().filter(|(_, row)| !row.1.encodings.is_empty())
-        {
-            if let Ok(result) = &mut results[row_index] {
-                encode(model, &row.positions, &sequence.encodings, &mut result.encoded)?;
+    /// Takes the next chunk of each row that has one and fits. Empty if no row has positions left. A step takes more
+    /// than one forward only if a row is longer than `row_tokens` or all rows together are longer than `max_tokens`.
+    ///
+    /// A row of an atomic walk is one chunk, whatever its length: it waits for a forward that has room for it, and runs
+    /// alone if none has. The model refuses it if its buffers are too small.
+    pub fn chunks<'a>(&self, rows: &mut [StepRow<'a>]) -> Vec<ForwardChunk<'a>> {
+        let mut room = self.max_tokens;
+        let mut chunks = Vec::with_capacity(rows.len());
+        for (row_index, StepRow { row, sequence, next }) in rows.iter_mut().enumerate() {
+            let left = row.positions.end - *next;
+            let tokens = match self.is_atomic.get(row.walk.0 as usize) {
+                Some(true) if left <= room || chunks.is_empty() => left,
+                Some(true) => 0,
+                _ => left.min(self.row_tokens).min(room),
+            };
+            if tokens > 0 {
+                let positions = *next..*next + tokens;
+                chunks.push(ForwardChunk { row_index, row, sequence, positions });
+                *next += tokens;
+                room = room.saturating_sub(tokens);
             }
-            next[row_index] = row.positions.end;
         }
-        loop {
-            let mut room = self.max_tokens;
-            let mut chunks = Vec::with_capacity(rows.len());
-            for (row_index, (&(row, sequence), next)) in rows.iter().zip(&mut next).enumerate() {
-                let tokens = (row.positions.end - *next).min(self.row_tokens).min(room);
-                if tokens > 0 {
-                    chunks.push(ForwardChunk { row_index, row, sequence, positions: *next..*next + tokens });
-                    *next += tokens;
-                    room -= tokens;
-                }
-            }
-            if chunks.is_empty() {
-                return Ok(results);
-            }
-            self.forward(model, &chunks, &mut results)?;
-        }
+        chunks
     }
 
-    fn forward(
+    /// Enqueues one forward over the chunks, and its samples and scores. Any error but [`DeviceError::Lost`] means that
+    /// nothing of the forward has run or will run.
+    pub fn enqueue(
         &mut self,
         model: &mut dyn Model,
         chunks: &[ForwardChunk<'_>],
-        results: &mut RowResults,
-    ) -> Result<(), DeviceError> {
+        copies: &[SlotCopy],
+    ) -> Result<Forward, DeviceError> {
         let (sample, score) = self.fill(chunks);
-        let inputs = self.row_inputs(chunks);
+        let rows = self.row_inputs(chunks);
         let embedded = chunks
             .iter()
-            .zip(&inputs)
-            .flat_map(|(chunk, inputs)| chunk.sequence.media.rows(&chunk.positions, inputs.first_token));
+            .zip(&rows)
+            .flat_map(|(chunk, row)| chunk.sequence.media.rows(&chunk.positions, row.first_token));
         let embedded: Vec<EmbeddedRows<'_>> = embedded.collect();
         let inputs = StepInputs {
             token_ids: &self.token_ids,
-            positions: [&self.positions[..]; 3],
-            rows: &inputs,
-            copies: &[],
+            positions: [&self.positions; 3],
+            rows: &rows,
+            copies,
             logit_rows: &self.logit_rows,
         };
         model.forward(&inputs, &embedded)?;
-        self.forwards.fetch_add(1, Ordering::Relaxed);
-        self.results.clear();
+        // The layers run, so this forward must not be enqueued again.
         model.enqueue_logits(&LogitRequests { sample: &sample, score: &score }).map_err(lost)?;
-        model.collect(None, &mut self.results).map_err(lost)?;
-        let (got, wanted) = (&self.results, (sample.len(), score.len()));
-        if (got.sampled.len(), got.scores.len()) != wanted {
-            let (tokens, scores) = (got.sampled.len(), got.scores.len());
-            return Err(DeviceError::Lost(format!("{tokens} tokens and {scores} scores for {wanted:?}")));
-        }
-        let (mut sampled, mut scores) = (self.results.sampled.drain(..), self.results.scores.drain(..));
-        for chunk in chunks {
-            let own_sample = chunk.forbidden().and_then(|_| sampled.next());
-            let scored = chunk.sequence.scored(&chunk.positions).map(|(positions, _)| positions);
-            let own_scores = scores.by_ref().take(scored.as_ref().map_or(0, Range::len));
-            let result = &mut results[chunk.row_index];
-            let first_scored = scored.map(|positions| positions.start + 1);
-            if let Err(error) = add(result, own_sample, first_scored, own_scores) {
-                *result = Err(error);
-            }
-        }
-        Ok(())
+        let answers = |chunk: &ForwardChunk<'_>| Answers {
+            row_index: chunk.row_index,
+            samples: chunk.forbidden().is_some(),
+            scored: chunk.sequence.scored(&chunk.positions).map_or(0..0, |(scored, _)| scored),
+        };
+        Ok(Forward(chunks.iter().map(answers).collect()))
     }
 
     /// Fills the inputs with the chunks, end to end. Returns the samples and the scores to read from the logits, each
@@ -181,7 +182,9 @@ impl Batch {
         for chunk in chunks {
             let ForwardChunk { sequence, positions, .. } = chunk;
             let first_token = self.token_ids.len();
-            self.token_ids.extend(positions.clone().map(|position| sequence.token(position)));
+            let known = positions.start + usize::from(chunk.continues())..positions.end;
+            self.token_ids.resize(first_token + usize::from(chunk.continues()), 0);
+            self.token_ids.extend(known.map(|position| sequence.token(position)));
             self.positions.extend(positions.clone().map(|position| position as f32));
             let pages = chunk.row.block_table[..self.pages_of(chunk)].iter();
             self.pages.extend(pages.map(|page| PageId(page.0)));
@@ -209,8 +212,8 @@ impl Batch {
                 first_token,
                 tokens,
                 start: chunk.positions.start,
-                slot: SlotId::NULL,
-                continues: false,
+                slot: SlotId(chunk.row.slot.0),
+                continues: chunk.continues(),
                 block_table: &self.pages[first_page..first_page + pages],
             };
             first_token += tokens;
@@ -226,62 +229,51 @@ impl Batch {
     }
 }
 
-/// Adds the results of one forward to those of its row. The logits of a position score the token at the next position:
-/// `first_scored` is the position that the first score belongs to. An error is the row's own.
-fn add(
-    result: &mut Result<RowResult, DeviceError>,
-    sampled: Option<Result<Sampled, DeviceError>>,
-    first_scored: Option<usize>,
-    mut scores: impl Iterator<Item = Result<TokenScore, DeviceError>>,
-) -> Result<(), DeviceError> {
-    // The scores are taken from the iterator also if the row has failed, because the next row's follow them.
-    let Ok(result) = result else {
-        scores.for_each(drop);
-        return Ok(());
-    };
-    let prompt_scores = &mut result.prompt_scores;
-    if let Some(first) = first_scored.filter(|_| prompt_scores.is_empty()) {
-        result.first_scored = first;
+impl Forward {
+    /// Moves the results of this forward to its rows.
+    pub fn distribute(self, got: &mut LogitResults, rows: &mut RowResults) -> Result<(), DeviceError> {
+        let samples = self.0.iter().filter(|answers| answers.samples).count();
+        let scores = self.0.iter().map(|answers| answers.scored.len()).sum::<usize>();
+        if (got.sampled.len(), got.scores.len()) != (samples, scores) {
+            let (tokens, found) = (got.sampled.len(), got.scores.len());
+            return Err(DeviceError::Lost(format!(
+                "{tokens} tokens and {found} scores for {samples} and {scores}"
+            )));
+        }
+        let (mut sampled, mut scores) = (got.sampled.drain(..), got.scores.drain(..));
+        for Answers { row_index, samples, scored } in self.0 {
+            // The row's results are taken from the lists also if the row has failed, because the next row's follow.
+            let mut failed = None;
+            let sampled = if samples { sampled.next() } else { None };
+            let sampled = sampled.and_then(|sampled| sampled.map_err(|error| failed = Some(error)).ok());
+            let result = &mut rows[row_index];
+            if let Ok(row) = result {
+                row.sampled = sampled;
+                if row.prompt_scores.is_empty() {
+                    // The logits of a position score the token at the next position.
+                    row.first_scored = scored.start + 1;
+                }
+                row.prompt_scores.reserve(scored.len());
+            }
+            for score in scores.by_ref().take(scored.len()) {
+                match (score, &mut *result) {
+                    (Ok(score), Ok(row)) => row.prompt_scores.push(score),
+                    (Err(error), _) => failed = Some(error),
+                    (Ok(_), Err(_)) => {}
+                }
+            }
+            if let (Some(error), Ok(_)) = (failed, &*result) {
+                *result = Err(error);
+            }
+        }
+        Ok(())
     }
-    let failed = scores.by_ref().find_map(|score| score.map(|score| prompt_scores.push(score)).err());
-    scores.for_each(drop);
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    result.sampled = sampled.transpose()?;
-    Ok(())
 }
 
 /// Makes any error of a step whose layers have run a loss of the device: the step cannot run again.
-fn lost(error: DeviceError) -> DeviceError {
+pub(crate) fn lost(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Lost(_) => error,
         error => DeviceError::Lost(error.to_string()),
     }
-}
-
-/// Runs the encoders over the items whose embeddings lie within the range `rows`, and appends the embeddings to `out`.
-fn encode(
-    model: &mut dyn Model,
-    rows: &Range<usize>,
-    encodings: &[Encoding],
-    out: &mut Vec<f32>,
-) -> Result<(), DeviceError> {
-    let of_row = |encoding: &&Encoding| rows.start <= encoding.rows.start && encoding.rows.end <= rows.end;
-    for Encoding { walk, rows, data } in encodings.iter().filter(of_row) {
-        let input = model.declaration().media().iter().find(|input| input.walk == *walk);
-        let width = input.map_or(0, |input| input.width as usize);
-        let before = out.len();
-        model.encode(*walk, data, out)?;
-        let encoded = &out[before..];
-        if encoded.len() != rows.len() * width || !encoded.iter().all(|value| value.is_finite()) {
-            let message = format!(
-                "{} values for {} embeddings of {width}, or some that are no numbers",
-                encoded.len(),
-                rows.len()
-            );
-            return Err(DeviceError::Lost(message));
-        }
-    }
-    Ok(())
 }

@@ -9,14 +9,13 @@ use tutti_models::Model;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
 use tutti_scheduler::{ConfigError, Scheduler, SchedulerConfig};
-use tutti_settings::Chunking;
+use tutti_settings::{Admission, Chunking};
 
 use crate::{
     EngineSettings, StepObserver,
     batch::Batch,
-    engine_core::{EngineCore, Planned},
+    engine_core::EngineCore,
     kv::KvSize,
-    observe::Stopwatch,
     overlap::{self, DeviceLoop, EngineHandle},
     report,
     reporter::Reporter,
@@ -58,7 +57,7 @@ impl Engine {
             page_tokens: kv.page_tokens,
             pages: kv.pages,
             slots: kv.slots,
-            steps_in_flight: 1,
+            steps_in_flight: limits.steps_in_flight,
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
             ConfigError::Invalid(refused) => refused.into(),
@@ -69,7 +68,9 @@ impl Engine {
             .allocate_planes(kv.pages, kv.slots)
             .map_err(|e| Error::invalid("kv_cache_memory", format!("cannot allocate the KV pool: {e}")))?;
         let began = Instant::now();
-        let batch = Batch::new(settings.max_step_tokens, forward_tokens(settings), kv.page_tokens);
+        let declaration = model.declaration();
+        let batch =
+            Batch::new(settings.max_step_tokens, forward_tokens(settings), kv.page_tokens, declaration);
         let reporter = Reporter {
             rank,
             declaration: model.declaration().clone(),
@@ -79,8 +80,8 @@ impl Engine {
         Ok(Self {
             kv,
             began,
-            core: EngineCore::new(rank, scheduler, began),
-            runner: Runner { model, batch },
+            core: EngineCore::new(rank, scheduler, began, settings.admission == Admission::Optimistic),
+            runner: Runner::new(model, batch),
             reporter,
         })
     }
@@ -99,7 +100,7 @@ impl Engine {
     /// Counts in `forwards` the forward passes that have returned. Another thread can watch the count. The count also
     /// rises within a step whose long prefill runs as several forward passes.
     pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
-        self.runner.batch.forwards = forwards;
+        self.runner.forwards = forwards;
     }
 
     /// Accepts a graph. A graph that cannot run gets a refused completion in the next report, so that every launch has
@@ -118,7 +119,7 @@ impl Engine {
         self.core.cancel(key);
     }
 
-    /// Plans, runs and commits one step. Returns `None` if nothing ran and there is nothing to report; the caller then
+    /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest and commits it. Returns `None` if nothing ran and there is nothing to report; the caller then
     /// waits for a launch. If nothing ran but there is something to report, the report has no rows and the number of
     /// the next step.
     ///
@@ -126,15 +127,15 @@ impl Engine {
     ///
     /// An error ends the worker: the device is lost and none of its pages can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
-        let Planned { completions, copies: _, job } = self.core.plan()?;
-        let step = match job {
-            Some(job) => {
-                let mut watch = Stopwatch::start();
-                let results = self.runner.run(&job)?;
-                Some(self.core.commit(job, results, watch.lap()))
-            }
-            None => None,
-        };
+        let mut completions = Vec::new();
+        while self.runner.has_room() {
+            let planned = self.core.plan(&mut self.runner.sequences)?;
+            completions.extend(planned.completions);
+            let Some(job) = planned.job else { break };
+            self.runner.enqueue(job)?;
+        }
+        let collected = self.runner.collect()?;
+        let step = collected.map(|collected| self.core.commit(collected, &mut self.runner.sequences));
         let output = self.core.output(step, completions);
         Ok(output.map(|output| self.reporter.report(output)))
     }

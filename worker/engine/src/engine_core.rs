@@ -9,16 +9,18 @@ use tutti_models::PageLayout;
 use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{
-    Ending, GraphLaunch, GraphRole, Load, Refusal, RowCommit, RowOutcome, Scheduler, StepPlan, Turn,
+    Ending, GraphLaunch, GraphRole, Load, Refusal, RowCommit, RowOutcome, Scheduler, SlotId, StepPlan, Turn,
 };
 
 use crate::{
     StepTimes,
     arrivals::Arrivals,
-    batch::{RowResult, RowResults},
+    batch::RowResult,
     observe::Stopwatch,
     report,
+    runner::CollectedStep,
     sequence::Sequence,
+    sequences::Sequences,
     transfer::{Courier, Exchange, PageCopies, TransferEvents},
 };
 
@@ -27,9 +29,12 @@ pub(crate) struct EngineCore {
     scheduler: Scheduler,
     /// Time zero of the scheduler's clock; deadlines count from it.
     began: Instant,
-    /// One entry per request that the engine holds. The value is `None` while a step computes the request: the step's
-    /// [`Job`] then has the sequence.
-    sequences: HashMap<GraphKey, Option<Sequence>>,
+    /// One entry per request that the engine holds.
+    held: HashMap<GraphKey, Held>,
+    /// Slots whose requests have left the engine, but whose sequences the device's thread still holds.
+    left: Vec<(SlotId, GraphKey)>,
+    /// True if a request may lose its pages before its end, and then compute its prompt again.
+    may_preempt: bool,
     /// Completions that `plan` has not returned yet.
     pending_completions: Vec<pb::Completion>,
     arrivals: Arrivals,
@@ -37,13 +42,21 @@ pub(crate) struct EngineCore {
     exchange: Option<Exchange>,
     /// Time spent preparing the next plan while a step ran.
     ahead: Duration,
+    /// Number of planned steps that are not committed yet.
+    in_flight: usize,
 }
 
-/// A planned step, with the sequences that its inputs are made from.
+/// The place of a request's sequence.
+enum Held {
+    /// The request has had no row yet, or was preempted.
+    Waiting(Box<Sequence>),
+    /// The request runs: the device's thread has the sequence at this slot of its [`Sequences`].
+    Running(SlotId),
+}
+
+/// A planned step.
 pub(crate) struct Job {
     pub step: StepPlan,
-    /// Sequences of the step's rows, in the order of the rows.
-    pub sequences: Vec<Sequence>,
     started: SystemTime,
     times: StepTimes,
 }
@@ -77,23 +90,26 @@ pub(crate) struct CommittedStep {
 }
 
 impl EngineCore {
-    /// Creates a core whose deadlines count from `began`.
-    pub fn new(rank: Rank, scheduler: Scheduler, began: Instant) -> Self {
+    /// Creates a core whose deadlines count from `began`. `may_preempt` is true if the scheduler may preempt requests.
+    pub fn new(rank: Rank, scheduler: Scheduler, began: Instant, may_preempt: bool) -> Self {
         Self {
             rank,
             scheduler,
             began,
-            sequences: HashMap::new(),
+            held: HashMap::new(),
+            left: Vec::new(),
+            may_preempt,
             pending_completions: Vec::new(),
             arrivals: Arrivals::default(),
             exchange: None,
             ahead: Duration::ZERO,
+            in_flight: 0,
         }
     }
 
     /// Accepts or refuses a launch that [`spec::parse`](crate::spec::parse) has read.
     pub fn launch(&mut self, key: GraphKey, parsed: Result<(GraphLaunch, Sequence), Error>) {
-        if self.sequences.contains_key(&key) {
+        if self.held.contains_key(&key) {
             // Not refused: a refusal would end the graph that already runs under this key.
             tracing::error!(%key, "dropped a second launch of a running graph");
             return;
@@ -119,7 +135,7 @@ impl EngineCore {
                     exchange.awaits_media(key, sequence.media.tokens());
                 }
             }
-            self.sequences.insert(key, Some(sequence));
+            self.held.insert(key, Held::Waiting(Box::new(sequence)));
             self.arrivals.add(key);
             Ok(())
         });
@@ -157,10 +173,13 @@ impl EngineCore {
     }
 
     /// Decides the next step. Returns the completions of graphs that have ended since the last plan, the page copies to
-    /// run first, and the step.
-    pub fn plan(&mut self) -> Result<Planned, Error> {
+    /// run first, and the step. Moves sequences to and from `sequences`, by which the step's inputs are filled.
+    pub fn plan(&mut self, sequences: &mut Sequences) -> Result<Planned, Error> {
         let started = SystemTime::now();
         let watch = Stopwatch::start();
+        for (slot, key) in self.left.drain(..) {
+            sequences.remove(slot, key);
+        }
         if let Some(exchange) = &mut self.exchange {
             let mut events = TransferEvents::default();
             exchange.between_steps();
@@ -170,10 +189,16 @@ impl EngineCore {
         let Turn { endings, preempted, reserved, step } = self.scheduler.plan(self.began.elapsed());
         for key in preempted {
             tracing::debug!(%key, "preempted; starts over when pages are free");
+            if let Some(held) = self.held.get_mut(&key)
+                && let Held::Running(slot) = *held
+                && let Some(sequence) = sequences.remove(slot, key)
+            {
+                *held = Held::Waiting(Box::new(sequence));
+            }
         }
         let mut completions = std::mem::take(&mut self.pending_completions);
         for ending in endings {
-            self.forget(&ending);
+            self.forget(&ending, sequences);
             completions.push(report::completion(ending, self.rank));
         }
         let mut copies = PageCopies::default();
@@ -186,30 +211,41 @@ impl EngineCore {
             copies = exchange.start_copies(&mut self.scheduler, &mut events);
             self.apply(events);
         }
-        let job = step.map(|step| self.job(step, started, watch)).transpose()?;
+        let job = step.map(|step| self.job(step, started, watch, sequences)).transpose()?;
         Ok(Planned { completions, copies, job })
     }
 
-    fn job(&mut self, step: StepPlan, started: SystemTime, mut watch: Stopwatch) -> Result<Job, Error> {
-        let mut sequences = Vec::with_capacity(step.rows.len());
+    fn job(
+        &mut self,
+        step: StepPlan,
+        started: SystemTime,
+        mut watch: Stopwatch,
+        sequences: &mut Sequences,
+    ) -> Result<Job, Error> {
         for row in &step.rows {
             if row.epoch.0 == 0 {
                 self.arrivals.remove(row.key);
             }
-            let Some(sequence) = self.sequences.get_mut(&row.key).and_then(Option::take) else {
-                return Err(Error::internal(format!(
-                    "step {} has a row of {}, whose sequence is missing",
-                    step.number, row.key
-                )));
-            };
-            sequences.push(sequence);
+            if sequences.get(row).is_some() {
+                continue;
+            }
+            // The first row of a request since it waited.
+            match self.held.insert(row.key, Held::Running(row.slot)) {
+                Some(Held::Waiting(sequence)) => sequences.insert(row.slot, row.key, *sequence),
+                _ => {
+                    let (step, key) = (step.number, row.key);
+                    let message = format!("step {step} has a row of {key}, whose sequence is missing");
+                    return Err(Error::internal(message));
+                }
+            }
         }
         let times = StepTimes {
             plan_ahead: std::mem::take(&mut self.ahead),
             plan: watch.lap(),
             ..StepTimes::default()
         };
-        Ok(Job { step, sequences, started, times })
+        self.in_flight += 1;
+        Ok(Job { step, started, times })
     }
 
     /// True if pages may have to be copied while the next step runs.
@@ -240,24 +276,31 @@ impl EngineCore {
         let TransferEvents { completions, imported, embedded, exported } = events;
         self.pending_completions.extend(completions);
         for (key, embeddings) in embedded {
-            if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
+            if let Some(Held::Waiting(sequence)) = self.held.get_mut(&key) {
                 sequence.media.embeddings = embeddings;
             }
         }
         for (key, token) in imported {
-            if let Some(Some(sequence)) = self.sequences.get_mut(&key) {
+            if let Some(Held::Waiting(sequence)) = self.held.get_mut(&key) {
                 sequence.output.push(token);
             }
         }
         for key in exported {
-            self.sequences.remove(&key);
+            if let Some(Held::Running(slot)) = self.held.remove(&key) {
+                self.left.push((slot, key));
+            }
         }
     }
 
-    /// Commits a step that ran for `took`, and appends sampled tokens to their sequences.
-    pub fn commit(&mut self, job: Job, results: RowResults, took: Duration) -> (StepNumber, CommittedStep) {
+    /// Commits a collected step, and appends sampled tokens to their sequences.
+    pub fn commit(
+        &mut self,
+        collected: CollectedStep,
+        sequences: &mut Sequences,
+    ) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
-        let Job { step, sequences, started, mut times } = job;
+        let CollectedStep { job: Job { step, started, mut times }, results, took } = collected;
+        self.in_flight -= 1;
         let (number, batch_walk) = (step.number, step.batch_walk);
         let outcome = |result: &Result<RowResult, _>| match result {
             Ok(RowResult { sampled: Some(sampled), .. }) => RowOutcome::Sampled(sampled.token),
@@ -269,13 +312,15 @@ impl EngineCore {
         if let Some(exchange) = &mut self.exchange {
             exchange.committed(&commits, results.iter().map(|result| result.as_ref().ok()));
         }
-        for (commit, mut sequence) in commits.iter().zip(sequences) {
+        for commit in commits.iter().filter(|commit| !commit.is_void) {
             if let Some(ending) = &commit.ending {
-                self.forget(ending);
-            } else if let Some(slot) = self.sequences.get_mut(&commit.row.key) {
+                self.forget(ending, sequences);
+            } else if let Some(sequence) = sequences.get_mut(&commit.row) {
                 sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
                 sequence.scores_reported = sequence.scores_reported.max(commit.row.positions.end);
-                *slot = Some(sequence);
+                if !self.may_preempt && sequence.media.consume(commit.row.positions.end) {
+                    self.exchange.iter_mut().for_each(|exchange| exchange.media_consumed(commit.row.key));
+                }
             }
         }
         let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
@@ -283,8 +328,10 @@ impl EngineCore {
         (number, CommittedStep { batch_walk, rows, started, times })
     }
 
-    fn forget(&mut self, ending: &Ending) {
-        self.sequences.remove(&ending.key);
+    fn forget(&mut self, ending: &Ending, sequences: &mut Sequences) {
+        if let Some(Held::Running(slot)) = self.held.remove(&ending.key) {
+            sequences.remove(slot, ending.key);
+        }
         self.arrivals.remove(ending.key);
         if let Some(exchange) = &mut self.exchange {
             exchange.ended(ending.key);
@@ -316,10 +363,10 @@ impl EngineCore {
         (self.scheduler.load(), self.arrivals.oldest())
     }
 
-    /// True if no request is held and no completion is unreported.
+    /// True if no request is held, no step is in flight, and no completion is unreported.
     pub fn is_idle(&self) -> bool {
         let exchanged = self.exchange.as_ref().is_none_or(Exchange::is_idle);
-        self.scheduler.is_empty() && self.pending_completions.is_empty() && exchanged
+        self.scheduler.is_empty() && self.in_flight == 0 && self.pending_completions.is_empty() && exchanged
     }
 }
 

@@ -9,6 +9,11 @@
 //! StepReport  ◀──────────────────────────┘
 //! ```
 //!
+//! The device may hold several steps in flight (`runner`): the next step is planned and enqueued while it computes. A
+//! request may have rows in all of them. Each step is planned on the assumption that the rows in flight succeed and end
+//! no request. If a request ends nevertheless, its later rows in flight are void: they have no effect. A row whose first
+//! token is not known to the host yet takes it from its slot on the device.
+//!
 //! [`Engine::split`] divides the engine in two: a [`DeviceLoop`], whose thread runs the device and plans between two
 //! steps, and an [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the
 //! same either way.
@@ -23,12 +28,13 @@
 //! Errors:
 //!
 //! - An invalid launch fails its own request (`spec`).
-//! - If the device refuses a step, the rows of the step run again one by one, and only rows at fault fail their
-//!   requests.
+//! - If the device refuses a step, nothing of it has run. Its rows are enqueued one by one, and only rows at fault fail
+//!   their requests.
 //! - A lost device ends the worker, by an error from [`Engine::step`] or [`DeviceLoop::run`].
 
 mod arrivals;
 mod batch;
+mod encode;
 mod engine;
 mod engine_core;
 mod kv;
@@ -39,6 +45,7 @@ mod report;
 mod reporter;
 mod runner;
 mod sequence;
+mod sequences;
 mod spec;
 mod step_memory;
 mod transfer;

@@ -36,6 +36,13 @@ impl Media {
         self.ranges.iter().map(Range::len).sum()
     }
 
+    /// Frees the embeddings if they are all consumed: the planes of the first `computed` positions hold them. True if
+    /// they were freed now.
+    pub fn consume(&mut self, computed: usize) -> bool {
+        let is_consumed = self.ranges.last().is_some_and(|last| last.end <= computed);
+        is_consumed && !std::mem::take(&mut self.embeddings).is_empty()
+    }
+
     /// Returns the embeddings of those `positions` of the prompt that stand for media. `first_token` is the index,
     /// within the forward pass, of the token at `positions.start`.
     pub fn rows(

@@ -69,7 +69,8 @@ pub struct StepTimes {
     pub plan_ahead: Duration,
     /// Time spent planning between the previous step and this one.
     pub plan: Duration,
-    /// Time spent filling the inputs and computing on the device.
+    /// Time that the device took, from filling the inputs on. If several steps are in flight, time since the step before
+    /// was collected, if that was later.
     pub run: Duration,
     /// Time spent committing the results.
     pub commit: Duration,

@@ -8,8 +8,11 @@
 //! ```
 //!
 //! The device's thread takes its turn between two steps: it commits the step that has run and plans the next step
-//! itself, so that no step waits for another thread to wake up. Both threads share the [`EngineCore`] under one lock.
-//! The lock is never held while a step runs, a launch is parsed, or a report is sent.
+//! itself, so that no step waits for another thread to wake up. A device that holds several steps in flight computes
+//! meanwhile: a turn then commits step n while step n+1 runs, and plans step n+2.
+//!
+//! Both threads share the [`EngineCore`] under one lock. The lock is never held while a step runs, a launch is parsed,
+//! or a report is sent.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
@@ -21,11 +24,9 @@ use tutti_proto::{GraphKey, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::Error;
 
 use crate::{
-    batch::RowResults,
     engine_core::{EngineCore, Job, Planned, StepOutput},
-    observe::Stopwatch,
     reporter::Reporter,
-    runner::Runner,
+    runner::{CollectedStep, Runner},
     spec::{self, ServedModel},
     transfer::{Cargo, CopyHints, CopyHook, Courier, IdleModel, PageCopies},
 };
@@ -73,32 +74,25 @@ impl Shared {
 pub struct DeviceLoop {
     shared: Arc<Shared>,
     runner: Runner,
-    stage: Stage,
+    /// The step that the last turn planned.
+    planned: Option<Job>,
+    /// The step that the next turn commits.
+    collected: Option<CollectedStep>,
     /// Page copies to run before the planned step.
     copies: PageCopies,
 }
 
-/// Progress of the current step.
-enum Stage {
-    Nothing,
-    Planned(Job),
-    Ran { job: Job, results: RowResults, took: Duration },
-}
-
 impl DeviceLoop {
-    /// Commits the step that has run and plans the next step. The caller passes the outputs to [`EngineHandle::report`]
+    /// Commits the step that was collected and plans the next step. The caller passes the outputs to [`EngineHandle::report`]
     /// in the order in which they were returned.
     pub fn turn(&mut self) -> Result<Option<StepOutput>, Error> {
         let mut state = self.shared.lock();
         let State { core, notified, pending_outputs, .. } = &mut *state;
         *notified = false;
-        let step = match std::mem::replace(&mut self.stage, Stage::Nothing) {
-            Stage::Ran { job, results, took } => Some(core.commit(job, results, took)),
-            Stage::Planned(_) | Stage::Nothing => None,
-        };
-        let Planned { completions, copies, job } = core.plan()?;
-        self.stage = job.map_or(Stage::Nothing, Stage::Planned);
-        self.copies = copies;
+        let sequences = &mut self.runner.sequences;
+        let step = self.collected.take().map(|collected| core.commit(collected, sequences));
+        let Planned { completions, copies, job } = core.plan(sequences)?;
+        (self.planned, self.copies) = (job, copies);
         let exchanges = core.exchanges();
         let output = core.output(step, completions);
         *pending_outputs += usize::from(output.is_some());
@@ -109,7 +103,8 @@ impl DeviceLoop {
         Ok(output)
     }
 
-    /// Runs the page copies and the step that the last turn planned. Returns false if the turn planned neither.
+    /// Runs the page copies and enqueues the step that the last turn planned. Then waits for the oldest step in flight,
+    /// unless the device holds room for another step to be planned. Returns false if there was nothing to do.
     ///
     /// An error ends the worker: the device is lost and none of its pages can be trusted.
     pub fn run(&mut self) -> Result<bool, Error> {
@@ -121,13 +116,15 @@ impl DeviceLoop {
                 .map_err(|e| Error::internal(e.to_string()))?;
             self.shared.lock().core.finish_copies(copies);
         }
-        let Stage::Planned(job) = std::mem::replace(&mut self.stage, Stage::Nothing) else {
-            return Ok(copied);
-        };
-        let mut watch = Stopwatch::start();
-        let results = self.runner.run(&job)?;
-        self.stage = Stage::Ran { job, results, took: watch.lap() };
-        Ok(true)
+        if let Some(job) = self.planned.take() {
+            self.runner.enqueue(job)?;
+            if self.runner.has_room() {
+                // Another step is planned before this one is waited for.
+                return Ok(true);
+            }
+        }
+        self.collected = self.runner.collect()?;
+        Ok(copied || self.collected.is_some())
     }
 
     /// Blocks until there may be something to do or a request's deadline passes. Returns false once the
@@ -258,7 +255,12 @@ pub(crate) fn split(
     let shared = Arc::new(Shared { state, hints: CopyHints::default(), changed: Condvar::new() });
     let mut runner = runner;
     runner.model.set_step_hook(Box::new(CopyHook::new(Arc::clone(&shared))));
-    let (stage, copies) = (Stage::Nothing, PageCopies::default());
-    let device_loop = DeviceLoop { shared: Arc::clone(&shared), runner, stage, copies };
+    let device_loop = DeviceLoop {
+        shared: Arc::clone(&shared),
+        runner,
+        planned: None,
+        collected: None,
+        copies: PageCopies::default(),
+    };
     (device_loop, EngineHandle { shared, limits, layout, began, reporter, last_run: Duration::ZERO })
 }

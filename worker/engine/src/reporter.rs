@@ -43,7 +43,8 @@ impl Reporter {
                 });
             }
             rows.reserve(committed.len());
-            for (commit, result) in committed {
+            // A void row belongs to a request that has ended, so no one waits for its results.
+            for (commit, result) in committed.into_iter().filter(|(commit, _)| !commit.is_void) {
                 rows.extend(report::row(&commit, result));
                 completions.extend(commit.ending.map(|ending| report::completion(ending, self.rank)));
             }

@@ -1,49 +1,235 @@
-//! Computes steps on a model with reused input buffers.
+//! The steps in flight on a model: enqueued in the order of their plans, and collected in the same order.
+//!
+//! Nothing runs twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
+//! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any other
+//! error is the loss of the device.
 
-use tutti_kernels::DeviceError;
-use tutti_models::Model;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tutti_kernels::{DeviceError, SlotCopy, SlotId};
+use tutti_models::{LogitResults, Model};
 use tutti_runtime::Error;
-use tutti_scheduler::Row;
 
 use crate::{
-    batch::{Batch, RowResult, RowResults},
+    batch::{self, Batch, Forward, ForwardChunk, RowResult, RowResults, StepRow},
+    encode::encode,
     engine_core::Job,
-    sequence::Sequence,
+    sequences::Sequences,
 };
 
 pub(crate) struct Runner {
     pub model: Box<dyn Model>,
     pub batch: Batch,
+    /// The sequences of running requests.
+    pub sequences: Sequences,
+    /// Number of forwards that have returned.
+    pub forwards: Arc<AtomicU64>,
+    /// Steps in flight, the oldest first.
+    steps: VecDeque<StepInFlight>,
+    /// Number of forwards in flight, of all steps.
+    in_flight: usize,
+    /// Time at which the last step was collected.
+    collected: Instant,
+    /// Buffer for the results of one forward.
+    results: LogitResults,
+}
+
+struct StepInFlight {
+    job: Job,
+    enqueued: Instant,
+    progress: Progress,
+}
+
+/// The forwards of a step that are enqueued so far.
+struct Progress {
+    results: RowResults,
+    /// Forwards in flight, the oldest first.
+    forwards: VecDeque<Forward>,
+}
+
+/// A step whose results are all here.
+pub(crate) struct CollectedStep {
+    pub job: Job,
+    pub results: RowResults,
+    /// Time since the step before was collected, or since this step was enqueued, if that was later.
+    pub took: Duration,
 }
 
 impl Runner {
-    /// Runs a step. An error ends the worker; a row's own failure is part of the results.
-    pub fn run(&mut self, job: &Job) -> Result<RowResults, Error> {
-        let rows: Vec<(&Row, &Sequence)> = job.step.rows.iter().zip(&job.sequences).collect();
-        match self.batch.run(&mut *self.model, &rows) {
-            Ok(results) => Ok(results),
-            Err(error @ DeviceError::Lost(_)) => Err(Error::internal(error.to_string())),
-            Err(error) => {
-                tracing::warn!(step = %job.step.number, rows = rows.len(), %error, "step failed; running its rows one by one");
-                self.run_one_by_one(&rows)
+    pub fn new(model: Box<dyn Model>, batch: Batch) -> Self {
+        Self {
+            model,
+            batch,
+            sequences: Sequences::default(),
+            forwards: Arc::default(),
+            steps: VecDeque::new(),
+            in_flight: 0,
+            collected: Instant::now(),
+            results: LogitResults::default(),
+        }
+    }
+
+    /// True if another step may be enqueued.
+    pub fn has_room(&self) -> bool {
+        self.steps.len() < self.model.limits().steps_in_flight
+    }
+
+    /// Enqueues a step. A step of more forwards than the device holds waits for the oldest of them. An error ends the
+    /// worker; a row's own failure is part of the results.
+    pub fn enqueue(&mut self, job: Job) -> Result<(), Error> {
+        let enqueued = Instant::now();
+        let mut progress = Progress {
+            results: job.step.rows.iter().map(|_| Ok(RowResult::default())).collect(),
+            forwards: VecDeque::new(),
+        };
+        self.enqueue_forwards(&job, &mut progress).map_err(fatal)?;
+        for (row, result) in job.step.rows.iter().zip(&progress.results) {
+            if let Err(error) = result {
+                tracing::error!(key = %row.key, %error, "the request's row failed");
+                self.sequences.fail(row);
+            }
+        }
+        self.steps.push_back(StepInFlight { job, enqueued, progress });
+        Ok(())
+    }
+
+    fn enqueue_forwards(&mut self, job: &Job, progress: &mut Progress) -> Result<(), DeviceError> {
+        // The sequences are borrowed apart from the rest, which changes meanwhile.
+        let sequences = std::mem::take(&mut self.sequences);
+        let enqueued = self.enqueue_rows(job, &sequences, progress);
+        self.sequences = sequences;
+        enqueued
+    }
+
+    fn enqueue_rows(
+        &mut self,
+        job: &Job,
+        sequences: &Sequences,
+        progress: &mut Progress,
+    ) -> Result<(), DeviceError> {
+        let mut rows = Vec::with_capacity(job.step.rows.len());
+        for (row, result) in job.step.rows.iter().zip(&mut progress.results) {
+            let sequence = sequences.get(row);
+            let sequence = sequence.ok_or_else(|| DeviceError::Lost(format!("{} has no tokens", row.key)))?;
+            let mut next = row.positions.start;
+            if sequences.has_failed(row) {
+                // The request ends with its failed row, so this row is void.
+                *result = Err(DeviceError::Misuse("an earlier row of the request failed".into()));
+                next = row.positions.end;
+            } else if !sequence.encodings.is_empty() {
+                match encode(&mut *self.model, &row.positions, &sequence.encodings) {
+                    Err(error @ DeviceError::Lost(_)) => return Err(error),
+                    encoded => *result = encoded.map(|encoded| RowResult { encoded, ..Default::default() }),
+                }
+                next = row.positions.end;
+            }
+            rows.push(StepRow { row, sequence, next });
+        }
+        // The copies go with the step's first forward.
+        let copy =
+            |copy: &tutti_scheduler::SlotCopy| SlotCopy { from: SlotId(copy.from.0), to: SlotId(copy.to.0) };
+        let mut copies: Vec<SlotCopy> = job.step.copies.iter().map(copy).collect();
+        loop {
+            let chunks = self.batch.chunks(&mut rows);
+            if chunks.is_empty() {
+                return Ok(());
+            }
+            self.make_room(progress)?;
+            match self.batch.enqueue(&mut *self.model, &chunks, &copies) {
+                Ok(forward) => {
+                    self.in_flight += 1;
+                    progress.forwards.push_back(forward);
+                    copies.clear();
+                }
+                Err(error @ DeviceError::Lost(_)) => return Err(error),
+                Err(error) => {
+                    let (step, rows_of_forward) = (&job.step.number, chunks.len());
+                    tracing::warn!(%step, rows = rows_of_forward, %error, "step refused; running its rows one by one");
+                    for chunk in &chunks {
+                        if !self.enqueue_alone(chunk, &mut copies, progress)? {
+                            rows[chunk.row_index].next = chunk.row.positions.end;
+                        }
+                    }
+                }
             }
         }
     }
 
-    /// Runs the rows of a failed step one by one, so that only rows at fault fail. Running a row twice is harmless: the
-    /// second run writes the same keys and values to the same slots.
-    fn run_one_by_one(&mut self, rows: &[(&Row, &Sequence)]) -> Result<RowResults, Error> {
-        let mut results = Vec::with_capacity(rows.len());
-        for row in rows {
-            results.push(match self.batch.run(&mut *self.model, std::slice::from_ref(row)) {
-                Ok(mut alone) => alone.pop().unwrap_or_else(|| Ok(RowResult::default())),
-                Err(error @ DeviceError::Lost(_)) => return Err(Error::internal(error.to_string())),
-                Err(error) => {
-                    tracing::error!(key = %row.0.key, %error, "the request's row failed");
-                    Err(error)
-                }
-            });
+    /// Enqueues one chunk of a refused forward, with the slot copies of its request. False if the model refuses the
+    /// chunk alone, too: its row fails, and its copies are dropped.
+    fn enqueue_alone(
+        &mut self,
+        chunk: &ForwardChunk<'_>,
+        copies: &mut Vec<SlotCopy>,
+        progress: &mut Progress,
+    ) -> Result<bool, DeviceError> {
+        let slot = SlotId(chunk.row.slot.0);
+        let own = |copy: &SlotCopy| copy.from == slot || copy.to == slot;
+        let own_copies: Vec<SlotCopy> = copies.extract_if(.., |copy| own(copy)).collect();
+        self.make_room(progress)?;
+        match self.batch.enqueue(&mut *self.model, std::slice::from_ref(chunk), &own_copies) {
+            Ok(forward) => {
+                self.in_flight += 1;
+                progress.forwards.push_back(forward);
+                Ok(true)
+            }
+            Err(error @ DeviceError::Lost(_)) => Err(error),
+            Err(error) => {
+                progress.results[chunk.row_index] = Err(error);
+                Ok(false)
+            }
         }
-        Ok(results)
     }
+
+    /// Collects the oldest forwards until one more may be enqueued. `current` are the forwards of the step that is being
+    /// enqueued, which are younger than all others.
+    fn make_room(&mut self, current: &mut Progress) -> Result<(), DeviceError> {
+        while self.in_flight >= self.model.limits().steps_in_flight {
+            let older = self.steps.iter_mut().map(|step| &mut step.progress);
+            let oldest = older.chain([&mut *current]).find(|progress| !progress.forwards.is_empty());
+            let Some(oldest) = oldest else { break };
+            collect_forward(&mut *self.model, oldest, &mut self.results)?;
+            self.in_flight -= 1;
+            self.forwards.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest step. `None` if no step is in flight. An error ends the worker.
+    pub fn collect(&mut self) -> Result<Option<CollectedStep>, Error> {
+        let Some(StepInFlight { job, enqueued, mut progress }) = self.steps.pop_front() else {
+            return Ok(None);
+        };
+        while !progress.forwards.is_empty() {
+            collect_forward(&mut *self.model, &mut progress, &mut self.results).map_err(fatal)?;
+            self.in_flight -= 1;
+            self.forwards.fetch_add(1, Ordering::Relaxed);
+        }
+        let since = self.collected.max(enqueued);
+        self.collected = Instant::now();
+        Ok(Some(CollectedStep { job, results: progress.results, took: self.collected - since }))
+    }
+}
+
+/// Waits for the oldest forward of a step and moves its results to the step's rows.
+fn collect_forward(
+    model: &mut dyn Model,
+    progress: &mut Progress,
+    results: &mut LogitResults,
+) -> Result<(), DeviceError> {
+    let Some(forward) = progress.forwards.pop_front() else { return Ok(()) };
+    results.clear();
+    model.collect(None, results).map_err(batch::lost)?;
+    forward.distribute(results, &mut progress.results)
+}
+
+fn fatal(error: DeviceError) -> Error {
+    Error::internal(error.to_string())
 }

@@ -1,6 +1,6 @@
 //! A request's tokens and sampling parameters: all that the engine holds for the request apart from its pages.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use tutti_kernels::{SampleRow, SamplingParams};
 
@@ -10,7 +10,8 @@ use crate::media::{Encoding, Media};
 /// token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
-    pub prompt: Vec<u32>,
+    /// The prompt, which the scheduler shares.
+    pub prompt: Arc<[u32]>,
     /// Output so far, including the output of the request's earlier incarnations.
     pub output: Vec<u32>,
     pub sampling: SamplingParams,

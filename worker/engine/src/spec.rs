@@ -3,17 +3,17 @@
 //! The router has already made the same checks. A bad value that gets past the router (another build, a bug, a
 //! hand-made message) must fail its own request and no other.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
 use tutti_proto::{
     GraphKey, MAX_LOGPROBS, MAX_PRIORITY,
     cluster::v1 as pb,
-    declaration::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId, WalkKind},
 };
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{Content, GraphLaunch, GraphRole, Segment, Stopping};
+use tutti_scheduler::{Content, GraphLaunch, GraphRole, Segment, Stopping, Tokens};
 
 use crate::{
     media::{self, Media},
@@ -64,7 +64,8 @@ pub(crate) fn parse(
     if awaits_media == (media.ranges.is_empty() || role == GraphRole::Decode) {
         return Err(Error::invalid("receive_media", "does not match the request's media and role"));
     }
-    let tokens = [&*spec.prompt, &message.generated].concat();
+    let prompt: Arc<[u32]> = spec.prompt.into();
+    let tokens = Tokens::new(Arc::clone(&prompt), message.generated.clone());
     // Prompt logprobs are sent once. A replayed request that has output sent all of them before its first token, so it
     // sends none again. In a divided request, the prefilling worker sends them.
     let prompt_logprobs =
@@ -82,10 +83,11 @@ pub(crate) fn parse(
         awaits_media,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
+    whole_in_one_step(&launch, model)?;
     let known_elsewhere = message.send_to.as_ref().map_or(0, |send_to| send_to.known_pages as usize);
     let sequence = Sequence {
         known_elsewhere,
-        prompt: spec.prompt,
+        prompt,
         output: message.generated,
         sampling: self::sampling(sampling, limits)?,
         logprobs: alternatives("logprobs", spec.logprobs)?,
@@ -95,6 +97,23 @@ pub(crate) fn parse(
         encodings: Vec::new(),
     };
     Ok((launch, sequence))
+}
+
+/// Refuses a request whose tokens one step must compute, if the model's buffers are too small for them. After a
+/// preemption or a replay these are the prompt and the output.
+fn whole_in_one_step(launch: &GraphLaunch, model: ServedModel<'_>) -> Result<(), Error> {
+    let is_atomic = |segment: &Segment| {
+        let walk = model.declaration.walk(segment.walk);
+        walk.is_some_and(|walk| matches!(walk.kind, WalkKind::Atomic { .. }))
+    };
+    let (tokens, limit) = (launch.max_total_tokens(), model.limits.max_step_tokens);
+    if tokens <= limit || !launch.prefill.iter().any(is_atomic) {
+        return Ok(());
+    }
+    let message = format!(
+        "prompt and max_tokens are {tokens} tokens, which one step must compute, but a step has at most {limit}"
+    );
+    Err(Error::invalid("prompt", message))
 }
 
 /// Reads a graph that runs only encoders: each media item becomes a [`Segment`], and nothing is sampled.
@@ -125,7 +144,7 @@ fn encoding(
     };
     let sequence = Sequence {
         known_elsewhere: 0,
-        prompt: Vec::new(),
+        prompt: Arc::default(),
         output: Vec::new(),
         sampling: NO_SAMPLING,
         logprobs: None,

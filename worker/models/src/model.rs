@@ -133,7 +133,8 @@ pub trait Model: Send {
         }
     }
 
-    /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. A model
+    /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. The hook
+    /// does not run inside [`read_pages`](Self::read_pages) and [`write_pages`](Self::write_pages). A model
     /// that cannot pause drops the hook. A TP group drops the hook, because all ranks of the group would have to pause
     /// at the same layer.
     fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {

@@ -2,27 +2,41 @@
 //! scheduling, of faults and of the control plane. Its costs and faults come from [`SimSettings`]
 //! (settings/src/sim.rs), which the conductor reads, too.
 //!
-//! The KV pool holds 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at
-//! the previous position. A sampled token is a function of the digest at the position that it is sampled from. The
-//! token is thus right only if every position of the request was computed, in order, in pages that no other request
-//! wrote to. A request has the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short,
-//! so that a test in another language can compute the expected tokens.
+//! The pages hold 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at the
+//! previous position. A sampled token is a function of the digest at the position that it is sampled from. The token is
+//! thus right only if every position of the request was computed, in order, in pages that no other request wrote to. A
+//! request has the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a test
+//! in another language can compute the expected tokens.
+//!
+//! With the setting `state`, a slot of each request holds the running digest, too, as a recurrent model keeps its state.
+//! A wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and pages
+//! disagree ([`planes`]).
+//!
+//! A step is computed when it is enqueued and takes its time on a timeline ([`clock`]), so that the host goes on while
+//! the simulated device is busy, and learns of results when the step has ended.
 
 mod audio;
 mod clock;
 mod digest;
+mod planes;
 
 use std::{
+    collections::VecDeque,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use serde::Deserialize;
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore};
-use tutti_proto::declaration::{ModelDeclaration, WalkId};
+use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneKind, WalkId};
 use tutti_settings::SimSettings;
 
-use self::clock::SimClock;
+pub use self::clock::SimMeter;
+use self::{
+    clock::SimClock,
+    planes::{DIGEST_BYTES, SimPlanes},
+};
 use crate::{
     LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
@@ -33,8 +47,8 @@ use crate::{
 /// Interval between the pauses of a step while the step hook may have work.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Bytes per token in the KV pool: one digest.
-const BYTES_PER_TOKEN: usize = size_of::<u64>();
+/// Name of the plane of running digests.
+const STATE_PLANE: &str = "state";
 
 /// The keys that the simulated model reads from a `config.json` of any family.
 #[derive(Deserialize)]
@@ -54,17 +68,26 @@ struct Sim {
     settings: SimSettings,
     clock: SimClock,
     page_tokens: usize,
-    /// One digest per token of the pool, page by page.
-    pool: Vec<u64>,
+    /// `None` until the planes are allocated.
+    planes: Option<SimPlanes>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Digests of the last step's logit rows.
-    hidden: Vec<u64>,
-    /// Results of the step in flight, if there is one.
-    in_flight: Option<LogitResults>,
-    /// Memory of collected results, for the next step.
-    spare: LogitResults,
+    /// Digest and slot of each logit row of the step enqueued last.
+    hidden: Vec<(u64, SlotId)>,
+    /// Steps in flight, the oldest first.
+    in_flight: VecDeque<SimStep>,
+    /// Memory of collected results, for later steps.
+    spare: Vec<LogitResults>,
     /// Number of steps so far. The warm-up is step 0.
     steps: u64,
+}
+
+/// A step in flight.
+struct SimStep {
+    number: u64,
+    /// Time from which the host can know that the step has ended.
+    end: Instant,
+    /// `None` until the step's logits are enqueued.
+    results: Option<LogitResults>,
 }
 
 /// The checkpoint and the settings of a simulated model.
@@ -87,6 +110,11 @@ pub struct SimOptions<'a> {
 /// Loads a simulated model. Vocabulary size, context length, end-of-sequence ids and audio input come from a
 /// checkpoint's config.
 pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
+    load_metered(options).map(|(model, _)| model)
+}
+
+/// Loads a simulated model, and also returns the meter of its device's time.
+pub fn load_metered(options: &SimOptions<'_>) -> Result<(Box<dyn Model>, Arc<SimMeter>), LoadError> {
     let SimOptions { dir, max_step_tokens, page_tokens, nodes, rank, settings } = *options;
     let file = ConfigFile::read(dir)?;
     let keys: Keys = file.parse()?;
@@ -94,9 +122,12 @@ pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
         Some(value) if value > 0 => Ok(value),
         _ => Err(file.invalid(format!("{name}: must be at least 1"))),
     };
-    let (text, audio) = (thinker::declaration(page_tokens, BYTES_PER_TOKEN)?, audio::of(&file)?);
+    let (text, audio) = (thinker::declaration(page_tokens, DIGEST_BYTES)?, audio::of(&file)?);
     let held = audio.map_or(HeldNodes { thinker: true, encoder: false }, |_| HeldNodes::of(nodes));
-    Ok(Box::new(Sim {
+    let text = if settings.state { with_state(&text)? } else { text };
+    let clock = SimClock::new(settings, rank);
+    let meter = Arc::clone(clock.meter());
+    let sim = Sim {
         declaration: audio.map_or(Ok(text.clone()), |audio| thinker::with_audio(&text, audio))?,
         held,
         audio,
@@ -105,18 +136,27 @@ pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
             max_context_tokens: needed("max_position_embeddings", keys.max_position_embeddings)?,
             eos_token_ids: eos_token_ids(dir, keys.eos_token_id)?,
             max_step_tokens,
-            steps_in_flight: 1,
+            steps_in_flight: settings.steps_in_flight,
         },
-        clock: SimClock::new(settings, rank),
+        clock,
         settings: settings.clone(),
         page_tokens,
-        pool: Vec::new(),
+        planes: None,
         step_hook: None,
         hidden: Vec::new(),
-        in_flight: None,
-        spare: LogitResults::default(),
+        in_flight: VecDeque::new(),
+        spare: Vec::new(),
         steps: 0,
-    }))
+    };
+    Ok((Box::new(sim), meter))
+}
+
+/// Adds the plane of running digests to a declaration.
+fn with_state(text: &ModelDeclaration) -> Result<ModelDeclaration, DeclarationError> {
+    let kind = PlaneKind::Slot { bytes: DIGEST_BYTES as u64 };
+    let mut planes = text.planes().to_vec();
+    planes.push(Plane { name: STATE_PLANE.into(), kind });
+    ModelDeclaration::new(text.nodes().to_vec(), text.walks().to_vec(), planes)
 }
 
 impl Model for Sim {
@@ -138,36 +178,46 @@ impl Model for Sim {
     }
 
     fn step_bytes(&self) -> u64 {
-        (self.limits.max_step_tokens * BYTES_PER_TOKEN) as u64
+        (self.limits.max_step_tokens * DIGEST_BYTES) as u64
     }
 
     fn page_bytes(&self) -> usize {
-        self.page_tokens * BYTES_PER_TOKEN
+        self.page_tokens * DIGEST_BYTES
     }
 
-    fn allocate_planes(&mut self, pages: usize, _: usize) -> Result<(), DeviceError> {
-        self.pool = vec![0; pages * self.page_tokens];
+    fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        self.planes = Some(SimPlanes::new(self.page_tokens, pages, slots, self.settings.state));
         Ok(())
     }
 
     fn page_layout(&self) -> PageLayout {
-        PageLayout {
-            page_tokens: self.page_tokens,
-            planes: vec![PlaneLayout {
-                name: KV_PLANE.into(),
-                place: PlanePlace::Pages { ratio: 1 },
-                sections: vec![Section { units: 1, unit_bytes: self.page_bytes() }],
-                format: "simulated: digests".into(),
-            }],
+        let plane = |name: &str, place, unit_bytes| PlaneLayout {
+            name: name.into(),
+            place,
+            sections: vec![Section { units: 1, unit_bytes }],
+            format: "simulated: digests".into(),
+        };
+        let mut planes = vec![plane(KV_PLANE, PlanePlace::Pages { ratio: 1 }, self.page_bytes())];
+        if self.settings.state {
+            planes.push(plane(STATE_PLANE, PlanePlace::Slot, DIGEST_BYTES));
         }
+        PageLayout { page_tokens: self.page_tokens, planes }
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.read_pages(pages, out)
+        self.planes()?.read_pages(pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        Pool { digests: &mut self.pool, page_tokens: self.page_tokens }.write_pages(pages, data)
+        self.planes()?.write_pages(pages, data)
+    }
+
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.planes()?.read_slot(slot, out)
+    }
+
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        self.planes()?.write_slot(slot, data)
     }
 
     fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
@@ -182,17 +232,17 @@ impl Model for Sim {
         match self.audio {
             Some(audio) if self.held.encoder && self.declaration.encodes(walk) => {
                 let tokens = data.len().div_ceil(audio.bytes_per_token);
-                self.begin(
-                    &[RowInputs {
-                        first_token: 0,
-                        tokens,
-                        start: 0,
-                        slot: SlotId::NULL,
-                        continues: false,
-                        block_table: &[],
-                    }],
-                    &[],
-                )?;
+                let row = RowInputs {
+                    first_token: 0,
+                    tokens,
+                    start: 0,
+                    slot: SlotId::NULL,
+                    continues: false,
+                    block_table: &[],
+                };
+                let number = self.begin(None)?;
+                let end = self.clock.enqueue(&[row]);
+                self.wait(number, end, None)?;
                 audio::encode(data, audio, out);
                 Ok(())
             }
@@ -205,61 +255,51 @@ impl Model for Sim {
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
-        if self.in_flight.is_some() {
-            return Err(DeviceError::Misuse("the step before is not collected yet".into()));
-        }
         let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
-        self.begin(inputs.rows, inputs.token_ids)?;
-        self.hidden.clear();
-        let width = self.audio.map_or(1, |audio| audio.width);
-        let mut meanings = embeddings
-            .iter()
-            .flat_map(|rows| (rows.first_token..).zip(rows.values.chunks(width).map(audio::meaning)))
-            .peekable();
-        let mut wanted = inputs.logit_rows.iter().copied().peekable();
-        for row in inputs.rows {
-            let mut digest = match row.start.checked_sub(1) {
-                Some(before) => self.pool[self.pool_index(row, before)?],
-                None => digest::EMPTY,
-            };
-            for index in 0..row.tokens {
-                let token = row.first_token + index;
-                digest = match meanings.next_if(|(index, _)| *index == token) {
-                    Some((_, meaning)) => digest::mix(digest ^ meaning),
-                    None => digest::extend(digest, inputs.token_ids[token]),
-                };
-                let pool_index = self.pool_index(row, row.start + index)?;
-                self.pool[pool_index] = digest;
-                while wanted.next_if_eq(&token).is_some() {
-                    self.hidden.push(digest);
-                }
-            }
+        if self.in_flight.len() == self.limits.steps_in_flight
+            || self.in_flight.back().is_some_and(|step| step.results.is_none())
+        {
+            return Err(DeviceError::Misuse("the steps before are not collected yet".into()));
         }
-        self.in_flight = Some(std::mem::take(&mut self.spare));
+        let planes = self.planes.as_ref().ok_or_else(no_planes)?;
+        planes.check(inputs)?;
+        let fails = self.settings.fail_on_token.filter(|id| planes.holds(inputs, *id));
+        let number = self.begin(fails)?;
+        self.run(inputs, embeddings)?;
+        let end = self.clock.enqueue(inputs.rows);
+        self.in_flight.push_back(SimStep { number, end, results: None });
         Ok(())
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
-        let mut results = self.in_flight.take().ok_or_else(no_step)?;
+        let mut results = self.spare.pop().unwrap_or_default();
         for (index, row) in wanted.sample {
-            let hidden = *self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
-            results.sampled.push(Ok(self.sample(hidden, row)));
+            let (hidden, slot) = *self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
+            let sampled = self.sample(hidden, row);
+            self.planes()?.sample(slot, sampled.token);
+            results.sampled.push(Ok(sampled));
         }
         for (index, row) in wanted.score {
             self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
             results.scores.push(Ok(self.score(row.top)));
         }
-        self.in_flight = Some(results);
+        let step = self.in_flight.back_mut().filter(|step| step.results.is_none()).ok_or_else(no_step)?;
+        step.results = Some(results);
         Ok(())
     }
 
-    fn collect(&mut self, _: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
-        let mut results = self.in_flight.take().ok_or_else(no_step)?;
-        out.append(&mut results);
-        self.spare = results;
+    fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        let step = self.in_flight.front().filter(|step| step.results.is_some()).ok_or_else(no_step)?;
+        if !self.wait(step.number, step.end, until)? {
+            return Ok(false);
+        }
+        if let Some(mut results) = self.in_flight.pop_front().and_then(|step| step.results) {
+            out.append(&mut results);
+            self.spare.push(results);
+        }
         Ok(true)
     }
 
@@ -268,81 +308,73 @@ impl Model for Sim {
     }
 }
 
-/// The KV pool, whose pages can be read and written at any time, even during a step.
-struct Pool<'a> {
-    digests: &'a mut [u64],
-    page_tokens: usize,
-}
-
-impl PausedPages for Pool<'_> {
-    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        for page in pages {
-            let digests = self.digests.chunks_exact(self.page_tokens).nth(page.0 as usize);
-            out.extend(digests.ok_or_else(|| no_page(*page))?.iter().flat_map(|digest| digest.to_le_bytes()));
-        }
-        Ok(())
-    }
-
-    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        let wanted = pages.len() * self.page_tokens * BYTES_PER_TOKEN;
-        if data.len() != wanted {
-            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
-        }
-        let page_bytes = self.page_tokens * BYTES_PER_TOKEN;
-        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
-            let digests = self.digests.chunks_exact_mut(self.page_tokens).nth(page.0 as usize);
-            for (digest, bytes) in digests.ok_or_else(|| no_page(*page))?.iter_mut().zip(data.as_chunks().0) {
-                *digest = u64::from_le_bytes(*bytes);
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Sim {
-    /// Waits as long as a step with these rows takes, then fails the step if the settings say so.
-    fn begin(&mut self, rows: &[RowInputs<'_>], token_ids: &[u32]) -> Result<(), DeviceError> {
-        let Self { clock, pool, page_tokens, step_hook, .. } = self;
-        let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());
-        clock.pass(rows, if may_have_work { PAUSE } else { Duration::MAX }, || match step_hook {
-            Some(hook) => hook.run(&mut Pool { digests: pool, page_tokens: *page_tokens }),
-            None => Ok(()),
-        })?;
+    fn planes(&mut self) -> Result<&mut SimPlanes, DeviceError> {
+        self.planes.as_mut().ok_or_else(no_planes)
+    }
+
+    /// Counts a step and returns its number, or refuses the step if the settings say so. `fails_on` is the token of the
+    /// step that the settings refuse.
+    fn begin(&mut self, fails_on: Option<u32>) -> Result<u64, DeviceError> {
         let step = self.steps;
         self.steps += 1;
-        self.fail(step, token_ids)
-    }
-
-    /// Applies the settings' faults to this step.
-    fn fail(&self, step: u64, token_ids: &[u32]) -> Result<(), DeviceError> {
-        let SimSettings { fail_every, fail_on_token, lose_after, hang_after, .. } = &self.settings;
-        if hang_after.is_some_and(|after| step > after) {
-            clock::hang();
-        }
-        if lose_after.is_some_and(|after| step > after) {
-            return Err(DeviceError::Lost(format!("simulated, in step {step}")));
-        }
-        if fail_every.is_some_and(|every| step > 0 && step.is_multiple_of(every)) {
+        if self.settings.fail_every.is_some_and(|every| step > 0 && step.is_multiple_of(every)) {
             return Err(DeviceError::Misuse(format!("simulated, in step {step}")));
         }
-        match fail_on_token {
-            Some(id) if step > 0 && token_ids.contains(id) => {
-                Err(DeviceError::Misuse(format!("simulated, by token {id}")))
-            }
-            _ => Ok(()),
+        match fails_on {
+            Some(id) if step > 0 => Err(DeviceError::Misuse(format!("simulated, by token {id}"))),
+            _ => Ok(step),
         }
     }
 
-    /// Returns the index into the pool of `position` in the row's request.
-    fn pool_index(&self, row: &RowInputs<'_>, position: usize) -> Result<usize, DeviceError> {
-        let (page, offset) = (position / self.page_tokens, position % self.page_tokens);
-        let index = row.block_table.get(page).map(|page| page.0 as usize * self.page_tokens + offset);
-        index.filter(|index| *index < self.pool.len()).ok_or_else(|| {
-            DeviceError::Misuse(format!(
-                "position {position} has no page in a block table of {}",
-                row.block_table.len()
-            ))
-        })
+    /// Computes the digests of a step that has been checked.
+    fn run(&mut self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
+        let width = self.audio.map_or(1, |audio| audio.width);
+        let planes = self.planes.as_mut().ok_or_else(no_planes)?;
+        let mut meanings = embeddings
+            .iter()
+            .flat_map(|rows| (rows.first_token..).zip(rows.values.chunks(width).map(audio::meaning)))
+            .peekable();
+        let mut wanted = inputs.logit_rows.iter().copied().peekable();
+        self.hidden.clear();
+        planes.copy(inputs.copies);
+        for row in inputs.rows {
+            let mut continued = planes.continued(row);
+            let mut digest = planes.begin(row)?;
+            for index in 0..row.tokens {
+                let token = row.first_token + index;
+                let id = continued.take().unwrap_or(inputs.token_ids[token]);
+                digest = match meanings.next_if(|(index, _)| *index == token) {
+                    Some((_, meaning)) => digest::mix(digest ^ meaning),
+                    None => digest::extend(digest, id),
+                };
+                planes.write(row, row.start + index, digest)?;
+                while wanted.next_if_eq(&token).is_some() {
+                    self.hidden.push((digest, row.slot));
+                }
+            }
+            planes.end(row, digest);
+        }
+        Ok(())
+    }
+
+    /// Waits for a step's end, at most until `until`, and runs the step hook meanwhile. False if the step has not
+    /// ended. An error if the settings lose the device in this step.
+    fn wait(&mut self, step: u64, end: Instant, until: Option<Instant>) -> Result<bool, DeviceError> {
+        let Self { planes, step_hook, settings, .. } = self;
+        let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());
+        let until_pause = if may_have_work { PAUSE } else { Duration::MAX };
+        let ended = clock::wait(end, until, until_pause, || match (&mut *step_hook, &mut *planes) {
+            (Some(hook), Some(planes)) => hook.run(planes),
+            _ => Ok(()),
+        })?;
+        if ended && settings.hang_after.is_some_and(|after| step > after) {
+            clock::hang();
+        }
+        if ended && settings.lose_after.is_some_and(|after| step > after) {
+            return Err(DeviceError::Lost(format!("simulated, in step {step}")));
+        }
+        Ok(ended)
     }
 
     /// Samples from a uniform distribution over the tokens that are not forbidden. Temperature 0 ignores the seed. All
@@ -369,8 +401,8 @@ impl Sim {
     }
 }
 
-fn no_page(page: PageId) -> DeviceError {
-    DeviceError::Misuse(format!("page {} is not in the pool", page.0))
+fn no_planes() -> DeviceError {
+    DeviceError::Misuse("no planes are allocated yet".into())
 }
 
 fn no_step() -> DeviceError {

@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 pub use tutti_proto::MAX_PRIORITY;
 use tutti_proto::{GraphKey, declaration::WalkId};
 
-use crate::stopping::Stopping;
+use crate::{stopping::Stopping, tokens::Tokens};
 
 /// A request's worker graph: prefill segments in order, then a decode loop. Segments are given by their lengths; the
 /// engine has the tokens.
@@ -64,7 +64,7 @@ pub const HEAD_START: i64 = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// One token for each position of the prefill.
-    pub tokens: Vec<u32>,
+    pub tokens: Tokens,
     /// Media among the tokens, in the order of the prompt.
     pub media: Vec<MediaMark>,
     /// True if the request may use pages that other requests computed. False if the request must compute every position
@@ -92,13 +92,13 @@ impl Content {
     /// equals the content of a block without media.
     pub(crate) fn block(&self, index: usize, page_tokens: usize) -> Cow<'_, [u32]> {
         let positions = index * page_tokens..(index + 1) * page_tokens;
-        let tokens = &self.tokens[positions.clone()];
+        let tokens = self.tokens.at(positions.clone());
         let from = self.media.partition_point(|mark| mark.first < positions.start);
         let to = self.media.partition_point(|mark| mark.first < positions.end);
         if from == to {
-            return Cow::Borrowed(tokens);
+            return tokens;
         }
-        let mut block = tokens.to_vec();
+        let mut block = tokens.into_owned();
         for mark in &self.media[from..to] {
             block.push(mark.first as u32);
             block.extend(mark.digest.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));

@@ -83,7 +83,7 @@
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
 //! - [`pages`]: the pool of pages and its block tables; `slots`: the pool of slots; `holding`: both together; `prefix`:
 //!   the content of pages; `checkpoints`: the positions at which slots are saved.
-//! - `stopping`: the end of an output.
+//! - `stopping`: the end of an output; `tokens`: a request's tokens.
 //!
 //! [budget]: tutti_settings::EngineSettings::max_step_tokens
 //! [sharing]: tutti_settings::PrefillSharing
@@ -107,6 +107,7 @@ mod slots;
 mod step;
 mod step_time;
 mod stopping;
+mod tokens;
 mod validate;
 mod walks;
 
@@ -121,3 +122,4 @@ pub use step::{
     Turn,
 };
 pub use stopping::{Finish, Stopping};
+pub use tokens::Tokens;

@@ -185,7 +185,7 @@ fn scored_prompts_give_no_bound_for_others() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     for request in 1..6 {
         // The logits of each position are computed, which takes much longer than the position alone.
-        let content = Content { tokens: vec![7; 64], media: vec![], may_reuse: false };
+        let content = Content { tokens: vec![7; 64].into(), media: vec![], may_reuse: false };
         worker.scheduler.add(GraphLaunch { content: Some(content), ..text(request, 64, 1) }).unwrap();
         worker.drain();
     }

@@ -55,7 +55,7 @@ fn a_valid_message_passes() {
     let (launch, sequence) = parse(key(), message(), model, Duration::from_secs(1)).unwrap();
     assert_eq!((launch.prefill_tokens(), launch.priority), (3, -3));
     assert_eq!(launch.deadline, Some(Duration::from_millis(1040)));
-    assert_eq!(sequence.prompt, [1, 2, 3]);
+    assert_eq!(*sequence.prompt, [1, 2, 3]);
 }
 
 #[test]

@@ -123,6 +123,11 @@ impl Exchange {
         self.incoming.insert(key, Incoming { pages, first_own: known, written, slot, slot_written: false });
     }
 
+    /// Frees the room that a request's embeddings took here: the request's planes hold them now.
+    pub fn media_consumed(&mut self, key: GraphKey) {
+        self.embeddings.ended(key, &mut *self.courier);
+    }
+
     /// Forgets a request that has ended here.
     pub fn ended(&mut self, key: GraphKey) {
         self.outgoing.remove(&key);

@@ -17,7 +17,10 @@ use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::{Admission, ByteSize};
 
-use crate::common::{CONTEXT, DECODE, PAGE_TOKENS, PREFILL, Probe, engine, expected, launch, settings};
+use crate::common::{
+    CONTEXT, DECODE, InFlight, PAGE_TOKENS, PREFILL, Probe, engine, engine_in_flight, expected, launch,
+    settings,
+};
 
 const PAGE_BYTES: usize = PAGE_TOKENS * 4;
 
@@ -75,7 +78,11 @@ struct Side {
 
 impl Side {
     fn new(settings: &EngineSettings) -> Self {
-        let (engine, probe) = engine(settings);
+        Self::in_flight(settings, InFlight::ONE)
+    }
+
+    fn in_flight(settings: &EngineSettings, in_flight: InFlight) -> Self {
+        let (engine, probe) = engine_in_flight(settings, in_flight);
         let (device, mut engine) = engine.split();
         let courier = TestCourier::default();
         courier.lock().room = usize::MAX;
@@ -176,10 +183,17 @@ fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, ExportS
 
 #[test]
 fn divided_requests_give_the_tokens_of_a_request_alone() {
-    for admission in [Admission::WholeLife, Admission::Optimistic] {
+    let admissions = [Admission::WholeLife, Admission::Optimistic];
+    for (admission, in_flight) in
+        admissions.into_iter().flat_map(|admission| InFlight::ALL.map(|in_flight| (admission, in_flight)))
+    {
         let settings = EngineSettings { admission, ..settings() };
         let decoding = EngineSettings { kv_cache_memory: Some(ByteSize(41 * 64)), ..settings.clone() };
-        let (mut from, mut to, answers) = (Side::new(&settings), Side::new(&decoding), Answers::default());
+        let (mut from, mut to, answers) = (
+            Side::in_flight(&settings, in_flight),
+            Side::in_flight(&decoding, in_flight),
+            Answers::default(),
+        );
         // Lengths around multiples of page and chunk. Some prompts share a prefix, so that some pages are cached and
         // some are sent.
         let launches: Vec<_> = (0..40)
@@ -194,7 +208,15 @@ fn divided_requests_give_the_tokens_of_a_request_alone() {
         launches.iter().for_each(|launch| to.engine.launch(decode(launch)));
         let mut spared = 0;
         for turn in 0.. {
-            assert!(turn < 10_000, "{} of {} ended", to.outcomes.len(), launches.len());
+            assert!(
+                turn < 10_000,
+                "{in_flight:?} {admission:?}: {} of {} ended, {:?} {:?} {:?}",
+                to.outcomes.len(),
+                launches.len(),
+                from.load,
+                to.load,
+                to.outcomes
+            );
             for (key, pages, known) in to.courier.lock().reserved.drain(..) {
                 spared += known;
                 let launch = &launches[key.request.0 as usize];

@@ -4,6 +4,7 @@
 
 mod common;
 mod divided;
+mod flight;
 mod qwen3;
 mod steps;
 mod threads;

@@ -8,7 +8,8 @@ use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_settings::{Admission, ByteSize, Chunking, PrefillSharing};
 
 use crate::common::{
-    self, CONTEXT, DECODE, MIXED, VOCAB, engine, engine_with_queue, expected, launch, model, settings,
+    self, CONTEXT, DECODE, InFlight, MIXED, VOCAB, engine, engine_in_flight, engine_with_queue, expected,
+    launch, model, settings,
 };
 
 /// All reported results of one request.
@@ -98,6 +99,23 @@ fn check(result: &RequestResults, launch: &pb::LaunchGraph) {
     assert_eq!(Some(result.passes), result.last_epoch.map(|epoch| epoch + 1));
 }
 
+fn check_ten_requests(settings: &EngineSettings, in_flight: InFlight) {
+    let (mut engine, probe) = engine_in_flight(settings, in_flight);
+    let launches: Vec<_> =
+        (0..10).map(|request| with_logprobs(launch(request, 1 + request as usize * 5, 9))).collect();
+    launches.iter().for_each(|launch| engine.launch(launch.clone()));
+    let results = run_to_end(&mut engine);
+    for (request, launch) in launches.iter().enumerate() {
+        let result = &results[&(request as u64)];
+        check(result, launch);
+        assert_eq!((result.tokens.len(), result.prompt_logprobs.len()), (9, request * 5));
+        assert_eq!((result.finished().generated, result.finished().cached_tokens), (9, 0));
+    }
+    let probe = probe.lock().unwrap();
+    assert_eq!(probe.most_in_flight, in_flight.steps);
+    assert_eq!(probe.continued > 0, in_flight.steps > 1);
+}
+
 #[test]
 fn every_chunking_gives_the_tokens_of_a_request_alone() {
     for chunking in [Chunking::Scheduler, Chunking::Engine, Chunking::Off] {
@@ -114,17 +132,8 @@ fn every_chunking_gives_the_tokens_of_a_request_alone() {
                         long_prefill_token_threshold: max_prefill_chunk_size.map(|chunk| chunk * 2),
                         ..settings()
                     };
-                    let (mut engine, _) = engine(&settings);
-                    let launches: Vec<_> = (0..10)
-                        .map(|request| with_logprobs(launch(request, 1 + request as usize * 5, 9)))
-                        .collect();
-                    launches.iter().for_each(|launch| engine.launch(launch.clone()));
-                    let results = run_to_end(&mut engine);
-                    for (request, launch) in launches.iter().enumerate() {
-                        let result = &results[&(request as u64)];
-                        check(result, launch);
-                        assert_eq!((result.tokens.len(), result.prompt_logprobs.len()), (9, request * 5));
-                        assert_eq!((result.finished().generated, result.finished().cached_tokens), (9, 0));
+                    for in_flight in InFlight::ALL {
+                        check_ten_requests(&settings, in_flight);
                     }
                 }
             }
@@ -134,8 +143,11 @@ fn every_chunking_gives_the_tokens_of_a_request_alone() {
 
 #[test]
 fn a_warm_prefix_gives_the_tokens_of_a_cold_one() {
-    for chunking in [Chunking::Scheduler, Chunking::Engine, Chunking::Off] {
-        let (mut engine, probe) = engine(&EngineSettings { chunking, ..settings() });
+    let chunkings = [Chunking::Scheduler, Chunking::Engine, Chunking::Off];
+    for (chunking, in_flight) in
+        chunkings.into_iter().flat_map(|chunking| InFlight::ALL.map(|in_flight| (chunking, in_flight)))
+    {
+        let (mut engine, probe) = engine_in_flight(&EngineSettings { chunking, ..settings() }, in_flight);
         let first = launch(1, 30, 9);
         engine.launch(first.clone());
         check(&run_to_end(&mut engine)[&1], &first);
@@ -165,8 +177,11 @@ fn a_preempted_request_gives_the_same_tokens_and_reports_nothing_twice() {
         admission: Admission::Optimistic,
         ..settings()
     };
-    for no_prefix_cache in [false, true] {
-        let (mut engine, _) = engine(&EngineSettings { no_prefix_cache, ..bounds.clone() });
+    for (no_prefix_cache, in_flight) in
+        [false, true].into_iter().flat_map(|none| InFlight::ALL.map(|in_flight| (none, in_flight)))
+    {
+        let (mut engine, _) =
+            engine_in_flight(&EngineSettings { no_prefix_cache, ..bounds.clone() }, in_flight);
         let launches: Vec<_> = (0..5).map(|request| with_logprobs(launch(request, 10, 26))).collect();
         launches.iter().for_each(|launch| engine.launch(launch.clone()));
         let mut results = BTreeMap::new();
@@ -213,8 +228,11 @@ fn max_tokens_0_scores_the_prompt_and_samples_nothing() {
 fn a_replay_continues_after_its_output() {
     let whole = with_logprobs(launch(1, 10, 12));
     let expected = expected(&whole);
-    for sent in [1, 5, 11] {
-        let (mut engine, _) = engine(&EngineSettings { max_prefill_chunk_size: Some(4), ..settings() });
+    for (sent, in_flight) in
+        [1, 5, 11].into_iter().flat_map(|sent| InFlight::ALL.map(|in_flight| (sent, in_flight)))
+    {
+        let settings = EngineSettings { max_prefill_chunk_size: Some(4), ..settings() };
+        let (mut engine, _) = engine_in_flight(&settings, in_flight);
         engine.launch(pb::LaunchGraph { generated: expected.output[..sent].to_vec(), ..whole.clone() });
         let mut rows = Vec::new();
         while let Some(report) = engine.step().unwrap() {
@@ -243,21 +261,25 @@ fn rows_are_labelled_by_their_own_walk() {
 fn stop_tokens_end_a_request_but_not_before_min_tokens() {
     let plain = launch(1, 8, 12);
     let stop = expected(&plain).output[2];
-    let with_stop = |min_tokens| {
+    let with_stop = |min_tokens, in_flight| {
         let mut launch = plain.clone();
         let stopping = launch.spec.as_mut().and_then(|s| s.stopping.as_mut()).unwrap();
         (stopping.stop_token_ids, stopping.min_tokens) = (vec![stop], min_tokens);
-        let (mut engine, _) = engine(&settings());
+        let (mut engine, _) = engine_in_flight(&settings(), in_flight);
         engine.launch(launch);
         run_to_end(&mut engine).remove(&1).unwrap()
     };
-    let result = with_stop(0);
-    assert_eq!(result.output().len(), 3);
-    assert_eq!(result.finished().reason(), pb::FinishReason::StopToken);
-    assert_eq!(result.finished().stop_token_id, Some(stop));
-    let result = with_stop(5);
-    assert!(result.output().len() > 3);
-    assert!(!result.output()[..5].contains(&stop), "forbidden, so another token was sampled");
+    let forced = with_stop(5, InFlight::ONE);
+    for in_flight in InFlight::ALL {
+        let result = with_stop(0, in_flight);
+        assert_eq!(result.output().len(), 3);
+        assert_eq!(result.finished().reason(), pb::FinishReason::StopToken);
+        assert_eq!(result.finished().stop_token_id, Some(stop));
+        let result = with_stop(5, in_flight);
+        assert!(result.output().len() > 3);
+        assert!(!result.output()[..5].contains(&stop), "forbidden, so another token was sampled");
+        assert_eq!(result.output(), forced.output());
+    }
 }
 
 #[test]
@@ -363,7 +385,7 @@ fn a_lost_device_ends_the_worker() {
 #[test]
 fn settings_that_permit_no_step_are_refused_by_name() {
     let refused = |settings: EngineSettings| {
-        let error = Engine::new(model().0, Rank(0), &settings, 64).err().expect("it is refused");
+        let error = Engine::new(model(InFlight::ONE).0, Rank(0), &settings, 64).err().expect("it is refused");
         error.to_string()
     };
     let step = refused(EngineSettings { max_step_tokens: 65, ..settings() });

@@ -12,7 +12,7 @@ use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
 use tutti_settings::{Admission, ByteSize};
 
-use crate::common::{self, engine, expected, launch, settings};
+use crate::common::{self, InFlight, engine, engine_in_flight, expected, launch, settings};
 
 /// An engine whose device has a thread of its own, with room for one step's output.
 struct Running {
@@ -52,10 +52,13 @@ impl Running {
 
 #[test]
 fn requests_that_come_and_go_during_steps_give_the_tokens_of_a_request_alone() {
-    for admission in [Admission::WholeLife, Admission::Optimistic] {
+    let admissions = [Admission::WholeLife, Admission::Optimistic];
+    for (admission, in_flight) in
+        admissions.into_iter().flat_map(|admission| InFlight::ALL.map(|in_flight| (admission, in_flight)))
+    {
         // In the second case, the pool has fewer pages than the requests grow to.
         let settings = EngineSettings { admission, kv_cache_memory: Some(ByteSize(41 * 64)), ..settings() };
-        let mut running = start(engine(&settings).0);
+        let mut running = start(engine_in_flight(&settings, in_flight).0);
         let launches: Vec<_> = (0..60)
             .map(|request| launch(request, 1 + request as usize % 30, 9 + request as u32 % 20))
             .collect();

@@ -1,6 +1,11 @@
-//! The time that a simulated step takes.
+//! The time that simulated steps take: a timeline on which each step begins when it is enqueued or when the step before
+//! it ends, whichever is later.
 
 use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -10,35 +15,66 @@ use tutti_settings::{SimCosts, SimSettings};
 
 use super::digest;
 
-/// A clock that makes the engine's thread wait for as long as the device would compute.
+/// The time that a simulated device has spent so far, readable from any thread.
+#[derive(Debug, Default)]
+pub struct SimMeter {
+    busy_ns: AtomicU64,
+    idle_ns: AtomicU64,
+}
+
+impl SimMeter {
+    /// Time spent in steps.
+    pub fn busy(&self) -> Duration {
+        Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed))
+    }
+
+    /// Time between the end of one step and the beginning of the next, over all steps.
+    pub fn idle(&self) -> Duration {
+        Duration::from_nanos(self.idle_ns.load(Ordering::Relaxed))
+    }
+}
+
+/// The timeline of one device.
 pub struct SimClock {
     costs: SimCosts,
     jitter_percent: u32,
+    /// Time from a step's end until the host can know of it.
+    late: Duration,
     /// State of the random numbers of the jitter.
     random: u64,
+    /// End of the step that was enqueued last.
+    last_end: Option<Instant>,
+    meter: Arc<SimMeter>,
 }
 
 impl SimClock {
     /// Returns the clock of one worker; `rank` makes the jitter of workers differ.
     pub fn new(settings: &SimSettings, rank: u32) -> Self {
-        let random = digest::extend(settings.seed, rank);
-        Self { costs: settings.costs(), jitter_percent: settings.jitter_percent, random }
+        Self {
+            costs: settings.costs(),
+            jitter_percent: settings.jitter_percent,
+            late: Duration::from_micros(settings.late_us.into()),
+            random: digest::extend(settings.seed, rank),
+            last_end: None,
+            meter: Arc::default(),
+        }
     }
 
-    /// Waits as long as a step with these rows takes, and calls `pause` at intervals of `until_pause`.
-    pub fn pass<E>(
-        &mut self,
-        rows: &[RowInputs<'_>],
-        until_pause: Duration,
-        mut pause: impl FnMut() -> Result<(), E>,
-    ) -> Result<(), E> {
-        let end = Instant::now() + self.step_time(rows);
-        // A sleep may end late, by the kernel's timer slack, but never early.
-        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            thread::sleep(left.min(until_pause));
-            pause()?;
-        }
-        Ok(())
+    /// The time that this device has spent.
+    pub fn meter(&self) -> &Arc<SimMeter> {
+        &self.meter
+    }
+
+    /// Enqueues a step of these rows. Returns the time from which the host can know that it has ended.
+    pub fn enqueue(&mut self, rows: &[RowInputs<'_>]) -> Instant {
+        let (now, took) = (Instant::now(), self.step_time(rows));
+        let begin = self.last_end.map_or(now, |end| end.max(now));
+        let idle = self.last_end.map_or(Duration::ZERO, |end| begin - end);
+        self.last_end = Some(begin + took);
+        let ns = |time: Duration| time.as_nanos() as u64;
+        self.meter.busy_ns.fetch_add(ns(took), Ordering::Relaxed);
+        self.meter.idle_ns.fetch_add(ns(idle), Ordering::Relaxed);
+        begin + took + self.late
     }
 
     /// Returns the duration of a step with these rows, jitter included.
@@ -65,6 +101,23 @@ impl SimClock {
         };
         tokens * u64::from(own) + attended * u64::from(attention)
     }
+}
+
+/// Waits until `end`, at most until `until`, and calls `pause` at intervals of `until_pause`. False if `end` is not
+/// reached.
+pub fn wait<E>(
+    end: Instant,
+    until: Option<Instant>,
+    until_pause: Duration,
+    mut pause: impl FnMut() -> Result<(), E>,
+) -> Result<bool, E> {
+    let wake = until.map_or(end, |until| until.min(end));
+    // A sleep may end late, by the kernel's timer slack, but never early.
+    while let Some(left) = wake.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        thread::sleep(left.min(until_pause));
+        pause()?;
+    }
+    Ok(wake == end)
 }
 
 /// Simulates a device that hangs: never returns.

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use tutti_kernels::{PageId, SamplingParams};
+use tutti_kernels::{PageId, SamplingParams, SlotCopy};
 use tutti_settings::SimProfile;
 
 use super::*;
 
 const PAGE_TOKENS: usize = 4;
+const SLOTS: usize = 4;
 const PAGES: [PageId; 3] = [PageId(2), PageId(5), PageId(1)];
 
 fn settings() -> SimSettings {
@@ -23,7 +24,7 @@ fn sim(settings: &SimSettings) -> Box<dyn Model> {
     let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "eos_token_id": 3}"#;
     std::fs::write(dir.path().join("config.json"), config).unwrap();
     let mut model = load(&options(dir.path(), settings, None)).unwrap();
-    model.allocate_planes(8, 1).unwrap();
+    model.allocate_planes(8, SLOTS).unwrap();
     model
 }
 
@@ -161,8 +162,9 @@ fn faults_come_where_they_are_asked_for() {
         let mut model = sim(settings);
         (0..5)
             .map(|_| {
+                let mut out = LogitResults::default();
                 let outcome = forward(&mut *model, &[7, 8], 0);
-                outcome.map(|()| drop(read(&mut *model, &LogitRequests::default()))).err()
+                outcome.and_then(|()| model.read_logits(&LogitRequests::default(), &mut out)).err()
             })
             .collect()
     };
@@ -184,7 +186,7 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     std::fs::write(dir.path().join("config.json"), config).unwrap();
     let load = |nodes: Option<&[String]>| load(&options(dir.path(), &settings(), nodes)).unwrap();
     let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
-    model.allocate_planes(8, 1).unwrap();
+    model.allocate_planes(8, SLOTS).unwrap();
     let walk = model.declaration().media()[0].walk;
     assert!(!encoder.has_thinker() && model.encode(walk, &[1], &mut vec![]).is_err());
     let mut token_after = |data: &[u8], cuts: &[usize]| {
@@ -225,4 +227,167 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     let whole = token_after(&[1, 2, 3, 4, 5], &[5]);
     assert_eq!(token_after(&[1, 2, 3, 4, 5], &[1, 2, 4, 5]), whole);
     assert_ne!(token_after(&[1, 2, 3, 4, 6], &[5]), whole);
+}
+
+/// A row of a request that has a slot.
+struct Step<'a> {
+    tokens: &'a [u32],
+    start: usize,
+    slot: u32,
+    continues: bool,
+    copies: &'a [(u32, u32)],
+}
+
+impl Step<'_> {
+    fn forward(&self, model: &mut dyn Model) -> Result<(), DeviceError> {
+        let Step { tokens, start, slot, continues, copies } = *self;
+        let row = RowInputs {
+            first_token: 0,
+            tokens: tokens.len(),
+            start,
+            slot: SlotId(slot),
+            continues,
+            block_table: &PAGES,
+        };
+        let positions = vec![0.0; tokens.len()];
+        let copy = |&(from, to): &(u32, u32)| SlotCopy { from: SlotId(from), to: SlotId(to) };
+        let copies: Vec<SlotCopy> = copies.iter().map(copy).collect();
+        let inputs = StepInputs {
+            token_ids: tokens,
+            positions: [&positions[..]; 3],
+            rows: &[row],
+            copies: &copies,
+            logit_rows: &[tokens.len() - 1],
+        };
+        model.forward(&inputs, &[])
+    }
+
+    /// Enqueues the step and a greedy token after it.
+    fn enqueue(&self, model: &mut dyn Model) {
+        self.forward(model).unwrap();
+        let params = params(0.0, 0);
+        let row = SampleRow {
+            params: &params,
+            prompt: &[],
+            output: &[],
+            forbidden: &[],
+            position: 0,
+            logprobs: None,
+        };
+        model.enqueue_logits(&LogitRequests { sample: &[(0, row)], score: &[] }).unwrap();
+    }
+}
+
+fn collect(model: &mut dyn Model) -> u32 {
+    let mut out = LogitResults::default();
+    assert!(model.collect(None, &mut out).unwrap());
+    out.sampled.remove(0).unwrap().token
+}
+
+/// The greedy tokens after a prompt, each from a step of its own.
+fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
+    let (mut model, mut tokens) = (sim(&settings()), prompt.to_vec());
+    for _ in 0..count {
+        forward(&mut *model, &tokens, 0).unwrap();
+        tokens.push(sample(&mut *model, &params(0.0, 0), &[]));
+    }
+    tokens.split_off(prompt.len())
+}
+
+#[test]
+fn a_row_that_continues_takes_the_token_that_its_slot_sampled() {
+    for state in [false, true] {
+        let mut model = sim(&SimSettings { steps_in_flight: 3, state, ..settings() });
+        let expected = expected(&[7, 8, 9], 3);
+        let step = Step { tokens: &[7, 8, 9], start: 0, slot: 2, continues: false, copies: &[] };
+        step.enqueue(&mut *model);
+        for start in [3, 4] {
+            Step { tokens: &[0], start, slot: 2, continues: true, copies: &[] }.enqueue(&mut *model);
+        }
+        let refused = Step { tokens: &[0], start: 5, slot: 2, continues: true, copies: &[] };
+        assert!(
+            matches!(refused.forward(&mut *model), Err(DeviceError::Misuse(_))),
+            "a fourth step in flight"
+        );
+        let tokens: Vec<u32> = (0..3).map(|_| collect(&mut *model)).collect();
+        assert_eq!(tokens, expected);
+        // A slot that has sampled nothing has no token to continue from.
+        let nothing = Step { slot: 1, ..refused };
+        assert!(matches!(nothing.forward(&mut *model), Err(DeviceError::Misuse(_))));
+        refused.enqueue(&mut *model);
+    }
+}
+
+#[test]
+fn state_in_a_slot_shows_a_wrong_restore_and_a_step_that_ran_twice() {
+    let settings = SimSettings { state: true, ..settings() };
+    let tokens: Vec<u32> = (10..21).collect();
+    let expected = expected(&tokens, 1)[0];
+    let token_after = |steps: &[Step<'_>]| {
+        let mut model = sim(&settings);
+        let mut token = 0;
+        for step in steps {
+            step.enqueue(&mut *model);
+            token = collect(&mut *model);
+        }
+        token
+    };
+    let row = |from: usize, to: usize, copies| Step {
+        tokens: &tokens[from..to],
+        start: from,
+        slot: 1,
+        continues: false,
+        copies,
+    };
+    assert_eq!(token_after(&[row(0, 4, &[]), row(4, 11, &[])]), expected);
+    // A save after the first page, and a restore in another slot.
+    let restored = Step { slot: 2, ..row(4, 11, &[(3, 2)]) };
+    assert_eq!(token_after(&[row(0, 4, &[]), row(4, 9, &[(1, 3)]), restored]), expected);
+    // The save one step late, no restore, and no zero before a new request.
+    let late = Step { slot: 2, ..row(4, 11, &[(3, 2)]) };
+    assert_ne!(token_after(&[row(0, 4, &[]), row(4, 9, &[]), row(9, 10, &[(1, 3)]), late]), expected);
+    assert_ne!(token_after(&[row(0, 4, &[]), Step { slot: 2, ..row(4, 11, &[]) }]), expected);
+    assert_ne!(token_after(&[row(0, 4, &[]), row(0, 11, &[])]), expected);
+    assert_eq!(token_after(&[row(0, 4, &[]), row(0, 11, &[(0, 1)])]), expected);
+    // Pages forgive a row that runs twice. State does not.
+    assert_ne!(token_after(&[row(0, 4, &[]), row(4, 6, &[]), row(4, 6, &[]), row(6, 11, &[])]), expected);
+}
+
+#[test]
+fn a_slot_travels_as_the_bytes_of_its_state() {
+    let (mut model, mut other) = (sim(&SimSettings { state: true, ..settings() }), sim(&settings()));
+    let step = Step { tokens: &[7, 8, 9], start: 0, slot: 1, continues: false, copies: &[] };
+    step.enqueue(&mut *model);
+    let token = collect(&mut *model);
+    let mut state = Vec::new();
+    model.read_slot(SlotId(1), &mut state).unwrap();
+    assert_eq!(state.len() as u64, model.declaration().slot_bytes());
+    model.write_slot(SlotId(2), &state).unwrap();
+    let next = Step { tokens: &[token], start: 3, slot: 2, continues: false, copies: &[] };
+    next.enqueue(&mut *model);
+    assert_eq!(collect(&mut *model), expected(&[7, 8, 9], 2)[1]);
+    assert!(model.write_slot(SlotId(2), &state[1..]).is_err());
+    assert!(model.write_slot(SlotId(SLOTS as u32), &state).is_err());
+    assert!(model.write_slot(SlotId::NULL, &state).is_err());
+    state.clear();
+    other.read_slot(SlotId(1), &mut state).unwrap();
+    assert!(state.is_empty() && other.write_slot(SlotId(1), &[1]).is_err());
+}
+
+#[test]
+fn steps_run_one_after_another_on_the_timeline_and_their_ends_are_known_late() {
+    let settings = SimSettings { fixed_us: Some(40_000), late_us: 20_000, steps_in_flight: 2, ..settings() };
+    let mut model = sim(&settings);
+    let began = Instant::now();
+    for start in [0, 3] {
+        Step { tokens: &[7, 8, 9], start, slot: 1, continues: false, copies: &[] }.enqueue(&mut *model);
+    }
+    let mut out = LogitResults::default();
+    assert!(!model.collect(Some(began), &mut out).unwrap(), "the first step is not done");
+    assert!(out.is_empty());
+    assert!(model.collect(None, &mut out).unwrap());
+    assert!(began.elapsed() >= Duration::from_millis(60));
+    assert!(model.collect(None, &mut out).unwrap());
+    assert!(began.elapsed() >= Duration::from_millis(100));
+    assert_eq!(out.sampled.len(), 2);
 }

@@ -94,7 +94,7 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
 
 /// A launch of a text prompt with content, so that its pages can be shared.
 pub fn tokens(request: u64, prompt: &[u32], max_tokens: u32) -> GraphLaunch {
-    let content = Content { tokens: prompt.to_vec(), media: vec![], may_reuse: true };
+    let content = Content { tokens: prompt.to_vec().into(), media: vec![], may_reuse: true };
     GraphLaunch { content: Some(content), ..text(request, prompt.len(), max_tokens) }
 }
 

@@ -57,7 +57,8 @@ pub struct Arrival {
 impl Arrival {
     pub fn launch(&self, request: u64) -> GraphLaunch {
         let ends: (&[u32], &[u32]) = if self.stops { (&[EOS], &[STOP]) } else { (&[], &[]) };
-        let content = Content { tokens: self.tokens(request), media: vec![], may_reuse: self.may_reuse };
+        let content =
+            Content { tokens: self.tokens(request).into(), media: vec![], may_reuse: self.may_reuse };
         GraphLaunch {
             key: key(request),
             role: self.role,

@@ -1,0 +1,36 @@
+//! Runs encoders over the media items of a row.
+
+use std::ops::Range;
+
+use tutti_kernels::DeviceError;
+use tutti_models::Model;
+
+use crate::media::Encoding;
+
+/// Runs the encoders over the items whose embeddings lie within the range `rows`, and returns the embeddings. A range
+/// that cuts an item is refused.
+pub(crate) fn encode(
+    model: &mut dyn Model,
+    rows: &Range<usize>,
+    encodings: &[Encoding],
+) -> Result<Vec<f32>, DeviceError> {
+    let mut out = Vec::new();
+    let touched = |item: &&Encoding| item.rows.start < rows.end && rows.start < item.rows.end;
+    for Encoding { walk, rows: own, data } in encodings.iter().filter(touched) {
+        if own.start < rows.start || own.end > rows.end {
+            return Err(DeviceError::Misuse(format!("rows {rows:?} cut the item of rows {own:?}")));
+        }
+        let input = model.declaration().media().iter().find(|input| input.walk == *walk);
+        let width = input.map_or(0, |input| input.width as usize);
+        let before = out.len();
+        model.encode(*walk, data, &mut out)?;
+        let encoded = &out[before..];
+        if encoded.len() != own.len() * width || !encoded.iter().all(|value| value.is_finite()) {
+            let (values, embeddings) = (encoded.len(), own.len());
+            return Err(DeviceError::Lost(format!(
+                "{values} values for {embeddings} embeddings of {width}, or some that are no numbers"
+            )));
+        }
+    }
+    Ok(out)
+}

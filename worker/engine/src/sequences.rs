@@ -1,0 +1,64 @@
+//! The sequences of the requests that have had a row in a step, by the requests' slots. They belong to the device's
+//! thread, so that a step is filled and committed without a look-up by key and without a lock.
+
+use tutti_proto::GraphKey;
+use tutti_scheduler::{Row, SlotId};
+
+use crate::sequence::Sequence;
+
+#[derive(Default)]
+pub(crate) struct Sequences(Vec<Option<Held>>);
+
+struct Held {
+    key: GraphKey,
+    sequence: Sequence,
+    /// True once a row of the request was refused. Later rows of it do not run: the request ends with the refused row.
+    has_failed: bool,
+}
+
+impl Sequences {
+    /// Takes over the sequence of a request that holds `slot`.
+    pub fn insert(&mut self, slot: SlotId, key: GraphKey, sequence: Sequence) {
+        let index = slot.0 as usize;
+        if index >= self.0.len() {
+            self.0.resize_with(index + 1, || None);
+        }
+        self.0[index] = Some(Held { key, sequence, has_failed: false });
+    }
+
+    /// The sequence of the row's request; `None` if the request has none here.
+    pub fn get(&self, row: &Row) -> Option<&Sequence> {
+        self.held(row).map(|held| &held.sequence)
+    }
+
+    /// The sequence of the row's request, to be changed.
+    pub fn get_mut(&mut self, row: &Row) -> Option<&mut Sequence> {
+        self.held_mut(row).map(|held| &mut held.sequence)
+    }
+
+    /// True if a row of the request was refused.
+    pub fn has_failed(&self, row: &Row) -> bool {
+        self.held(row).is_some_and(|held| held.has_failed)
+    }
+
+    /// Records that a row of the request was refused.
+    pub fn fail(&mut self, row: &Row) {
+        if let Some(held) = self.held_mut(row) {
+            held.has_failed = true;
+        }
+    }
+
+    /// Removes the sequence of a request from its slot; `None` if the slot has another request's sequence by now.
+    pub fn remove(&mut self, slot: SlotId, key: GraphKey) -> Option<Sequence> {
+        let held = self.0.get_mut(slot.0 as usize)?;
+        held.take_if(|held| held.key == key).map(|held| held.sequence)
+    }
+
+    fn held(&self, row: &Row) -> Option<&Held> {
+        self.0.get(row.slot.0 as usize)?.as_ref().filter(|held| held.key == row.key)
+    }
+
+    fn held_mut(&mut self, row: &Row) -> Option<&mut Held> {
+        self.0.get_mut(row.slot.0 as usize)?.as_mut().filter(|held| held.key == row.key)
+    }
+}

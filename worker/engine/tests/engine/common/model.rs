@@ -1,0 +1,359 @@
+//! A test model whose answers are hashes of the tokens in the request's pages.
+//!
+//! It stores token ids where a real model stores keys and values, so a wrong page, position or row changes every later
+//! token. It holds up to [`InFlight::steps`] forwards in flight, and computes each at one of the two extreme times that a
+//! device may choose: when it is enqueued, or when the host waits for it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use tutti_kernels::{DeviceError, PageId, Sampled, SlotId, StepInputs, TokenScore};
+use tutti_models::{
+    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout,
+    PlanePlace, Section, StepHook,
+};
+use tutti_proto::declaration::ModelDeclaration;
+
+use super::{PAGE_BYTES, PAGE_TOKENS, VOCAB};
+
+/// Content of unwritten places of a page.
+const NOTHING: u32 = u32::MAX;
+
+/// Number of steps in flight, and the time at which they are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    pub steps: usize,
+    pub is_late: bool,
+}
+
+impl InFlight {
+    /// One step in flight, as on a CPU.
+    pub const ONE: Self = Self { steps: 1, is_late: false };
+    /// Every kind of device that the tests run on.
+    pub const ALL: [Self; 5] = [
+        Self::ONE,
+        Self { steps: 1, is_late: true },
+        Self { steps: 2, is_late: false },
+        Self { steps: 2, is_late: true },
+        Self { steps: 3, is_late: true },
+    ];
+}
+
+/// State that tests inspect and control.
+#[derive(Default)]
+pub struct Probe {
+    pub logit_rows: usize,
+    pub tokens: usize,
+    /// Largest number of forwards that were in flight together.
+    pub most_in_flight: usize,
+    pub fail_next: Option<DeviceError>,
+    /// Token whose computation fails.
+    pub poison: Option<u32>,
+    /// Seed of the request, and position of the token, whose sampling fails.
+    pub fail_sampling: Option<(u64, u64)>,
+    /// Error of the next `enqueue_logits`.
+    pub fail_logits: Option<DeviceError>,
+    /// Error of the next `collect`.
+    pub fail_collect: Option<DeviceError>,
+    /// Rows that began with a token that the host did not know.
+    pub continued: usize,
+    /// Called in the pause of each step.
+    pub during: Option<Box<dyn FnMut() + Send>>,
+}
+
+pub struct Hashing {
+    pub declaration: ModelDeclaration,
+    pub limits: Limits,
+    pub in_flight: InFlight,
+    pub probe: Arc<Mutex<Probe>>,
+    pages: Vec<[u32; PAGE_TOKENS]>,
+    /// The token that each slot sampled last.
+    sampled: Vec<u32>,
+    step_hook: Option<Box<dyn StepHook>>,
+    /// Forwards in flight, the oldest first.
+    forwards: VecDeque<Forward>,
+}
+
+/// A forward in flight, with copies of its inputs.
+#[derive(Default)]
+struct Forward {
+    token_ids: Vec<u32>,
+    rows: Vec<Row>,
+    logit_rows: Vec<usize>,
+    sample: Vec<(usize, Sample)>,
+    /// Logit row, token, and number of alternatives.
+    score: Vec<(usize, u32, u32)>,
+    is_asked: bool,
+    /// `None` until the forward is computed.
+    results: Option<LogitResults>,
+}
+
+struct Row {
+    first_token: usize,
+    tokens: usize,
+    start: usize,
+    slot: SlotId,
+    continues: bool,
+    pages: Vec<PageId>,
+}
+
+struct Sample {
+    seed: u64,
+    position: u64,
+    forbidden: Vec<u32>,
+    logprobs: Option<u32>,
+}
+
+pub fn mix(hash: u64, value: u64) -> u64 {
+    let mixed = (hash ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    mixed ^ (mixed >> 29)
+}
+
+pub fn hidden(tokens: impl IntoIterator<Item = u32>) -> u64 {
+    tokens.into_iter().fold(1, |hash, token| mix(hash, u64::from(token)))
+}
+
+/// Token after a prefix. It depends on seed and position, as a random number does.
+pub fn choose(hidden: u64, seed: u64, position: u64, forbidden: &[u32]) -> u32 {
+    let mut token = (mix(mix(hidden, seed), position) % u64::from(VOCAB)) as u32;
+    while forbidden.contains(&token) {
+        token = (token + 1) % VOCAB;
+    }
+    token
+}
+
+pub fn score(hidden: u64, token: u32, top: u32) -> TokenScore {
+    let logprob = |token: u32| -((mix(hidden, u64::from(token)) % 1000) as f32) / 100.0;
+    let top = (0..top).map(|token| (token, logprob(token))).collect();
+    TokenScore { logprob: logprob(token), rank: 1 + (hidden % 7) as u32, top }
+}
+
+struct Pages<'a>(&'a mut [[u32; PAGE_TOKENS]]);
+
+impl PausedPages for Pages<'_> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let tokens = pages.iter().flat_map(|page| self.0[page.0 as usize]);
+        out.extend(tokens.flat_map(u32::to_le_bytes));
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let mut tokens = data.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        for page in pages {
+            self.0[page.0 as usize] = std::array::from_fn(|_| tokens.next().expect("whole pages"));
+        }
+        assert_eq!(tokens.next(), None);
+        Ok(())
+    }
+}
+
+impl Hashing {
+    pub fn new(
+        declaration: ModelDeclaration,
+        limits: Limits,
+        in_flight: InFlight,
+        probe: Arc<Mutex<Probe>>,
+    ) -> Self {
+        let (pages, sampled, step_hook, forwards) = Default::default();
+        Self { declaration, limits, in_flight, probe, pages, sampled, step_hook, forwards }
+    }
+
+    /// Computes all forwards in flight up to and including the one at `index`, with pauses if `pauses` is true.
+    fn compute_to(&mut self, index: usize, pauses: bool) -> Result<(), DeviceError> {
+        for index in 0..=index {
+            if self.forwards.get(index).is_some_and(|forward| forward.results.is_none()) {
+                self.compute(index, pauses)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, index: usize, pauses: bool) -> Result<(), DeviceError> {
+        let mut during = self.probe.lock().unwrap().during.take();
+        let fail_sampling = self.probe.lock().unwrap().fail_sampling;
+        let forward = &mut self.forwards[index];
+        let (mut hidden_rows, middle) = (vec![], forward.rows.len() / 2);
+        for (index, row) in forward.rows.iter().enumerate() {
+            // Some rows are computed before this call and some after it.
+            if index == middle && pauses {
+                during.iter_mut().for_each(|during| during());
+                if let Some(hook) = &mut self.step_hook {
+                    hook.run(&mut Pages(&mut self.pages))?;
+                }
+            }
+            if row.continues {
+                forward.token_ids[row.first_token] = self.sampled[row.slot.0 as usize];
+            }
+            // A token is continued from once: the row after it samples another one, or none.
+            self.sampled[row.slot.0 as usize] = NOTHING;
+            for index in 0..row.tokens {
+                let token = forward.token_ids[row.first_token + index];
+                assert!(token < VOCAB, "a token that was never sampled");
+                let position = row.start + index;
+                let page = row.pages[position / PAGE_TOKENS].0 as usize;
+                self.pages[page][position % PAGE_TOKENS] = token;
+            }
+            let mine = row.first_token..row.first_token + row.tokens;
+            for token in forward.logit_rows.iter().filter(|token| mine.contains(token)) {
+                let seen = 0..=row.start + token - row.first_token;
+                let read = |position: usize| {
+                    let page = row.pages[position / PAGE_TOKENS].0 as usize;
+                    self.pages[page][position % PAGE_TOKENS]
+                };
+                hidden_rows.push((hidden(seen.map(read)), row.slot));
+            }
+        }
+        let mut results = LogitResults::default();
+        for (index, row) in &forward.sample {
+            let (hidden, slot) = hidden_rows[*index];
+            let token = choose(hidden, row.seed, row.position, &row.forbidden);
+            self.sampled[slot.0 as usize] = token;
+            let score = row.logprobs.map(|top| score(hidden, token, top));
+            let fails = fail_sampling == Some((row.seed, row.position));
+            let failure = DeviceError::Misuse("no token to sample".into());
+            results.sampled.push(if fails { Err(failure) } else { Ok(Sampled { token, score }) });
+        }
+        for (index, token, top) in &forward.score {
+            results.scores.push(Ok(score(hidden_rows[*index].0, *token, *top)));
+        }
+        forward.results = Some(results);
+        self.probe.lock().unwrap().during = during;
+        Ok(())
+    }
+}
+
+impl Model for Hashing {
+    fn declaration(&self) -> &ModelDeclaration {
+        &self.declaration
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn describe(&self) -> String {
+        "hashing".into()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+
+    fn step_bytes(&self) -> u64 {
+        0
+    }
+
+    fn page_bytes(&self) -> usize {
+        PAGE_BYTES
+    }
+
+    fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        self.pages = vec![[NOTHING; PAGE_TOKENS]; pages];
+        self.sampled = vec![NOTHING; slots];
+        Ok(())
+    }
+
+    fn page_layout(&self) -> PageLayout {
+        let section = Section { units: 1, unit_bytes: PAGE_TOKENS * size_of::<u32>() };
+        let (name, format, sections) = ("kv".into(), "tokens".into(), vec![section]);
+        let place = PlanePlace::Pages { ratio: 1 };
+        PageLayout { page_tokens: PAGE_TOKENS, planes: vec![PlaneLayout { name, place, sections, format }] }
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.compute_to(self.forwards.len(), false)?;
+        Pages(&mut self.pages).read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.compute_to(self.forwards.len(), false)?;
+        Pages(&mut self.pages).write_pages(pages, data)
+    }
+
+    fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
+        self.step_hook = Some(hook);
+    }
+
+    fn forward(&mut self, inputs: &StepInputs<'_>, _: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
+        let mut probe = self.probe.lock().unwrap();
+        if let Some(error) = probe.fail_next.take() {
+            return Err(error);
+        }
+        let known = |row: &tutti_kernels::RowInputs<'_>| {
+            row.first_token + usize::from(row.continues)..row.first_token + row.tokens
+        };
+        let ids = || inputs.rows.iter().flat_map(|row| &inputs.token_ids[known(row)]);
+        if probe.poison.is_some_and(|token| ids().any(|id| *id == token)) {
+            return Err(DeviceError::OutOfMemory { what: "logits", wanted: 9 });
+        }
+        assert!(inputs.token_ids.len() <= self.limits.max_step_tokens);
+        assert!(inputs.logit_rows.is_sorted_by(|a, b| a < b));
+        assert!(inputs.copies.is_empty(), "the model has no slot planes");
+        assert!(self.forwards.len() < self.in_flight.steps, "too many forwards in flight");
+        assert!(self.forwards.back().is_none_or(|forward| forward.is_asked), "logits were not enqueued");
+        probe.logit_rows += inputs.logit_rows.len();
+        probe.tokens += inputs.token_ids.len();
+        probe.most_in_flight = probe.most_in_flight.max(self.forwards.len() + 1);
+        let mut next = 0;
+        for (index, row) in inputs.rows.iter().enumerate() {
+            assert_eq!(row.first_token, next);
+            next += row.tokens;
+            for token in row.first_token..next {
+                let position = row.start + token - row.first_token;
+                assert_eq!(inputs.positions.map(|axis| axis[token]), [position as f32; 3]);
+            }
+            assert!(inputs.rows[..index].iter().all(|other| other.slot != row.slot), "a slot in two rows");
+            assert!(!row.continues || inputs.token_ids[row.first_token] == 0);
+            probe.continued += usize::from(row.continues);
+        }
+        assert_eq!(next, inputs.token_ids.len());
+        drop(probe);
+        let row = |row: &tutti_kernels::RowInputs<'_>| Row {
+            first_token: row.first_token,
+            tokens: row.tokens,
+            start: row.start,
+            slot: row.slot,
+            continues: row.continues,
+            pages: row.block_table.to_vec(),
+        };
+        self.forwards.push_back(Forward {
+            token_ids: inputs.token_ids.to_vec(),
+            rows: inputs.rows.iter().map(row).collect(),
+            logit_rows: inputs.logit_rows.to_vec(),
+            ..Forward::default()
+        });
+        Ok(())
+    }
+
+    fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
+        if let Some(error) = self.probe.lock().unwrap().fail_logits.take() {
+            return Err(error);
+        }
+        let forward = self.forwards.back_mut().expect("a forward is in flight");
+        assert!(!forward.is_asked, "logits are enqueued once");
+        let sample = wanted.sample.iter().map(|(index, row)| {
+            let (seed, position) = (row.params.seed, row.position);
+            (*index, Sample { seed, position, forbidden: row.forbidden.to_vec(), logprobs: row.logprobs })
+        });
+        (forward.sample, forward.is_asked) = (sample.collect(), true);
+        forward.score = wanted.score.iter().map(|(index, row)| (*index, row.token, row.top)).collect();
+        if self.in_flight.is_late { Ok(()) } else { self.compute_to(self.forwards.len(), true) }
+    }
+
+    fn collect(&mut self, _: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
+        if let Some(error) = self.probe.lock().unwrap().fail_collect.take() {
+            return Err(error);
+        }
+        self.compute_to(0, true)?;
+        let forward = self.forwards.pop_front().expect("a forward is in flight");
+        out.append(&mut forward.results.expect("the forward is computed"));
+        Ok(true)
+    }
+
+    fn follow_logits(&mut self, _: &tutti_models::WantedRows) -> Result<(), DeviceError> {
+        unreachable!("the model is in no group")
+    }
+}

@@ -1,0 +1,194 @@
+//! The simulated planes: one digest per token in pages and, with the setting `state`, the running digest in a slot.
+
+use tutti_kernels::{DeviceError, PageId, RowInputs, SlotCopy, SlotId, StepInputs};
+
+use super::digest;
+use crate::PausedPages;
+
+/// Bytes per token in pages, and bytes per slot: one digest.
+pub const DIGEST_BYTES: usize = size_of::<u64>();
+
+/// Planes that can be read and written at any time: the simulated device computes a step when it is enqueued.
+#[derive(Default)]
+pub struct SimPlanes {
+    page_tokens: usize,
+    /// One digest per token, page by page.
+    pages: Vec<u64>,
+    /// The digest of all tokens so far, by slot. `None` if the model keeps no state in slots.
+    states: Option<Vec<u64>>,
+    /// The token that the last row of each slot sampled; `None` if that row sampled none.
+    sampled: Vec<Option<u32>>,
+}
+
+impl SimPlanes {
+    pub fn new(page_tokens: usize, pages: usize, slots: usize, has_state: bool) -> Self {
+        Self {
+            page_tokens,
+            pages: vec![digest::EMPTY; pages * page_tokens],
+            states: has_state.then(|| vec![digest::EMPTY; slots]),
+            sampled: vec![None; slots],
+        }
+    }
+
+    /// Refuses a step that names pages, slots or tokens that do not exist.
+    pub fn check(&self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+        let slots = self.sampled.len();
+        for SlotCopy { from, to } in inputs.copies {
+            let states = self.states.as_ref().map_or(0, Vec::len);
+            if *to == SlotId::NULL || from.0.max(to.0) as usize >= states {
+                let why = format!("a copy from slot {} to slot {} of {states}", from.0, to.0);
+                return Err(DeviceError::Misuse(why));
+            }
+        }
+        for row in inputs.rows {
+            let slot = row.slot.0 as usize;
+            if slot >= slots && row.slot != SlotId::NULL {
+                return Err(DeviceError::Misuse(format!("slot {slot} of {slots}")));
+            }
+            if row.continues && self.sampled.get(slot).copied().flatten().is_none() {
+                return Err(DeviceError::Misuse(format!("slot {slot} has sampled no token to continue")));
+            }
+            for position in [row.start.saturating_sub(1), row.start + row.tokens - 1] {
+                self.index(row, position)?;
+            }
+            let pages = row.start / self.page_tokens..(row.start + row.tokens).div_ceil(self.page_tokens);
+            for page in &row.block_table[pages] {
+                self.page(*page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs slot copies in order.
+    pub fn copy(&mut self, copies: &[SlotCopy]) {
+        let Some(states) = &mut self.states else { return };
+        for SlotCopy { from, to } in copies {
+            states[to.0 as usize] = match *from {
+                SlotId::NULL => digest::EMPTY,
+                from => states[from.0 as usize],
+            };
+        }
+    }
+
+    /// True if a row of the step computes this token.
+    pub fn holds(&self, inputs: &StepInputs<'_>, token: u32) -> bool {
+        inputs.rows.iter().any(|row| {
+            let ids = &inputs.token_ids[row.first_token..row.first_token + row.tokens];
+            match self.continued(row) {
+                Some(first) => first == token || ids[1..].contains(&token),
+                None => ids.contains(&token),
+            }
+        })
+    }
+
+    /// Returns the token that the row's slot sampled last, if the row continues from it.
+    pub fn continued(&self, row: &RowInputs<'_>) -> Option<u32> {
+        if row.continues { self.sampled[row.slot.0 as usize] } else { None }
+    }
+
+    /// Returns the digest of all tokens before the row. If pages and slot disagree on it, the result differs from both,
+    /// and so do all digests after it.
+    pub fn begin(&mut self, row: &RowInputs<'_>) -> Result<u64, DeviceError> {
+        if let Some(sampled) = self.sampled.get_mut(row.slot.0 as usize) {
+            *sampled = None;
+        }
+        let before = match row.start.checked_sub(1) {
+            Some(position) => self.pages[self.index(row, position)?],
+            None => digest::EMPTY,
+        };
+        let state = self.states.as_ref().filter(|_| row.slot != SlotId::NULL);
+        let state = state.map_or(before, |states| states[row.slot.0 as usize]);
+        Ok(if state == before { before } else { digest::mix(before ^ state.rotate_left(32) ^ 1) })
+    }
+
+    /// Writes the digest of all tokens up to `position`.
+    pub fn write(&mut self, row: &RowInputs<'_>, position: usize, digest: u64) -> Result<(), DeviceError> {
+        let index = self.index(row, position)?;
+        self.pages[index] = digest;
+        Ok(())
+    }
+
+    /// Writes the row's last digest to its slot.
+    pub fn end(&mut self, row: &RowInputs<'_>, digest: u64) {
+        if let Some(states) = self.states.as_mut().filter(|_| row.slot != SlotId::NULL) {
+            states[row.slot.0 as usize] = digest;
+        }
+    }
+
+    /// Records the token that a slot has sampled.
+    pub fn sample(&mut self, slot: SlotId, token: u32) {
+        if let Some(sampled) = self.sampled.get_mut(slot.0 as usize) {
+            *sampled = Some(token);
+        }
+    }
+
+    /// Returns the index into `pages` of a position of the row's request.
+    fn index(&self, row: &RowInputs<'_>, position: usize) -> Result<usize, DeviceError> {
+        let (page, offset) = (position / self.page_tokens, position % self.page_tokens);
+        let page = row.block_table.get(page).ok_or_else(|| {
+            let pages = row.block_table.len();
+            DeviceError::Misuse(format!("position {position} has no page in a block table of {pages}"))
+        })?;
+        Ok(self.page(*page)? + offset)
+    }
+
+    /// Returns the index into `pages` of the page's first digest.
+    fn page(&self, page: PageId) -> Result<usize, DeviceError> {
+        let first = page.0 as usize * self.page_tokens;
+        if first + self.page_tokens > self.pages.len() {
+            return Err(DeviceError::Misuse(format!("page {} is not in the pool", page.0)));
+        }
+        Ok(first)
+    }
+}
+
+impl PausedPages for SimPlanes {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        for page in pages {
+            let first = self.page(*page)?;
+            let digests = &self.pages[first..first + self.page_tokens];
+            out.extend(digests.iter().flat_map(|digest| digest.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        let page_bytes = self.page_tokens * DIGEST_BYTES;
+        if data.len() != pages.len() * page_bytes {
+            let wanted = pages.len() * page_bytes;
+            return Err(DeviceError::Misuse(format!("{} bytes for pages of {wanted}", data.len())));
+        }
+        for (page, data) in pages.iter().zip(data.chunks_exact(page_bytes)) {
+            let first = self.page(*page)?;
+            let digests = &mut self.pages[first..first + self.page_tokens];
+            for (digest, bytes) in digests.iter_mut().zip(data.as_chunks().0) {
+                *digest = u64::from_le_bytes(*bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        let Some(states) = &self.states else { return Ok(()) };
+        let state = states.get(slot.0 as usize).ok_or_else(|| no_slot(slot, states.len()))?;
+        out.extend_from_slice(&state.to_le_bytes());
+        Ok(())
+    }
+
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        let Some(states) = &mut self.states else {
+            return if data.is_empty() { Ok(()) } else { Err(no_slot(slot, 0)) };
+        };
+        let slots = states.len();
+        let state = data
+            .try_into()
+            .map_err(|_| DeviceError::Misuse(format!("{} bytes for a slot of {DIGEST_BYTES}", data.len())))?;
+        let at = states.get_mut(slot.0 as usize).filter(|_| slot != SlotId::NULL);
+        *at.ok_or_else(|| no_slot(slot, slots))? = u64::from_le_bytes(state);
+        Ok(())
+    }
+}
+
+fn no_slot(slot: SlotId, slots: usize) -> DeviceError {
+    DeviceError::Misuse(format!("slot {} of {slots}", slot.0))
+}
