@@ -13,7 +13,7 @@ use tutti_kernels::{PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, Slot
 use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load};
 
 const VOCABULARY: usize = 151_936;
-const TOKENS: usize = 1536;
+const TOKENS: usize = 2048;
 const PAGE_TOKENS: usize = 16;
 const TOP: u32 = 20;
 
