@@ -25,7 +25,7 @@ mod weights;
 pub use error::LoadError;
 pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
-pub use pages::{LayoutPart, PageLayout, PlaneLayout, PlanePlace, Section};
+pub use pages::{LayoutPart, PageLayout, PlaneLayout, PlaneStorage, Section};
 pub use sim_device::{SimMeter, SimOptions, load as load_sim, load_metered as load_metered_sim};
 pub use step_hook::{PausedPages, StepHook};
 pub use tutti_kernels::Quantize;

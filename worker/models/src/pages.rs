@@ -19,9 +19,9 @@ pub struct Section {
     pub unit_bytes: usize,
 }
 
-/// The place in which a plane keeps a request's state.
+/// The storage in which a plane keeps a request's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlanePlace {
+pub enum PlaneStorage {
     /// Pages, with one entry per `ratio` tokens.
     Pages {
         /// Tokens per entry.
@@ -36,8 +36,8 @@ pub enum PlanePlace {
 pub struct PlaneLayout {
     /// The plane's name, as in the model's declaration.
     pub name: String,
-    /// The place of its state.
-    pub place: PlanePlace,
+    /// The storage of its state.
+    pub storage: PlaneStorage,
     /// The sections (layers) in order. They may differ in their units.
     pub sections: Vec<Section>,
     /// Name of the format of a unit's bytes.
@@ -102,12 +102,12 @@ impl PageLayout {
         let mut hash = Fnv1a::new();
         hash.number(self.page_tokens);
         hash.number(self.planes.len());
-        for PlaneLayout { name, place, sections, format } in &self.planes {
+        for PlaneLayout { name, storage, sections, format } in &self.planes {
             hash.text(name);
-            hash.number(match place {
-                PlanePlace::Pages { ratio } => *ratio,
+            hash.number(match storage {
+                PlaneStorage::Pages { ratio } => *ratio,
                 // No ratio is 0.
-                PlanePlace::Slot => 0,
+                PlaneStorage::Slot => 0,
             });
             hash.number(sections.len());
             for Section { units, unit_bytes } in sections {
@@ -165,8 +165,8 @@ impl PageLayout {
 impl PlaneLayout {
     fn is_in(&self, part: LayoutPart) -> bool {
         matches!(
-            (self.place, part),
-            (PlanePlace::Pages { .. }, LayoutPart::Pages) | (PlanePlace::Slot, LayoutPart::Slots)
+            (self.storage, part),
+            (PlaneStorage::Pages { .. }, LayoutPart::Pages) | (PlaneStorage::Slot, LayoutPart::Slots)
         )
     }
 }

@@ -38,7 +38,7 @@ use self::{
     planes::{DIGEST_BYTES, SimPlanes},
 };
 use crate::{
-    LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlanePlace, Section, StepHook,
+    LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlaneStorage, Section, StepHook,
     config::{ConfigFile, TokenIds, eos_token_ids},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, WantedRows},
     thinker::{self, Audio, HeldNodes, KV_PLANE},
@@ -191,15 +191,15 @@ impl Model for Sim {
     }
 
     fn page_layout(&self) -> PageLayout {
-        let plane = |name: &str, place, unit_bytes| PlaneLayout {
+        let plane = |name: &str, storage, unit_bytes| PlaneLayout {
             name: name.into(),
-            place,
+            storage,
             sections: vec![Section { units: 1, unit_bytes }],
             format: "simulated: digests".into(),
         };
-        let mut planes = vec![plane(KV_PLANE, PlanePlace::Pages { ratio: 1 }, self.page_bytes())];
+        let mut planes = vec![plane(KV_PLANE, PlaneStorage::Pages { ratio: 1 }, self.page_bytes())];
         if self.settings.state {
-            planes.push(plane(STATE_PLANE, PlanePlace::Slot, DIGEST_BYTES));
+            planes.push(plane(STATE_PLANE, PlaneStorage::Slot, DIGEST_BYTES));
         }
         PageLayout { page_tokens: self.page_tokens, planes }
     }

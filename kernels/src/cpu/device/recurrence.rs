@@ -20,10 +20,10 @@ impl Recurrence for CpuDevice {
         let bytes = width * size_of::<f32>();
         for row in &self.step.rows {
             let state = planes.slots.state(plane, row.slot, layer * bytes, bytes)?;
-            let span = row.first_token * width..(row.first_token + row.tokens) * width;
+            let elements = row.first_token * width..(row.first_token + row.tokens) * width;
             let mut sums: Vec<f32> = state.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
             for (x, out) in
-                x.values()[span.clone()].chunks_exact(width).zip(out[span].chunks_exact_mut(width))
+                x.values()[elements.clone()].chunks_exact(width).zip(out[elements].chunks_exact_mut(width))
             {
                 for (((sum, decay), x), out) in sums.iter_mut().zip(decay).zip(x).zip(out) {
                     *sum = *decay * *sum + x;

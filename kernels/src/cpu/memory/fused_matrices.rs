@@ -89,7 +89,7 @@ fn check(matrix: &HostMatrix<'_>, inputs: usize, dtype: WeightType) -> Result<()
     let fits = stride >= columns && matrix.extent() == Some(matrix.bytes.len());
     if columns != inputs || matrix.dtype != dtype || !fits {
         return Err(DeviceError::Misuse(format!(
-            "a matrix of {rows} x {columns} {:?}, {stride} apart, in {} bytes among matrices of {inputs} columns of \
+            "a matrix of {rows} x {columns} {:?}, row stride {stride}, in {} bytes among matrices of {inputs} columns of \
              {dtype:?}",
             matrix.dtype,
             matrix.bytes.len()

@@ -5,7 +5,7 @@ use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneK
 
 use super::TextShape;
 use crate::{
-    PageLayout, PlaneLayout, PlanePlace, Section,
+    PageLayout, PlaneLayout, PlaneStorage, Section,
     thinker::{self, KV_PLANE},
     weights::share,
 };
@@ -99,14 +99,14 @@ impl RankPlanes {
             let unit_bytes = 2 * page_tokens * head_dim * dtype.bytes();
             PlaneLayout {
                 name: KV_PLANE.into(),
-                place: PlanePlace::Pages { ratio: 1 },
+                storage: PlaneStorage::Pages { ratio: 1 },
                 sections: vec![Section { units: heads, unit_bytes }; layers],
                 format: format!("{dtype:?} heads of {head_dim}, {kv_format}"),
             }
         });
         let slots = self.slots.iter().map(|&SlotPlane { name, layers, units, unit_bytes }| PlaneLayout {
             name: name.into(),
-            place: PlanePlace::Slot,
+            storage: PlaneStorage::Slot,
             sections: vec![Section { units, unit_bytes }; layers],
             format: format!("units of {unit_bytes} bytes"),
         });

@@ -3,10 +3,10 @@ use super::*;
 /// A model of two paged planes, the second with an entry per 4 tokens, and two slot planes.
 fn layout(units: usize) -> PageLayout {
     let section = |units, unit_bytes| Section { units, unit_bytes };
-    let pages = |ratio| PlanePlace::Pages { ratio };
-    let plane = |name: &str, place, sections: &[Section]| PlaneLayout {
+    let pages = |ratio| PlaneStorage::Pages { ratio };
+    let plane = |name: &str, storage, sections: &[Section]| PlaneLayout {
         name: name.into(),
-        place,
+        storage,
         sections: sections.to_vec(),
         format: "test".into(),
     };
@@ -14,9 +14,9 @@ fn layout(units: usize) -> PageLayout {
         page_tokens: 16,
         planes: vec![
             plane("kv", pages(1), &[section(units, 2), section(2 * units, 3)]),
-            plane("state", PlanePlace::Slot, &[section(units, 5), section(1, 7)]),
+            plane("state", PlaneStorage::Slot, &[section(units, 5), section(1, 7)]),
             plane("compressed", pages(4), &[section(1, 3)]),
-            plane("window", PlanePlace::Slot, &[section(units, 1)]),
+            plane("window", PlaneStorage::Slot, &[section(units, 1)]),
         ],
     }
 }
@@ -75,8 +75,8 @@ fn layouts_that_differ_in_anything_have_other_ids() {
         with(|other| other.planes[0].format = "other".into()),
         with(|other| other.planes[0].sections[0].units = 2),
         with(|other| other.planes[0].sections[1].unit_bytes = 4),
-        with(|other| other.planes[2].place = PlanePlace::Pages { ratio: 16 }),
-        with(|other| other.planes[2].place = PlanePlace::Slot),
+        with(|other| other.planes[2].storage = PlaneStorage::Pages { ratio: 16 }),
+        with(|other| other.planes[2].storage = PlaneStorage::Slot),
         with(|other| other.planes.swap(1, 3)),
         with(|other| drop(other.planes.pop())),
         with(|other| {

@@ -1,20 +1,20 @@
-use tutti_models::{PlaneLayout, PlanePlace, Section};
+use tutti_models::{PlaneLayout, PlaneStorage, Section};
 
 use super::*;
 
 fn freight(slot_bytes: &[usize]) -> Freight {
-    let plane = |name: &str, place, unit_bytes| PlaneLayout {
+    let plane = |name: &str, storage, unit_bytes| PlaneLayout {
         name: name.into(),
-        place,
+        storage,
         sections: vec![Section { units: 2, unit_bytes }],
         format: "test".into(),
     };
-    let mut planes = vec![plane("kv", PlanePlace::Pages { ratio: 1 }, 8)];
+    let mut planes = vec![plane("kv", PlaneStorage::Pages { ratio: 1 }, 8)];
     planes.extend(
         slot_bytes
             .iter()
             .enumerate()
-            .map(|(index, bytes)| plane(&format!("state{index}"), PlanePlace::Slot, *bytes)),
+            .map(|(index, bytes)| plane(&format!("state{index}"), PlaneStorage::Slot, *bytes)),
     );
     Freight::of_layout(&PageLayout { page_tokens: 16, planes })
 }

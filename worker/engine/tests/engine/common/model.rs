@@ -13,7 +13,7 @@ use std::{
 use tutti_kernels::{DeviceError, PageId, Sampled, SlotId, StepInputs, TokenScore};
 use tutti_models::{
     EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout,
-    PlanePlace, Section, StepHook,
+    PlaneStorage, Section, StepHook,
 };
 use tutti_proto::declaration::ModelDeclaration;
 
@@ -261,8 +261,8 @@ impl Model for Hashing {
     fn page_layout(&self) -> PageLayout {
         let section = Section { units: 1, unit_bytes: PAGE_TOKENS * size_of::<u32>() };
         let (name, format, sections) = ("kv".into(), "tokens".into(), vec![section]);
-        let place = PlanePlace::Pages { ratio: 1 };
-        PageLayout { page_tokens: PAGE_TOKENS, planes: vec![PlaneLayout { name, place, sections, format }] }
+        let storage = PlaneStorage::Pages { ratio: 1 };
+        PageLayout { page_tokens: PAGE_TOKENS, planes: vec![PlaneLayout { name, storage, sections, format }] }
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
