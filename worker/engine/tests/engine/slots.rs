@@ -94,12 +94,12 @@ fn a_prefix_hit_ends_at_a_checkpoint_and_changes_no_bit() {
             .map(|((shared, _), request)| sharing(&first, *shared, request, prompt))
             .collect();
         let alone = model.alone(&launches).results;
-        for together in [false, true] {
+        for at_once in [false, true] {
             for no_prefix_cache in [false, true] {
                 let settings = EngineSettings { no_prefix_cache, ..settings() };
                 let mut engine = model.engine(&settings, 129);
                 run_to_end(&mut engine, std::slice::from_ref(&first));
-                let batches = launches.chunks(if together { launches.len() } else { 1 });
+                let batches = launches.chunks(if at_once { launches.len() } else { 1 });
                 for batch in batches {
                     let ran = run_to_end(&mut engine, batch);
                     for launch in batch {
