@@ -1,6 +1,8 @@
 //! Engines of the test model ([`model`]), requests, and their correct results.
 
 mod model;
+mod outcomes;
+mod stateful;
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +17,11 @@ use tutti_proto::{
 use tutti_settings::ByteSize;
 
 use self::model::{Hashing, choose, hidden, score};
-pub use self::model::{InFlight, Probe};
+pub use self::{
+    model::{InFlight, Probe},
+    outcomes::{RequestResults, run, run_to_end, token_bits},
+    stateful::{Stateful, with_logprobs},
+};
 
 pub const PREFILL: u32 = 0;
 pub const DECODE: u32 = 1;
@@ -35,10 +41,15 @@ pub fn settings() -> EngineSettings {
 }
 
 pub fn model(in_flight: InFlight) -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
+    model_prefilled_by(WalkKind::Chunkable { batched_by: WalkId(MIXED) }, in_flight)
+}
+
+/// A model whose prefill walk is of the kind `prefill`.
+pub fn model_prefilled_by(prefill: WalkKind, in_flight: InFlight) -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
     let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
     let batched_by = WalkId(MIXED);
     let walks = vec![
-        walk("prefill_text", WalkKind::Chunkable { batched_by }),
+        walk("prefill_text", prefill),
         walk("thinker_decode", WalkKind::Decode { batched_by }),
         walk("thinker_step", WalkKind::Mixed),
     ];

@@ -2,6 +2,7 @@
 
 mod known_pages;
 mod pauses;
+mod slots;
 
 use std::{
     cell::RefCell,
@@ -10,7 +11,7 @@ use std::{
 };
 
 use tutti_engine::{
-    Arrival, Cargo, Courier, DeviceLoop, EngineHandle, EngineSettings, ExportSummary, ImportRequest,
+    Arrival, Cargo, Courier, DeviceLoop, Engine, EngineHandle, EngineSettings, ExportSummary, ImportRequest,
     OutputToken, PageRun, TransferError,
 };
 use tutti_proto::{GraphKey, cluster::v1 as pb};
@@ -83,11 +84,16 @@ impl Side {
 
     fn in_flight(settings: &EngineSettings, in_flight: InFlight) -> Self {
         let (engine, probe) = engine_in_flight(settings, in_flight);
+        Self { probe, ..Self::of(engine) }
+    }
+
+    /// The side of an engine whose model has no probe.
+    fn of(engine: Engine) -> Self {
         let (device, mut engine) = engine.split();
         let courier = TestCourier::default();
         courier.lock().room = usize::MAX;
         engine.connect(Box::new(courier.clone()));
-        let (tokens, outcomes, load) = Default::default();
+        let (probe, tokens, outcomes, load) = Default::default();
         Self { probe, device, engine, courier, tokens, outcomes, load }
     }
 

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
-use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_proto::Rank;
 use tutti_settings::ByteSize;
 
-use crate::common::{self, launch};
+use crate::common::{self, launch, run_to_end};
 
 /// Shape of a small Qwen3 with random weights.
 const CONFIG: &str = r#"{
@@ -50,38 +50,6 @@ fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engi
     engine
 }
 
-/// All results of a request. Logprobs are compared as bits because `==` on floats takes 0 for -0.
-type RequestResults = Vec<(u32, Vec<(u32, u32)>)>;
-
-fn run_to_end(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> BTreeMap<u64, RequestResults> {
-    let bits = |score: &pb::TokenLogprob| {
-        let top = score.top.iter().map(|top| (top.token_id, top.logprob.to_bits()));
-        std::iter::once((score.rank, score.logprob.to_bits())).chain(top).collect::<Vec<_>>()
-    };
-    let mut results = BTreeMap::<u64, RequestResults>::new();
-    for launch in launches {
-        engine.launch(launch.clone());
-    }
-    while let Some(report) = engine.step().expect("the device is there") {
-        for row in report.rows {
-            let result = results.entry(row.key.map_or(0, |key| key.request)).or_default();
-            let run = row.prompt_logprobs.iter().flat_map(|run| (run.first..).zip(&run.tokens));
-            result.extend(run.map(|(index, score)| (index, bits(score))));
-            result.extend(
-                row.tokens.iter().map(|t| (t.token_id, t.logprob.as_ref().map(bits).unwrap_or_default())),
-            );
-        }
-        for completion in report.completions {
-            assert!(
-                matches!(completion.outcome, Some(pb::completion::Outcome::Finished(_))),
-                "{completion:?}"
-            );
-        }
-    }
-    assert_eq!(engine.load().kv_pages_used, 0);
-    results
-}
-
 #[test]
 fn results_are_bit_identical_for_any_batching() {
     let launches: Vec<_> = [1, 2, 15, 16, 17, 33, 64, 65, 90]
@@ -97,7 +65,7 @@ fn results_are_bit_identical_for_any_batching() {
     let mut alone = engine(MAX_STEP_TOKENS, None);
     let mut expected = BTreeMap::new();
     for launch in &launches {
-        expected.extend(run_to_end(&mut alone, std::slice::from_ref(launch)));
+        expected.extend(run_to_end(&mut alone, std::slice::from_ref(launch)).results);
     }
     assert_eq!(expected.len(), launches.len());
     assert_eq!(expected[&9].len(), 89 + 12);
@@ -105,7 +73,7 @@ fn results_are_bit_identical_for_any_batching() {
         [(64, None), (64, Some(7)), (8, None), (8, Some(3)), (1, None)]
     {
         let mut engine = engine(max_step_tokens, max_prefill_chunk_size);
-        let results = run_to_end(&mut engine, &launches);
+        let results = run_to_end(&mut engine, &launches).results;
         assert!(results == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk_size:?}");
     }
 }

@@ -47,6 +47,8 @@ impl InFlight {
 pub struct Probe {
     pub logit_rows: usize,
     pub tokens: usize,
+    /// Number of tokens of each row of more than one token.
+    pub long_rows: Vec<usize>,
     /// Largest number of forwards that were in flight together.
     pub most_in_flight: usize,
     pub fail_next: Option<DeviceError>,
@@ -308,6 +310,7 @@ impl Model for Hashing {
             assert!(inputs.rows[..index].iter().all(|other| other.slot != row.slot), "a slot in two rows");
             assert!(!row.continues || inputs.token_ids[row.first_token] == 0);
             probe.continued += usize::from(row.continues);
+            probe.long_rows.extend((row.tokens > 1).then_some(row.tokens));
         }
         assert_eq!(next, inputs.token_ids.len());
         drop(probe);

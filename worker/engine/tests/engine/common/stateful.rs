@@ -1,0 +1,173 @@
+//! Models that keep state in slots, and engines of them.
+
+use serde_json::json;
+use tutti_engine::{Engine, EngineSettings};
+use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, SimOptions, load, load_sim};
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_settings::{ByteSize, SimProfile, SimSettings};
+
+use super::{CONTEXT, VOCAB, launch, run_to_end, settings};
+
+/// Largest step of all models here, in tokens.
+const MAX_STEP_TOKENS: usize = 64;
+
+/// A model with a slot plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stateful {
+    /// The simulated model with its running digest in a slot. Digests of pages and slot that differ change all tokens.
+    Sim { steps_in_flight: usize, late_us: u32 },
+    /// The test model of recurrences and attention, on the CPU.
+    Hybrid { state_size: usize },
+}
+
+impl Stateful {
+    pub const ALL: [Self; 5] = [
+        Self::Sim { steps_in_flight: 1, late_us: 0 },
+        Self::Sim { steps_in_flight: 1, late_us: 100 },
+        Self::Sim { steps_in_flight: 2, late_us: 0 },
+        Self::Sim { steps_in_flight: 2, late_us: 100 },
+        Self::Hybrid { state_size: 240 },
+    ];
+
+    /// A model whose slots are so large that checkpoints are few and replace each other.
+    pub const FEW_CHECKPOINTS: Self = Self::Hybrid { state_size: 960 };
+
+    /// The simulated model without late completions, with one and with two steps in flight.
+    pub const SIMS: [Self; 2] = [Self::ALL[0], Self::ALL[2]];
+
+    pub fn page_tokens(self) -> usize {
+        match self {
+            Self::Sim { .. } => 4,
+            // The CPU's pages are whole panels.
+            Self::Hybrid { .. } => 16,
+        }
+    }
+
+    /// Name of the slot plane.
+    pub fn plane(self) -> &'static str {
+        match self {
+            Self::Sim { .. } => "state",
+            Self::Hybrid { .. } => "recurrence",
+        }
+    }
+
+    /// Settings of the simulated device, which the hybrid model ignores.
+    fn sim_settings(self) -> SimSettings {
+        let (steps_in_flight, late_us) = match self {
+            Self::Sim { steps_in_flight, late_us } => (steps_in_flight, late_us),
+            Self::Hybrid { .. } => (1, 0),
+        };
+        SimSettings {
+            profile: SimProfile::Instant,
+            state: true,
+            steps_in_flight,
+            late_us,
+            ..Default::default()
+        }
+    }
+
+    /// An engine with about `pages` pages. A third of their memory is added for checkpoints.
+    pub fn engine(self, settings: &EngineSettings, pages: usize) -> Engine {
+        self.engine_with(settings, pages, |_| {})
+    }
+
+    /// An engine whose simulated device has other settings.
+    pub fn engine_with(
+        self,
+        settings: &EngineSettings,
+        pages: usize,
+        change: impl FnOnce(&mut SimSettings),
+    ) -> Engine {
+        let mut sim_settings = self.sim_settings();
+        change(&mut sim_settings);
+        let model = match self {
+            Self::Sim { .. } => sim(&sim_settings),
+            Self::Hybrid { state_size } => hybrid(state_size),
+        };
+        engine_of(model, settings, pages)
+    }
+
+    /// Requests with prompts of these lengths and outputs of `output` tokens, with logprobs.
+    pub fn launches(self, prompts: &[usize], output: u32) -> Vec<pb::LaunchGraph> {
+        let launch = |(&prompt, request)| with_logprobs(launch(request, prompt, output));
+        prompts.iter().zip(1..).map(launch).collect()
+    }
+
+    /// Results of requests that run alone, each after the end of the one before and without a prefix cache. Asserts that
+    /// the simulated model gives the same tokens without slots.
+    pub fn alone(self, launches: &[pb::LaunchGraph]) -> super::outcomes::Outcomes {
+        let settings =
+            EngineSettings { no_prefix_cache: true, max_step_tokens: MAX_STEP_TOKENS, ..settings() };
+        let one_by_one = |mut engine: Engine| {
+            let mut all = super::outcomes::Outcomes::default();
+            for launch in launches {
+                let mut one = run_to_end(&mut engine, std::slice::from_ref(launch));
+                all.results.append(&mut one.results);
+            }
+            all
+        };
+        let alone = one_by_one(self.engine(&settings, 65));
+        if let Self::Sim { .. } = self {
+            let dense = sim(&SimSettings { state: false, steps_in_flight: 1, ..self.sim_settings() });
+            assert!(!dense.declaration().has_slots());
+            assert_eq!(one_by_one(engine_of(dense, &settings, 65)).results, alone.results);
+        }
+        let mut results: Vec<_> = alone.results.values().collect();
+        results.sort_unstable();
+        assert!(results.windows(2).all(|pair| pair[0] != pair[1]), "the results can be told apart");
+        alone
+    }
+}
+
+pub fn with_logprobs(mut launch: pb::LaunchGraph) -> pb::LaunchGraph {
+    launch.spec.as_mut().expect("the launch has a spec").logprobs = Some(2);
+    launch
+}
+
+fn engine_of(model: Box<dyn Model>, settings: &EngineSettings, pages: usize) -> Engine {
+    let running = 1 + settings.max_running_requests.min(settings.max_step_tokens) as u64;
+    let (page_bytes, slot_bytes) = (model.page_bytes() as u64, model.declaration().slot_bytes());
+    let pages = pages as u64 * page_bytes;
+    let checkpoints =
+        if model.declaration().has_slots() && !settings.no_prefix_cache { pages / 3 } else { 0 };
+    let memory = pages + checkpoints + running * slot_bytes;
+    let settings = EngineSettings { kv_cache_memory: Some(ByteSize(memory)), ..settings.clone() };
+    Engine::new(model, Rank(0), &settings, 64).expect("sound settings")
+}
+
+fn sim(settings: &SimSettings) -> Box<dyn Model> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = json!({ "vocab_size": VOCAB, "max_position_embeddings": CONTEXT });
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("it is writable");
+    let options = SimOptions {
+        dir: dir.path(),
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens: 4,
+        nodes: None,
+        rank: 0,
+        settings,
+    };
+    load_sim(&options).expect("the config is sound")
+}
+
+fn hybrid(state_size: usize) -> Box<dyn Model> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = json!({
+        "architectures": ["TuttiHybridTestForCausalLM"], "vocab_size": VOCAB, "hidden_size": 48,
+        "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "state_size": state_size, "max_position_embeddings": CONTEXT, "rope_theta": 1e6, "partial_rotary_factor": 0.5,
+    });
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("it is writable");
+    let options = LoadOptions {
+        dir: dir.path().into(),
+        load_format: LoadFormat::Dummy,
+        quantize: Quantize::None,
+        max_step_tokens: MAX_STEP_TOKENS,
+        page_tokens: 16,
+        nodes: None,
+        seed: 5,
+    };
+    let device = CpuDevice::new(1, Isa::detect()).expect("there is a CPU");
+    load(&options, device, &mut |_| {}).expect("the config is sound")
+}

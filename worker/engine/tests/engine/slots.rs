@@ -1,0 +1,212 @@
+//! Models with state in slots in the whole engine: neither chunks, mates, preemption, a restored prefix, a replay nor
+//! ends and failures of other requests change a bit.
+
+use tutti_engine::EngineSettings;
+use tutti_proto::cluster::v1::{self as pb, completion::Outcome};
+use tutti_settings::{Admission, Chunking};
+
+use crate::common::{Stateful, launch, run, run_to_end, settings, with_logprobs};
+
+const CHUNKINGS: [Chunking; 3] = [Chunking::Scheduler, Chunking::Engine, Chunking::Off];
+
+/// A request whose prompt begins with the first `shared` tokens of `other`.
+fn sharing(other: &pb::LaunchGraph, shared: usize, request: u64, prompt: usize) -> pb::LaunchGraph {
+    let mut launch = with_logprobs(launch(request, prompt, 9));
+    let tokens = &mut launch.spec.as_mut().unwrap().prompt;
+    tokens[..shared].clone_from_slice(&other.spec.as_ref().unwrap().prompt[..shared]);
+    launch
+}
+
+#[test]
+fn every_chunking_gives_the_results_of_a_request_alone() {
+    for model in Stateful::ALL {
+        let page = model.page_tokens();
+        let mut launches =
+            model.launches(&[1, 2, page - 1, page, page + 1, 2 * page + 1, 60, 64, 65, 90], 12);
+        for launch in launches.iter_mut().step_by(2) {
+            launch.spec.as_mut().unwrap().prompt_logprobs = Some(2);
+        }
+        let alone = model.alone(&launches).results;
+        for chunking in CHUNKINGS {
+            for (max_step_tokens, max_prefill_chunk_size) in
+                [(64, None), (64, Some(7)), (8, None), (8, Some(3)), (1, None)]
+            {
+                let settings =
+                    EngineSettings { max_step_tokens, max_prefill_chunk_size, chunking, ..settings() };
+                let ran = run_to_end(&mut model.engine(&settings, 65), &launches);
+                assert!(ran.results == alone, "{model:?}, {settings:?}");
+                let running = 1 + settings.max_running_requests.min(max_step_tokens) as u32;
+                assert!(ran.load.slots_total > running, "checkpoints have slots");
+            }
+        }
+    }
+}
+
+#[test]
+fn preemption_changes_no_bit_and_goes_on_from_a_checkpoint() {
+    for model in Stateful::ALL.into_iter().chain([Stateful::FEW_CHECKPOINTS]) {
+        let page = model.page_tokens();
+        let prompts: Vec<usize> = (0..8).map(|request| 2 * page + request * page / 8).collect();
+        let launches = model.launches(&prompts, 3 * page as u32);
+        let alone = model.alone(&launches).results;
+        let mut cached = 0;
+        for (no_prefix_cache, max_prefill_chunk_size) in
+            [(false, None), (false, Some(page + 1)), (true, None)]
+        {
+            let settings = EngineSettings {
+                admission: Admission::Optimistic,
+                max_step_tokens: 64,
+                no_prefix_cache,
+                max_prefill_chunk_size,
+                ..settings()
+            };
+            let ran = run_to_end(&mut model.engine(&settings, 17), &launches);
+            assert!(ran.results == alone, "{model:?}, {settings:?}");
+            assert!(ran.load.preemptions > 0, "{model:?}: the pool is large enough for all");
+            assert_eq!(ran.load.checkpoints > 0, !no_prefix_cache, "{model:?}, {:?}", ran.load);
+            assert!(!no_prefix_cache || ran.load.cached_tokens == 0);
+            cached += ran.load.cached_tokens;
+        }
+        // Few checkpoints are replaced before a preempted request runs again.
+        assert!(cached > 0 || model == Stateful::FEW_CHECKPOINTS, "{model:?}");
+    }
+}
+
+#[test]
+fn a_prefix_hit_ends_at_a_checkpoint_and_changes_no_bit() {
+    for model in Stateful::ALL {
+        let page = model.page_tokens();
+        let prompt = 9 * page + page / 2;
+        let first = model.launches(&[prompt], 9).remove(0);
+        // Shared tokens, and tokens up to the last checkpoint among them. Blocks 1, 2, 3, 4, 6, 8 and the last whole one
+        // have checkpoints.
+        let cases = [
+            (prompt, 9 * page),
+            (9 * page + 1, 9 * page),
+            (7 * page + 1, 6 * page),
+            (5 * page, 4 * page),
+            (page, page),
+            (page - 1, 0),
+        ];
+        let launches: Vec<_> = cases
+            .iter()
+            .zip(2..)
+            .map(|((shared, _), request)| sharing(&first, *shared, request, prompt))
+            .collect();
+        let alone = model.alone(&launches).results;
+        for at_once in [false, true] {
+            for no_prefix_cache in [false, true] {
+                let settings = EngineSettings { no_prefix_cache, ..settings() };
+                let mut engine = model.engine(&settings, 129);
+                run_to_end(&mut engine, std::slice::from_ref(&first));
+                let batches = launches.chunks(if at_once { launches.len() } else { 1 });
+                for batch in batches {
+                    let ran = run_to_end(&mut engine, batch);
+                    for launch in batch {
+                        let request = launch.key.unwrap().request;
+                        let hit = if no_prefix_cache { 0 } else { cases[request as usize - 2].1 };
+                        assert_eq!(ran.cached(request) as usize, hit, "{model:?}, request {request}");
+                        assert!(ran.results[&request] == alone[&request], "{model:?}, request {request}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_replay_continues_after_its_output() {
+    for model in Stateful::ALL {
+        let whole = model.launches(&[2 * model.page_tokens() + 3], 12).remove(0);
+        let alone = model.alone(std::slice::from_ref(&whole)).results.remove(&1).unwrap();
+        let output: Vec<u32> = alone.iter().map(|(token, _)| *token).collect();
+        for sent in [1, 5, 11] {
+            for max_prefill_chunk_size in [None, Some(4)] {
+                let settings = EngineSettings { max_prefill_chunk_size, ..settings() };
+                let mut engine = model.engine(&settings, 65);
+                // Other requests have left their state in the slots.
+                let others: Vec<_> = (10..18).map(|request| launch(request, 20, 20)).collect();
+                run_to_end(&mut engine, &others);
+                let replay = pb::LaunchGraph { generated: output[..sent].to_vec(), ..whole.clone() };
+                let ran = run_to_end(&mut engine, &[replay]);
+                assert!(ran.results[&1] == alone[sent..], "{model:?}, after {sent} tokens");
+            }
+        }
+    }
+}
+
+/// With as many slots as running requests, the next request gets the slot of the one that ended.
+#[test]
+fn ends_inside_steps_in_flight_leave_no_trace_in_slots() {
+    for model in Stateful::ALL {
+        let prompts: Vec<usize> = (0..12).map(|request| 3 + request * 5 % 17).collect();
+        let mut launches = model.launches(&prompts, 16);
+        let alone = model.alone(&launches).results;
+        let mut ends = alone.clone();
+        for launch in &mut launches {
+            let request = launch.key.unwrap().request;
+            let result = ends.get_mut(&request).unwrap();
+            let stop = result[request as usize % 16].0;
+            result.truncate(1 + result.iter().position(|(token, _)| *token == stop).unwrap());
+            launch.spec.as_mut().unwrap().stopping.as_mut().unwrap().stop_token_ids = vec![stop];
+        }
+        let settings = EngineSettings { max_running_requests: 2, no_prefix_cache: true, ..settings() };
+        let ran = run_to_end(&mut model.engine(&settings, 33), &launches);
+        assert!(ran.results == ends, "{model:?}");
+        let several = matches!(model, Stateful::Sim { steps_in_flight: 2, .. });
+        assert_eq!(ran.load.void_rows > 0, several, "{model:?}");
+    }
+}
+
+/// A refused step runs row by row, each with the slot copies of its request.
+#[test]
+fn refused_steps_lose_no_slot_copy() {
+    for model in Stateful::SIMS {
+        let page = model.page_tokens();
+        let first = model.launches(&[7 * page + 1], 9).remove(0);
+        let launches: Vec<_> = (2..20)
+            .map(|request| sharing(&first, request as usize * page / 3, request, 8 * page + request as usize))
+            .collect();
+        let alone = model.alone(&launches).results;
+        for chunking in CHUNKINGS {
+            for fail_every in [5, 6, 7] {
+                let settings = EngineSettings {
+                    max_running_requests: 3,
+                    max_step_tokens: 64,
+                    admission: Admission::Optimistic,
+                    chunking,
+                    ..settings()
+                };
+                let mut engine = model.engine_with(&settings, 33, |sim| sim.fail_every = Some(fail_every));
+                run_to_end(&mut engine, std::slice::from_ref(&first));
+                let ran = run_to_end(&mut engine, &launches);
+                assert!(
+                    ran.results == alone,
+                    "{model:?}, {settings:?}, one of {fail_every} steps is refused"
+                );
+                assert!(chunking != Chunking::Scheduler || ran.load.cached_tokens > 0);
+            }
+        }
+    }
+}
+
+/// The checkpoint of a block is saved at the head of the next row's step. If the device refuses that row, the block has
+/// no checkpoint.
+#[test]
+fn a_refused_row_leaves_no_checkpoint() {
+    const POISON: u32 = 499;
+    for model in Stateful::SIMS {
+        let page = model.page_tokens();
+        let mut refused = launch(1, 4 * page, 4);
+        refused.spec.as_mut().unwrap().prompt[2 * page] = POISON;
+        let next = sharing(&refused, 2 * page, 2, 4 * page);
+        assert!(!next.spec.as_ref().unwrap().prompt.contains(&POISON));
+        let alone = model.alone(std::slice::from_ref(&next)).results;
+        let mut engine = model.engine_with(&settings(), 65, |sim| sim.fail_on_token = Some(POISON));
+        let ran = run(&mut engine, std::slice::from_ref(&refused));
+        assert!(matches!(&ran.endings[&1], Outcome::Failed(fault) if fault.message.contains("token 499")));
+        let ran = run_to_end(&mut engine, &[next]);
+        assert_eq!(ran.cached(2) as usize, page, "{model:?}");
+        assert!(ran.results == alone, "{model:?}");
+    }
+}
