@@ -304,7 +304,8 @@ impl Model for Sim {
     }
 
     fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
-        Err(DeviceError::Misuse("the simulated device is not in a group".into()))
+        // Each rank simulates the whole model, and the leader alone samples.
+        self.enqueue_logits(&LogitRequests::default())
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
 
 /// Upper bound of the bytes of one tile's logits, unless [`BLOCK`] rows take more. All rows of a step whose logits fit
 /// are one tile.
-const TILE_BYTES: usize = 64 << 20;
+const TILE_BYTES: usize = 40 << 20;
 /// Number of rows that are computed alike: one row among them that needs its whole logits makes all need them. Smaller
 /// blocks would read the LM head more often.
 const BLOCK: usize = 32;

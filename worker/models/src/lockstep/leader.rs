@@ -22,6 +22,9 @@ pub struct Leader {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
     layout: PageLayout,
+    /// The limits of the leader's shard, with one step in flight: a plan has the tokens of its rows, and none says which
+    /// token the leader sampled in a step that is not collected.
+    limits: Limits,
     /// The block tables that the other ranks have.
     tables: Tables,
     next: u64,
@@ -36,7 +39,8 @@ impl Leader {
     pub fn new(model: Box<dyn Model>, plans: Box<dyn Collective>) -> Self {
         let layout = model.page_layout();
         let (tables, message, forward) = (Tables::default(), Vec::new(), pb::ForwardPlan::default());
-        Self { model, plans, layout, tables, next: 0, message, forward }
+        let limits = Limits { steps_in_flight: 1, ..model.limits().clone() };
+        Self { model, plans, layout, limits, tables, next: 0, message, forward }
     }
 
     /// Sends a plan to the other ranks without waiting for them to run it. Returns the plan's action.
@@ -99,7 +103,7 @@ impl Model for Leader {
     }
 
     fn limits(&self) -> &Limits {
-        self.model.limits()
+        &self.limits
     }
 
     fn describe(&self) -> String {

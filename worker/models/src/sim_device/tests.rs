@@ -91,6 +91,18 @@ fn chunks_give_the_token_of_the_whole() {
 }
 
 #[test]
+fn a_rank_that_follows_collects_steps_without_results() {
+    let mut model = sim(&settings());
+    for start in 0..3 {
+        forward(&mut *model, &[7], start).unwrap();
+        model.follow_logits(&WantedRows::default()).unwrap();
+        let mut out = LogitResults::default();
+        assert!(model.collect(None, &mut out).unwrap());
+        assert!(out.sampled.is_empty() && out.scores.is_empty());
+    }
+}
+
+#[test]
 fn a_position_that_was_not_computed_shows() {
     let tokens: Vec<u32> = (10..21).collect();
     let greedy = params(0.0, 9);
