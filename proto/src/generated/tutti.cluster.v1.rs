@@ -2508,7 +2508,7 @@ pub struct LogitsPlan {
     /// Indices into the forward's logit_rows, ascending.
     #[prost(uint32, repeated, tag = "1")]
     pub rows: ::prost::alloc::vec::Vec<u32>,
-    /// Those of `rows` that need only their likeliest token, ascending. Of these every rank sends its best token, not its
+    /// The rows of `rows` that need only their likeliest token, ascending. For them each rank sends its best token, not its
     /// logits.
     #[prost(uint32, repeated, tag = "2")]
     pub likeliest: ::prost::alloc::vec::Vec<u32>,

@@ -26,7 +26,7 @@ const USED_EIGHTHS: u64 = 7;
 /// weights that several workers map from one file count for each of them, but are in memory once.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Of the budget that running requests leave, the part for slots with checkpoints of the prefix cache.
+/// Part of the budget beyond the slots of running requests that checkpoints of the prefix cache take: one in this many.
 const CHECKPOINT_DIVISOR: u64 = 4;
 
 /// Tokens per page of a model without paged planes, whose pages take no memory.

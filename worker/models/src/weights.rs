@@ -114,7 +114,7 @@ impl TensorSpec {
     }
 }
 
-/// What only families with experts, convolutions or mixed precision need.
+/// Constructors for families with experts, convolutions or mixed precision.
 #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts or convolutions"))]
 impl TensorSpec {
     /// Returns a replicated stack of matrices, stored as one tensor `[matrices, rows, columns]`.

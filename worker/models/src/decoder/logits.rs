@@ -44,7 +44,7 @@ pub(super) struct Head<D: Device> {
     tiles: Vec<Tile>,
 }
 
-/// What the leader gathers from all ranks.
+/// Buffers of the leader for the values of all ranks.
 struct Gathered<D: Device> {
     /// Logits side by side, `[rows, ranks * vocabulary]`.
     logits: D::Tensor,

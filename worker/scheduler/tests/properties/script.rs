@@ -245,7 +245,7 @@ fn roomy() -> impl Strategy<Value = Setting> {
     )
 }
 
-/// The same setting with a limit of running requests, slots from too few for them to plenty, and steps in flight.
+/// Adds to a setting a limit of running requests, slots from too few for them to plenty, and steps in flight.
 fn with_limits(setting: impl Strategy<Value = Setting>) -> impl Strategy<Value = Setting> {
     let spare = prop_oneof![Just(0_usize), 1_usize..4, 4_usize..40];
     let limits = (1_usize..10, 0_usize..24, proptest::bool::weighted(0.1), spare);

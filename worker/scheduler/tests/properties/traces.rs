@@ -48,7 +48,7 @@ pub struct Seen {
     pub hits: usize,
     /// Preempted requests that began again behind a cached prefix.
     pub resumed: usize,
-    /// Those of them whose slot was restored.
+    /// Resumed requests whose slot was restored.
     pub resumed_slots: usize,
     pub saves: usize,
     pub restores: usize,
