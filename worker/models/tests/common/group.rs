@@ -4,7 +4,7 @@ use std::{path::Path, thread, time::Duration};
 
 use tutti_kernels::collective::{Collective, CollectiveError, GroupRank, Patience, SharedMemory};
 use tutti_models::{
-    LoadFormat, Model, Quantize,
+    LoadFormat, Model, NoCourier, Quantize,
     lockstep::{Leader, follow},
 };
 
@@ -40,7 +40,9 @@ pub fn of_ranks_as<T>(
         |rank| try_load_as(device().with_group(meet("data", rank)), dir, load_format, quantize).unwrap();
     thread::scope(|scope| {
         let (meet, load) = (&meet, &load);
-        let follower = |rank| move || follow(&mut *load(rank), &mut *meet("plans", rank), |_| {}).unwrap();
+        let follower = |rank| {
+            move || follow(&mut *load(rank), &mut *meet("plans", rank), &mut NoCourier, |_| {}).unwrap()
+        };
         let followers: Vec<_> = (1..size).map(|rank| scope.spawn(follower(rank))).collect();
         let mut leader = Leader::new(load(0), meet("plans", 0));
         leader.allocate_planes(PAGES, SLOTS).unwrap();
