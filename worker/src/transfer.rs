@@ -159,10 +159,7 @@ fn group_ranks(engine: &EngineHandle) -> Option<GroupRanks> {
     }
     let mut secret = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut secret));
-    if let Err(error) = read {
-        tracing::error!(%error, "no secret for the group's ranks, so the leaders alone transfer planes");
-        return None;
-    }
+    let secret = read.map(|()| secret).map_err(|e| format!("cannot read /dev/urandom: {e}"));
     let leader = GroupRank { rank: 0, world_size: layout.ranks };
     Some(GroupRanks::new(layout, Freight::of_share(engine.page_layout(), leader), secret))
 }
@@ -188,10 +185,10 @@ impl Hub {
         to: &pb::PlaneDestination,
         count: usize,
     ) {
-        if let Some(rank) = ranks.lost() {
+        if let Some(why) = ranks.lost() {
             let hub = Arc::clone(self);
-            let error = TransferError::Lost(format!("rank {rank} reports no more"));
-            self.runtime.spawn(async move { hub.deliver(Arrival::Failed(key, error)).await });
+            let failed = Arrival::Failed(key, TransferError::Lost(why));
+            self.runtime.spawn(async move { hub.deliver(failed).await });
             return;
         }
         let push = pb::PushShare { key: Some(key.into()), to: Some(to.clone()), count: count as u32 };

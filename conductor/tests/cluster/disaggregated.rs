@@ -241,7 +241,8 @@ async fn a_sender_learns_the_address_of_every_rank_of_its_receiver() {
     }
     bench.wait_ready(|state| *state == State::Ok).await;
     let _submission = bench.submit(2).unwrap();
-    reserved(&leader, leader.launched().await.key).await;
+    let key = leader.launched().await.key;
+    reserved(&leader, key).await;
     let to = prefill.launched().await.send_to.unwrap();
     let share =
         pb::RankDestination { address: "127.0.0.1:4322".into(), shared_memory: "/dev/shm/share".into() };

@@ -94,8 +94,9 @@ pub trait GroupShares {
 
 /// The courier of a rank that follows its leader. No method blocks for long: the group's step waits meanwhile.
 pub trait RankCourier {
-    /// Takes an order of the leader.
-    fn order(&mut self, order: pb::RankOrder);
+    /// Takes an order of the leader. An error ends the rank: it says why the leader can no longer learn what becomes of
+    /// the rank's shares.
+    fn order(&mut self, order: pb::RankOrder) -> Result<(), String>;
     /// Sends the rank's share of a run. The content is final.
     fn send(&mut self, run: &ShareRun, data: Vec<u8>);
     /// Takes the share of a run that has arrived and that the leader was told of. `None` if there is no such share.
@@ -106,7 +107,9 @@ pub trait RankCourier {
 pub struct NoCourier;
 
 impl RankCourier for NoCourier {
-    fn order(&mut self, _: pb::RankOrder) {}
+    fn order(&mut self, _: pb::RankOrder) -> Result<(), String> {
+        Ok(())
+    }
 
     fn send(&mut self, _: &ShareRun, _: Vec<u8>) {}
 

@@ -22,7 +22,7 @@ pub(super) struct GroupRanks {
     /// The leader's own share.
     pub freight: Freight,
     /// Secret that the ranks show with their reports.
-    secret: [u8; 16],
+    secret: Option<[u8; 16]>,
     state: Mutex<State>,
     /// Signalled when a rank has made room, or a request has ended.
     changed: Notify,
@@ -44,13 +44,16 @@ struct State {
     is_short: bool,
     /// True once there was an order.
     is_used: bool,
-    /// A rank that reports no more.
-    lost: Option<usize>,
+    /// The reason why no shares are exchanged any more.
+    lost: Option<String>,
 }
 
 impl GroupRanks {
-    pub fn new(layout: ShareLayout, freight: Freight, secret: [u8; 16]) -> Self {
-        let state = State { released: vec![0; layout.ranks - 1], ..State::default() };
+    /// `secret` is the reason if there is none. No shares are exchanged then.
+    pub fn new(layout: ShareLayout, freight: Freight, secret: Result<[u8; 16], String>) -> Self {
+        let lost = secret.as_ref().err().cloned();
+        let state = State { released: vec![0; layout.ranks - 1], lost, ..State::default() };
+        let secret = secret.ok();
         Self { layout, freight, secret, state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -64,7 +67,7 @@ impl GroupRanks {
     }
 
     pub fn is_secret(&self, shown: &[u8]) -> bool {
-        shown == self.secret
+        self.secret.is_some_and(|secret| shown == secret)
     }
 
     /// True if shares are exchanged with a group of this room or destination, which has `ranks` ranks besides its leader.
@@ -74,7 +77,8 @@ impl GroupRanks {
 
     /// The order that lets the ranks report to the leader's `port`.
     pub fn order_reports(&self, port: u16) {
-        let order = Order::ReportTo(pb::ReportTo { port: port.into(), secret: self.secret.to_vec() });
+        let secret = self.secret.unwrap_or_default().to_vec();
+        let order = Order::ReportTo(pb::ReportTo { port: port.into(), secret });
         self.lock().orders.push(pb::RankOrder { order: Some(order) });
     }
 
@@ -157,19 +161,19 @@ impl GroupRanks {
         None
     }
 
-    /// Records that a rank reports no more. Returns the requests of which it knew.
-    pub fn lose(&self, rank: usize) -> Vec<GraphKey> {
+    /// Records why no shares are exchanged any more. Returns the requests of which the ranks know.
+    pub fn lose(&self, why: &str) -> Vec<GraphKey> {
         let mut state = self.lock();
-        state.lost = Some(rank);
+        state.lost.get_or_insert_with(|| why.to_owned());
         let known = state.known.iter().copied().collect();
         drop(state);
         self.changed.notify_waiters();
         known
     }
 
-    /// The rank that reports no more.
-    pub fn lost(&self) -> Option<usize> {
-        self.lock().lost
+    /// The reason why no shares are exchanged any more.
+    pub fn lost(&self) -> Option<String> {
+        self.lock().lost.clone()
     }
 
     /// Records that every rank stages this many bytes.
@@ -184,9 +188,12 @@ impl GroupRanks {
         std::mem::take(&mut state.is_short)
     }
 
-    /// Number of bytes that every rank can stage now.
+    /// Number of bytes that every rank can stage now. There is no bound once no shares are exchanged.
     pub fn left(&self) -> usize {
         let mut state = self.lock();
+        if state.lost.is_some() {
+            return usize::MAX;
+        }
         let released = state.released.iter().min().copied().unwrap_or(state.staged);
         let bytes = STAGED_BYTES.max(self.freight.largest_unit());
         let left = bytes.saturating_sub(state.staged.saturating_sub(released) as usize);
@@ -194,3 +201,6 @@ impl GroupRanks {
         left
     }
 }
+
+#[cfg(test)]
+mod tests;

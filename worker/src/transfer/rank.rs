@@ -3,7 +3,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Instant,
 };
 
@@ -51,6 +51,8 @@ struct RankHub {
     store: Arc<ShareStore>,
     listener: Listener,
     reports: mpsc::Sender<pb::RankReport>,
+    /// The reason why reports no longer reach the leader.
+    cut_off: OnceLock<String>,
     /// The load that heartbeats report, for the counts of transfers.
     load: watch::Sender<pb::WorkerLoad>,
 }
@@ -75,6 +77,7 @@ impl RankTransfer {
             store: Arc::new(ShareStore::new(group_rank.rank, reports.clone())),
             listener: Listener::default(),
             reports,
+            cut_off: OnceLock::new(),
             load,
         });
         Self { hub, reports: Some(inbox), leader }
@@ -84,7 +87,13 @@ impl RankTransfer {
         let Some(inbox) = self.reports.take() else { return };
         let leader = SocketAddr::new(self.leader, u16::try_from(to.port).unwrap_or_default());
         let hello = pb::RankHello { rank: self.hub.group_rank.rank as u32, secret: to.secret };
-        self.hub.runtime.spawn(report_to(leader, hello, inbox));
+        let hub = Arc::clone(&self.hub);
+        self.hub.runtime.spawn(async move {
+            let why = report_to(leader, hello, inbox).await;
+            tracing::error!(%leader, why, "no longer reports to the group's leader");
+            // The first reason stays, and there is no other.
+            let _ = hub.cut_off.set(why);
+        });
         let hub = Arc::clone(&self.hub);
         self.hub.runtime.spawn(async move {
             loop {
@@ -96,8 +105,11 @@ impl RankTransfer {
 }
 
 impl RankCourier for RankTransfer {
-    fn order(&mut self, order: pb::RankOrder) {
+    fn order(&mut self, order: pb::RankOrder) -> Result<(), String> {
         let hub = &self.hub;
+        if let Some(why) = hub.cut_off.get() {
+            return Err(format!("this rank cannot report to its leader: {why}"));
+        }
         match order.order {
             Some(Order::ReportTo(to)) => self.start_reports(to),
             Some(Order::Reserve(reserve)) => hub.reserve(reserve),
@@ -111,6 +123,7 @@ impl RankCourier for RankTransfer {
             Some(Order::Forget(key)) => hub.forget(key.into()),
             None => tracing::warn!("ignored an order of unknown kind"),
         }
+        Ok(())
     }
 
     fn send(&mut self, run: &ShareRun, data: Vec<u8>) {

@@ -43,9 +43,10 @@ impl RankReports for ReportReceiver {
             return Err(Status::invalid_argument(format!("rank {rank} is not in the group, or leads it")));
         }
         let ended = self.take_all(rank, &mut reports).await;
-        let why = ended.as_ref().err().map_or_else(|| "its stream ended".to_owned(), ToString::to_string);
-        for key in self.ranks.lose(rank) {
-            self.fail(key, TransferError::Lost(format!("rank {rank} reports no more: {why}"))).await;
+        let why = ended.as_ref().err().map_or("its stream ended", Status::message);
+        let why = format!("rank {rank} reports no more: {why}");
+        for key in self.ranks.lose(&why) {
+            self.fail(key, TransferError::Lost(why.clone())).await;
         }
         ended.map(|()| Response::new(pb::ReportsEnded {}))
     }
@@ -86,13 +87,14 @@ impl ReportReceiver {
 
     /// Fails the transfer of one request, unless it has ended or the request continues elsewhere.
     async fn fail(&self, key: GraphKey, error: TransferError) {
-        if !self.pushes.has(key) && self.reservations.lease_until(key).is_none() {
+        if self.pushes.has(key) {
+            self.pushes.close(key);
+            self.ranks.forget(key);
+        } else if !self.reservations.fail(key, error.to_string()) {
             return;
         }
+        // Of a request that is received, the engine lets the ranks forget: it may have decided on a write of what they hold.
         tracing::info!(%key, %error, "a share did not get across");
-        self.pushes.close(key);
-        self.reservations.fail(key, error.to_string());
-        self.ranks.forget(key);
         self.deliver(Arrival::Failed(key, error)).await;
     }
 
@@ -104,25 +106,26 @@ impl ReportReceiver {
     }
 }
 
-/// Streams a rank's reports to its leader, as long as the process lives.
+/// Streams a rank's reports to its leader. Returns the reason if the stream ends.
 pub(super) async fn report_to(
     leader: SocketAddr,
     hello: pb::RankHello,
     reports: mpsc::Receiver<pb::RankReport>,
-) {
-    let rank = hello.rank;
-    let outcome = async {
-        let endpoint = Endpoint::from_shared(format!("http://{leader}"))
-            .map_err(|e| e.to_string())?
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
-            .tcp_nodelay(true);
-        let channel = endpoint.connect().await.map_err(|e| e.to_string())?;
-        let hello = pb::RankReport { report: Some(Report::Hello(hello)) };
-        let stream = once(hello).chain(ReceiverStream::new(reports));
-        RankReportsClient::new(channel).report(stream).await.map_err(|status| status.message().to_owned())
+) -> String {
+    let endpoint = match Endpoint::from_shared(format!("http://{leader}")) {
+        Ok(endpoint) => endpoint,
+        Err(error) => return error.to_string(),
     };
-    if let Err(error) = outcome.await {
-        tracing::error!(rank, %leader, error, "cannot report to the group's leader");
+    let endpoint =
+        endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE).tcp_nodelay(true);
+    let channel = match endpoint.connect().await {
+        Ok(channel) => channel,
+        Err(error) => return error.to_string(),
+    };
+    let hello = pb::RankReport { report: Some(Report::Hello(hello)) };
+    let stream = once(hello).chain(ReceiverStream::new(reports));
+    match RankReportsClient::new(channel).report(stream).await {
+        Ok(_) => "the leader takes no more reports".to_owned(),
+        Err(status) => status.message().to_owned(),
     }
 }

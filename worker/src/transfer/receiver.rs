@@ -181,7 +181,10 @@ impl Receiver {
         if let Taker::Rank(store) = &self.taker {
             let complete = store.complete(key, &space.freight, &hand_over).await;
             // A sender that repeats the hand-over gets the same reason.
-            complete.inspect_err(|status| self.reservations.fail(key, status.message().to_owned()))?;
+            if let Err(status) = &complete {
+                self.reservations.fail(key, status.message().to_owned());
+            }
+            complete?;
             let receipt = receipt(key, &hand_over);
             self.reservations.accept(key, hand_over);
             return Ok(receipt);

@@ -166,15 +166,17 @@ impl Reservations {
         self.lock().waiting.remove(&key);
     }
 
-    /// Ends a waiting reservation that has failed, and remembers the reason for its sender.
-    pub fn fail(&self, key: GraphKey, reason: String) {
+    /// Ends a waiting reservation that has failed, and remembers the reason for its sender. False if none waits.
+    pub fn fail(&self, key: GraphKey, reason: String) -> bool {
         let mut state = self.lock();
-        if state.waiting.remove(&key).is_some() {
-            if state.failed.len() == MAX_REASONS {
-                state.failed.pop_front();
-            }
-            state.failed.push_back((key, reason));
+        if state.waiting.remove(&key).is_none() {
+            return false;
         }
+        if state.failed.len() == MAX_REASONS {
+            state.failed.pop_front();
+        }
+        state.failed.push_back((key, reason));
+        true
     }
 
     /// The reason why no reservation has this key.

@@ -138,3 +138,6 @@ impl Arrived {
         (counts != wanted).then(|| format!("{counts:?} units are handed over, but {wanted:?} are reserved"))
     }
 }
+
+#[cfg(test)]
+mod tests;

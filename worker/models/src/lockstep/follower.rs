@@ -86,8 +86,7 @@ pub fn follow(
                 }
             }
             Some(Action::Orders(pb::RankOrders { orders })) => {
-                orders.into_iter().for_each(|order| courier.order(order));
-                Ok(())
+                orders.into_iter().try_for_each(|order| courier.order(order)).map_err(DeviceError::Lost)
             }
             Some(Action::SendShare(pb::SendShare { run })) => {
                 let run = ShareRun::from(run.unwrap_or_default());

@@ -41,8 +41,8 @@ struct Disturbed {
 }
 
 impl RankCourier for Disturbed {
-    fn order(&mut self, order: pb::RankOrder) {
-        self.courier.order(order);
+    fn order(&mut self, order: pb::RankOrder) -> Result<(), String> {
+        self.courier.order(order)
     }
 
     fn send(&mut self, run: &ShareRun, data: Vec<u8>) {
@@ -355,4 +355,27 @@ async fn a_cancel_on_either_side_ends_the_shares_of_all_ranks() {
     }
     let (_, outcomes) = hand_over(3, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
     assert!(is_finished(&outcomes), "{outcomes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_cannot_report_takes_no_more_orders() {
+    let group_rank = GroupRank { rank: 1, world_size: 2 };
+    let (layout, load) = (simulated(1).page_layout(), watch::Sender::default());
+    let mut courier =
+        RankTransfer::new(group_rank, Ipv4Addr::LOCALHOST.into(), &layout, load, &Handle::current());
+    // Nothing listens at this port once the listener is dropped.
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let order = |order| pb::RankOrder { order: Some(order) };
+    let to = pb::ReportTo { port: gone.into(), secret: SECRET.into() };
+    courier.order(order(Order::ReportTo(to))).unwrap();
+    let why = timeout(WAIT, async {
+        loop {
+            if let Err(why) = courier.order(order(Order::Forget(key(1, 1).into()))) {
+                return why;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let why = why.await.expect("it takes orders");
+    assert!(why.contains("cannot report to its leader"), "{why}");
 }
