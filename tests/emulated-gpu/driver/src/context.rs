@@ -7,7 +7,7 @@ use crate::error::{Error, Outcome};
 use crate::faults::FaultKind;
 use crate::handles::Handles;
 use crate::memory::Memory;
-use crate::queue::{Entry, LEGACY, Point, Queue, StreamKind};
+use crate::queue::{Entry, LEGACY, Order, Point, Queue, StreamKind};
 use crate::settings::Settings;
 
 /// Streams by their handles.
@@ -48,14 +48,17 @@ impl Context {
         let device = settings.devices[ordinal];
         let watched = settings.races || settings.uninitialised;
         // Each device draws its own order.
-        let seed = settings.seed.map(|seed| seed.wrapping_mul(1_000_003).wrapping_add(device as u64));
+        let order = settings.seed.map(|seed| Order {
+            seed: seed.wrapping_mul(1_000_003).wrapping_add(device as u64),
+            patience: settings.patience,
+        });
         Context {
             handle: crate::handles::unused(),
             ordinal,
             device,
             settings,
             memory: Memory::new(settings.memory_bytes, watched),
-            queue: Queue::start(seed),
+            queue: Queue::start(order),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Each stream is a line of entries. An entry at the head of its line is *ready* when the line runs nothing, when the
 //! event it waits for is past, and when the legacy default stream does not order it behind another line. Without a seed
 //! the ready entry that was submitted first runs. With a seed one of the ready entries is drawn, and none is ready before
-//! the host waits for something or [`PATIENCE`] is over: work finishes as late as a program may expect.
+//! the host waits for something or its patience is over: work finishes as late as a program may expect.
 //!
 //! One entry runs at a time, since a launch uses all processors. Work that waits for other processes runs on a thread of
 //! its own, beside the rest.
@@ -17,11 +17,17 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Outcome};
 use crate::random::Random;
 
-/// Longest time for which seeded work waits for a waiting host, so that a program that polls goes on.
-const PATIENCE: Duration = Duration::from_millis(5);
-
 /// Line of the legacy default stream.
 pub const LEGACY: u64 = 0;
+
+/// Seed of a queue's order.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Longest time for which work waits for a waiting host, so that a program that polls goes on.
+    pub patience: Duration,
+}
 
 /// Work of a stream. A returned error is the context's from then on.
 pub type Work = Box<dyn FnOnce() -> Outcome + Send>;
@@ -97,7 +103,7 @@ struct State {
     lines: BTreeMap<u64, Line>,
     next_line: u64,
     next_number: u64,
-    random: Option<Random>,
+    random: Option<(Random, Duration)>,
     /// Host threads that wait for work now.
     waiting_hosts: usize,
     error: Option<Error>,
@@ -120,13 +126,13 @@ pub struct Queue {
 
 impl Queue {
     /// An empty queue with its thread.
-    pub fn start(seed: Option<u64>) -> Arc<Self> {
+    pub fn start(order: Option<Order>) -> Arc<Self> {
         let legacy = Line { kind: StreamKind::Blocking, waiting: VecDeque::new(), running: false, closed: false };
         let state = State {
             lines: BTreeMap::from([(LEGACY, legacy)]),
             next_line: LEGACY + 1,
             next_number: 0,
-            random: seed.map(Random::new),
+            random: order.map(|order| (Random::new(order.seed), order.patience)),
             waiting_hosts: 0,
             error: None,
             hung: false,
@@ -338,11 +344,11 @@ impl State {
         let now = Instant::now();
         let chosen = match &mut self.random {
             None => ready.iter().min(),
-            Some(random) => {
+            Some((random, patience)) => {
                 let late = self.waiting_hosts == 0;
-                let due: Vec<_> = ready.iter().filter(|&&(.., time)| !late || time + PATIENCE <= now).collect();
+                let due: Vec<_> = ready.iter().filter(|&&(.., time)| !late || time + *patience <= now).collect();
                 if due.is_empty() {
-                    return Next::Sleep(ready.iter().map(|&(.., time)| time + PATIENCE).min());
+                    return Next::Sleep(ready.iter().map(|&(.., time)| time + *patience).min());
                 }
                 Some(due[random.below(due.len())])
             }

@@ -7,9 +7,12 @@
 //! | `TUTTI_EMULATED_GPU_MEMORY` | memory per device: bytes, or a number with `MiB` or `GiB` | `2GiB` |
 //! | `TUTTI_EMULATED_GPU_CAPABILITY` | compute capability | `9.0` |
 //! | `TUTTI_EMULATED_GPU_SEED` | seed of late and shuffled work and of the order of warps; none: prompt and in order | none |
+//! | `TUTTI_EMULATED_GPU_PATIENCE` | milliseconds for which seeded work waits for a host that waits | 5 |
 //! | `TUTTI_EMULATED_GPU_CHECKS` | `races`, `uninitialised`, both with a comma, or `all` | none |
 //! | `TUTTI_EMULATED_GPU_FAULTS` | rules of faults, see [`faults`](crate::faults) | none |
 //! | `TUTTI_EMULATED_GPU_THREADS` | host threads per launch; 0: one per processor | 0 |
+
+use std::time::Duration;
 
 use crate::faults::FaultPlan;
 
@@ -24,6 +27,8 @@ pub struct Settings {
     pub capability: (u32, u32),
     /// Seed of every order that CUDA leaves open.
     pub seed: Option<u64>,
+    /// Longest time for which seeded work waits for a waiting host.
+    pub patience: Duration,
     /// True to report races.
     pub races: bool,
     /// True to report reads of what was never written.
@@ -65,6 +70,7 @@ impl Settings {
                 None => (9, 0),
             },
             seed: parsed(&variable, "TUTTI_EMULATED_GPU_SEED")?,
+            patience: Duration::from_millis(parsed(&variable, "TUTTI_EMULATED_GPU_PATIENCE")?.unwrap_or(5)),
             races,
             uninitialised,
             threads: parsed(&variable, "TUTTI_EMULATED_GPU_THREADS")?.unwrap_or(0),

@@ -2,6 +2,11 @@ use std::sync::mpsc;
 
 use super::*;
 
+/// A queue with a seed and a short patience, or without.
+fn start(seed: Option<u64>) -> Arc<Queue> {
+    Queue::start(seed.map(|seed| Order { seed, patience: Duration::from_millis(5) }))
+}
+
 /// Work that sends a number.
 fn tell(sender: &mpsc::Sender<u32>, number: u32) -> Entry {
     let sender = sender.clone();
@@ -13,7 +18,7 @@ fn tell(sender: &mpsc::Sender<u32>, number: u32) -> Entry {
 
 /// Order in which three streams of three entries each run, with numbers `10 * stream + entry`.
 fn order(seed: Option<u64>) -> Vec<u32> {
-    let queue = Queue::start(seed);
+    let queue = start(seed);
     let (sender, receiver) = mpsc::channel();
     let lines: Vec<u64> = (0..3).map(|_| queue.open(StreamKind::NonBlocking)).collect();
     let gate = hold(&queue);
@@ -60,7 +65,7 @@ fn a_seed_shuffles_streams_and_keeps_the_order_inside_each() {
 #[test]
 fn a_wait_holds_a_stream_until_the_event_of_another_is_past() {
     for seed in [None, Some(1), Some(2), Some(3)] {
-        let queue = Queue::start(seed);
+        let queue = start(seed);
         let (sender, receiver) = mpsc::channel();
         let (first, second) = (queue.open(StreamKind::NonBlocking), queue.open(StreamKind::NonBlocking));
         let point = Arc::new(Point::default());
@@ -78,7 +83,7 @@ fn a_wait_holds_a_stream_until_the_event_of_another_is_past() {
 #[test]
 fn the_legacy_stream_is_ordered_with_blocking_streams_alone() {
     for seed in 0..8 {
-        let queue = Queue::start(Some(seed));
+        let queue = start(Some(seed));
         let (sender, receiver) = mpsc::channel();
         let blocking = queue.open(StreamKind::Blocking);
         queue.submit(blocking, tell(&sender, 1)).unwrap();
@@ -92,7 +97,7 @@ fn the_legacy_stream_is_ordered_with_blocking_streams_alone() {
 
 #[test]
 fn seeded_work_goes_on_without_a_waiting_host() {
-    let queue = Queue::start(Some(5));
+    let queue = start(Some(5));
     let (sender, receiver) = mpsc::channel();
     queue.submit(LEGACY, tell(&sender, 1)).unwrap();
     assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(1));
@@ -101,7 +106,7 @@ fn seeded_work_goes_on_without_a_waiting_host() {
 
 #[test]
 fn an_error_is_sticky_and_drops_what_has_not_run() {
-    let queue = Queue::start(None);
+    let queue = start(None);
     let (sender, receiver) = mpsc::channel();
     let (gate, point) = (hold(&queue), Arc::new(Point::default()));
     queue.submit(LEGACY, Entry::Run(Box::new(|| Err(Error::ILLEGAL_ADDRESS)))).unwrap();
@@ -118,7 +123,7 @@ fn an_error_is_sticky_and_drops_what_has_not_run() {
 
 #[test]
 fn blocking_work_of_one_stream_leaves_the_others_running() {
-    let queue = Queue::start(None);
+    let queue = start(None);
     let (sender, receiver) = mpsc::channel();
     let (collective, compute) = (queue.open(StreamKind::NonBlocking), queue.open(StreamKind::NonBlocking));
     let (release, released) = mpsc::channel::<()>();
@@ -139,7 +144,7 @@ fn blocking_work_of_one_stream_leaves_the_others_running() {
 
 #[test]
 fn a_hung_device_finishes_nothing() {
-    let queue = Queue::start(None);
+    let queue = start(None);
     let line = queue.open(StreamKind::NonBlocking);
     queue.submit(LEGACY, Entry::Hang).unwrap();
     let (sender, receiver) = mpsc::channel();
@@ -148,4 +153,16 @@ fn a_hung_device_finishes_nothing() {
     queue.shut();
     drop(sender);
     assert_eq!(receiver.recv(), Err(mpsc::RecvError));
+}
+
+#[test]
+fn seeded_work_is_late_while_no_host_waits() {
+    let queue = Queue::start(Some(Order { seed: 1, patience: Duration::from_secs(3600) }));
+    let (late, point) = (queue.open(StreamKind::NonBlocking), Arc::new(Point::default()));
+    queue.submit(late, Entry::Record(point.clone())).unwrap();
+    assert_eq!(queue.is_idle(late), Ok(false));
+    assert!(!point.is_past());
+    queue.wait_for_line(late).unwrap();
+    assert!(point.is_past());
+    queue.shut();
 }
