@@ -14,7 +14,7 @@ pub fn launch(
     parameters: &[u8],
     memory: &DeviceMemory,
     checks: &Checks,
-) -> Result<(), Fault> {
+) -> Result<(), Box<Fault>> {
     let _ = (module, grid, parameters, memory, checks);
-    Err(Fault::of_launch(FaultKind::Unsupported, &kernel.name, "no emulator yet".to_owned()))
+    Err(Box::new(Fault::of_launch(FaultKind::Unsupported, &kernel.name, "no emulator yet".to_owned())))
 }

@@ -11,7 +11,7 @@
 //! Approximate instructions (`ex2.approx` and its like) are within the error that PTX states, but not equal to any
 //! silicon's bits. Weak memory orders, timing and occupancy do not show here.
 
-#![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
+#![allow(dead_code)]
 
 mod fault;
 mod grid;

@@ -260,7 +260,9 @@ impl DeviceMemory {
     pub fn copy_in(&self, address: u64, source: &[u8]) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, source.len() as u64)?;
         // SAFETY: the range was checked; the host's slice is no device memory.
-        unsafe { allocation.host.add(offset as usize).copy_from_nonoverlapping(source.as_ptr(), source.len()) };
+        unsafe {
+            allocation.host.add(offset as usize).copy_from_nonoverlapping(source.as_ptr(), source.len())
+        };
         allocation.mark_written(offset, source.len() as u64);
         Ok(())
     }
@@ -273,7 +275,9 @@ impl DeviceMemory {
     pub fn copy_out(&self, address: u64, target: &mut [u8]) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, target.len() as u64)?;
         // SAFETY: as in `copy_in`.
-        unsafe { allocation.host.add(offset as usize).copy_to_nonoverlapping(target.as_mut_ptr(), target.len()) };
+        unsafe {
+            allocation.host.add(offset as usize).copy_to_nonoverlapping(target.as_mut_ptr(), target.len())
+        };
         Ok(())
     }
 
@@ -308,7 +312,9 @@ impl DeviceMemory {
         for at in (0..bytes).step_by(pattern.len()) {
             let n = pattern.len().min((bytes - at) as usize);
             // SAFETY: the range was checked, and `at + n` is at most `bytes`.
-            unsafe { allocation.host.add((offset + at) as usize).copy_from_nonoverlapping(pattern.as_ptr(), n) };
+            unsafe {
+                allocation.host.add((offset + at) as usize).copy_from_nonoverlapping(pattern.as_ptr(), n)
+            };
         }
         allocation.mark_written(offset, bytes);
         Ok(())
@@ -361,7 +367,8 @@ impl DeviceMemory {
         let allocation = &table.live[index];
         let offset = address - allocation.base;
         if bytes > allocation.bytes - offset {
-            let what = format!("they run past an allocation of {} bytes, from byte {offset}", allocation.bytes);
+            let what =
+                format!("they run past an allocation of {} bytes, from byte {offset}", allocation.bytes);
             return Err(bad_address(&table, address, bytes, &what));
         }
         Ok((allocation.clone(), offset))
