@@ -23,11 +23,11 @@ extern "C" __global__ void copy_word(unsigned* to, const unsigned* from) {
     *to = *from;
 }
 
-extern "C" __global__ void mixed(char a, double b, short c, unsigned long long d, double* out) {
-    out[0] = a;
-    out[1] = b;
-    out[2] = c;
-    out[3] = (double)d;
+extern "C" __global__ void mixed(char a, float b, short c, unsigned long long d, unsigned long long* out) {
+    out[0] = (unsigned char)a;
+    out[1] = __float_as_uint(b);
+    out[2] = (unsigned short)c;
+    out[3] = d;
 }
 
 extern "C" __global__ void reverse(float* x, int n) {
