@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use tutti_emulated_exports::{Driver, WorkKind};
+use tutti_emulated_exports::{Driver, Stream, WorkKind};
 
 use crate::objects::{Description, Layout, Preference};
 use crate::problem::{Algorithm, Problem};
@@ -266,12 +266,12 @@ pub unsafe extern "C" fn cublasLtMatmul(
         let algorithm = algorithm.unwrap_or_else(|| Algorithm::new(&problem, &preference));
         algorithm.check(&problem, addresses, workspace)?;
         let workspace = (workspace.0, algorithm.workspace_bytes);
-        submit(Call { problem, alpha, beta, addresses, workspace }, stream)
+        submit(Call { problem, alpha, beta, addresses, workspace }, Stream(stream))
     }))
 }
 
 /// Puts a call into a stream. Addresses that no allocation holds are refused at once.
-fn submit(call: Call, stream: *mut c_void) -> Result<(), Status> {
+fn submit(call: Call, stream: Stream) -> Result<(), Status> {
     let driver = Driver::open().ok_or(Status::NOT_INITIALIZED)?;
     let of = driver.describe(stream).map_err(|_| Status::INVALID_VALUE)?;
     let [a, b, c, d] = call.addresses;

@@ -40,6 +40,13 @@ pub struct DriverTable {
     pub never_joins: unsafe extern "C" fn(device: u32, name: *const c_char) -> bool,
 }
 
+/// Handle of a stream, a number that the driver looks up; null names the current context's default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub *mut c_void);
+
+// SAFETY: the handle is a number.
+unsafe impl Send for Stream {}
+
 /// Context of a stream.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,15 +109,15 @@ impl Driver {
         *TABLE.get_or_init(find)
     }
 
-    /// The context of a stream; null names the current context's default stream.
+    /// The context of a stream.
     ///
     /// # Errors
     ///
     /// The driver's error for a wrong stream or a missing context.
-    pub fn describe(&self, stream: *mut c_void) -> Result<StreamContext, DriverError> {
+    pub fn describe(&self, stream: Stream) -> Result<StreamContext, DriverError> {
         let mut of = StreamContext { context: std::ptr::null_mut(), device: 0, ordinal: 0 };
         // SAFETY: `of` is good for a write.
-        result(unsafe { (self.0.describe)(stream, &raw mut of) })?;
+        result(unsafe { (self.0.describe)(stream.0, &raw mut of) })?;
         Ok(of)
     }
 
@@ -119,10 +126,10 @@ impl Driver {
     /// # Errors
     ///
     /// The context's sticky error, or the error of a wrong stream. The work is dropped then.
-    pub fn submit(&self, stream: *mut c_void, kind: WorkKind, work: Work) -> Result<(), DriverError> {
+    pub fn submit(&self, stream: Stream, kind: WorkKind, work: Work) -> Result<(), DriverError> {
         let state = Box::into_raw(Box::new(work));
         // SAFETY: `call` takes the state back, once.
-        result(unsafe { (self.0.submit)(stream, kind == WorkKind::Blocking, call, state.cast()) })
+        result(unsafe { (self.0.submit)(stream.0, kind == WorkKind::Blocking, call, state.cast()) })
     }
 
     /// True if a range lies in one allocation of a context.

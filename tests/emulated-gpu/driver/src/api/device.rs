@@ -91,7 +91,7 @@ fn identity(device: i32) -> Outcome<[u8; 16]> {
 fn read_attribute(settings: &Settings, ordinal: usize, attribute: i32) -> Outcome<i32> {
     Ok(match attribute {
         // Threads per block: in all, and in each direction.
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         // Blocks in each direction.
         5 => i32::MAX,
