@@ -116,7 +116,8 @@ fn whole_in_one_step(launch: &GraphLaunch, model: ServedModel<'_>) -> Result<(),
     Err(Error::invalid("prompt", message))
 }
 
-/// Reads a graph that runs only encoders: each media item becomes a [`Segment`], and nothing is sampled.
+/// Reads a graph that runs only encoders: each call of an encoder becomes a [`Segment`], which is never
+/// cut, and nothing is sampled.
 fn encoding(
     key: GraphKey,
     message: pb::LaunchGraph,
@@ -129,7 +130,7 @@ fn encoding(
     secret("send_to", &send_to.secret)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let encodings = media::encodings(spec.media, &message.walks, model)?;
-    let segment = |item: &media::Encoding| Segment { walk: item.walk, tokens: item.rows.len() };
+    let segment = |call: &media::Encoding| Segment { walk: call.walk, tokens: call.rows.len() };
     let launch = GraphLaunch {
         key,
         role: GraphRole::Encode,

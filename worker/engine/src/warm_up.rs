@@ -15,7 +15,7 @@ pub(crate) fn run(
     page_tokens: usize,
 ) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
-        match model.encode(input.walk, &vec![0; input.bytes_per_token as usize], &mut Vec::new()) {
+        match model.encode(input.walk, &[&vec![0; input.bytes_per_token as usize]], &mut Vec::new()) {
             // The model lacks this encoder, because another worker holds the encoder.
             Err(DeviceError::Misuse(_)) => {}
             encoded => encoded?,

@@ -160,10 +160,12 @@ pub trait Model: Send {
         true
     }
 
-    /// Runs the encoder of `walk` over `data`, one item of media, and appends the embeddings of the item's tokens to
-    /// `out`: `[tokens, width]`. Waits for the device. In a TP group only the leader encodes.
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let _ = (data, out);
+    /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to `out`,
+    /// item by item: `[tokens, width]`. `items` are one item, or all items of a request if the declaration says that they
+    /// are [encoded together](tutti_proto::declaration::MediaInput::encoded_together). Waits for the device. In a TP
+    /// group only the leader encodes.
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let _ = (items, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
