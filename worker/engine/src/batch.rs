@@ -11,7 +11,7 @@ use tutti_scheduler::{Row, Terminality};
 use crate::sequence::Sequence;
 
 /// Input buffers of forward passes (forwards), sized for the largest forward and refilled for each forward.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Batch {
     max_tokens: usize,
     row_tokens: usize,
@@ -101,7 +101,6 @@ impl Batch {
             token_ids: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
             logit_rows: Vec::with_capacity(max_tokens),
-            ..Self::default()
         }
     }
 
