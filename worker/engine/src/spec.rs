@@ -147,7 +147,7 @@ fn encoding(
         known_elsewhere: 0,
         prompt: Arc::default(),
         output: Vec::new(),
-        sampling: NO_SAMPLING,
+        sampling: SamplingParams::GREEDY,
         logprobs: None,
         prompt_logprobs: None,
         scores_reported: 0,
@@ -156,19 +156,6 @@ fn encoding(
     };
     Ok((launch, sequence))
 }
-
-/// Placeholder for graphs that sample nothing.
-const NO_SAMPLING: SamplingParams = SamplingParams {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    logit_bias: Vec::new(),
-    seed: 0,
-};
 
 /// Checks the secret that allows a sender to write to a request's reserved pages.
 fn secret(field: &str, secret: &[u8]) -> Result<(), Error> {

@@ -44,17 +44,7 @@ pub(crate) fn run(
         logit_rows: &[tokens - 1],
     };
     model.forward(&inputs, &[])?;
-    let params = SamplingParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: vec![],
-        seed: 0,
-    };
+    let params = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
     let row = SampleRow {
         params: &params,
         prompt: &token_ids,

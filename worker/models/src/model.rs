@@ -114,9 +114,9 @@ pub trait Model: Send {
     /// rank's share. The model of a TP group's leader takes whole pages and hands each rank its share.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
-    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane, in
-    /// the order of [`Model::page_layout`]. As with pages, a rank appends its share and the leader of a TP group the whole
-    /// state. Appends nothing in a model without slot planes.
+    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane,
+    /// in the order of [`Model::page_layout`]. As with pages, a rank appends its share and the leader of a TP group the
+    /// whole state. Appends nothing in a model without slot planes.
     fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
         let _ = out;
         match self.declaration().has_slots() {

@@ -29,17 +29,7 @@ fn sim(settings: &SimSettings) -> Box<dyn Model> {
 }
 
 fn params(temperature: f32, seed: u64) -> SamplingParams {
-    SamplingParams {
-        temperature,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: vec![],
-        seed,
-    }
+    SamplingParams { temperature, seed, ..SamplingParams::GREEDY }
 }
 
 fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), DeviceError> {
