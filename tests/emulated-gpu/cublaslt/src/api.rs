@@ -138,7 +138,11 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutSetAttribute(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cublasLtMatmulDescCreate(description: *mut *mut Description, compute: i32, scale: i32) -> i32 {
+pub unsafe extern "C" fn cublasLtMatmulDescCreate(
+    description: *mut *mut Description,
+    compute: i32,
+    scale: i32,
+) -> i32 {
     // SAFETY: the program's pointer.
     unsafe { create(description, Description::new(compute, scale)) }
 }
@@ -259,7 +263,12 @@ pub unsafe extern "C" fn cublasLtMatmul(
     let workspace = (workspace.addr() as u64, workspace_bytes as u64);
     // SAFETY: the program's objects and factors, which the call reads before it returns.
     let (problem, alpha, beta, algorithm) = unsafe {
-        (problem(description, [a_layout, b_layout, c_layout, d_layout]), *alpha, *beta, algorithm.as_ref().copied())
+        (
+            problem(description, [a_layout, b_layout, c_layout, d_layout]),
+            *alpha,
+            *beta,
+            algorithm.as_ref().copied(),
+        )
     };
     code(problem.and_then(|problem| {
         let preference = Preference { workspace_bytes: workspace.1, ..Preference::new() };

@@ -81,7 +81,10 @@ impl Matrix {
 
     /// Elements from the first to behind the last, of all matrices of the batch.
     pub fn extent(&self, batch: usize) -> usize {
-        (batch - 1) * self.batch_stride + (self.rows - 1) * self.row_stride + (self.columns - 1) * self.column_stride + 1
+        (batch - 1) * self.batch_stride
+            + (self.rows - 1) * self.row_stride
+            + (self.columns - 1) * self.column_stride
+            + 1
     }
 }
 
@@ -121,7 +124,8 @@ impl Problem {
     /// `INVALID_VALUE` for sizes that do not fit each other, `NOT_SUPPORTED` for what has no kernel.
     pub fn new(description: &Description, layouts: Layouts) -> Result<Problem, Status> {
         let known = [COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32].contains(&description.compute);
-        if !known || description.scale != 0 || description.pointer_mode != 0 || description.operations[2] != 0 {
+        if !known || description.scale != 0 || description.pointer_mode != 0 || description.operations[2] != 0
+        {
             return Err(Status::NOT_SUPPORTED);
         }
         let [a, b, c, d] = layouts.map(Matrix::of);
@@ -221,10 +225,13 @@ impl Algorithm {
     pub fn check(&self, problem: &Problem, addresses: [u64; 4], workspace: (u64, u64)) -> Result<(), Status> {
         let (address, bytes) = workspace;
         let needed = self.workspace_bytes;
-        if self.magic != MAGIC || needed > 0 && (bytes < needed || address == 0 || !address.is_multiple_of(16)) {
+        if self.magic != MAGIC
+            || needed > 0 && (bytes < needed || address == 0 || !address.is_multiple_of(16))
+        {
             return Err(Status::INVALID_VALUE);
         }
-        let aligned = addresses.iter().zip(self.alignment).all(|(a, alignment)| a.is_multiple_of(u64::from(alignment)));
+        let aligned =
+            addresses.iter().zip(self.alignment).all(|(a, alignment)| a.is_multiple_of(u64::from(alignment)));
         if self.form != form(problem) || !aligned {
             return Err(Status::NOT_SUPPORTED);
         }

@@ -91,11 +91,19 @@ impl Operands {
     }
 
     /// Elements that are neighbours in memory, from element `start`.
-    fn line(&self, matrix: &Matrix, address: u64, start: usize, line: &mut [f32], by: &CStr) -> Result<(), DriverError> {
+    fn line(
+        &self,
+        matrix: &Matrix,
+        address: u64,
+        start: usize,
+        line: &mut [f32],
+        by: &CStr,
+    ) -> Result<(), DriverError> {
         let size = matrix.kind.bytes();
         // SAFETY: the slice ends with this function, and nothing else of the device runs.
-        let bytes =
-            unsafe { self.driver.readable(self.of, address + start as u64 * size, line.len() as u64 * size, by) }?;
+        let bytes = unsafe {
+            self.driver.readable(self.of, address + start as u64 * size, line.len() as u64 * size, by)
+        }?;
         decode(matrix.kind, bytes, line);
         Ok(())
     }

@@ -86,7 +86,11 @@ impl Context {
     /// # Errors
     ///
     /// The sticky error, or `INVALID_HANDLE` for a closed stream.
-    pub fn submit(self: &Arc<Self>, line: u64, work: impl FnOnce(&Context) -> Outcome + Send + 'static) -> Outcome {
+    pub fn submit(
+        self: &Arc<Self>,
+        line: u64,
+        work: impl FnOnce(&Context) -> Outcome + Send + 'static,
+    ) -> Outcome {
         let context = self.clone();
         self.queue.submit(line, Entry::Run(Box::new(move || work(&context))))
     }
@@ -96,7 +100,11 @@ impl Context {
     /// # Errors
     ///
     /// As for [`Context::submit`], and the error of work that ran before.
-    pub fn run(self: &Arc<Self>, line: u64, work: impl FnOnce(&Context) -> Outcome + Send + 'static) -> Outcome {
+    pub fn run(
+        self: &Arc<Self>,
+        line: u64,
+        work: impl FnOnce(&Context) -> Outcome + Send + 'static,
+    ) -> Outcome {
         self.submit(line, work)?;
         let point = Arc::new(Point::default());
         self.queue.submit(line, Entry::Record(point.clone()))?;

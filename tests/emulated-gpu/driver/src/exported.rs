@@ -84,7 +84,8 @@ extern "C" fn readable(context: *mut c_void, address: u64, bytes: u64, by: *cons
     let Ok(context) = state::context(context) else { return std::ptr::null() };
     let memory = &context.memory.device;
     let range = memory.host_pointer(address, bytes).and_then(|start| {
-        let unwritten = if context.settings.uninitialised { memory.first_unwritten(address, bytes)? } else { None };
+        let unwritten =
+            if context.settings.uninitialised { memory.first_unwritten(address, bytes)? } else { None };
         Ok((start, unwritten))
     });
     match range {
@@ -103,7 +104,10 @@ extern "C" fn readable(context: *mut c_void, address: u64, bytes: u64, by: *cons
 extern "C" fn writable(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *mut u8 {
     let Ok(context) = state::context(context) else { return std::ptr::null_mut() };
     let memory = &context.memory.device;
-    match memory.host_pointer(address, bytes).and_then(|start| memory.mark_written(address, bytes).map(|()| start)) {
+    match memory
+        .host_pointer(address, bytes)
+        .and_then(|start| memory.mark_written(address, bytes).map(|()| start))
+    {
         Ok(start) => start,
         Err(error) => {
             illegal(&name(by), context.device, &error);

@@ -82,10 +82,13 @@ impl Rule {
             Some("never-joins") => FaultKind::NeverJoins,
             other => return Err(format!("unknown fault {:?} in {text:?}", other.unwrap_or_default())),
         };
-        let mut rule = Rule { kind, kernel: None, device: None, at: None, when: None, seen: AtomicU64::new(0) };
+        let mut rule =
+            Rule { kind, kernel: None, device: None, at: None, when: None, seen: AtomicU64::new(0) };
         for word in words {
-            let (key, value) = word.split_once('=').ok_or_else(|| format!("no value for {word:?} in {text:?}"))?;
-            let number = || value.parse::<u64>().map_err(|_| format!("no number for {key}: {value:?} in {text:?}"));
+            let (key, value) =
+                word.split_once('=').ok_or_else(|| format!("no value for {word:?} in {text:?}"))?;
+            let number =
+                || value.parse::<u64>().map_err(|_| format!("no number for {key}: {value:?} in {text:?}"));
             match key {
                 "kernel" => rule.kernel = Some(value.to_owned()),
                 "device" => rule.device = Some(number()? as usize),

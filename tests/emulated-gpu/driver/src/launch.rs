@@ -28,7 +28,13 @@ const BUFFER_SIZE: usize = 2;
 ///
 /// `INVALID_VALUE` for a grid, threads or shared memory beyond the limits of device and function,
 /// `LAUNCH_OUT_OF_RESOURCES` on demand, `INVALID_HANDLE` for a function of another context, and the sticky error.
-pub fn submit(context: &Arc<Context>, line: u64, function: Arc<Function>, grid: Grid, parameters: Vec<u8>) -> Outcome {
+pub fn submit(
+    context: &Arc<Context>,
+    line: u64,
+    function: Arc<Function>,
+    grid: Grid,
+    parameters: Vec<u8>,
+) -> Outcome {
     context.queue.check()?;
     if !Arc::ptr_eq(&function.module.context, context) {
         return Err(Error::INVALID_HANDLE);
@@ -69,10 +75,12 @@ fn run(context: &Context, function: &Function, grid: &Grid, parameters: &[u8]) -
         threads: settings.threads,
     };
     let kernel = function.kernel()?;
-    launch(&function.module.module, kernel, grid, parameters, &context.memory.device, &checks).map_err(|fault| {
-        report(context.device, &fault.to_string());
-        error(fault.kind)
-    })
+    launch(&function.module.module, kernel, grid, parameters, &context.memory.device, &checks).map_err(
+        |fault| {
+            report(context.device, &fault.to_string());
+            error(fault.kind)
+        },
+    )
 }
 
 /// The error that silicon gives for a fault; what silicon lets pass ends as a failed launch.
@@ -97,7 +105,11 @@ fn error(fault: KernelFault) -> Error {
 ///
 /// `arguments` is null or holds a pointer to each argument, of the size that the kernel declares; `extra` is null or a
 /// list that `END` ends.
-pub unsafe fn parameters(kernel: &Kernel, arguments: *mut *mut c_void, extra: *mut *mut c_void) -> Outcome<Vec<u8>> {
+pub unsafe fn parameters(
+    kernel: &Kernel,
+    arguments: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Outcome<Vec<u8>> {
     let mut block = vec![0; kernel.parameter_bytes() as usize];
     if !extra.is_null() {
         // SAFETY: as the caller promises.

@@ -120,7 +120,10 @@ fn check_target(context: &Context, ptx: &str) -> Outcome {
         _ => wanted <= own,
     });
     if !fits {
-        report(context.device, &format!("PTX for {target} does not run on a device of capability {major}.{minor}"));
+        report(
+            context.device,
+            &format!("PTX for {target} does not run on a device of capability {major}.{minor}"),
+        );
         return Err(Error::INVALID_PTX);
     }
     Ok(())
@@ -142,8 +145,11 @@ pub fn function(module: &Arc<LoadedModule>, name: &CStr) -> Outcome<*mut c_void>
     if let Some((_, handle)) = functions.iter().find(|(known, _)| known == text) {
         return Ok(std::ptr::without_provenance_mut(*handle));
     }
-    let function =
-        Function { module: module.clone(), name: name.to_owned(), dynamic_shared_bytes: AtomicU32::new(u32::MAX) };
+    let function = Function {
+        module: module.clone(),
+        name: name.to_owned(),
+        dynamic_shared_bytes: AtomicU32::new(u32::MAX),
+    };
     let handle = FUNCTIONS.insert(Arc::new(function));
     functions.push((text.to_owned(), handle.addr()));
     Ok(handle)

@@ -21,6 +21,7 @@ pub const RESERVED_SHARED_BYTES: u32 = 1 << 10;
 /// Blocks of `threads` threads and `dynamic_bytes` bytes of dynamic shared memory that fit at once.
 pub fn blocks(kernel: &Kernel, threads: u32, dynamic_bytes: u32) -> u32 {
     let threads = threads.max(1).next_multiple_of(32);
-    let shared = kernel.static_shared_bytes.saturating_add(dynamic_bytes).saturating_add(RESERVED_SHARED_BYTES);
+    let shared =
+        kernel.static_shared_bytes.saturating_add(dynamic_bytes).saturating_add(RESERVED_SHARED_BYTES);
     (THREADS / threads).min(REGISTERS / (ASSUMED_REGISTERS * threads)).min(SHARED_BYTES / shared).min(BLOCKS)
 }

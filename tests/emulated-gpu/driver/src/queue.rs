@@ -127,7 +127,8 @@ pub struct Queue {
 impl Queue {
     /// An empty queue with its thread.
     pub fn start(order: Option<Order>) -> Arc<Self> {
-        let legacy = Line { kind: StreamKind::Blocking, waiting: VecDeque::new(), running: false, closed: false };
+        let legacy =
+            Line { kind: StreamKind::Blocking, waiting: VecDeque::new(), running: false, closed: false };
         let state = State {
             lines: BTreeMap::from([(LEGACY, legacy)]),
             next_line: LEGACY + 1,
@@ -252,7 +253,9 @@ impl Queue {
                 match state.next() {
                     Next::Start(line, entry) => break (line, entry),
                     Next::Stop => return,
-                    Next::Sleep(None) => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    Next::Sleep(None) => {
+                        state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+                    }
                     Next::Sleep(Some(until)) => {
                         let wait = until.saturating_duration_since(Instant::now());
                         let woken = self.changed.wait_timeout(state, wait);
@@ -311,8 +314,12 @@ impl State {
     }
 
     fn clear(&mut self) -> Vec<Entry> {
-        let entries: Vec<Entry> =
-            self.lines.values_mut().flat_map(|line| line.waiting.drain(..)).map(|waiting| waiting.entry).collect();
+        let entries: Vec<Entry> = self
+            .lines
+            .values_mut()
+            .flat_map(|line| line.waiting.drain(..))
+            .map(|waiting| waiting.entry)
+            .collect();
         for entry in &entries {
             if let Entry::Record(point) = entry {
                 point.reach();
@@ -346,7 +353,8 @@ impl State {
             None => ready.iter().min(),
             Some((random, patience)) => {
                 let late = self.waiting_hosts == 0;
-                let due: Vec<_> = ready.iter().filter(|&&(.., time)| !late || time + *patience <= now).collect();
+                let due: Vec<_> =
+                    ready.iter().filter(|&&(.., time)| !late || time + *patience <= now).collect();
                 if due.is_empty() {
                     return Next::Sleep(ready.iter().map(|&(.., time)| time + *patience).min());
                 }
@@ -372,7 +380,8 @@ impl State {
             return false;
         }
         // True if the other line has nothing from before this entry.
-        let behind = |other: &Line| !other.running && other.waiting.front().is_none_or(|o| o.number > head.number);
+        let behind =
+            |other: &Line| !other.running && other.waiting.front().is_none_or(|o| o.number > head.number);
         match name {
             LEGACY => self
                 .lines

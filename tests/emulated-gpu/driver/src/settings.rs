@@ -49,7 +49,9 @@ impl Settings {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let count: usize = parsed(&variable, "TUTTI_EMULATED_GPUS")?.unwrap_or(1);
         let (mut races, mut uninitialised) = (false, false);
-        for check in variable("TUTTI_EMULATED_GPU_CHECKS").unwrap_or_default().split(',').filter(|c| !c.is_empty()) {
+        for check in
+            variable("TUTTI_EMULATED_GPU_CHECKS").unwrap_or_default().split(',').filter(|c| !c.is_empty())
+        {
             match check.trim() {
                 "races" => races = true,
                 "uninitialised" => uninitialised = true,
@@ -61,12 +63,15 @@ impl Settings {
         Ok(Settings {
             devices: visible(count, variable("CUDA_VISIBLE_DEVICES").as_deref()),
             memory_bytes: match variable("TUTTI_EMULATED_GPU_MEMORY") {
-                Some(text) => bytes(&text).ok_or_else(|| format!("TUTTI_EMULATED_GPU_MEMORY: no size: {text:?}"))?,
+                Some(text) => {
+                    bytes(&text).ok_or_else(|| format!("TUTTI_EMULATED_GPU_MEMORY: no size: {text:?}"))?
+                }
                 None => 2 << 30,
             },
             capability: match variable("TUTTI_EMULATED_GPU_CAPABILITY") {
-                Some(text) => capability(&text)
-                    .ok_or_else(|| format!("TUTTI_EMULATED_GPU_CAPABILITY: no capability like 9.0: {text:?}"))?,
+                Some(text) => capability(&text).ok_or_else(|| {
+                    format!("TUTTI_EMULATED_GPU_CAPABILITY: no capability like 9.0: {text:?}")
+                })?,
                 None => (9, 0),
             },
             seed: parsed(&variable, "TUTTI_EMULATED_GPU_SEED")?,
@@ -80,7 +85,10 @@ impl Settings {
     }
 }
 
-fn parsed<T: std::str::FromStr>(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<T>, String> {
+fn parsed<T: std::str::FromStr>(
+    variable: &impl Fn(&str) -> Option<String>,
+    name: &str,
+) -> Result<Option<T>, String> {
     let Some(text) = variable(name) else { return Ok(None) };
     text.trim().parse().map(Some).map_err(|_| format!("{name}: no number: {text:?}"))
 }

@@ -105,7 +105,8 @@ pub fn contexts() -> Vec<Arc<Context>> {
 ///
 /// `INVALID_CONTEXT` if it is gone or never was.
 pub fn context(handle: *mut c_void) -> Outcome<Arc<Context>> {
-    let found = primary().iter().find(|(_, context, _)| context.handle == handle.addr()).map(|(_, c, _)| c.clone());
+    let found =
+        primary().iter().find(|(_, context, _)| context.handle == handle.addr()).map(|(_, c, _)| c.clone());
     found.ok_or(Error::INVALID_CONTEXT)
 }
 

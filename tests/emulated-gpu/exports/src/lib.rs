@@ -25,17 +25,21 @@ pub struct DriverTable {
     /// Stores context handle, device index among all devices and ordinal of a stream (null: of the current context).
     pub describe: unsafe extern "C" fn(stream: *mut c_void, of: *mut StreamContext) -> c_int,
     /// Puts work into a stream. `blocking` work may wait for other processes. On an error the work is dropped.
-    pub submit: unsafe extern "C" fn(stream: *mut c_void, blocking: bool, work: RawWork, state: *mut c_void) -> c_int,
+    pub submit:
+        unsafe extern "C" fn(stream: *mut c_void, blocking: bool, work: RawWork, state: *mut c_void) -> c_int,
     /// Returns true if a range lies in one allocation of a context.
     pub holds: extern "C" fn(context: *mut c_void, address: u64, bytes: u64) -> bool,
     /// Returns the host address of a range that unblocking work is about to read, or null after a report.
-    pub readable: extern "C" fn(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *const u8,
+    pub readable:
+        extern "C" fn(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *const u8,
     /// Returns the host address of a range that unblocking work writes in full, or null after a report.
     pub writable: extern "C" fn(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *mut u8,
     /// Copies device memory out, for blocking work.
-    pub copy_out: unsafe extern "C" fn(context: *mut c_void, target: *mut u8, source: u64, bytes: u64) -> c_int,
+    pub copy_out:
+        unsafe extern "C" fn(context: *mut c_void, target: *mut u8, source: u64, bytes: u64) -> c_int,
     /// Copies into device memory, for blocking work.
-    pub copy_in: unsafe extern "C" fn(context: *mut c_void, target: u64, source: *const u8, bytes: u64) -> c_int,
+    pub copy_in:
+        unsafe extern "C" fn(context: *mut c_void, target: u64, source: *const u8, bytes: u64) -> c_int,
     /// Returns true if the call `name` of a device is never to be joined (a fault on demand).
     pub never_joins: unsafe extern "C" fn(device: u32, name: *const c_char) -> bool,
 }

@@ -102,7 +102,9 @@ impl Gpus {
     fn start(&self, test: &str, rank: usize, folder: &Path) -> Child {
         let executable = std::env::current_exe().unwrap_or_default();
         let mut path = folder.as_os_str().to_owned();
-        for more in [nvrtc().map(PathBuf::into_os_string), std::env::var_os("LD_LIBRARY_PATH")].into_iter().flatten() {
+        for more in
+            [nvrtc().map(PathBuf::into_os_string), std::env::var_os("LD_LIBRARY_PATH")].into_iter().flatten()
+        {
             path.push(":");
             path.push(more);
         }

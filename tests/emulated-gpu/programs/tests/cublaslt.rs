@@ -108,13 +108,26 @@ fn pointer(address: u64) -> *const c_void {
 }
 
 /// Sets an attribute of a description.
-fn set<T>(description: lt_sys::cublasLtMatmulDesc_t, attribute: Attribute, value: &T) -> Result<(), lt::CublasError> {
+fn set<T>(
+    description: lt_sys::cublasLtMatmulDesc_t,
+    attribute: Attribute,
+    value: &T,
+) -> Result<(), lt::CublasError> {
     // SAFETY: the description lives, and the value has its size.
-    unsafe { lt::set_matmul_desc_attribute(description, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+    unsafe {
+        lt::set_matmul_desc_attribute(
+            description,
+            attribute,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>(),
+        )
+    }
 }
 
 fn layout(kind: Type, stored: Stored, batch: usize) -> lt_sys::cublasLtMatrixLayout_t {
-    let made = lt::create_matrix_layout(kind, stored.rows as u64, stored.columns as u64, stored.leading as i64).unwrap();
+    let made =
+        lt::create_matrix_layout(kind, stored.rows as u64, stored.columns as u64, stored.leading as i64)
+            .unwrap();
     let set = |attribute, value: *const c_void, bytes| {
         // SAFETY: the layout lives, and the value has its size.
         unsafe { lt::set_matrix_layout_attribute(made, attribute, value, bytes) }.unwrap();
@@ -135,7 +148,9 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
     let d = Stored::new(&product, m, n, false);
     let (a_values, b_values) = (numbers(a.elements() * batch, 1), numbers(b.elements() * batch, 2));
     let (d_values, bias_values) = (numbers(d.elements() * batch, 3), numbers(m, 4));
-    let to_device = |values: &[f32]| device.stream.clone_htod(&values.iter().map(|x| T::of(*x)).collect::<Vec<T>>()).unwrap();
+    let to_device = |values: &[f32]| {
+        device.stream.clone_htod(&values.iter().map(|x| T::of(*x)).collect::<Vec<T>>()).unwrap()
+    };
     let result_to_device = |values: &[f32]| {
         device.stream.clone_htod(&values.iter().map(|x| R::of(*x)).collect::<Vec<R>>()).unwrap()
     };
@@ -158,7 +173,13 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
     // SAFETY: objects of the library; the operands are as long as their layouts say.
     unsafe {
         let found = lt::get_matmul_algo_heuristic(
-            handle, description, a_layout, b_layout, d_layout, d_layout, preference,
+            handle,
+            description,
+            a_layout,
+            b_layout,
+            d_layout,
+            d_layout,
+            preference,
         );
         let found = found.unwrap();
         lt::matmul(
@@ -214,20 +235,25 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
 
 #[test]
 fn products_equal_plain_sums_in_every_form() {
-    Gpus::new(1).with("TUTTI_EMULATED_GPU_CHECKS", "all").run("products_equal_plain_sums_in_every_form", |_| {
-        let device = Device::open();
-        for transpose in [[false, false], [false, true], [true, false], [true, true]] {
-            for (row_order, gap, batch) in [(false, 0, 1), (false, 3, 1), (true, 0, 1), (true, 2, 3), (false, 1, 2)] {
-                let product = Product { transpose, row_order, gap, batch, ..PLAIN };
-                check::<f32, f32>(&device, product);
-                check::<bf16, bf16>(&device, product);
-                check::<f16, f16>(&device, product);
-                check::<bf16, f32>(&device, product);
-                check::<f16, f32>(&device, product);
-                check::<f32, f32>(&device, Product { alpha: 0.5, beta: 2.0, bias: true, ..product });
+    Gpus::new(1).with("TUTTI_EMULATED_GPU_CHECKS", "all").run(
+        "products_equal_plain_sums_in_every_form",
+        |_| {
+            let device = Device::open();
+            for transpose in [[false, false], [false, true], [true, false], [true, true]] {
+                for (row_order, gap, batch) in
+                    [(false, 0, 1), (false, 3, 1), (true, 0, 1), (true, 2, 3), (false, 1, 2)]
+                {
+                    let product = Product { transpose, row_order, gap, batch, ..PLAIN };
+                    check::<f32, f32>(&device, product);
+                    check::<bf16, bf16>(&device, product);
+                    check::<f16, f16>(&device, product);
+                    check::<bf16, f32>(&device, product);
+                    check::<f16, f32>(&device, product);
+                    check::<f32, f32>(&device, Product { alpha: 0.5, beta: 2.0, bias: true, ..product });
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 #[test]
@@ -282,7 +308,8 @@ fn an_operand_that_is_too_short_is_a_sticky_illegal_address() {
         let handle = lt::create_handle().unwrap();
         let compute = lt_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description = lt::create_matmul_desc(compute, Type::CUDA_R_32F).unwrap();
-        let layout = layout(Type::CUDA_R_32F, Stored { rows: 4, columns: 4, leading: 4, row_order: false }, 1);
+        let layout =
+            layout(Type::CUDA_R_32F, Stored { rows: 4, columns: 4, leading: 4, row_order: false }, 1);
         let call = |a: *const c_void| {
             let (one, zero) = (1.0_f32, 0.0_f32);
             let d = pointer(address(&device, &d));

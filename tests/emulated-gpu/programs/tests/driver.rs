@@ -39,7 +39,8 @@ fn host_and_device_pointers_are_not_confused() {
         // SAFETY: a wrong pointer is refused before it is used.
         unsafe {
             let address = result::malloc_sync(64).unwrap();
-            let as_host = std::slice::from_raw_parts(std::ptr::without_provenance::<u8>(address as usize), 64);
+            let as_host =
+                std::slice::from_raw_parts(std::ptr::without_provenance::<u8>(address as usize), 64);
             let refused = [
                 error(result::memcpy_htod_sync(host.as_ptr() as u64, &host)),
                 error(result::memcpy_htod_sync(address, as_host)),
@@ -53,7 +54,11 @@ fn host_and_device_pointers_are_not_confused() {
             assert_eq!(refused, [CUresult::CUDA_ERROR_INVALID_VALUE; 8]);
             result::memcpy_htod_sync(address, &host).unwrap();
             result::free_sync(address).unwrap();
-            assert_eq!(error(result::free_sync(address)), CUresult::CUDA_ERROR_INVALID_VALUE, "a second free");
+            assert_eq!(
+                error(result::free_sync(address)),
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                "a second free"
+            );
             assert_eq!(error(result::memcpy_htod_sync(address, &host)), CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // A refusal is not sticky.

@@ -63,7 +63,11 @@ fn an_algorithm_serves_what_it_was_asked_for() {
     let algorithm = Algorithm::new(&asked, &preference);
     assert_eq!(algorithm.workspace_bytes, 0);
     assert_eq!(algorithm.check(&asked, [256; 4], (0, 0)), Ok(()));
-    assert_eq!(algorithm.check(&asked, [256, 264, 256, 256], (0, 0)), Err(Status::NOT_SUPPORTED), "alignment");
+    assert_eq!(
+        algorithm.check(&asked, [256, 264, 256, 256], (0, 0)),
+        Err(Status::NOT_SUPPORTED),
+        "alignment"
+    );
     let more_rows = problem(|_, l| (l[1].columns, l[2].columns, l[3].columns) = (9, 9, 9)).unwrap();
     assert_eq!(algorithm.check(&more_rows, [256; 4], (0, 0)), Ok(()));
     let other = problem(|_, l| (l[2].kind, l[3].kind) = (0, 0)).unwrap();

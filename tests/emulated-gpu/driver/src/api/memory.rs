@@ -65,7 +65,13 @@ fn run(
     }
 }
 
-fn to_device(to: (Arc<Context>, u64), target: u64, source: *const c_void, bytes: usize, waits: Waits) -> Outcome {
+fn to_device(
+    to: (Arc<Context>, u64),
+    target: u64,
+    source: *const c_void,
+    bytes: usize,
+    waits: Waits,
+) -> Outcome {
     let (context, line) = to;
     context.queue.check()?;
     if bytes == 0 {
@@ -85,7 +91,13 @@ fn to_device(to: (Arc<Context>, u64), target: u64, source: *const c_void, bytes:
     }
 }
 
-fn to_host(from: (Arc<Context>, u64), target: *mut c_void, source: u64, bytes: usize, waits: Waits) -> Outcome {
+fn to_host(
+    from: (Arc<Context>, u64),
+    target: *mut c_void,
+    source: u64,
+    bytes: usize,
+    waits: Waits,
+) -> Outcome {
     let (context, line) = from;
     context.queue.check()?;
     if bytes == 0 {
