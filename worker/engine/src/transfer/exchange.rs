@@ -6,8 +6,8 @@
 //! planning as well, so no page changes owners between the decision and the copy. In a pause, pages are read only if
 //! they were complete before the step, and written only if they belong to requests that still wait for their pages. The
 //! copies therefore do not disturb the step. Each batch of copies is bounded, so that a decode waits for at most one
-//! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while the
-//! courier has no room, so that a slow receiver does not take steps from other requests.
+//! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while
+//! the courier has no room, so that a slow receiver does not take steps from other requests.
 //!
 //! In a group of ranks, a transfer from or to a group of as many ranks is one of shares: each rank copies its own bytes.
 //! An import then completes once every rank has written every unit.
@@ -300,7 +300,10 @@ impl Exchange {
         }
         let wanted = usize::from(self.slot_bytes > 0);
         if slots != wanted {
-            let planes = &self.slot_planes;
+            let planes = match self.slot_planes.as_str() {
+                "" => "the model has no slot planes",
+                planes => planes,
+            };
             return Err(refused(format!(
                 "{slots} slots are handed over, but {wanted} are wanted ({planes})"
             )));

@@ -1,9 +1,8 @@
 //! Copies of pages and slots between device and host.
 
-use tutti_kernels::{DeviceError, PageId, SlotId};
+use tutti_kernels::DeviceError;
 use tutti_models::{GroupShares, PausedPages, ShareRun, ShareUnits};
 use tutti_proto::cluster::v1 as pb;
-use tutti_scheduler as scheduler;
 
 use super::outgoing::Extent;
 
@@ -78,14 +77,4 @@ impl PageCopies {
 
 fn shares(pages: &mut dyn PausedPages) -> Result<&mut dyn GroupShares, DeviceError> {
     pages.group_shares().ok_or_else(|| DeviceError::Lost("shares are copied without a group".into()))
-}
-
-/// The units of a run on the device.
-pub(super) fn pages_on_device(pages: &[scheduler::PageId]) -> ShareUnits {
-    ShareUnits::Pages(pages.iter().map(|page| PageId(page.0)).collect())
-}
-
-/// The slot of a request on the device.
-pub(super) fn slot_on_device(slot: scheduler::SlotId) -> ShareUnits {
-    ShareUnits::Slot(SlotId(slot.0))
 }

@@ -10,7 +10,7 @@ use crate::transfer::{
     courier::{Cargo, ExportSummary, PageRun},
     incoming::{Received, Source},
     outgoing::{Extent, Outgoing},
-    page_copies::{PageCopies, UnitCopy, pages_on_device, slot_on_device},
+    page_copies::{PageCopies, UnitCopy},
 };
 
 /// Limit on the bytes that one batch copies in each direction inside a step, and the least limit between two steps.
@@ -63,7 +63,7 @@ impl Exchange {
             let count = whole.saturating_sub(outgoing.sent).min(room / bytes).min(in_batch);
             if count > 0 {
                 let (first, extent) = (outgoing.sent, outgoing.extent);
-                let units = pages_on_device(&outgoing.table[first..first + count]);
+                let units = ShareUnits::Pages(outgoing.table[first..first + count].to_vec());
                 let data = Vec::with_capacity(count * bytes);
                 copies.reads.push(UnitCopy { run: ShareRun { key, first, units }, extent, data });
                 outgoing.sent += count;
@@ -85,7 +85,7 @@ impl Exchange {
             if outgoing.first.is_some() && !outgoing.slot_sent && room >= bytes {
                 room -= bytes;
                 outgoing.slot_sent = true;
-                let run = ShareRun { key, first: 0, units: slot_on_device(outgoing.slot) };
+                let run = ShareRun { key, first: 0, units: ShareUnits::Slot(outgoing.slot) };
                 let data = Vec::with_capacity(bytes);
                 copies.reads.push(UnitCopy { run, extent: outgoing.extent, data });
             }
@@ -96,8 +96,8 @@ impl Exchange {
         let Received { key, cargo, first, count, bytes, from } = run;
         let Some(incoming) = self.incoming.get(&key) else { return };
         let units = match (cargo, incoming.pages.get(first..first + count)) {
-            (Cargo::Slot, _) => slot_on_device(incoming.slot),
-            (_, Some(pages)) => pages_on_device(pages),
+            (Cargo::Slot, _) => ShareUnits::Slot(incoming.slot),
+            (_, Some(pages)) => ShareUnits::Pages(pages.to_vec()),
             (_, None) => return,
         };
         let run = ShareRun { key, first, units };
