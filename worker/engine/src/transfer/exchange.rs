@@ -2,7 +2,7 @@
 //! arrive.
 //!
 //! The engine core decides the copies under its lock, between two steps or in a step's [pauses](super::copy_hook). The
-//! device's thread then runs the copies ([`PageCopies`]). Only planning frees pages, and the device's thread does the
+//! device's thread then runs the copies (`PageCopies`). Only planning frees pages, and the device's thread does the
 //! planning as well, so no page changes owners between the decision and the copy. In a pause, pages are read only if
 //! they were complete before the step, and written only if they belong to requests that still wait for their pages. The
 //! copies therefore do not disturb the step. Each batch of copies is bounded, so that a decode waits for at most one
