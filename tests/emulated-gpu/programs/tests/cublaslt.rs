@@ -235,7 +235,7 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
 
 #[test]
 fn products_equal_plain_sums_in_every_form() {
-    Gpus::new(1).with("TUTTI_EMULATED_GPU_CHECKS", "all").run(
+    Gpus::new(1).with("EMULATED_GPU_CHECKS", "all").run(
         "products_equal_plain_sums_in_every_form",
         |_| {
             let device = Device::open();
@@ -258,7 +258,7 @@ fn products_equal_plain_sums_in_every_form() {
 
 #[test]
 fn a_product_runs_in_its_streams_order() {
-    let gpus = Gpus::new(1).with("TUTTI_EMULATED_GPU_SEED", 7);
+    let gpus = Gpus::new(1).with("EMULATED_GPU_SEED", 7);
     gpus.run("a_product_runs_in_its_streams_order", |_| {
         let device = Device::open();
         // The operands' copies and the product are all late; `check` waits for the result alone.
