@@ -2,13 +2,19 @@
 //!
 //! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only the likeliest
 //! token, every rank finds its best token and the leader compares one candidate per rank: the largest logit wins, and
-//! among equal ones the lowest token id, as over a whole row. All other rows are gathered whole at the leader: sums over
-//! the vocabulary (logprobs, draws) have an order of their own, which candidates would not keep, and penalties, biases
-//! and forbidden tokens change logits that are not among the best.
+//! among equal ones the lowest token id, as over a whole row. For rows whose token depends only on their best tokens
+//! ([`Nomination`]: a `top_k` of at most 256, or no temperature), each rank applies bias, forbidden tokens and penalties
+//! to its own logits, the ranks compare their largest logits, and each rank sends its `top_k` best tokens, from which the
+//! leader draws. Both give the token of the whole row. All other rows are gathered whole at the leader. So are rows with
+//! logprobs: a log-sum-exp adds chunks of the vocabulary in a fixed order, and the ranks' shares end inside chunks, so
+//! that sums per rank would give other bits.
 
 use std::ops::Range;
 
-use tutti_kernels::{Argmax, Device, DeviceError, Linear, SampleRow, ScoreRow, collective::GroupRank};
+use tutti_kernels::{
+    Argmax, Device, DeviceError, GatheredRows, Linear, MAX_NOMINATED, Nomination, SampleRow, ScoreRow,
+    collective::GroupRank,
+};
 
 use super::ends::Ends;
 use crate::{
@@ -25,6 +31,12 @@ const TILE_BYTES: usize = 40 << 20;
 const BLOCK: usize = 32;
 /// The largest vocabulary whose token ids are exact as f32, the type in which candidates are gathered.
 const MAX_CANDIDATES: usize = 1 << 24;
+/// Numbers of candidates per row for which there are buffers. A tile takes the smallest that holds all its nominations,
+/// so that few candidates are sent where few are wanted.
+const CANDIDATES: [usize; 3] = [1, 32, MAX_NOMINATED as usize];
+
+/// The row that needs only its likeliest token, among rows of another kind.
+static LIKELIEST: Nomination = Nomination::LIKELIEST;
 
 /// The buffers of one tile. `vocabulary` is this rank's share.
 pub(super) struct Head<D: Device> {
@@ -38,18 +50,61 @@ pub(super) struct Head<D: Device> {
     /// Logits, `[rows, vocabulary]`.
     logits: D::Tensor,
     /// `None` in a group of one rank, or if token ids are not exact as f32.
-    best: Option<D::Tensor>,
-    /// `None` except on the leader of a TP group.
-    gathered: Option<Gathered<D>>,
+    candidates: Option<Candidates<D>>,
+    /// Logits of all ranks side by side, `[rows, ranks * vocabulary]`. `None` except on the leader of a TP group.
+    gathered: Option<D::Tensor>,
     tiles: Vec<Tile>,
 }
 
-/// Buffers of the leader for the values of all ranks.
-struct Gathered<D: Device> {
-    /// Logits side by side, `[rows, ranks * vocabulary]`.
-    logits: D::Tensor,
-    /// The ranks' candidates side by side, `[rows, ranks * 2]`.
-    best: Option<D::Tensor>,
+/// Buffers for candidates.
+struct Candidates<D: Device> {
+    /// The largest logits of each row, `[rows, 2]`.
+    peaks: D::Tensor,
+    /// By the number of candidates per row, ascending.
+    exchanges: [Exchange<D>; CANDIDATES.len()],
+}
+
+/// Buffers for rows of up to `count` candidates per rank.
+struct Exchange<D: Device> {
+    count: usize,
+    /// `[rows, 2 * count]`.
+    own: D::Tensor,
+    /// The ranks' candidates side by side, `[rows, ranks * 2 * count]`. `None` except on the leader.
+    all: Option<D::Tensor>,
+}
+
+impl<D: DecoderDevice> Candidates<D> {
+    /// Allocates buffers for `rows` rows of a rank's share of `vocabulary` tokens.
+    fn allocate(rows: usize, vocabulary: usize, device: &mut D) -> Result<Self, DeviceError> {
+        let group_rank = device.group_rank();
+        let exchange = |count: usize, device: &mut D| {
+            let count = count.min(vocabulary).max(1);
+            let all = 2 * count * group_rank.world_size;
+            Ok::<_, DeviceError>(Exchange {
+                count,
+                own: device.tensor(rows, 2 * count)?,
+                all: group_rank.is_leader().then(|| device.tensor(rows, all)).transpose()?,
+            })
+        };
+        let [one, some, most] = CANDIDATES;
+        let exchanges = [exchange(one, device)?, exchange(some, device)?, exchange(most, device)?];
+        Ok(Self { peaks: device.tensor(rows, 2)?, exchanges })
+    }
+
+    /// Returns the index of the exchange for rows that nominate `count` tokens.
+    fn exchange_for(&self, count: usize) -> usize {
+        let last = self.exchanges.len() - 1;
+        self.exchanges.iter().position(|exchange| exchange.count >= count).unwrap_or(last)
+    }
+}
+
+/// Rows of a tile by what is gathered of them. Indices count from the tile's first row.
+#[derive(Default)]
+struct GatheredBy<'a> {
+    nominated: Vec<(usize, &'a Nomination)>,
+    whole: Vec<usize>,
+    /// Index of the exchange that has the candidates of `nominated`.
+    exchange: usize,
 }
 
 /// Consecutive logit rows that are computed at once.
@@ -73,7 +128,6 @@ impl<D: DecoderDevice> Head<D> {
         let fitting = TILE_BYTES / (vocabulary * size_of::<f32>()).max(1);
         let rows = fitting.max(BLOCK).min(max_step_tokens.max(1));
         let candidates = ranks > 1 && vocabulary <= MAX_CANDIDATES;
-        let best = |device: &mut D, width| candidates.then(|| device.tensor(rows, width)).transpose();
         let gathers = group_rank.is_leader() && ranks > 1;
         Ok(Self {
             group_rank,
@@ -81,14 +135,8 @@ impl<D: DecoderDevice> Head<D> {
             rows,
             hidden: device.tensor(rows, hidden)?,
             logits: device.tensor(rows, own.len())?,
-            best: best(device, 2)?,
-            gathered: match gathers {
-                true => Some(Gathered {
-                    logits: device.tensor(rows, own.len() * ranks)?,
-                    best: best(device, 2 * ranks)?,
-                }),
-                false => None,
-            },
+            candidates: candidates.then(|| Candidates::allocate(rows, own.len(), device)).transpose()?,
+            gathered: gathers.then(|| device.tensor(rows, own.len() * ranks)).transpose()?,
             tiles: Vec::new(),
         })
     }
@@ -103,15 +151,17 @@ impl<D: DecoderDevice> Head<D> {
         logit_rows: usize,
         wanted: &LogitRequests<'_>,
     ) -> Result<(), DeviceError> {
-        let tiles = self.tiles_of(&wanted.rows(), logit_rows)?;
+        let rows = if self.group_rank.is_alone() { wanted.rows() } else { wanted.rows_of_group() };
+        let tiles = self.tiles_of(&rows, logit_rows)?;
         let LogitRequests { mut sample, mut score } = *wanted;
         for tile in &tiles {
             let (now, then);
             (now, sample) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.rows.end));
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.rows.end));
-            self.compute(device, ends, states, tile)?;
+            let gathered = self.compute(device, ends, states, &rows, tile)?;
             if !tile.likeliest {
-                self.answer(device, &rebase(now, tile.rows.start), &rebase(then, tile.rows.start))?;
+                let (now, then) = (rebase(now, tile.rows.start), rebase(then, tile.rows.start));
+                self.answer(device, &gathered, &now, &then)?;
             }
         }
         self.tiles = tiles;
@@ -129,7 +179,7 @@ impl<D: DecoderDevice> Head<D> {
     ) -> Result<(), DeviceError> {
         let tiles = self.tiles_of(wanted, logit_rows)?;
         for tile in &tiles {
-            self.compute(device, ends, states, tile)?;
+            self.compute(device, ends, states, wanted, tile)?;
         }
         self.tiles = tiles;
         Ok(())
@@ -142,50 +192,73 @@ impl<D: DecoderDevice> Head<D> {
         }
         let mut tiles = std::mem::take(&mut self.tiles);
         tiles.clear();
-        let candidates = self.group_rank.is_alone() || self.best.is_some();
+        let candidates = self.group_rank.is_alone() || self.candidates.is_some();
         divide(wanted, self.rows, candidates, &mut tiles);
         Ok(tiles)
     }
 
-    /// Computes the final norm and the LM head of a tile: to logits at the leader or, for rows that need only their
-    /// likeliest token, to samples.
-    fn compute(
+    /// Computes the final norm and the LM head of a tile: for rows that need only their likeliest token to samples, else
+    /// to what the leader needs of each row.
+    fn compute<'a>(
         &mut self,
         device: &mut D,
         ends: &Ends<D>,
         states: &D::Tensor,
+        wanted: &'a WantedRows,
         tile: &Tile,
-    ) -> Result<(), DeviceError> {
-        let Self { hidden: x, logits, best, gathered, .. } = self;
+    ) -> Result<GatheredBy<'a>, DeviceError> {
+        let Self { hidden: x, logits, candidates, gathered, first, .. } = self;
         device.copy_rows(states, tile.rows.clone(), x)?;
         let (norm, weight) = (Some(ends.final_norm()), ends.lm_head());
         if tile.likeliest {
             let argmax = Argmax { x, norm, weight, logits };
-            let Some(best) = best else { return device.argmax(argmax) };
-            device.partial_argmax(argmax, self.first, best)?;
-            let all = gathered.as_mut().and_then(|gathered| gathered.best.as_mut());
-            device.gather_columns(best, all)?;
-            return match gathered.as_ref().and_then(|gathered| gathered.best.as_ref()) {
-                Some(all) => device.best_candidates(all),
-                None => Ok(()),
-            };
+            match candidates {
+                None => device.argmax(argmax)?,
+                Some(Candidates { exchanges: [Exchange { own, all, .. }, ..], .. }) => {
+                    device.partial_argmax(argmax, *first, own)?;
+                    device.gather_columns(own, all.as_mut())?;
+                    all.as_ref().map_or(Ok(()), |all| device.best_candidates(all))?;
+                }
+            }
+            return Ok(GatheredBy::default());
         }
         device.linear(Linear { x, norm, weight, bias: None }, logits)?;
         if self.group_rank.is_alone() {
-            return Ok(());
+            return Ok(GatheredBy::default());
         }
-        device.gather_columns(logits, gathered.as_mut().map(|gathered| &mut gathered.logits))
+        let mut by = gathered_by(wanted, tile, candidates.is_some());
+        let most = by.nominated.iter().map(|(_, nomination)| nomination.count as usize).max();
+        if let (Some(most), Some(candidates)) = (most, candidates) {
+            by.exchange = candidates.exchange_for(most);
+            let Candidates { peaks, exchanges } = candidates;
+            let Exchange { own, all, .. } = &mut exchanges[by.exchange];
+            device.adjust(logits, &by.nominated, *first, peaks)?;
+            device.all_reduce_max(peaks)?;
+            device.nominate(logits, &by.nominated, *first, peaks, own)?;
+            device.gather_columns(own, all.as_mut())?;
+        }
+        if !by.whole.is_empty() {
+            device.gather_rows(logits, &by.whole, gathered.as_mut())?;
+        }
+        Ok(by)
     }
 
     /// Samples and scores rows of a tile. Row indices count from the tile's first row.
     fn answer(
         &self,
         device: &mut D,
+        by: &GatheredBy<'_>,
         sample: &[(usize, SampleRow<'_>)],
         score: &[(usize, ScoreRow)],
     ) -> Result<(), DeviceError> {
-        let logits = self.gathered.as_ref().map_or(&self.logits, |gathered| &gathered.logits);
-        if !sample.is_empty() {
+        let logits = self.gathered.as_ref().unwrap_or(&self.logits);
+        let all = self.candidates.as_ref().filter(|_| !by.nominated.is_empty());
+        let all = all.and_then(|all| Some((&all.peaks, all.exchanges[by.exchange].all.as_ref()?)));
+        if let Some((peaks, candidates)) = all {
+            let nominated: Vec<usize> = by.nominated.iter().map(|(row, _)| *row).collect();
+            let gathered = GatheredRows { logits, candidates, peaks, nominated: &nominated };
+            device.sample_gathered(gathered, sample)?;
+        } else if !sample.is_empty() {
             device.sample(logits, sample)?;
         }
         if !score.is_empty() {
@@ -195,10 +268,27 @@ impl<D: DecoderDevice> Head<D> {
     }
 }
 
+/// Divides the wanted rows of a tile by what is gathered of them.
+fn gathered_by<'a>(wanted: &'a WantedRows, tile: &Tile, candidates: bool) -> GatheredBy<'a> {
+    let mut by = GatheredBy::default();
+    for row in wanted.rows.iter().filter(|row| tile.rows.contains(row)) {
+        let nomination = match wanted.nominated.binary_search_by_key(row, |(other, _)| *other) {
+            Ok(at) => Some(&wanted.nominated[at].1),
+            Err(_) => wanted.likeliest.binary_search(row).is_ok().then_some(&LIKELIEST),
+        };
+        let index = row - tile.rows.start;
+        match nomination.filter(|_| candidates) {
+            Some(nomination) => by.nominated.push((index, nomination)),
+            None => by.whole.push(index),
+        }
+    }
+    by
+}
+
 /// Divides wanted rows into tiles of at most `capacity` rows, in order, which cover every wanted row once. Rows of blocks
 /// that are computed alike follow each other in one tile as far as they fit.
 fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Vec<Tile>) {
-    let WantedRows { rows, likeliest } = wanted;
+    let WantedRows { rows, likeliest, .. } = wanted;
     let (mut rows, mut likeliest) = (&rows[..], &likeliest[..]);
     while let Some(&first) = rows.first() {
         let block;
