@@ -2,20 +2,24 @@
 //!
 //! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only the likeliest
 //! token, every rank finds its best token and the leader compares one candidate per rank: the largest logit wins, and
-//! among equal ones the lowest token id, as over a whole row. For rows whose token depends only on their best tokens
-//! ([`Nomination`]: a `top_k` of at most 256, or no temperature), each rank applies bias, forbidden tokens and penalties
-//! to its own logits, the ranks compare their largest logits, and each rank sends its `top_k` best tokens, from which the
-//! leader draws. Both give the token of the whole row. All other rows are gathered whole at the leader. So are rows with
-//! logprobs: a log-sum-exp adds chunks of the vocabulary in a fixed order, and the ranks' shares end inside chunks, so
-//! that sums per rank would give other bits.
+//! among equal ones the lowest token id, as over a whole row. Other rows may have a
+//! [`Nomination`](tutti_kernels::Nomination), because their token depends only on their best tokens: a `top_k` of at most
+//! 256, or no temperature. For them each rank applies bias, forbidden tokens and penalties to its own logits, the ranks
+//! compare their largest logits, and each rank sends as many of its best tokens as are asked for, from which the leader
+//! samples. The result is the token of the whole row ([`candidates`]).
+//!
+//! All other rows are gathered whole at the leader. So are rows with logprobs: a log-sum-exp adds chunks of the vocabulary
+//! in a fixed order, and the ranks' shares end inside chunks, so that sums per rank would give other bits.
+
+mod candidates;
 
 use std::ops::Range;
 
 use tutti_kernels::{
-    Argmax, Device, DeviceError, GatheredRows, Linear, MAX_NOMINATED, Nomination, SampleRow, ScoreRow,
-    collective::GroupRank,
+    Argmax, Device, DeviceError, GatheredRows, Linear, SampleRow, ScoreRow, collective::GroupRank,
 };
 
+use self::candidates::{Candidates, Exchange, GatheredBy, gathered_by};
 use super::ends::Ends;
 use crate::{
     DecoderDevice,
@@ -26,18 +30,11 @@ use crate::{
 /// Upper bound of the bytes of one tile's logits, unless [`BLOCK`] rows take more. All rows of a step whose logits fit
 /// are one tile.
 const TILE_BYTES: usize = 40 << 20;
-/// Number of rows that are computed alike: one row among them that needs its whole logits makes all need them. Smaller
-/// blocks would read the LM head more often.
+/// Number of rows that are computed alike: one row among them that needs more than its likeliest token makes each rank
+/// keep the logits of all. Smaller blocks would read the LM head more often.
 const BLOCK: usize = 32;
 /// The largest vocabulary whose token ids are exact as f32, the type in which candidates are gathered.
 const MAX_CANDIDATES: usize = 1 << 24;
-/// Numbers of candidates per row for which there are buffers. A tile takes the smallest that holds all its nominations,
-/// so that few candidates are sent where few are wanted.
-const CANDIDATES: [usize; 3] = [1, 32, MAX_NOMINATED as usize];
-
-/// The row that needs only its likeliest token, among rows of another kind.
-static LIKELIEST: Nomination = Nomination::LIKELIEST;
-
 /// The buffers of one tile. `vocabulary` is this rank's share.
 pub(super) struct Head<D: Device> {
     group_rank: GroupRank,
@@ -54,57 +51,6 @@ pub(super) struct Head<D: Device> {
     /// Logits of all ranks side by side, `[rows, ranks * vocabulary]`. `None` except on the leader of a TP group.
     gathered: Option<D::Tensor>,
     tiles: Vec<Tile>,
-}
-
-/// Buffers for candidates.
-struct Candidates<D: Device> {
-    /// The largest logits of each row, `[rows, 2]`.
-    peaks: D::Tensor,
-    /// By the number of candidates per row, ascending.
-    exchanges: [Exchange<D>; CANDIDATES.len()],
-}
-
-/// Buffers for rows of up to `count` candidates per rank.
-struct Exchange<D: Device> {
-    count: usize,
-    /// `[rows, 2 * count]`.
-    own: D::Tensor,
-    /// The ranks' candidates side by side, `[rows, ranks * 2 * count]`. `None` except on the leader.
-    all: Option<D::Tensor>,
-}
-
-impl<D: DecoderDevice> Candidates<D> {
-    /// Allocates buffers for `rows` rows of a rank's share of `vocabulary` tokens.
-    fn allocate(rows: usize, vocabulary: usize, device: &mut D) -> Result<Self, DeviceError> {
-        let group_rank = device.group_rank();
-        let exchange = |count: usize, device: &mut D| {
-            let count = count.min(vocabulary).max(1);
-            let all = 2 * count * group_rank.world_size;
-            Ok::<_, DeviceError>(Exchange {
-                count,
-                own: device.tensor(rows, 2 * count)?,
-                all: group_rank.is_leader().then(|| device.tensor(rows, all)).transpose()?,
-            })
-        };
-        let [one, some, most] = CANDIDATES;
-        let exchanges = [exchange(one, device)?, exchange(some, device)?, exchange(most, device)?];
-        Ok(Self { peaks: device.tensor(rows, 2)?, exchanges })
-    }
-
-    /// Returns the index of the exchange for rows that nominate `count` tokens.
-    fn exchange_for(&self, count: usize) -> usize {
-        let last = self.exchanges.len() - 1;
-        self.exchanges.iter().position(|exchange| exchange.count >= count).unwrap_or(last)
-    }
-}
-
-/// Rows of a tile by what is gathered of them. Indices count from the tile's first row.
-#[derive(Default)]
-struct GatheredBy<'a> {
-    nominated: Vec<(usize, &'a Nomination)>,
-    whole: Vec<usize>,
-    /// Index of the exchange that has the candidates of `nominated`.
-    exchange: usize,
 }
 
 /// Consecutive logit rows that are computed at once.
@@ -226,7 +172,7 @@ impl<D: DecoderDevice> Head<D> {
         if self.group_rank.is_alone() {
             return Ok(GatheredBy::default());
         }
-        let mut by = gathered_by(wanted, tile, candidates.is_some());
+        let mut by = gathered_by(wanted, &tile.rows, candidates.is_some());
         let most = by.nominated.iter().map(|(_, nomination)| nomination.count as usize).max();
         if let (Some(most), Some(candidates)) = (most, candidates) {
             by.exchange = candidates.exchange_for(most);
@@ -266,23 +212,6 @@ impl<D: DecoderDevice> Head<D> {
         }
         Ok(())
     }
-}
-
-/// Divides the wanted rows of a tile by what is gathered of them.
-fn gathered_by<'a>(wanted: &'a WantedRows, tile: &Tile, candidates: bool) -> GatheredBy<'a> {
-    let mut by = GatheredBy::default();
-    for row in wanted.rows.iter().filter(|row| tile.rows.contains(row)) {
-        let nomination = match wanted.nominated.binary_search_by_key(row, |(other, _)| *other) {
-            Ok(at) => Some(&wanted.nominated[at].1),
-            Err(_) => wanted.likeliest.binary_search(row).is_ok().then_some(&LIKELIEST),
-        };
-        let index = row - tile.rows.start;
-        match nomination.filter(|_| candidates) {
-            Some(nomination) => by.nominated.push((index, nomination)),
-            None => by.whole.push(index),
-        }
-    }
-    by
 }
 
 /// Divides wanted rows into tiles of at most `capacity` rows, in order, which cover every wanted row once. Rows of blocks

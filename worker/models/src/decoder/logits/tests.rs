@@ -1,3 +1,5 @@
+use tutti_kernels::Nomination;
+
 use super::*;
 
 fn tiles(
@@ -56,12 +58,11 @@ fn only_rows_without_a_nomination_are_gathered_whole() {
     let nomination = Nomination { count: 40, temperature: 0.5, adjustments: None };
     let nominated = vec![(3, nomination.clone()), (40, nomination.clone())];
     let wanted = WantedRows { rows: vec![2, 3, 5, 6, 40], likeliest: vec![5], nominated };
-    let tile = |rows| Tile { rows, likeliest: false };
-    let by = gathered_by(&wanted, &tile(2..32), true);
+    let by = gathered_by(&wanted, &(2..32), true);
     assert_eq!(by.whole, [0, 4]);
     assert_eq!(by.nominated, [(1, &nomination), (3, &Nomination::LIKELIEST)]);
-    let by = gathered_by(&wanted, &tile(32..41), true);
+    let by = gathered_by(&wanted, &(32..41), true);
     assert_eq!((by.whole, by.nominated), (vec![], vec![(8, &nomination)]));
-    let by = gathered_by(&wanted, &tile(2..32), false);
+    let by = gathered_by(&wanted, &(2..32), false);
     assert_eq!((by.whole, by.nominated), (vec![0, 1, 3, 4], vec![]));
 }
