@@ -49,8 +49,7 @@ impl Settings {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let count: usize = parsed(&variable, "EMULATED_GPUS")?.unwrap_or(1);
         let (mut races, mut uninitialised) = (false, false);
-        for check in
-            variable("EMULATED_GPU_CHECKS").unwrap_or_default().split(',').filter(|c| !c.is_empty())
+        for check in variable("EMULATED_GPU_CHECKS").unwrap_or_default().split(',').filter(|c| !c.is_empty())
         {
             match check.trim() {
                 "races" => races = true,
@@ -69,9 +68,8 @@ impl Settings {
                 None => 2 << 30,
             },
             capability: match variable("EMULATED_GPU_CAPABILITY") {
-                Some(text) => capability(&text).ok_or_else(|| {
-                    format!("EMULATED_GPU_CAPABILITY: no capability like 9.0: {text:?}")
-                })?,
+                Some(text) => capability(&text)
+                    .ok_or_else(|| format!("EMULATED_GPU_CAPABILITY: no capability like 9.0: {text:?}"))?,
                 None => (9, 0),
             },
             seed: parsed(&variable, "EMULATED_GPU_SEED")?,

@@ -86,7 +86,12 @@ pub extern "C" fn ncclGetLastError(_communicator: *mut c_void) -> *const c_char 
 /// # Safety
 ///
 /// `handle` is null or good for a write.
-unsafe fn begin_join(handle: *mut *mut c_void, id: UniqueId, rank: i32, size: i32) -> Outcome<Arc<Communicator>> {
+unsafe fn begin_join(
+    handle: *mut *mut c_void,
+    id: UniqueId,
+    rank: i32,
+    size: i32,
+) -> Outcome<Arc<Communicator>> {
     let driver = Driver::open().ok_or(Error::UNHANDLED_CUDA_ERROR)?;
     let of = driver.describe(Stream(std::ptr::null_mut())).map_err(|_| Error::UNHANDLED_CUDA_ERROR)?;
     let number = |value| usize::try_from(value).map_err(|_| Error::INVALID_ARGUMENT);
@@ -99,7 +104,12 @@ unsafe fn begin_join(handle: *mut *mut c_void, id: UniqueId, rank: i32, size: i3
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommInitRank(handle: *mut *mut c_void, size: i32, id: UniqueId, rank: i32) -> i32 {
+pub unsafe extern "C" fn ncclCommInitRank(
+    handle: *mut *mut c_void,
+    size: i32,
+    id: UniqueId,
+    rank: i32,
+) -> i32 {
     // SAFETY: the program's pointer.
     code(unsafe { begin_join(handle, id, rank, size) }.and_then(group::add_joining))
 }
@@ -152,7 +162,10 @@ pub extern "C" fn ncclCommAbort(handle: *mut c_void) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, error: *mut i32) -> i32 {
     // SAFETY: the program's pointer.
-    code(find(handle).and_then(|communicator| unsafe { put(error, communicator.error().map_or(0, |error| error.0)) }))
+    code(
+        find(handle)
+            .and_then(|communicator| unsafe { put(error, communicator.error().map_or(0, |error| error.0)) }),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -223,7 +236,10 @@ fn enqueue(name: &'static str, call: Call, reduction: i32, arguments: &Arguments
         _ => communicator.next_collective(),
     };
     let count = arguments.count;
-    group::add(stream, Operation { communicator, of, call, name, source, target, count, kind, reduction, number })
+    group::add(
+        stream,
+        Operation { communicator, of, call, name, source, target, count, kind, reduction, number },
+    )
 }
 
 /// The index of a rank; one that no group has for a negative number.
@@ -283,7 +299,12 @@ pub extern "C" fn ncclAllGather(
     handle: *mut c_void,
     stream: *mut c_void,
 ) -> i32 {
-    code(enqueue("ncclAllGather", Call::AllGather, 0, &Arguments { source, target, count, kind, handle, stream }))
+    code(enqueue(
+        "ncclAllGather",
+        Call::AllGather,
+        0,
+        &Arguments { source, target, count, kind, handle, stream },
+    ))
 }
 
 #[unsafe(no_mangle)]

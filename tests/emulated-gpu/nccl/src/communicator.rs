@@ -91,14 +91,26 @@ impl Communicator {
     ///
     /// `INVALID_ARGUMENT` for a rank that is not below the size or a wrong id; `UNHANDLED_CUDA_ERROR` without a current
     /// context.
-    pub fn join(driver: Driver, of: StreamContext, id: UniqueId, rank: usize, size: usize) -> Outcome<Arc<Self>> {
+    pub fn join(
+        driver: Driver,
+        of: StreamContext,
+        id: UniqueId,
+        rank: usize,
+        size: usize,
+    ) -> Outcome<Arc<Self>> {
         if rank >= size {
             return Err(Error::INVALID_ARGUMENT);
         }
         id.name()?;
         let state = State { joining: true, ..State::default() };
-        let communicator =
-            Arc::new(Communicator { rank, size, of, driver, state: Mutex::new(state), changed: Condvar::new() });
+        let communicator = Arc::new(Communicator {
+            rank,
+            size,
+            of,
+            driver,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         if driver.never_joins(of.device, "ncclCommInitRank") {
             eprintln!("emulated NCCL: rank {rank} of {size} never joins its group, on demand");
             return Ok(communicator);

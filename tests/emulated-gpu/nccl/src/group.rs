@@ -85,7 +85,9 @@ pub fn add_joining(communicator: Arc<Communicator>) -> Outcome {
 }
 
 fn submit(stream: Stream, operations: Vec<Operation>) -> Outcome {
-    let Some(driver) = operations.first().map(|operation| operation.communicator.driver) else { return Ok(()) };
+    let Some(driver) = operations.first().map(|operation| operation.communicator.driver) else {
+        return Ok(());
+    };
     let work = Box::new(move || operation::run(&operations));
     driver.submit(stream, WorkKind::Blocking, work).map_err(|_| Error::UNHANDLED_CUDA_ERROR)
 }

@@ -150,9 +150,12 @@ impl Operation {
             communicator.driver.copy_out(self.of, &mut source, self.source)?;
         }
         let part = self.count * self.kind.bytes();
-        let send = |peer, bytes| communicator.send(peer, Channel::Collective, self.number, self.message(bytes));
+        let send =
+            |peer, bytes| communicator.send(peer, Channel::Collective, self.number, self.message(bytes));
         match self.call {
-            Call::Send { peer } => communicator.send(peer, Channel::Send, self.number, self.message(&source))?,
+            Call::Send { peer } => {
+                communicator.send(peer, Channel::Send, self.number, self.message(&source))?
+            }
             Call::Receive { .. } => {}
             Call::Reduce { root } => send(root, &source)?,
             Call::Broadcast { root } if rank != root => {}
@@ -180,11 +183,13 @@ impl Operation {
             Call::Receive { peer } => self.receive(peer, Channel::Send)?,
             Call::Broadcast { root } => self.receive(root, Channel::Collective)?,
             Call::AllGather => {
-                let parts: Result<Vec<_>, _> = everyone.map(|peer| self.receive(peer, Channel::Collective)).collect();
+                let parts: Result<Vec<_>, _> =
+                    everyone.map(|peer| self.receive(peer, Channel::Collective)).collect();
                 parts?.concat()
             }
             Call::AllReduce | Call::ReduceScatter | Call::Reduce { .. } => {
-                let parts: Result<Vec<_>, _> = everyone.map(|peer| self.receive(peer, Channel::Collective)).collect();
+                let parts: Result<Vec<_>, _> =
+                    everyone.map(|peer| self.receive(peer, Channel::Collective)).collect();
                 reduce(self.kind, self.reduction, &parts?)
             }
         };

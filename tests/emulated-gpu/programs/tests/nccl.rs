@@ -24,7 +24,8 @@ fn id(folder: &Path, name: &str, rank: usize) -> Id {
     }
     loop {
         if let Ok(bytes) = std::fs::read(&file) {
-            let bytes: Vec<std::ffi::c_char> = bytes.into_iter().map(|byte| byte as std::ffi::c_char).collect();
+            let bytes: Vec<std::ffi::c_char> =
+                bytes.into_iter().map(|byte| byte as std::ffi::c_char).collect();
             return Id::uninit(bytes.try_into().unwrap());
         }
         std::thread::yield_now();

@@ -13,8 +13,7 @@ fn nothing_set_is_one_plain_device() {
 
 #[test]
 fn visible_devices_end_at_the_first_that_does_not_exist() {
-    let devices =
-        |list| read(&[("EMULATED_GPUS", "4"), ("CUDA_VISIBLE_DEVICES", list)]).unwrap().devices;
+    let devices = |list| read(&[("EMULATED_GPUS", "4"), ("CUDA_VISIBLE_DEVICES", list)]).unwrap().devices;
     assert_eq!(devices("2,1"), [2, 1]);
     assert_eq!(devices("3,9,1"), [3]);
     assert_eq!(devices("-1"), [0; 0]);
