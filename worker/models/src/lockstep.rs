@@ -17,6 +17,7 @@
 
 mod follower;
 mod leader;
+mod logits;
 mod plan;
 mod tables;
 

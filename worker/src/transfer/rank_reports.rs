@@ -93,7 +93,7 @@ impl ReportReceiver {
         } else if !self.reservations.fail(key, error.to_string()) {
             return;
         }
-        // Of a request that is received, the engine lets the ranks forget: it may have decided on a write of what they hold.
+        // The engine lets the ranks forget a request that is received: it may have decided on a write of what they hold.
         tracing::info!(%key, %error, "a share did not get across");
         self.deliver(Arrival::Failed(key, error)).await;
     }

@@ -27,7 +27,7 @@ pub(super) struct ShareStore {
     reports: mpsc::Sender<pb::RankReport>,
 }
 
-/// What has arrived of one request.
+/// Arrived units of one request.
 struct Arrived {
     /// True for each page that has arrived, or that was valid before.
     pages: Vec<bool>,
@@ -125,7 +125,7 @@ impl ShareStore {
 }
 
 impl Arrived {
-    /// What lacks, if the sender says that it has sent `counts` units.
+    /// First thing that lacks, if the sender says that it has sent `counts` units.
     fn missing(&self, freight: &Freight, counts: &[u32]) -> Option<String> {
         let pages = self.pages.len();
         let wanted = freight.counts(pages);

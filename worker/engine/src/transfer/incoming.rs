@@ -17,7 +17,7 @@ pub(super) struct Incoming {
     /// Index of the first page that belongs to this request alone. The pages before this index are shared and valid,
     /// and are never written.
     first_own: usize,
-    /// What each rank of the group has written.
+    /// Progress of each rank of the group.
     ranks: Vec<Written>,
 }
 

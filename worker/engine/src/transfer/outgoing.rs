@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use tutti_scheduler::{OutputToken, PageId, SlotId};
 
-/// What one copy of a unit holds.
+/// Part of a unit that one copy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     /// The unit of all ranks.

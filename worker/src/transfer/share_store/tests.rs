@@ -35,7 +35,7 @@ fn units(first: usize, count: usize) -> ShareRun {
     ShareRun { key: key(), first, units: ShareUnits::Pages(vec![PageId(9); count]) }
 }
 
-fn hand_over(counts: &[u32]) -> pb::HandOver {
+fn end(counts: &[u32]) -> pb::HandOver {
     pb::HandOver { first: None, computed_tokens: 40, counts: counts.to_vec() }
 }
 
@@ -45,7 +45,7 @@ async fn each_run_is_reported_once_and_taken_once() {
     let (store, freight) = (ShareStore::new(1, reports), freight());
     assert!(store.put(&freight, pages(1, vec![1; 16])).await.is_err(), "no request waits for it");
     store.expect(key(), 3, 1);
-    // The same pages come twice, as from a sender that repeats them.
+    // These pages come twice, as from a sender that repeats them.
     for byte in [1, 2] {
         store.put(&freight, pages(1, vec![byte; 16])).await.unwrap();
         let report = heard.try_recv().unwrap().report;
@@ -58,7 +58,7 @@ async fn each_run_is_reported_once_and_taken_once() {
     assert_eq!(store.take(&units(1, 2)), None);
     store.put(&freight, PageRun { cargo: Cargo::Slot, ..pages(0, vec![3; 4]) }).await.unwrap();
     let slot = ShareRun { units: ShareUnits::Slot(SlotId(5)), ..units(0, 0) };
-    store.complete(key(), &freight, &hand_over(&[3, 1])).await.unwrap();
+    store.complete(key(), &freight, &end(&[3, 1])).await.unwrap();
     assert_eq!(store.take(&slot), Some(vec![3; 4]));
     store.put(&freight, pages(2, vec![4; 8])).await.unwrap();
     store.forget(key());
@@ -85,7 +85,7 @@ async fn a_share_that_lacks_a_unit_is_reported_as_failed() {
         if missing != Some(3) {
             store.put(&freight, PageRun { cargo: Cargo::Slot, ..pages(0, vec![0; 4]) }).await.unwrap();
         }
-        let status = store.complete(key(), &freight, &hand_over(&counts)).await.unwrap_err();
+        let status = store.complete(key(), &freight, &end(&counts)).await.unwrap_err();
         assert!(status.message().contains(named), "{status}");
         let mut last = None;
         while let Ok(report) = heard.try_recv() {

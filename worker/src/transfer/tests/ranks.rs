@@ -138,7 +138,7 @@ fn simulated(rank: u32) -> Box<dyn Model> {
 }
 
 /// Runs a request through two workers. Returns its tokens and the outcomes.
-async fn hand_over(request: u64, from: &mut Worker, to: &mut Worker, over: Over) -> (Vec<u32>, [Outcome; 2]) {
+async fn divided(request: u64, from: &mut Worker, to: &mut Worker, over: Over) -> (Vec<u32>, [Outcome; 2]) {
     let mut reserved = to.reserve(request, 60_000).await;
     if over == Over::Tcp {
         // These paths do not exist here, as if the receivers were on other hosts.
@@ -175,7 +175,7 @@ async fn each_rank_sends_its_own_share_and_the_tokens_are_those_of_one_group() {
     for (count, (request, over, pages)) in
         (1..).zip([(1, Over::SharedMemory, PAGES), (2, Over::Tcp, PAGES), (1001, Over::SharedMemory, 1)])
     {
-        let (tokens, outcomes) = hand_over(request, &mut from.worker, &mut to.worker, over).await;
+        let (tokens, outcomes) = divided(request, &mut from.worker, &mut to.worker, over).await;
         assert!(is_finished(&outcomes), "{outcomes:?}");
         whole.worker.launch(self::whole(request)).await;
         assert_eq!(tokens, whole.worker.ends().await.0, "request {request}");
@@ -183,7 +183,7 @@ async fn each_rank_sends_its_own_share_and_the_tokens_are_those_of_one_group() {
         let mut load = from.follower.load.subscribe();
         let handed = |load: &pb::WorkerLoad| load.transfers.is_some_and(|tally| tally.handed_over == count);
         timeout(WAIT, load.wait_for(handed)).await.expect("the follower has not sent its share").unwrap();
-        // Of two ranks, each carries half of the bytes.
+        // Each of two ranks carries half of the bytes.
         assert_eq!(from.sent().await, [shares as u64; 2], "request {request}");
     }
     assert_eq!(to.sent().await, [0, 0]);
@@ -196,8 +196,8 @@ async fn groups_of_unlike_sizes_exchange_whole_pages_through_their_leaders() {
     let mut alone = Worker::serving(simulated(0), None);
     for request in 1..3 {
         let (tokens, outcomes) = match request {
-            1 => hand_over(request, &mut one, &mut two.worker, Over::SharedMemory).await,
-            _ => hand_over(request, &mut two.worker, &mut one, Over::SharedMemory).await,
+            1 => divided(request, &mut one, &mut two.worker, Over::SharedMemory).await,
+            _ => divided(request, &mut two.worker, &mut one, Over::SharedMemory).await,
         };
         assert!(is_finished(&outcomes), "{outcomes:?}");
         alone.launch(whole(request)).await;
@@ -210,7 +210,7 @@ async fn groups_of_unlike_sizes_exchange_whole_pages_through_their_leaders() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_share_fails_its_request_alone_and_names_the_rank() {
     let (mut from, mut to) = (Group::simulated(), Group::simulated());
-    let (_, outcomes) = hand_over(1, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
+    let (_, outcomes) = divided(1, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
     assert!(is_finished(&outcomes), "{outcomes:?}");
     let shares = from.follower.sends.swap(0, Ordering::SeqCst);
     assert!(shares >= 3, "pages of several chunks, and the slot");
@@ -232,7 +232,7 @@ async fn a_lost_share_fails_its_request_alone_and_names_the_rank() {
         }
     }
     *from.follower.loses.lock().unwrap() = None;
-    let (_, outcomes) = hand_over(100, &mut from.worker, &mut to.worker, Over::Tcp).await;
+    let (_, outcomes) = divided(100, &mut from.worker, &mut to.worker, Over::Tcp).await;
     assert!(is_finished(&outcomes), "{outcomes:?}");
 }
 
@@ -250,7 +250,7 @@ async fn a_rank_that_cannot_be_reached_fails_the_request_alone() {
     // The receiving ranks hear nothing more, and free their pages.
     let (_, outcome) = to.worker.ends().await;
     assert!(failure(&outcome).contains("silent"), "{outcome:?}");
-    let (_, outcomes) = hand_over(2, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
+    let (_, outcomes) = divided(2, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
     assert!(is_finished(&outcomes), "{outcomes:?}");
     for group in [&mut from, &mut to] {
         group.worker.load(|load| load.kv_pages_used == 0).await;
@@ -353,7 +353,7 @@ async fn a_cancel_on_either_side_ends_the_shares_of_all_ranks() {
     for worker in [&mut from.worker, &mut to.worker] {
         worker.load(|load| load.kv_pages_used == 0).await;
     }
-    let (_, outcomes) = hand_over(3, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
+    let (_, outcomes) = divided(3, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
     assert!(is_finished(&outcomes), "{outcomes:?}");
 }
 
