@@ -1,5 +1,7 @@
 //! The inputs of one step, which the host gives to the device before any operation runs.
 
+pub(crate) mod check;
+
 /// A page of a paged plane, such as a pool of keys and values. Page 0 is the null page: rows ([`RowInputs`]) that only
 /// pad a step write to it, and it is never read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
