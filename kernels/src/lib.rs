@@ -20,4 +20,5 @@ pub use device::{
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, StepResults, TokenScore};
-pub use step::{PageId, RowInputs, SlotCopy, SlotId, StepInputs};
+pub use step::{RowInputs, StepInputs};
+pub use tutti_planes::{PageId, SlotCopy, SlotId};

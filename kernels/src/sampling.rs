@@ -25,6 +25,21 @@ pub struct SamplingParams {
     pub seed: u64,
 }
 
+impl SamplingParams {
+    /// Greedy sampling without penalties or bias.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: Vec::new(),
+        seed: 0,
+    };
+}
+
 /// One row of logits to sample from.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRow<'a> {

@@ -26,8 +26,9 @@ family! {
         /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample).
         fn argmax(&mut self, argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>)
             => |recorder| recorder.product(argmax.x, argmax.weight);
-        /// Finds the likeliest token of each row of `norm(x) · Wᵀ`, where the matrix is one shard of an LM head whose rows
-        /// begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. A NaN stands for any NaN in the row.
+        /// Finds the likeliest token of each row of `norm(x) · Wᵀ`, where the matrix is one shard of an LM head whose
+        /// rows begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. A NaN stands for any NaN in
+        /// the row.
         fn partial_argmax(
             &mut self,
             argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>,

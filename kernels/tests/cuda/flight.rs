@@ -68,17 +68,7 @@ fn a_penalty_counts_the_token_of_the_step_in_flight() {
     (row[9], row[4]) = (2.0, 1.9);
     let logits = row.repeat(2);
     let mut uploaded = gpu.tensor(2, VOCABULARY).unwrap();
-    let params = SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.5,
-        frequency_penalty: 0.0,
-        logit_bias: Vec::new(),
-        seed: 0,
-    };
+    let params = SamplingParams { presence_penalty: 0.5, ..SamplingParams::GREEDY };
     let sample =
         SampleRow { params: &params, prompt: &[], output: &[], forbidden: &[], position: 1, logprobs: None };
     let mut steps = Vec::new();

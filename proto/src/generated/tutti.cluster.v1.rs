@@ -297,8 +297,8 @@ pub struct ModelDeclaration {
 pub struct MediaInput {
     #[prost(enumeration = "MediaKind", tag = "1")]
     pub kind: i32,
-    /// The walk that encodes an item: an atomic walk over nodes of its own. Its output is the embeddings of the item's
-    /// tokens, which are then prefilled like any others.
+    /// The walk that encodes an item, or all items of a request (encoded_together): an atomic walk over nodes of its own.
+    /// Its output is the embeddings of the items' tokens, which are then prefilled like any others.
     #[prost(uint32, tag = "2")]
     pub walk: u32,
     /// The token id that stands in a prompt for each token of an item.
@@ -313,6 +313,12 @@ pub struct MediaInput {
     /// Accepted formats of the data.
     #[prost(string, repeated, tag = "6")]
     pub formats: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// True if one call of the encoder takes all items of a request, because an item's embeddings depend on the others.
+    #[prost(bool, tag = "7")]
+    pub encoded_together: bool,
+    /// Maximum number of tokens per call of the encoder. Absent if the encoder has no limit.
+    #[prost(uint32, optional, tag = "8")]
+    pub max_call_tokens: ::core::option::Option<u32>,
 }
 /// A component of the model with its own weights.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

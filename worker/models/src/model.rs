@@ -118,9 +118,9 @@ pub trait Model: Send {
     /// rank's share. The model of a TP group's leader takes whole pages and hands each rank its share.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
-    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane, in
-    /// the order of [`Model::page_layout`]. As with pages, a rank appends its share and the leader of a TP group the whole
-    /// state. Appends nothing in a model without slot planes.
+    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane,
+    /// in the order of [`Model::page_layout`]. As with pages, a rank appends its share and the leader of a TP group the
+    /// whole state. Appends nothing in a model without slot planes.
     fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
         let _ = out;
         match self.declaration().has_slots() {
@@ -164,10 +164,12 @@ pub trait Model: Send {
         true
     }
 
-    /// Runs the encoder of `walk` over `data`, one item of media, and appends the embeddings of the item's tokens to
-    /// `out`: `[tokens, width]`. Waits for the device. In a TP group only the leader encodes.
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let _ = (data, out);
+    /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to `out`,
+    /// item by item: `[tokens, width]`. `items` are one item, or all items of a request if the declaration says that they
+    /// are [encoded together](tutti_proto::declaration::MediaInput::encoded_together). Waits for the device. In a TP
+    /// group only the leader encodes.
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let _ = (items, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 

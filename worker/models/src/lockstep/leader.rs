@@ -191,8 +191,8 @@ impl Model for Leader {
         self.model.has_thinker()
     }
 
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.model.encode(walk, data, out)
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.model.encode(walk, items, out)
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {

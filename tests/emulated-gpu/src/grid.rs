@@ -1,0 +1,47 @@
+//! Shape of a launch, and what is checked while it runs.
+
+/// Blocks and threads of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks of the grid: x, y, z.
+    pub blocks: [u32; 3],
+    /// Threads of a block: x, y, z.
+    pub threads: [u32; 3],
+    /// Bytes of shared memory beyond the kernel's static ones.
+    pub dynamic_shared_bytes: u32,
+}
+
+impl Grid {
+    /// Number of threads in a block.
+    pub fn threads_per_block(&self) -> u64 {
+        self.threads.iter().map(|&n| u64::from(n)).product()
+    }
+
+    /// Number of blocks in the grid.
+    pub fn block_count(&self) -> u64 {
+        self.blocks.iter().map(|&n| u64::from(n)).product()
+    }
+}
+
+/// What is checked beyond bounds, alignment, barriers and shuffles, which always are; and in which order warps run.
+///
+/// `races` of global memory and `uninitialised` need [`DeviceMemory::watched`](crate::DeviceMemory::watched).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checks {
+    /// Seed of the order of warps and blocks; none runs them in their own order, in long slices.
+    pub seed: Option<u64>,
+    /// True to report races of shared memory between and inside warps, `cp.async` data read before its wait, and races of
+    /// global memory between blocks.
+    pub races: bool,
+    /// True to report reads of global and shared memory that nothing wrote.
+    pub uninitialised: bool,
+    /// Host threads that run blocks; 0 means one per processor.
+    pub threads: usize,
+}
+
+impl Checks {
+    /// All checks, warps and blocks in the order of `seed`.
+    pub fn all(seed: u64) -> Self {
+        Checks { seed: Some(seed), races: true, uninitialised: true, threads: 0 }
+    }
+}
