@@ -1,6 +1,7 @@
 //! Both devices, numbers and steps.
 
 use std::io::Write;
+use std::sync::Once;
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::cuda::{self, CudaDevice, KernelCache};
@@ -19,10 +20,15 @@ pub trait Case {
     fn run<D: Families>(&self, device: &mut D) -> Vec<f32>;
 }
 
-/// Says that a test has not run, or fails if the environment requires it.
+/// Says that a test has not run, or fails if the environment requires it. The first line goes directly to stderr, since the
+/// test harness shows a test's output only if the test fails.
 pub fn skipped(test: &str, why: &str) {
+    static SAID: Once = Once::new();
     assert!(std::env::var_os("TUTTI_CUDA_TESTS").is_none_or(|value| value != "required"), "{test}: {why}");
-    let _ = std::io::stderr().write_all(format!("{test}: SKIPPED: {why}\n").as_bytes());
+    SAID.call_once(|| {
+        let _ = std::io::stderr().write_all(format!("SKIPPED, {test} and more: {why}\n").as_bytes());
+    });
+    eprintln!("{test}: SKIPPED: {why}");
 }
 
 /// The first GPU; `None` if there is none, which is said.
