@@ -73,7 +73,9 @@ fn unfit(settings: &WorkerSettings) -> Option<String> {
     }
     if settings.weights.quantize != Quantize::None {
         let quantize = settings.weights.quantize;
-        return Some(format!("this build has no weights in {quantize} on GPUs: --quantize needs --device cpu"));
+        return Some(format!(
+            "this build has no weights in {quantize} on GPUs: --quantize needs --device cpu"
+        ));
     }
     None
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use tutti_engine::{Engine, EngineSettings, StepMemory, kv_budget};
 use tutti_kernels::{
     Device, DeviceError,
-    cuda::{CudaDevice, KernelCache},
     cpu::{Cores, CpuDevice, Isa},
+    cuda::{CudaDevice, KernelCache},
 };
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, SimOptions, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};

@@ -91,9 +91,10 @@ impl Step {
         if self.checked == Some((page_tokens, pages)) {
             return Ok(());
         }
-        let tables = self.rows.iter().map(|row| {
-            (row.start, row.tokens, &self.pages[row.first_page..row.first_page + row.pages])
-        });
+        let tables = self
+            .rows
+            .iter()
+            .map(|row| (row.start, row.tokens, &self.pages[row.first_page..row.first_page + row.pages]));
         self.checks.tables(tables, page_tokens, pages)?;
         self.checked = Some((page_tokens, pages));
         Ok(())

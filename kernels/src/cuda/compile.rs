@@ -40,11 +40,7 @@ macro_rules! source {
 /// All files of kernels.
 pub const SOURCES: &[Source] = &[
     source!("rms_norm.cu", ["prelude.cuh"], &["rms_norm_f32", "rms_norm_bf16", "rms_norm_f16"]),
-    source!(
-        "rows.cu",
-        ["prelude.cuh"],
-        &["cast_bf16", "cast_f16", "add", "add_bias", "gated", "keep_rows"]
-    ),
+    source!("rows.cu", ["prelude.cuh"], &["cast_bf16", "cast_f16", "add", "add_bias", "gated", "keep_rows"]),
     source!("embed.cu", ["prelude.cuh"], &["embed_f32", "embed_bf16", "embed_f16"]),
     source!(
         "rotate.cu",
@@ -96,7 +92,9 @@ pub fn compile(source: &Source, architecture: &str) -> Result<(String, String), 
 /// The text before the first NUL.
 fn text_of(bytes: Vec<std::ffi::c_char>) -> String {
     let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte as u8).collect();
-    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().trim().to_owned()).unwrap_or_default()
+    CStr::from_bytes_until_nul(&bytes)
+        .map(|text| text.to_string_lossy().trim().to_owned())
+        .unwrap_or_default()
 }
 
 /// A folder of compiled kernels.
@@ -121,9 +119,16 @@ impl KernelCache {
 
     /// Returns the PTX of a source: from the cache or, the first time, from the compiler. A cache that cannot be written
     /// costs time at the next start, and nothing else.
-    pub(super) fn ptx(&self, source: &Source, architecture: &str, driver: i32) -> Result<String, DeviceError> {
+    pub(super) fn ptx(
+        &self,
+        source: &Source,
+        architecture: &str,
+        driver: i32,
+    ) -> Result<String, DeviceError> {
         let file = self.dir.as_ref().map(|dir| dir.join(file_name(source, architecture, driver)));
-        if let Some(ptx) = file.as_ref().and_then(|file| fs::read_to_string(file).ok()).filter(|ptx| !ptx.is_empty()) {
+        if let Some(ptx) =
+            file.as_ref().and_then(|file| fs::read_to_string(file).ok()).filter(|ptx| !ptx.is_empty())
+        {
             return Ok(ptx);
         }
         let (ptx, _) = compile(source, architecture).map_err(DeviceError::Unsupported)?;
@@ -144,7 +149,11 @@ fn file_name(source: &Source, architecture: &str, driver: i32) -> String {
 fn write(file: &Path, text: &str) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
-    let part = dir.join(format!(".{}-{}", std::process::id(), file.file_name().unwrap_or_default().to_string_lossy()));
+    let part = dir.join(format!(
+        ".{}-{}",
+        std::process::id(),
+        file.file_name().unwrap_or_default().to_string_lossy()
+    ));
     fs::write(&part, text)?;
     fs::rename(&part, file).inspect_err(|_| drop(fs::remove_file(&part)))
 }
@@ -165,7 +174,11 @@ mod tests {
         for source in SOURCES {
             let text = source.text();
             let defined = text.matches("KERNEL(").count() - text.matches("#define KERNEL(").count();
-            assert!(defined > 0 && source.kernels.iter().all(|kernel| text.contains(kernel)), "{}", source.name);
+            assert!(
+                defined > 0 && source.kernels.iter().all(|kernel| text.contains(kernel)),
+                "{}",
+                source.name
+            );
         }
     }
 

@@ -225,7 +225,8 @@ impl Device for CudaDevice {
     fn planes(&mut self, shape: &PlanesShape) -> Result<Planes, DeviceError> {
         let planes = Planes::new(&self.gpu, shape)?;
         if shape.slots > self.kept_slots() {
-            self.last_tokens = DeviceBuffer::zeroed(&self.gpu, shape.slots * 4, "the last token of each slot")?;
+            self.last_tokens =
+                DeviceBuffer::zeroed(&self.gpu, shape.slots * 4, "the last token of each slot")?;
         }
         Ok(planes)
     }
@@ -234,7 +235,12 @@ impl Device for CudaDevice {
         FORMAT
     }
 
-    fn read_pages(&mut self, planes: &Planes, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+    fn read_pages(
+        &mut self,
+        planes: &Planes,
+        pages: &[PageId],
+        out: &mut Vec<u8>,
+    ) -> Result<(), DeviceError> {
         self.gpu.bind()?;
         planes.read_pages(pages, out)
     }

@@ -93,8 +93,7 @@ impl Gemm {
         };
         let failed = |error| lost("a product", error);
         let layout = |dtype, width| Layout::new(dtype, width, rows).map_err(failed);
-        let (input, output) =
-            (layout(type_of(matrix.dtype), matrix.inputs)?, layout(FLOAT, matrix.outputs)?);
+        let (input, output) = (layout(type_of(matrix.dtype), matrix.inputs)?, layout(FLOAT, matrix.outputs)?);
         let (one, beta) = (1f32, if accumulate == Accumulate::Add { 1f32 } else { 0f32 });
         // SAFETY: handle, description, layouts and algorithm are alive. The buffers have the sizes of the layouts, as the
         // callers have checked, and live until the stream has passed the product.

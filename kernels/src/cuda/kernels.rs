@@ -84,20 +84,26 @@ impl Kernels {
     pub(super) fn load(gpu: &Arc<Gpu>, cache: &KernelCache) -> Result<Self, DeviceError> {
         gpu.bind()?;
         let architecture = format!("compute_{}{}", gpu.capability.0, gpu.capability.1);
-        let mut kernels =
-            Self { gpu: gpu.clone(), modules: Vec::new(), functions: HashMap::new(), last: Cell::new("none") };
+        let mut kernels = Self {
+            gpu: gpu.clone(),
+            modules: Vec::new(),
+            functions: HashMap::new(),
+            last: Cell::new("none"),
+        };
         for source in SOURCES {
             let ptx = CString::new(cache.ptx(source, &architecture, gpu.driver)?)
                 .map_err(|error| DeviceError::Unsupported(format!("{}: {error}", source.name)))?;
             let refused = |error| {
-                let why = format!("the driver refuses the kernels of {} for {architecture}: {error}", source.name);
+                let why =
+                    format!("the driver refuses the kernels of {} for {architecture}: {error}", source.name);
                 DeviceError::Unsupported(why)
             };
             // SAFETY: the image is PTX that ends with a NUL.
             let loaded = unsafe { module::load_data(ptx.as_ptr().cast()) }.map_err(refused)?;
             kernels.modules.push(loaded);
             for &name in source.kernels {
-                let symbol = CString::new(name).map_err(|error| DeviceError::Unsupported(error.to_string()))?;
+                let symbol =
+                    CString::new(name).map_err(|error| DeviceError::Unsupported(error.to_string()))?;
                 // SAFETY: the module is loaded.
                 let function = unsafe { module::get_function(loaded, symbol) }.map_err(refused)?;
                 kernels.functions.insert(name, function);
@@ -112,7 +118,12 @@ impl Kernels {
     }
 
     /// Enqueues a kernel. A grid without blocks enqueues nothing.
-    pub(super) fn launch(&self, name: &'static str, grid: Grid, arguments: &[Argument]) -> Result<(), DeviceError> {
+    pub(super) fn launch(
+        &self,
+        name: &'static str,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Result<(), DeviceError> {
         let Grid { blocks: (x, y), threads, shared_bytes } = grid;
         if x == 0 || y == 0 {
             return Ok(());

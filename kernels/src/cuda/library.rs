@@ -89,7 +89,10 @@ mod tests {
             Ok(count) => assert!(count > 0),
             Err(missing @ Missing::Library { .. }) => {
                 let text = missing.to_string();
-                assert!(text.contains("lib") && text.contains(".so.") && text.contains("LD_LIBRARY_PATH"), "{text}");
+                assert!(
+                    text.contains("lib") && text.contains(".so.") && text.contains("LD_LIBRARY_PATH"),
+                    "{text}"
+                );
             }
             Err(Missing::Gpu(why)) => assert!(!why.is_empty()),
         }

@@ -150,7 +150,9 @@ impl Planes {
     /// Address of the bytes `start .. start + bytes` of the null slot in one plane, and the distance between slots.
     pub(super) fn states(&self, plane: usize, start: usize, bytes: usize) -> Result<(u64, u64), DeviceError> {
         match self.slots.get(plane) {
-            Some(plane) if start + bytes <= plane.bytes => Ok((plane.data.at() + start as u64, plane.stride as u64)),
+            Some(plane) if start + bytes <= plane.bytes => {
+                Ok((plane.data.at() + start as u64, plane.stride as u64))
+            }
             _ => Err(DeviceError::Misuse(format!("{bytes} bytes from {start} on in slot plane {plane}"))),
         }
     }

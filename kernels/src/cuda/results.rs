@@ -29,7 +29,11 @@ pub(super) enum Kind {
 }
 
 impl Block {
-    pub(super) fn new(staging: &mut Staging, rows: Vec<Option<usize>>, kind: Kind) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        staging: &mut Staging,
+        rows: Vec<Option<usize>>,
+        kind: Kind,
+    ) -> Result<Self, DeviceError> {
         let pair = staging.take(size_of_block(&rows))?;
         Ok(Self { pair, rows, kind })
     }

@@ -67,7 +67,10 @@ impl Step {
             return Err(DeviceError::Misuse(format!("a row continues slot {} of {kept_slots}", row.slot.0)));
         }
         if let Some(row) = inputs.rows.iter().find(|row| row.continues && row.slot == SlotId::NULL) {
-            return Err(DeviceError::Misuse(format!("the row from token {} on continues the null slot", row.first_token)));
+            return Err(DeviceError::Misuse(format!(
+                "the row from token {} on continues the null slot",
+                row.first_token
+            )));
         }
         let kv = planes.kv_shape();
         if let Some(kv) = &kv {
@@ -93,7 +96,8 @@ impl Step {
         for positions in inputs.positions {
             self.words.extend(positions.iter().map(|position| position.to_bits()));
         }
-        let row_of = (0u32..).zip(inputs.rows).flat_map(|(index, row)| std::iter::repeat_n(index, row.tokens));
+        let row_of =
+            (0u32..).zip(inputs.rows).flat_map(|(index, row)| std::iter::repeat_n(index, row.tokens));
         self.words.extend(row_of);
         for row in inputs.rows {
             let place = |position: usize| match (page_tokens, row.block_table) {

@@ -79,7 +79,11 @@ pub struct Vector {
 }
 
 impl Vector {
-    pub(super) fn load(gpu: &Arc<Gpu>, loader: &mut WeightLoader, values: &[f32]) -> Result<Self, DeviceError> {
+    pub(super) fn load(
+        gpu: &Arc<Gpu>,
+        loader: &mut WeightLoader,
+        values: &[f32],
+    ) -> Result<Self, DeviceError> {
         let data = DeviceBuffer::new(gpu, size_of_val(values), "a weight vector")?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         loader.load(&data, [&bytes[..]].into_iter())?;

@@ -1,8 +1,8 @@
 //! Rotation, pages and attention.
 
 use tutti_kernels::{
-    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PlanesShape, RopeFrequencies,
-    Rotary, RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
+    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PlanesShape, RopeFrequencies, Rotary,
+    RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
 };
 
 use crate::support::{Case, Families, Random, Share, begin, compare, cuda, tensor, values};
@@ -45,8 +45,11 @@ impl Chunks {
         (0..free.len()).for_each(|i| free.swap(i, random.below(pages - 1)));
         let tables: Vec<Vec<PageId>> =
             self.lengths.iter().map(|&length| free.split_off(free.len() - pages_of(length))).collect();
-        let inputs: Vec<Vec<f32>> =
-            self.lengths.iter().map(|&length| Random::new(length as u64).normals(length * width, 1.0)).collect();
+        let inputs: Vec<Vec<f32>> = self
+            .lengths
+            .iter()
+            .map(|&length| Random::new(length as u64).normals(length * width, 1.0))
+            .collect();
         let weights = [1, 2].map(|seed| Random::new(seed).normals(head_dim, 1.0));
         let weights = weights.map(|weight| device.vector(&weight).unwrap());
         let inverse = (0..rotated / 2).map(|i| 1e4_f32.powf(-2.0 * i as f32 / rotated as f32)).collect();
@@ -170,7 +173,8 @@ impl Case for Angles {
         };
         let positions = [&axes[0][..], &axes[1], &axes[2]];
         let (token_ids, rows) = ([0; 40], [row]);
-        let inputs = StepInputs { token_ids: &token_ids, positions, rows: &rows, copies: &[], logit_rows: &[] };
+        let inputs =
+            StepInputs { token_ids: &token_ids, positions, rows: &rows, copies: &[], logit_rows: &[] };
         device.begin_step(&inputs, &mut planes).unwrap();
         let inverse: Vec<f32> = (0..6).map(|i| 1e6_f32.powf(-(i as f32) / 6.0)).collect();
         let mut out = device.tensor(40, 12).unwrap();
@@ -191,7 +195,8 @@ fn angles_are_those_of_the_cpu() {
 #[test]
 fn pages_that_were_read_can_be_written_elsewhere() {
     let Some(mut gpu) = cuda("pages") else { return };
-    let shape = KvShape { layers: 3, kv_heads: 2, head_dim: 16, page_tokens: 16, pages: 6, dtype: WeightType::F16 };
+    let shape =
+        KvShape { layers: 3, kv_heads: 2, head_dim: 16, page_tokens: 16, pages: 6, dtype: WeightType::F16 };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(shape), ..PlanesShape::default() }).unwrap();
     let bytes: Vec<u8> = (0..2 * shape.page_bytes()).map(|i| (i % 251) as u8).collect();
     gpu.write_pages(&mut planes, &[PageId(4), PageId(1)], &bytes).unwrap();

@@ -1,8 +1,8 @@
 //! Norms, products, embedding, rows and recurrences.
 
 use tutti_kernels::{
-    DecayedSum, DeviceError, Embed, GateUp, HostMatrix, Linear, Norm, PlanesShape, Quantize,
-    SlotCopy, SlotId, VocabularyShard, WeightType,
+    DecayedSum, DeviceError, Embed, GateUp, HostMatrix, Linear, Norm, PlanesShape, Quantize, SlotCopy,
+    SlotId, VocabularyShard, WeightType,
 };
 
 use crate::support::{Case, Families, Random, Share, begin, bytes, compare, cuda, matrix, tensor, values};
@@ -136,13 +136,15 @@ struct Sums;
 impl Case for Sums {
     fn run<D: Families>(&self, device: &mut D) -> Vec<f32> {
         let (width, layers) = (130, 2);
-        let shape = PlanesShape { slot_bytes: vec![8, layers * width * 4], slots: 5, ..PlanesShape::default() };
+        let shape =
+            PlanesShape { slot_bytes: vec![8, layers * width * 4], slots: 5, ..PlanesShape::default() };
         let mut planes = device.planes(&shape).unwrap();
         let mut random = Random::new(9);
         let decay = device.vector(&random.normals(width, 0.5)).unwrap();
         let mut all = Vec::new();
         let zero = [1, 2].map(|to| SlotCopy { from: SlotId::NULL, to: SlotId(to) });
-        let moved = [SlotCopy { from: SlotId(1), to: SlotId(3) }, SlotCopy { from: SlotId(2), to: SlotId(1) }];
+        let moved =
+            [SlotCopy { from: SlotId(1), to: SlotId(3) }, SlotCopy { from: SlotId(2), to: SlotId(1) }];
         for (copies, slots) in [(&zero, [1, 2]), (&moved, [3, 1])] {
             let shares = [(5, slots[0]), (1, slots[1])];
             let shares = shares.map(|(tokens, slot)| Share { tokens, slot, ..Share::default() });

@@ -1,8 +1,8 @@
 //! Two steps in flight: a row continues with the token that the GPU sampled last for its slot.
 
 use tutti_kernels::{
-    Argmax, Dense, Device, DeviceError, Embed, KvShape, PageId, PlanesShape, SampleRow, Sampler, SamplingParams,
-    StepResults, WeightType,
+    Argmax, Dense, Device, DeviceError, Embed, KvShape, PageId, PlanesShape, SampleRow, Sampler,
+    SamplingParams, StepResults, WeightType,
 };
 
 use crate::support::{Random, Share, begin, cuda, matrix, values};
@@ -11,13 +11,20 @@ const VOCABULARY: usize = 40;
 const WIDTH: usize = 16;
 
 fn planes_shape() -> PlanesShape {
-    let kv = KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 5, dtype: WeightType::F32 };
+    let kv =
+        KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 5, dtype: WeightType::F32 };
     PlanesShape { kv: Some(kv), slots: 4, ..PlanesShape::default() }
 }
 
 /// Two rows of one token each, in slots 1 and 3.
 fn shares(start: usize, continues: bool) -> [Share; 2] {
-    [(1, 1), (3, 2)].map(|(slot, page)| Share { tokens: 1, start, pages: vec![PageId(page)], slot, continues })
+    [(1, 1), (3, 2)].map(|(slot, page)| Share {
+        tokens: 1,
+        start,
+        pages: vec![PageId(page)],
+        slot,
+        continues,
+    })
 }
 
 #[test]

@@ -97,7 +97,10 @@ fn equal_logits_are_ordered_by_id() {
     gpu.sample(&logits, &rows).unwrap();
     for sampled in results(&mut gpu).unwrap().sampled {
         let sampled = sampled.unwrap();
-        assert!([7, 500, 0].contains(&sampled.token), "{sampled:?}: the third is the lowest id of the equals");
+        assert!(
+            [7, 500, 0].contains(&sampled.token),
+            "{sampled:?}: the third is the lowest id of the equals"
+        );
         let top: Vec<u32> = sampled.score.unwrap().top.iter().map(|(token, _)| *token).collect();
         assert_eq!(top, [7, 500, 0, 1]);
     }
@@ -106,7 +109,8 @@ fn equal_logits_are_ordered_by_id() {
 fn scores<D: Families>(device: &mut D) -> Vec<TokenScore> {
     let logits = Random::new(4).normals(5 * 333, 3.0);
     let logits = tensor(device, 333, &logits);
-    let rows = [(0, 3), (2, 332), (2, 0), (4, 20)].map(|(row, token)| (row, ScoreRow { token, top: token % 50 }));
+    let rows =
+        [(0, 3), (2, 332), (2, 0), (4, 20)].map(|(row, token)| (row, ScoreRow { token, top: token % 50 }));
     device.score(&logits, &rows).unwrap();
     results(device).unwrap().scores.into_iter().map(Result::unwrap).collect()
 }

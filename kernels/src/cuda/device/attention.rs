@@ -5,7 +5,8 @@ use crate::cuda::kernels::{Grid, arguments};
 use crate::cuda::planes::Planes;
 use crate::cuda::tensor::{Tensor, Vector};
 use crate::{
-    Attention, AttentionShape, DeviceError, PagedAttention, RopeFrequencies, Rotary, RotateAndStore, WeightType,
+    Attention, AttentionShape, DeviceError, PagedAttention, RopeFrequencies, Rotary, RotateAndStore,
+    WeightType,
 };
 
 /// Threads of a block of all kernels here: four warps.
@@ -32,12 +33,22 @@ impl PagedAttention for CudaDevice {
         let tokens = self.step.tokens;
         out.written(tokens, 2 * half)?;
         let (inverse, axes) = self.rope_on_device(rope)?;
-        let operands =
-            arguments![self.step.at.positions, tokens as u32, inverse, axes, half as u32, rope.scale, out.at()];
+        let operands = arguments![
+            self.step.at.positions,
+            tokens as u32,
+            inverse,
+            axes,
+            half as u32,
+            rope.scale,
+            out.at()
+        ];
         self.kernels.launch("rope_angles", Grid::over(tokens * half, THREADS), operands)
     }
 
-    fn rotate_and_store(&mut self, operands: RotateAndStore<'_, Tensor, Vector, Planes>) -> Result<(), DeviceError> {
+    fn rotate_and_store(
+        &mut self,
+        operands: RotateAndStore<'_, Tensor, Vector, Planes>,
+    ) -> Result<(), DeviceError> {
         let RotateAndStore { qkv, shape, norms, rotary: Rotary { angles }, planes, layer } = operands;
         let (kv, pool) = planes.layer(layer, &shape)?;
         self.check_pages()?;
@@ -78,7 +89,11 @@ impl PagedAttention for CudaDevice {
         self.kernels.launch(name, Grid::of(items.div_ceil(WARPS), THREADS), operands)
     }
 
-    fn attention(&mut self, attention: Attention<'_, Tensor, Planes>, out: &mut Tensor) -> Result<(), DeviceError> {
+    fn attention(
+        &mut self,
+        attention: Attention<'_, Tensor, Planes>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
         let Attention { qkv, shape, planes, layer } = attention;
         let (kv, pool) = planes.layer(layer, &shape)?;
         self.check_pages()?;
@@ -130,7 +145,8 @@ impl CudaDevice {
         if !self.ropes.iter().any(|known| known.rope == *rope) {
             let inverse = Vector::load(&self.gpu, &mut self.loader, &rope.inverse)?;
             let axes: Vec<f32> = rope.axes.iter().map(|&axis| f32::from_bits(u32::from(axis))).collect();
-            let axes = (!axes.is_empty()).then(|| Vector::load(&self.gpu, &mut self.loader, &axes)).transpose()?;
+            let axes =
+                (!axes.is_empty()).then(|| Vector::load(&self.gpu, &mut self.loader, &axes)).transpose()?;
             self.ropes.push(RopeOnDevice { rope: rope.clone(), inverse, axes });
         }
         let Some(known) = self.ropes.iter().find(|known| known.rope == *rope) else {

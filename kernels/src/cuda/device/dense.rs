@@ -62,7 +62,11 @@ impl Dense for CudaDevice {
         self.add_bias(bias, out)
     }
 
-    fn gate_up(&mut self, gate_up: GateUp<'_, Tensor, Matrix, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
+    fn gate_up(
+        &mut self,
+        gate_up: GateUp<'_, Tensor, Matrix, Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
         let GateUp { x, norm, weight } = gate_up;
         let gates = weight.gates()?;
         out.written_like(x, gates)?;
@@ -77,7 +81,9 @@ impl Dense for CudaDevice {
     fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
         if x.live != self.step.tokens {
             let (live, tokens) = (x.live, self.step.tokens);
-            return Err(DeviceError::Misuse(format!("logit rows of {live} rows in a step of {tokens} tokens")));
+            return Err(DeviceError::Misuse(format!(
+                "logit rows of {live} rows in a step of {tokens} tokens"
+            )));
         }
         let rows = self.step.logit_rows;
         let operands = arguments![x.at(), self.step.at.logit_rows, rows as u32, x.width as u32];
@@ -101,13 +107,24 @@ impl Dense for CudaDevice {
 
 impl CudaDevice {
     /// Enqueues the norm of the rows of `x`, as `dtype` at `out`.
-    fn norm(&self, x: &Tensor, weight: u64, eps: f32, dtype: WeightType, out: u64) -> Result<(), DeviceError> {
+    fn norm(
+        &self,
+        x: &Tensor,
+        weight: u64,
+        eps: f32,
+        dtype: WeightType,
+        out: u64,
+    ) -> Result<(), DeviceError> {
         let name = match dtype {
             WeightType::F32 => "rms_norm_f32",
             WeightType::Bf16 => "rms_norm_bf16",
             WeightType::F16 => "rms_norm_f16",
         };
-        self.kernels.launch(name, Grid::of(x.live, THREADS), arguments![x.at(), weight, eps, x.width as u32, out])
+        self.kernels.launch(
+            name,
+            Grid::of(x.live, THREADS),
+            arguments![x.at(), weight, eps, x.width as u32, out],
+        )
     }
 
     /// Enqueues a product of `x`, which is normalised first if there is a norm, and converted to the matrix's type.
@@ -120,7 +137,8 @@ impl CudaDevice {
         out: u64,
     ) -> Result<(), DeviceError> {
         x.check_width(matrix.inputs)?;
-        let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(x.width)?, norm.eps))).transpose()?;
+        let norm =
+            norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(x.width)?, norm.eps))).transpose()?;
         let elements = x.elements();
         let input = match (norm, matrix.dtype) {
             (None, WeightType::F32) => x.at(),

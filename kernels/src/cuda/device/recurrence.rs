@@ -35,7 +35,8 @@ impl Recurrence for CudaDevice {
             stride,
             out.at(),
         ];
-        let grid = Grid { blocks: (width.div_ceil(THREADS as usize), rows), threads: THREADS, shared_bytes: 0 };
+        let grid =
+            Grid { blocks: (width.div_ceil(THREADS as usize), rows), threads: THREADS, shared_bytes: 0 };
         self.kernels.launch("decayed_sum", grid, operands)
     }
 }

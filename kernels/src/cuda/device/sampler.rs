@@ -85,7 +85,10 @@ impl Sampler for CudaDevice {
 
 impl CudaDevice {
     /// Enqueues the product of an arg max, and returns its logits.
-    fn logits_of<'a>(&mut self, argmax: Argmax<'a, Tensor, Matrix, Vector>) -> Result<&'a Tensor, DeviceError> {
+    fn logits_of<'a>(
+        &mut self,
+        argmax: Argmax<'a, Tensor, Matrix, Vector>,
+    ) -> Result<&'a Tensor, DeviceError> {
         let Argmax { x, norm, weight, logits } = argmax;
         logits.written_like(x, weight.plain_outputs()?)?;
         self.product(x, norm, weight, Accumulate::Set, logits.at())?;
