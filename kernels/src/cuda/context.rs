@@ -126,8 +126,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the event. An error changes nothing.
         let _ = self.gpu.bind();
+        // SAFETY: nobody else has the event. An error changes nothing.
         unsafe {
             let _ = event::destroy(self.event);
         }

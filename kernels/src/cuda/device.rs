@@ -273,6 +273,7 @@ impl Device for CudaDevice {
     fn end_step(&mut self) -> Result<Done, DeviceError> {
         self.gpu.bind()?;
         self.inputs.seal()?;
+        self.step.end();
         let event = Event::record(&self.gpu)?;
         Ok(Done { event, blocks: self.results.take(), last_kernel: self.kernels.last() })
     }

@@ -82,6 +82,11 @@ impl Step {
         inputs.copies.iter().try_for_each(|&copy| planes.copy(copy))
     }
 
+    /// Forgets the rows that end in logit rows: their memory on the device belongs to the next step.
+    pub(super) fn end(&mut self) {
+        self.owners.clear();
+    }
+
     /// Lays all inputs end to end, in the order of [`place`](Self::place).
     fn fill(&mut self, inputs: &StepInputs<'_>, page_tokens: Option<usize>, kept_slots: usize) {
         self.tokens = inputs.token_ids.len();

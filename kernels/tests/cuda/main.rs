@@ -1,7 +1,7 @@
 //! The CUDA device: its sources under NVIDIA's compiler, and each operation against the CPU device.
 //!
 //! The tests run where they find NVRTC and a GPU, real or emulated (`tests/emulated-gpu`), and say so where they do not.
-//! With `TUTTI_CUDA_TESTS=required` in the environment they fail instead.
+//! With `CUDA_TESTS=required` in the environment they fail instead.
 
 mod attention;
 mod compile;

@@ -24,7 +24,7 @@ pub trait Case {
 /// test harness shows a test's output only if the test fails.
 pub fn skipped(test: &str, why: &str) {
     static SAID: Once = Once::new();
-    assert!(std::env::var_os("TUTTI_CUDA_TESTS").is_none_or(|value| value != "required"), "{test}: {why}");
+    assert!(std::env::var_os("CUDA_TESTS").is_none_or(|value| value != "required"), "{test}: {why}");
     SAID.call_once(|| {
         let _ = std::io::stderr().write_all(format!("SKIPPED, {test} and more: {why}\n").as_bytes());
     });

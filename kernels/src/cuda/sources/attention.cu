@@ -48,7 +48,7 @@ DEVICE void fold(State& total, const State& part) {
 
 template <class Kv>
 DEVICE void attend(const Args& args, const typename Kv::Raw* kv) {
-  extern __shared__ float queries[];
+  extern __shared__ __align__(16) float queries[];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head_dim = args.head_dim;
   const u32 query = blockIdx.x * WARPS + warp;
   if (query >= args.tokens * args.heads) return;
