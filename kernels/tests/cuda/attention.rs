@@ -1,7 +1,7 @@
 //! Rotation, pages and attention.
 
 use tutti_kernels::{
-    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PlanesShape, RopeFrequencies, Rotary,
+    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape, RopeFrequencies, Rotary,
     RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
 };
 
@@ -153,6 +153,31 @@ fn chunks_and_neighbours_change_no_bit() {
             assert_eq!(bits(&alone.results(&mut gpu)[0]), bits(want), "{length} in {chunks:?}");
         }
     }
+}
+
+/// Padding rows lie in the null page: nothing is stored there, and their output is zeros.
+#[test]
+fn padding_rows_store_nothing_and_attend_to_nothing() {
+    let Some(mut gpu) = cuda("padding") else { return };
+    let kv = KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 2, dtype: WeightType::F32 };
+    let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
+    let pages = |page| vec![PageId(page)];
+    let shares = [1, 0, 0].map(|page| Share { tokens: 2, pages: pages(page), ..Share::default() });
+    begin(&mut gpu, &mut planes, &shares, &[], &[], &[]).unwrap();
+    let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
+    let mut qkv = tensor(&mut gpu, 48, &Random::new(2).normals(6 * 48, 1.0));
+    let rope = RopeFrequencies { inverse: vec![0.0; 8], scale: 1.0, axes: vec![] };
+    let mut angles = gpu.tensor(6, 16).unwrap();
+    gpu.rope_angles(&rope, &mut angles).unwrap();
+    let (rotary, mut out) = (Rotary { angles: &angles }, gpu.tensor(6, 16).unwrap());
+    let operands = RotateAndStore { qkv: &mut qkv, shape, norms: None, rotary, planes: &mut planes, layer: 0 };
+    gpu.rotate_and_store(operands).unwrap();
+    gpu.attention(Attention { qkv: &qkv, shape, planes: &planes, layer: 0 }, &mut out).unwrap();
+    let out = values(&mut gpu, &out);
+    assert!(out[..32].iter().all(|x| *x != 0.0) && out[32..].iter().all(|x| *x == 0.0), "{out:?}");
+    let mut null = Vec::new();
+    gpu.read_pages(&planes, &[PageId(0)], &mut null).unwrap();
+    assert!(null.iter().all(|byte| *byte == 0));
 }
 
 /// Angles of three axes, far beyond any table.

@@ -71,7 +71,7 @@ fn a_row_that_continues_begins_with_the_token_that_its_slot_sampled_last() {
 fn a_penalty_counts_the_token_of_the_step_in_flight() {
     let Some(mut gpu) = cuda("penalties in flight") else { return };
     let mut planes = gpu.planes(&planes_shape()).unwrap();
-    let mut row = vec![0.0f32; VOCABULARY];
+    let mut row = [0.0f32; VOCABULARY];
     (row[9], row[4]) = (2.0, 1.9);
     let logits = row.repeat(2);
     let mut uploaded = gpu.tensor(2, VOCABULARY).unwrap();
