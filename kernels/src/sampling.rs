@@ -1,5 +1,9 @@
 //! Inputs and results of sampling. The device does the arithmetic.
 
+mod nomination;
+
+pub use nomination::{Adjustments, MAX_NOMINATED, Nomination};
+
 use crate::DeviceError;
 
 /// Sampling parameters of one request. The router validates them; see `tutti.v1.Sampling` for their ranges.

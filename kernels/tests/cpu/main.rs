@@ -9,6 +9,7 @@ mod gate_up;
 mod int8;
 mod linear;
 mod misuse;
+mod nominate;
 mod packed;
 mod recorder;
 mod rowwise;
