@@ -17,7 +17,7 @@ pub enum Chosen {
 }
 
 /// False as long as no model has been served on a GPU, real or emulated: `cuda` is then refused, and `auto` is the CPU.
-const SERVES_ON_GPUS: bool = false;
+const SERVES_ON_GPUS: bool = true;
 
 /// Chooses the device by the settings and by what the worker's machine has, and logs what `auto` stands for.
 pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {

@@ -1,8 +1,8 @@
 //! Rotation, pages and attention.
 
 use tutti_kernels::{
-    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape, RopeFrequencies, Rotary,
-    RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
+    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape,
+    RopeFrequencies, Rotary, RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
 };
 
 use crate::support::{Case, Families, Random, Share, begin, compare, cuda, tensor, values};
@@ -159,7 +159,8 @@ fn chunks_and_neighbours_change_no_bit() {
 #[test]
 fn padding_rows_store_nothing_and_attend_to_nothing() {
     let Some(mut gpu) = cuda("padding") else { return };
-    let kv = KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 2, dtype: WeightType::F32 };
+    let kv =
+        KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 2, dtype: WeightType::F32 };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
     let pages = |page| vec![PageId(page)];
     let shares = [1, 0, 0].map(|page| Share { tokens: 2, pages: pages(page), ..Share::default() });
@@ -170,7 +171,8 @@ fn padding_rows_store_nothing_and_attend_to_nothing() {
     let mut angles = gpu.tensor(6, 16).unwrap();
     gpu.rope_angles(&rope, &mut angles).unwrap();
     let (rotary, mut out) = (Rotary { angles: &angles }, gpu.tensor(6, 16).unwrap());
-    let operands = RotateAndStore { qkv: &mut qkv, shape, norms: None, rotary, planes: &mut planes, layer: 0 };
+    let operands =
+        RotateAndStore { qkv: &mut qkv, shape, norms: None, rotary, planes: &mut planes, layer: 0 };
     gpu.rotate_and_store(operands).unwrap();
     gpu.attention(Attention { qkv: &qkv, shape, planes: &planes, layer: 0 }, &mut out).unwrap();
     let out = values(&mut gpu, &out);
