@@ -16,18 +16,9 @@ pub enum Chosen {
     Sim,
 }
 
-/// False as long as no model has been served on a GPU, real or emulated: `cuda` is then refused, and `auto` is the CPU.
-const SERVES_ON_GPUS: bool = true;
-
 /// Chooses the device by the settings and by what the worker's machine has, and logs what `auto` stands for.
 pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
-    let chosen = match choose_among(settings, rank, cuda::gpus)? {
-        Chosen::Cuda { .. } if !SERVES_ON_GPUS => match settings.device.device {
-            DeviceChoice::Auto => Chosen::Cpu,
-            _ => return Err(Error::invalid("device", "cuda: this build cannot serve on GPUs yet")),
-        },
-        chosen => chosen,
-    };
+    let chosen = choose_among(settings, rank, cuda::gpus)?;
     if settings.device.device == DeviceChoice::Auto {
         tracing::info!(worker = %rank, device = ?chosen, "the device that --device auto stands for");
     }

@@ -96,7 +96,8 @@ impl Case for Rows {
         let table = Random::new(3).normals(vocabulary * width, 1.0);
         let whole = matrix(device, self.0, vocabulary, &table);
         let shard = matrix(device, self.0, 20, &table[10 * width..30 * width]);
-        let ids: Vec<u32> = (0..37).map(|i| i * 7 % 50).collect();
+        // Among them both ends of the table and of the shard, and their neighbours.
+        let ids: Vec<u32> = [9, 10, 29, 30, 0, 49].into_iter().chain((0..31).map(|i| i * 7 % 50)).collect();
         let mut planes = device.planes(&PlanesShape::default()).unwrap();
         let shares = [Share { tokens: 30, ..Share::default() }, Share { tokens: 7, ..Share::default() }];
         begin(device, &mut planes, &shares, &ids, &[0, 3, 4, 29, 36], &[]).unwrap();
