@@ -287,17 +287,7 @@ impl Bench {
     }
 
     fn sampling(&mut self) -> Result<(), DeviceError> {
-        let greedy = SamplingParams {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
-            seed: 1,
-        };
+        let greedy = SamplingParams { seed: 1, ..SamplingParams::GREEDY };
         let mut logits = self.device.tensor(1, VOCABULARY)?;
         logits.fill(&(0..VOCABULARY).map(|i| pattern(i) * 100.0).collect::<Vec<_>>())?;
         let sampled = SamplingParams { temperature: 0.8, ..greedy.clone() };

@@ -23,7 +23,7 @@ pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub use self::planes::{KvShape, PlanesShape};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
-pub use self::sampler::{Argmax, Sampler};
+pub use self::sampler::{Argmax, GatheredRows, Sampler};
 use crate::{PageId, SlotId, StepInputs, StepResults, collective::GroupRank};
 
 /// Storage type of weights, keys and values.

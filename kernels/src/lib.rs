@@ -14,9 +14,14 @@ mod step;
 
 pub use device::{
     Argmax, Attention, AttentionShape, Collectives, DecayedSum, Dense, Device, DeviceError, DeviceLimits,
-    Embed, GateUp, GraphId, HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention, PlanesShape,
-    Quantize, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard, WeightType,
+    Embed, GateUp, GatheredRows, GraphId, HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention,
+    PlanesShape, Quantize, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard,
+    WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
-pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, StepResults, TokenScore};
-pub use step::{PageId, RowInputs, SlotCopy, SlotId, StepInputs};
+pub use sampling::{
+    Adjustments, MAX_NOMINATED, Nomination, SampleRow, Sampled, SamplingParams, ScoreRow, StepResults,
+    TokenScore,
+};
+pub use step::{RowInputs, StepInputs};
+pub use tutti_planes::{PageId, SlotCopy, SlotId};

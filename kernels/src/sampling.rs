@@ -1,5 +1,9 @@
 //! Inputs and results of sampling. The device does the arithmetic.
 
+mod nomination;
+
+pub use nomination::{Adjustments, MAX_NOMINATED, Nomination};
+
 use crate::DeviceError;
 
 /// Sampling parameters of one request. The router validates them; see `tutti.v1.Sampling` for their ranges.
@@ -23,6 +27,21 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed. Random numbers are a function of (seed, position).
     pub seed: u64,
+}
+
+impl SamplingParams {
+    /// Greedy sampling without penalties or bias.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: Vec::new(),
+        seed: 0,
+    };
 }
 
 /// One row of logits to sample from.

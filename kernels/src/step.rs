@@ -1,33 +1,6 @@
 //! The inputs of one step, which the host gives to the device before any operation runs.
 
-/// A page of a paged plane, such as a pool of keys and values. Page 0 is the null page: rows ([`RowInputs`]) that only
-/// pad a step write to it, and it is never read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PageId(pub u32);
-
-impl PageId {
-    /// The null page, which rows that only pad a step write to.
-    pub const NULL: Self = Self(0);
-}
-
-/// A slot: the fixed-size state of one request in every slot plane, and the request's index on the device. Slot 0 is the
-/// null slot: rows that only pad a step have it, and it is never read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SlotId(pub u32);
-
-impl SlotId {
-    /// The null slot.
-    pub const NULL: Self = Self(0);
-}
-
-/// A copy of a slot's state in every slot plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotCopy {
-    /// Slot to read. The null slot stands for the initial state: `to` is set to zeros.
-    pub from: SlotId,
-    /// Slot to overwrite, not the null slot.
-    pub to: SlotId,
-}
+use tutti_planes::{PageId, SlotCopy, SlotId};
 
 /// One request's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +23,8 @@ pub struct RowInputs<'a> {
 
 /// The inputs of one forward pass (a step): the rows of several requests, one after the other.
 ///
-/// `token_ids` and each axis of `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps. `logit_rows` are the
-/// ascending indices of the tokens whose hidden states go to the LM head.
+/// `token_ids` and each axis of `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps.
+/// `logit_rows` are the ascending indices of the tokens whose hidden states go to the LM head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInputs<'a> {
     /// Vocabulary id of each token.

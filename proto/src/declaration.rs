@@ -1,7 +1,10 @@
 //! A model's declaration of its nodes, walks, planes and media. A declaration is checked once, when it is constructed.
 
+mod media;
+
 use std::fmt;
 
+pub use self::media::{EncoderCall, EncoderCallError, MediaInput};
 use crate::cluster::v1 as pb;
 
 /// A node (part) of a model, by its index in the model's declaration.
@@ -102,30 +105,6 @@ impl PlaneKind {
     }
 }
 
-/// A kind of media that a model accepts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MediaInput {
-    /// The kind of media.
-    pub kind: pb::MediaKind,
-    /// The atomic walk that encodes a media item into one embedding for each of the item's tokens.
-    pub walk: WalkId,
-    /// The token id that a prompt has at each position of a media item.
-    pub placeholder: u32,
-    /// Bytes of an item's data per token, at least 1. The last token may cover fewer bytes.
-    pub bytes_per_token: u32,
-    /// Elements per embedding.
-    pub width: u32,
-    /// Names of the data formats that the model accepts.
-    pub formats: Vec<String>,
-}
-
-impl MediaInput {
-    /// Number of tokens of an item of `bytes` bytes.
-    pub fn tokens(&self, bytes: usize) -> usize {
-        bytes.div_ceil(self.bytes_per_token.max(1) as usize)
-    }
-}
-
 /// A model's nodes, walks, planes and media. Every index of a node or a walk is in range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelDeclaration {
@@ -177,7 +156,7 @@ pub enum DeclarationError {
         /// The problem, as a predicate such as "is declared twice".
         problem: &'static str,
     },
-    /// A media input is of an unknown kind, is declared twice, is not encoded by an atomic walk, or has a size of 0.
+    /// A media input is of an unknown kind, is declared twice, is not encoded by an atomic walk, or has a size or a limit of 0.
     #[error("media {kind:?}: {problem}")]
     Media {
         /// The declared kind.
@@ -218,6 +197,8 @@ impl ModelDeclaration {
                 "is encoded by a walk that is not atomic"
             } else if input.bytes_per_token == 0 || input.width == 0 {
                 "has tokens of no bytes, or embeddings of no width"
+            } else if input.max_call_tokens == Some(0) {
+                "has an encoder that takes no tokens"
             } else {
                 continue;
             };
@@ -357,32 +338,6 @@ impl From<&ModelDeclaration> for pb::ModelDeclaration {
             walks: declaration.walks.iter().map(walk).collect(),
             planes: declaration.planes.iter().map(plane).collect(),
             media: declaration.media.iter().map(Into::into).collect(),
-        }
-    }
-}
-
-impl From<&MediaInput> for pb::MediaInput {
-    fn from(input: &MediaInput) -> Self {
-        Self {
-            kind: input.kind.into(),
-            walk: input.walk.0,
-            placeholder_token_id: input.placeholder,
-            bytes_per_token: input.bytes_per_token,
-            width: input.width,
-            formats: input.formats.clone(),
-        }
-    }
-}
-
-impl From<pb::MediaInput> for MediaInput {
-    fn from(message: pb::MediaInput) -> Self {
-        Self {
-            kind: message.kind(),
-            walk: WalkId(message.walk),
-            placeholder: message.placeholder_token_id,
-            bytes_per_token: message.bytes_per_token,
-            width: message.width,
-            formats: message.formats,
         }
     }
 }

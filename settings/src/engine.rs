@@ -72,8 +72,8 @@ choices! {
     pub enum Admission {
         /// Pages for its prompt and all of `max_tokens`: a running request never waits for memory.
         WholeLife = "whole-life",
-        /// Pages for its prompt and one token. Output takes pages as it grows. When none is free, the request that is last
-        /// in order gives up its pages and computes them again later.
+        /// Pages for its prompt and one token. Output takes pages as it grows. When none is free, the request that is
+        /// last in order gives up its pages and computes them again later.
         Optimistic = "optimistic",
     }
 }

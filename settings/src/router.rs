@@ -14,8 +14,8 @@ settings! {
         "Router" => {
             /// Size of the largest HTTP body or gRPC message. A larger one is refused before it is read.
             max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
-            /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is refused
-            /// for good, any other may be sent again later.
+            /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is
+            /// refused for good, any other may be sent again later.
             max_concurrent_choices: u32 = 1024, unit "N", at least 1;
             /// Threads that tokenise texts and render chat templates.
             tokenizer_threads: usize = default_tokenizer_threads(), unit "N", default "half of the cores, 1 to 8", at least 1;
@@ -54,8 +54,8 @@ settings! {
             answer_timeout_ms: u32 = 5_000, unit "MS", at least 1;
             /// Time that a conductor has to accept or refuse a request. Without an answer it counts as lost.
             accept_timeout_ms: u32 = 15_000, unit "MS", at least 1;
-            /// Interval of connection probes. A connection that does not answer a probe within the same time is broken, and its
-            /// streams continue on other conductors.
+            /// Interval of connection probes. A connection that does not answer a probe within the same time is broken,
+            /// and its streams continue on other conductors.
             keep_alive_ms: u32 = 5_000, unit "MS", at least 1;
             /// Interval at which a ready conductor is polled for its load.
             poll_ms: u32 = 1_000, unit "MS", at least 1;

@@ -13,7 +13,8 @@ settings! {
             fixed_us: Option<u32> = None, unit "MICROSECONDS", default "the profile's";
             /// Cost of each token of a prefill row.
             prefill_ns_per_token: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
-            /// Cost of each pair of a prefill row's token and a token that it attends to: grows with the square of a prompt.
+            /// Cost of each pair of a prefill row's token and a token that it attends to: grows with the square of a
+            /// prompt.
             prefill_ns_per_attended_token: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
             /// Cost of each decode row.
             decode_ns_per_row: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
@@ -45,9 +46,9 @@ settings! {
 choices! {
     /// Costs of a known kind of device.
     pub enum SimProfile {
-        /// An H200 with a dense model of 8 billion parameters in bf16. The costs are counted from data sheets, not measured:
-        /// reading 16.4 GB of weights and 147 KB of keys and values per token at 80 % of 4.8 TB/s, 16.4 GFLOP per token at
-        /// 60 %, and attention at 50 % of 989 TFLOP/s.
+        /// An H200 with a dense model of 8 billion parameters in bf16. The costs are counted from data sheets, not
+        /// measured: reading 16.4 GB of weights and 147 KB of keys and values per token at 80 % of 4.8 TB/s, 16.4 GFLOP
+        /// per token at 60 %, and attention at 50 % of 989 TFLOP/s.
         H200 = "h200",
         /// Steps that take no time: what is left is the cost of everything around the device.
         Instant = "instant",

@@ -38,8 +38,11 @@ pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<Wal
             return Err(refused(message));
         }
         end = first + tokens;
-        if !walks.contains(&input.walk) {
-            walks.push(input.walk);
+    }
+    let calls = model.encoder_calls(&spec.media);
+    for call in calls.map_err(|error| Error::invalid(error.field(), error.to_string()))? {
+        if !walks.contains(&call.walk) {
+            walks.push(call.walk);
         }
     }
     check_placeholders(spec, model)?;

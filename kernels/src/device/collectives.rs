@@ -11,6 +11,12 @@ family! {
         /// [`all_reduce`](Self::all_reduce) of `x`, then `out += x`: the residual add after a product whose inputs are
         /// divided among the ranks.
         fn all_reduce_add(&mut self, x: &mut Self::Tensor, out: &mut Self::Tensor) => |recorder| recorder.by_row(x);
+        /// Replaces each rank's `x` with the elementwise largest of all ranks' `x`: NaN where any rank has a NaN.
+        fn all_reduce_max(&mut self, x: &mut Self::Tensor) => |recorder| recorder.by_row(x);
+        /// [`gather_columns`](Self::gather_columns) of the rows with these indices, each at its own index in `out`. The
+        /// other rows of `out` are undefined.
+        fn gather_rows(&mut self, part: &Self::Tensor, rows: &[usize], out: Option<&mut Self::Tensor>)
+            => |recorder| recorder.by_row(part);
         /// Gathers columns at rank 0: each row of `out` is the concatenation of the ranks' rows of `part`. Only rank 0
         /// passes an `out`.
         fn gather_columns(&mut self, part: &Self::Tensor, out: Option<&mut Self::Tensor>)

@@ -2,7 +2,7 @@
 
 use super::dense::Norm;
 use super::family::family;
-use crate::{Device, DeviceError, SampleRow, ScoreRow};
+use crate::{Device, DeviceError, Nomination, SampleRow, ScoreRow};
 
 /// The operands of [`Sampler::argmax`].
 pub struct Argmax<'a, T, M, V> {
@@ -16,6 +16,18 @@ pub struct Argmax<'a, T, M, V> {
     pub logits: &'a mut T,
 }
 
+/// What rank 0 of a TP group has gathered of rows to sample.
+pub struct GatheredRows<'a, T> {
+    /// Logits of the rows that were gathered whole, `[rows, vocabulary]`.
+    pub logits: &'a T,
+    /// Candidates of all ranks, as [`Sampler::nominate`] orders them, `[rows, 2 * candidates]`.
+    pub candidates: &'a T,
+    /// Peaks of the whole rows, `[rows, 2]`.
+    pub peaks: &'a T,
+    /// Indices of the rows that have candidates, ascending. All other rows have logits.
+    pub nominated: &'a [usize],
+}
+
 family! {
     /// Operations whose results are [collected](Device::collect), each list in the order of enqueueing.
     ///
@@ -26,8 +38,9 @@ family! {
         /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample).
         fn argmax(&mut self, argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>)
             => |recorder| recorder.product(argmax.x, argmax.weight);
-        /// Finds the likeliest token of each row of `norm(x) · Wᵀ`, where the matrix is one shard of an LM head whose rows
-        /// begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. A NaN stands for any NaN in the row.
+        /// Finds the likeliest token of each row of `norm(x) · Wᵀ`, where the matrix is one shard of an LM head whose
+        /// rows begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. A NaN stands for any NaN in
+        /// the row.
         fn partial_argmax(
             &mut self,
             argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>,
@@ -38,6 +51,34 @@ family! {
         /// these are the results of [`partial_argmax`](Self::partial_argmax) for all shards, the token is that of
         /// [`argmax`](Self::argmax) with the whole LM head.
         fn best_candidates(&mut self, candidates: &Self::Tensor) => |recorder| recorder.by_row(candidates);
+        /// Applies each nomination's adjustments to row `rows[i].0` of `logits`, in place, and sets the row of `peaks`:
+        /// `[rows, 2]`, the largest logit before and after. A NaN stands for any NaN in the row. `logits` is one shard of
+        /// the vocabulary, whose token ids begin at `first`. The row indices ascend.
+        fn adjust(
+            &mut self,
+            logits: &mut Self::Tensor,
+            rows: &[(usize, &Nomination)],
+            first: usize,
+            peaks: &mut Self::Tensor,
+        ) => |recorder| recorder.by_row(logits);
+        /// Finds the best tokens of row `rows[i].0` of `logits` for each i, as the nomination orders tokens. `peaks` are
+        /// the largest of all shards. `out` is `[rows, 2 * candidates]`: pairs of a logit and a token id in order, and
+        /// then pairs that stand for no token. The row indices ascend.
+        fn nominate(
+            &mut self,
+            logits: &Self::Tensor,
+            rows: &[(usize, &Nomination)],
+            first: usize,
+            peaks: &Self::Tensor,
+            out: &mut Self::Tensor,
+        ) => |recorder| recorder.by_row(logits);
+        /// Samples one token from row `rows[i].0` for each i: from the row's candidates if it is nominated, else as
+        /// [`sample`](Self::sample) does. The token is in both cases that of [`sample`](Self::sample) on the whole row.
+        fn sample_gathered(
+            &mut self,
+            gathered: GatheredRows<'_, Self::Tensor>,
+            rows: &[(usize, SampleRow<'_>)],
+        ) => |recorder| recorder.by_row(gathered.peaks);
         /// Samples one token from row `rows[i].0` of `logits` for each i.
         fn sample(&mut self, logits: &Self::Tensor, rows: &[(usize, SampleRow<'_>)])
             => |recorder| recorder.by_row(logits);

@@ -182,7 +182,8 @@ fn no_rank_leaves_a_barrier_before_all_have_arrived() {
     }
 }
 
-/// Runs collectives of all kinds and sizes back to back, so that each begins while other ranks still finish the one before.
+/// Runs collectives of all kinds and sizes back to back, so that each begins while other ranks still finish the one
+/// before.
 #[test]
 fn calls_do_not_run_into_each_other() {
     for transport in BOTH {

@@ -7,17 +7,7 @@ use tutti_kernels::{
 
 use crate::support::{Random, bytes, devices, results, tensor};
 
-static GREEDY: SamplingParams = SamplingParams {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    logit_bias: Vec::new(),
-    seed: 1,
-};
+static GREEDY: SamplingParams = SamplingParams::GREEDY;
 
 fn greedy(params: &SamplingParams) -> SampleRow<'_> {
     SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }

@@ -245,8 +245,8 @@ fn long_contexts_are_those_of_double_precision() {
     }
 }
 
-/// Promise 8 for a decode whose ranges run as separate tasks: with one thread, with two, with more threads than ranges, and in a
-/// batch with a prefill, in which no tile is split.
+/// Promise 8 for a decode whose ranges run as separate tasks: with one thread, with two, with more threads than ranges,
+/// and in a batch with a prefill, in which no tile is split.
 #[test]
 fn threads_and_ranges_change_no_bit() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {

@@ -7,8 +7,8 @@ use crate::support::{Random, assert_near, bits, bytes, devices, in_bfp_blocks, m
 
 const TYPES: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::Bf16];
 
-/// The exact operands of a product after rounding: weights as they are stored, and activations as they are packed. For bfloat16
-/// they are in block floating point, or in bfloat16 if the path has dot products of it.
+/// The exact operands of a product after rounding: weights as they are stored, and activations as they are packed. For
+/// bfloat16 they are in block floating point, or in bfloat16 if the path has dot products of it.
 fn operands(path: &str, dtype: WeightType, weights: &[f32], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let kept: Vec<f32> = weights.iter().map(|&w| stored(dtype, w)).collect();
     let widened = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect();
@@ -63,7 +63,8 @@ fn products_are_those_of_double_precision() {
     }
 }
 
-/// Block floating point is closer to f32 than activations in bfloat16, even if one activation is far larger than the others.
+/// Block floating point is closer to f32 than activations in bfloat16, even if one activation is far larger than the
+/// others.
 #[test]
 fn bf16_products_stray_less_than_bf16_activations_would() {
     let (inputs, outputs) = (512, 64);
@@ -112,8 +113,8 @@ fn bf16_sums_do_not_overflow() {
     }
 }
 
-/// A NaN or infinity makes its own row or output not finite, and no other. The other results of a matrix of tiny numbers keep
-/// their bits.
+/// A NaN or infinity makes its own row or output not finite, and no other. The other results of a matrix of tiny
+/// numbers keep their bits.
 #[test]
 fn what_is_not_finite_stays_where_it_belongs() {
     let (rows, inputs, outputs) = (7, 150, 40);

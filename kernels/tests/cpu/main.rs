@@ -1,5 +1,5 @@
-//! Compares the CPU device with plain arithmetic in double precision, and with itself: alone, batched and chunked, on every
-//! instruction path and with several numbers of threads.
+//! Compares the CPU device with plain arithmetic in double precision, and with itself: alone, batched and chunked, on
+//! every instruction path and with several numbers of threads.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
 
@@ -9,6 +9,7 @@ mod gate_up;
 mod int8;
 mod linear;
 mod misuse;
+mod nominate;
 mod packed;
 mod recorder;
 mod rowwise;

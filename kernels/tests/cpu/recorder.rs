@@ -95,17 +95,7 @@ fn layer<D: Dense + PagedAttention + Collectives + Sampler>(
     device.argmax(Argmax { x: &hidden, norm, weight: &table, logits: &mut logits })?;
     let norm = None;
     device.linear(Linear { x: &hidden, norm, weight: &table, bias: None }, &mut logits)?;
-    let params = SamplingParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: Vec::new(),
-        seed: 1,
-    };
+    let params = SamplingParams { temperature: 1.0, seed: 1, ..SamplingParams::GREEDY };
     let row = SampleRow {
         params: &params,
         prompt: &[],

@@ -7,17 +7,7 @@ use tutti_kernels::{
 
 use crate::support::{Random, devices, results, tensor, try_begin};
 
-static GREEDY: SamplingParams = SamplingParams {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    logit_bias: Vec::new(),
-    seed: 0,
-};
+static GREEDY: SamplingParams = SamplingParams::GREEDY;
 
 fn row(params: &SamplingParams) -> SampleRow<'_> {
     SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }
@@ -44,7 +34,8 @@ fn counts(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>, draws: usi
     counts
 }
 
-/// Asserts that Pearson's statistic accepts probabilities in proportion to `weights`, and that no token of weight 0 occurs.
+/// Asserts that Pearson's statistic accepts probabilities in proportion to `weights`, and that no token of weight 0
+/// occurs.
 #[track_caller]
 fn assert_distribution(what: &str, counts: &[usize], weights: &[f64]) {
     let (draws, total) = (counts.iter().sum::<usize>() as f64, weights.iter().sum::<f64>());

@@ -29,7 +29,9 @@ fn thinker() -> ModelDeclaration {
 
 fn audio(walk: u32) -> MediaInput {
     let (kind, walk, formats) = (pb::MediaKind::Audio, WalkId(walk), vec!["wav".into()]);
-    MediaInput { kind, walk, placeholder: 7, bytes_per_token: 64, width: 8, formats }
+    let (encoded_together, max_call_tokens) = (false, None);
+    let (placeholder, bytes_per_token, width) = (7, 64, 8);
+    MediaInput { kind, walk, placeholder, bytes_per_token, width, formats, encoded_together, max_call_tokens }
 }
 
 fn omni() -> ModelDeclaration {
@@ -42,7 +44,9 @@ fn omni() -> ModelDeclaration {
 #[test]
 fn a_declaration_survives_the_wire() {
     let planes = vec![slot("state", 96), paged("kv", 128, 1, 8), paged("compressed", 128, 4, 6)];
-    for sent in [thinker(), omni().with_media(vec![audio(3)]).unwrap(), with_planes(planes).unwrap()] {
+    let together = MediaInput { encoded_together: true, max_call_tokens: Some(9), ..audio(3) };
+    let media = |input| omni().with_media(vec![input]).unwrap();
+    for sent in [thinker(), media(audio(3)), media(together), with_planes(planes).unwrap()] {
         assert_eq!(ModelDeclaration::try_from(pb::ModelDeclaration::from(&sent)), Ok(sent));
     }
 }
@@ -54,7 +58,35 @@ fn media_have_an_atomic_walk_and_are_declared_once() {
     assert!(problem(vec![audio(9)]).contains("not atomic"));
     assert!(problem(vec![audio(3), audio(3)]).contains("twice"));
     assert!(problem(vec![MediaInput { width: 0, ..audio(3) }]).contains("no width"));
+    let takes_none = MediaInput { max_call_tokens: Some(0), ..audio(3) };
+    assert!(problem(vec![takes_none]).contains("takes no tokens"));
     assert_eq!((audio(3).tokens(1), audio(3).tokens(64), audio(3).tokens(65)), (1, 1, 2));
+}
+
+#[test]
+fn items_are_encoded_one_by_one_or_all_in_one_call_within_the_limit_of_the_encoder() {
+    let item =
+        |tokens| pb::MediaItem { kind: pb::MediaKind::Audio.into(), tokens, ..pb::MediaItem::default() };
+    let items = [item(2), item(5), item(3)];
+    let call = |items: std::ops::Range<usize>, tokens| EncoderCall { walk: WalkId(3), items, tokens };
+    let calls = |encoded_together, max_call_tokens| {
+        let input = MediaInput { encoded_together, max_call_tokens, ..audio(3) };
+        let calls = omni().with_media(vec![input]).unwrap().encoder_calls(&items);
+        calls.map_err(|error| format!("{}: {error}", error.field()))
+    };
+    let (alone, together) = (vec![call(0..1, 2), call(1..2, 5), call(2..3, 3)], vec![call(0..3, 10)]);
+    assert_eq!((calls(false, None), calls(false, Some(5))), (Ok(alone.clone()), Ok(alone)));
+    assert_eq!((calls(true, None), calls(true, Some(10))), (Ok(together.clone()), Ok(together)));
+    let refused = |field: &str, tokens: usize, limit: usize| {
+        Err(format!(
+            "{field}: {tokens} tokens are encoded in one call, but the encoder takes at most {limit}"
+        ))
+    };
+    assert_eq!(calls(false, Some(4)), refused("media[1]", 5, 4));
+    assert_eq!(calls(true, Some(9)), refused("media", 10, 9));
+    assert_eq!(thinker().encoder_calls(&items), Err(EncoderCallError::NoInput { item: 0 }));
+    let calls = omni().with_media(vec![MediaInput { encoded_together: true, ..audio(3) }]).unwrap();
+    assert_eq!(calls.encoder_calls(&[]), Ok(vec![]));
 }
 
 #[test]

@@ -297,8 +297,8 @@ pub struct ModelDeclaration {
 pub struct MediaInput {
     #[prost(enumeration = "MediaKind", tag = "1")]
     pub kind: i32,
-    /// The walk that encodes an item: an atomic walk over nodes of its own. Its output is the embeddings of the item's
-    /// tokens, which are then prefilled like any others.
+    /// The walk that encodes an item, or all items of a request (encoded_together): an atomic walk over nodes of its own.
+    /// Its output is the embeddings of the items' tokens, which are then prefilled like any others.
     #[prost(uint32, tag = "2")]
     pub walk: u32,
     /// The token id that stands in a prompt for each token of an item.
@@ -313,6 +313,12 @@ pub struct MediaInput {
     /// Accepted formats of the data.
     #[prost(string, repeated, tag = "6")]
     pub formats: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// True if one call of the encoder takes all items of a request, because an item's embeddings depend on the others.
+    #[prost(bool, tag = "7")]
+    pub encoded_together: bool,
+    /// Maximum number of tokens per call of the encoder. Absent if the encoder has no limit.
+    #[prost(uint32, optional, tag = "8")]
+    pub max_call_tokens: ::core::option::Option<u32>,
 }
 /// A component of the model with its own weights.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2503,7 +2509,7 @@ pub struct EmbeddedRows {
     pub values: ::prost::alloc::vec::Vec<f32>,
 }
 /// Requests logits of the last forward.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LogitsPlan {
     /// Indices into the forward's logit_rows, ascending.
     #[prost(uint32, repeated, tag = "1")]
@@ -2512,6 +2518,50 @@ pub struct LogitsPlan {
     /// logits.
     #[prost(uint32, repeated, tag = "2")]
     pub likeliest: ::prost::alloc::vec::Vec<u32>,
+    /// Other rows of `rows` that need only their best tokens, ascending. For them each rank sends these, not its logits.
+    #[prost(message, repeated, tag = "3")]
+    pub nominated: ::prost::alloc::vec::Vec<NominatedRow>,
+}
+/// A row whose token depends only on its best tokens.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NominatedRow {
+    /// One of LogitsPlan.rows.
+    #[prost(uint32, tag = "1")]
+    pub row: u32,
+    /// Number of tokens that each rank sends, at least 1.
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
+    /// Above 0, tokens are ordered by weight at this temperature, else by logit.
+    #[prost(float, tag = "3")]
+    pub temperature: f32,
+    /// Absent if nothing changes the logits.
+    #[prost(message, optional, tag = "4")]
+    pub adjustments: ::core::option::Option<Adjustments>,
+}
+/// Changes of a row's logits, in the order of the fields. Each rank applies those of its own tokens.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Adjustments {
+    /// Tokens to whose logits the entries of `biases` are added.
+    #[prost(uint32, repeated, tag = "1")]
+    pub biased: ::prost::alloc::vec::Vec<u32>,
+    #[prost(float, repeated, tag = "2")]
+    pub biases: ::prost::alloc::vec::Vec<f32>,
+    #[prost(uint32, repeated, tag = "3")]
+    pub forbidden: ::prost::alloc::vec::Vec<u32>,
+    #[prost(float, tag = "4")]
+    pub repetition_penalty: f32,
+    /// Tokens of the prompt and the output, each once. Empty if the penalty is 1.
+    #[prost(uint32, repeated, tag = "5")]
+    pub repeated_tokens: ::prost::alloc::vec::Vec<u32>,
+    #[prost(float, tag = "6")]
+    pub presence_penalty: f32,
+    #[prost(float, tag = "7")]
+    pub frequency_penalty: f32,
+    /// Tokens of the output, each once, with their numbers of occurrences. Empty if both penalties are 0.
+    #[prost(uint32, repeated, tag = "8")]
+    pub counted: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "9")]
+    pub counts: ::prost::alloc::vec::Vec<u32>,
 }
 /// Every rank sends its share of these pages or of this slot to the leader, for a worker that continues with them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use tutti_kernels::{
-    DeviceError, PageId, RowInputs, SampleRow, Sampled, ScoreRow, SlotCopy, SlotId, StepInputs, TokenScore,
-};
+use tutti_kernels::{DeviceError, RowInputs, SampleRow, Sampled, ScoreRow, SlotCopy, StepInputs, TokenScore};
 use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
 use tutti_proto::declaration::{ModelDeclaration, WalkKind};
 use tutti_scheduler::{Row, Terminality};
@@ -13,7 +11,7 @@ use tutti_scheduler::{Row, Terminality};
 use crate::sequence::Sequence;
 
 /// Input buffers of forward passes (forwards), sized for the largest forward and refilled for each forward.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Batch {
     max_tokens: usize,
     row_tokens: usize,
@@ -22,8 +20,6 @@ pub(crate) struct Batch {
     is_atomic: Vec<bool>,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
-    /// Block tables of all chunks of the forward, end to end.
-    pages: Vec<PageId>,
     logit_rows: Vec<usize>,
 }
 
@@ -105,7 +101,6 @@ impl Batch {
             token_ids: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
             logit_rows: Vec::with_capacity(max_tokens),
-            ..Self::default()
         }
     }
 
@@ -176,7 +171,6 @@ impl Batch {
     ) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
         self.token_ids.clear();
         self.positions.clear();
-        self.pages.clear();
         self.logit_rows.clear();
         let (mut sample, mut score) = (Vec::with_capacity(chunks.len()), Vec::new());
         for chunk in chunks {
@@ -186,8 +180,6 @@ impl Batch {
             self.token_ids.resize(first_token + usize::from(chunk.continues()), 0);
             self.token_ids.extend(known.map(|position| sequence.token(position)));
             self.positions.extend(positions.clone().map(|position| position as f32));
-            let pages = chunk.row.block_table[..self.pages_of(chunk)].iter();
-            self.pages.extend(pages.map(|page| PageId(page.0)));
             if let Some((scored, top)) = sequence.scored(positions) {
                 for position in scored {
                     let token = sequence.token(position + 1);
@@ -203,29 +195,25 @@ impl Batch {
         (sample, score)
     }
 
-    fn row_inputs(&self, chunks: &[ForwardChunk<'_>]) -> Vec<RowInputs<'_>> {
-        let (mut first_token, mut first_page) = (0, 0);
-        let inputs = |chunk: &ForwardChunk<'_>| {
+    /// The rows of a forward over the chunks. Block tables are the scheduler's own, cut to the pages that the chunk reads
+    /// or writes.
+    fn row_inputs<'a>(&self, chunks: &[ForwardChunk<'a>]) -> Vec<RowInputs<'a>> {
+        let mut first_token = 0;
+        let inputs = |chunk: &ForwardChunk<'a>| {
             let tokens = chunk.positions.len();
-            let pages = self.pages_of(chunk);
+            let pages = chunk.positions.end.div_ceil(self.page_tokens);
             let inputs = RowInputs {
                 first_token,
                 tokens,
                 start: chunk.positions.start,
-                slot: SlotId(chunk.row.slot.0),
+                slot: chunk.row.slot,
                 continues: chunk.continues(),
-                block_table: &self.pages[first_page..first_page + pages],
+                block_table: &chunk.row.block_table[..pages],
             };
             first_token += tokens;
-            first_page += pages;
             inputs
         };
         chunks.iter().map(inputs).collect()
-    }
-
-    /// Number of leading pages of the row's block table that the chunk reads or writes.
-    fn pages_of(&self, chunk: &ForwardChunk<'_>) -> usize {
-        chunk.positions.end.div_ceil(self.page_tokens)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs encoders over the media items of a row.
+//! Runs the encoders' calls of a row.
 
 use std::ops::Range;
 
@@ -7,23 +7,24 @@ use tutti_models::Model;
 
 use crate::media::Encoding;
 
-/// Runs the encoders over the items whose embeddings lie within the range `rows`, and returns the embeddings. A range
-/// that cuts an item is refused.
+/// Runs the calls whose embeddings lie within the range `rows`, and returns the embeddings. A range that cuts a call is
+/// refused.
 pub(crate) fn encode(
     model: &mut dyn Model,
     rows: &Range<usize>,
     encodings: &[Encoding],
 ) -> Result<Vec<f32>, DeviceError> {
     let mut out = Vec::new();
-    let touched = |item: &&Encoding| item.rows.start < rows.end && rows.start < item.rows.end;
-    for Encoding { walk, rows: own, data } in encodings.iter().filter(touched) {
+    let touched = |call: &&Encoding| call.rows.start < rows.end && rows.start < call.rows.end;
+    for Encoding { walk, rows: own, items } in encodings.iter().filter(touched) {
         if own.start < rows.start || own.end > rows.end {
-            return Err(DeviceError::Misuse(format!("rows {rows:?} cut the item of rows {own:?}")));
+            return Err(DeviceError::Misuse(format!("rows {rows:?} cut the encoding of rows {own:?}")));
         }
         let input = model.declaration().media().iter().find(|input| input.walk == *walk);
         let width = input.map_or(0, |input| input.width as usize);
         let before = out.len();
-        model.encode(*walk, data, &mut out)?;
+        let items: Vec<&[u8]> = items.iter().map(Vec::as_slice).collect();
+        model.encode(*walk, &items, &mut out)?;
         let encoded = &out[before..];
         if encoded.len() != own.len() * width || !encoded.iter().all(|value| value.is_finite()) {
             let (values, embeddings) = (encoded.len(), own.len());

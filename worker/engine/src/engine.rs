@@ -119,9 +119,9 @@ impl Engine {
         self.core.cancel(key);
     }
 
-    /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest and commits it. Returns `None` if nothing ran and there is nothing to report; the caller then
-    /// waits for a launch. If nothing ran but there is something to report, the report has no rows and the number of
-    /// the next step.
+    /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest and commits it.
+    /// Returns `None` if nothing ran and there is nothing to report; the caller then waits for a launch. If nothing ran
+    /// but there is something to report, the report has no rows and the number of the next step.
     ///
     /// Requests that are divided between workers need two threads: see [`split`](Self::split).
     ///

@@ -127,7 +127,7 @@ impl EngineCore {
                     GraphRole::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
                     GraphRole::Encode => {
                         exchange
-                            .will_encode(key, sequence.encodings.iter().map(|item| item.rows.len()).sum());
+                            .will_encode(key, sequence.encodings.iter().map(|call| call.rows.len()).sum());
                     }
                     GraphRole::Whole | GraphRole::Decode => {}
                 }

@@ -22,8 +22,8 @@
 //! all graphs that ended with the step. The scheduler counts positions and pages, and decides what runs. The engine
 //! holds the tokens: it fills the step's host inputs, and asks the model only for the logits of terminal rows, from
 //! which a token is sampled, and of prompt positions whose logprobs are requested. A row of an encoder's walk runs the
-//! encoder on one media item at a time. The embeddings go to the engine that prefills the request (`transfer`), which
-//! may be the same engine.
+//! encoder once, on one media item or on all items that are encoded together. The embeddings go to the engine that
+//! prefills the request (`transfer`), which may be the same engine.
 //!
 //! Errors:
 //!

@@ -5,18 +5,19 @@ use std::ops::Range;
 use tutti_models::EmbeddedRows;
 use tutti_proto::{
     cluster::v1 as pb,
-    declaration::{ModelDeclaration, WalkId},
+    declaration::{EncoderCall, ModelDeclaration, WalkId},
 };
 use tutti_runtime::Error;
 use tutti_scheduler::MediaMark;
 
-/// A media item that an encoder's graph encodes.
+/// A call of an encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Encoding {
     pub walk: WalkId,
-    /// Range of the item's embeddings. Embeddings are counted over all items of the request, end to end.
+    /// Range of the items' embeddings. Embeddings are counted over all items of the request, end to end.
     pub rows: Range<usize>,
-    pub data: Vec<u8>,
+    /// Data of the call's items: one item, or all items of an input that is encoded together.
+    pub items: Vec<Vec<u8>>,
 }
 
 /// Media of a request that this engine prefills.
@@ -68,12 +69,11 @@ impl Media {
 
 /// Reads the media items of an encoder's graph.
 pub(crate) fn encodings(
-    items: Vec<pb::MediaItem>,
+    mut items: Vec<pb::MediaItem>,
     walks: &[u32],
     model: &ModelDeclaration,
 ) -> Result<Vec<Encoding>, Error> {
-    let mut rows = 0;
-    let encoding = |(index, item): (usize, pb::MediaItem)| {
+    for (index, item) in items.iter().enumerate() {
         let refused = |why: String| Error::invalid(format!("media[{index}]"), why);
         let input = model.media_input(item.kind());
         let input = input.filter(|input| walks.contains(&input.walk.0));
@@ -83,14 +83,20 @@ pub(crate) fn encodings(
         if tokens == 0 || input.tokens(bytes) != tokens {
             return Err(refused(format!("has {bytes} bytes, which are not {tokens} tokens")));
         }
-        let first = rows;
-        rows += tokens;
-        Ok(Encoding { walk: input.walk, rows: first..first + tokens, data: item.data })
+    }
+    let calls = model.encoder_calls(&items);
+    let calls = calls.map_err(|error| Error::invalid(error.field(), error.to_string()))?;
+    let mut end = 0;
+    let encoding = |EncoderCall { walk, items: range, tokens }| {
+        let items = items[range].iter_mut().map(|item| std::mem::take(&mut item.data)).collect();
+        end += tokens;
+        Encoding { walk, rows: end - tokens..end, items }
     };
-    items.into_iter().enumerate().map(encoding).collect()
+    Ok(calls.into_iter().map(encoding).collect())
 }
 
-/// Locates media in a prompt. The returned marks distinguish prompts that have the same tokens but different media.
+/// Locates media in a prompt. The returned marks distinguish prompts that have the same tokens but different media. The
+/// embeddings of items that are encoded together depend on all of them, so all of them are marked where the first begins.
 pub(crate) fn locate(
     items: &[pb::MediaItem],
     prompt: &[u32],
@@ -107,9 +113,18 @@ pub(crate) fn locate(
         if tokens.is_none_or(|tokens| tokens.iter().any(|token| *token != input.placeholder)) {
             return Err(refused(format!("{range:?} of the prompt are not its placeholder tokens")));
         }
-        let digest = item.digest.as_slice().try_into();
-        let digest = digest.map_err(|_| refused("has no digest of 16 bytes".into()))?;
-        marks.push(MediaMark { first: range.start, digest });
+        let is_first = !items[..index].iter().any(|other| other.kind == item.kind);
+        let marked = match input.encoded_together {
+            true if is_first => &items[index..],
+            true => &[],
+            false => &items[index..=index],
+        };
+        for (offset, other) in marked.iter().enumerate().filter(|(_, other)| other.kind == item.kind) {
+            let no_digest =
+                |_| Error::invalid(format!("media[{}]", index + offset), "has no digest of 16 bytes");
+            let digest = other.digest.as_slice().try_into().map_err(no_digest)?;
+            marks.push(MediaMark { first: range.start, digest });
+        }
         media.width = input.width as usize;
         media.ranges.push(range);
     }

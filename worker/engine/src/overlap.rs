@@ -83,8 +83,8 @@ pub struct DeviceLoop {
 }
 
 impl DeviceLoop {
-    /// Commits the step that was collected and plans the next step. The caller passes the outputs to [`EngineHandle::report`]
-    /// in the order in which they were returned.
+    /// Commits the step that was collected and plans the next step. The caller passes the outputs to
+    /// [`EngineHandle::report`] in the order in which they were returned.
     pub fn turn(&mut self) -> Result<Option<StepOutput>, Error> {
         let mut state = self.shared.lock();
         let State { core, notified, pending_outputs, .. } = &mut *state;

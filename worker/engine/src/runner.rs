@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tutti_kernels::{DeviceError, SlotCopy, SlotId};
+use tutti_kernels::{DeviceError, SlotCopy};
 use tutti_models::{LogitResults, Model};
 use tutti_runtime::Error;
 
@@ -133,9 +133,7 @@ impl Runner {
             rows.push(StepRow { row, sequence, next });
         }
         // The copies go with the step's first forward.
-        let copy =
-            |copy: &tutti_scheduler::SlotCopy| SlotCopy { from: SlotId(copy.from.0), to: SlotId(copy.to.0) };
-        let mut copies: Vec<SlotCopy> = job.step.copies.iter().map(copy).collect();
+        let mut copies = job.step.copies.clone();
         loop {
             let chunks = self.batch.chunks(&mut rows);
             if chunks.is_empty() {
@@ -170,7 +168,7 @@ impl Runner {
         copies: &mut Vec<SlotCopy>,
         progress: &mut Progress,
     ) -> Result<bool, DeviceError> {
-        let slot = SlotId(chunk.row.slot.0);
+        let slot = chunk.row.slot;
         let own = |copy: &SlotCopy| copy.from == slot || copy.to == slot;
         let own_copies: Vec<SlotCopy> = copies.extract_if(.., |copy| own(copy)).collect();
         self.make_room(progress)?;

@@ -116,7 +116,8 @@ fn whole_in_one_step(launch: &GraphLaunch, model: ServedModel<'_>) -> Result<(),
     Err(Error::invalid("prompt", message))
 }
 
-/// Reads a graph that runs only encoders: each media item becomes a [`Segment`], and nothing is sampled.
+/// Reads a graph that runs only encoders: each call of an encoder becomes a [`Segment`], which is never
+/// cut, and nothing is sampled.
 fn encoding(
     key: GraphKey,
     message: pb::LaunchGraph,
@@ -129,7 +130,7 @@ fn encoding(
     secret("send_to", &send_to.secret)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let encodings = media::encodings(spec.media, &message.walks, model)?;
-    let segment = |item: &media::Encoding| Segment { walk: item.walk, tokens: item.rows.len() };
+    let segment = |call: &media::Encoding| Segment { walk: call.walk, tokens: call.rows.len() };
     let launch = GraphLaunch {
         key,
         role: GraphRole::Encode,
@@ -146,7 +147,7 @@ fn encoding(
         known_elsewhere: 0,
         prompt: Arc::default(),
         output: Vec::new(),
-        sampling: NO_SAMPLING,
+        sampling: SamplingParams::GREEDY,
         logprobs: None,
         prompt_logprobs: None,
         scores_reported: 0,
@@ -155,19 +156,6 @@ fn encoding(
     };
     Ok((launch, sequence))
 }
-
-/// Placeholder for graphs that sample nothing.
-const NO_SAMPLING: SamplingParams = SamplingParams {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    logit_bias: Vec::new(),
-    seed: 0,
-};
 
 /// Checks the secret that allows a sender to write to a request's reserved pages.
 fn secret(field: &str, secret: &[u8]) -> Result<(), Error> {

@@ -15,7 +15,7 @@ pub(crate) fn run(
     page_tokens: usize,
 ) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
-        match model.encode(input.walk, &vec![0; input.bytes_per_token as usize], &mut Vec::new()) {
+        match model.encode(input.walk, &[&vec![0; input.bytes_per_token as usize]], &mut Vec::new()) {
             // The model lacks this encoder, because another worker holds the encoder.
             Err(DeviceError::Misuse(_)) => {}
             encoded => encoded?,
@@ -44,17 +44,7 @@ pub(crate) fn run(
         logit_rows: &[tokens - 1],
     };
     model.forward(&inputs, &[])?;
-    let params = SamplingParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: vec![],
-        seed: 0,
-    };
+    let params = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
     let row = SampleRow {
         params: &params,
         prompt: &token_ids,

@@ -164,17 +164,7 @@ impl Bench {
         let block_tables: Vec<_> =
             (0..BATCH).map(|request| pages(if request == 0 { LONG + 1 } else { CONTEXT + 1 })).collect();
         model.allocate_planes(next as usize, 1)?;
-        let params = SamplingParams {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
-            seed: 1,
-        };
+        let params = SamplingParams { seed: 1, ..SamplingParams::GREEDY };
         let mut bench = Self { model, clock, block_tables, params };
         bench.step(1, CONTEXT, 0, true)?;
         let mut data = Vec::new();

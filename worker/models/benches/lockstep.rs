@@ -124,17 +124,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 fn params() -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: vec![],
-        seed: 0,
-    }
+    SamplingParams::GREEDY
 }
 
 fn sample_row(params: &SamplingParams) -> SampleRow<'_> {

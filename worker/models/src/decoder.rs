@@ -1,9 +1,9 @@
 //! A paged decoder: all of a text model that does not differ between families.
 //!
-//! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens (each rank of a TP group holds a share of
-//! the vocabulary), puts the embeddings of media in their places, holds the planes, runs the step hook, computes logits
-//! and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its weights, and
-//! the loop over its layers.
+//! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens (each rank of a TP group holds a share
+//! of the vocabulary), puts the embeddings of media in their places, holds the planes, runs the step hook, computes
+//! logits and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its
+//! weights, and the loop over its layers.
 
 mod ends;
 mod logits;

@@ -14,6 +14,7 @@
 
 mod follower;
 mod leader;
+mod logits;
 mod plan;
 mod tables;
 

@@ -3,10 +3,13 @@
 //! or made by a test. The cargo feature `media-test-model` adds the family to a build.
 //!
 //! The thinker is [`qwen3`](crate::qwen3), unchanged. The encoder takes 16-bit samples in frames of
-//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the item's loudest sample, so an item
-//! cannot be encoded in chunks. It then maps each frame to an embedding by a linear map and a norm.
+//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest sample of a call's items and
+//! by the number of these items, so neither an item nor the items of a call can be divided. It then maps each frame to an
+//! embedding by a linear map and a norm.
 //!
-//! `config.json` is that of a Qwen3 with two more keys: `audio_token_id` and `audio_bytes_per_token`.
+//! `config.json` is that of a Qwen3 with two more keys, `audio_token_id` and `audio_bytes_per_token`. Two others are
+//! optional: `audio_encoded_together`, by which one call encodes all items of a request, and `audio_max_call_tokens`, the
+//! maximum number of tokens per call.
 
 mod encoder;
 mod encoder_only;
@@ -36,6 +39,9 @@ pub(crate) const MODEL_TYPE: &str = "tutti_media_test";
 struct Keys {
     audio_token_id: u32,
     audio_bytes_per_token: usize,
+    #[serde(default)]
+    audio_encoded_together: bool,
+    audio_max_call_tokens: Option<u32>,
 }
 
 /// Loads those nodes of the model that `options.nodes` names.
@@ -60,6 +66,8 @@ pub(crate) fn load<D: DecoderDevice>(
         placeholder: keys.audio_token_id,
         bytes_per_token: keys.audio_bytes_per_token,
         width: shape.hidden_size,
+        encoded_together: keys.audio_encoded_together,
+        max_call_tokens: keys.audio_max_call_tokens,
     };
     let declare = |text: &ModelDeclaration| thinker::with_audio(text, audio);
     let held = HeldNodes::of(options.nodes.as_deref());

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// The results of [`LogitRequests`]: each list has one result per request, in order.
 pub use tutti_kernels::StepResults as LogitResults;
-use tutti_kernels::{DeviceError, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
+use tutti_kernels::{DeviceError, Nomination, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use crate::{PageLayout, StepHook};
@@ -49,16 +49,35 @@ pub struct LogitRequests<'a> {
 }
 
 /// The logit rows that [`LogitRequests`] name, in the form that the other ranks of a TP group need.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct WantedRows {
     /// Indices of all rows with a request, ascending.
     pub rows: Vec<usize>,
     /// Indices of those rows that need only their likeliest token, once, ascending.
     pub likeliest: Vec<usize>,
+    /// Indices of other rows that need only their best tokens, once, ascending, with their nominations. Always empty in a
+    /// group of one rank.
+    pub nominated: Vec<(usize, Nomination)>,
 }
 
 impl LogitRequests<'_> {
-    /// Returns the rows that the requests name.
+    /// Returns the rows that the requests name, for a TP group.
+    pub fn rows_of_group(&self) -> WantedRows {
+        let mut wanted = self.rows();
+        for (index, (row, sample)) in self.sample.iter().enumerate() {
+            let is_likeliest = wanted.likeliest.binary_search(row).is_ok();
+            let twice = |other: Option<&(usize, SampleRow<'_>)>| other.is_some_and(|(other, _)| other == row);
+            let is_alone = !twice(self.sample.get(index + 1))
+                && !twice(index.checked_sub(1).and_then(|before| self.sample.get(before)))
+                && self.score.binary_search_by_key(row, |(other, _)| *other).is_err();
+            if let Some(nomination) = sample.nomination().filter(|_| is_alone && !is_likeliest) {
+                wanted.nominated.push((*row, nomination));
+            }
+        }
+        wanted
+    }
+
+    /// Returns the rows that the requests name, for a group of one rank.
     pub fn rows(&self) -> WantedRows {
         let named = self.sample.iter().map(|(row, _)| *row).chain(self.score.iter().map(|(row, _)| *row));
         let mut rows: Vec<usize> = named.collect();
@@ -70,7 +89,7 @@ impl LogitRequests<'_> {
         };
         let likeliest = self.sample.iter().filter(likeliest).map(|(row, _)| *row).collect();
         rows.dedup();
-        WantedRows { rows, likeliest }
+        WantedRows { rows, likeliest, nominated: Vec::new() }
     }
 }
 
@@ -114,9 +133,9 @@ pub trait Model: Send {
     /// rank's share. The model of a TP group's leader takes whole pages and hands each rank its share.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
-    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane, in
-    /// the order of [`Model::page_layout`]. As with pages, a rank appends its share and the leader of a TP group the whole
-    /// state. Appends nothing in a model without slot planes.
+    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane,
+    /// in the order of [`Model::page_layout`]. As with pages, a rank appends its share and the leader of a TP group the
+    /// whole state. Appends nothing in a model without slot planes.
     fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
         let _ = out;
         match self.declaration().has_slots() {
@@ -160,10 +179,12 @@ pub trait Model: Send {
         true
     }
 
-    /// Runs the encoder of `walk` over `data`, one item of media, and appends the embeddings of the item's tokens to
-    /// `out`: `[tokens, width]`. Waits for the device. In a TP group only the leader encodes.
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let _ = (data, out);
+    /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to `out`,
+    /// item by item: `[tokens, width]`. `items` are one item, or all items of a request if the declaration says that they
+    /// are [encoded together](tutti_proto::declaration::MediaInput::encoded_together). Waits for the device. In a TP
+    /// group only the leader encodes.
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let _ = (items, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 

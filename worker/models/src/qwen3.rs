@@ -30,8 +30,8 @@ pub(crate) const ARCHITECTURE: &str = "Qwen3ForCausalLM";
 /// The name of this family in a config's `model_type`, which is used only if `architectures` is missing.
 pub(crate) const MODEL_TYPE: &str = "qwen3";
 
-/// The layers of a dense Qwen3, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`, `kv_heads`
-/// and `intermediate` are the sizes of this rank's shard.
+/// The layers of a dense Qwen3, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`,
+/// `kv_heads` and `intermediate` are the sizes of this rank's shard.
 pub(crate) struct Qwen3<D: Device> {
     layers: Vec<Layer<D>>,
     eps: f32,

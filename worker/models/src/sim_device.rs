@@ -228,10 +228,10 @@ impl Model for Sim {
         self.held.thinker
     }
 
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         match self.audio {
             Some(audio) if self.held.encoder && self.declaration.encodes(walk) => {
-                let tokens = data.len().div_ceil(audio.bytes_per_token);
+                let tokens = items.iter().map(|data| data.len().div_ceil(audio.bytes_per_token)).sum();
                 let row = RowInputs {
                     first_token: 0,
                     tokens,
@@ -243,7 +243,7 @@ impl Model for Sim {
                 let number = self.begin(None)?;
                 let end = self.clock.enqueue(&[row]);
                 self.wait(number, end, None)?;
-                audio::encode(data, audio, out);
+                audio::encode(items, audio, out);
                 Ok(())
             }
             _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker"))),

@@ -22,6 +22,10 @@ pub(crate) struct Audio {
     pub bytes_per_token: usize,
     /// Elements per embedding.
     pub width: usize,
+    /// True if one call encodes all items of a request.
+    pub encoded_together: bool,
+    /// Maximum number of tokens per call of the encoder.
+    pub max_call_tokens: Option<u32>,
 }
 
 /// Which of the model's nodes a worker holds.
@@ -66,8 +70,8 @@ pub(crate) fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, Declar
     )
 }
 
-/// Adds an encoder to a text model's declaration. The encoder takes items one by one, in steps without other work. The
-/// thinker prefills the embeddings as it prefills text, in chunks of any size.
+/// Adds an encoder to a text model's declaration. The encoder takes items one by one, or those of a request together, in
+/// steps without other work. The thinker prefills the embeddings as it prefills text, in chunks of any size.
 pub(crate) fn with_audio(
     text: &ModelDeclaration,
     audio: Audio,
@@ -87,6 +91,8 @@ pub(crate) fn with_audio(
         bytes_per_token: audio.bytes_per_token as u32,
         width: audio.width as u32,
         formats: vec!["wav".into()],
+        encoded_together: audio.encoded_together,
+        max_call_tokens: audio.max_call_tokens,
     };
     ModelDeclaration::new(nodes, walks, text.planes().to_vec())?.with_media(vec![input])
 }

@@ -52,7 +52,7 @@ fn walk(model: &dyn Model) -> WalkId {
 
 fn encoded(model: &mut dyn Model, data: &[u8]) -> Vec<f32> {
     let mut out = vec![];
-    model.encode(walk(model), data, &mut out).unwrap();
+    model.encode(walk(model), &[data], &mut out).unwrap();
     out
 }
 
@@ -111,7 +111,7 @@ fn neither_where_it_is_encoded_nor_how_the_prompt_is_cut_changes_a_bit() {
     assert!(!encoder.has_thinker() && thinker.has_thinker() && whole.has_thinker());
     assert_eq!(whole.weight_bytes(), encoder.weight_bytes() + thinker.weight_bytes());
     assert_eq!(whole.page_layout(), thinker.page_layout());
-    assert!(thinker.encode(walk(&*whole), &[0; 10], &mut vec![]).is_err());
+    assert!(thinker.encode(walk(&*whole), &[&[0; 10]], &mut vec![]).is_err());
     let data: Vec<u8> = (0..10 * BYTES_PER_TOKEN as u32 - 3).map(|byte| (byte * 37 % 251) as u8).collect();
     let embeddings = encoded(&mut *whole, &data);
     assert_eq!(embeddings.len(), 10 * WIDTH);
@@ -136,7 +136,33 @@ fn an_item_is_encoded_as_a_whole() {
     data[1999] = 0x70;
     let loud = encoded(&mut *encoder, &data);
     assert_ne!(bits(&quiet[..WIDTH]), bits(&loud[..WIDTH]), "the last sample is the loudest");
-    assert!(encoder.encode(walk(&*encoder), &[], &mut vec![]).is_err());
+    assert!(encoder.encode(walk(&*encoder), &[&[]], &mut vec![]).is_err());
+}
+
+#[test]
+fn items_that_are_encoded_together_depend_on_each_other() {
+    let keys = json!({"audio_encoded_together": true, "audio_max_call_tokens": 6});
+    let dir = checkpoint(&keys);
+    let mut encoder = try_load(dir.path(), Some(&["audio_encoder"])).unwrap();
+    let declared = encoder.declaration().media()[0].clone();
+    assert_eq!((declared.encoded_together, declared.max_call_tokens), (true, Some(6)));
+    let walk = walk(&*encoder);
+    let mut call = |items: &[&[u8]]| {
+        let mut out = vec![];
+        encoder.encode(walk, items, &mut out).unwrap();
+        bits(&out)
+    };
+    let (first, second) = ([3; 2 * BYTES_PER_TOKEN], [9; BYTES_PER_TOKEN - 1]);
+    let both = call(&[&first, &second]);
+    assert_eq!(both.len(), 3 * WIDTH);
+    assert_ne!(both[..2 * WIDTH], call(&[&first]));
+    assert_ne!(both[2 * WIDTH..], call(&[&second]));
+    assert_ne!(
+        both[..2 * WIDTH],
+        call(&[&first, &[9; BYTES_PER_TOKEN - 1], &[1]])[..2 * WIDTH],
+        "the count matters"
+    );
+    assert!(encoder.encode(walk, &[&first, &[]], &mut vec![]).is_err());
 }
 
 #[test]
@@ -146,6 +172,7 @@ fn a_config_that_makes_no_sense_is_reported_by_its_key() {
         (json!({"audio_bytes_per_token": 7}), "audio_bytes_per_token: 7 bytes"),
         (json!({"audio_bytes_per_token": 0}), "audio_bytes_per_token: 0 bytes"),
         (json!({"audio_token_id": null}), "audio_token_id"),
+        (json!({"audio_max_call_tokens": 0}), "takes no tokens"),
     ] {
         let error = try_load(checkpoint(&changes).path(), None).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");

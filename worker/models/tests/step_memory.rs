@@ -52,12 +52,10 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
         temperature: 1.0,
         top_k: 100_000,
         top_p: 0.999,
-        min_p: 0.0,
         repetition_penalty: 1.1,
         presence_penalty: 0.1,
         frequency_penalty: 0.1,
-        logit_bias: vec![],
-        seed: 0,
+        ..SamplingParams::GREEDY
     };
     let position = tokens as u64;
     let sampled = SampleRow {

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 
+use tutti_planes::{PageId, SlotId};
+
 use crate::{
-    pages::{BlockTable, PageId, PagePool},
+    pages::{BlockTable, PagePool},
     prefix::Chain,
-    slots::{SlotId, SlotPool},
+    slots::SlotPool,
 };
 
 /// The planes of one request: its pages and its slot. A holding is given back exactly once, by

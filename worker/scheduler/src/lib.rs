@@ -114,12 +114,11 @@ mod walks;
 pub use config::{ConfigError, SchedulerConfig};
 pub use launch::{Content, GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, MediaMark, Refusal, Segment};
 pub use packing::PATIENCE;
-pub use pages::PageId;
 pub use scheduler::{Load, Scheduler, Tally};
-pub use slots::{SlotCopy, SlotId};
 pub use step::{
     Ending, Outcome, OutputToken, Reserved, Row, RowCommit, RowOutcome, StepPlan, Terminality, TransferError,
     Turn,
 };
 pub use stopping::{Finish, Stopping};
 pub use tokens::Tokens;
+pub use tutti_planes::{PageId, SlotCopy, SlotId};

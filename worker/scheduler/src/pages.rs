@@ -5,19 +5,9 @@
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
-use crate::{
-    prefix::{Chain, PrefixCache},
-    slots::SlotId,
-};
+use tutti_planes::{PageId, SlotId};
 
-/// A page, by its index in the pool. Its data is on the device; the scheduler never reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PageId(pub u32);
-
-impl PageId {
-    /// The null page: padding is written to it, and no block table contains it.
-    pub const NULL: Self = Self(0);
-}
+use crate::prefix::{Chain, PrefixCache};
 
 /// One request's pages in order of position: page `i` holds positions from `i * page_tokens` on.
 ///

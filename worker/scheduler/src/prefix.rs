@@ -9,7 +9,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use crate::{pages::PageId, slots::SlotId};
+use tutti_planes::{PageId, SlotId};
 
 /// A sequence of blocks from position 0 on, identified by its last block. Equal chains mean equal content from position
 /// 0 on.

@@ -8,6 +8,7 @@ mod running;
 
 use std::time::Duration;
 
+use tutti_planes::{PageId, SlotId};
 use tutti_proto::{Epoch, GraphKey, declaration::WalkId};
 use tutti_settings::Admission;
 
@@ -17,9 +18,8 @@ use crate::{
     holding::{Holding, PlanePool},
     launch::{Content, GraphRole},
     least_time::LeastTime,
-    pages::{PageId, PagePool},
+    pages::PagePool,
     prefix::Chain,
-    slots::SlotId,
     step::{Ending, Outcome},
     stopping::{Finish, Stopping},
 };

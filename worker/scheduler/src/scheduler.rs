@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use tutti_planes::SlotCopy;
 use tutti_proto::{GraphKey, StepNumber, declaration::ModelDeclaration};
 use tutti_settings::Admission;
 
@@ -22,7 +23,7 @@ use crate::{
     pages::PagePool,
     prepared::PreparedDecodes,
     request::{Draining, Request, Running, Ticket},
-    slots::{SlotCopy, SlotPool},
+    slots::SlotPool,
     step::{Row, RowCommit, RowCopies, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
     validate::validate,
@@ -165,8 +166,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Cancels a request: the next plan ends it. A request that has not arrived yet is ended by the first plan after its arrival. For a request that
-    /// has ended, the call has no effect.
+    /// Cancels a request: the next plan ends it. A request that has not arrived yet is ended by the first plan after
+    /// its arrival. For a request that has ended, the call has no effect.
     pub fn cancel(&mut self, key: GraphKey) {
         if self.tickets.contains_key(&key) {
             self.cancelled.insert(key);

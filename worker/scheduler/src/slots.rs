@@ -6,26 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::pages::PageId;
-
-/// A slot, by its index in the pool. Its state is on the device; the scheduler never reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SlotId(pub u32);
-
-impl SlotId {
-    /// The null slot: no request holds it, and as the source of a [`SlotCopy`] it stands for the initial state, which
-    /// is all zeros.
-    pub const NULL: Self = Self(0);
-}
-
-/// A copy of one slot's state to another slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotCopy {
-    /// The slot to read. [`SlotId::NULL`] sets `to` to the initial state.
-    pub from: SlotId,
-    /// The slot to overwrite.
-    pub to: SlotId,
-}
+use tutti_planes::{PageId, SlotId};
 
 /// The slots of a worker.
 #[derive(Debug)]

@@ -2,14 +2,10 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
+use tutti_planes::{PageId, SlotCopy, SlotId};
 use tutti_proto::{Epoch, GraphKey, StepNumber, declaration::WalkId};
 
-use crate::{
-    pages::PageId,
-    request::Ticket,
-    slots::{SlotCopy, SlotId},
-    stopping::Finish,
-};
+use crate::{request::Ticket, stopping::Finish};
 
 /// The scheduler's decisions of one turn.
 #[derive(Debug)]

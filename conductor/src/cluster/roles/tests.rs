@@ -24,6 +24,8 @@ fn model() -> ModelDeclaration {
         bytes_per_token: 4,
         width: 8,
         formats: vec![],
+        encoded_together: false,
+        max_call_tokens: None,
     };
     let nodes = vec!["audio_encoder".into(), "thinker".into()];
     ModelDeclaration::new(nodes, walks, vec![]).unwrap().with_media(vec![audio]).unwrap()

@@ -5,6 +5,10 @@ use super::*;
 const HERE: u32 = 9;
 
 fn model() -> ModelDeclaration {
+    model_with(false, None)
+}
+
+fn model_with(encoded_together: bool, max_call_tokens: Option<u32>) -> ModelDeclaration {
     let walk = |kind| Walk { name: "w".into(), nodes: vec![NodeId(0)], kind };
     let walks = vec![walk(WalkKind::Atomic { batched_by: WalkId(1) }), walk(WalkKind::Mixed)];
     let input = MediaInput {
@@ -14,6 +18,8 @@ fn model() -> ModelDeclaration {
         bytes_per_token: 4,
         width: 2,
         formats: vec!["wav".into()],
+        encoded_together,
+        max_call_tokens,
     };
     ModelDeclaration::new(vec!["audio_encoder".into()], walks, vec![])
         .unwrap()
@@ -57,6 +63,19 @@ fn what_does_not_is_refused_with_its_index() {
     refused(|spec| spec.media[1].first = 2, "media[1]", "of its own");
     refused(|spec| spec.prompt.push(HERE), "prompt", "4 placeholder tokens");
     refused(|spec| drop(spec.media.pop()), "prompt", "take 2");
+    for (encoded_together, limit, field) in
+        [(false, 2, None), (false, 1, Some("media[0]")), (true, 3, None), (true, 2, Some("media"))]
+    {
+        let checked = check(&good(), &model_with(encoded_together, Some(limit)));
+        match field {
+            None => assert_eq!(checked.unwrap(), [WalkId(0)]),
+            Some(field) => {
+                let error = checked.unwrap_err();
+                let words = format!("takes at most {limit}");
+                assert!(error.field() == Some(field) && error.message().contains(&words), "{error:?}");
+            }
+        }
+    }
     let text_only = ModelDeclaration::new(vec![], vec![], vec![]).unwrap();
     assert!(check(&good(), &text_only).unwrap_err().message().contains("does not take"));
 }

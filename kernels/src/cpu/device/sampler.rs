@@ -3,9 +3,9 @@
 use super::CpuDevice;
 use crate::cpu::gemm::Epilogue;
 use crate::cpu::memory::{Shared, Tensor, Vector, Weights};
-use crate::cpu::sampling::{argmax, logits, sample};
+use crate::cpu::sampling::{argmax, logits, nominate, sample};
 use crate::cpu::simd::isa::Path;
-use crate::{Argmax, DeviceError, SampleRow, Sampler, ScoreRow};
+use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
 
 impl Sampler for CpuDevice {
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<(), DeviceError> {
@@ -42,10 +42,87 @@ impl Sampler for CpuDevice {
         Ok(())
     }
 
+    fn adjust(
+        &mut self,
+        logits: &mut Tensor,
+        rows: &[(usize, &Nomination)],
+        first: usize,
+        peaks: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let (live, width, path) = (logits.live(), logits.width(), self.path);
+        check_rows(rows, live)?;
+        let peaks = peaks.written(live, 2)?;
+        // Rows without a nomination have peaks, too, so that the peaks of all rows can be compared.
+        peaks.fill(0.0);
+        let (logits, peaks) = (Shared::new(logits.values_mut()), Shared::new(peaks));
+        self.pool.run(rows.len(), |task, _| {
+            let (row, nomination) = rows[task];
+            // SAFETY: the row indices ascend, so each task has a row of its own.
+            let (logits, peaks) =
+                unsafe { (logits.slice_mut(row * width, width), peaks.slice_mut(2 * row, 2)) };
+            peaks.copy_from_slice(&nominate::adjust(path, logits, nomination, first));
+        })
+    }
+
+    fn nominate(
+        &mut self,
+        logits: &Tensor,
+        rows: &[(usize, &Nomination)],
+        first: usize,
+        peaks: &Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let (live, tokens, width, path) = (logits.live(), logits.width(), out.width(), self.path);
+        check_rows(rows, live)?;
+        let most = rows.iter().map(|(_, nomination)| nomination.count as usize).max().unwrap_or(0);
+        if !width.is_multiple_of(2) || most.min(tokens) > width / 2 {
+            return Err(DeviceError::Misuse(format!("{most} nominated tokens in rows of {width} numbers")));
+        }
+        let (values, peaks) = (logits.values(), peaks.read(2)?.as_chunks::<2>().0);
+        if peaks.len() != live {
+            return Err(DeviceError::Misuse(format!("peaks of {} rows for {live}", peaks.len())));
+        }
+        let (out, scratch) = (Shared::new(out.written(live, width)?), Shared::new(&mut self.sampling));
+        self.pool.run(rows.len(), |task, thread| {
+            let (row, nomination) = rows[task];
+            // SAFETY: the row indices ascend, so each task has a row of its own. Each thread has its own scratch and
+            // runs one task at a time.
+            let (out, scratch) =
+                unsafe { (out.slice_mut(row * width, width), &mut scratch.slice_mut(thread, 1)[0]) };
+            let (logits, place) = (&values[row * tokens..][..tokens], (first, peaks[row]));
+            nominate::nominate(path, logits, nomination, place, scratch, out.as_chunks_mut().0);
+        })
+    }
+
     fn sample(&mut self, logits: &Tensor, rows: &[(usize, SampleRow<'_>)]) -> Result<(), DeviceError> {
         let mut results = std::mem::take(&mut self.results.sampled);
         let outcome = self.each_logit_row(logits, rows, &mut results, |path, logits, row, scratch| {
             sample::sample(path, logits, row, scratch)
+        });
+        self.results.sampled = results;
+        outcome
+    }
+
+    fn sample_gathered(
+        &mut self,
+        gathered: GatheredRows<'_, Tensor>,
+        rows: &[(usize, SampleRow<'_>)],
+    ) -> Result<(), DeviceError> {
+        let GatheredRows { logits, candidates, peaks, nominated } = gathered;
+        let (vocabulary, width, all) = (logits.width(), candidates.width(), candidates.values());
+        let (live, peaks) = (candidates.live(), peaks.read(2)?.as_chunks::<2>().0);
+        if !width.is_multiple_of(2) || peaks.len() != live || nominated.last().is_some_and(|row| *row >= live)
+        {
+            let what = format!("candidates of {width} numbers in {live} rows with {} peaks", peaks.len());
+            return Err(DeviceError::Misuse(what));
+        }
+        let mut results = std::mem::take(&mut self.results.sampled);
+        let outcome = self.each_row(rows, &mut results, |path, (index, row), scratch| {
+            if nominated.binary_search(index).is_ok() {
+                let candidates = all[index * width..][..width].as_chunks().0;
+                return nominate::sample(path, candidates, (vocabulary, peaks[*index]), row, scratch);
+            }
+            sample::sample(path, logit_row(logits, *index)?, row, scratch)
         });
         self.results.sampled = results;
         outcome
@@ -75,8 +152,8 @@ impl CpuDevice {
         Ok(rows)
     }
 
-    /// Calls `f` for each entry of `rows`, in parallel, with the row of logits at the entry's index. Appends the
-    /// results to `out` in order. If a row loses the device, appends nothing.
+    /// Calls `f` for each entry of `rows`, in parallel, with the row of logits at the entry's index: see
+    /// [`each_row`](Self::each_row).
     fn each_logit_row<R, T>(
         &mut self,
         logits: &Tensor,
@@ -88,18 +165,31 @@ impl CpuDevice {
         R: Sync,
         T: Send,
     {
-        let (values, width, path) = (logits.values(), logits.width(), self.path);
+        self.each_row(rows, out, |path, (index, row), scratch| {
+            f(path, logit_row(logits, *index)?, row, scratch)
+        })
+    }
+
+    /// Calls `f` for each entry of `rows`, in parallel. Appends the results to `out` in order. If a row loses the device,
+    /// appends nothing.
+    fn each_row<R, T>(
+        &mut self,
+        rows: &[(usize, R)],
+        out: &mut Vec<Result<T, DeviceError>>,
+        f: impl Fn(Path, &(usize, R), &mut sample::Scratch) -> Result<T, DeviceError> + Sync,
+    ) -> Result<(), DeviceError>
+    where
+        R: Sync,
+        T: Send,
+    {
+        let path = self.path;
         let mut results: Vec<Option<Result<T, DeviceError>>> = rows.iter().map(|_| None).collect();
         let (results_, scratch) = (Shared::new(&mut results), Shared::new(&mut self.sampling));
         self.pool.run(rows.len(), |task, thread| {
-            let (index, row) = &rows[task];
             // SAFETY: each thread has its own scratch and runs one task at a time. Each task has its own result.
             let (result, scratch) =
                 unsafe { (&mut results_.slice_mut(task, 1)[0], &mut scratch.slice_mut(thread, 1)[0]) };
-            *result = Some(match values.get(index * width..(index + 1) * width) {
-                Some(logits) => f(path, logits, row, scratch),
-                None => Err(DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live()))),
-            });
+            *result = Some(f(path, &rows[task], scratch));
         })?;
         if let Some(lost) = results.iter().flatten().find_map(|result| match result {
             Err(lost @ DeviceError::Lost(_)) => Some(lost.clone()),
@@ -110,4 +200,21 @@ impl CpuDevice {
         out.extend(results.into_iter().flatten());
         Ok(())
     }
+}
+
+/// Returns a row of logits.
+fn logit_row(logits: &Tensor, index: usize) -> Result<&[f32], DeviceError> {
+    let width = logits.width();
+    let row = logits.values().get(index * width..(index + 1) * width);
+    row.ok_or_else(|| DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live())))
+}
+
+/// Refuses row indices that do not ascend or lie beyond the `live` rows.
+fn check_rows(rows: &[(usize, &Nomination)], live: usize) -> Result<(), DeviceError> {
+    let ascends = rows.windows(2).all(|pair| pair[0].0 < pair[1].0);
+    if ascends && rows.last().is_none_or(|(row, _)| *row < live) {
+        return Ok(());
+    }
+    let rows: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
+    Err(DeviceError::Misuse(format!("nominations for rows {rows:?} of {live}, which must ascend")))
 }

@@ -11,7 +11,12 @@ pub(in crate::cpu) const CHUNK: usize = 1024;
 /// Returns the largest element, or an error if an element is NaN or the largest is not finite. An error means that the
 /// device or the weights are broken: no token may be sampled from such logits.
 pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceError> {
-    match path.run(Largest(logits)) {
+    check_largest(path.run(Largest(logits)))
+}
+
+/// Returns the largest logit unless it is not finite or, as `None`, a logit is NaN.
+pub(in crate::cpu) fn check_largest(largest: Option<f32>) -> Result<f32, DeviceError> {
+    match largest {
         Some(largest) if largest.is_finite() => Ok(largest),
         Some(largest) => Err(DeviceError::Lost(format!("the largest logit is {largest}"))),
         None => Err(DeviceError::Lost("a logit is not a number".to_owned())),
@@ -19,7 +24,7 @@ pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceE
 }
 
 /// Computes the largest element, or `None` if an element is NaN.
-struct Largest<'a>(&'a [f32]);
+pub(in crate::cpu) struct Largest<'a>(pub(in crate::cpu) &'a [f32]);
 
 impl Op for Largest<'_> {
     type Output = Option<f32>;
@@ -88,10 +93,10 @@ impl Op for ExpSum<'_> {
 }
 
 /// Collects the `count` largest elements with their indices, in descending order.
-struct Top<'a> {
-    logits: &'a [f32],
-    count: usize,
-    top: &'a mut Vec<(u32, f32)>,
+pub(in crate::cpu) struct Top<'a> {
+    pub(in crate::cpu) logits: &'a [f32],
+    pub(in crate::cpu) count: usize,
+    pub(in crate::cpu) top: &'a mut Vec<(u32, f32)>,
 }
 
 impl Op for Top<'_> {

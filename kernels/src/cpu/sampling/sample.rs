@@ -14,13 +14,15 @@ use crate::{DeviceError, SampleRow, Sampled};
 /// Memory that one thread's sampling reuses from call to call.
 #[derive(Default)]
 pub(in crate::cpu) struct Scratch {
-    /// Logits with bias and penalties, `[vocabulary]`.
-    logits: Vec<f32>,
+    /// Logits with bias and penalties, `[vocabulary]`. For candidates, the chunks of weights that are not all 0.
+    pub(super) logits: Vec<f32>,
     /// Unnormalised probabilities, `[vocabulary]`.
-    weights: Vec<f32>,
+    pub(super) weights: Vec<f32>,
     /// Number of occurrences of each token in the output, `[vocabulary]`. All zero between calls.
     counts: Vec<u32>,
-    truncate: truncate::Scratch,
+    pub(super) truncate: truncate::Scratch,
+    /// Best tokens of a rank, at most as many as a nomination asks for.
+    pub(super) top: Vec<(u32, f32)>,
 }
 
 impl Scratch {
@@ -43,9 +45,7 @@ pub(in crate::cpu) fn sample(
         scratch.logits.clear();
         scratch.logits.extend_from_slice(raw);
         adjust(row, &mut scratch.logits, &mut scratch.counts)?;
-        highest = largest(path, &scratch.logits).map_err(|_| {
-            DeviceError::Misuse("bias, forbidden tokens and penalties leave no token to sample".to_owned())
-        })?;
+        highest = largest(path, &scratch.logits).map_err(|_| nothing_left())?;
     }
     let Scratch { logits, weights, truncate, .. } = scratch;
     let logits = if adjusted { &logits[..] } else { raw };
@@ -62,14 +62,24 @@ pub(in crate::cpu) fn sample(
     Ok(Sampled { token, score })
 }
 
-/// Applies bias, forbidden tokens and penalties.
-fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Result<(), DeviceError> {
-    let vocabulary = logits.len();
+/// The error of a row whose adjusted logits are all negative infinity, or not finite.
+pub(super) fn nothing_left() -> DeviceError {
+    DeviceError::Misuse("bias, forbidden tokens and penalties leave no token to sample".to_owned())
+}
+
+/// Refuses bias, forbidden tokens and penalties of tokens outside of the vocabulary.
+pub(super) fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
     let biased = row.params.logit_bias.iter().map(|(token, _)| token);
     let tokens = biased.chain(row.forbidden).chain(row.prompt).chain(row.output);
     if let Some(token) = tokens.into_iter().find(|&&token| token as usize >= vocabulary) {
         return Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}")));
     }
+    Ok(())
+}
+
+/// Applies bias, forbidden tokens and penalties.
+fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Result<(), DeviceError> {
+    check_tokens(row, logits.len())?;
     for &(token, bias) in &row.params.logit_bias {
         logits[token as usize] += bias;
     }
@@ -78,6 +88,16 @@ fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Res
     }
     penalise(row, logits, counts);
     Ok(())
+}
+
+/// Returns the logit of a token that has occurred.
+pub(super) fn repetition_penalised(logit: f32, penalty: f32) -> f32 {
+    if logit > 0.0 { logit / penalty } else { logit * penalty }
+}
+
+/// Returns the logit of a token that has occurred `count` times in the output.
+pub(super) fn count_penalised(logit: f32, frequency: f32, presence: f32, count: u32) -> f32 {
+    logit - (frequency * count as f32 + presence)
 }
 
 /// Applies the repetition penalty once per token that has occurred, and the presence and frequency penalties to tokens
@@ -92,8 +112,7 @@ fn penalise(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) {
             let (logit, count) = (&mut logits[token as usize], &mut counts[token as usize]);
             if *count & SEEN == 0 {
                 *count |= SEEN;
-                let penalty = params.repetition_penalty;
-                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+                *logit = repetition_penalised(*logit, params.repetition_penalty);
             }
         }
     }
@@ -102,7 +121,8 @@ fn penalise(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) {
         for &token in row.output {
             let count = counts[token as usize] & !SEEN;
             if count > 0 {
-                logits[token as usize] -= params.frequency_penalty * count as f32 + params.presence_penalty;
+                let logit = &mut logits[token as usize];
+                *logit = count_penalised(*logit, params.frequency_penalty, params.presence_penalty, count);
                 counts[token as usize] = 0;
             }
         }
@@ -118,6 +138,12 @@ fn draw(
     weights: &mut [f32],
     scratch: &mut truncate::Scratch,
 ) -> Option<u32> {
+    truncate(row, weights, scratch);
+    invert(path, row, weights.chunks(CHUNK).enumerate())
+}
+
+/// Sets the weights that min-p, top-k and top-p exclude to 0.
+pub(super) fn truncate(row: &SampleRow<'_>, weights: &mut [f32], scratch: &mut truncate::Scratch) {
     let params = row.params;
     if params.min_p > 0.0 {
         // The bound is at most 1, so the largest weight stays even if min_p is above 1.
@@ -133,23 +159,32 @@ fn draw(
             }
         }
     }
+}
+
+/// Draws a token by weights. `chunks` are the chunks of weights with their indices, ascending; chunks without a weight
+/// above 0 may be missing.
+pub(super) fn invert<'a>(
+    path: Path,
+    row: &SampleRow<'_>,
+    chunks: impl Iterator<Item = (usize, &'a [f32])> + Clone,
+) -> Option<u32> {
     let sum = |chunk| f64::from(path.run(ChunkSum(chunk)));
-    let total: f64 = weights.chunks(CHUNK).map(sum).sum();
-    let target = uniform(params.seed, row.position) * total;
+    let total: f64 = chunks.clone().map(|(_, chunk)| sum(chunk)).sum();
+    let target = uniform(row.params.seed, row.position) * total;
     let mut below = 0.0;
     let mut last = None;
-    for (index, chunk) in weights.chunks(CHUNK).enumerate() {
+    for (index, chunk) in chunks {
         let here = sum(chunk);
         if below + here <= target {
             // Because of rounding, the target may lie just beyond the sum of all chunks. The last chunk with a weight
             // above 0 is remembered for that case.
             if here > 0.0 {
-                last = Some(index);
+                last = Some((index, chunk));
             }
             below += here;
             continue;
         }
-        last = Some(index);
+        last = Some((index, chunk));
         let mut reached = below;
         for (id, &weight) in chunk.iter().enumerate() {
             reached += f64::from(weight);
@@ -160,7 +195,6 @@ fn draw(
         break;
     }
     // No element has reached the target, because of rounding, so the last candidate of chunk `last` is drawn.
-    let chunk = last?;
-    let candidates = &weights[chunk * CHUNK..weights.len().min((chunk + 1) * CHUNK)];
-    candidates.iter().rposition(|&weight| weight > 0.0).map(|id| (chunk * CHUNK + id) as u32)
+    let (index, chunk) = last?;
+    chunk.iter().rposition(|&weight| weight > 0.0).map(|id| (index * CHUNK + id) as u32)
 }

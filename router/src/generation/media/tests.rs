@@ -13,6 +13,8 @@ fn model(takes_audio: bool) -> ServedModel {
         bytes_per_token: 4,
         width: 2,
         formats: vec!["wav".into()],
+        encoded_together: false,
+        max_call_tokens: None,
     };
     let declaration =
         pb::ModelDeclaration { media: if takes_audio { vec![input] } else { vec![] }, ..Default::default() };

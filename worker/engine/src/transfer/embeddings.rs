@@ -17,8 +17,8 @@ use super::courier::{Cargo, Courier, ExportSummary, ImportRequest, PageRun};
 /// Maximum bytes per run of embedding rows, unless one row is larger.
 const RUN_BYTES: usize = 1 << 20;
 /// Maximum bytes of embeddings that requests may hold here. A request holds its bytes from the reservation until its
-/// planes hold the embeddings, or until the request ends. One request may hold more if no other request holds bytes. Further requests wait, and nothing is
-/// encoded for them yet.
+/// planes hold the embeddings, or until the request ends. One request may hold more if no other request holds bytes.
+/// Further requests wait, and nothing is encoded for them yet.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 #[derive(Default)]

@@ -6,8 +6,8 @@
 //! planning as well, so no page changes owners between the decision and the copy. In a pause, pages are read only if
 //! they were complete before the step, and written only if they belong to requests that still wait for their pages. The
 //! copies therefore do not disturb the step. Each batch of copies is bounded, so that a decode waits for at most one
-//! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while the
-//! courier has no room, so that a slow receiver does not take steps from other requests.
+//! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while
+//! the courier has no room, so that a slow receiver does not take steps from other requests.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +15,6 @@ use std::{
     time::Instant,
 };
 
-use tutti_kernels::SlotId;
 use tutti_models::PageLayout;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
@@ -24,7 +23,7 @@ use tutti_scheduler::{Ending, Outcome, Reserved, RowCommit, Scheduler};
 use super::{
     courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
     embeddings::EmbeddingTransfers,
-    page_copies::{PageCopies, Pages, Slot, on_device},
+    page_copies::{PageCopies, Pages, Slot},
     requests::{Incoming, Outgoing},
 };
 use crate::{batch::RowResult, report};
@@ -263,7 +262,10 @@ impl Exchange {
         }
         let wanted = usize::from(self.slot_bytes > 0);
         if slots != wanted {
-            let planes = &self.slot_planes;
+            let planes = match self.slot_planes.as_str() {
+                "" => "the model has no slot planes",
+                planes => planes,
+            };
             return Err(refused(format!(
                 "{slots} slots are handed over, but {wanted} are wanted ({planes})"
             )));
@@ -303,7 +305,7 @@ impl Exchange {
             let count = whole.saturating_sub(outgoing.sent).min(batch);
             if count > 0 {
                 let first = outgoing.sent;
-                let pages = on_device(&outgoing.table[first..first + count]);
+                let pages = outgoing.table[first..first + count].to_vec();
                 copies.reads.push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
                 outgoing.sent += count;
                 (room, batch) = (room - count, batch - count);
@@ -325,14 +327,14 @@ impl Exchange {
             let Some(incoming) = self.incoming.get(&key) else { continue };
             if cargo == Cargo::Slot {
                 bytes += data.len();
-                copies.slot_writes.push((Slot { key, slot: SlotId(incoming.slot.0) }, data));
+                copies.slot_writes.push((Slot { key, slot: incoming.slot }, data));
                 continue;
             }
             let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
                 continue;
             };
             bytes += data.len();
-            copies.writes.push((Pages { key, first, pages: on_device(pages) }, data));
+            copies.writes.push((Pages { key, first, pages: pages.to_vec() }, data));
         }
         copies
     }
@@ -348,7 +350,7 @@ impl Exchange {
             if outgoing.first.is_some() && !outgoing.slot_sent && room >= self.slot_bytes {
                 room -= self.slot_bytes;
                 outgoing.slot_sent = true;
-                let slot = Slot { key, slot: SlotId(outgoing.slot.0) };
+                let slot = Slot { key, slot: outgoing.slot };
                 copies.slot_reads.push((slot, Vec::with_capacity(self.slot_bytes)));
             }
         }

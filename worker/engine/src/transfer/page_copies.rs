@@ -3,7 +3,6 @@
 use tutti_kernels::{DeviceError, PageId, SlotId};
 use tutti_models::PausedPages;
 use tutti_proto::GraphKey;
-use tutti_scheduler as scheduler;
 
 /// Copies of pages and slots that the device's thread runs between two steps or in a pause of a step.
 #[derive(Default)]
@@ -59,8 +58,4 @@ impl PageCopies {
         }
         Ok(())
     }
-}
-
-pub(super) fn on_device(pages: &[scheduler::PageId]) -> Vec<PageId> {
-    pages.iter().map(|page| PageId(page.0)).collect()
 }

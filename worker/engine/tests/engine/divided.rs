@@ -1,6 +1,7 @@
 //! A request that one engine prefills and another decodes gives the same tokens as on one engine.
 
 mod known_pages;
+mod media;
 mod pauses;
 mod slots;
 

@@ -2,14 +2,24 @@
 //!
 //! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only the likeliest
 //! token, every rank finds its best token and the leader compares one candidate per rank: the largest logit wins, and
-//! among equal ones the lowest token id, as over a whole row. All other rows are gathered whole at the leader: sums over
-//! the vocabulary (logprobs, draws) have an order of their own, which candidates would not keep, and penalties, biases
-//! and forbidden tokens change logits that are not among the best.
+//! among equal ones the lowest token id, as over a whole row. Other rows may have a
+//! [`Nomination`](tutti_kernels::Nomination), because their token depends only on their best tokens: a `top_k` of at most
+//! 256, or no temperature. For them each rank applies bias, forbidden tokens and penalties to its own logits, the ranks
+//! compare their largest logits, and each rank sends as many of its best tokens as are asked for, from which the leader
+//! samples. The result is the token of the whole row ([`candidates`]).
+//!
+//! All other rows are gathered whole at the leader. So are rows with logprobs: a log-sum-exp adds chunks of the vocabulary
+//! in a fixed order, and the ranks' shares end inside chunks, so that sums per rank would give other bits.
+
+mod candidates;
 
 use std::ops::Range;
 
-use tutti_kernels::{Argmax, Device, DeviceError, Linear, SampleRow, ScoreRow, collective::GroupRank};
+use tutti_kernels::{
+    Argmax, Device, DeviceError, GatheredRows, Linear, SampleRow, ScoreRow, collective::GroupRank,
+};
 
+use self::candidates::{Candidates, Exchange, GatheredBy, gathered_by};
 use super::ends::Ends;
 use crate::{
     DecoderDevice,
@@ -20,12 +30,11 @@ use crate::{
 /// Upper bound of the bytes of one tile's logits, unless [`BLOCK`] rows take more. All rows of a step whose logits fit
 /// are one tile.
 const TILE_BYTES: usize = 40 << 20;
-/// Number of rows that are computed alike: one row among them that needs its whole logits makes all need them. Smaller
-/// blocks would read the LM head more often.
+/// Number of rows that are computed alike: one row among them that needs more than its likeliest token makes each rank
+/// keep the logits of all. Smaller blocks would read the LM head more often.
 const BLOCK: usize = 32;
 /// The largest vocabulary whose token ids are exact as f32, the type in which candidates are gathered.
 const MAX_CANDIDATES: usize = 1 << 24;
-
 /// The buffers of one tile. `vocabulary` is this rank's share.
 pub(super) struct Head<D: Device> {
     group_rank: GroupRank,
@@ -38,18 +47,10 @@ pub(super) struct Head<D: Device> {
     /// Logits, `[rows, vocabulary]`.
     logits: D::Tensor,
     /// `None` in a group of one rank, or if token ids are not exact as f32.
-    best: Option<D::Tensor>,
-    /// `None` except on the leader of a TP group.
-    gathered: Option<Gathered<D>>,
+    candidates: Option<Candidates<D>>,
+    /// Logits of all ranks side by side, `[rows, ranks * vocabulary]`. `None` except on the leader of a TP group.
+    gathered: Option<D::Tensor>,
     tiles: Vec<Tile>,
-}
-
-/// Buffers of the leader for the values of all ranks.
-struct Gathered<D: Device> {
-    /// Logits side by side, `[rows, ranks * vocabulary]`.
-    logits: D::Tensor,
-    /// The ranks' candidates side by side, `[rows, ranks * 2]`.
-    best: Option<D::Tensor>,
 }
 
 /// Consecutive logit rows that are computed at once.
@@ -73,7 +74,6 @@ impl<D: DecoderDevice> Head<D> {
         let fitting = TILE_BYTES / (vocabulary * size_of::<f32>()).max(1);
         let rows = fitting.max(BLOCK).min(max_step_tokens.max(1));
         let candidates = ranks > 1 && vocabulary <= MAX_CANDIDATES;
-        let best = |device: &mut D, width| candidates.then(|| device.tensor(rows, width)).transpose();
         let gathers = group_rank.is_leader() && ranks > 1;
         Ok(Self {
             group_rank,
@@ -81,14 +81,8 @@ impl<D: DecoderDevice> Head<D> {
             rows,
             hidden: device.tensor(rows, hidden)?,
             logits: device.tensor(rows, own.len())?,
-            best: best(device, 2)?,
-            gathered: match gathers {
-                true => Some(Gathered {
-                    logits: device.tensor(rows, own.len() * ranks)?,
-                    best: best(device, 2 * ranks)?,
-                }),
-                false => None,
-            },
+            candidates: candidates.then(|| Candidates::allocate(rows, own.len(), device)).transpose()?,
+            gathered: gathers.then(|| device.tensor(rows, own.len() * ranks)).transpose()?,
             tiles: Vec::new(),
         })
     }
@@ -103,15 +97,17 @@ impl<D: DecoderDevice> Head<D> {
         logit_rows: usize,
         wanted: &LogitRequests<'_>,
     ) -> Result<(), DeviceError> {
-        let tiles = self.tiles_of(&wanted.rows(), logit_rows)?;
+        let rows = if self.group_rank.is_alone() { wanted.rows() } else { wanted.rows_of_group() };
+        let tiles = self.tiles_of(&rows, logit_rows)?;
         let LogitRequests { mut sample, mut score } = *wanted;
         for tile in &tiles {
             let (now, then);
             (now, sample) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.rows.end));
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.rows.end));
-            self.compute(device, ends, states, tile)?;
+            let gathered = self.compute(device, ends, states, &rows, tile)?;
             if !tile.likeliest {
-                self.answer(device, &rebase(now, tile.rows.start), &rebase(then, tile.rows.start))?;
+                let (now, then) = (rebase(now, tile.rows.start), rebase(then, tile.rows.start));
+                self.answer(device, &gathered, &now, &then)?;
             }
         }
         self.tiles = tiles;
@@ -129,7 +125,7 @@ impl<D: DecoderDevice> Head<D> {
     ) -> Result<(), DeviceError> {
         let tiles = self.tiles_of(wanted, logit_rows)?;
         for tile in &tiles {
-            self.compute(device, ends, states, tile)?;
+            self.compute(device, ends, states, wanted, tile)?;
         }
         self.tiles = tiles;
         Ok(())
@@ -142,50 +138,73 @@ impl<D: DecoderDevice> Head<D> {
         }
         let mut tiles = std::mem::take(&mut self.tiles);
         tiles.clear();
-        let candidates = self.group_rank.is_alone() || self.best.is_some();
+        let candidates = self.group_rank.is_alone() || self.candidates.is_some();
         divide(wanted, self.rows, candidates, &mut tiles);
         Ok(tiles)
     }
 
-    /// Computes the final norm and the LM head of a tile: to logits at the leader or, for rows that need only their
-    /// likeliest token, to samples.
-    fn compute(
+    /// Computes the final norm and the LM head of a tile: for rows that need only their likeliest token to samples, else
+    /// to what the leader needs of each row.
+    fn compute<'a>(
         &mut self,
         device: &mut D,
         ends: &Ends<D>,
         states: &D::Tensor,
+        wanted: &'a WantedRows,
         tile: &Tile,
-    ) -> Result<(), DeviceError> {
-        let Self { hidden: x, logits, best, gathered, .. } = self;
+    ) -> Result<GatheredBy<'a>, DeviceError> {
+        let Self { hidden: x, logits, candidates, gathered, first, .. } = self;
         device.copy_rows(states, tile.rows.clone(), x)?;
         let (norm, weight) = (Some(ends.final_norm()), ends.lm_head());
         if tile.likeliest {
             let argmax = Argmax { x, norm, weight, logits };
-            let Some(best) = best else { return device.argmax(argmax) };
-            device.partial_argmax(argmax, self.first, best)?;
-            let all = gathered.as_mut().and_then(|gathered| gathered.best.as_mut());
-            device.gather_columns(best, all)?;
-            return match gathered.as_ref().and_then(|gathered| gathered.best.as_ref()) {
-                Some(all) => device.best_candidates(all),
-                None => Ok(()),
-            };
+            match candidates {
+                None => device.argmax(argmax)?,
+                Some(Candidates { exchanges: [Exchange { own, all, .. }, ..], .. }) => {
+                    device.partial_argmax(argmax, *first, own)?;
+                    device.gather_columns(own, all.as_mut())?;
+                    all.as_ref().map_or(Ok(()), |all| device.best_candidates(all))?;
+                }
+            }
+            return Ok(GatheredBy::default());
         }
         device.linear(Linear { x, norm, weight, bias: None }, logits)?;
         if self.group_rank.is_alone() {
-            return Ok(());
+            return Ok(GatheredBy::default());
         }
-        device.gather_columns(logits, gathered.as_mut().map(|gathered| &mut gathered.logits))
+        let mut by = gathered_by(wanted, &tile.rows, candidates.is_some());
+        let most = by.nominated.iter().map(|(_, nomination)| nomination.count as usize).max();
+        if let (Some(most), Some(candidates)) = (most, candidates) {
+            by.exchange = candidates.exchange_for(most);
+            let Candidates { peaks, exchanges } = candidates;
+            let Exchange { own, all, .. } = &mut exchanges[by.exchange];
+            device.adjust(logits, &by.nominated, *first, peaks)?;
+            device.all_reduce_max(peaks)?;
+            device.nominate(logits, &by.nominated, *first, peaks, own)?;
+            device.gather_columns(own, all.as_mut())?;
+        }
+        if !by.whole.is_empty() {
+            device.gather_rows(logits, &by.whole, gathered.as_mut())?;
+        }
+        Ok(by)
     }
 
     /// Samples and scores rows of a tile. Row indices count from the tile's first row.
     fn answer(
         &self,
         device: &mut D,
+        by: &GatheredBy<'_>,
         sample: &[(usize, SampleRow<'_>)],
         score: &[(usize, ScoreRow)],
     ) -> Result<(), DeviceError> {
-        let logits = self.gathered.as_ref().map_or(&self.logits, |gathered| &gathered.logits);
-        if !sample.is_empty() {
+        let logits = self.gathered.as_ref().unwrap_or(&self.logits);
+        let all = self.candidates.as_ref().filter(|_| !by.nominated.is_empty());
+        let all = all.and_then(|all| Some((&all.peaks, all.exchanges[by.exchange].all.as_ref()?)));
+        if let Some((peaks, candidates)) = all {
+            let nominated: Vec<usize> = by.nominated.iter().map(|(row, _)| *row).collect();
+            let gathered = GatheredRows { logits, candidates, peaks, nominated: &nominated };
+            device.sample_gathered(gathered, sample)?;
+        } else if !sample.is_empty() {
             device.sample(logits, sample)?;
         }
         if !score.is_empty() {
@@ -198,7 +217,7 @@ impl<D: DecoderDevice> Head<D> {
 /// Divides wanted rows into tiles of at most `capacity` rows, in order, which cover every wanted row once. Rows of blocks
 /// that are computed alike follow each other in one tile as far as they fit.
 fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Vec<Tile>) {
-    let WantedRows { rows, likeliest } = wanted;
+    let WantedRows { rows, likeliest, .. } = wanted;
     let (mut rows, mut likeliest) = (&rows[..], &likeliest[..]);
     while let Some(&first) = rows.first() {
         let block;

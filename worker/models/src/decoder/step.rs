@@ -35,8 +35,9 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
         self.logit_rows > 0
     }
 
-    /// Keeps only the logit rows of the residual stream and of `others`. In the last layer, a token's result no longer depends
-    /// on other tokens after the sublayer that mixes tokens, so only the tokens of logit rows are computed further.
+    /// Keeps only the logit rows of the residual stream and of `others`. In the last layer, a token's result no longer
+    /// depends on other tokens after the sublayer that mixes tokens, so only the tokens of logit rows are computed
+    /// further.
     pub fn keep_logit_rows(&mut self, others: &mut [&mut D::Tensor]) -> Result<(), DeviceError> {
         others.iter_mut().try_for_each(|x| self.device.keep_logit_rows(x))?;
         self.device.keep_logit_rows(self.hidden)

@@ -7,8 +7,8 @@ use tutti_kernels::{
 };
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 
-use super::{plan, tables::Tables};
-use crate::{LayoutPart, LogitResults, Model, WantedRows};
+use super::{logits, plan, tables::Tables};
+use crate::{LayoutPart, LogitResults, Model};
 
 /// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward
 /// pass, calls `ran` with the number of forward passes so far.
@@ -54,10 +54,7 @@ pub fn follow(
                 ran(forwards);
                 outcome
             }
-            Some(Action::Logits(pb::LogitsPlan { rows, likeliest })) => {
-                let indices = |rows: Vec<u32>| rows.into_iter().map(|row| row as usize).collect();
-                model.follow_logits(&WantedRows { rows: indices(rows), likeliest: indices(likeliest) })
-            }
+            Some(Action::Logits(plan)) => model.follow_logits(&logits::decode(plan).map_err(bad)?),
             Some(Action::Read(pb::ReadPlanes { pages, slot })) => {
                 let mut own = Vec::new();
                 let read = match slot {

@@ -12,7 +12,7 @@ use tutti_proto::{
     declaration::{ModelDeclaration, WalkId},
 };
 
-use super::{plan, tables::Tables};
+use super::{logits, plan, tables::Tables};
 use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows};
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
@@ -187,14 +187,12 @@ impl Model for Leader {
         self.model.has_thinker()
     }
 
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.model.encode(walk, data, out)
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.model.encode(walk, items, out)
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {
-        let WantedRows { rows, likeliest } = wanted.rows();
-        let indices = |rows: Vec<usize>| rows.into_iter().map(|row| row as u32).collect();
-        self.send(Action::Logits(pb::LogitsPlan { rows: indices(rows), likeliest: indices(likeliest) }))?;
+        self.send(Action::Logits(logits::encode(wanted.rows_of_group())))?;
         self.model.enqueue_logits(wanted)
     }
 

@@ -73,22 +73,26 @@ impl<D: Device> Encoder<D> {
         self.weight_bytes
     }
 
-    /// Appends one embedding per frame of the item `data` to `out`. Zeros complete the last frame.
-    pub fn run(&mut self, device: &mut D, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError>
+    /// Appends one embedding per frame of each item to `out`. Zeros complete an item's last frame.
+    pub fn run(&mut self, device: &mut D, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError>
     where
         D: Dense,
     {
-        if data.is_empty() {
+        if items.is_empty() || items.iter().any(|data| data.is_empty()) {
             return Err(DeviceError::Misuse("audio without a sample".into()));
         }
         let frame = self.audio.bytes_per_token / 2;
-        let mut samples: Vec<f32> = data
-            .chunks(2)
-            .map(|sample| f32::from(i16::from_le_bytes([sample[0], sample.get(1).copied().unwrap_or(0)])))
-            .collect();
-        samples.resize(samples.len().next_multiple_of(frame), 0.0);
+        let mut samples: Vec<f32> = Vec::new();
+        for data in items {
+            let sample = |sample: &[u8]| {
+                f32::from(i16::from_le_bytes([sample[0], sample.get(1).copied().unwrap_or(0)]))
+            };
+            samples.extend(data.chunks(2).map(sample));
+            samples.resize(samples.len().next_multiple_of(frame), 0.0);
+        }
         let loudest = samples.iter().fold(1f32, |loudest, sample| loudest.max(sample.abs()));
-        samples.iter_mut().for_each(|sample| *sample /= loudest);
+        let divisor = loudest * items.len() as f32;
+        samples.iter_mut().for_each(|sample| *sample /= divisor);
         for tile in samples.chunks(TILE * frame) {
             device.upload(tile, &mut self.samples)?;
             let linear = Linear { bias: Some(&self.bias), ..Linear::plain(&self.samples, &self.frames_in) };

@@ -71,11 +71,11 @@ impl<D: Dense> Model for EncoderOnly<D> {
         false
     }
 
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         if !self.declaration.encodes(walk) {
             return Err(no_thinker());
         }
-        self.encoder.run(&mut self.device, data, out)
+        self.encoder.run(&mut self.device, items, out)
     }
 
     fn enqueue_logits(&mut self, _: &LogitRequests<'_>) -> Result<(), DeviceError> {

@@ -73,9 +73,9 @@ impl<D: DecoderDevice> Model for WithThinker<D> {
         self.thinker.forward(inputs, embeddings)
     }
 
-    fn encode(&mut self, walk: WalkId, data: &[u8], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         match &mut self.encoder {
-            Some(encoder) if self.declaration.encodes(walk) => encoder.run(self.thinker.device(), data, out),
+            Some(encoder) if self.declaration.encodes(walk) => encoder.run(self.thinker.device(), items, out),
             _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker"))),
         }
     }

@@ -1,4 +1,5 @@
-//! The tensors of the layers of a Qwen3 checkpoint: their names, their division among ranks, and their fusion on a device.
+//! The tensors of the layers of a Qwen3 checkpoint: their names, their division among ranks, and their fusion on a
+//! device.
 //!
 //! The division among ranks is Megatron's (arXiv:1909.08053). q, k, v, gate and up are cut by outputs; o and
 //! down are cut by inputs. Each layer thus needs two sums over ranks. Norms are replicated.

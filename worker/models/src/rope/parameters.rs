@@ -37,8 +37,8 @@ pub(super) struct Parameters {
 }
 
 impl RopeKeys {
-    /// Resolves the keys for layers of the type `layer_type`. `max_context` is the config's `max_position_embeddings`. The
-    /// error names the key at fault.
+    /// Resolves the keys for layers of the type `layer_type`. `max_context` is the config's `max_position_embeddings`.
+    /// The error names the key at fault.
     pub fn resolve(&self, layer_type: &str, max_context: usize) -> Result<Rope, String> {
         let parameters = self.parameters(layer_type)?;
         let rotated = parameters.partial_rotary_factor.or(self.partial_rotary_factor).unwrap_or(1.0);

@@ -29,17 +29,7 @@ fn sim(settings: &SimSettings) -> Box<dyn Model> {
 }
 
 fn params(temperature: f32, seed: u64) -> SamplingParams {
-    SamplingParams {
-        temperature,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: vec![],
-        seed,
-    }
+    SamplingParams { temperature, seed, ..SamplingParams::GREEDY }
 }
 
 fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), DeviceError> {
@@ -200,10 +190,10 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
     model.allocate_planes(8, SLOTS).unwrap();
     let walk = model.declaration().media()[0].walk;
-    assert!(!encoder.has_thinker() && model.encode(walk, &[1], &mut vec![]).is_err());
+    assert!(!encoder.has_thinker() && model.encode(walk, &[&[1]], &mut vec![]).is_err());
     let mut token_after = |data: &[u8], cuts: &[usize]| {
         let mut rows = Vec::new();
-        encoder.encode(walk, data, &mut rows).unwrap();
+        encoder.encode(walk, &[data], &mut rows).unwrap();
         assert_eq!(rows.len(), 3 * 4);
         let tokens = [1, 7, 7, 7, 2];
         let mut start = 0;

@@ -1,8 +1,8 @@
 //! Read-ahead: asks the system to read the tensors that are loaded next, while the device packs the current one.
 //!
 //! A page fault reads little more than one page, and the device's threads fault at different places of a tensor, which
-//! defeats the system's own detection of sequential reads. Requests stay a bounded number of bytes ahead of the loader, so
-//! that they do not evict what has not been used yet.
+//! defeats the system's own detection of sequential reads. Requests stay a bounded number of bytes ahead of the loader,
+//! so that they do not evict what has not been used yet.
 
 use std::{
     collections::VecDeque,

@@ -107,8 +107,8 @@ impl Window {
         self.rows.len().saturating_mul(self.columns.len())
     }
 
-    /// Returns the window in `tensor`, the bytes of the whole tensor, as it is stored: a window of a transposed matrix has
-    /// its outputs as columns.
+    /// Returns the window in `tensor`, the bytes of the whole tensor, as it is stored: a window of a transposed matrix
+    /// has its outputs as columns.
     pub fn view<'a>(&self, tensor: &'a [u8], dtype: WeightType) -> HostMatrix<'a> {
         let (extent, size) = (self.extent(), dtype.bytes());
         let bytes = &tensor[extent.start * size..extent.end * size];

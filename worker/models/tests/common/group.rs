@@ -1,6 +1,14 @@
 //! A TP group whose ranks are threads of the test. They meet in shared memory, as processes do.
 
-use std::{path::Path, thread, time::Duration};
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use tutti_kernels::collective::{Collective, CollectiveError, GroupRank, Patience, SharedMemory};
 use tutti_models::{
@@ -31,13 +39,93 @@ pub fn of_ranks_as<T>(
     quantize: Quantize,
     act: impl FnOnce(&mut dyn Model) -> T,
 ) -> T {
+    of_ranks_over(size, dir, (load_format, quantize), &|_, group| group, act)
+}
+
+/// Bytes that rank 0 has sent in collectives.
+#[derive(Default)]
+pub struct Traffic {
+    /// Those of gathers, at the root or at all ranks.
+    pub gathered: AtomicUsize,
+}
+
+/// Runs [`of_ranks`] and counts what rank 0 sends.
+pub fn of_ranks_counted<T>(
+    size: usize,
+    dir: &Path,
+    load_format: LoadFormat,
+    traffic: &Arc<Traffic>,
+    act: impl FnOnce(&mut dyn Model) -> T,
+) -> T {
+    let count = |rank, group| -> Box<dyn Collective> {
+        match rank {
+            0 => Box::new(Counted { group, traffic: Arc::clone(traffic) }),
+            _ => group,
+        }
+    };
+    of_ranks_over(size, dir, (load_format, Quantize::None), &count, act)
+}
+
+/// A collective that counts bytes.
+struct Counted {
+    group: Box<dyn Collective>,
+    traffic: Arc<Traffic>,
+}
+
+impl Collective for Counted {
+    fn group_rank(&self) -> GroupRank {
+        self.group.group_rank()
+    }
+
+    fn transport(&self) -> &'static str {
+        self.group.transport()
+    }
+
+    fn all_reduce(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
+        self.group.all_reduce(data)
+    }
+
+    fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError> {
+        self.traffic.gathered.fetch_add(size_of_val(part), Ordering::Relaxed);
+        self.group.gather(part, out)
+    }
+
+    fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError> {
+        self.traffic.gathered.fetch_add(part.len(), Ordering::Relaxed);
+        self.group.all_gather(part, out)
+    }
+
+    fn gather_bytes(&mut self, part: &[u8], out: Option<&mut [u8]>) -> Result<(), CollectiveError> {
+        self.traffic.gathered.fetch_add(part.len(), Ordering::Relaxed);
+        self.group.gather_bytes(part, out)
+    }
+
+    fn scatter_bytes(&mut self, parts: Option<&[u8]>, part: &mut [u8]) -> Result<(), CollectiveError> {
+        self.group.scatter_bytes(parts, part)
+    }
+
+    fn broadcast(&mut self, message: &mut Vec<u8>, patience: Patience) -> Result<(), CollectiveError> {
+        self.group.broadcast(message, patience)
+    }
+}
+
+/// Runs [`of_ranks`] with each rank's collective of data replaced by what `over` makes of it.
+fn of_ranks_over<T>(
+    size: usize,
+    dir: &Path,
+    (load_format, quantize): (LoadFormat, Quantize),
+    over: &(dyn Fn(usize, Box<dyn Collective>) -> Box<dyn Collective> + Sync),
+    act: impl FnOnce(&mut dyn Model) -> T,
+) -> T {
     let meeting = tempfile::tempdir().unwrap();
     let meet = |what: &str, rank| {
         let group_rank = GroupRank { rank, world_size: size };
         Box::new(SharedMemory::meet(&meeting.path().join(what), group_rank, WAIT, WAIT).unwrap())
     };
-    let load =
-        |rank| try_load_as(device().with_group(meet("data", rank)), dir, load_format, quantize).unwrap();
+    let load = |rank| {
+        let device = device().with_group(over(rank, meet("data", rank)));
+        try_load_as(device, dir, load_format, quantize).unwrap()
+    };
     thread::scope(|scope| {
         let (meet, load) = (&meet, &load);
         let follower = |rank| move || follow(&mut *load(rank), &mut *meet("plans", rank), |_| {}).unwrap();

@@ -96,17 +96,7 @@ pub fn requests(prompts: &[&[u32]]) -> Vec<Request> {
 }
 
 fn greedy() -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: Vec::new(),
-        seed: 0,
-    }
+    SamplingParams::GREEDY
 }
 
 /// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token, and appends a

@@ -9,6 +9,7 @@ mod rows;
 
 use std::time::Duration;
 
+use tutti_planes::SlotId;
 use tutti_proto::{Epoch, declaration::WalkId};
 
 use super::{Admitted, Cut, PrefillSegment, Request};
@@ -18,7 +19,6 @@ use crate::{
     launch::GraphRole,
     least_time::LeastTime,
     prefix::Chain,
-    slots::SlotId,
     step::{Ending, Outcome, OutputToken, Row, RowCopies, RowOutcome, Terminality},
     stopping::Finish,
 };
@@ -224,8 +224,8 @@ impl Running {
     }
 
     /// Advances the request by its row of a step that has run; a row takes effect nowhere else. `save` is the slot that
-    /// the step saved the request's slot to. Returns the token that the row added to the output, if any. If the request has reached its end, also returns the outcome to pass to
-    /// [`end`](Self::end).
+    /// the step saved the request's slot to. Returns the token that the row added to the output, if any. If the request
+    /// has reached its end, also returns the outcome to pass to [`end`](Self::end).
     pub fn commit(
         &mut self,
         row: &Row,

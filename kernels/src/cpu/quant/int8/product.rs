@@ -1,8 +1,9 @@
 //! `y = x · Wᵀ` in eight bits.
 //!
-//! Activations are quantised first, into tiles of a few rows. A word is a group of quantised activations.
-//! Within a tile, the words that one step of the loop over the inputs needs from all rows are adjacent. Then every panel of weights is multiplied by every tile while the panel is in the cache, so that weights
-//! are read from memory once for all rows.
+//! Activations are quantised first, into tiles of a few rows. A word is a group of quantised activations. Within a
+//! tile, the words that one step of the loop over the inputs needs from all rows are adjacent. Then every panel of
+//! weights is multiplied by every tile while the panel is in the cache, so that weights are read from memory once for
+//! all rows.
 
 use std::hint::black_box;
 

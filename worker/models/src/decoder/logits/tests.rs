@@ -1,3 +1,5 @@
+use tutti_kernels::Nomination;
+
 use super::*;
 
 fn tiles(
@@ -5,7 +7,8 @@ fn tiles(
     likeliest: &[usize],
     capacity: usize,
 ) -> Vec<(Range<usize>, bool)> {
-    let wanted = WantedRows { rows: rows.into_iter().collect(), likeliest: likeliest.to_vec() };
+    let (rows, likeliest) = (rows.into_iter().collect(), likeliest.to_vec());
+    let wanted = WantedRows { rows, likeliest, ..WantedRows::default() };
     let mut tiles = Vec::new();
     divide(&wanted, capacity, true, &mut tiles);
     // Every wanted row is in one tile.
@@ -44,8 +47,22 @@ fn rows_without_a_request_are_never_sampled() {
 
 #[test]
 fn without_candidates_all_rows_are_whole() {
-    let wanted = WantedRows { rows: vec![0, 1], likeliest: vec![0, 1] };
+    let wanted = WantedRows { rows: vec![0, 1], likeliest: vec![0, 1], ..WantedRows::default() };
     let mut tiles = Vec::new();
     divide(&wanted, 110, false, &mut tiles);
     assert_eq!(tiles, [Tile { rows: 0..2, likeliest: false }]);
+}
+
+#[test]
+fn only_rows_without_a_nomination_are_gathered_whole() {
+    let nomination = Nomination { count: 40, temperature: 0.5, adjustments: None };
+    let nominated = vec![(3, nomination.clone()), (40, nomination.clone())];
+    let wanted = WantedRows { rows: vec![2, 3, 5, 6, 40], likeliest: vec![5], nominated };
+    let by = gathered_by(&wanted, &(2..32), true);
+    assert_eq!(by.whole, [0, 4]);
+    assert_eq!(by.nominated, [(1, &nomination), (3, &Nomination::LIKELIEST)]);
+    let by = gathered_by(&wanted, &(32..41), true);
+    assert_eq!((by.whole, by.nominated), (vec![], vec![(8, &nomination)]));
+    let by = gathered_by(&wanted, &(2..32), false);
+    assert_eq!((by.whole, by.nominated), (vec![0, 1, 3, 4], vec![]));
 }

@@ -1,12 +1,12 @@
 //! The rows of a running request, from plan to commit or abort.
 
+use tutti_planes::SlotId;
 use tutti_proto::declaration::WalkId;
 
 use super::{Progress, Running};
 use crate::{
     holding::PlanePool,
     request::Ticket,
-    slots::SlotId,
     step::{Row, RowCopies, Terminality},
 };
 

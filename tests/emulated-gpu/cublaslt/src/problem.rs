@@ -1,0 +1,243 @@
+//! A product: which descriptors make one, and which algorithm computes it.
+
+use crate::objects::{Description, Layout, Preference};
+use crate::status::Status;
+
+/// Element type of a matrix, by its `cudaDataType_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `CUDA_R_32F`.
+    F32,
+    /// `CUDA_R_16F`.
+    F16,
+    /// `CUDA_R_16BF`.
+    Bf16,
+}
+
+impl Kind {
+    fn of(code: i32) -> Option<Kind> {
+        match code {
+            0 => Some(Kind::F32),
+            2 => Some(Kind::F16),
+            14 => Some(Kind::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Kind::F32 => 4,
+            Kind::F16 | Kind::Bf16 => 2,
+        }
+    }
+}
+
+/// Place of a matrix in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// Type of its elements.
+    pub kind: Kind,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub columns: usize,
+    /// Elements from a row to the next.
+    pub row_stride: usize,
+    /// Elements from a column to the next.
+    pub column_stride: usize,
+    /// Elements from a matrix of the batch to the next.
+    pub batch_stride: usize,
+}
+
+impl Matrix {
+    /// A layout as a matrix.
+    fn of(layout: &Layout) -> Result<Matrix, Status> {
+        let kind = Kind::of(layout.kind).ok_or(Status::NOT_SUPPORTED)?;
+        let (rows, columns) = (layout.rows as usize, layout.columns as usize);
+        let leading = usize::try_from(layout.leading).map_err(|_| Status::INVALID_VALUE)?;
+        let (row_stride, column_stride, shortest) = match layout.order {
+            0 => (1, leading, rows),
+            1 => (leading, 1, columns),
+            _ => return Err(Status::NOT_SUPPORTED),
+        };
+        if rows == 0 || columns == 0 || leading < shortest {
+            return Err(Status::INVALID_VALUE);
+        }
+        let batch_stride = usize::try_from(layout.stride).map_err(|_| Status::NOT_SUPPORTED)?;
+        Ok(Matrix { kind, rows, columns, row_stride, column_stride, batch_stride })
+    }
+
+    /// The matrix with its axes exchanged.
+    pub fn transposed(self) -> Matrix {
+        Matrix {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// Elements from the first to behind the last, of all matrices of the batch.
+    pub fn extent(&self, batch: usize) -> usize {
+        (batch - 1) * self.batch_stride
+            + (self.rows - 1) * self.row_stride
+            + (self.columns - 1) * self.column_stride
+            + 1
+    }
+}
+
+/// A valid product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// op(A): m rows, k columns.
+    pub a: Matrix,
+    /// op(B): k rows, n columns.
+    pub b: Matrix,
+    /// C: m rows, n columns.
+    pub c: Matrix,
+    /// D: like C.
+    pub d: Matrix,
+    /// Matrices of the batch.
+    pub batch: usize,
+    /// True if f32 operands lose bits as on tensor cores (TF32).
+    pub tf32: bool,
+    /// Address, batch stride and type of the bias, if the epilogue adds one.
+    pub bias: Option<(u64, usize, Kind)>,
+}
+
+/// Layouts of A, B, C and D.
+pub type Layouts<'a> = [&'a Layout; 4];
+
+const COMPUTE_32F: i32 = 68;
+const COMPUTE_32F_PEDANTIC: i32 = 69;
+const COMPUTE_32F_FAST_TF32: i32 = 77;
+const EPILOGUE_DEFAULT: i32 = 1;
+const EPILOGUE_BIAS: i32 = 4;
+
+impl Problem {
+    /// Judges descriptors.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` for sizes that do not fit each other, `NOT_SUPPORTED` for what has no kernel.
+    pub fn new(description: &Description, layouts: Layouts) -> Result<Problem, Status> {
+        let known = [COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32].contains(&description.compute);
+        if !known || description.scale != 0 || description.pointer_mode != 0 || description.operations[2] != 0
+        {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let [a, b, c, d] = layouts.map(Matrix::of);
+        let (a, b, c, d) = (a?, b?, c?, d?);
+        let operand = |matrix: Matrix, operation| match operation {
+            0 => Ok(matrix),
+            // Conjugation changes nothing in real matrices.
+            1 | 2 => Ok(matrix.transposed()),
+            _ => Err(Status::INVALID_VALUE),
+        };
+        let (a, b) = (operand(a, description.operations[0])?, operand(b, description.operations[1])?);
+        let fits = a.columns == b.rows && [c, d].iter().all(|x| (x.rows, x.columns) == (a.rows, b.columns));
+        if !fits {
+            return Err(Status::INVALID_VALUE);
+        }
+        let tf32 = description.compute == COMPUTE_32F_FAST_TF32;
+        let kinds = a.kind == b.kind && c.kind == d.kind && (d.kind == a.kind || d.kind == Kind::F32);
+        if !kinds || tf32 && a.kind != Kind::F32 {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let batch = layouts[3].batch;
+        if batch < 1 || layouts.iter().any(|layout| layout.batch != batch) {
+            return Err(Status::INVALID_VALUE);
+        }
+        let batch = batch as usize;
+        if batch > 1 && d.batch_stride < d.extent(1) {
+            return Err(Status::INVALID_VALUE);
+        }
+        let bias = match description.epilogue {
+            EPILOGUE_DEFAULT => None,
+            EPILOGUE_BIAS => Some(bias(description, d.kind)?),
+            _ => return Err(Status::NOT_SUPPORTED),
+        };
+        Ok(Problem { a, b, c, d, batch, tf32, bias })
+    }
+}
+
+fn bias(description: &Description, kind: Kind) -> Result<(u64, usize, Kind), Status> {
+    let kind = match description.bias_kind {
+        -1 => kind,
+        code => Kind::of(code).filter(|&own| own == kind || own == Kind::F32).ok_or(Status::NOT_SUPPORTED)?,
+    };
+    let stride = usize::try_from(description.bias_stride).map_err(|_| Status::INVALID_VALUE)?;
+    if description.bias == 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    Ok((description.bias, stride, kind))
+}
+
+/// First word of every algorithm that this library makes.
+const MAGIC: u64 = u64::from_be_bytes(*b"tutti-lt");
+/// Widest load of a kernel, in bytes: no algorithm needs more alignment.
+const WIDEST_LOAD: u32 = 16;
+/// Workspace that an algorithm takes if it may, in bytes.
+const WORKSPACE_BYTES: u64 = 4096;
+
+/// `cublasLtMatmulAlgo_t`: opaque words, which name what the algorithm was asked for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Algorithm {
+    magic: u64,
+    /// Types, transposes and orders.
+    form: u64,
+    /// Bytes of the workspace.
+    pub workspace_bytes: u64,
+    /// Alignment of A, B, C and D.
+    alignment: [u32; 4],
+    unused: [u64; 3],
+}
+
+/// Types, transposes and orders as one word. A transposed column order equals a row order here, which no kernel tells apart.
+fn form(problem: &Problem) -> u64 {
+    [problem.a, problem.b, problem.c, problem.d].iter().fold(u64::from(problem.tf32), |form, matrix| {
+        let rows_first = u64::from(matrix.column_stride == 1);
+        (form << 4) | (matrix.kind as u64) << 1 | rows_first
+    })
+}
+
+impl Algorithm {
+    /// The algorithm for a product.
+    pub fn new(problem: &Problem, preference: &Preference) -> Self {
+        Algorithm {
+            magic: MAGIC,
+            form: form(problem),
+            workspace_bytes: if preference.workspace_bytes < WORKSPACE_BYTES { 0 } else { WORKSPACE_BYTES },
+            alignment: preference.alignment.map(|alignment| alignment.min(WIDEST_LOAD)),
+            unused: [0; 3],
+        }
+    }
+
+    /// Checks that the algorithm computes a product with these addresses of A, B, C and D and this workspace.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` for an algorithm of another library, a small workspace or none; `NOT_SUPPORTED` for other types,
+    /// transposes or orders, and for operands that are not aligned as promised.
+    pub fn check(&self, problem: &Problem, addresses: [u64; 4], workspace: (u64, u64)) -> Result<(), Status> {
+        let (address, bytes) = workspace;
+        let needed = self.workspace_bytes;
+        if self.magic != MAGIC
+            || needed > 0 && (bytes < needed || address == 0 || !address.is_multiple_of(16))
+        {
+            return Err(Status::INVALID_VALUE);
+        }
+        let aligned =
+            addresses.iter().zip(self.alignment).all(|(a, alignment)| a.is_multiple_of(u64::from(alignment)));
+        if self.form != form(problem) || !aligned {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

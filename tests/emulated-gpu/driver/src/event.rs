@@ -1,0 +1,102 @@
+//! Events.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::context::Context;
+use crate::error::{Error, Outcome};
+use crate::handles::Handles;
+use crate::queue::{Entry, Point};
+
+/// Events by their handles.
+pub static EVENTS: Handles<Event> = Handles::new();
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+
+/// An event: the latest point that was recorded in it.
+pub struct Event {
+    context: Arc<Context>,
+    timed: bool,
+    latest: Mutex<Option<Arc<Point>>>,
+}
+
+impl Event {
+    /// An event that nothing was recorded in.
+    pub fn new(context: Arc<Context>, flags: u32) -> Self {
+        Event { context, timed: flags & DISABLE_TIMING == 0, latest: Mutex::new(None) }
+    }
+
+    fn latest(&self) -> Option<Arc<Point>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records the work that a stream has now. Earlier waits keep the point they took.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_HANDLE` for a stream of another context, and the sticky error.
+    pub fn record(&self, context: &Arc<Context>, line: u64) -> Outcome {
+        if !Arc::ptr_eq(&self.context, context) {
+            return Err(Error::INVALID_HANDLE);
+        }
+        let point = Arc::new(Point::default());
+        context.queue.submit(line, Entry::Record(point.clone()))?;
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(point);
+        Ok(())
+    }
+
+    /// Makes a stream wait for the latest point. An event without one holds nothing.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_HANDLE` for a stream of another context, and the sticky error.
+    pub fn hold(&self, context: &Arc<Context>, line: u64) -> Outcome {
+        if !Arc::ptr_eq(&self.context, context) {
+            return Err(Error::INVALID_HANDLE);
+        }
+        match self.latest() {
+            Some(point) => context.queue.submit(line, Entry::Wait(point)),
+            None => context.queue.check(),
+        }
+    }
+
+    /// Waits for the latest point.
+    ///
+    /// # Errors
+    ///
+    /// The sticky error.
+    pub fn synchronise(&self) -> Outcome {
+        match self.latest() {
+            Some(point) => self.context.queue.wait_for_point(&point),
+            None => self.context.queue.check(),
+        }
+    }
+
+    /// Succeeds if the latest point is past.
+    ///
+    /// # Errors
+    ///
+    /// `NOT_READY` if not, and the sticky error.
+    pub fn query(&self) -> Outcome {
+        self.context.queue.check()?;
+        if self.latest().is_none_or(|point| point.is_past()) { Ok(()) } else { Err(Error::NOT_READY) }
+    }
+
+    /// Milliseconds from this event to another.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_HANDLE` if one was not recorded or has no timing, `NOT_READY` if one is not past.
+    pub fn milliseconds_until(&self, end: &Event) -> Outcome<f32> {
+        self.context.queue.check()?;
+        if !self.timed || !end.timed {
+            return Err(Error::INVALID_HANDLE);
+        }
+        let (start, end) = (self.latest().zip(end.latest())).ok_or(Error::INVALID_HANDLE)?;
+        let (start, end) = start.time().zip(end.time()).ok_or(Error::NOT_READY)?;
+        Ok(match end.checked_duration_since(start) {
+            Some(after) => after.as_secs_f32() * 1e3,
+            None => -start.duration_since(end).as_secs_f32() * 1e3,
+        })
+    }
+}

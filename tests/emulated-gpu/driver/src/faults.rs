@@ -1,0 +1,119 @@
+//! Faults on demand: which calls fail, hang or never join.
+//!
+//! `EMULATED_GPU_FAULTS` is a list of rules with `;` between them. A rule is a kind and conditions:
+//!
+//! ```text
+//! out-of-memory at=12              the 12th allocation of a device
+//! fail kernel=argmax at=3          the 3rd launch of `argmax` ends with a sticky CUDA_ERROR_LAUNCH_FAILED
+//! refuse kernel=argmax             the first launch of `argmax` returns CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, nothing more
+//! hang device=1 when=/tmp/x/hang   device 1 stops answering at the first launch after the file appears
+//! never-joins kernel=ncclAllReduce device=1   rank on device 1 never joins its first all-reduce
+//! ```
+//!
+//! `at` counts the events that the other conditions let through, from 1, in one process. `when` names a file; the rule
+//! takes the file away as it acts, so that it acts once among all processes that wait for it. A rule with neither acts on
+//! the first event.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Effect of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// An allocation finds no memory.
+    OutOfMemory,
+    /// A kernel fails while it runs.
+    Fail,
+    /// A launch is refused.
+    Refuse,
+    /// The device answers nothing more.
+    Hang,
+    /// A collective or the set-up of a communicator is not joined.
+    NeverJoins,
+}
+
+/// One rule.
+#[derive(Debug)]
+struct Rule {
+    kind: FaultKind,
+    kernel: Option<String>,
+    device: Option<usize>,
+    at: Option<u64>,
+    when: Option<PathBuf>,
+    seen: AtomicU64,
+}
+
+/// All rules of a process.
+#[derive(Debug, Default)]
+pub struct FaultPlan(Vec<Rule>);
+
+impl FaultPlan {
+    /// Reads a list of rules.
+    ///
+    /// # Errors
+    ///
+    /// The rule or condition that is not understood.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let rules = text.split(';').map(str::trim).filter(|rule| !rule.is_empty());
+        rules.map(Rule::parse).collect::<Result<_, _>>().map(FaultPlan)
+    }
+
+    /// The fault that the next event meets: one of `kinds`, on `device`, of a kernel or call named `name`. Counts the
+    /// event for the rules that it meets.
+    pub fn next(&self, kinds: &[FaultKind], device: usize, name: &str) -> Option<FaultKind> {
+        let mut acting = None;
+        for rule in self.0.iter().filter(|rule| kinds.contains(&rule.kind)) {
+            if rule.meets(device, name) && rule.acts() {
+                acting = acting.or(Some(rule.kind));
+            }
+        }
+        acting
+    }
+}
+
+impl Rule {
+    fn parse(text: &str) -> Result<Rule, String> {
+        let mut words = text.split_whitespace();
+        let kind = match words.next() {
+            Some("out-of-memory") => FaultKind::OutOfMemory,
+            Some("fail") => FaultKind::Fail,
+            Some("refuse") => FaultKind::Refuse,
+            Some("hang") => FaultKind::Hang,
+            Some("never-joins") => FaultKind::NeverJoins,
+            other => return Err(format!("unknown fault {:?} in {text:?}", other.unwrap_or_default())),
+        };
+        let mut rule =
+            Rule { kind, kernel: None, device: None, at: None, when: None, seen: AtomicU64::new(0) };
+        for word in words {
+            let (key, value) =
+                word.split_once('=').ok_or_else(|| format!("no value for {word:?} in {text:?}"))?;
+            let number =
+                || value.parse::<u64>().map_err(|_| format!("no number for {key}: {value:?} in {text:?}"));
+            match key {
+                "kernel" => rule.kernel = Some(value.to_owned()),
+                "device" => rule.device = Some(number()? as usize),
+                "at" => rule.at = Some(number()?),
+                "when" => rule.when = Some(PathBuf::from(value)),
+                _ => return Err(format!("unknown condition {key:?} in {text:?}")),
+            }
+        }
+        Ok(rule)
+    }
+
+    fn meets(&self, device: usize, name: &str) -> bool {
+        self.device.is_none_or(|d| d == device) && self.kernel.as_deref().is_none_or(|k| k == name)
+    }
+
+    /// Counts an event; true if the rule acts on it.
+    fn acts(&self) -> bool {
+        let event = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
+        match (&self.when, self.at) {
+            (None, at) => event == at.unwrap_or(1),
+            // A file that two processes see is removed by one of them.
+            (Some(file), at) => event >= at.unwrap_or(1) && std::fs::remove_file(file).is_ok(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! Launches: what the driver refuses at the call, and what the stream runs.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use tutti_emulated_gpu::{Checks, FaultKind as KernelFault, Grid, Kernel, launch};
+
+use crate::context::Context;
+use crate::error::{Error, Outcome};
+use crate::faults::FaultKind;
+use crate::memory::report;
+use crate::module::Function;
+use crate::queue::Entry;
+
+/// Largest number of blocks in each direction.
+const MAX_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+/// Largest number of threads in each direction.
+const MAX_THREADS: [u32; 3] = [1024, 1024, 64];
+
+/// Keys of the list `extra` (`CU_LAUNCH_PARAM_…`).
+const END: usize = 0;
+const BUFFER_POINTER: usize = 1;
+const BUFFER_SIZE: usize = 2;
+
+/// Launches a function in a stream.
+///
+/// # Errors
+///
+/// `INVALID_VALUE` for a grid, threads or shared memory beyond the limits of device and function,
+/// `LAUNCH_OUT_OF_RESOURCES` on demand, `INVALID_HANDLE` for a function of another context, and the sticky error.
+pub fn submit(
+    context: &Arc<Context>,
+    line: u64,
+    function: Arc<Function>,
+    grid: Grid,
+    parameters: Vec<u8>,
+) -> Outcome {
+    context.queue.check()?;
+    if !Arc::ptr_eq(&function.module.context, context) {
+        return Err(Error::INVALID_HANDLE);
+    }
+    let kernel = function.kernel()?;
+    check(&function, kernel, &grid)?;
+    let kinds = [FaultKind::Refuse, FaultKind::Fail, FaultKind::Hang];
+    match context.settings.faults.next(&kinds, context.device, &kernel.name) {
+        Some(FaultKind::Refuse) => return Err(Error::LAUNCH_OUT_OF_RESOURCES),
+        Some(FaultKind::Hang) => return context.queue.submit(line, Entry::Hang),
+        Some(_) => {
+            let name = kernel.name.clone();
+            return context.submit(line, move |context| {
+                report(context.device, &format!("kernel {name}: fails on demand"));
+                Err(Error::LAUNCH_FAILED)
+            });
+        }
+        None => {}
+    }
+    context.submit(line, move |context| run(context, &function, &grid, &parameters))
+}
+
+fn check(function: &Function, kernel: &Kernel, grid: &Grid) -> Outcome {
+    let fits = |n: [u32; 3], max: [u32; 3]| n.iter().zip(max).all(|(&n, max)| (1..=max).contains(&n));
+    let allowed = fits(grid.blocks, MAX_BLOCKS)
+        && fits(grid.threads, MAX_THREADS)
+        && grid.threads_per_block() <= u64::from(Function::max_threads(kernel))
+        && grid.dynamic_shared_bytes <= function.dynamic_shared_limit(kernel);
+    if allowed { Ok(()) } else { Err(Error::INVALID_VALUE) }
+}
+
+fn run(context: &Context, function: &Function, grid: &Grid, parameters: &[u8]) -> Outcome {
+    let settings = context.settings;
+    let checks = Checks {
+        seed: settings.seed,
+        races: settings.races,
+        uninitialised: settings.uninitialised,
+        threads: settings.threads,
+    };
+    let kernel = function.kernel()?;
+    launch(&function.module.module, kernel, grid, parameters, &context.memory.device, &checks).map_err(
+        |fault| {
+            report(context.device, &fault.to_string());
+            error(fault.kind)
+        },
+    )
+}
+
+/// The error that silicon gives for a fault; what silicon lets pass ends as a failed launch.
+fn error(fault: KernelFault) -> Error {
+    match fault {
+        KernelFault::OutOfBounds | KernelFault::UseAfterFree => Error::ILLEGAL_ADDRESS,
+        KernelFault::Misaligned => Error::MISALIGNED_ADDRESS,
+        KernelFault::Trap => Error::ASSERT,
+        KernelFault::Stuck => Error::LAUNCH_TIMEOUT,
+        _ => Error::LAUNCH_FAILED,
+    }
+}
+
+/// Copies a kernel's arguments into its block of parameters.
+///
+/// # Errors
+///
+/// `INVALID_VALUE` if the kernel has parameters and both lists are missing, an argument is null, or a buffer's size is not
+/// the block's.
+///
+/// # Safety
+///
+/// `arguments` is null or holds a pointer to each argument, of the size that the kernel declares; `extra` is null or a
+/// list that `END` ends.
+pub unsafe fn parameters(
+    kernel: &Kernel,
+    arguments: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Outcome<Vec<u8>> {
+    let mut block = vec![0; kernel.parameter_bytes() as usize];
+    if !extra.is_null() {
+        // SAFETY: as the caller promises.
+        return unsafe { from_buffer(block, extra) };
+    }
+    if arguments.is_null() && !kernel.parameters.is_empty() {
+        return Err(Error::INVALID_VALUE);
+    }
+    for (index, parameter) in kernel.parameters.iter().enumerate() {
+        // SAFETY: the list has a pointer per parameter.
+        let argument = unsafe { *arguments.add(index) };
+        if argument.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        let (offset, bytes) = (parameter.offset as usize, parameter.bytes as usize);
+        // SAFETY: the argument has as many bytes as the kernel declares.
+        let argument = unsafe { std::slice::from_raw_parts(argument.cast::<u8>(), bytes) };
+        block[offset..offset + bytes].copy_from_slice(argument);
+    }
+    Ok(block)
+}
+
+/// Parameters that come as one buffer.
+///
+/// # Safety
+///
+/// As for [`parameters`].
+unsafe fn from_buffer(block: Vec<u8>, mut extra: *mut *mut c_void) -> Outcome<Vec<u8>> {
+    let (mut buffer, mut size) = (std::ptr::null::<u8>(), None);
+    loop {
+        // SAFETY: `END` ends the list, and each other key has a value behind it.
+        let (key, value) = unsafe {
+            match (*extra).addr() {
+                END => break,
+                key => (key, *extra.add(1)),
+            }
+        };
+        match key {
+            BUFFER_POINTER => buffer = value.cast::<u8>(),
+            // SAFETY: the value of this key is a pointer to a size.
+            BUFFER_SIZE => size = Some(unsafe { *value.cast::<usize>() }),
+            _ => return Err(Error::INVALID_VALUE),
+        }
+        // SAFETY: a key and its value were read.
+        extra = unsafe { extra.add(2) };
+    }
+    if buffer.is_null() || size != Some(block.len()) {
+        return Err(Error::INVALID_VALUE);
+    }
+    // SAFETY: the buffer has the size that came with it.
+    Ok(unsafe { std::slice::from_raw_parts(buffer, block.len()) }.to_vec())
+}

@@ -1,0 +1,30 @@
+//! `libcuda.so.1` over the emulated GPU: the driver calls that cudarc makes, and the one that NVRTC asks for.
+//!
+//! ```text
+//! api (C functions) --> context --> queue (streams, events) --> tutti-emulated-gpu (PTX, device memory)
+//!                          \--> memory, module, faults
+//! exported (for libcublasLt and libnccl) --> context
+//! ```
+//!
+//! A stream is a queue that a thread of the context empties. With a seed, work waits until the host waits for something
+//! (or for a few milliseconds), and the order between streams is drawn wherever CUDA leaves it open: a host that reads a
+//! result or reuses a staging buffer without a wait finds stale bytes. [`settings`] lists the environment's variables.
+//!
+//! An error of a kernel is sticky, as on silicon: every later call of the context returns it until the context is gone.
+
+mod api;
+mod context;
+mod error;
+mod event;
+mod exported;
+mod faults;
+mod handles;
+mod host_memory;
+mod launch;
+mod memory;
+mod module;
+mod occupancy;
+mod queue;
+mod random;
+mod settings;
+mod state;

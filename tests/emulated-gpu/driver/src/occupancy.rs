@@ -1,0 +1,27 @@
+//! Blocks of a kernel that fit on a multiprocessor, by the limits of compute capability 9.0. PTX names no registers, so
+//! a kernel counts as one of [`ASSUMED_REGISTERS`].
+
+use tutti_emulated_gpu::Kernel;
+
+/// Multiprocessors of a device: few, so that work divides into several waves at small shapes.
+pub const MULTIPROCESSORS: u32 = 16;
+/// Threads per multiprocessor.
+pub const THREADS: u32 = 2048;
+/// Blocks per multiprocessor.
+pub const BLOCKS: u32 = 32;
+/// Registers per multiprocessor.
+pub const REGISTERS: u32 = 65_536;
+/// Registers per thread that a kernel is taken to use.
+pub const ASSUMED_REGISTERS: u32 = 64;
+/// Shared memory per multiprocessor, in bytes.
+pub const SHARED_BYTES: u32 = 228 << 10;
+/// Shared memory that the driver takes per block, in bytes.
+pub const RESERVED_SHARED_BYTES: u32 = 1 << 10;
+
+/// Blocks of `threads` threads and `dynamic_bytes` bytes of dynamic shared memory that fit at once.
+pub fn blocks(kernel: &Kernel, threads: u32, dynamic_bytes: u32) -> u32 {
+    let threads = threads.max(1).next_multiple_of(32);
+    let shared =
+        kernel.static_shared_bytes.saturating_add(dynamic_bytes).saturating_add(RESERVED_SHARED_BYTES);
+    (THREADS / threads).min(REGISTERS / (ASSUMED_REGISTERS * threads)).min(SHARED_BYTES / shared).min(BLOCKS)
+}

@@ -1,0 +1,159 @@
+//! Runs the body of a test in a process of its own, on emulated GPUs.
+//!
+//! Libraries are opened by name once per process, from the loader's path, and settings are read once from the
+//! environment. A test therefore starts its own executable again with the path and the settings, and runs its body there.
+
+#![allow(clippy::print_stdout)]
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// Tells a child which test it runs.
+const TEST: &str = "EMULATED_TEST";
+/// Tells a child its rank.
+const RANK: &str = "EMULATED_TEST_RANK";
+/// Tells the children of a test the folder that they share.
+const FOLDER: &str = "EMULATED_TEST_FOLDER";
+/// Printed by a child whose body returned.
+const WELL: &str = "the body of the test returned";
+
+/// Names of the libraries, each with what its package builds.
+const LIBRARIES: &[(&str, &str)] = &[
+    ("libcuda.so.1", "libtutti_emulated_driver.so"),
+    ("libcuda.so", "libtutti_emulated_driver.so"),
+    ("libcublasLt.so.13", "libtutti_emulated_cublaslt.so"),
+    ("libcublasLt.so", "libtutti_emulated_cublaslt.so"),
+    ("libnccl.so.2", "libtutti_emulated_nccl.so"),
+    ("libnccl.so", "libtutti_emulated_nccl.so"),
+];
+
+/// One process of a test.
+#[derive(Debug)]
+pub struct Process {
+    /// Index among the processes of the test.
+    pub rank: usize,
+    /// A folder that the processes of the test share.
+    pub folder: PathBuf,
+}
+
+impl Process {
+    /// Ends the process well, without a drop of anything.
+    pub fn end(&self) -> ! {
+        println!("{WELL}");
+        std::process::exit(0)
+    }
+}
+
+/// End of a process.
+#[derive(Debug)]
+pub struct Ended {
+    /// True if the process ended well: its body returned.
+    pub well: bool,
+    /// Text that it printed, errors and reports included.
+    pub text: String,
+}
+
+/// Emulated GPUs for a test.
+#[derive(Debug)]
+pub struct Gpus {
+    count: usize,
+    variables: Vec<(String, String)>,
+}
+
+impl Gpus {
+    /// So many devices, with default settings.
+    pub fn new(count: usize) -> Self {
+        Gpus { count, variables: Vec::new() }
+    }
+
+    /// Sets a variable of the environment.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.variables.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Runs `body` in one process and fails unless it returns. `test` is the calling test's name. Returns what the process
+    /// printed. In that process, it does not return.
+    pub fn run(self, test: &str, body: impl FnOnce(&Process)) -> String {
+        let ended = self.processes(test, 1, body).remove(0);
+        assert!(ended.well, "{test} failed on the emulated GPU:\n{}", ended.text);
+        ended.text
+    }
+
+    /// Runs `body` in `count` processes at once and returns how each ended.
+    pub fn processes(self, test: &str, count: usize, body: impl FnOnce(&Process)) -> Vec<Ended> {
+        if std::env::var(TEST).is_ok_and(|name| name == test) {
+            let rank = std::env::var(RANK).ok().and_then(|rank| rank.parse().ok());
+            let folder = std::env::var_os(FOLDER).map(PathBuf::from);
+            let (Some(rank), Some(folder)) = (rank, folder) else { panic!("{RANK} or {FOLDER} is missing") };
+            let process = Process { rank, folder };
+            body(&process);
+            process.end()
+        }
+        let folder = match tempfile::tempdir() {
+            Ok(folder) => folder,
+            Err(error) => panic!("no temporary folder: {error}"),
+        };
+        link_libraries(folder.path());
+        let children: Vec<Child> = (0..count).map(|rank| self.start(test, rank, folder.path())).collect();
+        children.into_iter().map(ended).collect()
+    }
+
+    fn start(&self, test: &str, rank: usize, folder: &Path) -> Child {
+        let executable = std::env::current_exe().unwrap_or_default();
+        let mut path = folder.as_os_str().to_owned();
+        for more in
+            [nvrtc().map(PathBuf::into_os_string), std::env::var_os("LD_LIBRARY_PATH")].into_iter().flatten()
+        {
+            path.push(":");
+            path.push(more);
+        }
+        let child = Command::new(executable)
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env("LD_LIBRARY_PATH", path)
+            .env("EMULATED_GPUS", self.count.to_string())
+            .env(TEST, test)
+            .env(RANK, rank.to_string())
+            .env(FOLDER, folder)
+            .envs(self.variables.iter().cloned())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        match child {
+            Ok(child) => child,
+            Err(error) => panic!("the test does not start itself again: {error}"),
+        }
+    }
+}
+
+fn ended(child: Child) -> Ended {
+    match child.wait_with_output() {
+        Ok(Output { status, stdout, stderr }) => {
+            let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+            // A child whose name matches no test succeeds, too, with none run.
+            Ended { well: status.success() && text.contains(WELL), text }
+        }
+        Err(error) => Ended { well: false, text: error.to_string() },
+    }
+}
+
+/// Puts the libraries into a folder under the names that programs open. Cargo builds them beside the test.
+fn link_libraries(folder: &Path) {
+    let executable = std::env::current_exe().unwrap_or_default();
+    let built = executable.parent().unwrap_or(Path::new("."));
+    for (name, file) in LIBRARIES {
+        let library = built.join(file);
+        if let Err(error) = symlink(&library, folder.join(name)) {
+            panic!("no link to {}: {error}", library.display());
+        }
+    }
+}
+
+/// Folder of the real NVRTC, if it is installed: `NVRTC_LIB`, or where `tests/tools/nvrtc` puts it.
+pub fn nvrtc() -> Option<PathBuf> {
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/nvrtc/lib");
+    let named = std::env::var_os("NVRTC_LIB").map(PathBuf::from);
+    named.into_iter().chain([installed]).find(|folder| folder.join("libnvrtc.so.13").exists())
+}

@@ -1,0 +1,73 @@
+//! Conversion between wanted logit rows and plan messages.
+
+use tutti_kernels::{Adjustments, Nomination};
+use tutti_proto::cluster::v1 as pb;
+
+use crate::WantedRows;
+
+/// Encodes the rows that the leader's requests name.
+pub(super) fn encode(wanted: WantedRows) -> pb::LogitsPlan {
+    let WantedRows { rows, likeliest, nominated } = wanted;
+    let indices = |rows: Vec<usize>| rows.into_iter().map(|row| row as u32).collect();
+    let nominated_row = |(row, nomination): (usize, Nomination)| {
+        let Nomination { count, temperature, adjustments } = nomination;
+        let adjustments = adjustments.map(encode_adjustments);
+        pb::NominatedRow { row: row as u32, count, temperature, adjustments }
+    };
+    pb::LogitsPlan {
+        rows: indices(rows),
+        likeliest: indices(likeliest),
+        nominated: nominated.into_iter().map(nominated_row).collect(),
+    }
+}
+
+/// Decodes rows that [`encode`] has encoded, or returns the reason for which the message is not usable.
+pub(super) fn decode(plan: pb::LogitsPlan) -> Result<WantedRows, String> {
+    let indices = |rows: Vec<u32>| rows.into_iter().map(|row| row as usize).collect();
+    let nominated_row = |message: pb::NominatedRow| {
+        let pb::NominatedRow { row, count, temperature, adjustments } = message;
+        if count == 0 {
+            return Err(format!("row {row} nominates no token"));
+        }
+        let adjustments = adjustments.map(decode_adjustments).transpose()?;
+        Ok((row as usize, Nomination { count, temperature, adjustments }))
+    };
+    Ok(WantedRows {
+        rows: indices(plan.rows),
+        likeliest: indices(plan.likeliest),
+        nominated: plan.nominated.into_iter().map(nominated_row).collect::<Result<_, String>>()?,
+    })
+}
+
+fn encode_adjustments(adjustments: Adjustments) -> pb::Adjustments {
+    let (biased, biases) = adjustments.bias.into_iter().unzip();
+    let (counted, counts) = adjustments.counted.into_iter().unzip();
+    pb::Adjustments {
+        biased,
+        biases,
+        forbidden: adjustments.forbidden,
+        repetition_penalty: adjustments.repetition_penalty,
+        repeated_tokens: adjustments.repeated,
+        presence_penalty: adjustments.presence_penalty,
+        frequency_penalty: adjustments.frequency_penalty,
+        counted,
+        counts,
+    }
+}
+
+fn decode_adjustments(message: pb::Adjustments) -> Result<Adjustments, String> {
+    let pb::Adjustments { biased, biases, counted, counts, .. } = message;
+    if biased.len() != biases.len() || counted.len() != counts.len() {
+        let (tokens, values) = (biased.len() + counted.len(), biases.len() + counts.len());
+        return Err(format!("adjustments of {tokens} tokens with {values} values"));
+    }
+    Ok(Adjustments {
+        bias: biased.into_iter().zip(biases).collect(),
+        forbidden: message.forbidden,
+        repetition_penalty: message.repetition_penalty,
+        repeated: message.repeated_tokens,
+        presence_penalty: message.presence_penalty,
+        frequency_penalty: message.frequency_penalty,
+        counted: counted.into_iter().zip(counts).collect(),
+    })
+}

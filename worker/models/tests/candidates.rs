@@ -1,0 +1,232 @@
+//! Sampling in a TP group from the ranks' best tokens: the tokens of whole rows, and few bytes whatever the vocabulary.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+};
+
+use common::{
+    config,
+    group::{Traffic, of_ranks, of_ranks_counted},
+    tensors, write_config, write_tensors,
+};
+use serde_json::json;
+use tutti_kernels::{
+    DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs,
+};
+use tutti_models::{
+    LoadFormat::{Auto, Dummy},
+    LogitRequests, LogitResults, Model,
+};
+
+const VOCABULARY: usize = 960;
+/// Logit rows of a step: more than two blocks that are computed alike.
+const ROWS: usize = 70;
+
+/// A checkpoint whose LM head has every row about sixteen times, so that tokens of all ranks have equal logits.
+fn with_ties() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tensors = tensors();
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let value = |i: usize| ((i * 37 + name.len() * 11) % 61) as f32 / 61.0 - 0.5;
+        let bytes = (0..VOCABULARY * 48).flat_map(|i| value(i).to_le_bytes()).collect();
+        let dtype = tensors[name].0;
+        tensors.insert(name.into(), (dtype, vec![VOCABULARY, 48], bytes));
+    }
+    write_config(dir.path(), &config(&json!({ "vocab_size": VOCABULARY })));
+    write_tensors(&dir.path().join("model.safetensors"), &tensors);
+    dir
+}
+
+/// A pseudo-random number generator of xorshift kind.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % bound
+    }
+
+    fn of(&mut self, choices: &[f32]) -> f32 {
+        choices[self.below(choices.len())]
+    }
+
+    fn tokens(&mut self, most: usize) -> Vec<u32> {
+        (0..self.below(most)).map(|_| self.below(VOCABULARY) as u32).collect()
+    }
+}
+
+/// Sampling of one row.
+struct Request {
+    params: SamplingParams,
+    prompt: Vec<u32>,
+    output: Vec<u32>,
+    forbidden: Vec<u32>,
+}
+
+impl Request {
+    fn row(&self, position: usize) -> SampleRow<'_> {
+        let Self { params, prompt, output, forbidden } = self;
+        SampleRow { params, prompt, output, forbidden, position: position as u64, logprobs: None }
+    }
+
+    /// A greedy request without anything else, one of ten, or a request with random parameters.
+    fn random(random: &mut Random) -> Self {
+        let mut request =
+            Self { params: SamplingParams::GREEDY, prompt: vec![], output: vec![], forbidden: vec![] };
+        if random.below(10) == 0 {
+            return request;
+        }
+        let mut bias: Vec<_> =
+            random.tokens(8).into_iter().map(|token| (token, random.of(&[-100.0, -0.5, 1.0, 4.0]))).collect();
+        bias.sort_by_key(|(token, _)| *token);
+        bias.dedup_by_key(|(token, _)| *token);
+        request.params = SamplingParams {
+            temperature: random.of(&[0.0, 0.3, 1.0, 20.0]),
+            top_k: [0, 1, 2, 7, 30, 64, 256, 300][random.below(8)],
+            top_p: random.of(&[1.0, 1.0, 0.97, 0.3]),
+            min_p: random.of(&[0.0, 0.0, 0.2]),
+            repetition_penalty: random.of(&[1.0, 1.0, 1.5, 0.7]),
+            presence_penalty: random.of(&[0.0, 0.0, 0.7]),
+            frequency_penalty: random.of(&[0.0, 0.0, 0.2]),
+            logit_bias: bias,
+            seed: random.below(1 << 20) as u64,
+        };
+        (request.prompt, request.output) = (random.tokens(40), random.tokens(40));
+        request.forbidden = match random.below(20) {
+            0 => (0..VOCABULARY as u32).collect(),
+            1 => (0..VOCABULARY as u32 - 3).collect(),
+            _ => random.tokens(5),
+        };
+        request
+    }
+}
+
+/// Runs a step of one prompt, whose tokens all have logits, and answers the requests.
+fn answers(
+    model: &mut dyn Model,
+    tokens: &[u32],
+    sample: &[(usize, SampleRow<'_>)],
+    score: &[(usize, ScoreRow)],
+) -> LogitResults {
+    let positions: Vec<f32> = (0..tokens.len()).map(|position| position as f32).collect();
+    let pages: Vec<PageId> = (1..8).map(PageId).collect();
+    let logit_rows: Vec<usize> = (0..tokens.len()).collect();
+    let row = RowInputs {
+        first_token: 0,
+        tokens: tokens.len(),
+        start: 0,
+        slot: SlotId::NULL,
+        continues: false,
+        block_table: &pages,
+    };
+    let inputs = StepInputs {
+        token_ids: tokens,
+        positions: [&positions[..]; 3],
+        rows: &[row],
+        copies: &[],
+        logit_rows: &logit_rows,
+    };
+    model.forward(&inputs, &[]).unwrap();
+    let mut out = LogitResults::default();
+    model.read_logits(&LogitRequests { sample, score }, &mut out).unwrap();
+    assert_eq!((out.sampled.len(), out.scores.len()), (sample.len(), score.len()));
+    out
+}
+
+#[test]
+fn candidates_and_whole_rows_give_the_same_tokens() {
+    let dir = with_ties();
+    for size in [2, 4] {
+        of_ranks(size, dir.path(), Auto, |model| {
+            let mut random = Random(0x2545_f491_4f6c_dd1d);
+            let (mut nominated, mut failed) = (0, 0);
+            for round in 0..40 {
+                let tokens: Vec<u32> = (0..ROWS).map(|_| random.below(VOCABULARY) as u32).collect();
+                let requests: Vec<_> = (0..ROWS).map(|_| Request::random(&mut random)).collect();
+                let whole: Vec<_> = requests
+                    .iter()
+                    .enumerate()
+                    .map(|(row, request)| (row, SampleRow { logprobs: Some(0), ..request.row(row) }))
+                    .collect();
+                let expected = answers(model, &tokens, &whole, &[]);
+                // In some rounds all rows are alike, and in others some rows have logprobs or are scored, too, or have no
+                // request.
+                let mixture = random.below(3) * 4;
+                let asks = |random: &mut Random| random.below(40) < mixture;
+                let (mut sample, mut score) = (vec![], vec![]);
+                for (row, request) in requests.iter().enumerate() {
+                    if asks(&mut random) {
+                        continue;
+                    }
+                    let logprobs = asks(&mut random).then_some(2);
+                    sample.push((row, SampleRow { logprobs, ..request.row(row) }));
+                    if asks(&mut random) {
+                        score.push((row, ScoreRow { token: 5, top: 1 }));
+                    }
+                }
+                nominated += sample.iter().filter(|(_, row)| row.nomination().is_some()).count();
+                let found = answers(model, &tokens, &sample, &score);
+                assert!(found.scores.iter().all(Result::is_ok));
+                for ((row, request), found) in sample.iter().zip(&found.sampled) {
+                    let token = |result: &Result<tutti_kernels::Sampled, DeviceError>| {
+                        result.as_ref().map(|sampled| sampled.token).map_err(Clone::clone)
+                    };
+                    let expected = token(&expected.sampled[*row]);
+                    assert_eq!(token(found), expected, "{size} ranks, round {round}, row {row}: {request:?}");
+                    failed += usize::from(expected.is_err());
+                }
+            }
+            assert!(nominated > 1000 && failed > 20, "{nominated} nominated, {failed} failed");
+        });
+    }
+}
+
+/// Bytes that each rank has sent for a step of rows with these parameters, beyond those of a step without requests.
+fn bytes_sent(dir: &Path, params: &SamplingParams) -> usize {
+    let traffic = Arc::new(Traffic::default());
+    of_ranks_counted(2, dir, Dummy, &traffic, |model| {
+        let request =
+            Request { params: params.clone(), prompt: vec![3; 9], output: vec![4; 9], forbidden: vec![] };
+        let tokens = [7; ROWS];
+        let rows: Vec<_> = (0..ROWS).map(|row| (row, request.row(row))).collect();
+        let mut sent = |rows: &[(usize, SampleRow<'_>)]| {
+            let before = traffic.gathered.load(Ordering::Relaxed);
+            assert!(answers(model, &tokens, rows, &[]).sampled.iter().all(Result::is_ok));
+            traffic.gathered.load(Ordering::Relaxed) - before
+        };
+        sent(&rows) - sent(&[])
+    })
+}
+
+#[test]
+fn what_is_gathered_of_a_row_does_not_grow_with_the_vocabulary() {
+    let greedy = SamplingParams::GREEDY;
+    let draw = SamplingParams { temperature: 1.0, top_k: 20, ..greedy.clone() };
+    let penalised = SamplingParams { repetition_penalty: 1.1, presence_penalty: 0.5, ..greedy.clone() };
+    // A candidate is a logit and a token, and two more numbers are the row's largest logits.
+    let candidates = |count: usize| 4 * ROWS * (2 + 2 * count);
+    for (params, expected) in [
+        (&greedy, 4 * ROWS * 2),
+        (&draw, candidates(32)),
+        (&SamplingParams { top_k: 256, top_p: 0.9, ..draw.clone() }, candidates(256)),
+        (&penalised, candidates(1)),
+    ] {
+        for vocabulary in [960, 9600] {
+            let dir = tempfile::tempdir().unwrap();
+            write_config(dir.path(), &config(&json!({ "vocab_size": vocabulary })));
+            assert_eq!(bytes_sent(dir.path(), params), expected, "{vocabulary}: {params:?}");
+        }
+    }
+    // The count can tell: a draw from all tokens gathers all logits.
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config(&json!({ "vocab_size": 960 })));
+    let all = SamplingParams { top_k: 0, ..draw };
+    assert_eq!(bytes_sent(dir.path(), &all), 4 * ROWS * 960 / 2);
+}
