@@ -27,8 +27,8 @@ impl Width {
     pub fn of_bits(bits: u32) -> Self {
         match bits {
             1 => Width::Predicate,
-            ..=16 => Width::W16,
-            ..=32 => Width::W32,
+            0 | 2..=16 => Width::W16,
+            17..=32 => Width::W32,
             _ => Width::W64,
         }
     }

@@ -77,9 +77,10 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
         let (target, taken) = (targets.0[lane], sizes.0[lane].min(bytes));
         if full >> lane & 1 == 0 && taken != 0 {
             let mut one = Row::<u64>::zero();
-            // SAFETY: as above. A part may have any size, so that its bytes are resolved one by one.
+            // A part may have any size, so that its bytes are resolved one by one.
             for byte in 0..taken {
                 let place = Place { offset: source.offset + i64::from(byte), ..source };
+                // SAFETY: as above.
                 if unsafe { warp.resolve(place, 1 << lane, 1, Access::Read, &mut one) }.is_none() {
                     return;
                 }

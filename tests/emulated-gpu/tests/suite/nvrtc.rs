@@ -1,4 +1,4 @@
-//! PTX that the real NVRTC makes of the kernels in `sources`, against the same computed here.
+//! Kernels of `sources` through the real NVRTC, against the same computed here.
 //!
 //! `tests/tools/nvrtc` installs NVRTC. Without it the tests say so and pass, unless `CUDA_TESTS=required`.
 
