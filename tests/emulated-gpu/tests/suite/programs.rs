@@ -249,13 +249,13 @@ fn parameters_are_read_at_computed_offsets() {
 
 #[test]
 fn lanes_that_wait_for_each_other_in_loops_make_progress() {
-    // The upper half waits for a flag that the lower half sets after it has waited for one of the upper half.
+    // The first loop waits for the second one's lanes, which then wait for what follows the first.
     let body = "setp.lt.u32 %p0, %t, 16; @%p0 bra LOW;\n\
-        st.volatile.global.u32 [first], 1;\n\
-        WAIT: ld.volatile.global.u32 %r3, [second]; setp.eq.u32 %p1, %r3, 0; @%p1 bra WAIT; bra DONE;\n\
-        LOW: ld.volatile.global.u32 %r3, [first]; setp.eq.u32 %p1, %r3, 0; @%p1 bra LOW;\n\
-        st.volatile.global.u32 [second], 1;\n\
+        WAIT: ld.volatile.global.u32 %r3, [second]; setp.eq.u32 %p1, %r3, 0; @%p1 bra WAIT;\n\
+        st.volatile.global.u32 [first], 1; bra DONE;\n\
+        LOW: st.volatile.global.u32 [second], 1;\n\
+        SPIN: ld.volatile.global.u32 %r3, [first]; setp.eq.u32 %p1, %r3, 0; @%p1 bra SPIN;\n\
         DONE: st.global.u32 [%o], %t;";
-    let variables = ".global .align 4 .u32 first;\n.global .align 4 .u32 second;\n";
+    let variables = ".global .align 4 .u32 first = 0;\n.global .align 4 .u32 second = 0;\n";
     assert_eq!(words(variables, body, 1, 32), (0..32).collect::<Vec<u32>>());
 }
