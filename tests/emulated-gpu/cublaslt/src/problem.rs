@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// How a matrix lies in memory.
+/// Place of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
     /// Type of its elements.

@@ -1,6 +1,6 @@
 //! Faults on demand: which calls fail, hang or never join.
 //!
-//! `TUTTI_EMULATED_GPU_FAULTS` is a list of rules with `;` between them. A rule is a kind and conditions:
+//! `EMULATED_GPU_FAULTS` is a list of rules with `;` between them. A rule is a kind and conditions:
 //!
 //! ```text
 //! out-of-memory at=12              the 12th allocation of a device
@@ -17,7 +17,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a rule does.
+/// Effect of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// An allocation finds no memory.

@@ -2,15 +2,15 @@
 //!
 //! | variable | meaning | default |
 //! | --- | --- | --- |
-//! | `TUTTI_EMULATED_GPUS` | number of devices | 1 |
+//! | `EMULATED_GPUS` | number of devices | 1 |
 //! | `CUDA_VISIBLE_DEVICES` | indexes of the devices that the process sees, as for the real driver | all |
-//! | `TUTTI_EMULATED_GPU_MEMORY` | memory per device: bytes, or a number with `MiB` or `GiB` | `2GiB` |
-//! | `TUTTI_EMULATED_GPU_CAPABILITY` | compute capability | `9.0` |
-//! | `TUTTI_EMULATED_GPU_SEED` | seed of late and shuffled work and of the order of warps; none: prompt and in order | none |
-//! | `TUTTI_EMULATED_GPU_PATIENCE` | milliseconds for which seeded work waits for a host that waits | 5 |
-//! | `TUTTI_EMULATED_GPU_CHECKS` | `races`, `uninitialised`, both with a comma, or `all` | none |
-//! | `TUTTI_EMULATED_GPU_FAULTS` | rules of faults, see [`faults`](crate::faults) | none |
-//! | `TUTTI_EMULATED_GPU_THREADS` | host threads per launch; 0: one per processor | 0 |
+//! | `EMULATED_GPU_MEMORY` | memory per device: bytes, or a number with `MiB` or `GiB` | `2GiB` |
+//! | `EMULATED_GPU_CAPABILITY` | compute capability | `9.0` |
+//! | `EMULATED_GPU_SEED` | seed of late and shuffled work and of the order of warps; none: prompt and in order | none |
+//! | `EMULATED_GPU_PATIENCE` | milliseconds for which seeded work waits for a host that waits | 5 |
+//! | `EMULATED_GPU_CHECKS` | `races`, `uninitialised`, both with a comma, or `all` | none |
+//! | `EMULATED_GPU_FAULTS` | rules of faults, see [`faults`](crate::faults) | none |
+//! | `EMULATED_GPU_THREADS` | host threads per launch; 0: one per processor | 0 |
 
 use std::time::Duration;
 
@@ -47,40 +47,38 @@ impl Settings {
     /// The variable whose value is not understood, and the value.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let count: usize = parsed(&variable, "TUTTI_EMULATED_GPUS")?.unwrap_or(1);
+        let count: usize = parsed(&variable, "EMULATED_GPUS")?.unwrap_or(1);
         let (mut races, mut uninitialised) = (false, false);
-        for check in
-            variable("TUTTI_EMULATED_GPU_CHECKS").unwrap_or_default().split(',').filter(|c| !c.is_empty())
+        for check in variable("EMULATED_GPU_CHECKS").unwrap_or_default().split(',').filter(|c| !c.is_empty())
         {
             match check.trim() {
                 "races" => races = true,
                 "uninitialised" => uninitialised = true,
                 "all" => (races, uninitialised) = (true, true),
                 "none" => {}
-                other => return Err(format!("TUTTI_EMULATED_GPU_CHECKS: unknown check {other:?}")),
+                other => return Err(format!("EMULATED_GPU_CHECKS: unknown check {other:?}")),
             }
         }
         Ok(Settings {
             devices: visible(count, variable("CUDA_VISIBLE_DEVICES").as_deref()),
-            memory_bytes: match variable("TUTTI_EMULATED_GPU_MEMORY") {
+            memory_bytes: match variable("EMULATED_GPU_MEMORY") {
                 Some(text) => {
-                    bytes(&text).ok_or_else(|| format!("TUTTI_EMULATED_GPU_MEMORY: no size: {text:?}"))?
+                    bytes(&text).ok_or_else(|| format!("EMULATED_GPU_MEMORY: no size: {text:?}"))?
                 }
                 None => 2 << 30,
             },
-            capability: match variable("TUTTI_EMULATED_GPU_CAPABILITY") {
-                Some(text) => capability(&text).ok_or_else(|| {
-                    format!("TUTTI_EMULATED_GPU_CAPABILITY: no capability like 9.0: {text:?}")
-                })?,
+            capability: match variable("EMULATED_GPU_CAPABILITY") {
+                Some(text) => capability(&text)
+                    .ok_or_else(|| format!("EMULATED_GPU_CAPABILITY: no capability like 9.0: {text:?}"))?,
                 None => (9, 0),
             },
-            seed: parsed(&variable, "TUTTI_EMULATED_GPU_SEED")?,
-            patience: Duration::from_millis(parsed(&variable, "TUTTI_EMULATED_GPU_PATIENCE")?.unwrap_or(5)),
+            seed: parsed(&variable, "EMULATED_GPU_SEED")?,
+            patience: Duration::from_millis(parsed(&variable, "EMULATED_GPU_PATIENCE")?.unwrap_or(5)),
             races,
             uninitialised,
-            threads: parsed(&variable, "TUTTI_EMULATED_GPU_THREADS")?.unwrap_or(0),
-            faults: FaultPlan::parse(&variable("TUTTI_EMULATED_GPU_FAULTS").unwrap_or_default())
-                .map_err(|error| format!("TUTTI_EMULATED_GPU_FAULTS: {error}"))?,
+            threads: parsed(&variable, "EMULATED_GPU_THREADS")?.unwrap_or(0),
+            faults: FaultPlan::parse(&variable("EMULATED_GPU_FAULTS").unwrap_or_default())
+                .map_err(|error| format!("EMULATED_GPU_FAULTS: {error}"))?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What the emulated `libcuda.so.1` exports for its sister libraries: work in a stream's order, and access to device
+//! Exports of the emulated `libcuda.so.1` for its sister libraries: work in a stream's order, and access to device
 //! memory.
 //!
 //! Libraries of one process share nothing but symbols. The driver exports one, [`SYMBOL`]: a table of C functions. A sister

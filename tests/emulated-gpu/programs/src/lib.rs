@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 /// Tells a child which test it runs.
-const TEST: &str = "TUTTI_EMULATED_TEST";
+const TEST: &str = "EMULATED_TEST";
 /// Tells a child its rank.
-const RANK: &str = "TUTTI_EMULATED_TEST_RANK";
+const RANK: &str = "EMULATED_TEST_RANK";
 /// Tells the children of a test the folder that they share.
-const FOLDER: &str = "TUTTI_EMULATED_TEST_FOLDER";
+const FOLDER: &str = "EMULATED_TEST_FOLDER";
 /// Printed by a child whose body returned.
 const WELL: &str = "the body of the test returned";
 
@@ -24,6 +24,8 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("libcuda.so", "libtutti_emulated_driver.so"),
     ("libcublasLt.so.13", "libtutti_emulated_cublaslt.so"),
     ("libcublasLt.so", "libtutti_emulated_cublaslt.so"),
+    ("libnccl.so.2", "libtutti_emulated_nccl.so"),
+    ("libnccl.so", "libtutti_emulated_nccl.so"),
 ];
 
 /// One process of a test.
@@ -43,12 +45,12 @@ impl Process {
     }
 }
 
-/// How the processes of a test ended.
+/// End of a process.
 #[derive(Debug)]
 pub struct Ended {
     /// True if the process ended well: its body returned.
     pub well: bool,
-    /// What it printed, errors and reports included.
+    /// Text that it printed, errors and reports included.
     pub text: String,
 }
 
@@ -111,7 +113,7 @@ impl Gpus {
         let child = Command::new(executable)
             .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env("LD_LIBRARY_PATH", path)
-            .env("TUTTI_EMULATED_GPUS", self.count.to_string())
+            .env("EMULATED_GPUS", self.count.to_string())
             .env(TEST, test)
             .env(RANK, rank.to_string())
             .env(FOLDER, folder)
@@ -149,9 +151,9 @@ fn link_libraries(folder: &Path) {
     }
 }
 
-/// Folder of the real NVRTC, if it is installed: `TUTTI_NVRTC_LIB`, or where `tests/tools/nvrtc` puts it.
+/// Folder of the real NVRTC, if it is installed: `NVRTC_LIB`, or where `tests/tools/nvrtc` puts it.
 pub fn nvrtc() -> Option<PathBuf> {
     let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/nvrtc/lib");
-    let named = std::env::var_os("TUTTI_NVRTC_LIB").map(PathBuf::from);
+    let named = std::env::var_os("NVRTC_LIB").map(PathBuf::from);
     named.into_iter().chain([installed]).find(|folder| folder.join("libnvrtc.so.13").exists())
 }

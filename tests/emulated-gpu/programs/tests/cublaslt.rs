@@ -235,30 +235,27 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
 
 #[test]
 fn products_equal_plain_sums_in_every_form() {
-    Gpus::new(1).with("TUTTI_EMULATED_GPU_CHECKS", "all").run(
-        "products_equal_plain_sums_in_every_form",
-        |_| {
-            let device = Device::open();
-            for transpose in [[false, false], [false, true], [true, false], [true, true]] {
-                for (row_order, gap, batch) in
-                    [(false, 0, 1), (false, 3, 1), (true, 0, 1), (true, 2, 3), (false, 1, 2)]
-                {
-                    let product = Product { transpose, row_order, gap, batch, ..PLAIN };
-                    check::<f32, f32>(&device, product);
-                    check::<bf16, bf16>(&device, product);
-                    check::<f16, f16>(&device, product);
-                    check::<bf16, f32>(&device, product);
-                    check::<f16, f32>(&device, product);
-                    check::<f32, f32>(&device, Product { alpha: 0.5, beta: 2.0, bias: true, ..product });
-                }
+    Gpus::new(1).with("EMULATED_GPU_CHECKS", "all").run("products_equal_plain_sums_in_every_form", |_| {
+        let device = Device::open();
+        for transpose in [[false, false], [false, true], [true, false], [true, true]] {
+            for (row_order, gap, batch) in
+                [(false, 0, 1), (false, 3, 1), (true, 0, 1), (true, 2, 3), (false, 1, 2)]
+            {
+                let product = Product { transpose, row_order, gap, batch, ..PLAIN };
+                check::<f32, f32>(&device, product);
+                check::<bf16, bf16>(&device, product);
+                check::<f16, f16>(&device, product);
+                check::<bf16, f32>(&device, product);
+                check::<f16, f32>(&device, product);
+                check::<f32, f32>(&device, Product { alpha: 0.5, beta: 2.0, bias: true, ..product });
             }
-        },
-    );
+        }
+    });
 }
 
 #[test]
 fn a_product_runs_in_its_streams_order() {
-    let gpus = Gpus::new(1).with("TUTTI_EMULATED_GPU_SEED", 7);
+    let gpus = Gpus::new(1).with("EMULATED_GPU_SEED", 7);
     gpus.run("a_product_runs_in_its_streams_order", |_| {
         let device = Device::open();
         // The operands' copies and the product are all late; `check` waits for the result alone.

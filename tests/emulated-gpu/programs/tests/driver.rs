@@ -10,7 +10,7 @@ use tutti_emulated_programs::Gpus;
 
 #[test]
 fn devices_are_counted_named_and_told_apart() {
-    let gpus = Gpus::new(4).with("CUDA_VISIBLE_DEVICES", "2,0").with("TUTTI_EMULATED_GPU_MEMORY", "64MiB");
+    let gpus = Gpus::new(4).with("CUDA_VISIBLE_DEVICES", "2,0").with("EMULATED_GPU_MEMORY", "64MiB");
     gpus.run("devices_are_counted_named_and_told_apart", |_| {
         assert_eq!(CudaContext::device_count(), Ok(2));
         let (first, second) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
@@ -85,7 +85,7 @@ fn handles_that_are_gone_are_refused() {
 
 #[test]
 fn memory_is_bounded_and_comes_back() {
-    let gpus = Gpus::new(1).with("TUTTI_EMULATED_GPU_MEMORY", "1MiB").with("TUTTI_EMULATED_GPU_SEED", 3);
+    let gpus = Gpus::new(1).with("EMULATED_GPU_MEMORY", "1MiB").with("EMULATED_GPU_SEED", 3);
     gpus.run("memory_is_bounded_and_comes_back", |_| {
         let device = Device::open();
         let free = || result::mem_get_info().unwrap().0;

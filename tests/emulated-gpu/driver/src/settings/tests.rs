@@ -13,8 +13,7 @@ fn nothing_set_is_one_plain_device() {
 
 #[test]
 fn visible_devices_end_at_the_first_that_does_not_exist() {
-    let devices =
-        |list| read(&[("TUTTI_EMULATED_GPUS", "4"), ("CUDA_VISIBLE_DEVICES", list)]).unwrap().devices;
+    let devices = |list| read(&[("EMULATED_GPUS", "4"), ("CUDA_VISIBLE_DEVICES", list)]).unwrap().devices;
     assert_eq!(devices("2,1"), [2, 1]);
     assert_eq!(devices("3,9,1"), [3]);
     assert_eq!(devices("-1"), [0; 0]);
@@ -23,7 +22,7 @@ fn visible_devices_end_at_the_first_that_does_not_exist() {
 
 #[test]
 fn sizes_have_units() {
-    let memory = |text| read(&[("TUTTI_EMULATED_GPU_MEMORY", text)]).map(|s| s.memory_bytes);
+    let memory = |text| read(&[("EMULATED_GPU_MEMORY", text)]).map(|s| s.memory_bytes);
     assert_eq!(memory("4096"), Ok(4096));
     assert_eq!(memory("3MiB"), Ok(3 << 20));
     assert_eq!(memory("2 GiB"), Ok(2 << 30));
@@ -33,11 +32,11 @@ fn sizes_have_units() {
 #[test]
 fn wrong_values_are_named() {
     for (name, value) in [
-        ("TUTTI_EMULATED_GPUS", "two"),
-        ("TUTTI_EMULATED_GPU_SEED", "-1"),
-        ("TUTTI_EMULATED_GPU_CHECKS", "racing"),
-        ("TUTTI_EMULATED_GPU_CAPABILITY", "90"),
-        ("TUTTI_EMULATED_GPU_FAULTS", "fall"),
+        ("EMULATED_GPUS", "two"),
+        ("EMULATED_GPU_SEED", "-1"),
+        ("EMULATED_GPU_CHECKS", "racing"),
+        ("EMULATED_GPU_CAPABILITY", "90"),
+        ("EMULATED_GPU_FAULTS", "fall"),
     ] {
         let error = read(&[(name, value)]).unwrap_err();
         assert!(error.contains(name) && error.contains(value), "{error}");

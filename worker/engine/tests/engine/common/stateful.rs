@@ -1,13 +1,24 @@
 //! Models that keep state in slots, and engines of them.
 
+use std::{path::Path, thread, time::Duration};
+
 use serde_json::json;
 use tutti_engine::{Engine, EngineSettings};
-use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, SimOptions, load, load_sim};
+use tutti_kernels::{
+    collective::{GroupRank, SharedMemory},
+    cpu::{CpuDevice, Isa},
+};
+use tutti_models::{
+    LoadFormat, LoadOptions, Model, Quantize, SimOptions, load, load_sim,
+    lockstep::{Leader, follow},
+};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_settings::{ByteSize, SimProfile, SimSettings};
 
 use super::{CONTEXT, VOCAB, launch, run_to_end, settings};
+
+/// Deadline of a collective, far above what a working group takes.
+const WAIT: Duration = Duration::from_secs(120);
 
 /// Largest step of all models here, in tokens.
 const MAX_STEP_TOKENS: usize = 64;
@@ -17,21 +28,22 @@ const MAX_STEP_TOKENS: usize = 64;
 pub enum Stateful {
     /// The simulated model with its running digest in a slot. Digests of pages and slot that differ change all tokens.
     Sim { steps_in_flight: usize, late_us: u32 },
-    /// The test model of recurrences and attention, on the CPU.
-    Hybrid { state_size: usize },
+    /// The test model of recurrences and attention, on the CPU, divided among the ranks of a TP group.
+    Hybrid { state_size: usize, ranks: usize },
 }
 
 impl Stateful {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Sim { steps_in_flight: 1, late_us: 0 },
         Self::Sim { steps_in_flight: 1, late_us: 100 },
         Self::Sim { steps_in_flight: 2, late_us: 0 },
         Self::Sim { steps_in_flight: 2, late_us: 100 },
-        Self::Hybrid { state_size: 240 },
+        Self::Hybrid { state_size: 240, ranks: 1 },
+        Self::Hybrid { state_size: 240, ranks: 2 },
     ];
 
     /// A model whose slots are so large that checkpoints are few and replace each other.
-    pub const FEW_CHECKPOINTS: Self = Self::Hybrid { state_size: 960 };
+    pub const FEW_CHECKPOINTS: Self = Self::Hybrid { state_size: 960, ranks: 1 };
 
     /// The simulated model without late completions, with one and with two steps in flight.
     pub const SIMS: [Self; 2] = [Self::ALL[0], Self::ALL[2]];
@@ -83,7 +95,7 @@ impl Stateful {
         change(&mut sim_settings);
         let model = match self {
             Self::Sim { .. } => sim(&sim_settings),
-            Self::Hybrid { state_size } => hybrid(state_size),
+            Self::Hybrid { state_size, ranks } => hybrid(state_size, ranks),
         };
         engine_of(model, settings, pages)
     }
@@ -151,7 +163,8 @@ fn sim(settings: &SimSettings) -> Box<dyn Model> {
     load_sim(&options).expect("the config is sound")
 }
 
-fn hybrid(state_size: usize) -> Box<dyn Model> {
+/// The test model. Other ranks than the leader are threads, which end with the leader.
+fn hybrid(state_size: usize, ranks: usize) -> Box<dyn Model> {
     let dir = tempfile::tempdir().expect("a directory");
     let config = json!({
         "architectures": ["TuttiHybridTestForCausalLM"], "vocab_size": VOCAB, "hidden_size": 48,
@@ -159,8 +172,35 @@ fn hybrid(state_size: usize) -> Box<dyn Model> {
         "state_size": state_size, "max_position_embeddings": CONTEXT, "rope_theta": 1e6, "partial_rotary_factor": 0.5,
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("it is writable");
+    if ranks == 1 {
+        return hybrid_on(dir.path(), cpu());
+    }
+    let meet = |what: &str, rank| {
+        let group_rank = GroupRank { rank, world_size: ranks };
+        let met = SharedMemory::meet(&dir.path().join(what), group_rank, WAIT, WAIT);
+        Box::new(met.expect("the other ranks meet"))
+    };
+    let load = |rank| hybrid_on(dir.path(), cpu().with_group(meet("data", rank)));
+    thread::scope(|scope| {
+        let (meet, load) = (&meet, &load);
+        let others: Vec<_> =
+            (1..ranks).map(|rank| scope.spawn(move || (load(rank), meet("plans", rank)))).collect();
+        let leader = Leader::new(load(0), meet("plans", 0));
+        for other in others {
+            let (mut model, mut plans) = other.join().expect("the rank loads");
+            thread::spawn(move || follow(&mut *model, &mut *plans, |_| {}));
+        }
+        Box::new(leader)
+    })
+}
+
+fn cpu() -> CpuDevice {
+    CpuDevice::new(1, Isa::detect()).expect("there is a CPU")
+}
+
+fn hybrid_on(dir: &Path, device: CpuDevice) -> Box<dyn Model> {
     let options = LoadOptions {
-        dir: dir.path().into(),
+        dir: dir.into(),
         load_format: LoadFormat::Dummy,
         quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
@@ -168,6 +208,5 @@ fn hybrid(state_size: usize) -> Box<dyn Model> {
         nodes: None,
         seed: 5,
     };
-    let device = CpuDevice::new(1, Isa::detect()).expect("there is a CPU");
     load(&options, device, &mut |_| {}).expect("the config is sound")
 }

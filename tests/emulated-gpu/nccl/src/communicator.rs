@@ -1,0 +1,351 @@
+//! Communicators: the sockets to the other ranks, the messages that came, and what went wrong.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use tutti_emulated_exports::{Driver, StreamContext};
+
+use crate::id::{UniqueId, address};
+use crate::rendezvous;
+use crate::result::{Error, Outcome};
+
+/// Purpose of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Channel {
+    /// A rank's part in a collective.
+    Collective = 1,
+    /// Content of a send.
+    Send = 2,
+    /// A receiver's word that a send has arrived.
+    Arrived = 3,
+}
+
+/// Last message of a rank that leaves in good order.
+const GOODBYE: u64 = 4;
+
+/// Key of a message: the sender, what it is about, and its number.
+pub type Key = (usize, Channel, u64);
+
+/// A message. The signature names the call that it belongs to.
+#[derive(Debug)]
+pub struct Message {
+    /// Hash of the sender's call.
+    pub signature: u64,
+    /// Content.
+    pub bytes: Vec<u8>,
+}
+
+/// The communicator was aborted while an operation waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
+/// Socket to another rank. Frames are written whole.
+struct Link {
+    stream: UnixStream,
+    writing: Mutex<()>,
+}
+
+/// Numbers of the next operations, in the order of calls.
+#[derive(Default)]
+struct Numbers {
+    collective: u64,
+    sends: HashMap<usize, u64>,
+    receives: HashMap<usize, u64>,
+}
+
+#[derive(Default)]
+struct State {
+    joining: bool,
+    /// Socket and listener that an abort wakes while the rank joins.
+    rendezvous: Option<(UnixStream, String)>,
+    links: Vec<Option<Arc<Link>>>,
+    error: Option<Error>,
+    aborted: bool,
+    messages: HashMap<Key, Message>,
+    numbers: Numbers,
+    /// Operations that have not ended.
+    outstanding: usize,
+}
+
+/// A communicator.
+pub struct Communicator {
+    /// Rank of this process.
+    pub rank: usize,
+    /// Number of ranks.
+    pub size: usize,
+    /// Device of the rank.
+    pub of: StreamContext,
+    /// The driver.
+    pub driver: Driver,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Communicator {
+    /// Starts to join a group, on a thread.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_ARGUMENT` for a rank that is not below the size or a wrong id; `UNHANDLED_CUDA_ERROR` without a current
+    /// context.
+    pub fn join(
+        driver: Driver,
+        of: StreamContext,
+        id: UniqueId,
+        rank: usize,
+        size: usize,
+    ) -> Outcome<Arc<Self>> {
+        if rank >= size {
+            return Err(Error::INVALID_ARGUMENT);
+        }
+        id.name()?;
+        let state = State { joining: true, ..State::default() };
+        let communicator = Arc::new(Communicator {
+            rank,
+            size,
+            of,
+            driver,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        if driver.never_joins(of.device, "ncclCommInitRank") {
+            eprintln!("emulated NCCL: rank {rank} of {size} never joins its group, on demand");
+            return Ok(communicator);
+        }
+        let own = communicator.clone();
+        std::thread::spawn(move || own.connect(&id));
+        Ok(communicator)
+    }
+
+    fn connect(self: Arc<Self>, id: &UniqueId) {
+        let opened = |root: &UnixStream, listener: &str| {
+            let mut state = self.lock();
+            if state.aborted {
+                let _ = root.shutdown(Shutdown::Both);
+            }
+            state.rendezvous = root.try_clone().ok().map(|root| (root, listener.to_owned()));
+        };
+        let joined = rendezvous::join(id, self.rank, self.size, opened);
+        let mut state = self.lock();
+        state.joining = false;
+        state.rendezvous = None;
+        match joined {
+            Ok(peers) if !state.aborted => {
+                for (peer, stream) in peers.into_iter().enumerate() {
+                    let reading = stream.as_ref().and_then(|stream| stream.try_clone().ok());
+                    state.links.push(stream.map(|stream| Arc::new(Link { stream, writing: Mutex::new(()) })));
+                    if let Some(reading) = reading {
+                        let own = self.clone();
+                        std::thread::spawn(move || own.read(peer, reading));
+                    }
+                }
+            }
+            Ok(_) => {}
+            Err(error) => state.error = Some(error),
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the group is complete.
+    ///
+    /// # Errors
+    ///
+    /// The error that kept the rank from joining.
+    pub fn wait_until_joined(&self) -> Outcome {
+        let mut state = self.lock();
+        while state.joining && !state.aborted {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.error.map_or(Ok(()), Err)
+    }
+
+    /// The asynchronous error; `IN_PROGRESS` while the rank joins.
+    pub fn error(&self) -> Option<Error> {
+        let state = self.lock();
+        if state.joining { Some(Error::IN_PROGRESS) } else { state.error }
+    }
+
+    /// Checks that an operation may begin.
+    ///
+    /// # Errors
+    ///
+    /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort.
+    pub fn check(&self) -> Outcome {
+        let state = self.lock();
+        if state.joining || state.aborted {
+            return Err(Error::INVALID_USAGE);
+        }
+        state.error.map_or(Ok(()), Err)
+    }
+
+    /// Number of the next collective. Counts it as outstanding.
+    pub fn next_collective(&self) -> u64 {
+        let mut state = self.lock();
+        state.outstanding += 1;
+        state.numbers.collective += 1;
+        state.numbers.collective
+    }
+
+    /// Number of the next send to a rank. Counts it as outstanding.
+    pub fn next_send(&self, peer: usize) -> u64 {
+        let mut state = self.lock();
+        state.outstanding += 1;
+        let number = state.numbers.sends.entry(peer).or_default();
+        *number += 1;
+        *number
+    }
+
+    /// Number of the next receive from a rank. Counts it as outstanding.
+    pub fn next_receive(&self, peer: usize) -> u64 {
+        let mut state = self.lock();
+        state.outstanding += 1;
+        let number = state.numbers.receives.entry(peer).or_default();
+        *number += 1;
+        *number
+    }
+
+    /// An operation has ended.
+    pub fn end_operation(&self) {
+        self.lock().outstanding -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Sends a message. A peer that is gone does not take it, which its reader notices.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`] after an abort.
+    pub fn send(&self, peer: usize, channel: Channel, number: u64, message: Message) -> Result<(), Stopped> {
+        if peer == self.rank {
+            self.lock().messages.insert((peer, channel, number), message);
+            self.changed.notify_all();
+            return Ok(());
+        }
+        let link = {
+            let state = self.lock();
+            if state.aborted {
+                return Err(Stopped);
+            }
+            state.links.get(peer).cloned().flatten()
+        };
+        let Some(link) = link else { return Ok(()) };
+        let head = [channel as u64, number, message.signature, message.bytes.len() as u64];
+        let _ = link.write(head, &message.bytes);
+        Ok(())
+    }
+
+    /// Waits for a message. A rank that is gone sends none: the wait ends with an abort.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`] after an abort.
+    pub fn receive(&self, key: Key) -> Result<Message, Stopped> {
+        let mut state = self.lock();
+        loop {
+            if state.aborted {
+                return Err(Stopped);
+            }
+            if let Some(message) = state.messages.remove(&key) {
+                return Ok(message);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits for an abort: what an operation does that can never end.
+    pub fn wait_for_abort(&self) {
+        let mut state = self.lock();
+        while !state.aborted {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes an asynchronous error, if there is none yet.
+    pub fn fail(&self, error: Error, why: &str) {
+        eprintln!("emulated NCCL: rank {} of {}: {why}", self.rank, self.size);
+        self.lock().error.get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    /// Ends all operations where they are and closes the sockets.
+    pub fn abort(&self) {
+        let (links, rendezvous) = {
+            let mut state = self.lock();
+            state.aborted = true;
+            (std::mem::take(&mut state.links), state.rendezvous.take())
+        };
+        self.changed.notify_all();
+        if let Some((root, listener)) = rendezvous {
+            let _ = root.shutdown(Shutdown::Both);
+            // Wakes the thread that waits at the listener.
+            let _ = address(&listener).map(|address| UnixStream::connect_addr(&address));
+        }
+        for link in links.into_iter().flatten() {
+            let _ = link.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Waits for all operations, says goodbye to the other ranks and closes the sockets.
+    pub fn finish(&self) {
+        let links = {
+            let mut state = self.lock();
+            while state.outstanding > 0 && !state.aborted && state.error.is_none() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            state.links.clone()
+        };
+        for link in links.into_iter().flatten() {
+            let _ = link.write([GOODBYE, 0, 0, 0], &[]);
+        }
+        self.abort();
+    }
+
+    /// Takes the messages of a peer until it is gone.
+    fn read(&self, peer: usize, mut stream: UnixStream) {
+        while let Ok((head, bytes)) = read_frame(&mut stream) {
+            let channel = match head[0] {
+                1 => Channel::Collective,
+                2 => Channel::Send,
+                3 => Channel::Arrived,
+                // A rank that left in good order is no error: what it did not send is waited for.
+                _ => return,
+            };
+            let message = Message { signature: head[2], bytes };
+            self.lock().messages.insert((peer, channel, head[1]), message);
+            self.changed.notify_all();
+        }
+        let silent = std::env::var("EMULATED_NCCL_NOTICE").is_ok_and(|notice| notice == "0");
+        if !silent && !self.lock().aborted {
+            self.fail(Error::REMOTE_ERROR, &format!("rank {peer} is gone"));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link {
+    fn write(&self, head: [u64; 4], bytes: &[u8]) -> std::io::Result<()> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let head: Vec<u8> = head.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        (&self.stream).write_all(&head)?;
+        (&self.stream).write_all(bytes)
+    }
+}
+
+fn read_frame(stream: &mut UnixStream) -> std::io::Result<([u64; 4], Vec<u8>)> {
+    let mut head = [0; 4];
+    for word in &mut head {
+        let mut bytes = [0; 8];
+        stream.read_exact(&mut bytes)?;
+        *word = u64::from_ne_bytes(bytes);
+    }
+    let mut bytes = vec![0; head[3] as usize];
+    stream.read_exact(&mut bytes)?;
+    Ok((head, bytes))
+}

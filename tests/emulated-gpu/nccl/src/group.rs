@@ -1,0 +1,93 @@
+//! Groups: operations and communicators that a thread collects between `ncclGroupStart` and `ncclGroupEnd`.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use tutti_emulated_exports::{Stream, WorkKind};
+
+use crate::communicator::Communicator;
+use crate::operation::{self, Operation};
+use crate::result::{Error, Outcome};
+
+#[derive(Default)]
+struct Group {
+    depth: usize,
+    operations: Vec<(Stream, Operation)>,
+    joining: Vec<Arc<Communicator>>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Opens a group, perhaps inside another.
+pub fn start() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// Closes a group. The outermost one submits its operations and waits for its communicators.
+///
+/// # Errors
+///
+/// `INVALID_USAGE` without a group; what went wrong in an operation's submission or while a rank joined.
+pub fn end() -> Outcome {
+    let ended = GROUP.with_borrow_mut(|group| {
+        group.depth = group.depth.checked_sub(1).ok_or(Error::INVALID_USAGE)?;
+        Ok(if group.depth == 0 { std::mem::take(group) } else { Group::default() })
+    })?;
+    for communicator in ended.joining {
+        communicator.wait_until_joined()?;
+    }
+    // Operations of one communicator and stream run together.
+    let mut sets: Vec<(Stream, Vec<Operation>)> = Vec::new();
+    for (stream, operation) in ended.operations {
+        let same = |set: &&mut (Stream, Vec<Operation>)| {
+            set.0 == stream && Arc::ptr_eq(&set.1[0].communicator, &operation.communicator)
+        };
+        match sets.iter_mut().find(same) {
+            Some((_, set)) => set.push(operation),
+            None => sets.push((stream, vec![operation])),
+        }
+    }
+    sets.into_iter().try_for_each(|(stream, set)| submit(stream, set))
+}
+
+/// Submits an operation, or keeps it for the end of the group.
+///
+/// # Errors
+///
+/// `UNHANDLED_CUDA_ERROR` if the stream does not take it.
+pub fn add(stream: Stream, operation: Operation) -> Outcome {
+    let kept = GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return Err(operation);
+        }
+        group.operations.push((stream, operation));
+        Ok(())
+    });
+    kept.or_else(|operation| submit(stream, vec![operation]))
+}
+
+/// Waits until a rank has joined, at the end of the group if there is one.
+///
+/// # Errors
+///
+/// The error that kept it from joining.
+pub fn add_joining(communicator: Arc<Communicator>) -> Outcome {
+    let kept = GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return Err(communicator);
+        }
+        group.joining.push(communicator);
+        Ok(())
+    });
+    kept.or_else(|communicator| communicator.wait_until_joined())
+}
+
+fn submit(stream: Stream, operations: Vec<Operation>) -> Outcome {
+    let Some(driver) = operations.first().map(|operation| operation.communicator.driver) else {
+        return Ok(());
+    };
+    let work = Box::new(move || operation::run(&operations));
+    driver.submit(stream, WorkKind::Blocking, work).map_err(|_| Error::UNHANDLED_CUDA_ERROR)
+}

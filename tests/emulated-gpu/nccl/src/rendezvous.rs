@@ -1,0 +1,118 @@
+//! Rendezvous: the process that made an id tells each rank where the others listen, once all have come.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use crate::id::{UniqueId, address, unused_name};
+use crate::result::{Error, Outcome};
+
+/// Longest name that is read.
+const LONGEST: u32 = 128;
+
+fn write_text(to: &mut impl Write, text: &str) -> io::Result<()> {
+    to.write_all(&(text.len() as u32).to_ne_bytes())?;
+    to.write_all(text.as_bytes())
+}
+
+fn read_number(from: &mut impl Read) -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    from.read_exact(&mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+fn read_text(from: &mut impl Read) -> io::Result<String> {
+    let length = read_number(from)?;
+    if length > LONGEST {
+        return Err(io::Error::other(format!("a name of {length} bytes")));
+    }
+    let mut bytes = vec![0; length as usize];
+    from.read_exact(&mut bytes)?;
+    String::from_utf8(bytes).map_err(io::Error::other)
+}
+
+/// Makes an id and waits for its ranks on a thread.
+///
+/// # Errors
+///
+/// `SYSTEM_ERROR` if no socket can be opened.
+pub fn open() -> Outcome<UniqueId> {
+    let name = unused_name();
+    let listener = UnixListener::bind_addr(&address(&name)?).map_err(|_| Error::SYSTEM_ERROR)?;
+    std::thread::spawn(move || {
+        // A rank whose connection breaks leaves the others waiting, as with NCCL.
+        let _ = introduce(&listener);
+    });
+    Ok(UniqueId::new(&name))
+}
+
+/// Waits for all ranks and sends each the names of all.
+fn introduce(listener: &UnixListener) -> io::Result<()> {
+    let mut ranks: Vec<Option<(UnixStream, String)>> = Vec::new();
+    while ranks.is_empty() || ranks.iter().any(Option::is_none) {
+        let (mut stream, _) = listener.accept()?;
+        let (rank, size) = (read_number(&mut stream)? as usize, read_number(&mut stream)? as usize);
+        let name = read_text(&mut stream)?;
+        if ranks.is_empty() {
+            ranks.resize_with(size, || None);
+        }
+        if size != ranks.len() || ranks.get(rank).is_none_or(Option::is_some) {
+            eprintln!("emulated NCCL: rank {rank} of {size} does not fit into a group of {}", ranks.len());
+            continue;
+        }
+        ranks[rank] = Some((stream, name));
+    }
+    let (mut streams, names): (Vec<UnixStream>, Vec<String>) = ranks.into_iter().flatten().unzip();
+    for stream in &mut streams {
+        for name in &names {
+            write_text(stream, name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Connects a rank with all others. `opened` is told of each socket that an abort has to shut, and of the name of a
+/// listener that an abort has to connect to.
+///
+/// # Errors
+///
+/// `REMOTE_ERROR` if the rendezvous or a rank is gone, `SYSTEM_ERROR` if no socket can be opened.
+pub fn join(
+    id: &UniqueId,
+    rank: usize,
+    size: usize,
+    opened: impl Fn(&UnixStream, &str),
+) -> Outcome<Vec<Option<UnixStream>>> {
+    let own = unused_name();
+    let listener = UnixListener::bind_addr(&address(&own)?).map_err(|_| Error::SYSTEM_ERROR)?;
+    let root = UnixStream::connect_addr(&address(id.name()?)?).map_err(|_| Error::REMOTE_ERROR)?;
+    opened(&root, &own);
+    connect(root, &listener, &own, rank, size).map_err(|_| Error::REMOTE_ERROR)
+}
+
+fn connect(
+    mut root: UnixStream,
+    listener: &UnixListener,
+    own: &str,
+    rank: usize,
+    size: usize,
+) -> io::Result<Vec<Option<UnixStream>>> {
+    root.write_all(&[(rank as u32).to_ne_bytes(), (size as u32).to_ne_bytes()].concat())?;
+    write_text(&mut root, own)?;
+    let names: Vec<String> = (0..size).map(|_| read_text(&mut root)).collect::<io::Result<_>>()?;
+    let mut peers: Vec<Option<UnixStream>> = (0..size).map(|_| None).collect();
+    for (peer, name) in names.iter().enumerate().take(rank) {
+        let address = address(name).map_err(|_| io::Error::other("a name that is no socket's"))?;
+        let mut stream = UnixStream::connect_addr(&address)?;
+        stream.write_all(&(rank as u32).to_ne_bytes())?;
+        peers[peer] = Some(stream);
+    }
+    while peers.iter().enumerate().any(|(peer, stream)| peer != rank && stream.is_none()) {
+        let (mut stream, _) = listener.accept()?;
+        let peer = read_number(&mut stream)? as usize;
+        match peers.get_mut(peer) {
+            Some(free @ None) if peer > rank => *free = Some(stream),
+            _ => return Err(io::Error::other(format!("rank {peer} connects to rank {rank}"))),
+        }
+    }
+    Ok(peers)
+}
