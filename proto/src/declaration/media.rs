@@ -54,8 +54,8 @@ pub enum EncoderCallError {
         item: usize,
     },
     /// An item of another kind stands between two items that are encoded together.
-    #[error("is apart from the items that it is encoded together with")]
-    Apart {
+    #[error("is separated from the items that it is encoded together with")]
+    Interrupted {
         /// Index of the second of the two items.
         item: usize,
     },
@@ -73,7 +73,7 @@ impl EncoderCallError {
     /// The request's field at fault: an item, or all items if several are encoded together.
     pub fn field(&self) -> String {
         match self {
-            Self::NoInput { item } | Self::Apart { item } => format!("media[{item}]"),
+            Self::NoInput { item } | Self::Interrupted { item } => format!("media[{item}]"),
             Self::TooLarge { call, .. } if call.items.len() == 1 => format!("media[{}]", call.items.start),
             Self::TooLarge { .. } => "media".into(),
         }
@@ -94,7 +94,7 @@ impl ModelDeclaration {
                     calls[call].items.end = index + 1;
                     calls[call].tokens += tokens;
                 }
-                Some(_) => return Err(EncoderCallError::Apart { item: index }),
+                Some(_) => return Err(EncoderCallError::Interrupted { item: index }),
                 None => calls.push(EncoderCall { walk, items: index..index + 1, tokens }),
             }
         }

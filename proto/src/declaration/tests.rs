@@ -44,9 +44,9 @@ fn omni() -> ModelDeclaration {
 #[test]
 fn a_declaration_survives_the_wire() {
     let planes = vec![slot("state", 96), paged("kv", 128, 1, 8), paged("compressed", 128, 4, 6)];
-    let together = MediaInput { encoded_together: true, max_call_tokens: Some(9), ..audio(3) };
+    let joint = MediaInput { encoded_together: true, max_call_tokens: Some(9), ..audio(3) };
     let media = |input| omni().with_media(vec![input]).unwrap();
-    for sent in [thinker(), media(audio(3)), media(together), with_planes(planes).unwrap()] {
+    for sent in [thinker(), media(audio(3)), media(joint), with_planes(planes).unwrap()] {
         assert_eq!(ModelDeclaration::try_from(pb::ModelDeclaration::from(&sent)), Ok(sent));
     }
 }
@@ -74,9 +74,9 @@ fn items_are_encoded_one_by_one_or_all_in_one_call_within_the_limit_of_the_encod
         let calls = omni().with_media(vec![input]).unwrap().encoder_calls(&items);
         calls.map_err(|error| format!("{}: {error}", error.field()))
     };
-    let (alone, together) = (vec![call(0..1, 2), call(1..2, 5), call(2..3, 3)], vec![call(0..3, 10)]);
+    let (alone, joint) = (vec![call(0..1, 2), call(1..2, 5), call(2..3, 3)], vec![call(0..3, 10)]);
     assert_eq!((calls(false, None), calls(false, Some(5))), (Ok(alone.clone()), Ok(alone)));
-    assert_eq!((calls(true, None), calls(true, Some(10))), (Ok(together.clone()), Ok(together)));
+    assert_eq!((calls(true, None), calls(true, Some(10))), (Ok(joint.clone()), Ok(joint)));
     let refused = |field: &str, tokens: usize, limit: usize| {
         Err(format!(
             "{field}: {tokens} tokens are encoded in one call, but the encoder takes at most {limit}"

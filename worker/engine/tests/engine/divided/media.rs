@@ -182,13 +182,13 @@ fn one_call_takes_all_items_of_a_request_whatever_the_budget_of_a_step() {
     for launch in &launches {
         let items: Vec<&[u8]> =
             launch.spec.as_ref().unwrap().media.iter().map(|item| &item.data[..]).collect();
-        let (mut together, mut apart) = (vec![], vec![]);
-        encoder.encode(WalkId(ENCODE), &items, &mut together).unwrap();
-        items.iter().for_each(|item| encoder.encode(WalkId(ENCODE), &[item], &mut apart).unwrap());
+        let (mut joint, mut separate) = (vec![], vec![]);
+        encoder.encode(WalkId(ENCODE), &items, &mut joint).unwrap();
+        items.iter().for_each(|item| encoder.encode(WalkId(ENCODE), &[item], &mut separate).unwrap());
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let request = launch.key.unwrap().request;
-        assert!(alone.embeddings[&request] == bytes(&together), "request {request}");
-        assert_eq!(items.len() > 1, bytes(&together) != bytes(&apart), "request {request}");
+        assert!(alone.embeddings[&request] == bytes(&joint), "request {request}");
+        assert_eq!(items.len() > 1, bytes(&joint) != bytes(&separate), "request {request}");
     }
 
     let mut cached = 0;
@@ -235,11 +235,11 @@ fn a_call_over_the_limit_of_the_encoder_is_refused_at_launch() {
         Some((field.to_owned(), message))
     };
     // The limit is above the budget of a step, 16.
-    let (mut together, mut apart) =
+    let (mut joint, mut separate) =
         (side(model(true, Some(70)), &settings()), side(model(false, Some(70)), &settings()));
-    assert_eq!(refused(&mut together, &[30, 40]), None);
-    assert_eq!(refused(&mut together, &[30, 1, 40]), why("media", 71));
-    assert_eq!(refused(&mut together, &[71]), why("media[0]", 71));
-    assert_eq!(refused(&mut apart, &[30, 1, 40, 70]), None);
-    assert_eq!(refused(&mut apart, &[30, 71]), why("media[1]", 71));
+    assert_eq!(refused(&mut joint, &[30, 40]), None);
+    assert_eq!(refused(&mut joint, &[30, 1, 40]), why("media", 71));
+    assert_eq!(refused(&mut joint, &[71]), why("media[0]", 71));
+    assert_eq!(refused(&mut separate, &[30, 1, 40, 70]), None);
+    assert_eq!(refused(&mut separate, &[30, 71]), why("media[1]", 71));
 }
