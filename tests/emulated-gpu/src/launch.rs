@@ -1,6 +1,14 @@
 //! Launches of kernels.
 
+use crate::exec::global_shadow::{LAST_LAUNCH, Orders};
+use crate::exec::{Run, run_blocks};
 use crate::{Checks, DeviceMemory, Fault, FaultKind, Grid, Kernel, Module};
+
+/// Limits of a launch, those of compute capability 8.0 to 9.0.
+const MOST_THREADS: u64 = 1024;
+const MOST_THREADS_OF_AXIS: [u32; 3] = [1024, 1024, 64];
+const MOST_BLOCKS_OF_AXIS: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
+const MOST_SHARED_BYTES: u32 = 227 * 1024;
 
 /// Runs a kernel over a grid and returns when it has ended. `parameters` is the block of parameters, each at its offset.
 ///
@@ -15,6 +23,78 @@ pub fn launch(
     memory: &DeviceMemory,
     checks: &Checks,
 ) -> Result<(), Box<Fault>> {
-    let _ = (module, grid, parameters, memory, checks);
-    Err(Box::new(Fault::of_launch(FaultKind::Unsupported, &kernel.name, "no emulator yet".to_owned())))
+    let refuse = |kind, what| Err(Box::new(Fault::of_launch(kind, &kernel.name, what)));
+    if let Some(error) = &kernel.error {
+        return refuse(FaultKind::Unsupported, error.to_string());
+    }
+    if let Some(what) = unfit(kernel, grid, parameters) {
+        return refuse(FaultKind::Launch, what);
+    }
+    if !processor_fits() {
+        return refuse(FaultKind::Unsupported, "the emulator needs a processor with AVX2 and FMA".to_owned());
+    }
+    let mut variables = Vec::new();
+    for variable in &module.variables {
+        match variable.address {
+            Some(address) => variables.push(address),
+            None => return refuse(FaultKind::Launch, "the module is not loaded".to_owned()),
+        }
+    }
+    let watched = memory.is_watched();
+    let races = watched && checks.races;
+    let run = Run {
+        program: &kernel.program,
+        kernel: &kernel.name,
+        grid: *grid,
+        parameters,
+        memory: memory.snapshot(),
+        device: memory,
+        variables,
+        checks: *checks,
+        watched,
+        shadows: checks.races || checks.uninitialised,
+        launch_number: if races { memory.next_launch(LAST_LAUNCH) } else { 0 },
+        orders: Orders::new(if races { grid.block_count() } else { 0 }),
+        early_copies: checks.seed.is_some_and(|seed| seed % 2 == 1),
+    };
+    run_blocks(&run)
+}
+
+/// Why a launch does not fit its kernel.
+fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
+    let (given, taken) = (parameters.len(), kernel.parameter_bytes());
+    if given != taken as usize {
+        return Some(format!("{given} bytes of parameters, the kernel takes {taken}"));
+    }
+    for axis in 0..3 {
+        let (threads, blocks) = (grid.threads[axis], grid.blocks[axis]);
+        if !(1..=MOST_THREADS_OF_AXIS[axis]).contains(&threads) {
+            return Some(format!("{threads} threads on axis {axis}"));
+        }
+        if !(1..=MOST_BLOCKS_OF_AXIS[axis]).contains(&blocks) {
+            return Some(format!("{blocks} blocks on axis {axis}"));
+        }
+    }
+    let threads = grid.threads_per_block();
+    let most = kernel.max_threads_per_block.map_or(MOST_THREADS, u64::from).min(MOST_THREADS);
+    if threads > most {
+        return Some(format!("{threads} threads per block, the kernel allows {most}"));
+    }
+    let shared = u64::from(kernel.static_shared_bytes) + u64::from(grid.dynamic_shared_bytes);
+    if shared > u64::from(MOST_SHARED_BYTES) {
+        return Some(format!("{shared} bytes of shared memory, a block may have {MOST_SHARED_BYTES}"));
+    }
+    None
+}
+
+/// True if the processor has what the loops over lanes are compiled for.
+fn processor_fits() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx2")
+        && std::arch::is_x86_feature_detected!("fma")
+        && std::arch::is_x86_feature_detected!("f16c")
+        && std::arch::is_x86_feature_detected!("bmi2")
+        && std::arch::is_x86_feature_detected!("lzcnt");
+    #[cfg(not(target_arch = "x86_64"))]
+    true
 }

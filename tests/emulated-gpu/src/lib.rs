@@ -11,13 +11,18 @@
 //! Approximate instructions (`ex2.approx` and its like) are within the error that PTX states, but not equal to any
 //! silicon's bits. Weak memory orders, timing and occupancy do not show here.
 
-#![allow(dead_code)]
+#![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
 
+mod exec;
 mod fault;
 mod grid;
 mod launch;
+mod lower;
 mod memory;
 mod module;
+mod ops;
+mod program;
+mod ptx;
 
 pub use fault::{Fault, FaultKind, SourceLine};
 pub use grid::{Checks, Grid};

@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// First device address. Bits 48 to 55 of a host pointer are never like this on the processors that run the emulator.
@@ -135,6 +136,16 @@ impl Allocation {
         self.races.get()
     }
 
+    fn clear_races(&self) {
+        if let Some(shadow) = self.races.get() {
+            // SAFETY: both blocks have this many bytes.
+            unsafe {
+                shadow.writes.cast::<u8>().write_bytes(0, shadow.bytes as usize);
+                shadow.reads.cast::<u8>().write_bytes(0, shadow.bytes as usize);
+            }
+        }
+    }
+
     fn mark_written(&self, offset: u64, bytes: u64) {
         if !self.written.is_null() {
             // SAFETY: the caller checked the range, and the shadow is as long as the allocation.
@@ -180,6 +191,7 @@ pub struct DeviceMemory {
     table: RwLock<Table>,
     capacity: u64,
     watched: bool,
+    launches: AtomicU32,
 }
 
 impl DeviceMemory {
@@ -195,7 +207,7 @@ impl DeviceMemory {
 
     fn with(capacity: u64, watched: bool) -> Self {
         let table = Table { next: FIRST_ADDRESS + ALIGNMENT, ..Table::default() };
-        DeviceMemory { table: RwLock::new(table), capacity, watched }
+        DeviceMemory { table: RwLock::new(table), capacity, watched, launches: AtomicU32::new(0) }
     }
 
     /// Bytes of the memory.
@@ -376,6 +388,22 @@ impl DeviceMemory {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         self.table.read().unwrap_or_else(PoisonError::into_inner).live.clone()
+    }
+
+    /// True if the memory knows what was written.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    /// The number of a new launch, from 1 to `last`. Shadows of races are cleared when numbers begin anew.
+    pub(crate) fn next_launch(&self, last: u32) -> u32 {
+        let number = self.launches.fetch_add(1, Ordering::Relaxed) % last + 1;
+        if number == 1 {
+            for allocation in self.snapshot().iter() {
+                allocation.clear_races();
+            }
+        }
+        number
     }
 
     /// True if `address` lay in an allocation that was freed.

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::lower::{lower, parameters};
+use crate::program::Program;
+use crate::ptx::{self, VariableText};
 use crate::{DeviceMemory, OutOfMemory};
 
 /// Error in PTX text, or PTX that this emulator does not know.
@@ -48,6 +51,7 @@ pub struct Kernel {
     pub local_bytes: u32,
     /// Why the kernel cannot run, if it holds what the emulator does not know. Other kernels of the module can.
     pub error: Option<DecodeError>,
+    pub(crate) program: Program,
 }
 
 impl Kernel {
@@ -66,6 +70,7 @@ pub struct Variable {
     pub bytes: u64,
     /// Address, once the module is loaded.
     pub address: Option<u64>,
+    initial: Vec<u8>,
 }
 
 /// PTX, decoded.
@@ -84,8 +89,35 @@ impl Module {
     ///
     /// When the text is no PTX outside of the kernels' bodies.
     pub fn decode(ptx: &str) -> Result<Module, DecodeError> {
-        let _ = ptx;
-        Err(DecodeError { line: 1, what: "no decoder yet".to_owned() })
+        let text = ptx::parse(ptx)?;
+        let in_memory = |v: &&VariableText<'_>| v.space != ".shared";
+        let names: Vec<&str> = text.variables.iter().filter(in_memory).map(|v| v.name).collect();
+        let variables = text.variables.iter().filter(in_memory).map(|v| Variable {
+            name: v.name.to_owned(),
+            bytes: v.bytes,
+            address: None,
+            initial: v.initial.clone(),
+        });
+        let variables = variables.collect();
+        let mut kernels = BTreeMap::new();
+        for function in text.functions.iter().filter(|f| f.is_kernel && f.body.is_some()) {
+            let (program, error) = match lower(&text, function, &names) {
+                Ok(program) => (program, None),
+                Err(error) => (Program::default(), Some(error)),
+            };
+            let parameter = |(offset, bytes, align)| Parameter { offset, bytes, align };
+            let kernel = Kernel {
+                name: function.name.to_owned(),
+                parameters: parameters(function).into_iter().map(parameter).collect(),
+                static_shared_bytes: program.shared_bytes,
+                max_threads_per_block: function.max_threads,
+                local_bytes: program.local_bytes,
+                error,
+                program,
+            };
+            kernels.insert(kernel.name.clone(), kernel);
+        }
+        Ok(Module { kernels, variables })
     }
 
     /// Gives the module's variables addresses and their first values. A module without variables needs no loading.
@@ -94,7 +126,20 @@ impl Module {
     ///
     /// When the variables do not fit into the device's memory; then none is allocated.
     pub fn load(&mut self, memory: &DeviceMemory) -> Result<(), OutOfMemory> {
-        let _ = memory;
+        for index in 0..self.variables.len() {
+            let address = match memory.allocate(self.variables[index].bytes.max(1)) {
+                Ok(address) => address,
+                Err(error) => {
+                    self.unload(memory);
+                    return Err(error);
+                }
+            };
+            let variable = &mut self.variables[index];
+            variable.address = Some(address);
+            variable.initial.resize(variable.bytes as usize, 0);
+            // The range was just allocated.
+            drop(memory.copy_in(address, &variable.initial));
+        }
         Ok(())
     }
 

@@ -1,0 +1,331 @@
+//! Blocks of a launch over host threads, and the warps of a block in turns.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::fault::{Fault, FaultKind};
+use crate::memory::{POISON, Snapshot};
+use crate::program::{Fill, Program, Special};
+use crate::{Checks, DeviceMemory, Grid};
+
+use super::global_shadow::Orders;
+use super::paths::{Path, Stop};
+use super::rows::Row;
+use super::shared_shadow::SharedShadow;
+use super::warp::{State, Warp};
+
+/// Instructions of a warp's turn, without and with a seed.
+const SLICE: u64 = 1 << 14;
+const SEEDED_SLICE: u64 = 200;
+/// A launch that is over sooner than this is not worth another thread.
+const ALONE: Duration = Duration::from_micros(150);
+/// Instructions of a block after which it counts as stuck: minutes.
+const STUCK: u64 = 1 << 34;
+
+/// A launch: what all of its blocks share.
+pub(crate) struct Run<'a> {
+    pub program: &'a Program,
+    pub kernel: &'a str,
+    pub grid: Grid,
+    pub parameters: &'a [u8],
+    pub memory: Snapshot,
+    pub device: &'a DeviceMemory,
+    /// Addresses of the module's variables.
+    pub variables: Vec<u64>,
+    pub checks: Checks,
+    /// True if global memory has a shadow.
+    pub watched: bool,
+    /// True if shared memory has one.
+    pub shadows: bool,
+    pub launch_number: u32,
+    pub orders: Orders,
+    /// True if `cp.async` copies at once, false if at the wait. Both are allowed.
+    pub early_copies: bool,
+}
+
+/// Memory of a host thread that runs blocks, kept between launches.
+#[derive(Default)]
+struct Arena {
+    files: Vec<Row<u64>>,
+    shared: Vec<Row<u64>>,
+    local: Vec<Row<u64>>,
+}
+
+thread_local! {
+    static ARENA: RefCell<Arena> = RefCell::default();
+}
+
+/// The next number of a sequence without visible order (xorshift).
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Order of the blocks of a grid: `index * step + start` modulo their number, with a step that meets each block once.
+struct BlockOrder {
+    next: AtomicU64,
+    blocks: u64,
+    step: u64,
+    start: u64,
+}
+
+impl BlockOrder {
+    fn new(blocks: u64, seed: Option<u64>) -> Self {
+        let (mut step, mut start) = (1, 0);
+        if let Some(seed) = seed {
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            start = random(&mut state) % blocks;
+            step = random(&mut state) % blocks + 1;
+            while gcd(step, blocks) != 1 {
+                step += 1;
+            }
+        }
+        BlockOrder { next: AtomicU64::new(0), blocks, step, start }
+    }
+
+    fn take(&self) -> Option<u64> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        let block = u128::from(index) * u128::from(self.step) + u128::from(self.start);
+        (index < self.blocks).then_some((block % u128::from(self.blocks)) as u64)
+    }
+
+    fn left(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.blocks
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// State that the threads of a launch share.
+struct Shared {
+    order: BlockOrder,
+    fault: Mutex<Option<Box<Fault>>>,
+    stop: AtomicBool,
+}
+
+/// Runs all blocks of a launch.
+pub(crate) fn run_blocks(run: &Run<'_>) -> Result<(), Box<Fault>> {
+    let blocks = run.grid.block_count();
+    let shared = Shared {
+        order: BlockOrder::new(blocks, run.checks.seed),
+        fault: Mutex::new(None),
+        stop: AtomicBool::new(false),
+    };
+    let threads = match run.checks.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let threads = threads.min(usize::try_from(blocks).unwrap_or(usize::MAX));
+    let until = (threads > 1).then(|| Instant::now() + ALONE);
+    work(run, &shared, until);
+    if shared.order.left() && !shared.stop.load(Ordering::Relaxed) {
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(|| work(run, &shared, None));
+            }
+            work(run, &shared, None);
+        });
+    }
+    match shared.fault.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(fault) => Err(fault),
+        None => Ok(()),
+    }
+}
+
+/// Grows `rows` to hold `bytes` bytes and returns their start.
+fn reserve(rows: &mut Vec<Row<u64>>, bytes: usize) -> *mut u8 {
+    let n = bytes.div_ceil(size_of::<Row<u64>>()) + 1;
+    if rows.len() < n {
+        rows.resize(n, Row([0; 32]));
+    }
+    rows.as_mut_ptr().cast()
+}
+
+/// Runs blocks until none is left, one faults, or the time is over.
+fn work(run: &Run<'_>, shared: &Shared, until: Option<Instant>) {
+    ARENA.with_borrow_mut(|arena| {
+        let mut worker = Worker::new(run, arena);
+        while !shared.stop.load(Ordering::Relaxed) {
+            let Some(block) = shared.order.take() else { break };
+            // SAFETY: the arena was made as large as the program says.
+            unsafe { worker.run_block(block) };
+            if let Some(fault) = worker.warp.fault.take() {
+                shared.stop.store(true, Ordering::Relaxed);
+                shared.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+            }
+            if until.is_some_and(|until| Instant::now() > until) {
+                break;
+            }
+        }
+    });
+}
+
+/// A host thread that runs blocks.
+struct Worker<'a> {
+    warp: Warp<'a>,
+    states: Vec<State>,
+    order: Vec<usize>,
+    random: u64,
+    files: *mut u8,
+    local: *mut u8,
+}
+
+impl<'a> Worker<'a> {
+    fn new(run: &'a Run<'a>, arena: &mut Arena) -> Self {
+        let program = run.program;
+        let threads = run.grid.threads_per_block() as usize;
+        let warps = threads.div_ceil(32);
+        let shared_bytes = program.shared_bytes + run.grid.dynamic_shared_bytes;
+        let files = reserve(&mut arena.files, program.file_bytes as usize * warps);
+        let local = reserve(&mut arena.local, program.local_bytes as usize * 32 * warps);
+        let mut worker = Worker {
+            warp: Warp {
+                file: files,
+                warp_size_in_32: 1,
+                program,
+                run,
+                shared: reserve(&mut arena.shared, shared_bytes as usize),
+                shared_bytes,
+                local,
+                index: 0,
+                block: [0; 3],
+                block_index: 0,
+                pc: 0,
+                state: State::default(),
+                shadow: if run.shadows { SharedShadow::new(shared_bytes) } else { SharedShadow::default() },
+                last_allocation: usize::MAX,
+                fault: None,
+                steps: 0,
+            },
+            states: (0..warps).map(|_| State::default()).collect(),
+            order: (0..warps).collect(),
+            random: run.checks.seed.unwrap_or(0).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            files,
+            local,
+        };
+        worker.fill_rows(|_| true);
+        worker
+    }
+
+    /// Fills the rows of all warps that `wanted` names.
+    fn fill_rows(&mut self, wanted: impl Fn(Fill) -> bool) {
+        let program = self.warp.program;
+        for index in 0..self.states.len() {
+            self.enter(index);
+            for &(offset, width, fill) in program.rows.iter().filter(|row| wanted(row.2)) {
+                // SAFETY: the program's rows lie in its register file.
+                unsafe { self.warp.fill_row(offset, width, fill) };
+            }
+        }
+    }
+
+    /// Makes the warp at `index` the one that runs, without its state.
+    fn enter(&mut self, index: usize) {
+        let program = self.warp.program;
+        self.warp.index = index as u32;
+        // SAFETY: the arena holds the files and the local memory of all warps.
+        unsafe {
+            self.warp.file = self.files.add(index * program.file_bytes as usize);
+            self.warp.local = self.local.add(index * 32 * program.local_bytes as usize);
+        }
+    }
+
+    fn begin(&mut self, block: u64) {
+        let [x, y, _] = self.warp.run.grid.blocks.map(u64::from);
+        self.warp.block = [(block % x) as u32, (block / x % y) as u32, (block / x / y) as u32];
+        self.warp.block_index = block as u32;
+        if self.warp.run.shadows {
+            self.warp.shadow.begin_block();
+            // SAFETY: the arena holds that much shared memory.
+            unsafe { self.warp.shared.write_bytes(POISON, self.warp.shared_bytes as usize) };
+        }
+        self.fill_rows(|fill| matches!(fill, Fill::Special(Special::Block(_))));
+        let threads = self.warp.run.grid.threads_per_block() as u32;
+        for (index, state) in self.states.iter_mut().enumerate() {
+            let lanes = (threads - index as u32 * 32).min(32);
+            state.alive = u32::MAX >> (32 - lanes);
+            state.paths.clear();
+            state.paths.push(Path { pc: 0, mask: state.alive, waits: false });
+            state.copies.clear();
+            state.barrier = None;
+            state.furthest_first = false;
+        }
+    }
+
+    fn shuffle(&mut self) {
+        for k in (1..self.order.len()).rev() {
+            let other = random(&mut self.random) as usize % (k + 1);
+            self.order.swap(k, other);
+        }
+    }
+
+    /// Runs a block to its end or to a fault.
+    ///
+    /// # Safety
+    ///
+    /// The arena is as large as the program and the grid say.
+    unsafe fn run_block(&mut self, block: u64) {
+        self.begin(block);
+        let seeded = self.warp.run.checks.seed.is_some();
+        let slice = if seeded { SEEDED_SLICE } else { SLICE };
+        let begun = self.warp.steps;
+        loop {
+            if seeded {
+                self.shuffle();
+            }
+            let mut ran = false;
+            for turn in 0..self.order.len() {
+                let index = self.order[turn];
+                if self.states[index].alive == 0 || self.states[index].barrier.is_some() {
+                    continue;
+                }
+                ran = true;
+                self.enter(index);
+                std::mem::swap(&mut self.warp.state, &mut self.states[index]);
+                // SAFETY: the caller's promise.
+                let stop = unsafe { self.warp.run_slice(slice) };
+                std::mem::swap(&mut self.warp.state, &mut self.states[index]);
+                match stop {
+                    Stop::Barrier(barrier) => self.states[index].barrier = Some(barrier),
+                    Stop::Ended => self.states[index].alive = 0,
+                    Stop::Slice => {}
+                    Stop::Fault => return,
+                }
+            }
+            if self.states.iter().all(|s| s.alive == 0) {
+                return;
+            }
+            if self.warp.steps - begun > STUCK {
+                let what = format!("the block has run {STUCK} instructions; does it wait for another block?");
+                return self.warp.fail(FaultKind::Stuck, 0, None, what);
+            }
+            if !ran && !self.release_barrier() {
+                return;
+            }
+        }
+    }
+
+    /// Lets the warps of the block go on: all wait. False after a fault.
+    fn release_barrier(&mut self) -> bool {
+        let mut waiting = self.states.iter().filter(|s| s.alive != 0).filter_map(|s| s.barrier);
+        let first = waiting.next();
+        if let Some(other) = waiting.find(|&b| Some(b) != first) {
+            let what = format!("warps wait at different barriers: {} and {other}", first.unwrap_or(0));
+            self.warp.fail(FaultKind::Barrier, 0, None, what);
+            return false;
+        }
+        for state in &mut self.states {
+            state.barrier = None;
+        }
+        if self.warp.run.shadows {
+            self.warp.shadow.pass_barrier();
+        }
+        true
+    }
+}

@@ -1,0 +1,163 @@
+//! `cp.async`: copies from global to shared memory that arrive late.
+
+use crate::fault::FaultKind;
+use crate::program::{Instruction, NONE, Space};
+
+use super::Warp;
+use super::address::{Access, Place};
+use super::rows::{Row, each_lane};
+
+/// A copy that was not waited for.
+#[derive(Clone, Copy)]
+struct Copy {
+    lane: u8,
+    /// Bytes of the target, and how many of them come from the source. The rest become zeros.
+    bytes: u8,
+    taken: u8,
+    group: u32,
+    target: u32,
+    source: u64,
+}
+
+/// Copies of a warp that are under way.
+#[derive(Default)]
+pub(crate) struct Copies {
+    pending: Vec<Copy>,
+    /// Groups that each lane committed.
+    committed: [u32; 32],
+}
+
+impl Copies {
+    pub fn clear(&mut self) {
+        self.pending.clear();
+        self.committed = [0; 32];
+    }
+}
+
+/// Starts copies: shared addresses in `from[0]`, global ones in `from[1]` with the offset in `target` (as an i32), the
+/// source's size in `from[2]`; `detail` is the target's size.
+///
+/// # Safety
+///
+/// As for each [`Operation`](crate::program::Operation).
+pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+    let bytes = instruction.detail;
+    // SAFETY: the rows are addresses and a size.
+    let (targets, sizes) = unsafe {
+        let mut targets = Row::<u64>::zero();
+        let place = Place { space: Space::Shared, ..Place::of(instruction) };
+        for lane in 0..32 {
+            targets.0[lane] = if place.wide {
+                warp.get::<u64>(place.row).0[lane].wrapping_add(place.offset as u64)
+            } else {
+                u64::from(warp.get::<u32>(place.row).0[lane].wrapping_add(place.offset as u32))
+            };
+        }
+        let sizes =
+            if instruction.from[2] == NONE { Row([bytes; 32]) } else { warp.get::<u32>(instruction.from[2]) };
+        (targets, sizes)
+    };
+    let source =
+        Place { row: instruction.from[1], wide: true, offset: i64::from(instruction.target as i32), space: Space::Global };
+    let (mut full, mut sources) = (0, Row::<u64>::zero());
+    each_lane(mask, |lane| full |= u32::from(sizes.0[lane] >= bytes) << lane);
+    // SAFETY: the row is one of addresses.
+    if full != 0 && unsafe { warp.resolve(source, full, bytes, Access::Read, &mut sources) }.is_none() {
+        return;
+    }
+    let late = !warp.run.early_copies;
+    let mut left = mask;
+    while left != 0 && warp.fault.is_none() {
+        let lane = left.trailing_zeros() as usize;
+        left &= left - 1;
+        let (target, taken) = (targets.0[lane], sizes.0[lane].min(bytes));
+        if full >> lane & 1 == 0 && taken != 0 {
+            let mut one = Row::<u64>::zero();
+            // SAFETY: as above. A part may have any size, so that its bytes are resolved one by one.
+            for byte in 0..taken {
+                let place = Place { offset: source.offset + i64::from(byte), ..source };
+                if unsafe { warp.resolve(place, 1 << lane, 1, Access::Read, &mut one) }.is_none() {
+                    return;
+                }
+            }
+            sources.0[lane] = one.0[lane] - u64::from(taken - 1);
+        }
+        if target % u64::from(bytes) != 0 {
+            let what = format!("the target of a cp.async of {bytes} bytes is not aligned");
+            return warp.fail(FaultKind::Misaligned, lane as u32, Some(target), what);
+        }
+        if target + u64::from(bytes) > u64::from(warp.shared_bytes) {
+            let what = format!(
+                "the target of a cp.async of {bytes} bytes lies outside of {} bytes of shared memory",
+                warp.shared_bytes
+            );
+            return warp.fail(FaultKind::OutOfBounds, lane as u32, Some(target), what);
+        }
+        let target = target as u32;
+        if warp.run.shadows && warp.shade_copy(lane, target, bytes).is_none() {
+            return;
+        }
+        let group = warp.state.copies.committed[lane];
+        let copy = Copy {
+            lane: lane as u8,
+            bytes: bytes as u8,
+            taken: taken as u8,
+            group,
+            target,
+            source: sources.0[lane],
+        };
+        if !late {
+            // SAFETY: source and target were checked.
+            unsafe { arrive(warp, &copy) };
+        }
+        warp.state.copies.pending.push(copy);
+    }
+}
+
+/// # Safety
+///
+/// The copy's source and target were checked.
+unsafe fn arrive(warp: &mut Warp<'_>, copy: &Copy) {
+    let taken = usize::from(copy.taken);
+    // SAFETY: the caller's promise; shared memory of the emulator and device memory do not overlap.
+    unsafe {
+        let target = warp.shared.add(copy.target as usize);
+        target.copy_from_nonoverlapping(copy.source as *const u8, taken);
+        target.add(taken).write_bytes(0, usize::from(copy.bytes) - taken);
+    }
+}
+
+/// Closes the group of copies of each lane.
+///
+/// # Safety
+///
+/// None is needed.
+pub(crate) unsafe fn commit(warp: &mut Warp<'_>, _: &Instruction, mask: u32) {
+    each_lane(mask, |lane| warp.state.copies.committed[lane] += 1);
+}
+
+/// Waits until at most `detail` groups are under way; `NONE` means for all copies, committed or not.
+///
+/// # Safety
+///
+/// As for each [`Operation`](crate::program::Operation).
+pub(crate) unsafe fn wait(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+    let mut pending = std::mem::take(&mut warp.state.copies.pending);
+    pending.retain(|copy| {
+        let lane = u32::from(copy.lane);
+        let committed = warp.state.copies.committed[usize::from(copy.lane)];
+        let left = u64::from(copy.group) + u64::from(instruction.detail) >= u64::from(committed);
+        if mask >> lane & 1 == 0 || left && instruction.detail != NONE {
+            return true;
+        }
+        if !warp.run.early_copies {
+            // SAFETY: the copy was checked when it began.
+            unsafe { arrive(warp, copy) };
+        }
+        if warp.run.shadows {
+            warp.shade_arrival(lane, copy.target, u32::from(copy.bytes));
+        }
+        false
+    });
+    warp.state.copies.pending = pending;
+}

@@ -1,0 +1,309 @@
+//! Divergence: lanes of a warp run in groups, and groups meet where their program counters are equal.
+
+use crate::fault::FaultKind;
+use crate::program::{Control, Instruction, NONE};
+
+use super::Warp;
+use super::warp::State;
+
+/// A group of lanes at one program counter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    pub pc: u32,
+    pub mask: u32,
+    /// True if the group waits for other lanes at its instruction.
+    pub waits: bool,
+}
+
+/// Why a warp stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// All lanes wait at this barrier of the block.
+    Barrier(u32),
+    Ended,
+    /// The slice is used up.
+    Slice,
+    Fault,
+}
+
+impl State {
+    /// Adds a group, to one with the same program counter if there is one.
+    fn add(&mut self, pc: u32, mask: u32, waits: bool) {
+        if mask == 0 {
+            return;
+        }
+        match self.paths.iter_mut().find(|p| p.pc == pc) {
+            Some(path) => {
+                path.mask |= mask;
+                path.waits = false;
+            }
+            None => self.paths.push(Path { pc, mask, waits }),
+        }
+    }
+
+    /// Takes the group that runs next: the lowest program counter of those that do not wait.
+    fn take(&mut self) -> Option<Path> {
+        let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
+        let index = ready.min_by_key(|(_, p)| p.pc)?.0;
+        Some(self.paths.swap_remove(index))
+    }
+
+    /// Takes the group that is furthest.
+    fn take_furthest(&mut self) -> Option<Path> {
+        let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
+        let index = ready.max_by_key(|(_, p)| p.pc)?.0;
+        Some(self.paths.swap_remove(index))
+    }
+
+    /// Program counter at which a group at `pc` gives way to another one, or meets one that waits.
+    fn meeting(&self, pc: u32) -> u32 {
+        let others = self.paths.iter().filter(|p| !p.waits || p.pc >= pc);
+        others.map(|p| p.pc).min().unwrap_or(NONE)
+    }
+
+    fn wake(&mut self) {
+        for path in &mut self.paths {
+            path.waits = false;
+        }
+    }
+}
+
+impl Warp<'_> {
+    /// Runs the warp until it waits for its block, ends, or has run `limit` instructions and comes to a branch.
+    ///
+    /// # Safety
+    ///
+    /// The register file, shared and local memory are as large as the program says.
+    pub unsafe fn run_slice(&mut self, limit: u64) -> Stop {
+        let code = self.program.instructions.as_ptr();
+        self.state.wake();
+        let furthest = std::mem::take(&mut self.state.furthest_first) && self.state.paths.len() > 1;
+        let first = if furthest { self.state.take_furthest() } else { self.state.take() };
+        let Some(mut now) = first else { return Stop::Ended };
+        let mut meet = if furthest { NONE } else { self.state.meeting(now.pc) };
+        let mut left = limit as i64;
+        let stop = loop {
+            if now.pc >= meet {
+                self.state.add(now.pc, now.mask, false);
+                // The group that was just added does not wait.
+                if let Some(next) = self.state.take() {
+                    now = next;
+                }
+                meet = self.state.meeting(now.pc);
+            }
+            // SAFETY: a program's branches lie inside of it, and it ends with an exit of all lanes.
+            let instruction = unsafe { &*code.add(now.pc as usize) };
+            let mask = if instruction.guard == NONE {
+                now.mask
+            } else {
+                // SAFETY: a guard is a predicate.
+                now.mask & (unsafe { self.predicate(instruction.guard) } ^ instruction.guard_flip)
+            };
+            left -= 1;
+            self.pc = now.pc;
+            match instruction.control {
+                Control::Next => {
+                    if mask != 0 {
+                        // SAFETY: the lowering chose the rows for this operation.
+                        unsafe { (instruction.run)(self, instruction, mask) };
+                        if self.fault.is_some() {
+                            break Stop::Fault;
+                        }
+                    }
+                    now.pc += 1;
+                }
+                Control::Branch => {
+                    let (target, next) = (instruction.target, now.pc + 1);
+                    if mask == 0 {
+                        now.pc = next;
+                    } else {
+                        let stay = now.mask & !mask;
+                        let back = target < next;
+                        if stay == 0 {
+                            now.pc = target;
+                        } else if back {
+                            self.state.add(next, stay, false);
+                            (now.pc, now.mask) = (target, mask);
+                        } else {
+                            self.state.add(target, mask, false);
+                            (now.pc, now.mask) = (next, stay);
+                        }
+                        if stay != 0 || back && !self.state.paths.is_empty() {
+                            meet = self.state.meeting(now.pc);
+                        }
+                    }
+                    if left <= 0 {
+                        self.state.furthest_first = !self.state.paths.is_empty();
+                        self.state.add(now.pc, now.mask, false);
+                        break Stop::Slice;
+                    }
+                }
+                Control::Exit => {
+                    self.state.alive &= !mask;
+                    if mask != 0 {
+                        // Lanes that end are no longer waited for.
+                        self.state.wake();
+                    }
+                    now.mask &= !mask;
+                    now.pc += 1;
+                    if now.mask == 0 {
+                        match self.state.take() {
+                            Some(next) => now = next,
+                            None => break Stop::Ended,
+                        }
+                    }
+                    meet = self.state.meeting(now.pc);
+                }
+                Control::Together | Control::WarpBarrier => {
+                    if mask == 0 {
+                        now.pc += 1;
+                        continue;
+                    }
+                    // SAFETY: members are a row of masks.
+                    let Some(ready) = (unsafe { self.ready_lanes(instruction, mask) }) else { break Stop::Fault };
+                    if ready != 0 {
+                        if instruction.control == Control::WarpBarrier {
+                            self.state.phase += 1;
+                        }
+                        // SAFETY: as above.
+                        unsafe { (instruction.run)(self, instruction, ready) };
+                        if self.fault.is_some() {
+                            break Stop::Fault;
+                        }
+                    }
+                    if ready == mask {
+                        now.pc += 1;
+                        continue;
+                    }
+                    self.state.add(now.pc + 1, now.mask & !mask | ready, false);
+                    self.state.add(now.pc, mask & !ready, true);
+                    match self.next_after_wait() {
+                        Some(next) => now = next,
+                        None => break Stop::Fault,
+                    }
+                    meet = self.state.meeting(now.pc);
+                }
+                Control::BlockBarrier => {
+                    if mask == 0 {
+                        now.pc += 1;
+                        continue;
+                    }
+                    self.state.add(now.pc + 1, now.mask & !mask, false);
+                    if mask == self.state.alive {
+                        self.state.phase += 1;
+                        self.state.add(now.pc + 1, mask, false);
+                        break Stop::Barrier(instruction.detail);
+                    }
+                    self.state.add(now.pc, mask, true);
+                    match self.next_after_wait() {
+                        Some(next) => now = next,
+                        None => break Stop::Fault,
+                    }
+                    meet = self.state.meeting(now.pc);
+                }
+            }
+        };
+        self.steps += (limit as i64 - left) as u64;
+        stop
+    }
+
+    /// Lanes of `mask` all of whose members are in it. None after a fault.
+    ///
+    /// # Safety
+    ///
+    /// The instruction's members are a row of 32-bit masks, or `NONE`.
+    unsafe fn ready_lanes(&mut self, instruction: &Instruction, mask: u32) -> Option<u32> {
+        if instruction.members == NONE {
+            return Some(if mask == self.state.alive { mask } else { 0 });
+        }
+        // SAFETY: the caller's promise.
+        let members = unsafe { self.get::<u32>(instruction.members) };
+        let (mut ready, mut strangers) = (0, 0);
+        super::rows::each_lane(mask, |lane| {
+            let own = members.0[lane];
+            strangers |= (!own >> lane & 1) << lane;
+            ready |= u32::from(own & self.state.alive & !mask == 0) << lane;
+        });
+        if strangers != 0 {
+            let lane = strangers.trailing_zeros();
+            let what = format!("lane {lane} is not in its own member mask {:#010x}", members.0[lane as usize]);
+            self.fail(FaultKind::Barrier, lane, None, what);
+            return None;
+        }
+        Some(ready)
+    }
+
+    /// The group that runs next when one has to wait. None after a fault: all groups wait for each other.
+    fn next_after_wait(&mut self) -> Option<Path> {
+        if let Some(next) = self.state.take() {
+            return Some(next);
+        }
+        // SAFETY: the groups wait at instructions of the program.
+        if unsafe { self.meet_at_warp_barriers() } {
+            return self.state.take();
+        }
+        let waiting = self.state.paths.clone();
+        let first = waiting.first()?;
+        let code = &self.program.instructions;
+        self.pc = first.pc;
+        let places = waiting.iter().map(|p| {
+            let source = self.program.sources[p.pc as usize];
+            format!("lanes {:#010x} wait at line {} (PTX line {})", p.mask, source.line, source.ptx_line)
+        });
+        let what = match code[first.pc as usize].control {
+            Control::BlockBarrier => "a barrier that not all lanes of the warp reach",
+            _ => "an instruction that not all lanes of its member mask reach",
+        };
+        let ended = self.state.alive;
+        let what =
+            format!("{what}: {}; lanes {ended:#010x} have not ended", places.collect::<Vec<_>>().join(", "));
+        self.fail(FaultKind::Barrier, first.mask.trailing_zeros(), None, what);
+        None
+    }
+
+    /// Lets lanes go that wait at different `bar.warp.sync` for each other. False if there are none.
+    ///
+    /// # Safety
+    ///
+    /// All groups wait at instructions of the program.
+    unsafe fn meet_at_warp_barriers(&mut self) -> bool {
+        let code = &self.program.instructions;
+        let at_barriers: Vec<(u32, u32)> = self
+            .state
+            .paths
+            .iter()
+            .filter(|p| code[p.pc as usize].control == Control::WarpBarrier)
+            .map(|p| (p.mask, code[p.pc as usize].members))
+            .collect();
+        let mut wanted = [0; 32];
+        let mut here = 0;
+        for &(mask, members) in &at_barriers {
+            here |= mask;
+            // SAFETY: the members of a warp barrier are a row of 32-bit masks.
+            let members = unsafe { self.get::<u32>(members) };
+            super::rows::each_lane(mask, |lane| wanted[lane] = members.0[lane] & self.state.alive);
+        }
+        let mut go = 0;
+        super::rows::each_lane(here, |lane| {
+            let mut all = wanted[lane] & !here == 0;
+            super::rows::each_lane(wanted[lane] & here, |other| all &= wanted[other] == wanted[lane]);
+            go |= u32::from(all) << lane;
+        });
+        if go == 0 {
+            return false;
+        }
+        self.state.phase += 1;
+        let mut moved = Vec::new();
+        for path in &mut self.state.paths {
+            if path.mask & go != 0 && code[path.pc as usize].control == Control::WarpBarrier {
+                moved.push((path.pc + 1, path.mask & go));
+                path.mask &= !go;
+            }
+        }
+        self.state.paths.retain(|p| p.mask != 0);
+        for (pc, mask) in moved {
+            self.state.add(pc, mask, false);
+        }
+        true
+    }
+}

@@ -1,0 +1,48 @@
+//! Functions of instructions. Each runs one instruction for a warp.
+
+pub(crate) mod atomics;
+mod bits;
+mod convert;
+mod flow;
+mod float;
+mod half;
+mod integer;
+mod lanes;
+pub(crate) mod matrix;
+pub(crate) mod memory;
+mod moves;
+mod packed;
+mod rounding;
+mod selection;
+mod transcendental;
+mod votes;
+
+pub(crate) use atomics::atomic;
+pub(crate) use convert::{Conversion, Number, conversion};
+pub(crate) use flow::{call_outside, clock, fence, nothing, trap};
+pub(crate) use lanes::Compute;
+pub(crate) use matrix::{Mma, load_matrix, multiply_accumulate};
+pub(crate) use memory::{load, store};
+pub(crate) use moves::{copy, generic_address, join, split};
+pub(crate) use rounding::Rounding;
+pub(crate) use selection::{combine, compare};
+pub(crate) use votes::{active_mask, match_all, match_any, reduce, shuffle, vote};
+
+use crate::lower::Mnemonic;
+use crate::ptx::{Kind, Type};
+
+/// The function of an arithmetic instruction. Modifiers that it understands are taken from the mnemonic.
+pub(crate) fn arithmetic(mnemonic: &mut Mnemonic<'_>, ty: Type) -> Option<Compute> {
+    match ty.kind {
+        Kind::Bits | Kind::Unsigned | Kind::Signed if mnemonic.name == "selp" => selection::select(ty.bits),
+        Kind::Float if mnemonic.name == "selp" => selection::select(ty.bits),
+        Kind::Bits | Kind::Unsigned | Kind::Signed => {
+            integer::operation(mnemonic, ty).or_else(|| bits::operation(mnemonic, ty))
+        }
+        Kind::Float if ty.bits == 32 && !ty.packed => float::single(mnemonic),
+        Kind::Float if ty.bits == 64 => float::double(mnemonic),
+        Kind::Float | Kind::Brain => packed::operation(mnemonic, ty),
+        Kind::Predicate => selection::logic(mnemonic),
+        Kind::Tensor => None,
+    }
+}

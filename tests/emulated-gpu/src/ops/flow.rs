@@ -1,0 +1,38 @@
+//! Instructions without a result: fences, traps, the clock.
+
+use crate::exec::{Row, Warp};
+use crate::fault::FaultKind;
+use crate::program::{Instruction, Operation, Width};
+
+/// An instruction that has no effect here: a branch, a barrier, a prefetch.
+pub(crate) unsafe fn nothing(_: &mut Warp<'_>, _: &Instruction, _: u32) {}
+
+/// `membar` and `fence`: memory is strong here, but the checks of races know them.
+pub(crate) unsafe fn fence(warp: &mut Warp<'_>, _: &Instruction, _: u32) {
+    warp.run.orders.fence(warp.block_index);
+}
+
+/// `trap`.
+pub(crate) unsafe fn trap(warp: &mut Warp<'_>, _: &Instruction, mask: u32) {
+    warp.fail(FaultKind::Trap, mask.trailing_zeros(), None, "a trap".to_owned());
+}
+
+/// A call of `__assertfail`.
+pub(crate) unsafe fn call_outside(warp: &mut Warp<'_>, _: &Instruction, mask: u32) {
+    warp.fail(FaultKind::Trap, mask.trailing_zeros(), None, "an assertion failed".to_owned());
+}
+
+/// `%clock`: the instructions that ran.
+pub(crate) fn clock(width: Width) -> Operation {
+    unsafe fn short(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+        let now = Row([warp.steps as u32; 32]);
+        // SAFETY: the target has 32 bits.
+        unsafe { warp.put(instruction.into[0], mask, &now) };
+    }
+    unsafe fn long(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+        let now = Row([warp.steps; 32]);
+        // SAFETY: the target has 64 bits.
+        unsafe { warp.put(instruction.into[0], mask, &now) };
+    }
+    if width == Width::W64 { long } else { short }
+}

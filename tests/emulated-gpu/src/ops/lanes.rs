@@ -1,0 +1,82 @@
+//! Loops over the lanes of rows.
+
+use crate::program::{Operation, Width};
+
+/// An operation with the widths of its operands.
+#[derive(Clone, Copy)]
+pub(crate) struct Compute {
+    pub run: Operation,
+    pub into: Width,
+    pub from: &'static [Width],
+    /// What the operation finds in `Instruction::detail`.
+    pub detail: u32,
+}
+
+/// A value of a lane.
+pub(crate) trait Lane: Copy + Default {
+    const WIDTH: Width;
+}
+
+macro_rules! lane {
+    ($($T:ty: $width:ident),*) => { $(impl Lane for $T { const WIDTH: Width = Width::$width; })* };
+}
+lane!(u16: W16, i16: W16, u32: W32, i32: W32, f32: W32, u64: W64, i64: W64, f64: W64);
+
+/// An operation that computes each lane by an expression of the sources' lanes.
+///
+/// The loop's bound is not known to the compiler, so that it becomes a vector loop. Results go to a row of their own
+/// first: the target may be a source.
+macro_rules! compute {
+    ($R:ty; $($a:ident: $T:ty = $index:literal),+; |$detail:ident| $e:expr) => {{
+        use $crate::ops::lanes::Lane;
+        #[cfg_attr(
+            target_arch = "x86_64",
+            target_feature(enable = "avx2,bmi1,bmi2,fma,f16c,lzcnt,popcnt")
+        )]
+        unsafe fn run(
+            warp: &mut $crate::exec::Warp<'_>,
+            instruction: &$crate::program::Instruction,
+            mask: u32,
+        ) {
+            let mut result = $crate::exec::Row::<$R>::zero();
+            let target = result.0.as_mut_ptr();
+            #[allow(unused_variables)]
+            let $detail = instruction.detail;
+            // SAFETY: the lowering gave the operands the widths that `Compute` names; a row has 32 lanes.
+            unsafe {
+                $(let $a = warp.row::<$T>(instruction.from[$index]);)+
+                for lane in 0..warp.lanes() {
+                    $(let $a = *$a.add(lane);)+
+                    *target.add(lane) = $e;
+                }
+                warp.put(instruction.into[0], mask, &result);
+            }
+        }
+        $crate::ops::lanes::Compute {
+            run,
+            into: <$R>::WIDTH,
+            from: &[$(<$T>::WIDTH),+],
+            detail: 0,
+        }
+    }};
+}
+
+macro_rules! unary {
+    ($T:ty => $R:ty, |$a:ident| $e:expr) => {
+        $crate::ops::lanes::compute!($R; $a: $T = 0; |_detail| $e)
+    };
+}
+
+macro_rules! binary {
+    ($T:ty, $U:ty => $R:ty, |$a:ident, $b:ident| $e:expr) => {
+        $crate::ops::lanes::compute!($R; $a: $T = 0, $b: $U = 1; |_detail| $e)
+    };
+}
+
+macro_rules! ternary {
+    ($T:ty, $U:ty, $V:ty => $R:ty, |$a:ident, $b:ident, $c:ident| $e:expr) => {
+        $crate::ops::lanes::compute!($R; $a: $T = 0, $b: $U = 1, $c: $V = 2; |_detail| $e)
+    };
+}
+
+pub(super) use {binary, compute, ternary, unary};

@@ -1,0 +1,96 @@
+//! `mov` with its packing, and `cvta`.
+
+use crate::exec::{Row, Warp};
+use crate::program::{Instruction, NONE, Operation, Width};
+
+use super::lanes::{binary, unary};
+use super::selection;
+
+/// The copy of a register.
+pub(crate) fn copy(width: Width) -> Operation {
+    match width {
+        Width::Predicate => selection::predicate(),
+        Width::W16 => unary!(u16 => u16, |a| a).run,
+        Width::W32 => unary!(u32 => u32, |a| a).run,
+        Width::W64 => unary!(u64 => u64, |a| a).run,
+    }
+}
+
+/// `mov` of several registers to one: the first is the lowest part. None if no register has these parts.
+pub(crate) fn join(parts: usize, whole: u32) -> Option<Operation> {
+    Some(match (parts, whole) {
+        (2, 32) => binary!(u16, u16 => u32, |a, b| u32::from(b) << 16 | u32::from(a)).run,
+        (2, 64) => binary!(u32, u32 => u64, |a, b| u64::from(b) << 32 | u64::from(a)).run,
+        (4, 64) => join_four,
+        _ => return None,
+    })
+}
+
+unsafe fn join_four(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+    let mut result = Row::<u64>::zero();
+    // SAFETY: four sources of 16 bits and a target of 64.
+    unsafe {
+        for (part, &source) in instruction.from.iter().enumerate() {
+            let source = warp.get::<u16>(source);
+            for lane in 0..32 {
+                result.0[lane] |= u64::from(source.0[lane]) << (16 * part);
+            }
+        }
+        warp.put(instruction.into[0], mask, &result);
+    }
+}
+
+/// `mov` of one register to several, which the instruction lists. None if no register has these parts.
+pub(crate) fn split(parts: usize, whole: u32) -> Option<Operation> {
+    Some(match (parts, whole) {
+        (2, 32) => split_words,
+        (2, 64) => split_long,
+        (4, 64) => split_quarters,
+        _ => return None,
+    })
+}
+
+macro_rules! splitting {
+    ($name:ident, $T:ty, $P:ty) => {
+        #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,bmi1,bmi2"))]
+        unsafe fn $name(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+            // SAFETY: a source as wide as `T` and targets as wide as `P`; the source is copied before a target changes.
+            unsafe {
+                let source = warp.get::<$T>(instruction.from[0]);
+                let program = warp.program;
+                for (part, &target) in instruction.list_into(program).iter().enumerate() {
+                    if target == NONE {
+                        continue;
+                    }
+                    let mut result = Row::<$P>::zero();
+                    let values = result.0.as_mut_ptr();
+                    for lane in 0..warp.lanes() {
+                        *values.add(lane) = (*source.0.as_ptr().add(lane) >> (<$P>::BITS * part as u32)) as $P;
+                    }
+                    warp.put(target, mask, &result);
+                }
+            }
+        }
+    };
+}
+splitting!(split_words, u32, u16);
+splitting!(split_long, u64, u32);
+splitting!(split_quarters, u64, u16);
+
+/// `cvta`: adds the window that `offset` holds to addresses.
+pub(crate) fn generic_address() -> Operation {
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,bmi1,bmi2"))]
+    unsafe fn run(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+        let mut result = Row::<u64>::zero();
+        let target = result.0.as_mut_ptr();
+        // SAFETY: source and target have 64 bits.
+        unsafe {
+            let source = warp.row::<u64>(instruction.from[0]);
+            for lane in 0..warp.lanes() {
+                *target.add(lane) = (*source.add(lane)).wrapping_add(instruction.offset as u64);
+            }
+            warp.put(instruction.into[0], mask, &result);
+        }
+    }
+    run
+}

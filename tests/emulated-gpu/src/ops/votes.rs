@@ -1,0 +1,165 @@
+//! Instructions of a whole warp: shuffles, votes, matches and reductions.
+
+use crate::exec::{Row, Warp, each_lane};
+use crate::fault::FaultKind;
+use crate::program::{Instruction, NONE, Operation};
+
+/// The lane that a shuffle reads, and true if it lies in the segment. `bounds` is its operand `c`: a clamp in bits 0-4,
+/// and in bits 8-12 the lanes' bits that all of a segment share.
+fn source(mode: u32, lane: u32, b: u32, bounds: u32) -> (u32, bool) {
+    let (clamp, shared) = (bounds & 31, bounds >> 8 & 31);
+    let last = lane & shared | clamp & !shared;
+    let first = lane & shared;
+    let b = b & 31;
+    match mode {
+        0 => {
+            let from = first | b & !shared;
+            (from, from <= last)
+        }
+        // Upwards the clamp is the lowest lane.
+        1 => (lane.wrapping_sub(b), lane as i32 - b as i32 >= last as i32),
+        2 => (lane + b, lane + b <= last),
+        _ => (lane ^ b, lane ^ b <= last),
+    }
+}
+
+/// `shfl.sync`: `detail` is the mode, 0 idx, 1 up, 2 down, 3 bfly; `from` holds value, operand and bounds.
+pub(crate) unsafe fn shuffle(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+    // SAFETY: the rows are the lowering's.
+    unsafe {
+        let [value, operand, bounds] = [0, 1, 2].map(|i| warp.get::<u32>(instruction.from[i]));
+        let (mut result, mut inside, mut stranger) = (value, 0, None);
+        each_lane(mask, |lane| {
+            let (from, ok) = source(instruction.detail, lane as u32, operand.0[lane], bounds.0[lane]);
+            let from = if ok { from } else { lane as u32 };
+            inside |= u32::from(ok) << lane;
+            result.0[lane] = value.0[(from & 31) as usize];
+            if mask >> (from & 31) & 1 == 0 {
+                stranger = stranger.or(Some((lane as u32, from)));
+            }
+        });
+        if let Some((lane, from)) = stranger {
+            let what = format!("a shuffle reads lane {from}, which takes no part; lanes {mask:#010x} do");
+            return warp.fail(FaultKind::Barrier, lane, None, what);
+        }
+        warp.put(instruction.into[0], mask, &result);
+        warp.put_predicate(instruction.into[1], mask, inside);
+    }
+}
+
+/// `vote.sync`: `detail` is 0 ballot, 1 any, 2 all, 3 uni, plus 4 for a negated predicate.
+pub(crate) unsafe fn vote(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+    // SAFETY: the source is a predicate, the members a row of masks.
+    unsafe {
+        let flip = if instruction.detail & 4 != 0 { u32::MAX } else { 0 };
+        let votes = warp.predicate(instruction.from[0]) ^ flip;
+        let members = warp.get::<u32>(instruction.members);
+        let (mut ballots, mut result) = (Row::<u32>::zero(), 0);
+        each_lane(mask, |lane| {
+            let voters = members.0[lane] & mask;
+            let ayes = votes & voters;
+            ballots.0[lane] = ayes;
+            let holds = match instruction.detail & 3 {
+                1 => ayes != 0,
+                2 => ayes == voters,
+                _ => ayes == 0 || ayes == voters,
+            };
+            result |= u32::from(holds) << lane;
+        });
+        if instruction.detail & 3 == 0 {
+            warp.put(instruction.into[0], mask, &ballots);
+        } else {
+            warp.put_predicate(instruction.into[0], mask, result);
+        }
+    }
+}
+
+/// For each lane of `mask`, those of its members that hold the same value.
+///
+/// # Safety
+///
+/// The source is as wide as `T`, the members a row of masks.
+unsafe fn equals<T: Copy + PartialEq>(warp: &Warp<'_>, instruction: &Instruction, mask: u32) -> Row<u32> {
+    let mut result = Row::<u32>::zero();
+    // SAFETY: the caller's promise.
+    let (value, members) = unsafe { (warp.get::<T>(instruction.from[0]), warp.get::<u32>(instruction.members)) };
+    each_lane(mask, |lane| {
+        each_lane(members.0[lane] & mask, |other| {
+            result.0[lane] |= u32::from(value.0[other] == value.0[lane]) << other;
+        });
+    });
+    result
+}
+
+macro_rules! matches {
+    ($name:ident, $T:ty) => {
+        unsafe fn $name(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+            // SAFETY: the source has this width.
+            unsafe {
+                let mut result = equals::<$T>(warp, instruction, mask);
+                if instruction.detail == 1 {
+                    // `match.all`: all members or none.
+                    let members = warp.get::<u32>(instruction.members);
+                    let mut all = 0;
+                    each_lane(mask, |lane| {
+                        let same = result.0[lane] == members.0[lane] & mask;
+                        all |= u32::from(same) << lane;
+                        if !same {
+                            result.0[lane] = 0;
+                        }
+                    });
+                    warp.put_predicate(instruction.into[1], mask, all);
+                }
+                warp.put(instruction.into[0], mask, &result);
+            }
+        }
+    };
+}
+matches!(match_words, u32);
+matches!(match_longs, u64);
+
+/// `match.any.sync`; `detail` is 0.
+pub(crate) fn match_any(bits: u32) -> Operation {
+    if bits == 64 { match_longs } else { match_words }
+}
+
+/// `match.all.sync`; `detail` is 1.
+pub(crate) fn match_all(bits: u32) -> Operation {
+    match_any(bits)
+}
+
+/// `redux.sync`: `detail` is 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, plus 8 for signed values.
+pub(crate) unsafe fn reduce(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+    // SAFETY: the source has 32 bits, the members are a row of masks.
+    unsafe {
+        let value = warp.get::<u32>(instruction.from[0]);
+        let members = warp.get::<u32>(instruction.members);
+        let mut result = Row::<u32>::zero();
+        // A flipped sign bit makes the order of unsigned values that of signed ones.
+        let flip = if instruction.detail & 8 != 0 { 1 << 31 } else { 0 };
+        each_lane(mask, |lane| {
+            let mut sum = None;
+            each_lane(members.0[lane] & mask, |other| {
+                let next = value.0[other] ^ flip;
+                sum = Some(match (sum, instruction.detail & 7) {
+                    (None, _) => next,
+                    (Some(sum), 0) => next.wrapping_add(sum),
+                    (Some(sum), 1) => next.min(sum),
+                    (Some(sum), 2) => next.max(sum),
+                    (Some(sum), 3) => next & sum,
+                    (Some(sum), 4) => next | sum,
+                    (Some(sum), _) => next ^ sum,
+                });
+            });
+            result.0[lane] = sum.unwrap_or(0) ^ flip;
+        });
+        warp.put(instruction.into[0], mask, &result);
+    }
+}
+
+/// `activemask`.
+pub(crate) unsafe fn active_mask(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+    debug_assert_ne!(instruction.into[0], NONE);
+    // SAFETY: the target has 32 bits.
+    unsafe { warp.put(instruction.into[0], mask, &Row([mask; 32])) };
+}

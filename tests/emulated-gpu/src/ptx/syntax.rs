@@ -1,0 +1,90 @@
+//! Statements of PTX.
+
+use crate::DecodeError;
+
+use super::Type;
+
+/// Operand of an instruction, as it is written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand<'a> {
+    Name(&'a str),
+    /// `!%p1`
+    Not(&'a str),
+    /// Bits of a number. A negative one is a two's complement of 64 bits.
+    Number(u64),
+    /// `[%rd1+16]`
+    Address { base: &'a str, offset: i64 },
+    /// `{%r1, %r2}`
+    List(Vec<Operand<'a>>),
+    /// `(%r1, %r2)`
+    Group(Vec<Operand<'a>>),
+    /// `%r1|%p1`
+    Pair(&'a str, &'a str),
+    /// An address with several parts, of instructions that are not known.
+    Other,
+}
+
+/// Place in the PTX text, and in the source if `.loc` tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    pub ptx_line: u32,
+    pub file: u32,
+    pub line: u32,
+}
+
+/// An instruction.
+#[derive(Clone, Debug)]
+pub struct Step<'a> {
+    /// Predicate, and true if it is negated.
+    pub guard: Option<(&'a str, bool)>,
+    pub mnemonic: &'a str,
+    pub operands: Vec<Operand<'a>>,
+    pub source: Source,
+}
+
+/// A variable's declaration.
+#[derive(Clone, Debug)]
+pub struct VariableText<'a> {
+    pub name: &'a str,
+    /// State space with its dot: `.shared`.
+    pub space: &'a str,
+    pub align: u64,
+    /// 0 for an array without a size.
+    pub bytes: u64,
+    pub initial: Vec<u8>,
+}
+
+/// Statement in the body of a function.
+#[derive(Clone, Debug)]
+pub enum Statement<'a> {
+    /// Registers of a type; `%r<10>` has a count, a single name has none.
+    Registers { ty: Type, name: &'a str, count: Option<u32> },
+    Variable(VariableText<'a>),
+    Label(&'a str),
+    Open,
+    Close,
+    Step(Step<'a>),
+}
+
+/// A kernel or a function.
+#[derive(Clone, Debug, Default)]
+pub struct Function<'a> {
+    pub name: &'a str,
+    pub is_kernel: bool,
+    pub returns: Vec<VariableText<'a>>,
+    pub parameters: Vec<VariableText<'a>>,
+    pub max_threads: Option<u32>,
+    /// None for a declaration.
+    pub body: Option<Vec<Statement<'a>>>,
+    /// First error in the body, if it could not be parsed.
+    pub error: Option<DecodeError>,
+}
+
+/// A module's text.
+#[derive(Debug, Default)]
+pub struct Text<'a> {
+    pub functions: Vec<Function<'a>>,
+    pub variables: Vec<VariableText<'a>>,
+    /// Files that `.loc` names, by number.
+    pub files: Vec<(u32, String)>,
+}

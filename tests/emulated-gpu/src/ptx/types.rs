@@ -1,0 +1,61 @@
+//! Types of PTX.
+
+/// Meaning of a value's bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Bits,
+    Unsigned,
+    Signed,
+    Float,
+    /// `bf16`: the upper half of an f32.
+    Brain,
+    /// `tf32`: an f32 with ten bits of mantissa.
+    Tensor,
+    Predicate,
+}
+
+/// A type: its kind, its bits, and two values in one register if it is packed (`.f16x2`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Type {
+    pub kind: Kind,
+    /// Bits of the register: 32 for `.f16x2`.
+    pub bits: u32,
+    pub packed: bool,
+}
+
+impl Type {
+    /// Parses `u32`, `.f16x2`, `bf16`, `pred` and their like.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim_start_matches('.');
+        if text == "pred" {
+            return Some(Type { kind: Kind::Predicate, bits: 1, packed: false });
+        }
+        let digits = text.find(|c: char| c.is_ascii_digit())?;
+        let (packed, name) = match text.strip_suffix("x2") {
+            Some(name) => (true, name),
+            None => (false, text),
+        };
+        let kind = match &name[..digits] {
+            "b" => Kind::Bits,
+            "u" => Kind::Unsigned,
+            "s" => Kind::Signed,
+            "f" => Kind::Float,
+            "bf" => Kind::Brain,
+            "tf" => Kind::Tensor,
+            _ => return None,
+        };
+        let bits: u32 = name[digits..].parse().ok()?;
+        let known = match kind {
+            Kind::Bits | Kind::Unsigned | Kind::Signed => matches!(bits, 8 | 16 | 32 | 64 | 128),
+            Kind::Float => matches!(bits, 16 | 32 | 64),
+            Kind::Brain => bits == 16,
+            _ => bits == 32,
+        };
+        (known && (!packed || bits == 16)).then_some(Type { kind, bits: bits << u32::from(packed), packed })
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(self) -> u32 {
+        self.bits.div_ceil(8)
+    }
+}
