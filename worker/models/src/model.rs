@@ -12,7 +12,7 @@ pub use tutti_kernels::StepResults as LogitResults;
 use tutti_kernels::{DeviceError, Nomination, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
-use crate::{PageLayout, StepHook};
+use crate::{GroupShares, PageLayout, StepHook};
 
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +116,10 @@ pub trait Model: Send {
     /// one tile of logits, and scratch memory. The result includes every buffer only after a step has run and sampled a
     /// token.
     fn step_bytes(&self) -> u64;
+    /// Bytes of the device's own memory that are free; `None` for a device that computes in the host's memory.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
     /// Bytes per KV page, over all layers.
     fn page_bytes(&self) -> usize;
 
@@ -150,6 +154,11 @@ pub trait Model: Send {
             [] if !self.declaration().has_slots() => Ok(()),
             data => Err(DeviceError::Misuse(format!("{} bytes of state for slot {}", data.len(), slot.0))),
         }
+    }
+
+    /// The shares of the group's ranks. `None` unless this model is the leader of a TP group.
+    fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
+        None
     }
 
     /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. The hook
